@@ -1,0 +1,1 @@
+"""From an Observation to a Reconstruction."""

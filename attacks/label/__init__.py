@@ -1,0 +1,1 @@
+"""Which classes were in the batch."""

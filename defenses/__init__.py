@@ -1,0 +1,1 @@
+"""Hooks on a client's model, batch, loss and update."""

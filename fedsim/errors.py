@@ -1,0 +1,27 @@
+"""The two ways in which fedsim says no."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class ConfigError(Exception):
+    """A setting that cannot work: one line that names the key, the value and what would be right."""
+
+    def __init__(self, key: str, value: object, expected: str) -> None:
+        super().__init__(f"{key}={value}: {expected}")
+        self.key = key
+        self.value = value
+        self.expected = expected
+
+    def __reduce__(self) -> tuple[type["ConfigError"], tuple[str, object, str]]:
+        return ConfigError, (self.key, str(self.value), self.expected)
+
+
+class NotApplicable(Exception):  # noqa: N818 - a verdict that the report shows, not a fault
+    """An attack cannot serve this observation, and why. A result, not a crash."""
+
+
+def nearest(word: str, options: Iterable[str]) -> str:
+    """` Did you mean 'x'?` for the option closest to `word`, or nothing where none is close."""
+    close = difflib.get_close_matches(word, list(options), n=1, cutoff=0.6)
+    return f" Did you mean '{close[0]}'?" if close else ""

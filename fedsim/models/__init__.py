@@ -1,0 +1,22 @@
+"""timm vision transformers by recipe, and their parts by role."""
+
+from fedsim.models.architecture import (
+    Architecture,
+    ModelSpec,
+    ModelWrapper,
+    input_size,
+    normalisation,
+    parameter_count,
+)
+from fedsim.models.roles import ViTRoles, find_roles
+
+__all__ = [
+    "Architecture",
+    "ModelSpec",
+    "ModelWrapper",
+    "ViTRoles",
+    "find_roles",
+    "input_size",
+    "normalisation",
+    "parameter_count",
+]

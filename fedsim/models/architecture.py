@@ -1,0 +1,157 @@
+"""A model as a recipe: what a client, the server and an attacker build the same way."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import timm
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from fedsim.determinism import seeded_globals
+from fedsim.errors import ConfigError, nearest
+from fedsim.models.april import read_embedding_directly
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+VARIANTS = ("stock", "april")
+
+
+class ModelWrapper(Protocol):
+    """Whatever changes a model before anybody trains it: a defense, mostly."""
+
+    def wrap_model(self, model: nn.Module) -> nn.Module: ...
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A timm model by name, with the few settings that change what its gradient gives away.
+
+    Attributes:
+        img_size: side of the square input in pixels; None takes the model's own.
+        patch_size: side of a patch in pixels; None takes the model's own.
+        pretrained: load timm's pretrained weights (from its hub, or a local cache of it).
+        checkpoint: a `.safetensors` file, or a `.pt`/`.pth` state dict (read with `weights_only=True`).
+        variant: `stock`, or `april`: the first block's attention reads the embedding directly.
+        dtype: `float32` or `float64`.
+        kwargs: further arguments of the timm constructor (`depth`, `embed_dim`, `num_heads` …).
+    """
+
+    name: str
+    num_classes: int
+    img_size: int | None = None
+    patch_size: int | None = None
+    pretrained: bool = False
+    checkpoint: str | None = None
+    variant: str = "stock"
+    dtype: str = "float32"
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "ModelSpec":
+        return cls(**values)
+
+    def check(self) -> None:
+        """Refuse what could not be built, in one line, without building it.
+
+        Raises:
+            ConfigError: unknown name, variant or dtype, a missing checkpoint.
+        """
+        if not timm.is_model(self.name):
+            raise ConfigError("model.name", self.name, f"timm has no such model.{_similar(self.name)}")
+        if self.variant not in VARIANTS:
+            raise ConfigError("model.variant", self.variant, f"one of {', '.join(VARIANTS)}")
+        if self.dtype not in DTYPES:
+            raise ConfigError("model.dtype", self.dtype, f"one of {', '.join(DTYPES)}")
+        if self.checkpoint is not None and not Path(self.checkpoint).is_file():
+            raise ConfigError("model.checkpoint", self.checkpoint, "there is no such file")
+        for key in ("img_size", "patch_size"):
+            side = getattr(self, key)
+            if side is not None and side < 1:
+                raise ConfigError(f"model.{key}", side, "a positive number of pixels")
+        if self.img_size and self.patch_size and self.img_size % self.patch_size:
+            raise ConfigError(
+                "model.img_size", self.img_size, f"a multiple of model.patch_size={self.patch_size}"
+            )
+
+    def build(self, seed: int) -> nn.Module:
+        """Build the model with weights drawn from `seed`, or read from where the spec says.
+
+        Raises:
+            ConfigError: timm refuses the arguments, or the checkpoint does not fit.
+        """
+        self.check()
+        arguments: dict[str, Any] = {"num_classes": self.num_classes, **self.kwargs}
+        if self.img_size is not None:
+            arguments["img_size"] = self.img_size
+        if self.patch_size is not None:
+            arguments["patch_size"] = self.patch_size
+        with seeded_globals(seed, "model"):
+            try:
+                model: nn.Module = timm.create_model(self.name, pretrained=self.pretrained, **arguments)
+            except (TypeError, AssertionError, ValueError) as error:
+                raise ConfigError("model.name", self.name, f"timm refuses {arguments}: {error}") from error
+        if self.checkpoint is not None:
+            _load_checkpoint(model, Path(self.checkpoint))
+        if self.variant == "april":
+            read_embedding_directly(model)
+        return model.to(DTYPES[self.dtype])
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A spec, the defenses that alter the model, and the seed of its initial weights."""
+
+    spec: ModelSpec
+    wrappers: Sequence[ModelWrapper] = ()
+    seed: int = 0
+
+    def build(self) -> nn.Module:
+        model = self.spec.build(self.seed)
+        for wrapper in self.wrappers:
+            model = wrapper.wrap_model(model)
+        return model
+
+
+def normalisation(model: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The mean and standard deviation, per channel in [0, 1], that timm trained this model with."""
+    cfg = getattr(model, "pretrained_cfg", None) or {}
+    return tuple(cfg.get("mean", (0.5, 0.5, 0.5))), tuple(cfg.get("std", (0.5, 0.5, 0.5)))
+
+
+def input_size(model: nn.Module) -> int:
+    """The side in pixels of the square pictures that `model` reads."""
+    patch_embed = getattr(model, "patch_embed", None)
+    size = getattr(patch_embed, "img_size", None)
+    if size is None:
+        size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))[1:]
+    height, width = int(size[0]), int(size[1])
+    if height != width:
+        raise ConfigError("model.img_size", f"{height}x{width}", "a square picture")
+    return height
+
+
+def parameter_count(model: nn.Module) -> int:
+    return sum(math.prod(parameter.shape) for parameter in model.parameters())
+
+
+def _similar(name: str) -> str:
+    return nearest(name, timm.list_models()) or " timm.list_models() names them all."
+
+
+def _load_checkpoint(model: nn.Module, path: Path) -> None:
+    if path.suffix == ".safetensors":
+        state = load_file(path)
+    else:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = state.get("model", state.get("state_dict", state))
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        first = str(error).splitlines()
+        raise ConfigError("model.checkpoint", path, f"does not fit the model: {' '.join(first[:2])}") from error

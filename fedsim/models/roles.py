@@ -1,0 +1,131 @@
+"""Where the parts of a vision transformer live: the one place that knows timm's names."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from fedsim.models.april import reads_embedding_directly
+
+
+@dataclass(frozen=True)
+class ViTRoles:
+    """Parameter names by role; None where the model has no such part.
+
+    Attributes:
+        pos_embed: the learnable absolute position embedding.
+        class_token: the class token.
+        prefix_tokens: class, distillation and register tokens in front of the patch tokens.
+        embedded_prefix_tokens: how many leading rows of `pos_embed` belong to prefix tokens.
+        qkv_weight, qkv_bias: the fused projection of the first attention.
+        head_weights, head_biases: classifiers (two for distilled DeiT), whose logits are averaged.
+        grid, patch: patch grid and patch size, (rows, columns).
+        direct_attention: the first attention reads the embedding without norm or residual (APRIL).
+        rotary: positions enter through rotary embeddings.
+        obstacles: why the patch gradient is not Gᵀ X in this model; empty for stock ViTs.
+    """
+
+    patch_weight: str | None = None
+    patch_bias: str | None = None
+    pos_embed: str | None = None
+    class_token: str | None = None
+    prefix_tokens: int = 0
+    embedded_prefix_tokens: int = 0
+    qkv_weight: str | None = None
+    qkv_bias: str | None = None
+    head_weights: tuple[str, ...] = ()
+    head_biases: tuple[str, ...] = ()
+    grid: tuple[int, int] | None = None
+    patch: tuple[int, int] | None = None
+    direct_attention: bool = False
+    rotary: bool = False
+    obstacles: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "ViTRoles":
+        tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        return cls(**tuples)
+
+
+def find_roles(model: nn.Module) -> ViTRoles:
+    """Look the parts up in any timm model; a model that is no ViT gets empty roles and an obstacle."""
+    patch_embed = getattr(model, "patch_embed", None)
+    projection = getattr(patch_embed, "proj", None)
+    pos_embed = getattr(model, "pos_embed", None)
+    prefix = int(getattr(model, "num_prefix_tokens", 0))
+    head_weights, head_biases = _heads(model)
+    is_conv = isinstance(projection, nn.Conv2d)
+    return ViTRoles(
+        patch_weight=_name(model, getattr(projection, "weight", None)) if is_conv else None,
+        patch_bias=_name(model, getattr(projection, "bias", None)) if is_conv else None,
+        pos_embed=_name(model, pos_embed),
+        class_token=_name(model, getattr(model, "cls_token", None)),
+        prefix_tokens=prefix,
+        embedded_prefix_tokens=0 if getattr(model, "no_embed_class", False) else prefix,
+        qkv_weight=_name(model, getattr(_first_qkv(model), "weight", None)),
+        qkv_bias=_name(model, getattr(_first_qkv(model), "bias", None)),
+        head_weights=head_weights,
+        head_biases=head_biases,
+        grid=_pair(getattr(patch_embed, "grid_size", None)),
+        patch=_pair(getattr(projection, "kernel_size", None)) if is_conv else None,
+        direct_attention=reads_embedding_directly(model),
+        rotary=getattr(model, "rope", None) is not None,
+        obstacles=_obstacles(model, patch_embed, projection),
+    )
+
+
+def _name(model: nn.Module, parameter: object) -> str | None:
+    """The full name of `parameter` in `model`, whatever module it sits in."""
+    if parameter is None:
+        return None
+    for name, candidate in model.named_parameters():
+        if candidate is parameter:
+            return name
+    return None
+
+
+def _first_qkv(model: nn.Module) -> nn.Module | None:
+    blocks = getattr(model, "blocks", None)
+    if not isinstance(blocks, nn.Sequential | nn.ModuleList) or len(blocks) == 0:
+        return None
+    qkv = getattr(getattr(blocks[0], "attn", None), "qkv", None)
+    return qkv if isinstance(qkv, nn.Linear) else None
+
+
+def _heads(model: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    get_classifier = getattr(model, "get_classifier", None)
+    if get_classifier is None:
+        return (), ()
+    found = get_classifier()
+    heads = found if isinstance(found, tuple | list) else (found,)
+    linear = [head for head in heads if isinstance(head, nn.Linear)]
+    weights = [_name(model, head.weight) for head in linear]
+    biases = [_name(model, head.bias) for head in linear]
+    return tuple(n for n in weights if n is not None), tuple(n for n in biases if n is not None)
+
+
+def _pair(value: object) -> tuple[int, int] | None:
+    return (int(value[0]), int(value[1])) if isinstance(value, tuple | list) else None
+
+
+def _obstacles(model: nn.Module, patch_embed: object, projection: object) -> tuple[str, ...]:
+    if patch_embed is None or projection is None:
+        return (f"{type(model).__name__} has no patch embedding",)
+    found = []
+    if not isinstance(projection, nn.Conv2d):
+        found.append("the patch embedding is not one linear projection (convolutional or hybrid stem)")
+    elif projection.kernel_size != projection.stride or projection.groups != 1:
+        found.append("the patch projection overlaps its patches")
+    elif any(p != 0 for p in projection.padding if isinstance(p, int)):
+        found.append("the patch projection pads the picture")
+    if not isinstance(getattr(patch_embed, "norm", nn.Identity()), nn.Identity):
+        found.append("a norm stands inside the patch embedding, before the position embedding")
+    if not isinstance(getattr(model, "patch_drop", None) or nn.Identity(), nn.Identity):
+        found.append("patch dropout removes tokens")
+    if getattr(model, "dynamic_img_size", False):
+        found.append("position embeddings are resampled for each picture (dynamic_img_size)")
+    return tuple(found)

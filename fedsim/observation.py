@@ -1,0 +1,190 @@
+"""All that the server knows about one client's update."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from fedsim.errors import ConfigError, NotApplicable
+from fedsim.models import Architecture, ModelSpec, ViTRoles
+from fedsim.models.architecture import ModelWrapper
+from fedsim.update import LocalProtocol, State, Update
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One client's update with everything needed to attack it, now or a year later.
+
+    Attributes:
+        client: partition id of the client, or number of the batch in an audit.
+        global_state: parameters and buffers before the round, by name.
+        image_shape: (channels, height, width) that the model reads.
+        mean, std: normalisation, per channel, of pictures in [0, 1].
+        defenses: the defenses that run on the client, as configured: public, less their randomness.
+        auxiliary_probs: [classes] mean softmax of the global model over pictures that no client holds.
+    """
+
+    server_round: int
+    client: int
+    global_state: State
+    update: Update
+    protocol: LocalProtocol
+    architecture: Architecture
+    roles: ViTRoles
+    image_shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    num_classes: int
+    defenses: tuple[dict[str, Any], ...] = ()
+    auxiliary_probs: Tensor | None = field(default=None)
+
+    @cached_property
+    def gradient(self) -> State:
+        """The mean-loss gradient that was shared, float64, by parameter name.
+
+        Raises:
+            NotApplicable: the local optimiser was adaptive.
+        """
+        return self.update.as_gradient(self.protocol, self.global_state)
+
+    def gradient_of(self, role: str) -> Tensor:
+        """The gradient of the parameter in a role of `ViTRoles`, float64.
+
+        Raises:
+            NotApplicable: the model has no such part, or a defense withheld its gradient.
+        """
+        name = getattr(self.roles, role)
+        if name is None:
+            removed_by = self.update.withheld.get(role)
+            raise NotApplicable(
+                f"the model has no {role}" + (f": removed by {removed_by}" if removed_by else "")
+            )
+        gradient = self.gradient.get(name)
+        if gradient is None:
+            by = self.update.withheld.get(name, "the client")
+            raise NotApplicable(f"{name}'s gradient is withheld by {by}")
+        return gradient
+
+    def build_model(self) -> nn.Module:
+        """The client's model in the state that the server had sent it."""
+        model = self.architecture.build()
+        model.load_state_dict(self.global_state)
+        return model.train(self.protocol.training_mode)
+
+    def to_unit_range(self, images: Tensor) -> Tensor:
+        """Undo the normalisation of [B,C,H,W] pictures."""
+        shape = (1, -1, 1, 1)
+        mean = torch.tensor(self.mean, dtype=images.dtype, device=images.device).view(shape)
+        std = torch.tensor(self.std, dtype=images.dtype, device=images.device).view(shape)
+        return images * std + mean
+
+
+WrapperLoader = Callable[[tuple[dict[str, Any], ...]], tuple[ModelWrapper, ...]]
+
+
+def save_observation(observation: Observation, folder: Path) -> None:
+    """Write tensors as safetensors and the rest as JSON; the JSON comes last and seals the folder.
+
+    The global state of a round is shared by its clients: it is written once beside them, named by
+    its content, and referred to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    state_file = folder.parent / f"global-{_digest(observation.global_state)}.safetensors"
+    if not state_file.exists():
+        _write_tensors(observation.global_state, state_file)
+    tensors = {f"update/{name}": tensor for name, tensor in observation.update.tensors.items()}
+    if observation.auxiliary_probs is not None:
+        tensors["auxiliary_probs"] = observation.auxiliary_probs
+    _write_tensors(tensors, folder / "update.safetensors")
+    record = {
+        "format": FORMAT,
+        "server_round": observation.server_round,
+        "client": observation.client,
+        "global_state": state_file.name,
+        "kind": observation.update.kind,
+        "num_examples": observation.update.num_examples,
+        "withheld": observation.update.withheld,
+        "protocol": observation.protocol.to_dict(),
+        "model": observation.architecture.spec.to_dict(),
+        "model_seed": observation.architecture.seed,
+        "roles": observation.roles.to_dict(),
+        "image_shape": list(observation.image_shape),
+        "mean": list(observation.mean),
+        "std": list(observation.std),
+        "num_classes": observation.num_classes,
+        "defenses": list(observation.defenses),
+    }
+    partial = folder / "observation.json.partial"
+    partial.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    partial.replace(folder / "observation.json")
+
+
+def load_observation(folder: Path, load_wrappers: WrapperLoader | None = None) -> Observation:
+    """Read back what `save_observation` wrote.
+
+    Args:
+        load_wrappers: turns the recorded defenses into model wrappers; without it the architecture is
+            the undefended one, which is all that attacks on the tensors alone need.
+
+    Raises:
+        ConfigError: the folder holds no complete observation, or one of another format.
+    """
+    try:
+        record = json.loads((folder / "observation.json").read_text(encoding="utf-8"))
+        if record["format"] != FORMAT:
+            raise ConfigError("observation", folder, f"format {FORMAT}, not {record['format']}")
+        tensors = load_file(folder / "update.safetensors")
+        state = load_file(folder.parent / Path(record["global_state"]).name)
+        defenses = tuple(record["defenses"])
+        return Observation(
+            server_round=record["server_round"],
+            client=record["client"],
+            global_state=state,
+            update=Update(
+                tensors={k.removeprefix("update/"): v for k, v in tensors.items() if k.startswith("update/")},
+                kind=record["kind"],
+                num_examples=record["num_examples"],
+                withheld=dict(record["withheld"]),
+            ),
+            protocol=LocalProtocol.from_dict(record["protocol"]),
+            architecture=Architecture(
+                ModelSpec.from_dict(record["model"]),
+                load_wrappers(defenses) if load_wrappers else (),
+                record["model_seed"],
+            ),
+            roles=ViTRoles.from_dict(record["roles"]),
+            image_shape=tuple(record["image_shape"]),
+            mean=tuple(record["mean"]),
+            std=tuple(record["std"]),
+            num_classes=record["num_classes"],
+            defenses=defenses,
+            auxiliary_probs=tensors.get("auxiliary_probs"),
+        )
+    except FileNotFoundError as error:
+        raise ConfigError("observation", folder, f"no complete observation: {error.filename} is missing") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError("observation", folder, f"the record is damaged: {error}") from error
+
+
+def _write_tensors(tensors: State, path: Path) -> None:
+    partial = path.with_name(path.name + ".partial")
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, partial)
+    partial.replace(path)
+
+
+def _digest(state: State) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,102 @@
+"""What a client shares, and what it amounts to as a gradient."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fedsim.errors import NotApplicable
+
+Kind = Literal["gradient", "delta", "weights"]
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class LocalProtocol:
+    """How a client came to its update. The server set it, so the attacker knows it.
+
+    `lrs` holds the learning rate of each local step (empty for a shared gradient); `steps` counts them.
+    """
+
+    batch_size: int
+    steps: int = 1
+    optimizer: str = "none"
+    lrs: tuple[float, ...] = ()
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    proximal_mu: float = 0.0
+    label_smoothing: float = 0.0
+    training_mode: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "LocalProtocol":
+        return cls(**{**values, "lrs": tuple(values.get("lrs", ()))})
+
+    def gradient_scale(self) -> float:
+        """The factor s in `delta = -s·(gradient + weight_decay·weights)` for constant gradients.
+
+        For SGD the momentum buffer at step t is b_t = μ·b_{t-1} + (1 - dampening)·g, b_1 = g, and the
+        step is lr_t·b_t (or lr_t·(g + μ·b_t) with Nesterov), so s sums the factors of g. One step
+        without momentum gives s = lr, exactly.
+
+        Raises:
+            NotApplicable: the optimiser is adaptive, its step is no multiple of the gradient.
+        """
+        if self.optimizer != "sgd":
+            raise NotApplicable(
+                f"a weight delta of {self.optimizer} is not a multiple of the gradient (only SGD's is)"
+            )
+        scale, buffer = 0.0, 0.0
+        for step, lr in enumerate(self.lrs):
+            buffer = 1.0 if step == 0 else self.momentum * buffer + (1.0 - self.dampening)
+            if self.momentum == 0.0:
+                factor = 1.0
+            elif self.nesterov:
+                factor = 1.0 + self.momentum * buffer
+            else:
+                factor = buffer
+            scale += lr * factor
+        if scale <= 0.0:
+            raise NotApplicable("the learning rate was zero in every local step: the delta holds nothing")
+        return scale
+
+
+@dataclass(frozen=True)
+class Update:
+    """The tensors that a client shares, by parameter name.
+
+    Withheld tensors are absent; `withheld` says which defense kept them back, name by name.
+    """
+
+    tensors: State
+    kind: Kind
+    num_examples: int
+    withheld: dict[str, str] = field(default_factory=dict)
+
+    def as_gradient(self, protocol: LocalProtocol, global_state: Mapping[str, Tensor]) -> State:
+        """The mean-loss gradient that this update amounts to, in float64.
+
+        Exact for a shared gradient and for one SGD step; for several steps it is their average
+        gradient under the assumption that it did not change. A delta of k steps is -s·gradient, with
+        the s of `LocalProtocol.gradient_scale`; known weight decay is subtracted.
+
+        Raises:
+            NotApplicable: the local optimiser was adaptive.
+        """
+        if self.kind == "gradient":
+            return {name: tensor.double() for name, tensor in self.tensors.items()}
+        scale = protocol.gradient_scale()
+        gradient: State = {}
+        for name, tensor in self.tensors.items():
+            if not tensor.is_floating_point():
+                continue
+            start = global_state[name].double()
+            delta = tensor.double() - start if self.kind == "weights" else tensor.double()
+            gradient[name] = -delta / scale - protocol.weight_decay * start
+        return gradient

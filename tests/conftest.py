@@ -1,0 +1,40 @@
+"""Fixtures that every test may use."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def imagenet_sample() -> Path:
+    """800 class folders with one or more 224 px JPEGs each; the test is skipped where they are missing."""
+    return _folder("imagenet-sample")
+
+
+@pytest.fixture(scope="session")
+def cifar10_sample() -> Path:
+    """`train/` and `val/` of ten class folders of 32 px PNGs or JPEGs."""
+    return _folder("cifar10-sample")
+
+
+@pytest.fixture
+def rng() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def _folder(name: str) -> Path:
+    folder = SHARED_DATA / name
+    if not folder.is_dir():
+        pytest.skip(f"{name} is not beside the repository")
+    return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
