@@ -1,1 +1,16 @@
 """Hooks on a client's model, batch, loss and update."""
+
+from defenses.base import Batch, Defense, DefenseChain
+from defenses.perturbation import GradientClip, GradientNoise
+from defenses.position import FixedPositionEmbedding, NoPositionEmbedding, WithholdPositionEmbedding
+
+__all__ = [
+    "Batch",
+    "Defense",
+    "DefenseChain",
+    "FixedPositionEmbedding",
+    "GradientClip",
+    "GradientNoise",
+    "NoPositionEmbedding",
+    "WithholdPositionEmbedding",
+]

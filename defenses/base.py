@@ -72,11 +72,13 @@ class DefenseChain(Defense):
         return torch.stack(terms).sum() if terms else None
 
     def transform_update(self, update: Update, rng: torch.Generator) -> Update:
-        update = replace(update, withheld={**self._frozen_by, **update.withheld})
+        # A frozen parameter's delta is zero, which is not what its gradient is: it must be absent.
+        shared = {name: tensor for name, tensor in update.tensors.items() if name not in self._frozen_by}
+        update = replace(update, tensors=shared, withheld={**self._frozen_by, **update.withheld})
         for name, defense in self.defenses.items():
             before = set(update.tensors)
             update = defense.transform_update(update, rng)
-            dropped = {parameter: name for parameter in before - set(update.tensors)}
+            dropped = dict.fromkeys(before - set(update.tensors), name)
             if dropped:
                 update = replace(update, withheld={**update.withheld, **dropped})
         return update

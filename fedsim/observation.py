@@ -65,9 +65,7 @@ class Observation:
         name = getattr(self.roles, role)
         if name is None:
             removed_by = self.update.withheld.get(role)
-            raise NotApplicable(
-                f"the model has no {role}" + (f": removed by {removed_by}" if removed_by else "")
-            )
+            raise NotApplicable(f"the model has no {role}" + (f": removed by {removed_by}" if removed_by else ""))
         gradient = self.gradient.get(name)
         if gradient is None:
             by = self.update.withheld.get(name, "the client")

@@ -49,9 +49,7 @@ class LocalProtocol:
             NotApplicable: the optimiser is adaptive, its step is no multiple of the gradient.
         """
         if self.optimizer != "sgd":
-            raise NotApplicable(
-                f"a weight delta of {self.optimizer} is not a multiple of the gradient (only SGD's is)"
-            )
+            raise NotApplicable(f"a weight delta of {self.optimizer} is not a multiple of the gradient (only SGD's is)")
         scale, buffer = 0.0, 0.0
         for step, lr in enumerate(self.lrs):
             buffer = 1.0 if step == 0 else self.momentum * buffer + (1.0 - self.dampening)

@@ -1,0 +1,28 @@
+"""Scores of what an attack rebuilt: pictures, spectra, perception, labels."""
+
+from fedsim.metrics.image import PSNR_CAP, fft2d, fft2d_mjp, mse, psnr, ssim
+from fedsim.metrics.labels import assign_labels, exact_batch, label_share
+from fedsim.metrics.matching import match, pairwise_mse
+from fedsim.metrics.perceptual import lpips, lpips_hint
+from fedsim.metrics.score import ImageScore, LabelScore, score, score_labels, success_rate
+
+__all__ = [
+    "PSNR_CAP",
+    "ImageScore",
+    "LabelScore",
+    "assign_labels",
+    "exact_batch",
+    "fft2d",
+    "fft2d_mjp",
+    "label_share",
+    "lpips",
+    "lpips_hint",
+    "match",
+    "mse",
+    "pairwise_mse",
+    "psnr",
+    "score",
+    "score_labels",
+    "ssim",
+    "success_rate",
+]

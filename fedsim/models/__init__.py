@@ -8,12 +8,14 @@ from fedsim.models.architecture import (
     normalisation,
     parameter_count,
 )
+from fedsim.models.normaliser import Normaliser
 from fedsim.models.roles import ViTRoles, find_roles
 
 __all__ = [
     "Architecture",
     "ModelSpec",
     "ModelWrapper",
+    "Normaliser",
     "ViTRoles",
     "find_roles",
     "input_size",

@@ -1,6 +1,7 @@
 """The architecture of APRIL's closed form (Lu et al. 2022, section 3.2)."""
 
 import torch
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from fedsim.errors import ConfigError
@@ -13,13 +14,13 @@ class DirectAttentionBlock(nn.Module):
     original block is kept as it is. Parameter names are those of the block it replaces, less `norm1`.
     """
 
-    def __init__(self, block: nn.Module) -> None:
+    def __init__(self, block: Block) -> None:
         super().__init__()
         self.attn = block.attn
         self.norm2 = block.norm2
         self.mlp = block.mlp
-        self.ls2 = getattr(block, "ls2", nn.Identity())
-        self.drop_path2 = getattr(block, "drop_path2", nn.Identity())
+        self.ls2 = block.ls2
+        self.drop_path2 = block.drop_path2
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.attn(x)
@@ -33,14 +34,14 @@ def read_embedding_directly(model: nn.Module) -> None:
     Raises:
         ConfigError: the model is no timm ViT with pre-norm blocks.
     """
-    blocks = getattr(model, "blocks", None)
-    first = blocks[0] if isinstance(blocks, nn.Sequential | nn.ModuleList) and len(blocks) else None
-    if first is None or not all(hasattr(first, part) for part in ("attn", "norm1", "norm2", "mlp")):
-        raise ConfigError("model.variant", "april", f"a timm ViT is needed, not {type(model).__name__}")
-    if not isinstance(getattr(model, "norm_pre", nn.Identity()), nn.Identity):
+    if not isinstance(model, VisionTransformer) or len(model.blocks) == 0:
+        raise ConfigError("model.variant", "april", f"a timm VisionTransformer is needed, not {type(model).__name__}")
+    first = model.blocks[0]
+    if not isinstance(first, Block):
+        raise ConfigError("model.variant", "april", f"pre-norm blocks are needed, not {type(first).__name__}")
+    if not isinstance(model.norm_pre, nn.Identity):
         raise ConfigError("model.variant", "april", "a model without a norm before its blocks (norm_pre)")
-    assert isinstance(blocks, nn.Sequential | nn.ModuleList)
-    blocks[0] = DirectAttentionBlock(first)
+    model.blocks[0] = DirectAttentionBlock(first)
 
 
 def reads_embedding_directly(model: nn.Module) -> bool:

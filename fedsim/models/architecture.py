@@ -13,6 +13,7 @@ from torch import nn
 
 from fedsim.determinism import seeded_globals
 from fedsim.errors import ConfigError, nearest
+from fedsim.models import nano as nano  # registers the embedded model with timm
 from fedsim.models.april import read_embedding_directly
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -75,9 +76,7 @@ class ModelSpec:
             if side is not None and side < 1:
                 raise ConfigError(f"model.{key}", side, "a positive number of pixels")
         if self.img_size and self.patch_size and self.img_size % self.patch_size:
-            raise ConfigError(
-                "model.img_size", self.img_size, f"a multiple of model.patch_size={self.patch_size}"
-            )
+            raise ConfigError("model.img_size", self.img_size, f"a multiple of model.patch_size={self.patch_size}")
 
     def build(self, seed: int) -> nn.Module:
         """Build the model with weights drawn from `seed`, or read from where the spec says.

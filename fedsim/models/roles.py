@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedsim.models.april import reads_embedding_directly
 
@@ -16,7 +16,8 @@ class ViTRoles:
     Attributes:
         pos_embed: the learnable absolute position embedding.
         class_token: the class token.
-        prefix_tokens: class, distillation and register tokens in front of the patch tokens.
+        prefix_tokens: how many class, distillation and register tokens stand in front of the patch tokens.
+        prefix_names: the parameters that hold them, in order.
         embedded_prefix_tokens: how many leading rows of `pos_embed` belong to prefix tokens.
         qkv_weight, qkv_bias: the fused projection of the first attention.
         head_weights, head_biases: classifiers (two for distilled DeiT), whose logits are averaged.
@@ -31,6 +32,7 @@ class ViTRoles:
     pos_embed: str | None = None
     class_token: str | None = None
     prefix_tokens: int = 0
+    prefix_names: tuple[str, ...] = ()
     embedded_prefix_tokens: int = 0
     qkv_weight: str | None = None
     qkv_bias: str | None = None
@@ -47,7 +49,9 @@ class ViTRoles:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ViTRoles":
-        tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        tuples: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
         return cls(**tuples)
 
 
@@ -65,7 +69,8 @@ def find_roles(model: nn.Module) -> ViTRoles:
         pos_embed=_name(model, pos_embed),
         class_token=_name(model, getattr(model, "cls_token", None)),
         prefix_tokens=prefix,
-        embedded_prefix_tokens=0 if getattr(model, "no_embed_class", False) else prefix,
+        prefix_names=_prefix_names(model),
+        embedded_prefix_tokens=_embedded_prefix(pos_embed, _pair(getattr(patch_embed, "grid_size", None)), prefix),
         qkv_weight=_name(model, getattr(_first_qkv(model), "weight", None)),
         qkv_bias=_name(model, getattr(_first_qkv(model), "bias", None)),
         head_weights=head_weights,
@@ -76,6 +81,20 @@ def find_roles(model: nn.Module) -> ViTRoles:
         rotary=getattr(model, "rope", None) is not None,
         obstacles=_obstacles(model, patch_embed, projection),
     )
+
+
+def _prefix_names(model: nn.Module) -> tuple[str, ...]:
+    """In timm's order: class, distillation, registers."""
+    found = (_name(model, getattr(model, part, None)) for part in ("cls_token", "dist_token", "reg_token"))
+    return tuple(name for name in found if name is not None)
+
+
+def _embedded_prefix(pos_embed: object, grid: tuple[int, int] | None, prefix: int) -> int:
+    """The rows of `pos_embed` beyond one for each patch; no other sign of them holds for every model."""
+    if not isinstance(pos_embed, Tensor) or grid is None:
+        return 0
+    extra = pos_embed.numel() // pos_embed.shape[-1] - grid[0] * grid[1]
+    return extra if 0 <= extra <= prefix else 0
 
 
 def _name(model: nn.Module, parameter: object) -> str | None:
@@ -122,10 +141,15 @@ def _obstacles(model: nn.Module, patch_embed: object, projection: object) -> tup
         found.append("the patch projection overlaps its patches")
     elif any(p != 0 for p in projection.padding if isinstance(p, int)):
         found.append("the patch projection pads the picture")
-    if not isinstance(getattr(patch_embed, "norm", nn.Identity()), nn.Identity):
+    norm = getattr(patch_embed, "norm", nn.Identity())
+    if _parameters(patch_embed) - _parameters(projection) - _parameters(norm):
+        found.append("further layers stand in the patch embedding (convolutional or hybrid stem)")
+    if not isinstance(norm, nn.Identity):
         found.append("a norm stands inside the patch embedding, before the position embedding")
     if not isinstance(getattr(model, "patch_drop", None) or nn.Identity(), nn.Identity):
         found.append("patch dropout removes tokens")
-    if getattr(model, "dynamic_img_size", False):
-        found.append("position embeddings are resampled for each picture (dynamic_img_size)")
     return tuple(found)
+
+
+def _parameters(module: object) -> set[nn.Parameter]:
+    return set(module.parameters()) if isinstance(module, nn.Module) else set()

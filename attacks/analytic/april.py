@@ -1,0 +1,174 @@
+"""APRIL's closed form: the tokens from the first attention's gradients (Lu et al. 2022, section 3.2)."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attacks.analytic.certificate import expected_psnr, judge, relative_error
+from attacks.analytic.least_squares import PatchSolution, solve_patches
+from attacks.analytic.patch_gradient import check_embedding, embedding_rows, examples_behind
+from attacks.analytic.patches import unpatchify
+from attacks.base import Attack, Certificate, Needs, Reconstruction
+from fedsim.errors import NotApplicable
+from fedsim.observation import Observation
+
+MAX_PRECONDITION_ERROR = 0.1
+"""W_qkvᵀ ∂L/∂b_qkv = Σ_t G_t is off by 1e-7 where the attention alone reads z (float32), by 0.9 to 1 elsewhere."""
+
+
+def solve_tokens(
+    token_grads: Float[Tensor, "tokens width"],
+    qkv_weight: Float[Tensor, "inner width"],
+    qkv_weight_grad: Float[Tensor, "inner width"],
+    rcond: float | None = None,
+    equilibrate: bool = True,
+) -> PatchSolution:
+    """Solve Gᵀ Z = W_Qᵀ ∂L/∂W_Q + W_Kᵀ ∂L/∂W_K + W_Vᵀ ∂L/∂W_V for the tokens Z, prefix tokens included.
+
+    Exact for one image when the attention is the only reader of z, without a norm before it, and
+    `tokens <= width`. The fused projection stacks Q, K and V, so the right-hand side is one product.
+    """
+    right_hand_side = qkv_weight.double().T @ qkv_weight_grad.double()
+    return solve_patches(token_grads, right_hand_side, rcond, equilibrate)
+
+
+def patches_of_tokens(
+    embedded: Float[Tensor, "tokens width"], patch_weight: Float[Tensor, "width pixels"]
+) -> tuple[Float[Tensor, "tokens pixels"], float]:
+    """Solve W_p p_n = z_n - e_n - b_p in float64: the patches, and by how much errors grow on the way.
+
+    The growth is ‖W_p⁺‖²_F / pixels, the ratio of mean squared errors. With `pixels > width` the patches are
+    the minimum-norm ones only.
+    """
+    inverse = torch.linalg.pinv(patch_weight.double())
+    return embedded.double() @ inverse.T, float(inverse.square().sum() / inverse.shape[0])
+
+
+class April(Attack):
+    """The closed form as published, for the architecture that it was published for.
+
+    The first block's attention must read the embedding itself (`model.variant=april`); on a pre-norm ViT the
+    formula returns noise, and the attack refuses. Badly conditioned: float32 gradients give 20 to 33 dB,
+    float64 gradients the exact picture.
+
+    Args:
+        rcond: singular values below rcond·largest are dropped; None chooses by generalised cross-validation.
+        equilibrate: scale the token gradients to unit norm before the decomposition.
+    """
+
+    needs = Needs(roles=("pos_embed", "qkv_weight"))
+
+    def __init__(self, rcond: float | None = None, equilibrate: bool = True) -> None:
+        self.rcond = rcond
+        self.equilibrate = equilibrate
+
+    def check(self, observation: Observation) -> None:
+        self._check_architecture(observation)
+        super().check(observation)
+
+    def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
+        """Raises NotApplicable for pre-norm models, and where a gradient that the formula reads is withheld."""
+        self._check_architecture(observation)
+        roles, state = observation.roles, observation.global_state
+        assert roles.grid is not None
+        assert roles.patch is not None
+        assert roles.qkv_weight is not None
+        assert roles.patch_weight is not None
+        assert roles.pos_embed is not None
+        token_grads = _all_token_grads(observation).to(device)
+        qkv_weight = state[roles.qkv_weight].double().to(device)
+        precondition = _precondition_error(observation, token_grads, qkv_weight)
+        tokens = solve_tokens(
+            token_grads, qkv_weight, observation.gradient_of("qkv_weight").to(device), self.rcond, self.equilibrate
+        )
+        embedding = state[roles.pos_embed].double().to(device)
+        embedded = tokens.patches[roles.prefix_tokens :]
+        embedded = embedded - embedding.reshape(-1, embedding.shape[-1])[roles.embedded_prefix_tokens :]
+        if roles.patch_bias is not None:
+            embedded = embedded - state[roles.patch_bias].double().to(device)
+        weight = state[roles.patch_weight].double().to(device).flatten(1)
+        patches, growth = patches_of_tokens(embedded, weight)
+        picture = unpatchify(patches, roles.grid, roles.patch)
+        return Reconstruction(
+            images=observation.to_unit_range(picture).clamp(0.0, 1.0).float(),
+            certificate=_certificate(observation, tokens, growth, precondition, weight),
+        )
+
+    def _check_architecture(self, observation: Observation) -> None:
+        check_embedding(observation)
+        if not observation.roles.direct_attention:
+            raise NotApplicable(
+                "the first attention does not read the embedding directly (a norm before it, a residual around it): "
+                "the formula needs model.variant=april"
+            )
+
+
+def _all_token_grads(observation: Observation) -> Float[Tensor, "tokens width"]:
+    """G with a row for each token that the first attention sees, prefix tokens first.
+
+    Raises:
+        NotApplicable: the gradient of a position embedding or of a prefix token was not shared.
+    """
+    roles = observation.roles
+    rows = embedding_rows(observation)
+    if roles.embedded_prefix_tokens == roles.prefix_tokens:
+        return rows
+    prefix = []
+    for name in roles.prefix_names:
+        gradient = observation.gradient.get(name)
+        if gradient is None:
+            by = observation.update.withheld.get(name, "the client")
+            raise NotApplicable(f"{name}'s gradient is withheld by {by}")
+        prefix.append(gradient.reshape(-1, gradient.shape[-1]))
+    found = torch.cat([*prefix, rows])
+    assert roles.grid is not None
+    expected = roles.prefix_tokens + roles.grid[0] * roles.grid[1]
+    if len(found) != expected:
+        raise NotApplicable(f"gradients of {len(found)} tokens for {expected} tokens")
+    return found
+
+
+def _precondition_error(
+    observation: Observation, token_grads: Float[Tensor, "tokens width"], qkv_weight: Float[Tensor, "inner width"]
+) -> float | None:
+    """Relative error of W_qkvᵀ ∂L/∂b_qkv = Σ_t G_t, None without a shared bias.
+
+    Raises:
+        NotApplicable: it fails, so something else reads the embedding too.
+    """
+    name = observation.roles.qkv_bias
+    bias_grad = observation.gradient.get(name) if name else None
+    if bias_grad is None:
+        return None
+    error = relative_error(token_grads.sum(dim=0), qkv_weight.T @ bias_grad.to(qkv_weight.device))
+    if error > MAX_PRECONDITION_ERROR:
+        raise NotApplicable(
+            f"W_qkvᵀ ∂L/∂b_qkv = Σ_t G_t is off by {error:.2g}: the first attention is not the embedding's only reader"
+        )
+    return error
+
+
+def _certificate(
+    observation: Observation,
+    tokens: PatchSolution,
+    growth: float,
+    precondition: float | None,
+    patch_weight: Float[Tensor, "width pixels"],
+) -> Certificate:
+    width, pixels = patch_weight.shape
+    variance = sum(std**2 for std in observation.std) / len(observation.std)
+    values = {
+        "tokens": float(len(tokens.patches)),
+        "width": float(width),
+        "rank": float(tokens.rank),
+        "rcond": tokens.rcond,
+        "condition": tokens.condition,
+        "residual": tokens.residual,
+        "expected_psnr": expected_psnr(tokens.expected_mse * growth * variance),
+    }
+    if precondition is not None:
+        values["identity"] = precondition
+    if pixels > width:
+        reason = f"{pixels} pixels of a patch > width {width}: the minimum-norm patches"
+        return Certificate("uncertified", reason, values)
+    return judge(values, examples_behind(observation), "W_qkvᵀ ∂L/∂b_qkv = Σ_t G_t")

@@ -1,0 +1,76 @@
+"""When a closed form may say "these are the pictures", and in which words it says that it may not."""
+
+import math
+
+from jaxtyping import Float
+from torch import Tensor
+
+from attacks.base import Certificate
+
+MAX_RESIDUAL = 1e-3
+"""Measured at random initialisation, relative residual of one picture: 1e-7 (float32 gradient), 2e-6…2e-4 (delta
+of SGD at lr 0.1…0.001), 6e-4 (noise of 1e-4 of the gradient's norm); of two different pictures 1e-2…0.7."""
+
+MAX_IDENTITY = 1e-3
+"""The same settings leave the identity Σ_n G_n = ∂L/∂b_p at 1e-7, 3e-7…5e-5 and 1e-4."""
+
+MIN_EXPECTED_PSNR = 60.0
+"""dB. An error of half a step of an 8-bit pixel is 54 dB when every pixel has it and 59 dB when it is uniform
+below: at 60 dB the picture is the true one up to rounding to 8 bits. The prediction was within 4 dB of the truth
+wherever it exceeded 40 dB."""
+
+
+def relative_error(found: Float[Tensor, "*shape"], expected: Float[Tensor, "*shape"]) -> float:
+    """‖found - expected‖ / ‖expected‖; 0 where both vanish."""
+    difference, size = float((found - expected).norm()), float(expected.norm())
+    if difference == 0.0:
+        return 0.0
+    return difference / size if size > 0 else math.inf
+
+
+def expected_psnr(mse: float) -> float:
+    """dB for a mean squared error in units of [0, 1] pixels; NaN where it is not known, at most 300."""
+    if math.isnan(mse):
+        return math.nan
+    return -10.0 * math.log10(max(mse, 1e-30))
+
+
+def judge(values: dict[str, float], batch: int, identity: str) -> Certificate:
+    """The promise "the picture that the model saw, up to rounding to 8 bits", or the reason why not.
+
+    It rests on the shared tensors alone. More equations than unknowns, all satisfied, by a matrix of full rank:
+    then a second picture in the batch, noise or a changed update would show in the residual, and the conditioning
+    says how far the rest carries. A batch of one picture many times over is certified, rightly.
+
+    Args:
+        values: `tokens`, `width`, `rank`, `residual`, `condition`, `expected_psnr`, and `identity` and
+            `class_token` where they could be tested.
+        batch: examples behind the update.
+        identity: what `identity` is the relative error of, in symbols.
+    """
+    tokens, width, rank = int(values["tokens"]), int(values["width"]), int(values["rank"])
+    several = f"{batch} images in the batch" if batch > 1 else "a perturbed gradient"
+    cause = f"{several}{', or a perturbed gradient' if batch > 1 else ''}"
+    reason = ""
+    if tokens > width:
+        reason = f"{tokens} patch tokens > width {width}: the minimum-norm solution"
+    elif tokens == width:
+        reason = f"{tokens} patch tokens = width {width}: no equation is left to test the solution by"
+    elif values["residual"] > MAX_RESIDUAL:
+        reason = f"residual {values['residual']:.2g}: {cause}"
+    elif values.get("identity", 0.0) > MAX_IDENTITY:
+        reason = f"{identity} is off by {values['identity']:.2g}: token gradients are missing or perturbed"
+    elif values.get("class_token", 0.0) > MAX_IDENTITY:
+        reason = f"the class token's row of ∂L/∂pos_embed is off by {values['class_token']:.2g}: a perturbed gradient"
+    elif rank < tokens:
+        condition = f"condition {values['condition']:.1g}"
+        reason = f"rank {rank} of {tokens} ({condition}): the remaining directions are below the noise"
+    elif not values["expected_psnr"] >= MIN_EXPECTED_PSNR:
+        reason = (
+            f"condition {values['condition']:.1g} and residual {values['residual']:.2g}: "
+            f"about {values['expected_psnr']:.0f} dB are to be expected, not exact pixels"
+        )
+    if reason:
+        return Certificate("uncertified", reason, values)
+    accepted = f"rank {rank} of {tokens}, residual {values['residual']:.1g}, {values['expected_psnr']:.0f} dB expected"
+    return Certificate("certified", accepted, values)

@@ -1,0 +1,93 @@
+"""The linear systems of the closed forms: Gᵀ X = A for the rows X, given noisy G and A."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PatchSolution:
+    """The rows X of Gᵀ X = A, and what the system itself says about them.
+
+    Attributes:
+        patches: X, float64.
+        residual: ‖Gᵀ X - A‖ / ‖A‖. It cannot fall below rounding unless one X explains every equation.
+        rank: singular directions that were used.
+        condition: largest over smallest singular value of (equilibrated) G, all of them.
+        rcond: the relative cut between used and dropped singular values.
+        expected_mse: mean squared error of an entry of X, were the residual white noise in the equations:
+            σ² tr((G Gᵀ)⁻¹) / tokens with σ² = ‖Gᵀ X - A‖² / (pixels·(width - tokens)). NaN without full rank
+            or spare equations: what lies in the null space leaves no trace in the residual.
+    """
+
+    patches: Float[Tensor, "tokens pixels"]
+    residual: float
+    rank: int
+    condition: float
+    rcond: float
+    expected_mse: float
+
+
+def solve_patches(
+    token_grads: Float[Tensor, "tokens width"],
+    patch_weight_grad: Float[Tensor, "width pixels"],
+    rcond: float | None = None,
+    equilibrate: bool = True,
+) -> PatchSolution:
+    """Solve ∂L/∂W_p = Gᵀ X for the patches X in float64.
+
+    Exact for one image when the gradient of every position embedding is shared and `tokens <= width`;
+    otherwise the minimum-norm solution. By a thin SVD, never by normal equations.
+
+    Args:
+        rcond: singular values below rcond·largest are dropped; None chooses by generalised cross-validation.
+        equilibrate: scale the rows of G to unit norm first. Without effect on an exact solution; under noise
+            it keeps tokens with small gradients from being cut away first.
+    """
+    G, A = token_grads.double(), patch_weight_grad.double()
+    tokens, width = G.shape
+    row_norms = G.norm(dim=1)
+    scale = torch.where(row_norms > 0, row_norms, 1.0) if equilibrate else torch.ones_like(row_norms)
+    left, singular, right = torch.linalg.svd((G / scale[:, None]).T, full_matrices=False)
+    coefficients = left.T @ A
+    unexplained = A - left @ coefficients
+    energies = coefficients.square().sum(dim=1)
+    outside = float(unexplained.square().sum())
+    usable = int((singular > singular[0] * torch.finfo(torch.float64).eps * max(tokens, width)).sum())
+    if rcond is None:
+        rank = _rank_by_cross_validation(energies[:usable], outside + float(energies[usable:].sum()), width)
+    else:
+        rank = min(usable, int((singular > rcond * singular[0]).sum()))
+    back = right[:rank].T / singular[:rank]
+    patches = (back @ coefficients[:rank]) / scale[:, None]
+    squared_residual = outside + float(energies[rank:].sum())
+    expected_mse = math.nan
+    if rank == tokens < width:
+        noise = squared_residual / (A.shape[1] * (width - tokens))
+        expected_mse = noise * float((back.square().sum(dim=1) / scale.square()).mean())
+    last = float(singular[-1])
+    return PatchSolution(
+        patches=patches,
+        residual=math.sqrt(squared_residual / max(float(A.square().sum()), torch.finfo(torch.float64).tiny)),
+        rank=rank,
+        condition=float(singular[0]) / last if last > 0 else math.inf,
+        rcond=float(singular[rank - 1] / singular[0]) if rank else 1.0,
+        expected_mse=expected_mse,
+    )
+
+
+def _rank_by_cross_validation(energies: Float[Tensor, "rank"], outside: float, width: int) -> int:
+    """The rank k that minimises ‖residual_k‖² / (width - k)² (Golub, Heath and Wahba 1979).
+
+    A direction is kept when it explains more than its share of the noise; in exact arithmetic that is every
+    direction. With as many directions as equations the last one has no residual to be judged by: it is dropped.
+    """
+    if len(energies) == 0:
+        return 0
+    tails = energies.flip(0).cumsum(0).flip(0) - energies + outside
+    spare = width - torch.arange(1, len(energies) + 1, dtype=torch.float64, device=energies.device)
+    scores = torch.where(spare > 0, tails.clamp(min=0.0) / spare.clamp(min=1.0).square(), torch.inf)
+    return int(scores.argmin()) + 1

@@ -1,0 +1,128 @@
+"""The picture from the gradients of patch projection and position embedding, by one linear system."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attacks.analytic.certificate import expected_psnr, judge, relative_error
+from attacks.analytic.least_squares import PatchSolution, solve_patches
+from attacks.analytic.patches import unpatchify
+from attacks.base import Attack, Certificate, Needs, Reconstruction
+from attacks.label.rules import head_gradient
+from fedsim.errors import NotApplicable
+from fedsim.observation import Observation
+
+
+class PatchGradient(Attack):
+    """Solve ∂L/∂W_p = Gᵀ X, with G the gradient of the position embedding, for the patches X.
+
+    Nothing behind the token matters: any depth, pooling, norm placement or dropout. Exact for one image
+    and at most as many patches as the model is wide. A larger batch gives one mixed picture, uncertified.
+
+    Args:
+        rcond: singular values below rcond·largest are dropped; None chooses by generalised cross-validation.
+        equilibrate: scale the token gradients to unit norm before the decomposition.
+    """
+
+    needs = Needs(roles=("pos_embed", "patch_weight"))
+
+    def __init__(self, rcond: float | None = None, equilibrate: bool = True) -> None:
+        self.rcond = rcond
+        self.equilibrate = equilibrate
+
+    def check(self, observation: Observation) -> None:
+        check_embedding(observation)
+        super().check(observation)
+
+    def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
+        """Raises NotApplicable for models whose patch embedding is not one linear map, and withheld gradients."""
+        check_embedding(observation)
+        roles = observation.roles
+        assert roles.grid is not None
+        assert roles.patch is not None
+        rows = embedding_rows(observation).to(device)
+        token_grads = rows[roles.embedded_prefix_tokens :]
+        weight_grad = observation.gradient_of("patch_weight").to(device).flatten(1)
+        solution = solve_patches(token_grads, weight_grad, self.rcond, self.equilibrate)
+        picture = unpatchify(solution.patches, roles.grid, roles.patch)
+        return Reconstruction(
+            images=observation.to_unit_range(picture).clamp(0.0, 1.0).float(),
+            labels=_single_label(observation),
+            certificate=_certificate(observation, rows, solution),
+        )
+
+
+def check_embedding(observation: Observation) -> None:
+    """Refuse a model whose patch tokens are not W_p p_n + b_p + e_n.
+
+    Raises:
+        NotApplicable: with the reason.
+    """
+    roles = observation.roles
+    if roles.obstacles:
+        raise NotApplicable("; ".join(roles.obstacles))
+    if roles.grid is None or roles.patch is None:
+        raise NotApplicable("the model has no patch grid")
+    covered = (roles.grid[0] * roles.patch[0], roles.grid[1] * roles.patch[1])
+    if covered != observation.image_shape[1:]:
+        height, width = observation.image_shape[1:]
+        raise NotApplicable(
+            f"pictures of {height}x{width} px on a patch grid of {covered[0]}x{covered[1]} px: "
+            "padded pictures, or resampled position embeddings"
+        )
+
+
+def embedding_rows(observation: Observation) -> Float[Tensor, "rows width"]:
+    """∂L/∂pos_embed, one row a token, those of prefix tokens first.
+
+    Raises:
+        NotApplicable: the gradient was not shared, is zero, or has not one row for each patch.
+    """
+    roles = observation.roles
+    gradient = observation.gradient_of("pos_embed")
+    rows = gradient.reshape(-1, gradient.shape[-1])
+    assert roles.grid is not None
+    expected = roles.embedded_prefix_tokens + roles.grid[0] * roles.grid[1]
+    if len(rows) != expected:
+        raise NotApplicable(f"pos_embed has {len(rows)} rows for {expected} tokens")
+    if not bool(rows.any()):
+        raise NotApplicable("pos_embed's gradient is zero: it was not trained")
+    if not bool(rows.isfinite().all()) or not bool(observation.gradient_of("patch_weight").isfinite().all()):
+        raise NotApplicable("the gradient is not finite")
+    return rows
+
+
+def examples_behind(observation: Observation) -> int:
+    """How many examples the update was computed from."""
+    protocol = observation.protocol
+    return max(1, min(protocol.batch_size * max(1, protocol.steps), observation.update.num_examples))
+
+
+def _single_label(observation: Observation) -> Tensor | None:
+    """argmin of the head bias's gradient: exact for one example, unknown for more."""
+    if examples_behind(observation) != 1:
+        return None
+    bias_grad = head_gradient(observation.gradient, observation.roles.head_biases)
+    return None if bias_grad is None else bias_grad.argmin().reshape(1)
+
+
+def _certificate(observation: Observation, rows: Float[Tensor, "rows width"], solution: PatchSolution) -> Certificate:
+    roles, gradient = observation.roles, observation.gradient
+    token_grads = rows[roles.embedded_prefix_tokens :]
+    variance = sum(std**2 for std in observation.std) / len(observation.std)
+    values = {
+        "tokens": float(len(token_grads)),
+        "width": float(token_grads.shape[1]),
+        "rank": float(solution.rank),
+        "rcond": solution.rcond,
+        "condition": solution.condition,
+        "residual": solution.residual,
+        "expected_psnr": expected_psnr(solution.expected_mse * variance),
+    }
+    bias_grad = gradient.get(roles.patch_bias) if roles.patch_bias else None
+    if bias_grad is not None:
+        values["identity"] = relative_error(token_grads.sum(dim=0).cpu(), bias_grad.cpu())
+    class_grad = gradient.get(roles.class_token) if roles.class_token else None
+    if class_grad is not None and roles.embedded_prefix_tokens:
+        values["class_token"] = relative_error(rows[0].cpu(), class_grad.flatten().cpu())
+    return judge(values, examples_behind(observation), "Σ_n G_n = ∂L/∂b_p")

@@ -1,0 +1,111 @@
+"""Label rules: from the head's gradient to a sorted multiset of classes.
+
+For mean cross-entropy, mean softmax p̄ and class counts n of a batch of B:
+∂L/∂b = p̄ - ((1 - ε)·n/B + ε/C), with label smoothing ε, and ∂L/∂W = (1/B) Σ_k (p_k - y_k) h_kᵀ.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def head_gradient(gradient: Mapping[str, Tensor], names: Sequence[str]) -> Tensor | None:
+    """The gradient of the head as if it were the only one, or None where none was shared.
+
+    A model that averages the logits of m heads (distilled DeiT) has ∂L/∂b / m at each of them: their sum is
+    that of a single head. Where some are withheld the others stand in for them.
+    """
+    shared = [gradient[name] for name in names if name in gradient]
+    return torch.stack(shared).mean(dim=0) * len(names) if shared else None
+
+
+def idlg(weight_grad: Float[Tensor, "classes features"]) -> Int[Tensor, "1"]:
+    """argmin_c Σ_m ∂L/∂W[c, m], for one example (Zhao et al. 2020).
+
+    Right where Σ_m h[m] > 0, as after a ReLU; unreliable on LayerNorm features, whose sign is anybody's.
+    """
+    return weight_grad.sum(dim=1).argmin().reshape(1)
+
+
+def gradinversion(weight_grad: Float[Tensor, "classes features"], batch_size: int) -> Int[Tensor, "batch"]:
+    """The B classes of smallest min_m ∂L/∂W[c, m] (Yin et al. 2021): no class twice, features non-negative.
+
+    Raises:
+        ValueError: a batch larger than the number of classes.
+    """
+    if batch_size > len(weight_grad):
+        raise ValueError(f"a batch of {batch_size} repeats some of {len(weight_grad)} classes")
+    return weight_grad.min(dim=1).values.topk(batch_size, largest=False).indices.sort().values
+
+
+def bias_sign(bias_grad: Float[Tensor, "classes"], label_smoothing: float = 0.0) -> Int[Tensor, "labels"]:
+    """The classes whose gradient no absent class could have: {c : ∂L/∂b[c] < -ε/C}, a set.
+
+    Every class in it was in the batch; a class that was there is missed where n_c/B does not exceed p̄_c.
+    """
+    return (bias_grad < -label_smoothing / len(bias_grad)).nonzero().flatten()
+
+
+def bias_corrected(
+    bias_grad: Float[Tensor, "classes"], batch_size: int, label_smoothing: float = 0.0
+) -> Int[Tensor, "batch"]:
+    """One of each class of negative gradient, then the most negative again and again, each taking its share.
+
+    A label's share of the gradient is -(1 - ε)/B. Right near uniform p̄, as at initialisation.
+    """
+    share = (1.0 - label_smoothing) / batch_size
+    rest = bias_grad.double().clone()
+    present = bias_sign(bias_grad, label_smoothing)
+    emitted = present[rest[present].argsort()][:batch_size].tolist()
+    rest[emitted] += share
+    while len(emitted) < batch_size:
+        label = int(rest.argmin())
+        rest[label] += share
+        emitted.append(label)
+    return torch.tensor(sorted(emitted))
+
+
+def prior_counts(
+    bias_grad: Float[Tensor, "classes"],
+    mean_probs: Float[Tensor, "classes"],
+    batch_size: int,
+    label_smoothing: float = 0.0,
+) -> Float[Tensor, "classes"]:
+    """n̂ = B (p̂ - ∂L/∂b - ε/C) / (1 - ε), real-valued: the counts themselves where p̂ = p̄.
+
+    Raises:
+        ValueError: labels smoothed away altogether.
+    """
+    if label_smoothing >= 1.0:
+        raise ValueError("label_smoothing=1 leaves nothing of the labels")
+    uniform = label_smoothing / len(bias_grad)
+    return batch_size * (mean_probs.double() - bias_grad.double() - uniform) / (1.0 - label_smoothing)
+
+
+def bias_prior(
+    bias_grad: Float[Tensor, "classes"],
+    mean_probs: Float[Tensor, "classes"],
+    batch_size: int,
+    label_smoothing: float = 0.0,
+) -> Int[Tensor, "batch"]:
+    """`prior_counts` rounded by largest remainder to B labels.
+
+    Exact whenever ‖p̄ - p̂‖∞ < (1 - ε)/(2B), where p̂ is the mean softmax over pictures that need no labels.
+    """
+    counts = largest_remainder(prior_counts(bias_grad, mean_probs, batch_size, label_smoothing), batch_size)
+    return torch.repeat_interleave(torch.arange(len(counts)), counts)
+
+
+def largest_remainder(shares: Float[Tensor, "classes"], total: int) -> Int[Tensor, "classes"]:
+    """Non-negative integers that sum to `total`, the nearest to `shares` in that sense."""
+    shares = shares.double().cpu().clamp(min=0.0)
+    counts = shares.floor().long()
+    while int(counts.sum()) != total:
+        if int(counts.sum()) < total:
+            counts[(shares - counts).argmax()] += 1
+        else:
+            excess = torch.where(counts > 0, shares - counts, torch.inf)
+            counts[excess.argmin()] -= 1
+    return counts

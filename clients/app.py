@@ -1,0 +1,137 @@
+"""The Flower ClientApp: train, evaluate, share."""
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import nn
+
+from clients.training import ClientSettings, LocalResult, train_locally
+from defenses.base import DefenseChain
+from defenses.compose import build_chain
+from fedsim.composition import Config, build_data, build_spec
+from fedsim.data import FederatedData, ImageSet
+from fedsim.determinism import seeded_globals, torch_generator
+from fedsim.evaluation import evaluate
+from fedsim.models import Architecture, Normaliser
+from fedsim.records import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND, TRAIN_LOSS, DecodedState, to_reply
+from fedsim.update import State, Update
+
+
+class ClientRuntime:
+    """What a worker keeps between clients: the data, the model and the defenses, built on first use."""
+
+    def __init__(self, config: Config, data: FederatedData | None = None) -> None:
+        self.config = config
+        self.settings = ClientSettings(**config["client"])
+        self.seed = int(config["seed"])
+        self._data = data
+
+    @cached_property
+    def data(self) -> FederatedData:
+        return self._data or build_data(self.config)
+
+    @cached_property
+    def defenses(self) -> DefenseChain:
+        return build_chain(self.config["defense"])
+
+    @cached_property
+    def model(self) -> nn.Module:
+        model = Architecture(build_spec(self.config, self.data), (self.defenses,), self.seed).build()
+        return model.to(self.device)
+
+    @cached_property
+    def device(self) -> torch.device:
+        return resolve_device(self.settings.device)
+
+    @cached_property
+    def normaliser(self) -> Normaliser:
+        return Normaliser(self.model)
+
+    def load(self, state: State) -> None:
+        self.model.load_state_dict(state)
+
+    def train(self, pictures: ImageSet, client: int, server_round: int, proximal_mu: float = 0.0) -> LocalResult:
+        """Train the loaded model on one client's pictures; draws depend on (seed, round, client) alone."""
+        rng = torch_generator(self.seed, "client", server_round, client)
+        with seeded_globals(self.seed, "model-noise", server_round, client):
+            return train_locally(
+                self.model,
+                pictures,
+                self.settings,
+                self.defenses,
+                self.normaliser,
+                rng,
+                proximal_mu,
+            )
+
+    def share(self, result: LocalResult, state: State, num_examples: int, client: int, server_round: int) -> Update:
+        """What leaves the client: its gradient or delta after the defenses, or weights made from it.
+
+        Defenses act on the change, never on whole weights. A tensor that they leave alone is sent as it
+        was trained, so that the undefended run and the identity setting share the same bits.
+        """
+        kind = "gradient" if self.settings.share == "gradient" else "delta"
+        rng = torch_generator(self.seed, "defense", server_round, client)
+        changed = Update(tensors=dict(result.tensors), kind=kind, num_examples=num_examples)
+        changed = self.defenses.transform_update(changed, rng)
+        if self.settings.share != "weights":
+            return changed
+        trained = self.model.state_dict()
+        weights: State = {}
+        for name, delta in changed.tensors.items():
+            untouched = torch.equal(delta, result.tensors[name])
+            weights[name] = trained[name].detach().cpu().clone() if untouched else state[name] + delta
+        return replace(changed, tensors=weights, kind="weights")
+
+
+def resolve_device(device: str) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def build_client_app(config: Config, data: FederatedData | None = None) -> ClientApp:
+    """A ClientApp for this configuration; the Grid that carries it is not its business.
+
+    Args:
+        data: pictures that this process holds already; None loads them on first use.
+    """
+    app = ClientApp()
+    runtime = ClientRuntime(config, data)
+    decoded = DecodedState()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        partition_id = int(context.node_config["partition-id"])
+        state, instructions = _open(message, decoded)
+        server_round = int(instructions.get(SERVER_ROUND, 0))  # type: ignore[arg-type]
+        pictures = runtime.data.client(partition_id)
+        runtime.load(state)
+        proximal_mu = float(instructions.get("proximal-mu", 0.0))  # type: ignore[arg-type]
+        result = runtime.train(pictures, partition_id, server_round, proximal_mu)
+        num_examples = result.protocol.batch_size if runtime.settings.share == "gradient" else len(pictures)
+        update = runtime.share(result, state, num_examples, partition_id, server_round)
+        truth = result.truth if config["audit"] is True else None
+        metrics = {TRAIN_LOSS: result.loss}
+        return Message(to_reply(update, result.protocol, partition_id, metrics, truth), reply_to=message)
+
+    @app.evaluate()
+    def evaluate_locally(message: Message, context: Context) -> Message:
+        partition_id = int(context.node_config["partition-id"])
+        state, _ = _open(message, decoded)
+        runtime.load(state)
+        pictures = runtime.data.client(partition_id)
+        scores = evaluate(runtime.model, pictures, runtime.normaliser)
+        record: dict[str, Any] = {NUM_EXAMPLES: len(pictures), "loss": scores.loss, "accuracy": scores.accuracy}
+        return Message(RecordDict({METRICS: MetricRecord(record)}), reply_to=message)
+
+    return app
+
+
+def _open(message: Message, decoded: DecodedState) -> tuple[State, ConfigRecord]:
+    content = message.content
+    return decoded.get(content.array_records[ARRAYS]), content.config_records.get(CONFIG, ConfigRecord())

@@ -1,0 +1,175 @@
+"""Local training: from the global state and a client's pictures to what it would share."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from defenses.base import Batch, Defense
+from fedsim.data import ImageSet
+from fedsim.ground_truth import GroundTruth
+from fedsim.models import Normaliser
+from fedsim.update import LocalProtocol, State
+
+
+@dataclass(frozen=True)
+class ClientSettings:
+    """`cfg.client`: how clients train and what they share.
+
+    Attributes:
+        share: `gradient` (one batch, no step), `delta` or `weights` (after local steps).
+        batch_size: pictures a step; a client with fewer takes all it has.
+        local_epochs: passes over the client's pictures; ignored where `local_steps` is set.
+        local_steps: a fixed number of steps instead.
+        optimizer: Hydra config of a torch optimiser, without its parameters.
+        scheduler: Hydra config of a torch scheduler, stepped after each local step, or None.
+        training_mode: `model.train()` (dropout, drop path) or `model.eval()` while the gradient is taken.
+        device: `auto` takes CUDA where Ray gave the worker a GPU.
+    """
+
+    share: str
+    batch_size: int
+    local_epochs: int
+    local_steps: int | None
+    optimizer: dict[str, Any]
+    scheduler: dict[str, Any] | None
+    label_smoothing: float
+    training_mode: bool
+    device: str
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What local training gave: a gradient or a change of the weights, by parameter name."""
+
+    tensors: State
+    protocol: LocalProtocol
+    loss: float
+    truth: GroundTruth
+
+
+def batches(
+    count: int, batch_size: int, epochs: int, steps: int | None, rng: torch.Generator
+) -> Iterator[Int64[Tensor, " batch"]]:
+    """Indices of each local step's batch, drawn without replacement within an epoch."""
+    produced = 0
+    total = steps if steps is not None else epochs * -(-count // batch_size)
+    while produced < total:
+        order = torch.randperm(count, generator=rng)
+        for chunk in order.split(batch_size):
+            if produced == total:
+                return
+            yield chunk
+            produced += 1
+
+
+def train_locally(
+    model: nn.Module,
+    pictures: ImageSet,
+    settings: ClientSettings,
+    defense: Defense,
+    normaliser: Normaliser,
+    rng: torch.Generator,
+    proximal_mu: float = 0.0,
+) -> LocalResult:
+    """Take the gradient of one batch, or train for the configured steps; the model is left as trained.
+
+    Args:
+        proximal_mu: weight of FedProx's (μ/2)·‖w - w_global‖².
+    """
+    model.train(settings.training_mode)
+    one_gradient = settings.share == "gradient"
+    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    start = {name: tensor.detach().clone() for name, tensor in _shared_state(model).items()}
+    optimizer, scheduler = (None, None) if one_gradient else _optimizer(settings, list(trainable.values()))
+    steps = 1 if one_gradient else settings.local_steps
+    seen: list[Batch] = []
+    ids: list[str] = []
+    losses: list[float] = []
+    lrs: list[float] = []
+    for indices in batches(len(pictures), settings.batch_size, settings.local_epochs, steps, rng):
+        batch = Batch(normaliser(pictures.images(indices)), pictures.labels[indices])
+        batch = defense.transform_batch(batch, rng)
+        model.zero_grad(set_to_none=True)
+        loss = classification_loss(model, batch, settings.label_smoothing)
+        losses.append(loss.item())
+        extra = defense.extra_loss(model, batch)
+        loss = loss if extra is None else loss + extra
+        if proximal_mu:
+            drift = torch.stack([(p - start[name]).square().sum() for name, p in trainable.items()]).sum()
+            loss = loss + 0.5 * proximal_mu * drift
+        loss.backward()  # type: ignore[no-untyped-call]
+        seen.append(Batch(normaliser.inverse(batch.images), batch.labels.cpu()))
+        ids += [pictures.ids[int(index)] for index in indices]
+        if optimizer is not None:
+            lrs.append(float(optimizer.param_groups[0]["lr"]))
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+    if one_gradient:
+        tensors = {n: torch.zeros_like(p) if p.grad is None else p.grad.detach() for n, p in trainable.items()}
+    else:
+        tensors = {name: tensor.detach() - start[name] for name, tensor in _shared_state(model).items()}
+    return LocalResult(
+        tensors={name: tensor.cpu() for name, tensor in tensors.items()},
+        protocol=_protocol(settings, optimizer, lrs, len(seen[0].labels), len(seen), proximal_mu),
+        loss=sum(losses) / len(losses),
+        truth=GroundTruth(
+            torch.cat([batch.images for batch in seen]), torch.cat([batch.labels for batch in seen]), tuple(ids)
+        ),
+    )
+
+
+def classification_loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Float[Tensor, ""]:
+    """Mean cross-entropy of the batch."""
+    device = next(model.parameters()).device
+    return F.cross_entropy(model(batch.images), batch.labels.to(device), label_smoothing=label_smoothing)
+
+
+def _shared_state(model: nn.Module) -> State:
+    """Trainable parameters and floating-point buffers: what local steps change and a client may share."""
+    state: State = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    state |= {name: b for name, b in model.state_dict().items() if name in _buffer_names(model)}
+    return state
+
+
+def _buffer_names(model: nn.Module) -> set[str]:
+    return {name for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+
+
+def _optimizer(
+    settings: ClientSettings, parameters: list[nn.Parameter]
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
+    # Called, not passed to `instantiate`: Hydra would deep-copy parameters and train the copies.
+    optimizer = instantiate(settings.optimizer, _partial_=True)(parameters)
+    scheduler = None if settings.scheduler is None else instantiate(settings.scheduler, _partial_=True)(optimizer)
+    return optimizer, scheduler
+
+
+def _protocol(
+    settings: ClientSettings,
+    optimizer: torch.optim.Optimizer | None,
+    lrs: list[float],
+    batch_size: int,
+    steps: int,
+    proximal_mu: float,
+) -> LocalProtocol:
+    defaults = {} if optimizer is None else optimizer.defaults
+    return LocalProtocol(
+        batch_size=batch_size,
+        steps=steps,
+        optimizer="none" if optimizer is None else type(optimizer).__name__.lower(),
+        lrs=tuple(lrs),
+        momentum=float(defaults.get("momentum", 0.0)),
+        dampening=float(defaults.get("dampening", 0.0)),
+        nesterov=bool(defaults.get("nesterov", False)),
+        weight_decay=float(defaults.get("weight_decay", 0.0)),
+        proximal_mu=proximal_mu,
+        label_smoothing=settings.label_smoothing,
+        training_mode=settings.training_mode,
+    )

@@ -1,0 +1,92 @@
+"""Defenses that keep the gradient of the position embedding from the server (APRIL's defence; Lu et al. 2022)."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from defenses.base import Defense
+from fedsim.errors import ConfigError
+from fedsim.models.april import sincos_position_embedding
+from fedsim.models.roles import ViTRoles, find_roles
+from fedsim.update import Update
+
+KINDS = ("sincos", "frozen")
+
+
+class FixedPositionEmbedding(Defense):
+    """A position embedding that is never trained, so that it has no gradient to share.
+
+    It stays a parameter, frozen, and in the state dict. The server knows its values, and the row-space
+    intersection of two other gradients still leaks the picture.
+
+    Args:
+        kind: `sincos`, MAE's 2D embedding, or `frozen`: the values that the model was built with.
+    """
+
+    def __init__(self, kind: str = "sincos") -> None:
+        if kind not in KINDS:
+            raise ConfigError("defense.fixed_pe.kind", kind, f"one of {', '.join(KINDS)}")
+        self.kind = kind
+
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        embedding, roles = _position_embedding(model, "fixed_pe")
+        if self.kind == "sincos":
+            if roles.grid is None:
+                raise ConfigError("defense.fixed_pe.kind", self.kind, f"{type(model).__name__} has no patch grid")
+            fixed = sincos_position_embedding(roles.grid, embedding.shape[-1], roles.embedded_prefix_tokens)
+            with torch.no_grad():
+                embedding.copy_(fixed.reshape(embedding.shape))
+        embedding.requires_grad_(False)
+        return model
+
+
+class WithholdPositionEmbedding(Defense):
+    """The position embedding is trained for the local steps, but no change of it is ever shared."""
+
+    def __init__(self) -> None:
+        self._name: str | None = None
+
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        _, roles = _position_embedding(model, "withhold_pe")
+        self._name = roles.pos_embed
+        return model
+
+    def transform_update(self, update: Update, rng: torch.Generator) -> Update:
+        if self._name is None:
+            raise RuntimeError("withhold_pe learns the name of the position embedding in wrap_model: call it first")
+        return replace(update, tensors={name: t for name, t in update.tensors.items() if name != self._name})
+
+
+class NoPositionEmbedding(Defense):
+    """A model that adds no position embedding: the order of the patches is lost on it, and on the server.
+
+    The parameter is replaced by zeros that are neither parameter nor part of the state dict, since not every
+    timm model can do without the attribute.
+    """
+
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        embedding, roles = _position_embedding(model, "no_pe")
+        assert roles.pos_embed is not None
+        owner, _, attribute = roles.pos_embed.rpartition(".")
+        module = model.get_submodule(owner)
+        delattr(module, attribute)
+        module.register_buffer(attribute, torch.zeros_like(embedding), persistent=False)
+        return model
+
+
+def _position_embedding(model: nn.Module, defense: str) -> tuple[Tensor, ViTRoles]:
+    """The parameter, wherever the model keeps it.
+
+    Raises:
+        ConfigError: the model has none.
+    """
+    roles = find_roles(model)
+    if roles.pos_embed is None:
+        raise ConfigError("defense", defense, f"a model with a position embedding, which {_called(model)} has not")
+    return model.get_parameter(roles.pos_embed), roles
+
+
+def _called(model: nn.Module) -> str:
+    architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
+    return str(architecture or type(model).__name__)

@@ -1,0 +1,60 @@
+"""What both commands share: Hydra, one-line errors, exit codes."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from experiments.errors import ConfigFault, one_line
+from fedsim.simulation.ray_cluster import quiet_environment
+
+console = Console(highlight=False, soft_wrap=True)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+Task = Callable[[dict[str, Any], Path], None]
+
+
+def run_cli(config_name: str, task: Task) -> None:
+    """Compose the configuration from the command line, run `task`, and exit with 2 on a faulty setting."""
+    quiet_environment()
+    # Hydra then raises instead of printing its own summary of an error.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    arguments = sys.argv[1:]
+    faults: list[str] = []
+
+    @hydra.main(config_path="pkg://conf", config_name=config_name, version_base=None)
+    def job(config: DictConfig) -> None:
+        output = Path(HydraConfig.get().runtime.output_dir)
+        try:
+            resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+            assert isinstance(resolved, dict)
+            task({str(key): value for key, value in resolved.items()}, _relative(output))
+        except ConfigFault as error:
+            # One faulty setting of a sweep must not take the other runs with it.
+            faults.append(one_line(error, config_name, arguments))
+            errors.print(f"error: {faults[-1]}", markup=False)
+
+    try:
+        job()
+    except ConfigFault as error:
+        errors.print(f"error: {one_line(error, config_name, arguments)}", markup=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        errors.print("interrupted: what had finished is in the run folder")
+        sys.exit(130)
+    if faults:
+        sys.exit(2)
+
+
+def _relative(path: Path) -> Path:
+    """The path as seen from here, where that is shorter."""
+    try:
+        return path.relative_to(Path.cwd())
+    except ValueError:
+        return path

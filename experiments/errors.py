@@ -1,0 +1,80 @@
+"""Hydra's and OmegaConf's complaints as one line that names the key, the value and what would be right."""
+
+import re
+from collections.abc import Iterable
+
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, InstantiationException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedsim.errors import ConfigError, nearest
+
+ConfigFault = (ConfigError, HydraException, OmegaConfBaseException)
+
+
+def one_line(error: BaseException, config_name: str, overrides: Iterable[str]) -> str:
+    """The line to print for an error that a user's settings caused."""
+    known = _in_chain(error)
+    if known is not None:
+        return str(known)
+    if isinstance(error, MissingConfigException):
+        return _missing_option(str(error))
+    if isinstance(error, InstantiationException):
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
+        cause = error.__cause__ or error
+        return f"{key or 'config'}: {' '.join(lines[:1])} {type(cause).__name__}: {_flat(str(cause))}"
+    match = re.search(r"Could not override '([^']+)'", str(error)) or re.search(r"Key '([^']+)'", str(error))
+    if match:
+        return _unknown_key(match.group(1), config_name, overrides)
+    return _flat(str(error))
+
+
+def _in_chain(error: BaseException | None) -> ConfigError | None:
+    while error is not None:
+        if isinstance(error, ConfigError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _missing_option(text: str) -> str:
+    found = re.search(r"Could not find '([^']+)'", text)
+    if not found or "/" not in found.group(1):
+        return _flat(text)
+    group, name = found.group(1).rsplit("/", 1)
+    options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
+    return f"{group}={name}: there is no such option; one of {', '.join(options)}.{nearest(name, options)}"
+
+
+def _unknown_key(key: str, config_name: str, overrides: Iterable[str]) -> str:
+    typed = next((o for o in overrides if o.lstrip("+~").split("=", 1)[0].split("@")[0] == key), None)
+    value = typed.split("=", 1)[1] if typed and "=" in typed else ""
+    keys = _all_keys(config_name)
+    hint = nearest(key, keys)
+    if not hint:
+        last = [k for k in keys if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+        hint = f" Did you mean '{last[0]}'?" if last else ""
+    return f"{key}={value}: there is no such key.{hint or ' --cfg job shows them all.'}"
+
+
+def _all_keys(config_name: str) -> list[str]:
+    GlobalHydra.instance().clear()
+    with initialize_config_module("conf", version_base=None):
+        config = compose(config_name)
+    return [key for key in _walk(config, "") if not key.startswith("hydra.")]
+
+
+def _walk(config: DictConfig, prefix: str) -> Iterable[str]:
+    for name in config:
+        key = f"{prefix}{name}"
+        yield key
+        value = None if OmegaConf.is_missing(config, str(name)) else config._get_node(str(name))
+        if isinstance(value, DictConfig):
+            yield from _walk(value, f"{key}.")

@@ -1,0 +1,55 @@
+"""Progress bars on a terminal, a line now and then elsewhere."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+class Bars:
+    """Named bars; where the output is no terminal, `say` prints plain lines instead."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description:<10}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.__exit__(kind, error, trace)
+
+    def set(self, name: str, completed: int, total: int, note: str | None = None) -> None:
+        """Create or move a bar; a note stays until another replaces it."""
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=total, note="")
+        self._progress.update(self._tasks[name], completed=completed, total=total)
+        if note is not None:
+            self._progress.update(self._tasks[name], note=note)
+
+    def say(self, text: str) -> None:
+        """A line for people who watch a log, not a terminal."""
+        if not self._console.is_terminal:
+            self._console.print(text, markup=False)

@@ -1,0 +1,127 @@
+"""What both commands build before any worker starts; building it is also the check that it can be built."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from torch import nn
+
+from defenses.base import DefenseChain
+from defenses.compose import build_chain
+from experiments.validation import check_common, cores, worker_counts
+from fedsim.composition import Config, build_data, build_spec, image_side
+from fedsim.data import FederatedData
+from fedsim.errors import ConfigError
+from fedsim.metrics.perceptual import lpips_hint
+from fedsim.models import Architecture, Normaliser
+from fedsim.simulation.ray_cluster import ray_cluster
+from fedsim.tracking import RunFolder, Trackers
+from server.attacking import build_attack
+from server.observing import ObservationFactory
+from server.results import ResultWriter
+from server.scheduling import AttackScheduler, InlineAttacks, OnResult, RayAttacks
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The objects of one run, in the server's process."""
+
+    config: Config
+    data: FederatedData
+    defenses: DefenseChain
+    architecture: Architecture
+    model: nn.Module
+    normaliser: Normaliser
+    wants_auxiliary: bool
+
+    def factory(self) -> ObservationFactory:
+        config = self.config
+        described = [{"name": name, **settings} for name, settings in config["defense"].items()]
+        return ObservationFactory(self.architecture, self.model, image_side(config["model"]), described)
+
+
+def prepare(config: Config, partitioned: bool) -> Setup:
+    """Check the settings and build everything that can be built without workers.
+
+    Raises:
+        ConfigError: something cannot work; nothing has been started then.
+    """
+    check_common(config)
+    attacks = [build_attack(name, settings) for name, settings in config["attack"].items()]
+    defenses = build_chain(config["defense"])
+    image_side(config["model"])
+    data = build_data(config, partitioned)
+    data.check()
+    architecture = Architecture(build_spec(config, data), (defenses,), config["seed"])
+    model = architecture.build()
+    wants_auxiliary = any(attack.needs.auxiliary for attack in attacks)
+    return Setup(config, data, defenses, architecture, model, Normaliser(model), wants_auxiliary)
+
+
+def open_folder(config: Config, root: Path) -> RunFolder:
+    """Create the run folder and write the resolved configuration into it."""
+    folder = RunFolder(root)
+    folder.write_text("config.yaml", yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False))
+    return folder
+
+
+def make_writer(config: Config, folder: RunFolder, trackers: Trackers) -> ResultWriter:
+    return ResultWriter(folder, trackers, config["model"]["name"], list(config["defense"]))
+
+
+def make_scheduler(config: Config, on_result: OnResult) -> AttackScheduler:
+    """Attacks on Ray, or in the process."""
+    simulation = config["simulation"]
+    if simulation["engine"] == "inline":
+        return InlineAttacks(config["attack"], config["seed"], on_result)
+    return RayAttacks(
+        config["attack"],
+        config["seed"],
+        on_result,
+        workers=int(simulation["attack_workers"]),
+        num_cpus=simulation["attack_num_cpus"],
+        num_gpus=simulation["attack_num_gpus"],
+        threads=simulation["attack_threads"],
+        backlog=simulation["attack_backlog"],
+        timeout=simulation["attack_timeout"],
+        max_retries=simulation["attack_retries"],
+    )
+
+
+@contextmanager
+def engine(config: Config, jobs: int) -> Iterator[None]:
+    """Ray for the block where the simulation wants it, with room for all workers."""
+    simulation = config["simulation"]
+    if simulation["engine"] == "inline":
+        yield
+        return
+    workers, attackers = worker_counts(config, jobs)
+    cpus = workers * float(simulation["num_cpus"]) + attackers * float(simulation["attack_num_cpus"])
+    gpus = workers * float(simulation["num_gpus"]) + attackers * float(simulation["attack_num_gpus"])
+    ray = config["ray"]
+    with ray_cluster(
+        ray["address"], max(cores(), -(-cpus // 1)), -(-gpus // 1), ray["dashboard"], Path(__file__).parents[1]
+    ):
+        yield
+
+
+def write_summary(folder: RunFolder, kind: str, start: float) -> None:
+    """The run is complete: what the report needs and no other file says."""
+    folder.write_json(
+        "summary.json",
+        {"kind": kind, "finished": True, "seconds": time.perf_counter() - start, "lpips": lpips_hint()},
+    )
+
+
+def refuse_used(root: Path) -> None:
+    """A federated run starts in a folder of its own.
+
+    Raises:
+        ConfigError: `root` holds a run.
+    """
+    if (root / "metrics.jsonl").exists() or (root / "attacks.jsonl").exists():
+        raise ConfigError("run_dir", root, "a new folder; this one holds a run already")

@@ -1,0 +1,44 @@
+"""From a resolved configuration (plain dicts) to objects; workers repeat it and get the same objects."""
+
+from typing import Any
+
+import timm
+from hydra.utils import instantiate
+
+from fedsim.data import FederatedData
+from fedsim.errors import ConfigError
+from fedsim.models import ModelSpec
+
+Config = dict[str, Any]
+
+
+def image_side(model: Config) -> int:
+    """The side in pixels of the pictures that the configured model reads, without building it.
+
+    Raises:
+        ConfigError: timm has no such model.
+    """
+    ModelSpec.from_dict({**model, "num_classes": 1}).check()
+    if model.get("img_size") is not None:
+        return int(model["img_size"])
+    default = timm.get_pretrained_cfg(model["name"])
+    return int(default.input_size[-1]) if default is not None else 224
+
+
+def build_data(config: Config, partitioned: bool = True) -> FederatedData:
+    """The configured source, split among clients."""
+    partitioner = instantiate(config["partition"]) if partitioned else None
+    return FederatedData(instantiate(config["data"]), partitioner, image_side(config["model"]))
+
+
+def build_spec(config: Config, data: FederatedData) -> ModelSpec:
+    """The configured model; it has a class for each of the data's unless the configuration says otherwise.
+
+    Raises:
+        ConfigError: fewer classes than the data have.
+    """
+    model = dict(config["model"])
+    model["num_classes"] = classes = model.get("num_classes") or data.num_classes
+    if classes < data.num_classes:
+        raise ConfigError("model.num_classes", classes, f"at least {data.num_classes}, the classes of the data")
+    return ModelSpec.from_dict(model)

@@ -1,0 +1,114 @@
+"""Pictures that come with scikit-learn: nothing to download, small enough for every test."""
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+import PIL.Image
+from datasets import Dataset
+from jaxtyping import UInt8
+from sklearn.datasets import load_digits, load_sample_images
+
+from fedsim.data.sources import Splits, divide, features
+from fedsim.determinism import derive_seed
+from fedsim.errors import ConfigError
+
+SMALLEST_CROP = 96  # pixels of the photograph's 427 rows: below this, a crop is mostly blur
+
+
+class Digits:
+    """1797 handwritten digits of 8x8 pixels, grey as RGB (scikit-learn's `load_digits`, a part of UCI's)."""
+
+    def __init__(self, test_fraction: float = 0.2, auxiliary_fraction: float = 0.1, seed: int = 0) -> None:
+        self._fractions = test_fraction, auxiliary_fraction
+        self._seed = seed
+
+    def load(self) -> Splits:
+        digits = load_digits()
+        labels = digits.target.tolist()
+        class_names = tuple(str(name) for name in digits.target_names)
+        grey = np.round(digits.images * (255 / 16)).astype(np.uint8)
+        whole = Dataset.from_dict(
+            {
+                "image": [_png(PIL.Image.fromarray(picture).convert("RGB")) for picture in grey],
+                "label": labels,
+                "id": [f"digit-{row:04d}" for row in range(len(labels))],
+            },
+            features=features(class_names),
+        )
+        rows = divide(labels, *self._fractions, self._seed)
+        return Splits(whole.select(rows.train), whole.select(rows.test), whole.select(rows.auxiliary), class_names)
+
+
+class Photos:
+    """Square crops of two photographs (scikit-learn's china.jpg and flower.jpg), one class each.
+
+    The splits are cut from three bands of the photographs that share no pixel, so an attack that learns from the
+    auxiliary pictures has not seen a client's. Within a split the crops overlap: good for attacks at full
+    resolution, no measure of accuracy.
+    """
+
+    def __init__(
+        self,
+        size: int = 224,
+        count: int = 64,
+        test_fraction: float = 0.15,
+        auxiliary_fraction: float = 0.15,
+        seed: int = 0,
+    ) -> None:
+        if size < 1:
+            raise ConfigError("data.size", size, "a positive number of pixels")
+        if count < 1:
+            raise ConfigError("data.count", count, "a positive number of pictures")
+        self._size = size
+        self._count = count
+        self._fractions = test_fraction, auxiliary_fraction
+        self._seed = seed
+
+    def load(self) -> Splits:
+        photos = load_sample_images()
+        class_names = tuple(name.replace("\\", "/").rsplit("/", 1)[-1].split(".")[0] for name in photos.filenames)
+        rows = divide([row % 2 for row in range(self._count)], *self._fractions, self._seed)
+        width = min(photo.shape[1] for photo in photos.images)
+        # The narrow bands are as wide as a crop that still shows something; clients get the rest.
+        bands = {"train": (0, width - 240), "test": (width - 240, width - 120), "auxiliary": (width - 120, width)}
+        parts = {
+            name: Dataset.from_dict(
+                self._crops(photos.images, class_names, getattr(rows, name), band), features=features(class_names)
+            )
+            for name, band in bands.items()
+        }
+        return Splits(**parts, class_names=class_names)
+
+    def _crops(
+        self,
+        photos: Sequence[UInt8[np.ndarray, "height width 3"]],
+        class_names: Sequence[str],
+        rows: Sequence[int] | np.ndarray,
+        band: tuple[int, int],
+    ) -> dict[str, list[object]]:
+        columns: dict[str, list[object]] = {"image": [], "label": [], "id": []}
+        for row in map(int, rows):
+            label = row % 2
+            rng = np.random.default_rng(derive_seed(self._seed, "photos", row))
+            start, end = band
+            side = int(rng.integers(SMALLEST_CROP, min(end - start, photos[label].shape[0]) + 1))
+            left = int(rng.integers(start, end - side + 1))
+            top = int(rng.integers(0, photos[label].shape[0] - side + 1))
+            flipped = bool(rng.integers(2))
+            crop = PIL.Image.fromarray(photos[label][top : top + side, left : left + side])
+            if flipped:
+                crop = crop.transpose(PIL.Image.Transpose.FLIP_LEFT_RIGHT)
+            crop = crop.resize((self._size, self._size), PIL.Image.Resampling.BICUBIC)
+            columns["image"].append(_png(crop))
+            columns["label"].append(label)
+            columns["id"].append(
+                f"{class_names[label]}-{row:04d}-x{left}-y{top}-s{side}{'-flipped' if flipped else ''}"
+            )
+        return columns
+
+
+def _png(picture: PIL.Image.Image) -> dict[str, bytes | None]:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", compress_level=1)
+    return {"bytes": buffer.getvalue(), "path": None}

@@ -1,0 +1,68 @@
+"""The pictures that one party holds."""
+
+from collections.abc import Sequence
+
+import torch
+from datasets import Dataset, Image
+from jaxtyping import Float32, Int64
+from torch import Tensor
+
+from fedsim.data.pictures import UNREADABLE, PictureCache, decode, one_line
+from fedsim.errors import ConfigError
+
+
+class ImageSet:
+    """Labels and ids at once, pictures when asked for; what has been decoded stays in the cache.
+
+    Attributes:
+        labels: [n], int64.
+        ids: names of the pictures, unique within the source.
+    """
+
+    def __init__(self, dataset: Dataset, rows: Sequence[int], image_size: int, cache: PictureCache, split: str) -> None:
+        """`rows` are row numbers of `dataset`; `split` tells its pictures from others in the same cache."""
+        held = dataset.select(rows)
+        self.labels: Int64[Tensor, " n"] = torch.tensor(held["label"][:], dtype=torch.int64)
+        self.ids: tuple[str, ...] = tuple(held["id"][:])
+        self._files = held.select_columns(["image"]).cast_column("image", Image(decode=False))
+        self._rows = tuple(rows)
+        self._image_size = image_size
+        self._cache = cache
+        self._split = split
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def images(self, indices: Sequence[int] | Int64[Tensor, " b"]) -> Float32[Tensor, "b 3 h w"]:
+        """The pictures at these positions of the set (not rows of the data set), in [0, 1].
+
+        Raises:
+            ConfigError: a file cannot be decoded; names it.
+            IndexError: a position outside the set.
+        """
+        positions = [
+            range(len(self))[index] for index in (indices.tolist() if isinstance(indices, Tensor) else indices)
+        ]
+        if not positions:
+            return torch.zeros(0, 3, self._image_size, self._image_size)
+        found = {position: self._cache.get((self._split, self._rows[position])) for position in positions}
+        missing = [position for position, picture in found.items() if picture is None]
+        # A few at a time, so that the compressed files of a large set are never all in memory.
+        for start in range(0, len(missing), 64):
+            chunk = missing[start : start + 64]
+            for position, file in zip(chunk, self._files[chunk]["image"], strict=True):
+                found[position] = picture = self._decode(position, file)
+                self._cache.put((self._split, self._rows[position]), picture)
+        return (
+            torch.stack([picture for position in positions if (picture := found[position]) is not None]).float() / 255
+        )
+
+    def _decode(self, position: int, file: dict[str, str | bytes | None]) -> Tensor:
+        content = file["bytes"] or file["path"]
+        if not content:
+            raise ConfigError("data", self.ids[position], "has neither a file nor content")
+        try:
+            return decode(content, self._image_size)
+        except UNREADABLE as error:
+            path = file["path"] or self.ids[position]
+            raise ConfigError("data", path, f"this picture cannot be decoded: {one_line(error)}") from error

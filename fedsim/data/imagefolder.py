@@ -1,0 +1,160 @@
+"""A folder of class folders on disk, read where it lies."""
+
+import itertools
+import logging
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import PIL.Image
+from datasets import Dataset
+
+from fedsim.data.pictures import UNREADABLE, one_line
+from fedsim.data.sources import Splits, divide, features
+from fedsim.errors import ConfigError
+
+EXTENSIONS = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm"}
+)
+TRAIN_NAMES = ("train", "training")
+TEST_NAMES = ("val", "valid", "validation", "test", "testing")
+HEADER_THREADS = 8
+
+logger = logging.getLogger(__name__)
+
+
+class ImageFolder:
+    """One folder a class, or `train/` and `val/` (`valid/`, `validation/`, `test/`) that hold one folder a class.
+
+    With a training and a test folder, the test folder is the test set and the auxiliary pictures are taken out of
+    the training folder. With one of them, or none, the fractions divide all there is. Of several test folders the
+    first in the order above counts: a `test/` beside a `val/` mostly has no labels. Class folders are searched to
+    any depth. An id is the path relative to `path`.
+
+    Attributes:
+        verify: open every file's header while loading, so that a broken file is named before anything starts.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        test_fraction: float = 0.1,
+        auxiliary_fraction: float = 0.1,
+        seed: int = 0,
+        verify: bool = True,
+    ) -> None:
+        if not path:
+            raise ConfigError(
+                "data.path", path, "the folder that holds one folder per class, as in data.path=~/pictures"
+            )
+        self._root = Path(path).expanduser()
+        self._fractions = test_fraction, auxiliary_fraction
+        self._seed = seed
+        self._verify = verify
+
+    def load(self) -> Splits:
+        """Raises `ConfigError`: no such folder, no class folders, a class without pictures, unreadable files."""
+        if not self._root.is_dir():
+            raise ConfigError(
+                "data.path", self._root, "is a file, not a folder" if self._root.exists() else "no such folder"
+            )
+        train_folder, test_folder = self._layout()
+        train = self._pictures_by_class(train_folder)
+        test = self._pictures_by_class(test_folder) if test_folder else {}
+        class_names = tuple(train)
+        if unknown := [name for name in test if name not in train]:
+            raise ConfigError(
+                "data.path", self._root, f"{test_folder} has class folders that {train_folder} lacks: {_few(unknown)}"
+            )
+        if self._verify:
+            self._check_headers([*itertools.chain(*train.values(), *test.values())])
+
+        whole = self._dataset(train, class_names)
+        test_fraction, auxiliary_fraction = self._fractions
+        rows = divide(whole["label"][:], 0.0 if test else test_fraction, auxiliary_fraction, self._seed)
+        if test:
+            test_set = self._dataset(test, class_names)
+            test_set = test_set.select(divide(test_set["label"][:], 0.0, 0.0, self._seed).train)
+        else:
+            test_set = whole.select(rows.test)
+        return Splits(whole.select(rows.train), test_set, whole.select(rows.auxiliary), class_names)
+
+    def _layout(self) -> tuple[str, str | None]:
+        """The training folder and the test folder, relative to the root ("" is the root itself)."""
+        folders = {folder.name.lower(): folder for folder in _visible_folders(self._root)}
+        splits = {
+            name: folders[name] for name in (*TRAIN_NAMES, *TEST_NAMES) if name in folders and _is_split(folders[name])
+        }
+        found = [splits[name].name for name in splits]
+        if not found:
+            return "", None
+        if unused := found[2:] if next(iter(splits)) in TRAIN_NAMES else found[1:]:
+            logger.warning("%s: %s not used, %s", self._root, _few(unused), f"only {_few(found[:2])}")
+        if next(iter(splits)) in TRAIN_NAMES and len(found) > 1:
+            return found[0], found[1]
+        return found[0], None
+
+    def _pictures_by_class(self, split: str) -> dict[str, list[str]]:
+        """Paths relative to the root, sorted, by class name, sorted."""
+        folder = self._root / split
+        pictures = {child.name: _pictures_below(child, self._root) for child in _visible_folders(folder)}
+        if not pictures:
+            loose = any(_is_picture(child.name) for child in folder.iterdir())
+            found = "pictures, but no class folders" if loose else "no class folders"
+            raise ConfigError("data.path", folder, f"holds {found}; expected one folder of pictures per class")
+        if empty := [name for name, paths in pictures.items() if not paths]:
+            known = " ".join(sorted(extension[1:] for extension in EXTENSIONS))
+            raise ConfigError("data.path", folder, f"no pictures in class folder {_few(empty)} (looked for {known})")
+        return pictures
+
+    def _dataset(self, pictures: dict[str, list[str]], class_names: tuple[str, ...]) -> Dataset:
+        paths = [path for of_class in pictures.values() for path in of_class]
+        labels = [class_names.index(name) for name, of_class in pictures.items() for _ in of_class]
+        try:
+            return Dataset.from_dict(
+                {"image": [str(self._root / path) for path in paths], "label": labels, "id": paths},
+                features=features(class_names),
+            )
+        except UnicodeEncodeError as error:
+            raise ConfigError("data.path", self._root, f"a file name is not UTF-8: {error.object!a}") from error
+
+    def _check_headers(self, paths: list[str]) -> None:
+        with ThreadPoolExecutor(HEADER_THREADS) as pool:
+            faults = [fault for fault in pool.map(self._header_fault, paths, chunksize=64) if fault]
+        if faults:
+            noun = "1 file cannot" if len(faults) == 1 else f"{len(faults)} files cannot"
+            raise ConfigError("data.path", self._root, f"{noun} be read as a picture: {_few(faults)}")
+
+    def _header_fault(self, path: str) -> str | None:
+        try:
+            with PIL.Image.open(self._root / path):
+                return None
+        except UNREADABLE as error:
+            return f"{path} ({one_line(error)})"
+
+
+def _visible_folders(folder: Path) -> list[Path]:
+    return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+
+
+def _is_picture(name: str) -> bool:
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS  # noqa: PTH122 - a name only
+
+
+def _is_split(folder: Path) -> bool:
+    """A class may be called `train` too: then it holds its pictures directly."""
+    return bool(_visible_folders(folder)) and not any(_is_picture(child.name) for child in folder.iterdir())
+
+
+def _pictures_below(folder: Path, root: Path) -> list[str]:
+    found = []
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        relative = Path(parent).relative_to(root)
+        found += [(relative / name).as_posix() for name in names if _is_picture(name)]
+    return sorted(found)
+
+
+def _few(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,88 @@
+"""From a file to pixels, once."""
+
+import io
+import struct
+import threading
+from collections import OrderedDict
+
+import numpy as np
+import PIL.Image
+import PIL.ImageOps
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+# What Pillow raises for a file that is no picture, is cut short, or is larger than any real picture.
+UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, PIL.Image.DecompressionBombError)
+
+
+def decode(content: str | bytes, size: int) -> UInt8[Tensor, "3 {size} {size}"]:
+    """Read a picture (a path, or the file's bytes) as RGB, upright, `size` pixels square.
+
+    Where the size differs, the shorter side is resized to `size` (bicubic, antialiased) and the centre cut out.
+    Transparency is dropped, 16-bit grey keeps its upper byte.
+
+    Raises:
+        one of `UNREADABLE`: the content is no whole picture.
+    """
+    with PIL.Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as opened:
+        opened.load()
+        picture = _rgb(PIL.ImageOps.exif_transpose(opened))
+    width, height = picture.size
+    if (width, height) != (size, size):
+        scale = size / min(width, height)
+        width, height = max(size, round(width * scale)), max(size, round(height * scale))
+        left, top = (width - size) // 2, (height - size) // 2
+        picture = picture.resize((width, height), PIL.Image.Resampling.BICUBIC)
+        picture = picture.crop((left, top, left + size, top + size))
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of what a library says, short enough to quote."""
+    lines = str(error).strip().splitlines()
+    first = lines[0] if lines else type(error).__name__
+    return first if len(first) <= 200 else f"{first[:200]}…"
+
+
+class PictureCache:
+    """Decoded pictures by key, the least recently used dropped beyond `max_bytes`. Safe between threads."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self._pictures: OrderedDict[tuple[str, int], Tensor] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def get(self, key: tuple[str, int]) -> UInt8[Tensor, "3 h w"] | None:
+        with self._lock:
+            picture = self._pictures.get(key)
+            if picture is not None:
+                self._pictures.move_to_end(key)
+            return picture
+
+    def put(self, key: tuple[str, int], picture: UInt8[Tensor, "3 h w"]) -> None:
+        """Keep a picture; one that is larger than the whole budget is not kept."""
+        with self._lock:
+            if key in self._pictures or picture.nbytes > self.max_bytes:
+                return
+            self._pictures[key] = picture
+            self.num_bytes += picture.nbytes
+            while self.num_bytes > self.max_bytes:
+                _, dropped = self._pictures.popitem(last=False)
+                self.num_bytes -= dropped.nbytes
+
+
+def _rgb(picture: PIL.Image.Image) -> PIL.Image.Image:
+    if picture.mode.startswith("I"):
+        # Pillow would clip 16 bits at 255: nearly everything white.
+        return PIL.Image.fromarray((np.asarray(picture).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)).convert(
+            "RGB"
+        )
+    if picture.mode == "P":
+        # By way of RGBA, because Pillow warns about palettes with transparency.
+        return picture.convert("RGBA").convert("RGB")
+    return picture.convert("RGB")

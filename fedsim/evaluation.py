@@ -1,0 +1,54 @@
+"""Accuracy and loss of a model on pictures."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedsim.data import ImageSet
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Share of right top-1 predictions, and mean cross-entropy in nats."""
+
+    accuracy: float
+    loss: float
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, pictures: ImageSet, normalise: Callable[[Tensor], Tensor], batch_size: int = 256
+) -> Evaluation:
+    """Evaluate in eval mode.
+
+    Raises:
+        ValueError: there are no pictures.
+    """
+    if len(pictures) == 0:
+        raise ValueError("no pictures to evaluate on")
+    model.eval()
+    right, loss = 0, 0.0
+    for start in range(0, len(pictures), batch_size):
+        indices = range(start, min(start + batch_size, len(pictures)))
+        logits = model(normalise(pictures.images(indices))).float()
+        labels = pictures.labels[start : indices.stop].to(logits.device)
+        right += int((logits.argmax(1) == labels).sum())
+        loss += float(F.cross_entropy(logits, labels, reduction="sum"))
+    return Evaluation(right / len(pictures), loss / len(pictures))
+
+
+@torch.no_grad()
+def mean_softmax(
+    model: nn.Module, pictures: ImageSet, normalise: Callable[[Tensor], Tensor], training_mode: bool, limit: int = 256
+) -> Tensor:
+    """[classes] mean predicted probabilities, float64, over at most `limit` pictures: p̂ of the label rules."""
+    model.train(training_mode)
+    sums: list[Tensor] = []
+    count = min(limit, len(pictures))
+    for start in range(0, count, 64):
+        images = normalise(pictures.images(range(start, min(start + 64, count))))
+        sums.append(model(images).double().softmax(1).sum(0))
+    return (torch.stack(sums).sum(0) / count).cpu()

@@ -1,0 +1,121 @@
+"""Hold a reconstruction against the truth: match first, then one score per original picture."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.ground_truth import GroundTruth
+from fedsim.metrics.image import fft2d, fft2d_mjp, mse, psnr, ssim
+from fedsim.metrics.labels import assign_labels, exact_batch, label_share
+from fedsim.metrics.matching import match
+from fedsim.metrics.perceptual import lpips
+
+
+@dataclass(frozen=True)
+class ImageScore:
+    """One original picture and what an attack made of it; None where there is nothing to compare.
+
+    Attributes:
+        image: name of the original.
+        reconstruction: index of the matched reconstruction in the attack's result.
+        psnr: dB, at most `PSNR_CAP`.
+    """
+
+    image: str
+    reconstruction: int | None = None
+    mse: float | None = None
+    psnr: float | None = None
+    ssim: float | None = None
+    fft2d: float | None = None
+    fft2d_mjp: float | None = None
+    lpips: float | None = None
+    label: int | None = None
+    label_recovered: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class LabelScore:
+    """A batch's labels as multisets: all of them right, and the share Σ_c min(n̂_c, n_c)/B."""
+
+    exact: bool
+    share: float
+
+
+def score(
+    truth: GroundTruth,
+    images: Tensor | None,
+    labels: Tensor | None,
+    *,
+    eight_bit: bool = False,
+    perceptual: bool = True,
+) -> list[ImageScore]:
+    """One score per original, in the order of the truth.
+
+    Args:
+        images: [M,C,H,W] in any order; what lies outside [0, 1] is clamped, as no picture can show it.
+        labels: [M] in any order, a multiset.
+        eight_bit: compare after rounding both sides to 256 levels, as pictures read from files are.
+        perceptual: also LPIPS, where its weights are on the machine.
+
+    Raises:
+        ValueError: the reconstructions have another shape than the originals.
+    """
+    originals = truth.images.detach()
+    recovered = [None] * len(originals) if labels is None else assign_labels(truth.labels, labels)
+    scores: list[dict[str, Any]] = [
+        {"image": name, "label": int(label), "label_recovered": guess}
+        for name, label, guess in zip(truth.ids, truth.labels.tolist(), recovered, strict=True)
+    ]
+    if images is not None and len(images) and len(originals):
+        if images.shape[1:] != originals.shape[1:]:
+            raise ValueError(
+                f"reconstructions of shape {tuple(images.shape[1:])} for originals of {tuple(originals.shape[1:])}"
+            )
+        for index, values in _compare(originals, images.detach(), eight_bit, perceptual).items():
+            scores[index] |= values
+    return [ImageScore(**values) for values in scores]
+
+
+def score_labels(truth: GroundTruth, labels: Tensor | None) -> LabelScore | None:
+    """The batch's labels as a whole; None where the attack recovered none."""
+    if labels is None:
+        return None
+    return LabelScore(exact_batch(truth.labels, labels), label_share(truth.labels, labels))
+
+
+def success_rate(scores: Sequence[ImageScore], threshold: float) -> float | None:
+    """Share of all pictures with a PSNR of at least `threshold` dB; one without reconstruction counts as a miss."""
+    if not scores:
+        return None
+    return sum(score.psnr is not None and score.psnr >= threshold for score in scores) / len(scores)
+
+
+def _compare(originals: Tensor, images: Tensor, eight_bit: bool, perceptual: bool) -> dict[int, dict[str, Any]]:
+    """The values for each original that has a reconstruction, by the original's index."""
+    rebuilt = _as_picture(images.double().to(originals.device), eight_bit)
+    reference = _as_picture(originals.double(), eight_bit)
+    matched = match(reference, rebuilt)
+    pairs = [(index, candidate) for index, candidate in enumerate(matched) if candidate is not None]
+    if not pairs:
+        return {}
+    x = reference[[index for index, _ in pairs]]
+    y = rebuilt[[candidate for _, candidate in pairs]]
+    columns: dict[str, list[Any]] = {"reconstruction": [candidate for _, candidate in pairs]}
+    for measure in (mse, psnr, ssim, fft2d, fft2d_mjp):
+        columns[measure.__name__] = measure(y, x).tolist()
+    distances = lpips(y, x) if perceptual and x.shape[1] in (1, 3) else None
+    if distances is not None:
+        columns["lpips"] = distances.tolist()
+    return {index: {name: column[row] for name, column in columns.items()} for row, (index, _) in enumerate(pairs)}
+
+
+def _as_picture(images: Tensor, eight_bit: bool) -> Tensor:
+    """Values that a picture can have. NaN stays, so that `match` can leave it out; infinity becomes NaN."""
+    pictures = torch.where(images.isfinite(), images, torch.nan).clamp(0, 1)
+    return (pictures * 255).round() / 255 if eight_bit else pictures

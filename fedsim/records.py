@@ -1,0 +1,130 @@
+"""fedsim's nouns as Flower records, and back: no pickle, one copy each way."""
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from torch import Tensor
+
+from fedsim.ground_truth import GroundTruth
+from fedsim.update import LocalProtocol, State, Update
+
+ARRAYS, CONFIG, METRICS, UPDATE, AUDIT = "arrays", "config", "metrics", "fedsim.update", "fedsim.audit"
+NUM_EXAMPLES, SERVER_ROUND, TRAIN_LOSS = "num-examples", "server-round", "train_loss"
+_NUMPY_STYPE = "numpy.ndarray"
+
+
+def to_array(tensor: Tensor) -> Array:
+    """A tensor as Flower's `Array`: the bytes of `np.save`, made with a single copy."""
+    # Not np.ascontiguousarray: it turns a scalar into a vector of one.
+    array = tensor.detach().cpu().contiguous().numpy()
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+    data = b"".join((header.getvalue(), array.tobytes()))
+    return Array(dtype=str(array.dtype), shape=tuple(array.shape), stype=_NUMPY_STYPE, data=data)
+
+
+def from_array(array: Array) -> Tensor:
+    """The tensor in Flower's `Array`, in memory of its own.
+
+    Raises:
+        ValueError: the bytes are no plain array (pickled objects are refused), or do not match what the
+            record says of them.
+    """
+    if array.stype != _NUMPY_STYPE:
+        raise ValueError(f"arrays must be {_NUMPY_STYPE}, not {array.stype!r}")
+    decoded = np.load(io.BytesIO(array.data), allow_pickle=False)
+    if str(decoded.dtype) != array.dtype or tuple(decoded.shape) != tuple(array.shape):
+        raise ValueError(f"the record says {array.dtype}{array.shape}, its bytes {decoded.dtype}{decoded.shape}")
+    return torch.from_numpy(decoded)
+
+
+def to_arrays(state: State) -> ArrayRecord:
+    return ArrayRecord({name: to_array(tensor) for name, tensor in state.items()})
+
+
+def from_arrays(record: ArrayRecord) -> State:
+    return {name: from_array(array) for name, array in record.items()}
+
+
+def to_reply(
+    update: Update,
+    protocol: LocalProtocol,
+    partition_id: int,
+    metrics: dict[str, float],
+    truth: GroundTruth | None,
+) -> RecordDict:
+    """The content of a train reply: one ArrayRecord and one MetricRecord, as every strategy expects."""
+    content = RecordDict()
+    content[ARRAYS] = to_arrays(update.tensors)
+    content[METRICS] = MetricRecord({NUM_EXAMPLES: update.num_examples, **metrics})
+    content[UPDATE] = ConfigRecord(
+        {
+            "kind": update.kind,
+            "partition-id": partition_id,
+            "withheld": json.dumps(update.withheld),
+            "protocol": json.dumps(protocol.to_dict()),
+        }
+    )
+    if truth is not None:
+        content[AUDIT] = ConfigRecord(
+            {
+                "images": to_array(truth.images).data,
+                "labels": [int(label) for label in truth.labels],
+                "ids": list(truth.ids),
+            }
+        )
+    return content
+
+
+def from_reply(content: RecordDict) -> tuple[Update, LocalProtocol, int]:
+    """The update, the protocol and the partition id in a train reply.
+
+    Raises:
+        KeyError, ValueError, TypeError: the reply is no reply of a fedsim client.
+    """
+    config = content.config_records[UPDATE]
+    kind = config["kind"]
+    if kind not in ("gradient", "delta", "weights"):
+        raise ValueError(f"an update's kind is gradient, delta or weights, not {kind!r}")
+    metrics = next(iter(content.metric_records.values()))
+    withheld: dict[str, Any] = json.loads(str(config["withheld"]))
+    update = Update(
+        tensors=from_arrays(content.array_records[ARRAYS]),
+        kind=kind,
+        num_examples=int(metrics[NUM_EXAMPLES]),  # type: ignore[arg-type]
+        withheld={str(name): str(by) for name, by in withheld.items()},
+    )
+    protocol = LocalProtocol.from_dict(json.loads(str(config["protocol"])))
+    return update, protocol, int(config["partition-id"])  # type: ignore[arg-type]
+
+
+def take_ground_truth(content: RecordDict) -> GroundTruth | None:
+    """Take the audit record out of a reply, so that nothing later can read it."""
+    record = content.pop(AUDIT, None)
+    if not isinstance(record, ConfigRecord):
+        return None
+    images = np.load(io.BytesIO(record["images"]), allow_pickle=False)  # type: ignore[arg-type]
+    return GroundTruth(
+        images=torch.from_numpy(images),
+        labels=torch.tensor(record["labels"], dtype=torch.long),
+        ids=tuple(record["ids"]),  # type: ignore[arg-type]
+    )
+
+
+class DecodedState:
+    """Decodes the global state once for all messages that carry the same record."""
+
+    def __init__(self) -> None:
+        self._record: ArrayRecord | None = None
+        self._state: State = {}
+
+    def get(self, record: ArrayRecord) -> State:
+        """The state; callers must not write into it."""
+        if record is not self._record:
+            self._state = from_arrays(record)
+            self._record = record
+        return self._state

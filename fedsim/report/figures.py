@@ -1,0 +1,169 @@
+"""Plots as inline SVG whose colours are CSS variables, so that they follow the page's light or dark theme."""
+
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any
+
+import matplotlib as mpl
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedsim.report.summary import RECOGNISABLE
+
+INK, GRID, LIMIT = "#010101", "#020202", "#030303"
+SERIES = ("#040401", "#040402", "#040403", "#040404", "#040405", "#040406", "#040407", "#040408")
+MARKERS = "osD^vP*X"
+
+# Placeholders that matplotlib writes and the page's style sheet decides.
+VARIABLES = {INK: "--chart-ink", GRID: "--chart-grid", LIMIT: "--chart-limit"} | {
+    colour: f"--series-{number}" for number, colour in enumerate(SERIES, start=1)
+}
+
+STYLE: Any = {  # any: matplotlib types the keys as a literal of 300 names
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.size": 9,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GRID,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4.5,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+}
+
+PSNR_SHOWN = 120.0
+"""dB at which the axes end; what is above is drawn there."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """A named line or cloud of (x, y) points."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+@mpl.rc_context(STYLE)
+def accuracy_curve(series: Sequence[Series]) -> Markup | None:
+    """Accuracy in per cent over rounds; None where there is nothing to draw."""
+    if not any(line.points for line in series):
+        return None
+    figure, axes = _figure()
+    for line in series:
+        _draw(axes, Series(line.name, [(x, 100 * y) for x, y in line.points]))
+    axes.set(xlabel="Round", ylabel="Test accuracy (%)", ylim=(-2, 102))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return _svg(figure, "accuracy", "Test accuracy in per cent over the training rounds.")
+
+
+@mpl.rc_context(STYLE)
+def leakage_curve(series: Sequence[Series]) -> Markup | None:
+    """Mean PSNR in dB over rounds, a line per attack."""
+    if not any(line.points for line in series):
+        return None
+    figure, axes = _figure()
+    for line in series:
+        _draw(axes, Series(line.name, [(x, min(y, PSNR_SHOWN)) for x, y in line.points]))
+    _threshold(axes, horizontal=True)
+    axes.set(xlabel="Round", ylabel="Mean PSNR (dB)")
+    axes.set_ylim(0, None)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _legend(figure)
+    return _svg(figure, "leakage", "Mean PSNR of the reconstructions over the training rounds, a line per attack.")
+
+
+@mpl.rc_context(STYLE)
+def psnr_histogram(names: Sequence[str], values: Sequence[Sequence[float]]) -> Markup | None:
+    """How many pictures reached which PSNR, a colour per attack."""
+    if not any(values):
+        return None
+    figure, axes = _figure()
+    clipped = [[min(value, PSNR_SHOWN) for value in row] for row in values]
+    top = max(40.0, max(value for row in clipped for value in row))
+    width = 2.0 if top <= 60 else 4.0
+    edges = [width * step for step in range(int(top / width) + 2)]
+    colours = [SERIES[number % len(SERIES)] for number in range(len(names))]
+    axes.hist(clipped, bins=edges, color=colours, label=[_label(name) for name in names], stacked=True, rwidth=0.9)
+    _threshold(axes, horizontal=False)
+    axes.set(xlabel=f"PSNR (dB), {PSNR_SHOWN:.0f} and above together" if top >= PSNR_SHOWN else "PSNR (dB)")
+    axes.set(ylabel="Pictures", xlim=(0, edges[-1]))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    _legend(figure)
+    return _svg(figure, "histogram", "Number of pictures by the PSNR of their reconstruction, a colour per attack.")
+
+
+@mpl.rc_context(STYLE)
+def privacy_utility(series: Sequence[Series]) -> Markup | None:
+    """Accuracy in per cent over the share of recognisable pictures in per cent, a point per run and attack."""
+    if not any(cloud.points for cloud in series):
+        return None
+    figure, axes = _figure(width=6.4, height=3.6)
+    for cloud in series:
+        _draw(axes, Series(cloud.name, [(100 * x, 100 * y) for x, y in cloud.points]), line=False)
+    axes.set(xlabel="Pictures rebuilt recognisably (%)", ylabel="Test accuracy (%)", xlim=(-3, 103), ylim=(-3, 103))
+    axes.annotate("better", xy=(0.01, 0.98), xycoords="axes fraction", va="top", fontsize=8.5, fontstyle="italic")
+    _legend(figure)
+    return _svg(figure, "tradeoff", "Accuracy against the share of rebuilt pictures; the upper left corner is best.")
+
+
+def _figure(width: float = 4.8, height: float = 2.9) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.patch.set_alpha(0)
+    axes = figure.subplots()
+    axes.patch.set_alpha(0)
+    axes.set_prop_cycle(color=SERIES, marker=list(MARKERS))
+    return figure, axes
+
+
+def _draw(axes: Axes, series: Series, *, line: bool = True) -> None:
+    xs, ys = [x for x, _ in series.points], [y for _, y in series.points]
+    axes.plot(xs, ys, label=_label(series.name), linestyle="-" if line else "none", markersize=4.5 if line else 7)
+
+
+def _threshold(axes: Axes, *, horizontal: bool) -> None:
+    draw = axes.axhline if horizontal else axes.axvline
+    draw(RECOGNISABLE, color=LIMIT, linestyle="--", linewidth=1.2, marker="", label="recognisable from here")
+
+
+def _legend(figure: Figure) -> None:
+    figure.legend(loc="outside lower center", ncols=2)
+
+
+def _label(name: str) -> str:
+    """Matplotlib leaves names with a leading underscore out of the legend."""
+    return f" {name}" if name.startswith("_") else name
+
+
+def _svg(figure: Figure, prefix: str, description: str) -> Markup:
+    """The figure as SVG for an HTML page: no prolog, no address, its ids apart from other figures' ids."""
+    buffer = StringIO()
+    with warnings.catch_warnings(), mpl.rc_context({"svg.hashsalt": prefix}):
+        warnings.filterwarnings("ignore", message="Glyph")  # the browser's fonts draw the text, not matplotlib's
+        warnings.filterwarnings("ignore", message="Matplotlib currently does not support")
+        FigureCanvasSVG(figure).print_svg(buffer, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'(\bid=")', rf"\1{prefix}-", text)
+    text = re.sub(r'(href="#|url\(#)', rf"\1{prefix}-", text)
+    for colour, variable in VARIABLES.items():
+        text = text.replace(colour, f"var({variable})")
+    box = re.search(r'viewBox="[^"]*"', text)
+    assert box is not None
+    opening = f'<svg class="chart" role="img" aria-label="{escape(description)}" {box.group()}>'
+    return Markup(opening + text[text.index(">") + 1 :])  # noqa: S704 - matplotlib escapes the names in it

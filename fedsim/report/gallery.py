@@ -1,0 +1,71 @@
+"""Which reconstructions the page shows when there are more than it can hold."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedsim.report.pictures import EmbeddedPicture, embed_picture
+from fedsim.report.read import AttackRecord, ImageRecord, RunFolder
+
+PAIRS_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One picture and what an attack made of it."""
+
+    record: AttackRecord
+    image: ImageRecord
+    original: EmbeddedPicture | None
+    reconstruction: EmbeddedPicture
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """The chosen pairs, and how many rebuilt pictures are left out."""
+
+    pairs: tuple[Pair, ...]
+    left_out: int
+
+
+def build_gallery(run: RunFolder, limit: int = PAIRS_SHOWN) -> Gallery:
+    """Choose pairs: every attack gets its share; in it the best, the worst, and the rest spread over the rounds.
+
+    Only reconstructions whose file lies in the run folder are counted and shown.
+    """
+    by_attack: dict[str, list[tuple[AttackRecord, ImageRecord]]] = {}
+    for record in run.attacks:
+        for image in record.images:
+            if image.reconstruction is not None:
+                by_attack.setdefault(record.attack, []).append((record, image))
+    total = sum(map(len, by_attack.values()))
+    pairs = []
+    for attack, quota in _quotas({attack: len(found) for attack, found in by_attack.items()}, limit).items():
+        for record, image in _choose(by_attack[attack], quota):
+            reconstruction = embed_picture(run.path, image.reconstruction)
+            if reconstruction is not None:
+                pairs.append(Pair(record, image, embed_picture(run.path, image.original), reconstruction))
+    return Gallery(tuple(pairs), total - len(pairs))
+
+
+def _quotas(available: dict[str, int], limit: int) -> dict[str, int]:
+    """Share `limit` out evenly; what one attack cannot fill goes to those after it in size."""
+    quotas, left = {}, limit
+    for position, (attack, number) in enumerate(sorted(available.items(), key=lambda item: item[1])):
+        quotas[attack] = min(number, left // (len(available) - position))
+        left -= quotas[attack]
+    return {attack: quotas[attack] for attack in available}
+
+
+def _choose(found: Sequence[tuple[AttackRecord, ImageRecord]], quota: int) -> list[tuple[AttackRecord, ImageRecord]]:
+    """Best and worst first, then evenly spaced ones of the rest in the order of their rounds."""
+    if quota <= 0:
+        return []
+    scored = [index for index, (_, image) in enumerate(found) if image.psnr is not None]
+    scored.sort(key=lambda index: found[index][1].psnr or 0.0)
+    chosen = list(dict.fromkeys([scored[-1], scored[0]] if scored else []))[:quota]
+    rest = [index for index in range(len(found)) if index not in chosen]
+    rest.sort(key=lambda index: (found[index][0].number or 0, index))
+    room = quota - len(chosen)
+    chosen += [rest[position * len(rest) // room] for position in range(room)]
+    chosen.sort(key=lambda index: -(found[index][1].psnr or 0.0))
+    return [found[index] for index in chosen]

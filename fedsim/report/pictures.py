@@ -1,0 +1,90 @@
+"""Pictures to files, and files into the page: nothing outside the run folder is ever read."""
+
+import base64
+import io
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import torch
+from jaxtyping import Float
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+LARGEST_SIDE = 224
+"""Pixels; larger pictures are shown smaller."""
+
+LARGEST_PNG = 24 * 1024
+"""Bytes; a larger file is shown as JPEG, so that a page of photographs can still be mailed."""
+
+TINY_SIDE = 96
+"""Pixels below which a picture is enlarged without smoothing."""
+
+
+@dataclass(frozen=True)
+class EmbeddedPicture:
+    """A picture inside the page: a `data:` URI and its size in pixels as it was on disk."""
+
+    uri: str
+    width: int
+    height: int
+
+    @property
+    def tiny(self) -> bool:
+        return max(self.width, self.height) < TINY_SIDE
+
+
+def save_png(image: Float[Tensor, "channels height width"], path: Path) -> None:
+    """Write one picture in [0, 1] with 256 levels; what lies outside is clamped, NaN becomes black.
+
+    Raises:
+        ValueError: neither one nor three channels.
+    """
+    if image.shape[0] not in (1, 3):
+        raise ValueError(f"a picture of {image.shape[0]} channels: one or three can be written")
+    levels = (image.detach().cpu().double().nan_to_num(nan=0.0).clamp(0, 1) * 255).round().to(torch.uint8)
+    array = levels.permute(1, 2, 0).numpy()
+    picture = Image.fromarray(array[:, :, 0] if image.shape[0] == 1 else array)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    picture.save(partial, format="PNG")
+    partial.replace(path)
+
+
+def path_inside(folder: Path, name: str | None) -> Path | None:
+    """The file that a record names by a relative path, or None if it leaves the folder or does not exist.
+
+    Absolute names, names with `..`, with backslashes or a drive, and links that lead outside are all refused.
+    """
+    if not name or "\\" in name or ":" in name or "\0" in name:
+        return None
+    relative = PurePosixPath(name)
+    if relative.is_absolute() or ".." in relative.parts:
+        return None
+    path = (folder / relative).resolve()
+    return path if path.is_relative_to(folder.resolve()) and path.is_file() else None
+
+
+def embed_picture(folder: Path, name: str | None) -> EmbeddedPicture | None:
+    """The picture that a record names, ready for the page; None where it is missing, outside or no picture."""
+    path = path_inside(folder, name)
+    if path is None:
+        return None
+    try:
+        content = path.read_bytes()
+        with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as picture:
+            width, height = picture.size
+            if picture.format == "PNG" and len(content) <= LARGEST_PNG:
+                picture.verify()
+                return EmbeddedPicture(data_uri(content, "image/png"), width, height)
+            shown = picture.convert("RGB")
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return None
+    shown.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
+    buffer = io.BytesIO()
+    shown.save(buffer, format="JPEG", quality=90)
+    return EmbeddedPicture(data_uri(buffer.getvalue(), "image/jpeg"), width, height)
+
+
+def data_uri(content: bytes, media_type: str) -> str:
+    """`data:MEDIA;base64,…` of a file's bytes."""
+    return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"

@@ -1,0 +1,290 @@
+"""Read a run folder, whatever state the run left it in.
+
+A run may have crashed, may be an audit without training, or may have been resumed. A missing file is an
+empty one, a line cut off in the middle is skipped and counted, a field of another type is None.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client that raised in a round."""
+
+    client: str
+    error: str
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One evaluated round; round 0 is before training."""
+
+    number: int
+    accuracy: float | None
+    loss: float | None
+    train_loss: float | None
+    clients: int | None
+    failures: tuple[Failure, ...]
+
+
+@dataclass(frozen=True)
+class ImageRecord:
+    """One observed picture and what an attack made of it. The scores are None without audit."""
+
+    image: str
+    label: str | None
+    label_recovered: str | None
+    mse: float | None
+    psnr: float | None
+    ssim: float | None
+    fft2d: float | None
+    fft2d_mjp: float | None
+    lpips: float | None
+    original: str | None
+    reconstruction: str | None
+
+    @property
+    def rebuilt(self) -> bool:
+        """Whether the attack returned a picture at all, good or bad."""
+        return self.psnr is not None or self.reconstruction is not None
+
+
+@dataclass(frozen=True)
+class AttackRecord:
+    """One attack on one observation."""
+
+    observation: str
+    number: int | None
+    client: str | None
+    attack: str
+    status: str
+    reason: str
+    certificate: str
+    certificate_reason: str
+    seconds: float | None
+    batch_size: int
+    attempts: int
+    label_exact: bool | None
+    label_share: float | None
+    scored: bool
+    images: tuple[ImageRecord, ...]
+
+    @property
+    def certified(self) -> bool:
+        return self.status == "done" and self.certificate == "certified"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Everything that the page shows, as it was found.
+
+    Attributes:
+        config: the resolved configuration, empty where it is missing or unreadable.
+        config_text: the same as text.
+        round_seconds: wall time of each round.
+        damaged: what could not be read, as `metrics.jsonl: 1 line`.
+    """
+
+    path: Path
+    config: dict[str, Any] = field(default_factory=dict)
+    config_text: str = ""
+    rounds: tuple[RoundRecord, ...] = ()
+    round_seconds: dict[int, float] = field(default_factory=dict)
+    attacks: tuple[AttackRecord, ...] = ()
+    summary: dict[str, Any] = field(default_factory=dict)
+    damaged: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def kind(self) -> str:
+        """`federated` or `audit`; guessed from the files where the summary does not say."""
+        stated = self.summary.get("kind")
+        if stated in ("federated", "audit"):
+            return str(stated)
+        return "audit" if self.attacks and not self.rounds else "federated"
+
+    @property
+    def finished(self) -> bool:
+        return self.summary.get("finished") is True
+
+    def setting(self, dotted: str) -> Any:
+        """The value of a key such as `model.name`, or None."""
+        value: Any = self.config
+        for key in dotted.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+    def names(self, group: str) -> tuple[str, ...]:
+        """The names of the defenses or attacks that were configured."""
+        value = self.setting(group)
+        return tuple(str(key) for key in value) if isinstance(value, Mapping) else ()
+
+
+def read_run(folder: Path) -> RunFolder:
+    """Read `config.yaml`, `metrics.jsonl`, `timings.jsonl`, `attacks.jsonl` and `summary.json`.
+
+    Where a resumed run wrote a round or an attack twice, the later line counts.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no run folder at {folder}")
+    damaged: list[str] = []
+    config, text = _read_config(folder / "config.yaml", damaged)
+    rounds = _read_lines(folder / "metrics.jsonl", _round, damaged)
+    timings = _read_lines(folder / "timings.jsonl", _timing, damaged)
+    attacks = _read_lines(folder / "attacks.jsonl", _attack, damaged)
+    by_round = {record.number: record for record in rounds}
+    return RunFolder(
+        path=folder,
+        config=config,
+        config_text=text,
+        rounds=tuple(by_round[number] for number in sorted(by_round)),
+        round_seconds=dict(sorted(timings)),
+        attacks=tuple({(record.observation, record.attack): record for record in attacks}.values()),
+        summary=_read_summary(folder / "summary.json", damaged),
+        damaged=tuple(damaged),
+    )
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _read_config(path: Path, damaged: list[str]) -> tuple[dict[str, Any], str]:
+    text = _read_text(path)
+    if not text.strip():
+        return {}, text
+    try:
+        config = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    except (YAMLError, OmegaConfBaseException):
+        damaged.append(path.name)
+        return {}, text
+    return ({str(key): value for key, value in config.items()} if isinstance(config, dict) else {}), text
+
+
+def _read_summary(path: Path, damaged: list[str]) -> dict[str, Any]:
+    text = _read_text(path)
+    if not text.strip():
+        return {}
+    try:
+        summary = json.loads(text)
+    except json.JSONDecodeError:
+        summary = None
+    if not isinstance(summary, dict):
+        damaged.append(path.name)
+        return {}
+    return summary
+
+
+def _read_lines(path: Path, parse: Callable[[Mapping[str, Any]], Record | None], damaged: list[str]) -> list[Record]:
+    records, lost = [], 0
+    for line in _read_text(path).splitlines():
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+        except json.JSONDecodeError:
+            values = None
+        record = parse(values) if isinstance(values, dict) else None
+        if record is None:
+            lost += 1
+        else:
+            records.append(record)
+    if lost:
+        damaged.append(f"{path.name}: {lost} line{'s' if lost > 1 else ''}")
+    return records
+
+
+def _round(values: Mapping[str, Any]) -> RoundRecord | None:
+    number = _whole(values.get("round"))
+    if number is None:
+        return None
+    failures = values.get("failures")
+    return RoundRecord(
+        number=number,
+        accuracy=_number(values.get("accuracy")),
+        loss=_number(values.get("loss")),
+        train_loss=_number(values.get("train_loss")),
+        clients=_whole(values.get("clients")),
+        failures=tuple(
+            Failure(client=_text(failure.get("client")) or "?", error=_text(failure.get("error")) or "unknown")
+            for failure in (failures if isinstance(failures, list) else [])
+            if isinstance(failure, dict)
+        ),
+    )
+
+
+def _timing(values: Mapping[str, Any]) -> tuple[int, float] | None:
+    number, seconds = _whole(values.get("round")), _number(values.get("seconds"))
+    return None if number is None or seconds is None else (number, seconds)
+
+
+def _attack(values: Mapping[str, Any]) -> AttackRecord | None:
+    attack, observation = _text(values.get("attack")), _text(values.get("observation"))
+    if attack is None or observation is None:
+        return None
+    certificate = values.get("certificate")
+    certificate = certificate if isinstance(certificate, dict) else {}
+    rows = values.get("images")
+    images = tuple(_image(row) for row in (rows if isinstance(rows, list) else []) if isinstance(row, dict))
+    exact = values.get("label_exact")
+    return AttackRecord(
+        observation=observation,
+        number=_whole(values.get("round")),
+        client=_text(values.get("client")),
+        attack=attack,
+        status=_text(values.get("status")) or "failed",
+        reason=_text(values.get("reason")) or "",
+        certificate=_text(certificate.get("status")) or "none",
+        certificate_reason=_text(certificate.get("reason")) or "",
+        seconds=_number(values.get("seconds")),
+        batch_size=max(_whole(values.get("batch_size")) or 0, len(images)),
+        attempts=_whole(values.get("attempts")) or 1,
+        label_exact=exact if isinstance(exact, bool) else None,
+        label_share=_number(values.get("label_share")),
+        scored=values.get("scored") is True,
+        images=images,
+    )
+
+
+def _image(values: Mapping[str, Any]) -> ImageRecord:
+    return ImageRecord(
+        image=_text(values.get("image")) or "?",
+        label=_text(values.get("label")),
+        label_recovered=_text(values.get("label_recovered")),
+        original=_text(values.get("original")),
+        reconstruction=_text(values.get("reconstruction")),
+        **{name: _number(values.get(name)) for name in ("mse", "psnr", "ssim", "fft2d", "fft2d_mjp", "lpips")},
+    )
+
+
+def _number(value: object) -> float | None:
+    """A finite number; JSON as Python writes it may hold NaN and Infinity."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _whole(value: object) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

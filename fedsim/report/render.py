@@ -1,0 +1,193 @@
+"""The pages: `report.html` of a run and of a sweep, each one file that needs nothing else."""
+
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+import fedsim
+from fedsim.report import figures, wording
+from fedsim.report.figures import Series
+from fedsim.report.gallery import build_gallery
+from fedsim.report.read import RunFolder, read_run
+from fedsim.report.summary import (
+    RECOGNISABLE,
+    THRESHOLDS,
+    AttackSummary,
+    attack_failures,
+    client_failures,
+    final_accuracy,
+    leakage_by_round,
+    psnr_values,
+    refusals,
+    run_times,
+    summarise_attacks,
+    summarise_leakage,
+)
+from fedsim.report.sweep import Sweep, read_sweep
+from fedsim.report.verdict import verdict
+from fedsim.report.wording import count, decibels, duration, percent
+
+FAILURES_SHOWN = 50
+
+SHARED = {
+    "gradient": "the gradient of its loss over one batch, averaged over the batch",
+    "delta": "how its weights changed during local training",
+    "weights": "its weights after local training",
+}
+
+
+def build_report(run_folder: Path) -> Path:
+    """Write `report.html` into a run folder from its other files and return its path.
+
+    Works on whatever a run left behind: missing files are empty sections.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+    """
+    run = read_run(run_folder)
+    rows = summarise_attacks(run)
+    failures = client_failures(run)
+    page = (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            run=run,
+            verdict=verdict(run),
+            facts=_facts(run),
+            cards=_cards(run, rows),
+            shared=SHARED.get(str(run.setting("client.share")), "a model update"),
+            plots=_plots(run, rows),
+            rows=rows,
+            with_lpips=any(row.mean_lpips is not None for row in rows),
+            gallery=build_gallery(run),
+            refusals=refusals(run),
+            client_failures=failures[:FAILURES_SHOWN],
+            failures_left_out=max(0, len(failures) - FAILURES_SHOWN),
+            attack_failures=attack_failures(run),
+            retried=[record for record in run.attacks if record.attempts > 1][:FAILURES_SHOWN],
+            times=run_times(run),
+            lpips_hint=run.summary.get("lpips"),
+        )
+    )
+    return _write(page, run_folder / "report.html")
+
+
+def build_sweep_report(sweep_folder: Path) -> Path:
+    """Write `report.html` into a sweep folder: the finished runs below it side by side.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+    """
+    sweep = read_sweep(sweep_folder)
+    page = _environment().get_template("sweep.html.j2").render(sweep=sweep, plot=_tradeoff(sweep))
+    return _write(page, sweep_folder / "report.html")
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("fedsim.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for name in ("percent", "decibels", "decimal", "duration", "count", "likeness"):
+        environment.filters[name] = getattr(wording, name)
+    environment.globals |= {
+        "version": fedsim.__version__,
+        "recognisable": RECOGNISABLE,
+        "thresholds": THRESHOLDS,
+        "series_shown": len(figures.SERIES),
+    }
+    return environment
+
+
+def _write(page: str, path: Path) -> Path:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(page, encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def _facts(run: RunFolder) -> list[tuple[str, str]]:
+    """What was run, as far as the configuration says."""
+    target = run.setting("data._target_")
+    strategy = run.setting("strategy._target_") or run.setting("strategy.name") or run.setting("strategy")
+    size = run.setting("model.img_size")
+    facts = {
+        "Model": " ".join(str(part) for part in (run.setting("model.name"), f"at {size} px" if size else None) if part),
+        "Data": _last_part(target),
+        "Clients": run.setting("num_clients"),
+        "Rounds": run.setting("num_rounds"),
+        "Shared": run.setting("client.share"),
+        "Batch size": run.setting("client.batch_size"),
+        "Strategy": _last_part(strategy) if isinstance(strategy, str) else None,
+        "Defense": ", ".join(run.names("defense")) or ("none" if run.config else None),
+        "Attack": ", ".join(run.names("attack")) or ("none" if run.config else None),
+        "Seed": run.setting("seed"),
+        "Device": run.summary.get("device"),
+    }
+    if run.kind == "audit":
+        facts |= {"Clients": None, "Rounds": None, "Strategy": None}
+    return [(name, str(value)) for name, value in facts.items() if value not in (None, "")]
+
+
+def _last_part(dotted: object) -> str | None:
+    return str(dotted).rsplit(".", 1)[-1] if dotted else None
+
+
+def _cards(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, str, str]]:
+    """Key figures as (name, value, note)."""
+    leakage, accuracy = summarise_leakage(run), final_accuracy(run)
+    cards = []
+    if leakage.scored or (rows and not leakage.returned):
+        share = leakage.recognisable / leakage.pictures if leakage.pictures else None
+        note = f"{leakage.recognisable:,} of {count(leakage.pictures, 'observed picture')}"
+        cards.append(("Rebuilt recognisably", percent(share), note))
+    if leakage.returned:
+        share = leakage.certified / leakage.pictures if leakage.pictures else None
+        note = f"{leakage.certified:,} of {count(leakage.pictures, 'observed picture')}, right for sure"
+        cards.append(("Certified", percent(share), note))
+    if rows and rows[0].mean_psnr is not None:
+        cards.append(("Mean PSNR", decibels(rows[0].mean_psnr), f"by {rows[0].attack}"))
+    labelled = [row for row in rows if row.label_share is not None]
+    if labelled:
+        best = max(labelled, key=lambda row: row.label_share or 0.0)
+        cards.append(("Labels recovered", percent(best.label_share), f"by {best.attack}"))
+    if accuracy is not None:
+        cards.append(("Final accuracy", percent(accuracy), "on test pictures"))
+    seconds = run_times(run).run or run_times(run).total
+    if seconds is not None:
+        cards.append(("Wall time", duration(seconds), "for the run" if run_times(run).run else "for all rounds"))
+    return cards
+
+
+def _plots(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, Markup]]:
+    """(caption, figure) of everything that there is data for."""
+    accuracies = [(row.number, row.accuracy) for row in run.rounds if row.accuracy is not None]
+    shown = [row.attack for row in rows if row.mean_psnr is not None][: len(figures.SERIES)]
+    leakage = []
+    for attack in shown:
+        points = leakage_by_round(run, attack)
+        leakage.append(Series(attack, [(point.number, point.mean_psnr) for point in points if point.mean_psnr]))
+    over_rounds = len({number for line in leakage for number, _ in line.points}) > 1
+    plots = {
+        "What the model learned": figures.accuracy_curve([Series("accuracy", accuracies)]),
+        "What the server rebuilt, round by round": figures.leakage_curve(leakage) if over_rounds else None,
+        "How close the rebuilt pictures came": figures.psnr_histogram(
+            shown, [psnr_values(run, attack) for attack in shown]
+        ),
+    }
+    return [(caption, figure) for caption, figure in plots.items() if figure is not None]
+
+
+def _tradeoff(sweep: Sweep) -> Markup | None:
+    clouds: dict[str, list[tuple[float, float]]] = {}
+    for row in sweep.rows:
+        success = row.attack.success[RECOGNISABLE] if row.attack else None
+        if row.attack and success is None and row.attack.refused == row.attack.observations:
+            success = 0.0
+        if success is not None and row.accuracy is not None:
+            clouds.setdefault(row.defense, []).append((success, row.accuracy))
+    return figures.privacy_utility([Series(defense, points) for defense, points in clouds.items()])

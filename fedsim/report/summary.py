@@ -1,0 +1,254 @@
+"""The numbers of a run: from records to counts, means and rates. No wording, no pictures."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fedsim.report.read import AttackRecord, RunFolder
+
+RECOGNISABLE = 20.0
+"""dB of PSNR from which a rebuilt picture counts as recognisable."""
+
+THRESHOLDS = (20.0, 30.0, 40.0)
+"""dB of PSNR at which the success rates are given."""
+
+
+@dataclass(frozen=True)
+class AttackSummary:
+    """One attack over all observations. Rates are in [0, 1]; None where there is nothing to count.
+
+    Attributes:
+        done, refused, failed: observations by outcome.
+        retried: observations that took more than one attempt.
+        certified: observations whose result the attack itself vouches for.
+        pictures: private pictures behind the observations on which the attack ran to its end and was scored.
+        success: share of those with at least so many dB, by threshold; a picture not rebuilt is a miss.
+        label_share: recovered labels as a share of all, weighted by batch size.
+        exact_batches: share of observations with every label right.
+    """
+
+    attack: str
+    done: int
+    refused: int
+    failed: int
+    retried: int
+    certified: int
+    pictures: int
+    recognisable: int
+    mean_psnr: float | None
+    min_psnr: float | None
+    max_psnr: float | None
+    mean_ssim: float | None
+    mean_lpips: float | None
+    success: dict[float, float | None]
+    label_share: float | None
+    exact_batches: float | None
+    median_seconds: float | None
+    total_seconds: float
+
+    @property
+    def observations(self) -> int:
+        return self.done + self.refused + self.failed
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """What all attacks together took from the observed updates. A picture counts once, by its best result.
+
+    Attributes:
+        observations: observed updates.
+        pictures: private pictures behind them.
+        returned: pictures for which some attack returned a reconstruction, good or bad.
+        scored: pictures that were compared with their original.
+        recognisable: pictures that reach `RECOGNISABLE`.
+        certified: pictures whose reconstruction an attack vouches for without knowing the original.
+    """
+
+    observations: int
+    pictures: int
+    returned: int
+    scored: int
+    recognisable: int
+    certified: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """So many observations with the same outcome for the same reason."""
+
+    attack: str
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True)
+class LeakagePoint:
+    """One attack in one round: mean PSNR in dB and share of recognisable pictures."""
+
+    number: int
+    mean_psnr: float | None
+    recognisable: float | None
+
+
+@dataclass(frozen=True)
+class ClientFailure:
+    number: int
+    client: str
+    error: str
+
+
+@dataclass(frozen=True)
+class RunTimes:
+    """Wall time of the rounds and of the whole run in seconds."""
+
+    rounds: int
+    total: float | None
+    median: float | None
+    slowest: float | None
+    slowest_round: int | None
+    run: float | None
+
+
+def summarise_attacks(run: RunFolder) -> list[AttackSummary]:
+    """One row per attack, strongest first: most recognisable pictures, then highest mean PSNR."""
+    names = dict.fromkeys(record.attack for record in run.attacks)
+    rows = [_summarise(name, [record for record in run.attacks if record.attack == name]) for name in names]
+    return sorted(rows, key=strength, reverse=True)
+
+
+def strength(row: AttackSummary) -> tuple[int, float, int, float]:
+    """What ranks attacks: a larger tuple is a stronger attack."""
+    return row.recognisable, row.mean_psnr or 0.0, row.certified, row.label_share or 0.0
+
+
+def summarise_leakage(run: RunFolder) -> Leakage:
+    """Count pictures over all attacks, each picture of each observation once."""
+    sizes: dict[str, int] = {}
+    returned, certified = set(), set()
+    best: dict[tuple[str, int], float] = {}
+    for record in run.attacks:
+        sizes[record.observation] = max(sizes.get(record.observation, 0), record.batch_size)
+        if record.status != "done":
+            continue
+        for index, image in enumerate(record.images):
+            key = record.observation, index
+            if image.rebuilt:
+                returned.add(key)
+                if record.certified:
+                    certified.add(key)
+            if image.psnr is not None:
+                best[key] = max(best.get(key, image.psnr), image.psnr)
+    return Leakage(
+        observations=len(sizes),
+        pictures=sum(sizes.values()),
+        returned=len(returned),
+        scored=len(best),
+        recognisable=sum(value >= RECOGNISABLE for value in best.values()),
+        certified=len(certified),
+    )
+
+
+def leakage_by_round(run: RunFolder, attack: str) -> list[LeakagePoint]:
+    """The attack's scored results, round by round."""
+    rounds: dict[int, list[AttackRecord]] = {}
+    for record in run.attacks:
+        if record.attack == attack and record.status == "done" and record.scored and record.number is not None:
+            rounds.setdefault(record.number, []).append(record)
+    points = []
+    for number, records in sorted(rounds.items()):
+        values = _psnrs(records)
+        points.append(LeakagePoint(number, mean(values), _share(values, RECOGNISABLE, _pictures(records))))
+    return points
+
+
+def psnr_values(run: RunFolder, attack: str) -> list[float]:
+    """Every scored picture of an attack, in dB."""
+    return _psnrs([record for record in run.attacks if record.attack == attack and record.status == "done"])
+
+
+def final_accuracy(run: RunFolder) -> float | None:
+    """The accuracy of the last round that has one."""
+    return next((record.accuracy for record in reversed(run.rounds) if record.accuracy is not None), None)
+
+
+def refusals(run: RunFolder) -> list[Group]:
+    return _grouped(record for record in run.attacks if record.status == "refused")
+
+
+def attack_failures(run: RunFolder) -> list[Group]:
+    """Attacks that raised or ran out of time. A status that is none of the known ones counts as failed."""
+    return _grouped(record for record in run.attacks if record.status not in ("done", "refused"))
+
+
+def client_failures(run: RunFolder) -> list[ClientFailure]:
+    return [ClientFailure(row.number, failure.client, failure.error) for row in run.rounds for failure in row.failures]
+
+
+def run_times(run: RunFolder) -> RunTimes:
+    seconds = run.round_seconds
+    slowest = max(seconds, key=lambda number: seconds[number], default=None)
+    whole = run.summary.get("seconds")
+    return RunTimes(
+        rounds=len(seconds),
+        total=sum(seconds.values()) if seconds else None,
+        median=statistics.median(seconds.values()) if seconds else None,
+        slowest=None if slowest is None else seconds[slowest],
+        slowest_round=slowest,
+        run=float(whole) if isinstance(whole, int | float) else None,
+    )
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
+    done = [record for record in records if record.status == "done"]
+    refused = sum(record.status == "refused" for record in records)
+    scored = [record for record in done if record.scored]
+    values, pictures = _psnrs(done), _pictures(scored)
+    images = [image for record in done for image in record.images]
+    labelled = [(record.label_share, max(record.batch_size, 1)) for record in done if record.label_share is not None]
+    exact = [record.label_exact for record in done if record.label_exact is not None]
+    seconds = [record.seconds for record in done if record.seconds is not None]
+    return AttackSummary(
+        attack=name,
+        done=len(done),
+        refused=refused,
+        failed=len(records) - len(done) - refused,
+        retried=sum(record.attempts > 1 for record in records),
+        certified=sum(record.certified for record in done),
+        pictures=pictures,
+        recognisable=sum(value >= RECOGNISABLE for value in values),
+        mean_psnr=mean(values),
+        min_psnr=min(values, default=None),
+        max_psnr=max(values, default=None),
+        mean_ssim=mean([image.ssim for image in images if image.ssim is not None]),
+        mean_lpips=mean([image.lpips for image in images if image.lpips is not None]),
+        success={threshold: _share(values, threshold, pictures) for threshold in THRESHOLDS},
+        label_share=sum(share * size for share, size in labelled) / sum(size for _, size in labelled)
+        if labelled
+        else None,
+        exact_batches=sum(exact) / len(exact) if exact else None,
+        median_seconds=statistics.median(seconds) if seconds else None,
+        total_seconds=sum(record.seconds or 0.0 for record in records),
+    )
+
+
+def _psnrs(records: Iterable[AttackRecord]) -> list[float]:
+    return [image.psnr for record in records for image in record.images if image.psnr is not None]
+
+
+def _pictures(records: Iterable[AttackRecord]) -> int:
+    return sum(record.batch_size for record in records)
+
+
+def _share(values: Sequence[float], threshold: float, pictures: int) -> float | None:
+    """None where no picture was compared at all, as with attacks on the labels alone."""
+    return sum(value >= threshold for value in values) / pictures if values and pictures else None
+
+
+def _grouped(records: Iterable[AttackRecord]) -> list[Group]:
+    counts = Counter((record.attack, record.reason or "no reason given") for record in records)
+    return [Group(attack, reason, count) for (attack, reason), count in counts.most_common()]

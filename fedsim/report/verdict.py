@@ -1,0 +1,125 @@
+"""The run in one sentence, for a reader who reads nothing else."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedsim.report.read import RunFolder
+from fedsim.report.summary import (
+    RECOGNISABLE,
+    AttackSummary,
+    Leakage,
+    final_accuracy,
+    refusals,
+    summarise_attacks,
+    summarise_leakage,
+)
+from fedsim.report.wording import count, decibels, listed, percent
+
+Level = Literal["leaked", "partial", "safe", "unknown"]
+
+REASONS_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Plain words, to be escaped by whoever shows them.
+
+    Attributes:
+        level: `leaked` from half of the observed pictures on, `partial` below, `safe` where the attacks that
+            ran rebuilt none, `unknown` where nothing was measured.
+        sentence: the verdict.
+        details: what a reader asks next.
+    """
+
+    level: Level
+    sentence: str
+    details: tuple[str, ...]
+
+
+def verdict(run: RunFolder) -> Verdict:
+    """Judge by the best result for each picture, whichever attack it came from."""
+    rows, leakage = summarise_attacks(run), summarise_leakage(run)
+    level, sentence = _leakage_sentence(run, rows, leakage)
+    details = [*_refusals(run, rows, leakage), *_certified(leakage), *_labels(rows), *_accuracy(run)]
+    if not run.finished:
+        details.append("The run did not finish: this page shows what was there when it stopped.")
+    return Verdict(level, sentence, tuple(details))
+
+
+def _leakage_sentence(run: RunFolder, rows: list[AttackSummary], leakage: Leakage) -> tuple[Level, str]:
+    observed = count(leakage.pictures, "observed picture")
+    if not rows:
+        return "unknown", "No attack has run, so this run says nothing about what the server could learn."
+    strongest = rows[0]
+    if leakage.recognisable:
+        among = f", the strongest of {len(rows)} attacks," if len(rows) > 1 else ""
+        share = "all" if leakage.recognisable == leakage.pictures else f"{leakage.recognisable:,} of"
+        level: Level = "leaked" if 2 * leakage.recognisable >= leakage.pictures else "partial"
+        return level, (
+            f"The server rebuilt {share} {observed} recognisably (PSNR ≥ {RECOGNISABLE:.0f} dB): "
+            f"{strongest.attack}{among} reached {_mean(strongest)}."
+        )
+    if leakage.scored:
+        return "safe", (
+            f"None of the {observed} was rebuilt recognisably: the best result, {decibels(strongest.max_psnr)} by "
+            f"{strongest.attack}, stays below {RECOGNISABLE:.0f} dB."
+        )
+    if leakage.returned:
+        return "unknown", (
+            f"The attacks returned {count(leakage.returned, 'picture')} for {observed}; without audit their likeness "
+            "to the originals was not measured."
+        )
+    if any(row.done for row in rows):
+        return "unknown", f"Only labels were attacked: no attack tried to rebuild the {observed}."
+    if all(row.refused == 0 for row in rows):
+        return "unknown", "No attack came to an end, so this run says nothing about what the server could learn."
+    names = listed([f"{row.attack} ({row.refused:,} of {row.observations:,} updates)" for row in rows if row.refused])
+    failed = any(row.failed for row in rows)
+    return ("unknown" if failed else "safe"), (
+        f"No picture was rebuilt: {names} refused{', the rest failed' if failed else ''}."
+    )
+
+
+def _mean(row: AttackSummary) -> str:
+    mean = decibels(row.mean_psnr)
+    return "an exact copy of each" if mean == "exact" else f"{mean} on average"
+
+
+def _refusals(run: RunFolder, rows: list[AttackSummary], leakage: Leakage) -> list[str]:
+    """Why attacks refused, where that decides the verdict: nothing recognisable came out."""
+    if leakage.recognisable:
+        return []
+    groups = refusals(run)
+    sentences = [f"{group.attack} refused: {group.reason}." for group in groups[:REASONS_SHOWN]]
+    if len(groups) > REASONS_SHOWN:
+        sentences.append(f"{count(len(groups) - REASONS_SHOWN, 'further reason')} below.")
+    if leakage.scored or (rows and all(row.refused == row.observations for row in rows)):
+        sentences.append("That holds for the attacks that ran, not for every attack that exists.")
+    return sentences
+
+
+def _certified(leakage: Leakage) -> list[str]:
+    if not leakage.returned:
+        return []
+    if not leakage.certified:
+        return ["No result is certified: without the originals the server could not tell good from bad."]
+    share = "All" if leakage.certified == leakage.returned else f"{leakage.certified:,}"
+    return [
+        f"{share} of the {count(leakage.returned, 'rebuilt picture')} are certified: the server knows they are right."
+    ]
+
+
+def _labels(rows: list[AttackSummary]) -> list[str]:
+    best = max((row for row in rows if row.label_share is not None), key=lambda row: row.label_share or 0, default=None)
+    return [] if best is None else [f"{percent(best.label_share)} of the labels were recovered, by {best.attack}."]
+
+
+def _accuracy(run: RunFolder) -> list[str]:
+    accuracy = final_accuracy(run)
+    if accuracy is None:
+        return ["An audit trains nothing, so there is no accuracy."] if run.kind == "audit" else []
+    return [f"The model classified {percent(accuracy)} of the test pictures correctly after round {_last(run)}."]
+
+
+def _last(run: RunFolder) -> int:
+    return max(record.number for record in run.rounds if record.accuracy is not None)

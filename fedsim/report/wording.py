@@ -1,0 +1,60 @@
+"""Numbers as people read them."""
+
+DASH = "–"
+
+
+def percent(share: float | None) -> str:
+    """One decimal; never rounded up to everything or down to nothing."""
+    if share is None:
+        return DASH
+    if share in (0.0, 1.0):
+        return f"{share:.0%}".replace("%", " %")
+    return f"{min(max(100 * share, 0.1), 99.9):.1f} %"
+
+
+def decibels(value: float | None) -> str:
+    if value is None:
+        return DASH
+    return "exact" if value >= 299.95 else f"{value:.1f} dB"
+
+
+def decimal(value: float | None) -> str:
+    """Three decimals, or the power of ten where they would all be zeros."""
+    if value is None:
+        return DASH
+    return f"{value:.3f}" if value == 0 or abs(value) >= 0.001 else f"{value:.0e}"
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return DASH
+    if seconds < 0.001:
+        return "< 1 ms"
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    """`1 picture`, `1,200 pictures`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def likeness(psnr: float | None) -> str:
+    """What a PSNR means to an eye, as one word for styling and two for reading."""
+    if psnr is None:
+        return "not measured"
+    for least, words in ((40.0, "indistinguishable"), (30.0, "nearly identical"), (20.0, "recognisable")):
+        if psnr >= least:
+            return words
+    return "traces" if psnr >= 15.0 else "not recognisable"
+
+
+def listed(words: list[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""

@@ -1,0 +1,82 @@
+"""The run folder: where everything is, and files that are whole or absent."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from fedsim.errors import ConfigError
+from fedsim.update import State
+
+
+class RunFolder:
+    """Paths inside one run's folder, and the writing of its JSON lines and checkpoints.
+
+    Raises:
+        ConfigError: the folder cannot be created or written to.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        try:
+            for folder in (root, self.observations, self.reconstructions, self.checkpoints):
+                folder.mkdir(parents=True, exist_ok=True)
+            probe = root / ".writable"
+            probe.write_text("")
+            probe.unlink()
+        except OSError as error:
+            raise ConfigError("run_dir", root, f"a folder that can be written to ({error.strerror})") from error
+
+    @property
+    def observations(self) -> Path:
+        return self.root / "observations"
+
+    @property
+    def reconstructions(self) -> Path:
+        return self.root / "reconstructions"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "fedsim.log"
+
+    def append(self, name: str, row: dict[str, Any]) -> None:
+        """Add one line to NAME.jsonl and force it to disk: finished work survives a crash."""
+        with (self.root / f"{name}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, sort_keys=True) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rows(self, name: str) -> Iterator[dict[str, Any]]:
+        """The complete lines of NAME.jsonl; a line torn by a crash is passed over."""
+        path = self.root / f"{name}.jsonl"
+        if not path.exists():
+            return
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a file whole or not at all."""
+        partial = self.root / f"{name}.partial"
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(self.root / name)
+
+    def write_json(self, name: str, value: dict[str, Any]) -> None:
+        self.write_text(name, json.dumps(value, indent=1, sort_keys=True))
+
+    def save_checkpoint(self, state: State, server_round: int, keep: int = 2) -> None:
+        """Write the global state as safetensors and keep the last `keep`."""
+        path = self.checkpoints / f"round-{server_round:05d}.safetensors"
+        partial = path.with_suffix(".partial")
+        metadata = {"server_round": str(server_round)}
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata)
+        partial.replace(path)
+        for old in sorted(self.checkpoints.glob("round-*.safetensors"))[:-keep]:
+            old.unlink()

@@ -1,0 +1,74 @@
+"""What happened in a round: counts, losses, failures, seconds."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from server.wrapping import StrategyWrapper
+
+
+@dataclass
+class RoundRecord:
+    """One round as the server saw it; `seconds` are kept apart from what a seed reproduces."""
+
+    metrics: dict[str, Any] = field(default_factory=dict)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class RoundRecorder(StrategyWrapper):
+    """Keeps the record of the current round for whoever logs it.
+
+    Args:
+        client_of: a client's number from its node id, where the Grid numbers its nodes.
+    """
+
+    def __init__(self, inner: Strategy, client_of: Callable[[int], int] = int) -> None:
+        super().__init__(inner)
+        self._client_of = client_of
+        self.record = RoundRecord()
+        self._mark = time.perf_counter()
+
+    def take(self) -> RoundRecord:
+        """The record since the last call."""
+        record, self.record = self.record, RoundRecord()
+        return record
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        self._mark = time.perf_counter()
+        messages = list(self.inner.configure_train(server_round, arrays, config, grid))
+        self._lap("configure")
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        self._lap("train")
+        replies = list(replies)
+        self.record.failures += [
+            {"client": self._client_of(reply.metadata.src_node_id), "error": reply.error.reason}
+            for reply in replies
+            if reply.has_error()
+        ]
+        self.record.metrics["clients"] = sum(not reply.has_error() for reply in replies)
+        arrays, metrics = self.inner.aggregate_train(server_round, replies)
+        self.record.metrics |= dict(metrics or {})
+        self._lap("aggregate")
+        return arrays, metrics
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        metrics = self.inner.aggregate_evaluate(server_round, list(replies))
+        self.record.metrics |= {f"client_{name}": value for name, value in (metrics or {}).items()}
+        return metrics
+
+    def _lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.record.seconds[name] = now - self._mark
+        self._mark = now

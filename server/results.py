@@ -1,0 +1,148 @@
+"""Results as they arrive: one JSON line an attack, one CSV line a picture, PNG files."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedsim.ground_truth import GroundTruth
+from fedsim.metrics.score import ImageScore
+from fedsim.report.pictures import save_png
+from fedsim.tracking import RunFolder, Trackers
+from server.attacking import Outcome, Scores
+
+COLUMNS = (
+    "attack",
+    "defense",
+    "model",
+    "image",
+    "batch_size",
+    "mse",
+    "psnr",
+    "ssim",
+    "fft2d",
+    "lpips",
+    "label",
+    "label_recovered",
+    "certified",
+    "refused",
+    "seconds",
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Which observation and which attack: names a result, here and in the report."""
+
+    server_round: int
+    client: int
+    attack: str
+    batch_size: int
+
+    @property
+    def observation(self) -> str:
+        return f"round-{self.server_round:05d}-client-{self.client:05d}"
+
+
+class ResultWriter:
+    """Writes each result once, when it is there; `done` names what an earlier run had finished."""
+
+    def __init__(self, folder: RunFolder, trackers: Trackers, model: str, defenses: Sequence[str]) -> None:
+        self._folder = folder
+        self._trackers = trackers
+        self._model = model
+        self._defenses = "+".join(defenses) or "none"
+        self.done = {(row["observation"], row["attack"]) for row in folder.rows("attacks")}
+
+    def write(
+        self, job: Job, outcome: Outcome, scores: Scores | None, truth: GroundTruth | None, attempts: int = 1
+    ) -> None:
+        """Pictures first, then the lines that name them."""
+        images = self._images(job, outcome, scores, truth)
+        self._append_csv(job, outcome, images)
+        reconstruction = outcome.reconstruction
+        certificate = None if reconstruction is None else reconstruction.certificate
+        labels = None if reconstruction is None or reconstruction.labels is None else reconstruction.labels.tolist()
+        label_scores = None if scores is None else scores.labels
+        self._folder.append(
+            "attacks",
+            {
+                "observation": job.observation,
+                "round": job.server_round,
+                "client": job.client,
+                "attack": job.attack,
+                "status": outcome.status,
+                "reason": outcome.reason,
+                "certificate": None
+                if certificate is None
+                else {"status": certificate.status, "reason": certificate.reason, "values": certificate.values},
+                "trace": [] if reconstruction is None else list(reconstruction.trace),
+                "seconds": outcome.seconds,
+                "batch_size": job.batch_size,
+                "attempts": attempts,
+                "labels": labels,
+                "label_exact": None if label_scores is None else label_scores.exact,
+                "label_share": None if label_scores is None else label_scores.share,
+                "scored": scores is not None,
+                "images": images,
+            },
+        )
+        self.done.add((job.observation, job.attack))
+        psnrs = [row["psnr"] for row in images if row.get("psnr") is not None]
+        if psnrs:
+            mean = sum(psnrs) / len(psnrs)
+            self._trackers.log(job.server_round, {f"leakage/{job.attack}/psnr": mean})
+        if label_scores is not None:
+            self._trackers.log(job.server_round, {f"leakage/{job.attack}/label_share": label_scores.share})
+
+    def _images(
+        self, job: Job, outcome: Outcome, scores: Scores | None, truth: GroundTruth | None
+    ) -> list[dict[str, Any]]:
+        rebuilt = None if outcome.reconstruction is None else outcome.reconstruction.images
+        stem = f"{job.observation}-{job.attack}"
+        if scores is not None:
+            per_image: list[ImageScore] = scores.images
+        elif truth is not None:
+            per_image = [ImageScore(n, label=int(y)) for n, y in zip(truth.ids, truth.labels, strict=True)]
+        else:
+            per_image = [ImageScore(f"{job.observation}/{i}", i) for i in range(0 if rebuilt is None else len(rebuilt))]
+        rows = []
+        for index, picture in enumerate(per_image):
+            row: dict[str, Any] = {**picture.to_dict(), "original": None, "reconstruction": None}
+            if rebuilt is not None and picture.reconstruction is not None:
+                row["reconstruction"] = self._save(rebuilt[picture.reconstruction], f"{stem}-{index:04d}.png")
+                if truth is not None:
+                    row["original"] = self._save(truth.images[index], f"{job.observation}-{index:04d}-original.png")
+            rows.append(row)
+        return rows
+
+    def _save(self, image: Any, name: str) -> str:
+        path = self._folder.reconstructions / name
+        if not path.exists():
+            save_png(image.clamp(0, 1).float(), path)
+        return path.relative_to(self._folder.root).as_posix()
+
+    def _append_csv(self, job: Job, outcome: Outcome, images: list[dict[str, Any]]) -> None:
+        path = self._folder.root / "scores.csv"
+        new = not path.exists()
+        reconstruction = outcome.reconstruction
+        certified = "" if reconstruction is None else _certified(reconstruction.certificate.status)
+        with path.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+            if new:
+                writer.writeheader()
+            for row in images:
+                fixed = {
+                    "attack": job.attack,
+                    "defense": self._defenses,
+                    "model": self._model,
+                    "batch_size": job.batch_size,
+                    "certified": certified,
+                    "refused": outcome.reason,
+                    "seconds": f"{outcome.seconds:.6f}",
+                }
+                writer.writerow({**{k: "" if v is None else v for k, v in row.items()}, **fixed})
+
+
+def _certified(status: str) -> str:
+    return "" if status == "none" else str(status == "certified").lower()

@@ -1,0 +1,93 @@
+"""Scores per original: matched first, None where there is nothing to compare."""
+
+import pytest
+import torch
+
+from fedsim.ground_truth import GroundTruth
+from fedsim.metrics import PSNR_CAP, ImageScore, score, score_labels, success_rate
+
+
+@pytest.fixture
+def truth(rng: torch.Generator) -> GroundTruth:
+    return GroundTruth(torch.rand(3, 3, 8, 8, generator=rng), torch.tensor([1, 1, 4]), ("a", "b", "c"))
+
+
+def test_an_exact_result_in_another_order(truth: GroundTruth) -> None:
+    scores = score(truth, truth.images[[2, 0, 1]].double(), truth.labels.flip(0))
+    assert [row.image for row in scores] == ["a", "b", "c"]
+    assert [row.reconstruction for row in scores] == [1, 2, 0]
+    assert [row.label_recovered for row in scores] == [1, 1, 4]
+    for row in scores:
+        assert row.mse == 0.0
+        assert row.psnr == PSNR_CAP
+        assert row.ssim == pytest.approx(1.0)
+        assert row.fft2d == pytest.approx(0.0, abs=1e-12)
+        assert row.fft2d_mjp == pytest.approx(0.0, abs=1e-12)
+    labels = score_labels(truth, truth.labels)
+    assert labels is not None
+    assert labels.exact
+    assert labels.share == 1.0
+
+
+def test_labels_alone(truth: GroundTruth) -> None:
+    scores = score(truth, None, torch.tensor([1, 2]))
+    assert [row.psnr for row in scores] == [None] * 3
+    assert [row.label_recovered for row in scores] == [1, 2, None]
+    labels = score_labels(truth, torch.tensor([1, 2]))
+    assert labels is not None
+    assert not labels.exact
+    assert labels.share == pytest.approx(1 / 3)
+
+
+def test_images_alone(truth: GroundTruth) -> None:
+    scores = score(truth, truth.images[:1], None)
+    assert [row.reconstruction for row in scores] == [0, None, None]
+    assert [row.label for row in scores] == [1, 1, 4]
+    assert [row.label_recovered for row in scores] == [None] * 3
+    assert score_labels(truth, None) is None
+    assert success_rate(scores, 20.0) == pytest.approx(1 / 3)
+
+
+def test_values_that_no_picture_has(truth: GroundTruth) -> None:
+    images = truth.images.clone()
+    images[0] = torch.nan
+    images[1, 0, 0, 0] = torch.inf
+    images[2] = torch.where(truth.images[2] > 0.5, 7.0, -7.0)
+    scores = score(truth, images, None)
+    assert [row.reconstruction for row in scores] == [None, None, 2]
+    expected = ((truth.images[2] > 0.5).double() - truth.images[2].double()).square().mean().item()
+    assert scores[2].mse == pytest.approx(expected)
+
+
+def test_eight_bit_forgives_what_a_file_cannot_hold(truth: GroundTruth) -> None:
+    stored = GroundTruth((truth.images * 255).round() / 255, truth.labels, truth.ids)
+    noisy = stored.images + 0.001
+    assert all(row.psnr is not None and row.psnr < 70 for row in score(stored, noisy, None))
+    assert [row.psnr for row in score(stored, noisy, None, eight_bit=True)] == [PSNR_CAP] * 3
+
+
+def test_another_shape_is_refused_with_both_shapes(truth: GroundTruth) -> None:
+    with pytest.raises(ValueError, match=r"\(3, 4, 4\) for originals of \(3, 8, 8\)"):
+        score(truth, torch.rand(3, 3, 4, 4), None)
+
+
+def test_success_counts_the_threshold_itself() -> None:
+    scores = [ImageScore("a", psnr=20.0), ImageScore("b", psnr=19.9), ImageScore("c")]
+    assert success_rate(scores, 20.0) == pytest.approx(1 / 3)
+    assert success_rate([], 20.0) is None
+
+
+def test_a_score_becomes_one_json_object(truth: GroundTruth) -> None:
+    row = score(truth, truth.images, truth.labels, perceptual=False)[0].to_dict()
+    assert list(row) == [
+        "image",
+        "reconstruction",
+        "mse",
+        "psnr",
+        "ssim",
+        "fft2d",
+        "fft2d_mjp",
+        "lpips",
+        "label",
+        "label_recovered",
+    ]
