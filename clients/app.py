@@ -44,6 +44,11 @@ class ClientRuntime:
         return model.to(self.device)
 
     @cached_property
+    def _tensors(self) -> State:
+        """The model's own memory, by name; a walk through its modules for each client would cost more than loading."""
+        return self.model.state_dict(keep_vars=True)
+
+    @cached_property
     def device(self) -> torch.device:
         return resolve_device(self.settings.device)
 
@@ -52,7 +57,14 @@ class ClientRuntime:
         return Normaliser(self.model)
 
     def load(self, state: State) -> None:
-        self.model.load_state_dict(state)
+        """Put the global state into the model, in place.
+
+        Raises:
+            KeyError: the state lacks a tensor of this model's.
+        """
+        with torch.no_grad():
+            for name, tensor in self._tensors.items():
+                tensor.copy_(state[name])
 
     def train(self, pictures: ImageSet, client: int, server_round: int, proximal_mu: float = 0.0) -> LocalResult:
         """Train the loaded model on one client's pictures; draws depend on (seed, round, client) alone."""

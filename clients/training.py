@@ -85,7 +85,7 @@ def train_locally(
     model.train(settings.training_mode)
     one_gradient = settings.share == "gradient"
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    start = {name: tensor.detach().clone() for name, tensor in _shared_state(model).items()}
+    start = {} if one_gradient else {name: tensor.detach().clone() for name, tensor in _shared_state(model).items()}
     optimizer, scheduler = (None, None) if one_gradient else _optimizer(settings, list(trainable.values()))
     steps = 1 if one_gradient else settings.local_steps
     seen: list[Batch] = []
@@ -133,13 +133,10 @@ def classification_loss(model: nn.Module, batch: Batch, label_smoothing: float =
 
 def _shared_state(model: nn.Module) -> State:
     """Trainable parameters and floating-point buffers: what local steps change and a client may share."""
-    state: State = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    state |= {name: b for name, b in model.state_dict().items() if name in _buffer_names(model)}
-    return state
-
-
-def _buffer_names(model: nn.Module) -> set[str]:
-    return {name for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+    persistent = set(model.state_dict())
+    state: State = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+    return state | {name: buffer for name, buffer in buffers.items() if name in persistent}
 
 
 def _optimizer(

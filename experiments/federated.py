@@ -49,7 +49,7 @@ def run_federated(config: Config, root: Path) -> None:
     check_federated(config)
     refuse_used(root)
     strategy = instantiate(config["strategy"], _recursive_=False)
-    setup = prepare(config, partitioned=True)
+    setup = prepare(config)
     folder = open_folder(config, root)
     trackers = Trackers(config["tracker"], root)
     writer = make_writer(config, folder, trackers)

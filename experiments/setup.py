@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 import yaml
@@ -44,7 +45,7 @@ class Setup:
         return ObservationFactory(self.architecture, self.model, image_side(config["model"]), described)
 
 
-def prepare(config: Config, partitioned: bool) -> Setup:
+def prepare(config: Config) -> Setup:
     """Check the settings and build everything that can be built without workers.
 
     Raises:
@@ -54,19 +55,35 @@ def prepare(config: Config, partitioned: bool) -> Setup:
     attacks = [build_attack(name, settings) for name, settings in config["attack"].items()]
     defenses = build_chain(config["defense"])
     image_side(config["model"])
-    data = build_data(config, partitioned)
-    data.check()
+    data = build_data(config)
+    data.check(config.get("num_clients"))
     architecture = Architecture(build_spec(config, data), (defenses,), config["seed"])
     model = architecture.build()
     wants_auxiliary = any(attack.needs.auxiliary for attack in attacks)
     return Setup(config, data, defenses, architecture, model, Normaliser(model), wants_auxiliary)
 
 
-def open_folder(config: Config, root: Path) -> RunFolder:
-    """Create the run folder and write the resolved configuration into it."""
+def open_folder(config: Config, root: Path, expected: str | None = None) -> RunFolder:
+    """Create the run folder and write the resolved configuration into it.
+
+    Args:
+        expected: the configuration that an earlier call wrote there; None for a new folder.
+
+    Raises:
+        ConfigError: the earlier call had other settings.
+    """
+    text = yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
+    if expected is not None and _comparable(text) != _comparable(expected):
+        raise ConfigError("run_dir", root, "a new folder; this one holds a run with other settings")
     folder = RunFolder(root)
-    folder.write_text("config.yaml", yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False))
+    folder.write_text("config.yaml", text)
     return folder
+
+
+def _comparable(text: str) -> Config:
+    """The settings that results depend on."""
+    config: Config = yaml.safe_load(text)
+    return {key: value for key, value in config.items() if key not in ("run_dir", "simulation", "ray", "tracker")}
 
 
 def make_writer(config: Config, folder: RunFolder, trackers: Trackers) -> ResultWriter:
@@ -93,19 +110,21 @@ def make_scheduler(config: Config, on_result: OnResult) -> AttackScheduler:
 
 
 @contextmanager
-def engine(config: Config, jobs: int) -> Iterator[None]:
-    """Ray for the block where the simulation wants it, with room for all workers."""
+def engine(config: Config, jobs: int, attackers: bool = True) -> Iterator[None]:
+    """Ray for the block where the simulation wants it, with room for all workers.
+
+    Args:
+        attackers: attacks have workers of their own.
+    """
     simulation = config["simulation"]
     if simulation["engine"] == "inline":
         yield
         return
-    workers, attackers = worker_counts(config, jobs)
-    cpus = workers * float(simulation["num_cpus"]) + attackers * float(simulation["attack_num_cpus"])
-    gpus = workers * float(simulation["num_gpus"]) + attackers * float(simulation["attack_num_gpus"])
-    ray = config["ray"]
-    with ray_cluster(
-        ray["address"], max(cores(), -(-cpus // 1)), -(-gpus // 1), ray["dashboard"], Path(__file__).parents[1]
-    ):
+    workers, attack_workers = worker_counts(config if attackers else {**config, "attack": {}}, jobs)
+    cpus = workers * float(simulation["num_cpus"]) + attack_workers * float(simulation["attack_num_cpus"])
+    gpus = workers * float(simulation["num_gpus"]) + attack_workers * float(simulation["attack_num_gpus"])
+    ray, checkout = config["ray"], Path(__file__).parents[1]
+    with ray_cluster(ray["address"], max(cores(), ceil(cpus)), ceil(gpus), ray["dashboard"], checkout):
         yield
 
 

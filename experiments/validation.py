@@ -65,6 +65,21 @@ def check_federated(config: Config) -> None:
     _at_least("observe.every", config["observe"]["every"], 0)
 
 
+def check_audit(config: Config) -> None:
+    """What holds for audits.
+
+    Raises:
+        ConfigError: naming the key, the value and what would be right.
+    """
+    check_common(config)
+    audit = config["audit"]
+    _at_least("audit.num_images", audit["num_images"], 1)
+    _at_least("audit.batch_size", audit["batch_size"], 1)
+    _one_of("audit.select", audit["select"], ("random", "per_class", "first"))
+    if not config["attack"]:
+        raise ConfigError("attack", "[]", "at least one attack, for example attack=[patch_gradient]")
+
+
 def takes_gradients(config: Config) -> bool:
     """Whether the strategy averages gradients itself."""
     target = config["strategy"].get("_target_", "")

@@ -25,9 +25,9 @@ def image_side(model: Config) -> int:
     return int(default.input_size[-1]) if default is not None else 224
 
 
-def build_data(config: Config, partitioned: bool = True) -> FederatedData:
-    """The configured source, split among clients."""
-    partitioner = instantiate(config["partition"]) if partitioned else None
+def build_data(config: Config) -> FederatedData:
+    """The configured source, split among clients where the configuration has a partition."""
+    partitioner = instantiate(config["partition"]) if config.get("partition") else None
     return FederatedData(instantiate(config["data"]), partitioner, image_side(config["model"]))
 
 

@@ -2,6 +2,8 @@
 
 import io
 import json
+import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,16 +17,25 @@ from fedsim.update import LocalProtocol, State, Update
 ARRAYS, CONFIG, METRICS, UPDATE, AUDIT = "arrays", "config", "metrics", "fedsim.update", "fedsim.audit"
 NUM_EXAMPLES, SERVER_ROUND, TRAIN_LOSS = "num-examples", "server-round", "train_loss"
 _NUMPY_STYPE = "numpy.ndarray"
+_PLAIN_DTYPES = frozenset({"float16", "float32", "float64", "int32", "int64", "uint8", "bool"})
 
 
 def to_array(tensor: Tensor) -> Array:
     """A tensor as Flower's `Array`: the bytes of `np.save`, made with a single copy."""
     # Not np.ascontiguousarray: it turns a scalar into a vector of one.
     array = tensor.detach().cpu().contiguous().numpy()
+    dtype, shape = str(array.dtype), tuple(array.shape)
+    data = b"".join((_npy_header(dtype, shape), memoryview(array.reshape(-1)).cast("B")))
+    return Array(dtype=dtype, shape=shape, stype=_NUMPY_STYPE, data=data)
+
+
+@lru_cache(maxsize=4096)
+def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The bytes that `np.save` puts in front of a C-ordered array; parsing them anew costs more than copying."""
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
-    data = b"".join((header.getvalue(), array.tobytes()))
-    return Array(dtype=str(array.dtype), shape=tuple(array.shape), stype=_NUMPY_STYPE, data=data)
+    description = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, description)
+    return header.getvalue()
 
 
 def from_array(array: Array) -> Tensor:
@@ -36,6 +47,12 @@ def from_array(array: Array) -> Tensor:
     """
     if array.stype != _NUMPY_STYPE:
         raise ValueError(f"arrays must be {_NUMPY_STYPE}, not {array.stype!r}")
+    if array.dtype in _PLAIN_DTYPES:
+        header = _npy_header(array.dtype, tuple(array.shape))
+        size = math.prod(array.shape) * np.dtype(array.dtype).itemsize
+        if array.data.startswith(header) and len(array.data) == len(header) + size:
+            flat = np.frombuffer(array.data, dtype=array.dtype, offset=len(header))
+            return torch.from_numpy(flat.reshape(array.shape).copy())
     decoded = np.load(io.BytesIO(array.data), allow_pickle=False)
     if str(decoded.dtype) != array.dtype or tuple(decoded.shape) != tuple(array.shape):
         raise ValueError(f"the record says {array.dtype}{array.shape}, its bytes {decoded.dtype}{decoded.shape}")
@@ -43,7 +60,10 @@ def from_array(array: Array) -> Tensor:
 
 
 def to_arrays(state: State) -> ArrayRecord:
-    return ArrayRecord({name: to_array(tensor) for name, tensor in state.items()})
+    record = ArrayRecord()
+    for name, tensor in state.items():
+        record[name] = to_array(tensor)
+    return record
 
 
 def from_arrays(record: ArrayRecord) -> State:

@@ -1,36 +1,28 @@
 """Attacks beside the training: queued, retried, timed out, never in its way."""
 
-import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from logging import getLogger
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
+from fedsim.simulation.actor_pool import ActorPool
 from fedsim.update import State
 from server.attacking import Outcome, Scores, attack_device, run_attack, score_outcome
 from server.results import Job
 
-logger = getLogger(__name__)
-
 OnResult = Callable[[Job, Outcome, Scores | None, GroundTruth | None, int], None]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Queued:
     job: Job
-    observation: Any
-    state: Any
-    truth: GroundTruth | None
-    attempts: int = 0
+    truth: GroundTruth | None = field(repr=False)
 
 
 class AttackScheduler(ABC):
@@ -60,7 +52,7 @@ class AttackScheduler(ABC):
     def drain(self, on_progress: Callable[[], None] = lambda: None) -> None:
         """Wait for everything that was submitted."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - the inline scheduler has nothing to release
         """Release the workers."""
 
     def _jobs(self, observation: Observation, skip: frozenset[str]) -> list[Job]:
@@ -121,7 +113,7 @@ class RayAttacks(AttackScheduler):
         num_cpus, num_gpus: Ray's admission request of one worker.
         threads: torch threads of a worker.
         backlog: queued attacks beyond which `submit` waits, so that memory stays bounded.
-        timeout: seconds for one attack, after which its worker is killed and it counts as failed.
+        timeout: seconds for one attack, after which its worker is replaced and it counts as failed.
         max_retries: how often an attack whose worker died is tried again.
     """
 
@@ -140,28 +132,20 @@ class RayAttacks(AttackScheduler):
         max_retries: int = 2,
     ) -> None:
         super().__init__(attacks, seed, on_result)
-        self._make_worker = (
-            ray.remote(AttackWorker).options(num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=-1).remote
+        actor = ray.remote(AttackWorker).options(num_cpus=num_cpus, num_gpus=num_gpus)
+        self._pool: ActorPool[_Queued] = ActorPool(
+            lambda: actor.remote(threads, num_gpus), workers if attacks else 0, max_retries
         )
-        self._worker_arguments = (threads, num_gpus)
-        self._workers: list[Any] = []
-        self._idle: deque[Any] = deque()
-        self._queue: deque[_Queued] = deque()
-        self._running: dict[Any, tuple[Any, _Queued, float]] = {}
         self._last_state: tuple[State, Any] | None = None
-        self._backlog, self._timeout, self._max_retries = backlog, timeout, max_retries
-        self.add_workers(workers if attacks else 0)
+        self._backlog, self._timeout = backlog, timeout
 
     @property
     def pending(self) -> int:
-        return len(self._queue) + len(self._running)
+        return self._pool.pending
 
     def add_workers(self, count: int) -> None:
         """More workers: for when the clients have left theirs."""
-        for _ in range(count):
-            worker = self._make_worker(*self._worker_arguments)
-            self._workers.append(worker)
-            self._idle.append(worker)
+        self._pool.add(count)
 
     def submit(self, observation: Observation, truth: GroundTruth | None, skip: frozenset[str] = frozenset()) -> None:
         jobs = self._jobs(observation, skip)
@@ -169,26 +153,31 @@ class RayAttacks(AttackScheduler):
             return
         state = self._put_state(observation.global_state)
         light = ray.put(replace(observation, global_state={}))
-        self._queue.extend(_Queued(job, light, state, truth) for job in jobs)
+        for job in jobs:
+            self._pool.submit(_Queued(job, truth), self._call(job, truth, light, state))
         self.collect()
         while self.pending > self._backlog:
-            self._wait(1.0)
+            self._take(1.0)
 
     def collect(self) -> None:
-        self._start()
-        self._wait(0.0)
+        self._take(0.0)
 
     def drain(self, on_progress: Callable[[], None] = lambda: None) -> None:
-        self._start()
         while self.pending:
-            self._wait(0.5)
+            self._take(0.5)
             on_progress()
 
     def close(self) -> None:
-        for worker in self._workers:
-            ray.kill(worker)
-        self._workers = []
-        self._idle.clear()
+        self._pool.close()
+
+    def _call(self, job: Job, truth: GroundTruth | None, observation: Any, state: Any) -> Callable[[Any], Any]:
+        settings = self.attacks[job.attack]
+
+        def call(worker: Any) -> Any:
+            outcome = worker.attack.remote(observation, [state], job.attack, settings, self.seed)
+            return worker.score.remote(outcome, truth)
+
+        return call
 
     def _put_state(self, state: State) -> Any:
         """One object in Ray's store for all observations of a round."""
@@ -197,49 +186,7 @@ class RayAttacks(AttackScheduler):
             self._last_state = (state, ray.put(arrays))
         return self._last_state[1]
 
-    def _start(self) -> None:
-        while self._idle and self._queue:
-            worker, queued = self._idle.popleft(), self._queue.popleft()
-            queued.attempts += 1
-            job = queued.job
-            settings = self.attacks[job.attack]
-            outcome = worker.attack.remote(queued.observation, [queued.state], job.attack, settings, self.seed)
-            result = worker.score.remote(outcome, queued.truth)
-            self._running[result] = (worker, queued, time.monotonic())
-
-    def _wait(self, seconds: float) -> None:
-        if not self._running:
-            return
-        ready, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0.0)
-        if not ready and seconds > 0:
-            ready, _ = ray.wait(list(self._running), num_returns=1, timeout=seconds)
-        for result in ready:
-            worker, queued, _ = self._running.pop(result)
-            self._idle.append(worker)
-            self._take(result, queued)
-        self._stop_late()
-        self._start()
-
-    def _take(self, result: Any, queued: _Queued) -> None:
-        try:
-            outcome, scores = ray.get(result, timeout=60.0)
-        except RayActorError:
-            logger.warning("the worker of %s on %s died", queued.job.attack, queued.job.observation)
-            if queued.attempts <= self._max_retries:
-                self._queue.appendleft(queued)
-                return
-            outcome, scores = Outcome("failed", f"its worker died {queued.attempts} times"), None
-        except (RayTaskError, GetTimeoutError) as error:
-            first_line = str(error).strip().splitlines()[-1]
-            outcome, scores = Outcome("failed", first_line), None
-        self._finish(queued.job, outcome, scores, queued.truth, queued.attempts)
-
-    def _stop_late(self) -> None:
-        now = time.monotonic()
-        for result, (worker, queued, since) in list(self._running.items()):
-            if now - since > self._timeout:
-                del self._running[result]
-                ray.kill(worker, no_restart=False)
-                self._idle.append(worker)
-                outcome = Outcome("failed", f"no result within {self._timeout:g} s", seconds=now - since)
-                self._finish(queued.job, outcome, None, queued.truth, queued.attempts)
+    def _take(self, seconds: float) -> None:
+        for end in self._pool.wait(seconds) + self._pool.expire(self._timeout):
+            outcome, scores = end.value or (Outcome("failed", end.error or ""), None)
+            self._finish(end.tag.job, outcome, scores, end.tag.truth, end.attempts)

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.analytic.certificate import expected_psnr, judge, relative_error
+from attacks.analytic.certificate import judge, relative_error, solution_values
 from attacks.analytic.least_squares import PatchSolution, solve_patches
 from attacks.analytic.patch_gradient import check_embedding, embedding_rows, examples_behind
 from attacks.analytic.patches import unpatchify
@@ -157,15 +157,7 @@ def _certificate(
 ) -> Certificate:
     width, pixels = patch_weight.shape
     variance = sum(std**2 for std in observation.std) / len(observation.std)
-    values = {
-        "tokens": float(len(tokens.patches)),
-        "width": float(width),
-        "rank": float(tokens.rank),
-        "rcond": tokens.rcond,
-        "condition": tokens.condition,
-        "residual": tokens.residual,
-        "expected_psnr": expected_psnr(tokens.expected_mse * growth * variance),
-    }
+    values = solution_values(tokens, width, growth * variance)
     if precondition is not None:
         values["identity"] = precondition
     if pixels > width:

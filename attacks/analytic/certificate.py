@@ -5,6 +5,7 @@ import math
 from jaxtyping import Float
 from torch import Tensor
 
+from attacks.analytic.least_squares import PatchSolution
 from attacks.base import Certificate
 
 MAX_RESIDUAL = 1e-3
@@ -21,18 +22,28 @@ wherever it exceeded 40 dB."""
 
 
 def relative_error(found: Float[Tensor, "*shape"], expected: Float[Tensor, "*shape"]) -> float:
-    """‖found - expected‖ / ‖expected‖; 0 where both vanish."""
-    difference, size = float((found - expected).norm()), float(expected.norm())
-    if difference == 0.0:
-        return 0.0
-    return difference / size if size > 0 else math.inf
+    """‖found - expected‖ relative to the larger of the two: 0 to 2."""
+    size = max(float(found.norm()), float(expected.norm()))
+    return float((found - expected).norm()) / size if size > 0 else 0.0
 
 
-def expected_psnr(mse: float) -> float:
-    """dB for a mean squared error in units of [0, 1] pixels; NaN where it is not known, at most 300."""
-    if math.isnan(mse):
-        return math.nan
-    return -10.0 * math.log10(max(mse, 1e-30))
+def solution_values(solution: PatchSolution, width: int, variance: float) -> dict[str, float]:
+    """The solver's figures by name; only finite ones, so that they are valid JSON.
+
+    Args:
+        variance: turns a squared error of the solution into one of [0, 1] pixels.
+    """
+    known = not math.isnan(solution.expected_mse)
+    values = {
+        "tokens": float(len(solution.patches)),
+        "width": float(width),
+        "rank": float(solution.rank),
+        "rcond": solution.rcond,
+        "condition": solution.condition,
+        "residual": solution.residual,
+        "expected_psnr": -10.0 * math.log10(max(1e-30, solution.expected_mse * variance)) if known else math.nan,
+    }
+    return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def judge(values: dict[str, float], batch: int, identity: str) -> Certificate:
@@ -43,14 +54,14 @@ def judge(values: dict[str, float], batch: int, identity: str) -> Certificate:
     says how far the rest carries. A batch of one picture many times over is certified, rightly.
 
     Args:
-        values: `tokens`, `width`, `rank`, `residual`, `condition`, `expected_psnr`, and `identity` and
-            `class_token` where they could be tested.
+        values: those of `solution_values`, and `identity` and `class_token` where they could be tested.
         batch: examples behind the update.
         identity: what `identity` is the relative error of, in symbols.
     """
     tokens, width, rank = int(values["tokens"]), int(values["width"]), int(values["rank"])
-    several = f"{batch} images in the batch" if batch > 1 else "a perturbed gradient"
-    cause = f"{several}{', or a perturbed gradient' if batch > 1 else ''}"
+    cause = f"{batch} images in the batch, or a perturbed gradient" if batch > 1 else "a perturbed gradient"
+    condition = f"condition {values.get('condition', math.inf):.1g}"
+    expected = values.get("expected_psnr", -math.inf)
     reason = ""
     if tokens > width:
         reason = f"{tokens} patch tokens > width {width}: the minimum-norm solution"
@@ -63,14 +74,10 @@ def judge(values: dict[str, float], batch: int, identity: str) -> Certificate:
     elif values.get("class_token", 0.0) > MAX_IDENTITY:
         reason = f"the class token's row of ∂L/∂pos_embed is off by {values['class_token']:.2g}: a perturbed gradient"
     elif rank < tokens:
-        condition = f"condition {values['condition']:.1g}"
         reason = f"rank {rank} of {tokens} ({condition}): the remaining directions are below the noise"
-    elif not values["expected_psnr"] >= MIN_EXPECTED_PSNR:
-        reason = (
-            f"condition {values['condition']:.1g} and residual {values['residual']:.2g}: "
-            f"about {values['expected_psnr']:.0f} dB are to be expected, not exact pixels"
-        )
+    elif expected < MIN_EXPECTED_PSNR:
+        reason = f"{condition} and residual {values['residual']:.2g}: {expected:.0f} dB expected, not exact pixels"
     if reason:
         return Certificate("uncertified", reason, values)
-    accepted = f"rank {rank} of {tokens}, residual {values['residual']:.1g}, {values['expected_psnr']:.0f} dB expected"
+    accepted = f"rank {rank} of {tokens}, residual {values['residual']:.1g}, {expected:.0f} dB expected"
     return Certificate("certified", accepted, values)

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.analytic.certificate import expected_psnr, judge, relative_error
+from attacks.analytic.certificate import judge, relative_error, solution_values
 from attacks.analytic.least_squares import PatchSolution, solve_patches
 from attacks.analytic.patches import unpatchify
 from attacks.base import Attack, Certificate, Needs, Reconstruction
@@ -110,15 +110,7 @@ def _certificate(observation: Observation, rows: Float[Tensor, "rows width"], so
     roles, gradient = observation.roles, observation.gradient
     token_grads = rows[roles.embedded_prefix_tokens :]
     variance = sum(std**2 for std in observation.std) / len(observation.std)
-    values = {
-        "tokens": float(len(token_grads)),
-        "width": float(token_grads.shape[1]),
-        "rank": float(solution.rank),
-        "rcond": solution.rcond,
-        "condition": solution.condition,
-        "residual": solution.residual,
-        "expected_psnr": expected_psnr(solution.expected_mse * variance),
-    }
+    values = solution_values(solution, token_grads.shape[1], variance)
     bias_grad = gradient.get(roles.patch_bias) if roles.patch_bias else None
     if bias_grad is not None:
         values["identity"] = relative_error(token_grads.sum(dim=0).cpu(), bias_grad.cpu())

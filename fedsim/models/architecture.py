@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import timm
 import torch
@@ -20,6 +20,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 VARIANTS = ("stock", "april")
 
 
+@runtime_checkable
 class ModelWrapper(Protocol):
     """Whatever changes a model before anybody trains it: a defense, mostly."""
 

@@ -96,7 +96,7 @@ def psnr_histogram(names: Sequence[str], values: Sequence[Sequence[float]]) -> M
     clipped = [[min(value, PSNR_SHOWN) for value in row] for row in values]
     top = max(40.0, max(value for row in clipped for value in row))
     width = 2.0 if top <= 60 else 4.0
-    edges = [width * step for step in range(int(top / width) + 2)]
+    edges = [width * step for step in range(int(top / width) + 3)]
     colours = [SERIES[number % len(SERIES)] for number in range(len(names))]
     axes.hist(clipped, bins=edges, color=colours, label=[_label(name) for name in names], stacked=True, rwidth=0.9)
     _threshold(axes, horizontal=False)

@@ -144,10 +144,10 @@ def _cards(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, str, st
     if leakage.scored or (rows and not leakage.returned):
         share = leakage.recognisable / leakage.pictures if leakage.pictures else None
         note = f"{leakage.recognisable:,} of {count(leakage.pictures, 'observed picture')}"
-        cards.append(("Rebuilt recognisably", percent(share), note))
+        cards.append(("Recognisable", percent(share), note))
     if leakage.returned:
         share = leakage.certified / leakage.pictures if leakage.pictures else None
-        note = f"{leakage.certified:,} of {count(leakage.pictures, 'observed picture')}, right for sure"
+        note = f"{leakage.certified:,} of {count(leakage.pictures, 'observed picture')}"
         cards.append(("Certified", percent(share), note))
     if rows and rows[0].mean_psnr is not None:
         cards.append(("Mean PSNR", decibels(rows[0].mean_psnr), f"by {rows[0].attack}"))

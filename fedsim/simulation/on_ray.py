@@ -1,14 +1,13 @@
 """The Grid on Ray actors: one ClientApp a worker, the global state put once a round."""
 
-from collections import deque
 from typing import Any
 
 import ray
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.common.constant import ErrorCode
-from ray.exceptions import RayActorError, RayTaskError
 
+from fedsim.simulation.actor_pool import ActorPool, Finished
 from fedsim.simulation.grid import ClientAppFactory, OnReply, SimulatedGrid, deliver, error_reply
 
 
@@ -35,7 +34,7 @@ class ClientWorker:
 class RayGrid(SimulatedGrid):
     """Clients run on `workers` Ray actors; Ray must be initialised.
 
-    A worker that dies is restarted and its message sent again, `max_retries` times; then the client
+    A worker that dies is replaced and its message sent again, `max_retries` times; then the client
     answers with an error.
 
     Args:
@@ -55,77 +54,46 @@ class RayGrid(SimulatedGrid):
         on_reply: OnReply | None = None,
     ) -> None:
         super().__init__(num_clients, on_reply)
-        actor = ray.remote(ClientWorker).options(
-            num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=-1, max_task_retries=max_retries
-        )
-        factory = ray.put(make_client_app)
-        self._workers = [actor.remote(factory, threads) for _ in range(workers)]
-        self._idle: deque[Any] = deque(self._workers)
-        self._waiting: deque[Message] = deque()
-        self._running: dict[Any, tuple[Any, Message]] = {}
-        self._contents: dict[int, tuple[RecordDict, Any]] = {}
+        actor = ray.remote(ClientWorker).options(num_cpus=num_cpus, num_gpus=num_gpus)
+        self._pool: ActorPool[str] = ActorPool(lambda: actor.remote(make_client_app, threads), workers, max_retries)
+        self._sent: dict[str, Message] = {}
+        self._content: tuple[RecordDict, Any] | None = None
 
     def _submit(self, message: Message) -> None:
-        self._waiting.append(message)
-
-    def _start_waiting(self) -> None:
-        while self._idle and self._waiting:
-            worker, message = self._idle.popleft(), self._waiting.popleft()
-            bare = Message(RecordDict(), reply_to=message)
-            bare.__dict__["_metadata"] = message.metadata
-            context = self.context_of(message.metadata.dst_node_id)
-            result = worker.run.remote(bare, [self._put(message.content)], context)
-            self._running[result] = (worker, message)
+        # The content travels by reference: the message itself is sent without it.
+        bare = Message(RecordDict(), reply_to=message)
+        bare.__dict__["_metadata"] = message.metadata
+        content, node_id = self._put(message.content), message.metadata.dst_node_id
+        self._sent[message.metadata.message_id] = message
+        self._pool.submit(
+            message.metadata.message_id,
+            lambda worker: worker.run.remote(bare, [content], self.context_of(node_id)),
+        )
 
     def _put(self, content: RecordDict) -> Any:
         """One object in Ray's store for all messages of a round, which share their content."""
-        known = self._contents.get(id(content))
-        if known is not None and known[0] is content:
-            return known[1]
-        reference = ray.put(content)
-        self._contents = {key: value for key, value in self._contents.items() if self._in_use(value[0])}
-        self._contents[id(content)] = (content, reference)
-        return reference
-
-    def _in_use(self, content: RecordDict) -> bool:
-        messages = [m for _, m in self._running.values()] + list(self._waiting)
-        return any(message.content is content for message in messages)
+        if self._content is None or self._content[0] is not content:
+            self._content = (content, ray.put(content))
+        return self._content[1]
 
     def _poll(self, message_ids: set[str], timeout: float | None) -> list[Message]:
-        self._start_waiting()
-        ready, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout)
-        replies = []
-        for result in ready:
-            worker, message = self._running.pop(result)
-            self._idle.append(worker)
-            try:
-                reply, state = ray.get(result)
-            except RayActorError as error:
-                reply, state = error_reply(message, f"worker died: {error}", ErrorCode.CLIENT_APP_CRASHED), RecordDict()
-            except RayTaskError as error:
-                reply, state = error_reply(message, f"worker failed: {error}"), RecordDict()
-            self.keep_state(message.metadata.dst_node_id, state)
-            replies.append(reply)
-        self._start_waiting()
-        return replies
+        return [self._answer(end, ErrorCode.CLIENT_APP_CRASHED) for end in self._pool.wait(timeout)]
 
     def _give_up(self, message_ids: set[str], reason: str) -> list[Message]:
-        late = [message for message in self._waiting if message.metadata.message_id in message_ids]
-        self._waiting = deque(m for m in self._waiting if m.metadata.message_id not in message_ids)
-        for result, (worker, message) in list(self._running.items()):
-            if message.metadata.message_id in message_ids:
-                # The worker is stuck in foreign code: a fresh process takes its place.
-                ray.kill(worker, no_restart=False)
-                self._idle.append(worker)
-                del self._running[result]
-                late.append(message)
-        return [error_reply(message, reason, ErrorCode.REPLY_MESSAGE_UNAVAILABLE) for message in late]
+        ends = self._pool.cancel(lambda message_id: message_id in message_ids)
+        return [error_reply(self._sent.pop(e.tag), reason, ErrorCode.REPLY_MESSAGE_UNAVAILABLE) for e in ends]
+
+    def _answer(self, end: Finished[str], code: int) -> Message:
+        message = self._sent.pop(end.tag)
+        if end.error is not None:
+            return error_reply(message, end.error, code)
+        reply, state = end.value
+        self.keep_state(message.metadata.dst_node_id, state)
+        assert isinstance(reply, Message)
+        return reply
 
     def close(self) -> None:
         """Stop the workers, so that their CPUs and GPUs are free for attacks that are still queued."""
-        for worker in self._workers:
-            ray.kill(worker)
-        self._workers = []
-        self._idle.clear()
-        self._running.clear()
-        self._contents.clear()
+        self._pool.close()
+        self._sent.clear()
+        self._content = None

@@ -1,0 +1,195 @@
+"""`fedsim-audit`: no federation; what would each shared update give away?"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from defenses.compose import load_wrappers
+from experiments.audit_worker import AuditBatch, AuditResult, AuditWorker
+from experiments.cli import console, run_cli
+from experiments.logs import log_to
+from experiments.progress import Bars
+from experiments.setup import (
+    Setup,
+    engine,
+    make_scheduler,
+    make_writer,
+    open_folder,
+    prepare,
+    write_summary,
+)
+from experiments.validation import check_audit, check_common, worker_counts
+from fedsim.composition import Config
+from fedsim.determinism import torch_generator
+from fedsim.errors import ConfigError
+from fedsim.evaluation import mean_softmax
+from fedsim.observation import Observation, load_observation
+from fedsim.report import build_report
+from fedsim.tracking import RunFolder, Trackers
+from server.results import ResultWriter
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    run_cli("audit", run_audit)
+
+
+def run_audit(config: Config, root: Path) -> None:
+    """One audit, from checked settings to the report.
+
+    Raises:
+        ConfigError: a setting cannot work; nothing has been started then.
+    """
+    start = time.perf_counter()
+    if config["observation"] is not None:
+        _attack_recorded(config, root, start)
+        return
+    check_audit(config)
+    setup = prepare(config)
+    chosen = choose_pictures(setup)
+    folder = open_or_resume(config, root)
+    trackers = Trackers(config["tracker"], root)
+    writer = make_writer(config, folder, trackers)
+    batches = list(_unfinished(config, chosen, writer))
+    total, left = -(-len(chosen) // config["audit"]["batch_size"]), len(batches)
+    if left < total:
+        console.print(f"{total - left} of {total} updates were finished by an earlier call", markup=False)
+    with log_to(folder.log), Bars(console) as bars, engine(config, max(left, 1), attackers=False):
+        done = total - left
+        bars.set("updates", done, total)
+        for results in _results(setup, batches):
+            for result in results:
+                writer.write(result.job, result.outcome, result.scores, result.truth)
+            done += 1
+            bars.set("updates", done, total)
+            if done % max(1, total // 10) == 0:
+                bars.say(f"updates {done}/{total}")
+    trackers.close()
+    write_summary(folder, "audit", start)
+    console.print(f"report  {build_report(root)}", markup=False)
+    console.print(str(root), markup=False)
+
+
+def choose_pictures(setup: Setup) -> list[int]:
+    """Positions in the training set of the pictures to audit.
+
+    Raises:
+        ConfigError: more are asked for than there are.
+    """
+    audit, pictures = setup.config["audit"], setup.data.train
+    count = audit["num_images"]
+    if count > len(pictures):
+        raise ConfigError("audit.num_images", count, f"at most {len(pictures)}, the training pictures of the data")
+    if audit["select"] == "first":
+        return list(range(count))
+    order = torch.randperm(len(pictures), generator=torch_generator(setup.config["seed"], "audit")).tolist()
+    if audit["select"] == "random":
+        return order[:count]
+    turns: dict[int, int] = {}
+    ranked = []
+    for position in order:
+        label = int(pictures.labels[position])
+        turns[label] = turns.get(label, 0) + 1
+        ranked.append((turns[label], position))
+    return [position for _, position in sorted(ranked, key=lambda entry: entry[0])][:count]
+
+
+def open_or_resume(config: Config, root: Path) -> RunFolder:
+    """A new run folder, or the one of an earlier call with the same settings.
+
+    Raises:
+        ConfigError: the folder holds a run with other settings.
+    """
+    recorded = root / "config.yaml"
+    before = recorded.read_text(encoding="utf-8") if recorded.exists() else None
+    if before is None and (root / "attacks.jsonl").exists():
+        raise ConfigError("run_dir", root, "a new folder; this one holds results without their settings")
+    return open_folder(config, root, expected=before)
+
+
+def _unfinished(config: Config, chosen: list[int], writer: ResultWriter) -> Iterator[AuditBatch]:
+    size = config["audit"]["batch_size"]
+    for number, start in enumerate(range(0, len(chosen), size)):
+        name = f"round-{0:05d}-client-{number:05d}"
+        attacks = tuple(attack for attack in config["attack"] if (name, attack) not in writer.done)
+        if attacks:
+            yield AuditBatch(number, tuple(chosen[start : start + size]), attacks)
+
+
+def _results(setup: Setup, batches: list[AuditBatch]) -> Iterator[list[AuditResult]]:
+    """Results of each batch as they arrive."""
+    config, simulation = setup.config, setup.config["simulation"]
+    probs = None
+    if setup.wants_auxiliary and len(setup.data.auxiliary) and batches:
+        probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, config["client"]["training_mode"])
+    if simulation["engine"] == "inline":
+        worker = AuditWorker(config, auxiliary_probs=probs, setup=setup)
+        for batch in batches:
+            yield worker.run(batch)
+        return
+    import ray
+
+    from fedsim.simulation.actor_pool import ActorPool
+
+    actor = ray.remote(AuditWorker).options(num_cpus=simulation["num_cpus"], num_gpus=simulation["num_gpus"])
+    workers = worker_counts({**config, "attack": {}}, len(batches))[0] if batches else 0
+    pool: ActorPool[AuditBatch] = ActorPool(
+        lambda: actor.remote(config, simulation["threads"], simulation["num_gpus"], probs),
+        workers,
+        simulation["max_retries"],
+    )
+    for batch in batches:
+        pool.submit(batch, lambda worker, batch=batch: worker.run.remote(batch))
+    while pool.pending:
+        for end in pool.wait(None):
+            if end.error is not None:
+                raise RuntimeError(f"update {end.tag.number} could not be audited: {end.error}")
+            yield end.value
+    pool.close()
+
+
+def _attack_recorded(config: Config, root: Path, start: float) -> None:
+    """Attack what a past run captured; there is no truth, so nothing is scored."""
+    check_common(config)
+    observations = list(find_observations(Path(config["observation"])))
+    first = _load(observations[0])
+    model = {**config["model"], "name": first.architecture.spec.name}
+    folder = open_or_resume({**config, "model": model}, root)
+    trackers = Trackers(config["tracker"], root)
+    writer = make_writer({**config, "model": model}, folder, trackers)
+    with log_to(folder.log), Bars(console) as bars, engine(config, 1):
+        scheduler = make_scheduler(config, writer.write)
+        try:
+            for path in observations:
+                observation = _load(path)
+                finished = frozenset(attack for name, attack in writer.done if name == path.name)
+                scheduler.submit(observation, None, finished)
+                bars.set("attacks", scheduler.finished, len(observations) * len(config["attack"]))
+            scheduler.drain(lambda: bars.set("attacks", scheduler.finished, scheduler.submitted))
+        finally:
+            scheduler.close()
+    trackers.close()
+    write_summary(folder, "audit", start)
+    console.print(f"report  {build_report(root)}", markup=False)
+    console.print(str(root), markup=False)
+
+
+def find_observations(path: Path) -> Iterator[Path]:
+    """The observation at `path`, or all in the folder.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if (path / "observation.json").is_file():
+        yield path
+        return
+    found = sorted(child.parent for child in path.glob("*/observation.json"))
+    if not found:
+        raise ConfigError("observation", path, "a folder of an observation, or of several (RUN/observations)")
+    yield from found
+
+
+def _load(path: Path) -> Observation:
+    return load_observation(path, load_wrappers)
