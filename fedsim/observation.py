@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -169,7 +170,7 @@ def load_observation(folder: Path, load_wrappers: WrapperLoader | None = None) -
         )
     except FileNotFoundError as error:
         raise ConfigError("observation", folder, f"no complete observation: {error.filename} is missing") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, SafetensorError) as error:
         raise ConfigError("observation", folder, f"the record is damaged: {error}") from error
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedsim.simulation.ray_cluster import ray_cluster
+
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -38,3 +40,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def ray_on_this_machine():
+    """One Ray for the whole test run: starting it takes longer than most tests."""
+    with ray_cluster(None, num_cpus=6, num_gpus=0):
+        yield

@@ -4,10 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Protocol, runtime_checkable
 
 import timm
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -145,13 +147,13 @@ def _similar(name: str) -> str:
 
 
 def _load_checkpoint(model: nn.Module, path: Path) -> None:
-    if path.suffix == ".safetensors":
-        state = load_file(path)
-    else:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        state = state.get("model", state.get("state_dict", state))
     try:
+        if path.suffix == ".safetensors":
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            state = state.get("model", state.get("state_dict", state))
         model.load_state_dict(state)
-    except RuntimeError as error:
-        first = str(error).splitlines()
-        raise ConfigError("model.checkpoint", path, f"does not fit the model: {' '.join(first[:2])}") from error
+    except (RuntimeError, SafetensorError, UnpicklingError, AttributeError) as error:
+        what = " ".join(str(error).split())[:200]
+        raise ConfigError("model.checkpoint", path, f"no state dict that fits the model: {what}") from error

@@ -16,19 +16,19 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.report.summary import RECOGNISABLE
 
-INK, GRID, LIMIT = "#010101", "#020202", "#030303"
+INK, GRID, LIMIT, SURFACE = "#010101", "#020202", "#030303", "#050505"
 SERIES = ("#040401", "#040402", "#040403", "#040404", "#040405", "#040406", "#040407", "#040408")
 MARKERS = "osD^vP*X"
 
 # Placeholders that matplotlib writes and the page's style sheet decides.
-VARIABLES = {INK: "--chart-ink", GRID: "--chart-grid", LIMIT: "--chart-limit"} | {
+VARIABLES = {INK: "--chart-ink", GRID: "--chart-grid", LIMIT: "--chart-limit", SURFACE: "--surface"} | {
     colour: f"--series-{number}" for number, colour in enumerate(SERIES, start=1)
 }
 
 STYLE: Any = {  # any: matplotlib types the keys as a literal of 300 names
     "svg.fonttype": "none",
     "text.parse_math": False,
-    "font.size": 9,
+    "font.size": 9.5,
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.edgecolor": GRID,
@@ -108,20 +108,33 @@ def psnr_histogram(names: Sequence[str], values: Sequence[Sequence[float]]) -> M
 
 
 @mpl.rc_context(STYLE)
-def privacy_utility(series: Sequence[Series]) -> Markup | None:
-    """Accuracy in per cent over the share of recognisable pictures in per cent, a point per run and attack."""
+def privacy_utility(series: Sequence[Series], *, share: bool) -> Markup | None:
+    """Accuracy in per cent over leakage, a point per run and attack.
+
+    Args:
+        share: x is the share of recognisable pictures in [0, 1]; else the mean PSNR in dB.
+    """
     if not any(cloud.points for cloud in series):
         return None
-    figure, axes = _figure(width=6.4, height=3.6)
+    figure, axes = _figure(height=3.2)
     for cloud in series:
-        _draw(axes, Series(cloud.name, [(100 * x, 100 * y) for x, y in cloud.points]), line=False)
-    axes.set(xlabel="Pictures rebuilt recognisably (%)", ylabel="Test accuracy (%)", xlim=(-3, 103), ylim=(-3, 103))
-    axes.annotate("better", xy=(0.01, 0.98), xycoords="axes fraction", va="top", fontsize=8.5, fontstyle="italic")
+        points = [(100 * x if share else min(x, PSNR_SHOWN), 100 * y) for x, y in cloud.points]
+        _draw(axes, Series(cloud.name, points), line=False)
+    if share:
+        axes.set(xlabel="Pictures rebuilt recognisably (%)", xlim=(-4, 104))
+    else:
+        _threshold(axes, horizontal=False)
+        axes.set(xlabel="Mean PSNR (dB)")
+        axes.set_xlim(0, None)
+    axes.set(ylabel="Test accuracy (%)")
+    axes.margins(y=0.15)
     _legend(figure)
-    return _svg(figure, "tradeoff", "Accuracy against the share of rebuilt pictures; the upper left corner is best.")
+    what = "the share of recognisably rebuilt pictures" if share else "the mean PSNR of the rebuilt pictures"
+    prefix = "tradeoff-share" if share else "tradeoff-psnr"
+    return _svg(figure, prefix, f"Test accuracy against {what}, a colour per defense; the upper left corner is best.")
 
 
-def _figure(width: float = 4.8, height: float = 2.9) -> tuple[Figure, Axes]:
+def _figure(width: float = 3.9, height: float = 2.7) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.patch.set_alpha(0)
     axes = figure.subplots()
@@ -132,7 +145,15 @@ def _figure(width: float = 4.8, height: float = 2.9) -> tuple[Figure, Axes]:
 
 def _draw(axes: Axes, series: Series, *, line: bool = True) -> None:
     xs, ys = [x for x, _ in series.points], [y for _, y in series.points]
-    axes.plot(xs, ys, label=_label(series.name), linestyle="-" if line else "none", markersize=4.5 if line else 7)
+    axes.plot(
+        xs,
+        ys,
+        label=_label(series.name),
+        linestyle="-" if line else "none",
+        markersize=4.5 if line else 8,
+        markeredgecolor=SURFACE,
+        markeredgewidth=0.0 if line else 0.8,
+    )
 
 
 def _threshold(axes: Axes, *, horizontal: bool) -> None:
@@ -141,7 +162,9 @@ def _threshold(axes: Axes, *, horizontal: bool) -> None:
 
 
 def _legend(figure: Figure) -> None:
-    figure.legend(loc="outside lower center", ncols=2)
+    """Below the axes; long names get a line each."""
+    _, names = figure.axes[0].get_legend_handles_labels()
+    figure.legend(loc="outside lower center", ncols=2 if max(map(len, names), default=0) < 24 else 1)
 
 
 def _label(name: str) -> str:

@@ -80,7 +80,7 @@ def build_sweep_report(sweep_folder: Path) -> Path:
         FileNotFoundError: there is no such folder.
     """
     sweep = read_sweep(sweep_folder)
-    page = _environment().get_template("sweep.html.j2").render(sweep=sweep, plot=_tradeoff(sweep))
+    page = _environment().get_template("sweep.html.j2").render(sweep=sweep, plots=_tradeoffs(sweep))
     return _write(page, sweep_folder / "report.html")
 
 
@@ -171,23 +171,37 @@ def _plots(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, Markup]
     for attack in shown:
         points = leakage_by_round(run, attack)
         leakage.append(Series(attack, [(point.number, point.mean_psnr) for point in points if point.mean_psnr]))
-    over_rounds = len({number for line in leakage for number, _ in line.points}) > 1
+    over_rounds = run.kind != "audit" and len({number for line in leakage for number, _ in line.points}) > 1
     plots = {
         "What the model learned": figures.accuracy_curve([Series("accuracy", accuracies)]),
-        "What the server rebuilt, round by round": figures.leakage_curve(leakage) if over_rounds else None,
-        "How close the rebuilt pictures came": figures.psnr_histogram(
-            shown, [psnr_values(run, attack) for attack in shown]
-        ),
+        "What the server rebuilt": figures.leakage_curve(leakage) if over_rounds else None,
+        "How close they came": figures.psnr_histogram(shown, [psnr_values(run, attack) for attack in shown]),
     }
     return [(caption, figure) for caption, figure in plots.items() if figure is not None]
 
 
-def _tradeoff(sweep: Sweep) -> Markup | None:
-    clouds: dict[str, list[tuple[float, float]]] = {}
+def _tradeoffs(sweep: Sweep) -> list[tuple[str, Markup]]:
+    """Accuracy against both measures of leakage; an attack that refused every update leaked no picture."""
+    shares: dict[str, list[tuple[float, float]]] = {}
+    likeness: dict[str, list[tuple[float, float]]] = {}
     for row in sweep.rows:
-        success = row.attack.success[RECOGNISABLE] if row.attack else None
-        if row.attack and success is None and row.attack.refused == row.attack.observations:
-            success = 0.0
-        if success is not None and row.accuracy is not None:
-            clouds.setdefault(row.defense, []).append((success, row.accuracy))
-    return figures.privacy_utility([Series(defense, points) for defense, points in clouds.items()])
+        if row.attack is None or row.accuracy is None:
+            continue
+        share = row.attack.success[RECOGNISABLE]
+        if share is None and row.attack.refused == row.attack.observations:
+            share = 0.0
+        if share is not None:
+            shares.setdefault(row.defense, []).append((share, row.accuracy))
+        if row.attack.mean_psnr is not None:
+            likeness.setdefault(row.defense, []).append((row.attack.mean_psnr, row.accuracy))
+    # Both plots list the same defenses in the same order, so that a colour means the same in both.
+    names = list(dict.fromkeys([*shares, *likeness]))
+    plots = {
+        "Accuracy against the share that leaked": figures.privacy_utility(
+            [Series(name, shares.get(name, [])) for name in names], share=True
+        ),
+        "Accuracy against how close it came": figures.privacy_utility(
+            [Series(name, likeness.get(name, [])) for name in names], share=False
+        ),
+    }
+    return [(caption, figure) for caption, figure in plots.items() if figure is not None]

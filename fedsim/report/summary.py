@@ -63,6 +63,7 @@ class Leakage:
         scored: pictures that were compared with their original.
         recognisable: pictures that reach `RECOGNISABLE`.
         certified: pictures whose reconstruction an attack vouches for without knowing the original.
+        certified_wrong: those of them whose vouched-for reconstruction stays below `RECOGNISABLE`.
     """
 
     observations: int
@@ -71,6 +72,7 @@ class Leakage:
     scored: int
     recognisable: int
     certified: int
+    certified_wrong: int
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def strength(row: AttackSummary) -> tuple[int, float, int, float]:
 def summarise_leakage(run: RunFolder) -> Leakage:
     """Count pictures over all attacks, each picture of each observation once."""
     sizes: dict[str, int] = {}
-    returned, certified = set(), set()
+    returned, certified, wrong = set(), set(), set()
     best: dict[tuple[str, int], float] = {}
     for record in run.attacks:
         sizes[record.observation] = max(sizes.get(record.observation, 0), record.batch_size)
@@ -137,6 +139,8 @@ def summarise_leakage(run: RunFolder) -> Leakage:
                 returned.add(key)
                 if record.certified:
                     certified.add(key)
+                    if image.psnr is not None and image.psnr < RECOGNISABLE:
+                        wrong.add(key)
             if image.psnr is not None:
                 best[key] = max(best.get(key, image.psnr), image.psnr)
     return Leakage(
@@ -146,6 +150,7 @@ def summarise_leakage(run: RunFolder) -> Leakage:
         scored=len(best),
         recognisable=sum(value >= RECOGNISABLE for value in best.values()),
         certified=len(certified),
+        certified_wrong=len(wrong),
     )
 
 

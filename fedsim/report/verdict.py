@@ -73,11 +73,15 @@ def _leakage_sentence(run: RunFolder, rows: list[AttackSummary], leakage: Leakag
         return "unknown", f"Only labels were attacked: no attack tried to rebuild the {observed}."
     if all(row.refused == 0 for row in rows):
         return "unknown", "No attack came to an end, so this run says nothing about what the server could learn."
-    names = listed([f"{row.attack} ({row.refused:,} of {row.observations:,} updates)" for row in rows if row.refused])
+    who = listed([f"{row.attack} refused {row.refused:,} of {_updates(row)}" for row in rows if row.refused])
+    groups = refusals(run)
+    why = f", because {groups[0].reason}" if len(groups) == 1 else ""
     failed = any(row.failed for row in rows)
-    return ("unknown" if failed else "safe"), (
-        f"No picture was rebuilt: {names} refused{', the rest failed' if failed else ''}."
-    )
+    return ("unknown" if failed else "safe"), f"No picture was rebuilt: {who}{', the rest failed' * failed}{why}."
+
+
+def _updates(row: AttackSummary) -> str:
+    return count(row.observations, "observed update")
 
 
 def _mean(row: AttackSummary) -> str:
@@ -90,7 +94,8 @@ def _refusals(run: RunFolder, rows: list[AttackSummary], leakage: Leakage) -> li
     if leakage.recognisable:
         return []
     groups = refusals(run)
-    sentences = [f"{group.attack} refused: {group.reason}." for group in groups[:REASONS_SHOWN]]
+    told = len(groups) == 1 and not leakage.scored and not any(row.done for row in rows)
+    sentences = [] if told else [f"{group.attack} refused: {group.reason}." for group in groups[:REASONS_SHOWN]]
     if len(groups) > REASONS_SHOWN:
         sentences.append(f"{count(len(groups) - REASONS_SHOWN, 'further reason')} below.")
     if leakage.scored or (rows and all(row.refused == row.observations for row in rows)):
@@ -104,9 +109,11 @@ def _certified(leakage: Leakage) -> list[str]:
     if not leakage.certified:
         return ["No result is certified: without the originals the server could not tell good from bad."]
     share = "All" if leakage.certified == leakage.returned else f"{leakage.certified:,}"
-    return [
-        f"{share} of the {count(leakage.returned, 'rebuilt picture')} are certified: the server knows they are right."
-    ]
+    rebuilt = f"{share} of the {count(leakage.returned, 'rebuilt picture')} are certified"
+    if not leakage.certified_wrong:
+        return [f"{rebuilt}: the server can tell that they are right without the originals."]
+    wrong = count(leakage.certified_wrong, "certified result")
+    return [f"{rebuilt}, but wrongly so in part: {wrong} stayed below {RECOGNISABLE:.0f} dB."]
 
 
 def _labels(rows: list[AttackSummary]) -> list[str]:

@@ -73,7 +73,7 @@ class ActorPool(Generic[Tag]):
         self._queue.append(_Pending(tag, call))
         self._start()
 
-    def wait(self, timeout: float | None) -> list[Finished[Tag]]:
+    def wait(self, timeout: float | int | None) -> list[Finished[Tag]]:
         """What has finished, waiting up to `timeout` seconds for the first; None waits for it."""
         if not self._running:
             return []

@@ -85,7 +85,7 @@ class SimulatedGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return self._poll(set(message_ids), 0.0)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | int | None = None) -> Iterable[Message]:
         order = list(self.push_messages(messages))
         missing = set(order)
         replies: dict[str, Message] = {}
@@ -124,7 +124,7 @@ class SimulatedGrid(Grid):
         """Take a message for delivery."""
 
     @abstractmethod
-    def _poll(self, message_ids: set[str], timeout: float | None) -> list[Message]:
+    def _poll(self, message_ids: set[str], timeout: float | int | None) -> list[Message]:
         """Replies to any of these messages: at least one, unless `timeout` seconds pass first."""
 
     @abstractmethod

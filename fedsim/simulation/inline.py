@@ -25,8 +25,10 @@ class InlineGrid(SimulatedGrid):
     def _submit(self, message: Message) -> None:
         self._queue.append(message)
 
-    def _poll(self, message_ids: set[str], timeout: float | None) -> list[Message]:
-        message = next(m for m in self._queue if m.metadata.message_id in message_ids)
+    def _poll(self, message_ids: set[str], timeout: float | int | None) -> list[Message]:
+        message = next((m for m in self._queue if m.metadata.message_id in message_ids), None)
+        if message is None:
+            return []
         self._queue.remove(message)
         if self._app is None:
             self._app = self._make_client_app()

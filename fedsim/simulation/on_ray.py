@@ -76,7 +76,7 @@ class RayGrid(SimulatedGrid):
             self._content = (content, ray.put(content))
         return self._content[1]
 
-    def _poll(self, message_ids: set[str], timeout: float | None) -> list[Message]:
+    def _poll(self, message_ids: set[str], timeout: float | int | None) -> list[Message]:
         return [self._answer(end, ErrorCode.CLIENT_APP_CRASHED) for end in self._pool.wait(timeout)]
 
     def _give_up(self, message_ids: set[str], reason: str) -> list[Message]:

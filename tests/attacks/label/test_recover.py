@@ -1,0 +1,137 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacks.label import RecoverLabels
+from defenses import GradientClip, GradientNoise
+from fedsim.errors import ConfigError, NotApplicable
+from fedsim.models import ModelSpec
+
+SMALL = {"depth": 2}
+
+
+def auxiliary(observation, pictures: Tensor) -> Tensor:
+    """The mean softmax of the global model over pictures that no client holds."""
+    model = observation.build_model()
+    mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (observation.mean, observation.std))
+    with torch.no_grad():
+        return model(((pictures - mean) / std).float()).softmax(1).mean(0)
+
+
+def test_one_example_is_always_right_and_certified(tools, rng, cpu):
+    for label in range(10):
+        result = RecoverLabels()(tools.observe(tools.tiny(kwargs=SMALL), tools.detailed(), [label]), rng, cpu)
+        assert result.labels.tolist() == [label]
+        assert result.labels.dtype == torch.int64
+        assert result.images is None
+        assert result.certificate.certified, result.certificate.reason
+
+
+@pytest.mark.parametrize("options", [{"lr": 0.1}, {"lr": 0.01, "kind": "weights"}, {"label_smoothing": 0.1}])
+def test_one_example_through_deltas_and_smoothing(options, tools, rng, cpu):
+    for label in (0, 4, 9):
+        observation = tools.observe(tools.tiny(kwargs=SMALL), tools.detailed(), [label], **options)
+        result = RecoverLabels()(observation, rng, cpu)
+        assert result.labels.tolist() == [label]
+        assert result.certificate.certified, result.certificate.reason
+
+
+def test_clipping_leaves_one_label_certified_and_noise_does_not(tools, rng, cpu):
+    spec = tools.tiny(kwargs=SMALL)
+    clipped = tools.observe(spec, tools.detailed(), [7], defenses={"clip": GradientClip(0.5)})
+    assert RecoverLabels()(clipped, rng, cpu).certificate.certified
+    noisy = tools.observe(spec, tools.detailed(), [7], defenses={"noise": GradientNoise(relative_norm=0.5)})
+    result = RecoverLabels()(noisy, rng, cpu)
+    assert result.certificate.status == "uncertified"
+    assert "not to zero" in result.certificate.reason
+
+
+def test_smoothed_labels_that_look_like_two_are_not_certified(tools, rng, cpu):
+    observation = tools.observe(tools.tiny(kwargs=SMALL), tools.detailed(), [7])
+    bias_grad = torch.tensor([-0.45, -0.45, 0.9] + [0.0] * 7)
+    update = replace(observation.update, tensors={**observation.update.tensors, "head.bias": bias_grad})
+    result = RecoverLabels()(replace(observation, update=update), rng, cpu)
+    assert not result.certificate.certified
+    assert "2 classes" in result.certificate.reason
+
+
+def test_batches_of_32_with_repeats_at_initialisation(tools, cifar10_sample, rng, cpu):
+    pictures = tools.pictures_in(cifar10_sample / "train", 400, 32)
+    others = tools.pictures_in(cifar10_sample / "val", 128, 32)
+    spec = tools.tiny(kwargs=SMALL)
+    right, probs = 0, None
+    for number in range(40):
+        draw = torch.Generator().manual_seed(number)
+        chosen = torch.randint(len(pictures), (32,), generator=draw)
+        labels = torch.randint(10, (32,), generator=draw).tolist()
+        observation = tools.observe(spec, pictures[chosen], labels)
+        probs = auxiliary(observation, others) if probs is None else probs
+        result = RecoverLabels()(replace(observation, auxiliary_probs=probs), rng, cpu)
+        assert result.certificate.status == "uncertified"
+        right += result.labels.tolist() == sorted(labels)
+    assert right >= 38
+
+
+def test_smaller_and_smoothed_batches_and_deltas(tools, rng, cpu):
+    pictures, others = tools.detailed(8), torch.cat([tools.photographs(32), tools.detailed(12)[8:]])
+    labels = [1, 1, 1, 4, 4, 6, 9, 9]
+    for options in ({}, {"label_smoothing": 0.1}, {"lr": 0.01}, {"lr": 0.01, "kind": "weights"}):
+        observation = tools.observe(tools.tiny(kwargs=SMALL), pictures, labels, **options)
+        observation = replace(observation, auxiliary_probs=auxiliary(observation, others))
+        for rule in ("auto", "bias_prior", "bias_corrected"):
+            assert RecoverLabels(rule)(observation, rng, cpu).labels.tolist() == labels
+        assert RecoverLabels("bias_sign")(observation, rng, cpu).labels.tolist() == [1, 4, 6, 9]
+
+
+def test_distilled_heads(tools, rng, cpu):
+    spec = ModelSpec("deit_tiny_distilled_patch16_224", 10, 32, 4, kwargs=SMALL)
+    labels = [1, 1, 1, 4, 4, 6, 9, 9]
+    observation = tools.observe(spec, tools.detailed(8), labels)
+    assert len(observation.roles.head_biases) == 2
+    observation = replace(observation, auxiliary_probs=auxiliary(observation, tools.photographs(32)))
+    assert RecoverLabels("bias_prior")(observation, rng, cpu).labels.tolist() == labels
+
+
+def test_gradinversion_on_a_resnet(tools, rng, cpu):
+    observation = tools.observe(ModelSpec("resnet18", 10), tools.detailed(4, 64), [0, 2, 5, 8])
+    assert RecoverLabels("gradinversion")(observation, rng, cpu).labels.tolist() == [0, 2, 5, 8]
+    single = tools.observe(ModelSpec("resnet18", 10), tools.detailed(2, 64)[:1].repeat(2, 1, 1, 1), [5, 5])
+    single = replace(single, protocol=replace(single.protocol, batch_size=1))
+    assert RecoverLabels("idlg")(single, rng, cpu).labels.tolist() == [5]
+
+
+def test_asks_for_auxiliary_pictures_only_where_they_help():
+    assert RecoverLabels().needs.auxiliary
+    assert RecoverLabels("bias_prior").needs.auxiliary
+    assert not RecoverLabels("bias_sign").needs.auxiliary
+
+
+def test_unknown_rule_names_the_nearest():
+    with pytest.raises(ConfigError, match=r"attack\.labels\.rule=bias_piror: one of .* Did you mean 'bias_prior'"):
+        RecoverLabels("bias_piror")
+
+
+def test_refusals(tools, rng, cpu):
+    pair = tools.observe(tools.tiny(kwargs=SMALL), tools.detailed(2), [3, 4])
+    with pytest.raises(NotApplicable, match="needs auxiliary pictures"):
+        RecoverLabels("bias_prior")(pair, rng, cpu)
+    with pytest.raises(NotApplicable, match="from 2 examples"):
+        RecoverLabels("idlg")(pair, rng, cpu)
+    many = replace(pair, protocol=replace(pair.protocol, batch_size=16), update=replace(pair.update, num_examples=16))
+    with pytest.raises(NotApplicable, match="names no class twice"):
+        RecoverLabels("gradinversion")(many, rng, cpu)
+    without = {name: t for name, t in pair.update.tensors.items() if name != "head.bias"}
+    kept = replace(pair, update=replace(pair.update, tensors=without, withheld={"head.bias": "mine"}))
+    with pytest.raises(NotApplicable, match=r"head\.bias's gradient is withheld by mine"):
+        RecoverLabels()(kept, rng, cpu)
+    biasless = replace(pair, roles=replace(pair.roles, head_biases=()))
+    with pytest.raises(NotApplicable, match="the head has no bias"):
+        RecoverLabels()(biasless, rng, cpu)
+    headless = replace(pair, roles=replace(pair.roles, head_biases=(), head_weights=()))
+    with pytest.raises(NotApplicable, match="no linear head"):
+        RecoverLabels("idlg")(headless, rng, cpu)
+    smoothed = replace(pair, protocol=replace(pair.protocol, label_smoothing=1.0))
+    with pytest.raises(NotApplicable, match="leaves nothing"):
+        RecoverLabels()(smoothed, rng, cpu)

@@ -1,0 +1,86 @@
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fedsim.errors import ConfigError
+from fedsim.models import Architecture, ModelSpec, input_size, normalisation, parameter_count
+
+SMALL = ModelSpec("vit_tiny_patch16_224", 5, 32, 8, kwargs={"depth": 1})
+
+
+def same(one, other):
+    a, b = one.state_dict(), other.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_weights_come_from_the_seed_alone():
+    first = SMALL.build(3)
+    torch.manual_seed(99)
+    assert same(first, SMALL.build(3))
+    assert not same(first, SMALL.build(4))
+
+
+def test_building_leaves_the_global_generator_alone():
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    SMALL.build(1)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_spec_survives_a_dict():
+    assert ModelSpec.from_dict(SMALL.to_dict()) == SMALL
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("float32", torch.float32), ("float64", torch.float64)])
+def test_dtype(dtype, expected):
+    model = ModelSpec("vit_tiny_patch16_224", 5, 32, 8, dtype=dtype, kwargs={"depth": 1}).build(0)
+    assert {p.dtype for p in model.parameters()} == {expected}
+
+
+def test_wrappers_run_in_order():
+    class Mark:
+        def __init__(self, mark):
+            self.mark = mark
+
+        def wrap_model(self, model):
+            model.marks = [*getattr(model, "marks", []), self.mark]
+            return model
+
+    assert Architecture(SMALL, (Mark("a"), Mark("b"))).build().marks == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"name": "vit_tiny_patch16_244"}, "Did you mean 'vit_tiny_patch16_224'"),
+        ({"variant": "apri"}, "one of stock, april"),
+        ({"dtype": "float16"}, "one of float32, float64"),
+        ({"checkpoint": "nowhere.safetensors"}, "there is no such file"),
+        ({"img_size": 33, "patch_size": 8}, r"a multiple of model\.patch_size=8"),
+        ({"img_size": 0}, "a positive number"),
+        ({"kwargs": {"depht": 1}}, "timm refuses"),
+    ],
+)
+def test_refusals(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        ModelSpec(**{"name": "vit_tiny_patch16_224", "num_classes": 5, **settings}).build(0)
+
+
+def test_checkpoints(tmp_path):
+    model = SMALL.build(7)
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    torch.save({"model": model.state_dict()}, tmp_path / "w.pt")
+    for name in ("w.safetensors", "w.pt"):
+        spec = ModelSpec(SMALL.name, 5, 32, 8, checkpoint=str(tmp_path / name), kwargs={"depth": 1})
+        assert same(spec.build(0), model)
+    with pytest.raises(ConfigError, match=r"model\.checkpoint=.*fit"):
+        ModelSpec(SMALL.name, 5, 32, 8, checkpoint=str(tmp_path / "w.pt"), kwargs={"depth": 2}).build(0)
+
+
+def test_what_the_model_reads():
+    model = SMALL.build(0)
+    assert input_size(model) == 32
+    assert normalisation(model) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    assert parameter_count(model) == sum(p.numel() for p in model.parameters())
+    assert input_size(ModelSpec("resnet18", 5).build(0)) == 224

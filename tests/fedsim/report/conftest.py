@@ -1,0 +1,89 @@
+"""Run folders as a run would leave them, small."""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsim.report import save_png
+
+CONFIG = """
+seed: 3
+num_clients: 4
+num_rounds: 2
+model: {name: vit_tiny_patch16_224, img_size: 8, patch_size: 2}
+data: {_target_: fedsim.data.digits.Digits}
+client: {share: gradient, batch_size: 1}
+strategy: {_target_: flwr.serverapp.strategy.FedAvg}
+defense: {}
+attack: {patch_gradient: {}}
+"""
+
+Record = dict[str, Any]
+
+
+def image(psnr: float | None, name: str = "digits/1", **values: Any) -> Record:
+    scores = {"mse": None if psnr is None else 10 ** (-psnr / 10), "psnr": psnr, "ssim": 0.5, "lpips": None}
+    return {"image": name, "label": 3, "label_recovered": 3, "original": None, "reconstruction": None} | scores | values
+
+
+def attack(number: int = 1, client: int = 0, *images: Record, **values: Any) -> Record:
+    return {
+        "observation": f"round-{number:04d}-client-{client:04d}",
+        "round": number,
+        "client": client,
+        "attack": "patch_gradient",
+        "status": "done",
+        "certificate": {"status": "certified", "reason": "residual 1e-9", "values": {"residual": 1e-9}},
+        "seconds": 0.5,
+        "batch_size": max(1, len(images)),
+        "attempts": 1,
+        "label_exact": True,
+        "label_share": 1.0,
+        "scored": True,
+        "images": list(images),
+    } | values
+
+
+def refusal(number: int, client: int, reason: str, **values: Any) -> Record:
+    empty = {"certificate": {"status": "none"}, "label_exact": None, "label_share": None, "scored": False}
+    return attack(number, client, status="refused", reason=reason, **empty) | values
+
+
+WriteRun = Callable[..., Path]
+
+
+@pytest.fixture
+def write_run(tmp_path: Path) -> WriteRun:
+    def write(
+        attacks: Iterable[Record] = (),
+        rounds: Iterable[Record] = ({"round": 0, "accuracy": 0.1}, {"round": 2, "accuracy": 0.75, "clients": 4}),
+        config: str = CONFIG,
+        summary: Record | None = None,
+        name: str = "run",
+    ) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(config)
+        (folder / "attacks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in attacks))
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rounds))
+        (folder / "timings.jsonl").write_text('{"round": 1, "seconds": 2.0}\n{"round": 2, "seconds": 4.0}\n')
+        stated = {"kind": "federated", "finished": True, "seconds": 9.0} if summary is None else summary
+        (folder / "summary.json").write_text(json.dumps(stated))
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def picture() -> Callable[[Path], str]:
+    """Write a picture into a run folder and return the name that a record gives it."""
+
+    def write(folder: Path, name: str = "reconstructions/a.png", side: int = 8) -> str:
+        save_png(torch.rand(3, side, side, generator=torch.Generator().manual_seed(side)), folder / name)
+        return name
+
+    return write

@@ -1,0 +1,124 @@
+"""Both Grids keep the same contract: order, faults, state, timeouts."""
+
+import os
+import signal
+import time
+
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedsim.simulation import InlineGrid, node_id_of, partition_of
+from fedsim.simulation.on_ray import RayGrid
+
+
+def make_client_app():
+    """Answers with its partition id; does what the message's `order` says to the partition in `who`."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        config = message.content["config"]
+        client = context.node_config["partition-id"]
+        if client in config["who"]:
+            if config["order"] == "raise":
+                raise RuntimeError("no more pictures")
+            if config["order"] == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if config["order"] == "die-once" and not os.path.exists(config["marker"]):
+                open(config["marker"], "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if config["order"] == "hang":
+                time.sleep(600)
+        visits = context.state.config_records.get("memory", ConfigRecord({"visits": 0}))["visits"] + 1
+        if config["order"] == "remember":
+            context.state["memory"] = ConfigRecord({"visits": visits})
+        if config["order"] == "slow-first" and client == 0:
+            time.sleep(0.3)
+        return Message(RecordDict({"m": MetricRecord({"client": client, "visits": visits})}), reply_to=message)
+
+    return app
+
+
+def messages(grid, order="answer", who=(), marker=""):
+    config = ConfigRecord({"order": order, "who": list(who) or [-1], "marker": str(marker)})
+    content = RecordDict({"config": config})
+    return [Message(content, node_id, MessageType.TRAIN) for node_id in grid.get_node_ids()]
+
+
+def answers(replies):
+    return [reply.error.reason if reply.has_error() else reply.content["m"]["client"] for reply in replies]
+
+
+@pytest.fixture(params=["inline", "ray"])
+def grid(request):
+    if request.param == "inline":
+        made = InlineGrid(4, make_client_app)
+    else:
+        request.getfixturevalue("ray_on_this_machine")
+        made = RayGrid(4, local_factory(), workers=2, num_cpus=0.5, max_retries=1)
+    yield made
+    made.close()
+
+
+def local_factory():
+    """Workers cannot import this file: a function of no module travels by value."""
+    source = {name: globals()[name] for name in ("ClientApp", "ConfigRecord", "Message", "MetricRecord", "RecordDict")}
+    source |= {"os": os, "signal": signal, "time": time, "__name__": "__main__"}
+    return type(make_client_app)(make_client_app.__code__, source, "make_client_app")
+
+
+def test_nodes_are_partitions(grid):
+    assert [partition_of(node_id) for node_id in grid.get_node_ids()] == [0, 1, 2, 3]
+    assert node_id_of(partition_of(7)) == 7
+
+
+def test_replies_come_in_the_order_of_the_messages(grid):
+    seen = []
+    grid.on_reply = lambda reply: seen.append(reply.content["m"]["client"])
+    assert answers(grid.send_and_receive(messages(grid, "slow-first"))) == [0, 1, 2, 3]
+    assert sorted(seen) == [0, 1, 2, 3]
+
+
+def test_a_client_that_raises_answers_with_its_error(grid):
+    replies = answers(grid.send_and_receive(messages(grid, "raise", [2])))
+    assert replies == [0, 1, "RuntimeError: no more pictures", 3]
+    assert answers(grid.send_and_receive(messages(grid))) == [0, 1, 2, 3]
+
+
+def test_state_stays_with_its_node(grid):
+    for visit in (1, 2, 3):
+        replies = list(grid.send_and_receive(messages(grid, "remember")))
+        assert [reply.content["m"]["visits"] for reply in replies] == [visit] * 4
+
+
+def test_push_and_pull_find_every_reply(grid):
+    ids = set(grid.push_messages(messages(grid)))
+    got = []
+    deadline = time.monotonic() + 60
+    while len(got) < 4 and time.monotonic() < deadline:
+        got += grid.pull_messages(ids - {reply.metadata.reply_to_message_id for reply in got})
+    assert sorted(answers(got)) == [0, 1, 2, 3]
+    assert {reply.metadata.reply_to_message_id for reply in got} == ids
+
+
+def test_a_late_client_answers_with_an_error_and_the_next_round_is_whole(ray_on_this_machine):
+    grid = RayGrid(3, local_factory(), workers=2, num_cpus=0.5)
+    try:
+        list(grid.send_and_receive(messages(grid)))
+        replies = answers(grid.send_and_receive(messages(grid, "hang", [1]), timeout=8.0))
+        assert replies == [0, "no reply within 8 s", 2]
+        assert answers(grid.send_and_receive(messages(grid))) == [0, 1, 2]
+    finally:
+        grid.close()
+
+
+def test_a_killed_worker_is_replaced_and_its_client_tried_again(ray_on_this_machine, tmp_path):
+    grid = RayGrid(3, local_factory(), workers=2, num_cpus=0.5, max_retries=1)
+    try:
+        assert answers(grid.send_and_receive(messages(grid, "die-once", [1], tmp_path / "died"))) == [0, 1, 2]
+        assert (tmp_path / "died").exists()
+        assert answers(grid.send_and_receive(messages(grid, "die", [1]))) == [0, "its worker died 2 times", 2]
+        assert answers(grid.send_and_receive(messages(grid))) == [0, 1, 2]
+    finally:
+        grid.close()

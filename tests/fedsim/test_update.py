@@ -1,0 +1,56 @@
+"""What an update amounts to as a gradient, held against torch's own optimisers."""
+
+import pytest
+import torch
+
+from fedsim.errors import NotApplicable
+from fedsim.update import LocalProtocol, Update
+
+
+@pytest.mark.parametrize(("momentum", "nesterov", "dampening"), [(0.0, False, 0.0), (0.9, False, 0.0), (0.9, True, 0.0), (0.5, False, 0.3)])
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_constant_gradient_is_recovered_from_torch_sgd(momentum, nesterov, dampening, steps, rng):
+    start = torch.randn(7, generator=rng, dtype=torch.float64)
+    gradient = torch.randn(7, generator=rng, dtype=torch.float64)
+    parameter = torch.nn.Parameter(start.clone())
+    optimizer = torch.optim.SGD([parameter], lr=0.05, momentum=momentum, nesterov=nesterov, dampening=dampening)
+    for _ in range(steps):
+        parameter.grad = gradient.clone()
+        optimizer.step()
+    protocol = LocalProtocol(
+        batch_size=1, steps=steps, optimizer="sgd", lrs=(0.05,) * steps, momentum=momentum, nesterov=nesterov, dampening=dampening
+    )
+    for kind, tensor in (("weights", parameter.detach()), ("delta", parameter.detach() - start)):
+        recovered = Update({"w": tensor}, kind, 1).as_gradient(protocol, {"w": start})["w"]
+        torch.testing.assert_close(recovered, gradient, rtol=1e-10, atol=1e-12)
+
+
+def test_known_weight_decay_is_subtracted(rng):
+    start, gradient = torch.randn(2, 7, generator=rng, dtype=torch.float64)
+    parameter = torch.nn.Parameter(start.clone())
+    parameter.grad = gradient.clone()
+    torch.optim.SGD([parameter], lr=0.1, weight_decay=0.01).step()
+    protocol = LocalProtocol(batch_size=1, optimizer="sgd", lrs=(0.1,), weight_decay=0.01)
+    recovered = Update({"w": parameter.detach()}, "weights", 1).as_gradient(protocol, {"w": start})["w"]
+    torch.testing.assert_close(recovered, gradient, rtol=1e-10, atol=1e-12)
+
+
+def test_a_shared_gradient_is_itself_in_float64(rng):
+    gradient = torch.randn(3, generator=rng)
+    assert torch.equal(Update({"w": gradient}, "gradient", 1).as_gradient(LocalProtocol(1), {})["w"], gradient.double())
+
+
+def test_adaptive_optimisers_are_refused():
+    protocol = LocalProtocol(batch_size=1, optimizer="adamw", lrs=(0.1,))
+    with pytest.raises(NotApplicable, match="adamw is not a multiple"):
+        Update({"w": torch.ones(1)}, "delta", 1).as_gradient(protocol, {"w": torch.ones(1)})
+
+
+def test_a_zero_learning_rate_holds_nothing():
+    with pytest.raises(NotApplicable, match="zero"):
+        LocalProtocol(batch_size=1, optimizer="sgd", lrs=(0.0,)).gradient_scale()
+
+
+def test_protocol_survives_json():
+    protocol = LocalProtocol(batch_size=4, steps=2, optimizer="sgd", lrs=(0.1, 0.05), momentum=0.9)
+    assert LocalProtocol.from_dict(protocol.to_dict()) == protocol

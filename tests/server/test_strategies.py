@@ -1,0 +1,132 @@
+"""The observer changes no bit, whatever strategy it wraps."""
+
+import pytest
+import torch
+
+from fedsim.records import from_arrays, to_arrays
+from server.completion import CompleteUpdates
+from server.honest_but_curious import HonestButCurious
+from server.observing import ObservePolicy
+from server.sampling import SeededSampling
+
+STRATEGIES = [
+    "fedsgd",
+    "fedavg",
+    "fedavgm",
+    "fedadam",
+    "fedyogi",
+    "fedadagrad",
+    "fedprox",
+    "fedmedian",
+    "fedtrimmedavg",
+    "krum",
+    "multikrum",
+    "bulyan",
+    "qfedavg",
+]
+
+
+def curious(federation, inner, seen):
+    return HonestButCurious(
+        inner, federation.setup.factory(), ObservePolicy(), lambda observation, truth: seen.append((observation, truth))
+    )
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_aggregation_is_bit_equal_with_and_without_the_observer(name, federate, same_bits):
+    federation = federate(f"strategy={name}", "num_clients=7", "client.batch_size=64")
+    start = to_arrays(federation.setup.model.state_dict())
+    seen = []
+    # Without: Flower's strategy bare, as `flwr` would run it; only its sampling is seeded.
+    without = federation.start(SeededSampling(federation.strategy(), 0))
+    with_observer = federation.start(SeededSampling(curious(federation, federation.strategy(), seen), 0))
+    assert same_bits(without, with_observer)
+    assert not same_bits(without, start), "the strategy trained nothing"
+    assert len(seen) == 14
+    assert all(truth is not None for _, truth in seen)
+
+
+def test_observations_hold_what_the_clients_sent(federate):
+    federation = federate("strategy=fedavg", "client.batch_size=64", "client.optimizer.lr=0.05")
+    seen = []
+    federation.start(SeededSampling(curious(federation, federation.strategy(), seen), 0), num_rounds=1)
+    assert [observation.client for observation, _ in seen] == [0, 1, 2, 3, 4]
+    for observation, truth in seen:
+        assert observation.update.kind == "weights"
+        assert observation.protocol.lrs == (0.05,) * observation.protocol.steps
+        assert len(truth.labels) == observation.update.num_examples
+        assert observation.global_state["head.weight"].equal(federation.setup.model.state_dict()["head.weight"])
+
+
+def test_no_audit_record_reaches_the_inner_strategy(federate):
+    federation = federate()
+    inner = federation.strategy()
+    contents = []
+    aggregate = inner.aggregate_train
+
+    def spy(server_round, replies):
+        replies = list(replies)
+        contents.extend(set(reply.content) for reply in replies)
+        return aggregate(server_round, replies)
+
+    inner.aggregate_train = spy
+    federation.start(curious(federation, inner, []), num_rounds=1)
+    assert len(contents) == 5
+    assert all("fedsim.audit" not in content for content in contents)
+
+
+def test_without_audit_nobody_has_the_truth(federate):
+    federation = federate("audit=false")
+    seen = []
+    federation.start(curious(federation, federation.strategy(), seen), num_rounds=1)
+    assert len(seen) == 5
+    assert all(truth is None for _, truth in seen)
+
+
+def test_sampling_repeats_with_the_seed_and_changes_with_it(federate):
+    federation = federate("num_clients=12", "strategy.fraction_train=0.34")
+
+    def sampled(seed):
+        seen = []
+        federation.start(SeededSampling(curious(federation, federation.strategy(), seen), seed))
+        return [(observation.server_round, observation.client) for observation, _ in seen]
+
+    assert sampled(1) == sampled(1)
+    assert sampled(1) != sampled(2)
+    assert len(sampled(1)) == 8
+
+
+def test_fedsgd_is_plain_sgd_on_the_mean_gradient(federate):
+    federation = federate(
+        "client.batch_size=8", "strategy.optimizer._target_=torch.optim.SGD", "strategy.optimizer.lr=0.3"
+    )
+    seen = []
+    final = from_arrays(federation.start(curious(federation, federation.strategy(), seen), num_rounds=1))
+    model, normaliser = federation.setup.model, federation.setup.normaliser
+    images = torch.cat([normaliser(truth.images) for _, truth in seen])
+    labels = torch.cat([truth.labels for _, truth in seen])
+    model.double().train()
+    torch.nn.functional.cross_entropy(model(images.double()), labels).backward()
+    for name, parameter in model.named_parameters():
+        expected = parameter.detach() - 0.3 * parameter.grad
+        torch.testing.assert_close(final[name].double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_deltas_average_to_the_same_weights(federate):
+    results = {}
+    for share in ("weights", "delta"):
+        federation = federate("strategy=fedavg", "client.batch_size=64", f"client.share={share}")
+        results[share] = from_arrays(federation.start(CompleteUpdates(federation.strategy())))
+    for name, weights in results["weights"].items():
+        torch.testing.assert_close(results["delta"][name], weights, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedadam", "krum"])
+@pytest.mark.parametrize("defense", ["fixed_pe", "withhold_pe"])
+def test_withheld_tensors_keep_their_bits(name, defense, federate):
+    federation = federate(f"strategy={name}", f"defense=[{defense}]", "client.batch_size=64")
+    start = federation.setup.model.state_dict()
+    final = from_arrays(federation.start(CompleteUpdates(federation.strategy())))
+    assert set(final) == set(start)
+    assert final["pos_embed"].equal(start["pos_embed"])
+    assert not final["head.weight"].equal(start["head.weight"])
