@@ -29,7 +29,7 @@ def solve_tokens(
     `tokens <= width`. The fused projection stacks Q, K and V, so the right-hand side is one product.
     """
     right_hand_side = qkv_weight.double().T @ qkv_weight_grad.double()
-    return solve_patches(token_grads, right_hand_side, rcond, equilibrate)
+    return solve_patches(token_grads, right_hand_side, rcond, equilibrate, weigh=False)
 
 
 def patches_of_tokens(
@@ -90,7 +90,7 @@ class April(Attack):
         patches, growth = patches_of_tokens(embedded, weight)
         picture = unpatchify(patches, roles.grid, roles.patch)
         return Reconstruction(
-            images=observation.to_unit_range(picture).clamp(0.0, 1.0).float(),
+            images=observation.to_unit_range(picture).clamp(0.0, 1.0),
             certificate=_certificate(observation, tokens, growth, precondition, weight),
         )
 

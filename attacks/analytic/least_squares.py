@@ -18,8 +18,8 @@ class PatchSolution:
         rank: singular directions that were used.
         condition: largest over smallest singular value of (equilibrated) G, all of them.
         rcond: the relative cut between used and dropped singular values.
-        expected_mse: mean squared error of an entry of X, were the residual white noise in the equations:
-            σ² tr((G Gᵀ)⁻¹) / tokens with σ² = ‖Gᵀ X - A‖² / (pixels·(width - tokens)). NaN without full rank
+        expected_mse: mean squared error of an entry of X, were the residual white noise in the (weighed)
+            equations: σ² tr((G Gᵀ)⁻¹) / tokens with σ² = ‖Gᵀ X - A‖² / (pixels·(width - tokens)). NaN without full rank
             or spare equations: what lies in the null space leaves no trace in the residual.
     """
 
@@ -36,6 +36,7 @@ def solve_patches(
     patch_weight_grad: Float[Tensor, "width pixels"],
     rcond: float | None = None,
     equilibrate: bool = True,
+    weigh: bool = True,
 ) -> PatchSolution:
     """Solve ∂L/∂W_p = Gᵀ X for the patches X in float64.
 
@@ -46,16 +47,47 @@ def solve_patches(
         rcond: singular values below rcond·largest are dropped; None chooses by generalised cross-validation.
         equilibrate: scale the rows of G to unit norm first. Without effect on an exact solution; under noise
             it keeps tokens with small gradients from being cut away first.
+        weigh: weigh the equations by their noise where the residual says that it is not the same in all. A
+            float32 client rounds its sum ∂L/∂W_p[j] = Σ_n G[n, j] p_n by an error in proportion to ‖G[:, j]‖;
+            added noise, and the rounding of a weight delta, are the same in every equation.
     """
     G, A = token_grads.double(), patch_weight_grad.double()
+    uniform = torch.ones(G.shape[1], dtype=G.dtype, device=G.device)
+    plain = _solve(G, A, uniform, rcond, equilibrate)
+    norms = G.norm(dim=0)
+    largest = float(norms.max())
+    if not weigh or len(G) >= G.shape[1] or largest == 0.0:
+        return plain.solution
+    weighed = _solve(G, A, norms.clamp(min=1e-3 * largest), rcond, equilibrate)
+    likelier = weighed.deviance < plain.deviance and weighed.solution.rank >= plain.solution.rank
+    return weighed.solution if likelier else plain.solution
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A solution under one model of the noise, and -2/pixels times its log-likelihood up to a constant."""
+
+    solution: PatchSolution
+    deviance: float
+
+
+def _solve(
+    G: Float[Tensor, "tokens width"],
+    A: Float[Tensor, "width pixels"],
+    noise: Float[Tensor, "width"],
+    rcond: float | None,
+    equilibrate: bool,
+) -> _Candidate:
+    """Least squares where equation j has noise of standard deviation σ·noise[j], with σ unknown."""
     tokens, width = G.shape
-    row_norms = G.norm(dim=1)
+    tiny = torch.finfo(torch.float64).tiny
+    row_norms = (G / noise).norm(dim=1)
     scale = torch.where(row_norms > 0, row_norms, 1.0) if equilibrate else torch.ones_like(row_norms)
-    left, singular, right = torch.linalg.svd((G / scale[:, None]).T, full_matrices=False)
-    coefficients = left.T @ A
-    unexplained = A - left @ coefficients
+    left, singular, right = torch.linalg.svd((G / noise / scale[:, None]).T, full_matrices=False)
+    right_hand = A / noise[:, None]
+    coefficients = left.T @ right_hand
     energies = coefficients.square().sum(dim=1)
-    outside = float(unexplained.square().sum())
+    outside = float((right_hand - left @ coefficients).square().sum())
     usable = int((singular > singular[0] * torch.finfo(torch.float64).eps * max(tokens, width)).sum())
     if rcond is None:
         rank = _rank_by_cross_validation(energies[:usable], outside + float(energies[usable:].sum()), width)
@@ -63,20 +95,21 @@ def solve_patches(
         rank = min(usable, int((singular > rcond * singular[0]).sum()))
     back = right[:rank].T / singular[:rank]
     patches = (back @ coefficients[:rank]) / scale[:, None]
-    squared_residual = outside + float(energies[rank:].sum())
+    squared = outside + float(energies[rank:].sum())
     expected_mse = math.nan
     if rank == tokens < width:
-        noise = squared_residual / (A.shape[1] * (width - tokens))
-        expected_mse = noise * float((back.square().sum(dim=1) / scale.square()).mean())
+        variance = squared / (A.shape[1] * (width - tokens))
+        expected_mse = variance * float((back.square().sum(dim=1) / scale.square()).mean())
     last = float(singular[-1])
-    return PatchSolution(
+    solution = PatchSolution(
         patches=patches,
-        residual=math.sqrt(squared_residual / max(float(A.square().sum()), torch.finfo(torch.float64).tiny)),
+        residual=float((G.T @ patches - A).norm() / A.norm().clamp(min=tiny)),
         rank=rank,
         condition=float(singular[0]) / last if last > 0 else math.inf,
         rcond=float(singular[rank - 1] / singular[0]) if rank else 1.0,
         expected_mse=expected_mse,
     )
+    return _Candidate(solution, width * math.log(max(squared, tiny)) + 2.0 * float(noise.log().sum()))
 
 
 def _rank_by_cross_validation(energies: Float[Tensor, "rank"], outside: float, width: int) -> int:

@@ -22,13 +22,15 @@ class PatchGradient(Attack):
     Args:
         rcond: singular values below rcond·largest are dropped; None chooses by generalised cross-validation.
         equilibrate: scale the token gradients to unit norm before the decomposition.
+        weigh: weigh the equations by their rounding errors where these dominate.
     """
 
     needs = Needs(roles=("pos_embed", "patch_weight"))
 
-    def __init__(self, rcond: float | None = None, equilibrate: bool = True) -> None:
+    def __init__(self, rcond: float | None = None, equilibrate: bool = True, weigh: bool = True) -> None:
         self.rcond = rcond
         self.equilibrate = equilibrate
+        self.weigh = weigh
 
     def check(self, observation: Observation) -> None:
         check_embedding(observation)
@@ -43,10 +45,10 @@ class PatchGradient(Attack):
         rows = embedding_rows(observation).to(device)
         token_grads = rows[roles.embedded_prefix_tokens :]
         weight_grad = observation.gradient_of("patch_weight").to(device).flatten(1)
-        solution = solve_patches(token_grads, weight_grad, self.rcond, self.equilibrate)
+        solution = solve_patches(token_grads, weight_grad, self.rcond, self.equilibrate, self.weigh)
         picture = unpatchify(solution.patches, roles.grid, roles.patch)
         return Reconstruction(
-            images=observation.to_unit_range(picture).clamp(0.0, 1.0).float(),
+            images=observation.to_unit_range(picture).clamp(0.0, 1.0),
             labels=_single_label(observation),
             certificate=_certificate(observation, rows, solution),
         )

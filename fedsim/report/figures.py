@@ -65,7 +65,7 @@ def accuracy_curve(series: Sequence[Series]) -> Markup | None:
         return None
     figure, axes = _figure()
     for line in series:
-        _draw(axes, Series(line.name, [(x, 100 * y) for x, y in line.points]))
+        _draw(axes, Series(line.name, [(x, 100.0 * y) for x, y in line.points]))
     axes.set(xlabel="Round", ylabel="Test accuracy (%)", ylim=(-2, 102))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return _svg(figure, "accuracy", "Test accuracy in per cent over the training rounds.")
@@ -118,7 +118,7 @@ def privacy_utility(series: Sequence[Series], *, share: bool) -> Markup | None:
         return None
     figure, axes = _figure(height=3.2)
     for cloud in series:
-        points = [(100 * x if share else min(x, PSNR_SHOWN), 100 * y) for x, y in cloud.points]
+        points = [(100.0 * x if share else min(x, PSNR_SHOWN), 100.0 * y) for x, y in cloud.points]
         _draw(axes, Series(cloud.name, points), line=False)
     if share:
         axes.set(xlabel="Pictures rebuilt recognisably (%)", xlim=(-4, 104))

@@ -165,12 +165,12 @@ def _cards(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, str, st
 
 def _plots(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, Markup]]:
     """(caption, figure) of everything that there is data for."""
-    accuracies = [(row.number, row.accuracy) for row in run.rounds if row.accuracy is not None]
+    accuracies = [(float(row.number), row.accuracy) for row in run.rounds if row.accuracy is not None]
     shown = [row.attack for row in rows if row.mean_psnr is not None][: len(figures.SERIES)]
     leakage = []
     for attack in shown:
-        points = leakage_by_round(run, attack)
-        leakage.append(Series(attack, [(point.number, point.mean_psnr) for point in points if point.mean_psnr]))
+        means = [(float(point.number), point.mean_psnr) for point in leakage_by_round(run, attack)]
+        leakage.append(Series(attack, [(number, value) for number, value in means if value is not None]))
     over_rounds = run.kind != "audit" and len({number for line in leakage for number, _ in line.points}) > 1
     plots = {
         "What the model learned": figures.accuracy_curve([Series("accuracy", accuracies)]),

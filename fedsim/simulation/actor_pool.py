@@ -12,6 +12,9 @@ from ray.exceptions import RayActorError, RayTaskError
 
 logger = getLogger(__name__)
 
+MAX_FAILED_STARTS = 3
+"""In a row; then the fault is in what the workers run, not in one worker."""
+
 Tag = TypeVar("Tag")
 Call = Callable[[Any], Any]
 
@@ -38,6 +41,8 @@ class _Pending(Generic[Tag]):
 class ActorPool(Generic[Tag]):
     """Gives each call to the next idle actor, in the order of submission.
 
+    An actor counts as idle once it has started, so that no time limit includes the start of a process.
+
     Args:
         make_actor: starts one actor.
         size: how many actors there are at first.
@@ -48,6 +53,8 @@ class ActorPool(Generic[Tag]):
         self._make_actor = make_actor
         self._max_retries = max_retries
         self._actors: list[Any] = []
+        self._starting: dict[Any, Any] = {}
+        self._failed_starts = 0
         self._idle: deque[Any] = deque()
         self._queue: deque[_Pending[Tag]] = deque()
         self._running: dict[Any, tuple[Any, _Pending[Tag]]] = {}
@@ -66,7 +73,7 @@ class ActorPool(Generic[Tag]):
         for _ in range(count):
             actor = self._make_actor()
             self._actors.append(actor)
-            self._idle.append(actor)
+            self._starting[actor.__ray_ready__.remote()] = actor
 
     def submit(self, tag: Tag, call: Call) -> None:
         """Queue a call: it is handed an actor and returns the reference of its result."""
@@ -75,15 +82,19 @@ class ActorPool(Generic[Tag]):
 
     def wait(self, timeout: float | int | None) -> list[Finished[Tag]]:
         """What has finished, waiting up to `timeout` seconds for the first; None waits for it."""
-        if not self._running:
-            return []
-        references = list(self._running)
-        ready, _ = ray.wait(references, num_returns=len(references), timeout=0.0)
-        if not ready and timeout != 0.0:
-            ready, _ = ray.wait(references, num_returns=1, timeout=timeout)
-        finished = [end for reference in ready if (end := self._take(reference)) is not None]
-        self._start()
-        return finished
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            references = [*self._running, *self._starting]
+            if not references:
+                return []
+            ready, _ = ray.wait(references, num_returns=len(references), timeout=0.0)
+            left = None if deadline is None else deadline - time.monotonic()
+            if not ready and (left is None or left > 0):
+                ready, _ = ray.wait(references, num_returns=1, timeout=left)
+            finished = [end for reference in ready if (end := self._take(reference)) is not None]
+            self._start()
+            if finished or self.pending == 0 or (deadline is not None and time.monotonic() >= deadline):
+                return finished
 
     def cancel(self, chosen: Callable[[Tag], bool]) -> list[Finished[Tag]]:
         """Give up calls: queued ones are dropped, a running one loses its process, which is replaced."""
@@ -112,6 +123,7 @@ class ActorPool(Generic[Tag]):
         for actor in self._actors:
             ray.kill(actor)
         self._actors.clear()
+        self._starting.clear()
         self._idle.clear()
         self._queue.clear()
         self._running.clear()
@@ -124,6 +136,9 @@ class ActorPool(Generic[Tag]):
             self._running[pending.call(actor)] = (actor, pending)
 
     def _take(self, reference: Any) -> Finished[Tag] | None:
+        if reference in self._starting:
+            self._take_started(reference)
+            return None
         actor, pending = self._running.pop(reference)
         try:
             value = ray.get(reference)
@@ -140,6 +155,20 @@ class ActorPool(Generic[Tag]):
             return Finished(pending.tag, pending.attempts, error=_last_line(error))
         self._idle.append(actor)
         return Finished(pending.tag, pending.attempts, value=value)
+
+    def _take_started(self, reference: Any) -> None:
+        actor = self._starting.pop(reference)
+        try:
+            ray.get(reference)
+        except (RayActorError, RayTaskError) as error:
+            self._failed_starts += 1
+            if self._failed_starts >= MAX_FAILED_STARTS:
+                raise RuntimeError(f"workers cannot start: {_last_line(error)}") from error
+            logger.warning("a worker could not start: %s", _last_line(error))
+            self._swap(actor)
+        else:
+            self._failed_starts = 0
+            self._idle.append(actor)
 
     def _replace(self, reference: Any, actor: Any) -> None:
         del self._running[reference]

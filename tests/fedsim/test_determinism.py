@@ -9,7 +9,13 @@ from fedsim.determinism import derive_seed, seeded_globals, torch_generator
 
 
 def test_seeds_differ_by_purpose_and_type():
-    seeds = {derive_seed(0, "a", 1), derive_seed(0, "a1"), derive_seed(0, "a", "1"), derive_seed(1, "a", 1), derive_seed(0, 1, "a")}
+    seeds = {
+        derive_seed(0, "a", 1),
+        derive_seed(0, "a1"),
+        derive_seed(0, "a", "1"),
+        derive_seed(1, "a", 1),
+        derive_seed(0, 1, "a"),
+    }
     assert len(seeds) == 5
     assert derive_seed(3, "client", 2, 7) == derive_seed(3, "client", 2, 7)
     assert all(0 <= seed < 2**63 for seed in seeds)

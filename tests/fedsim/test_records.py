@@ -9,7 +9,17 @@ import torch
 from flwr.app import Array, ArrayRecord
 
 from fedsim.ground_truth import GroundTruth
-from fedsim.records import AUDIT, DecodedState, from_array, from_arrays, from_reply, take_ground_truth, to_array, to_arrays, to_reply
+from fedsim.records import (
+    AUDIT,
+    DecodedState,
+    from_array,
+    from_arrays,
+    from_reply,
+    take_ground_truth,
+    to_array,
+    to_arrays,
+    to_reply,
+)
 from fedsim.update import LocalProtocol, Update
 
 TENSORS = [
@@ -70,7 +80,13 @@ def test_a_reply_carries_the_update_and_the_protocol():
     assert AUDIT not in content
     assert take_ground_truth(content) is None
     back, same_protocol, client = from_reply(content)
-    assert (back.kind, back.num_examples, back.withheld, same_protocol, client) == ("delta", 5, update.withheld, protocol, 3)
+    assert (back.kind, back.num_examples, back.withheld, same_protocol, client) == (
+        "delta",
+        5,
+        update.withheld,
+        protocol,
+        3,
+    )
     assert torch.equal(back.tensors["w"], update.tensors["w"])
 
 

@@ -7,7 +7,9 @@ from fedsim.errors import NotApplicable
 from fedsim.update import LocalProtocol, Update
 
 
-@pytest.mark.parametrize(("momentum", "nesterov", "dampening"), [(0.0, False, 0.0), (0.9, False, 0.0), (0.9, True, 0.0), (0.5, False, 0.3)])
+@pytest.mark.parametrize(
+    ("momentum", "nesterov", "dampening"), [(0.0, False, 0.0), (0.9, False, 0.0), (0.9, True, 0.0), (0.5, False, 0.3)]
+)
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_constant_gradient_is_recovered_from_torch_sgd(momentum, nesterov, dampening, steps, rng):
     start = torch.randn(7, generator=rng, dtype=torch.float64)
@@ -18,7 +20,13 @@ def test_constant_gradient_is_recovered_from_torch_sgd(momentum, nesterov, dampe
         parameter.grad = gradient.clone()
         optimizer.step()
     protocol = LocalProtocol(
-        batch_size=1, steps=steps, optimizer="sgd", lrs=(0.05,) * steps, momentum=momentum, nesterov=nesterov, dampening=dampening
+        batch_size=1,
+        steps=steps,
+        optimizer="sgd",
+        lrs=(0.05,) * steps,
+        momentum=momentum,
+        nesterov=nesterov,
+        dampening=dampening,
     )
     for kind, tensor in (("weights", parameter.detach()), ("delta", parameter.detach() - start)):
         recovered = Update({"w": tensor}, kind, 1).as_gradient(protocol, {"w": start})["w"]

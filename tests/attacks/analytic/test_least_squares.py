@@ -84,3 +84,26 @@ def test_float32_is_solved_in_float64():
     solution = solve_patches(G, G.double().T @ X)
     assert solution.patches.dtype == torch.float64
     torch.testing.assert_close(solution.patches, X, rtol=1e-10, atol=1e-10)
+
+
+def uneven_system(seed=3):
+    """Equations whose sizes span two decades, as the columns of a ViT's token gradients do."""
+    G, X, _ = system(16, 64)
+    G = G * torch.logspace(-1, 1, 64, dtype=torch.float64)
+    return G, X, torch.randn(64, X.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_weighing_is_weighted_least_squares_where_rounding_dominates():
+    G, X, noise = uneven_system()
+    sizes = G.norm(dim=0)
+    A = G.T @ X + 1e-6 * sizes[:, None] * noise
+    weighed, plain = solve_patches(G, A), solve_patches(G, A, weigh=False)
+    expected, *_ = np.linalg.lstsq((G / sizes).T.numpy(), (A / sizes[:, None]).numpy(), rcond=None)
+    np.testing.assert_allclose(weighed.patches.numpy(), expected, atol=1e-10)
+    assert (weighed.patches - X).norm() < 0.7 * (plain.patches - X).norm()
+
+
+def test_weighing_changes_nothing_where_all_equations_are_equally_noisy():
+    G, X, noise = uneven_system()
+    A = G.T @ X + 1e-3 * noise
+    assert torch.equal(solve_patches(G, A).patches, solve_patches(G, A, weigh=False).patches)

@@ -25,35 +25,48 @@ attack: {patch_gradient: {}}
 Record = dict[str, Any]
 
 
-def image(psnr: float | None, name: str = "digits/1", **values: Any) -> Record:
-    scores = {"mse": None if psnr is None else 10 ** (-psnr / 10), "psnr": psnr, "ssim": 0.5, "lpips": None}
-    return {"image": name, "label": 3, "label_recovered": 3, "original": None, "reconstruction": None} | scores | values
+class Records:
+    """Lines of `attacks.jsonl`."""
 
+    @staticmethod
+    def image(psnr: float | None, name: str = "digits/1", **values: Any) -> Record:
+        scores = {"mse": None if psnr is None else 10 ** (-psnr / 10), "psnr": psnr, "ssim": 0.5, "lpips": None}
+        return (
+            {"image": name, "label": 3, "label_recovered": 3, "original": None, "reconstruction": None}
+            | scores
+            | values
+        )
 
-def attack(number: int = 1, client: int = 0, *images: Record, **values: Any) -> Record:
-    return {
-        "observation": f"round-{number:04d}-client-{client:04d}",
-        "round": number,
-        "client": client,
-        "attack": "patch_gradient",
-        "status": "done",
-        "certificate": {"status": "certified", "reason": "residual 1e-9", "values": {"residual": 1e-9}},
-        "seconds": 0.5,
-        "batch_size": max(1, len(images)),
-        "attempts": 1,
-        "label_exact": True,
-        "label_share": 1.0,
-        "scored": True,
-        "images": list(images),
-    } | values
+    @staticmethod
+    def attack(number: int = 1, client: int = 0, *images: Record, **values: Any) -> Record:
+        return {
+            "observation": f"round-{number:04d}-client-{client:04d}",
+            "round": number,
+            "client": client,
+            "attack": "patch_gradient",
+            "status": "done",
+            "certificate": {"status": "certified", "reason": "residual 1e-9", "values": {"residual": 1e-9}},
+            "seconds": 0.5,
+            "batch_size": max(1, len(images)),
+            "attempts": 1,
+            "label_exact": True,
+            "label_share": 1.0,
+            "scored": True,
+            "images": list(images),
+        } | values
 
-
-def refusal(number: int, client: int, reason: str, **values: Any) -> Record:
-    empty = {"certificate": {"status": "none"}, "label_exact": None, "label_share": None, "scored": False}
-    return attack(number, client, status="refused", reason=reason, **empty) | values
+    @staticmethod
+    def refusal(number: int, client: int, reason: str, **values: Any) -> Record:
+        empty = {"certificate": {"status": "none"}, "label_exact": None, "label_share": None, "scored": False}
+        return Records.attack(number, client, status="refused", reason=reason, **empty) | values
 
 
 WriteRun = Callable[..., Path]
+
+
+@pytest.fixture
+def records() -> type[Records]:
+    return Records
 
 
 @pytest.fixture

@@ -1,43 +1,13 @@
 """Both Grids keep the same contract: order, faults, state, timeouts."""
 
-import os
-import signal
 import time
 
 import pytest
-from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedsim.simulation import InlineGrid, node_id_of, partition_of
 from fedsim.simulation.on_ray import RayGrid
-
-
-def make_client_app():
-    """Answers with its partition id; does what the message's `order` says to the partition in `who`."""
-    app = ClientApp()
-
-    @app.train()
-    def train(message, context):
-        config = message.content["config"]
-        client = context.node_config["partition-id"]
-        if client in config["who"]:
-            if config["order"] == "raise":
-                raise RuntimeError("no more pictures")
-            if config["order"] == "die":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if config["order"] == "die-once" and not os.path.exists(config["marker"]):
-                open(config["marker"], "w").close()
-                os.kill(os.getpid(), signal.SIGKILL)
-            if config["order"] == "hang":
-                time.sleep(600)
-        visits = context.state.config_records.get("memory", ConfigRecord({"visits": 0}))["visits"] + 1
-        if config["order"] == "remember":
-            context.state["memory"] = ConfigRecord({"visits": visits})
-        if config["order"] == "slow-first" and client == 0:
-            time.sleep(0.3)
-        return Message(RecordDict({"m": MetricRecord({"client": client, "visits": visits})}), reply_to=message)
-
-    return app
+from tests.fedsim.simulation.obedient_client import make_client_app
 
 
 def messages(grid, order="answer", who=(), marker=""):
@@ -56,16 +26,9 @@ def grid(request):
         made = InlineGrid(4, make_client_app)
     else:
         request.getfixturevalue("ray_on_this_machine")
-        made = RayGrid(4, local_factory(), workers=2, num_cpus=0.5, max_retries=1)
+        made = RayGrid(4, make_client_app, workers=2, num_cpus=0.5, max_retries=1)
     yield made
     made.close()
-
-
-def local_factory():
-    """Workers cannot import this file: a function of no module travels by value."""
-    source = {name: globals()[name] for name in ("ClientApp", "ConfigRecord", "Message", "MetricRecord", "RecordDict")}
-    source |= {"os": os, "signal": signal, "time": time, "__name__": "__main__"}
-    return type(make_client_app)(make_client_app.__code__, source, "make_client_app")
 
 
 def test_nodes_are_partitions(grid):
@@ -103,7 +66,7 @@ def test_push_and_pull_find_every_reply(grid):
 
 
 def test_a_late_client_answers_with_an_error_and_the_next_round_is_whole(ray_on_this_machine):
-    grid = RayGrid(3, local_factory(), workers=2, num_cpus=0.5)
+    grid = RayGrid(3, make_client_app, workers=2, num_cpus=0.5)
     try:
         list(grid.send_and_receive(messages(grid)))
         replies = answers(grid.send_and_receive(messages(grid, "hang", [1]), timeout=8.0))
@@ -114,7 +77,7 @@ def test_a_late_client_answers_with_an_error_and_the_next_round_is_whole(ray_on_
 
 
 def test_a_killed_worker_is_replaced_and_its_client_tried_again(ray_on_this_machine, tmp_path):
-    grid = RayGrid(3, local_factory(), workers=2, num_cpus=0.5, max_retries=1)
+    grid = RayGrid(3, make_client_app, workers=2, num_cpus=0.5, max_retries=1)
     try:
         assert answers(grid.send_and_receive(messages(grid, "die-once", [1], tmp_path / "died"))) == [0, 1, 2]
         assert (tmp_path / "died").exists()

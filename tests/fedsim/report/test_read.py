@@ -1,0 +1,84 @@
+"""A run folder is read in whatever state the run left it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.report.read import read_run
+
+
+def test_an_empty_folder_is_an_empty_run(tmp_path: Path) -> None:
+    run = read_run(tmp_path)
+    assert run.rounds == ()
+    assert run.attacks == ()
+    assert run.config == {}
+    assert run.damaged == ()
+    assert not run.finished
+    assert run.kind == "federated"
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        read_run(tmp_path / "nowhere")
+
+
+def test_damaged_lines_are_skipped_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"round": 1, "accuracy": 0.5}\n[1]\n"x"\n{"accuracy": 1}\n{"round": 2, "acc'
+    )
+    (tmp_path / "attacks.jsonl").write_text('{"attack": "a"}\n')
+    (tmp_path / "summary.json").write_text("{")
+    (tmp_path / "config.yaml").write_text("a: [1, 2")
+    run = read_run(tmp_path)
+    assert [record.number for record in run.rounds] == [1]
+    assert run.damaged == ("config.yaml", "metrics.jsonl: 4 lines", "attacks.jsonl: 1 line", "summary.json")
+    assert run.config_text == "a: [1, 2"
+
+
+def test_values_of_another_type_are_none(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"round": 1, "accuracy": NaN, "loss": Infinity, "train_loss": "low", "clients": true, "failures": 3}\n'
+    )
+    (tmp_path / "attacks.jsonl").write_text(
+        '{"observation": "o", "attack": "a", "certificate": "yes", "images": [7, {"psnr": NaN}], "label_exact": 1}\n'
+    )
+    run = read_run(tmp_path)
+    record = run.rounds[0]
+    assert (record.accuracy, record.loss, record.train_loss, record.clients) == (None, None, None, None)
+    assert record.failures == ()
+    attack = run.attacks[0]
+    assert attack.status == "failed"
+    assert attack.certificate == "none"
+    assert attack.label_exact is None
+    assert len(attack.images) == 1
+    assert attack.images[0].psnr is None
+
+
+def test_a_resumed_run_counts_the_later_line(write_run: Any, records: Any) -> None:
+    rounds = [{"round": 2, "accuracy": 0.2}, {"round": 1, "accuracy": 0.1}, {"round": 2, "accuracy": 0.3}]
+    attacks = [records.attack(1, 0, status="failed"), records.attack(1, 0, records.image(40.0))]
+    run = read_run(write_run(attacks, rounds))
+    assert [(record.number, record.accuracy) for record in run.rounds] == [(1, 0.1), (2, 0.3)]
+    assert [record.status for record in run.attacks] == ["done"]
+
+
+def test_settings_are_found_by_their_dotted_key(write_run: Any) -> None:
+    run = read_run(write_run())
+    assert run.setting("model.img_size") == 8
+    assert run.setting("model.depth") is None
+    assert run.setting("seed.nothing") is None
+    assert run.names("attack") == ("patch_gradient",)
+    assert run.names("defense") == ()
+
+
+def test_interpolations_in_the_configuration_are_not_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIVATE", "s3cret")
+    (tmp_path / "config.yaml").write_text("name: ${oc.env:PRIVATE}\n")
+    assert read_run(tmp_path).setting("name") == "${oc.env:PRIVATE}"
+
+
+def test_an_audit_is_recognised_without_a_summary(tmp_path: Path, records: Any) -> None:
+    (tmp_path / "attacks.jsonl").write_text(json.dumps(records.attack(0, 0, records.image(30.0))))
+    assert read_run(tmp_path).kind == "audit"

@@ -1,0 +1,190 @@
+"""The page holds everything itself, escapes what it was told, and exists whatever the run left."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.report import build_report, build_sweep_report
+
+EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and whether every one was closed."""
+
+    VOID = ("meta", "img", "br", "link", "input")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def check_page(path: Path) -> Page:
+    """Self-contained, well-formed, no script, unique ids, a name for every picture."""
+    text = path.read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.open == []
+    assert page.all("script") == []
+    assert page.all("link") == []
+    for tag, attributes in page.tags:
+        assert not [name for name in attributes if name.startswith("on")], tag
+        for name, value in attributes.items():
+            if name in ("src", "srcset", "data", "action", "poster"):
+                assert (value or "").startswith("data:image/"), (tag, name)
+            if name in ("href", "xlink:href"):
+                assert not re.match(r"[a-z]+:|//", value or ""), (tag, value)
+            assert not re.search(r"url\((?!#)", value or ""), (tag, name)
+            assert "http:" not in (value or ""), (tag, name)
+    assert "@import" not in text
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert all(attributes.get("alt") for attributes in page.all("img"))
+    assert all(attributes.get("aria-label") for attributes in page.all("svg") if "class" in attributes)
+    return page
+
+
+@pytest.fixture
+def full_run(write_run: Any, records: Any, picture: Any) -> Path:
+    shown = {"original": "reconstructions/o.png", "reconstruction": "reconstructions/a.png"}
+    folder: Path = write_run(
+        [
+            *[records.attack(k, 0, records.image(60.0 + k, EVIL, label_recovered=4, **shown)) for k in (1, 2, 3)],
+            *[records.attack(k, 0, records.image(12.0), attack=f"${EVIL}_$", attempts=3) for k in (1, 2)],
+            records.refusal(1, 5, f"withheld by {EVIL}"),
+            records.attack(1, 6, status="failed", reason=f"RuntimeError: {EVIL}"),
+        ],
+        rounds=[
+            {"round": 0, "accuracy": 0.1},
+            {"round": 1, "accuracy": 0.6, "failures": [{"client": EVIL, "error": EVIL}]},
+        ],
+        config=f'seed: 1\nmodel: {{name: "{EVIL.replace(chr(34), "")}"}}\n',
+        summary={"kind": "federated", "finished": True, "seconds": 5.0, "lpips": f"LPIPS {EVIL}", "device": EVIL},
+        name="a <b> run",
+    )
+    picture(folder, "reconstructions/a.png")
+    picture(folder, "reconstructions/o.png")
+    return folder
+
+
+def test_the_page_of_a_full_run(full_run: Path) -> None:
+    path = build_report(full_run)
+    assert path == full_run / "report.html"
+    page = check_page(path)
+    assert len(page.all("img")) == 6
+    assert all(image.get("class") == "tiny" for image in page.all("img"))
+    assert len(page.all("figure")) == 3 + 3
+    text = path.read_text(encoding="utf-8")
+    for heading in ("Attacks", "Rebuilt pictures", "Refusals", "Failures", "Timings", "Configuration"):
+        assert f"<h2>{heading}</h2>" in text
+    assert "The server rebuilt 3 of 5 observed pictures recognisably" in text
+    assert "label 3 → 4" in text
+    assert "Whole run" in text
+
+
+def test_untrusted_words_are_escaped_everywhere(full_run: Path) -> None:
+    text = build_report(full_run).read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "onerror=alert(1)>" not in text
+    assert "&lt;script&gt;" in text
+    assert "a &lt;b&gt; run" in text
+
+
+def test_building_twice_gives_the_same_page(full_run: Path) -> None:
+    first = build_report(full_run).read_bytes()
+    assert build_report(full_run).read_bytes() == first
+    assert list(full_run.glob("*.partial")) == []
+
+
+def test_pictures_outside_the_run_are_not_embedded(write_run: Any, records: Any, picture: Any, tmp_path: Path) -> None:
+    picture(tmp_path, "secret.png")
+    names = ["../secret.png", str(tmp_path / "secret.png")]
+    rows = [
+        records.attack(1, k, records.image(60.0, reconstruction=name, original=name)) for k, name in enumerate(names)
+    ]
+    page = check_page(build_report(write_run(rows)))
+    assert page.all("img") == []
+
+
+@pytest.mark.parametrize("missing", ["config.yaml", "metrics.jsonl", "timings.jsonl", "attacks.jsonl", "summary.json"])
+def test_any_file_may_be_missing(full_run: Path, missing: str) -> None:
+    (full_run / missing).unlink()
+    check_page(build_report(full_run))
+
+
+def test_an_empty_folder_has_a_page(tmp_path: Path) -> None:
+    path = build_report(tmp_path)
+    check_page(path)
+    assert "No attack has run" in path.read_text(encoding="utf-8")
+
+
+def test_an_audit_shows_no_rounds(write_run: Any, records: Any) -> None:
+    folder = write_run(
+        [records.attack(k, k, records.image(50.0 + k)) for k in range(300)],
+        rounds=[],
+        summary={"kind": "audit", "finished": True},
+    )
+    (folder / "timings.jsonl").unlink()
+    page = check_page(build_report(folder))
+    assert len(page.all("svg")) == 1
+    assert "An audit trains nothing" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_page_of_more_attacks_than_colours(write_run: Any, records: Any) -> None:
+    rows = [records.attack(r, 0, records.image(30.0), attack=f"_attack_{k}_名") for k in range(11) for r in (1, 2)]
+    check_page(build_report(write_run(rows)))
+
+
+def test_the_sweep_page_compares_finished_runs(write_run: Any, records: Any) -> None:
+    for number, (defense, psnr) in enumerate([("{}", 80.0), ("{mjp: {}}", 25.0), ("{mjp: {}, fixed_pe: {}}", None)]):
+        rows = [records.refusal(1, 0, "withheld")] if psnr is None else [records.attack(1, 0, records.image(psnr))]
+        config = f"seed: {number % 2}\ndefense: {defense}\nattack: {{patch_gradient: {{}}}}\n"
+        build_report(write_run(rows, config=config, name=f"sweep/{number} #x"))
+    (write_run(name="sweep/deep/er", config="seed: 0\n") / "attacks.jsonl").unlink()
+    stopped = write_run(name="sweep/<i>stopped", summary={})
+    sweep = stopped.parent
+    path = build_sweep_report(sweep)
+    page = check_page(path)
+    text = path.read_text(encoding="utf-8")
+    assert path == sweep / "report.html"
+    assert [link["href"] for link in page.all("a")] == [
+        "0%20%23x/report.html",
+        "1%20%23x/report.html",
+        "2%20%23x/report.html",
+    ]
+    assert "4 finished runs; 1 left out because unfinished: &lt;i&gt;stopped" in text
+    for words in (
+        "mjp + fixed_pe",
+        "80.0 dB",
+        "25.0 dB",
+        "1 of 1",
+        "75.0 %",
+        "deep/er",
+        '<th scope="col" class="text">seed',
+    ):
+        assert words in text
+    assert len(page.all("figure")) == 2
+
+
+def test_a_sweep_without_runs_says_so(tmp_path: Path) -> None:
+    assert "No finished run" in build_sweep_report(tmp_path).read_text(encoding="utf-8")
+    with pytest.raises(FileNotFoundError, match="no sweep folder"):
+        build_sweep_report(tmp_path / "nowhere")

@@ -1,0 +1,101 @@
+"""Counts, means and rates on a run small enough to do by hand."""
+
+from typing import Any
+
+import pytest
+
+from fedsim.report.read import read_run
+from fedsim.report.summary import (
+    attack_failures,
+    client_failures,
+    final_accuracy,
+    leakage_by_round,
+    refusals,
+    run_times,
+    summarise_attacks,
+    summarise_leakage,
+)
+
+
+def test_one_attack_by_hand(write_run: Any, records: Any) -> None:
+    uncertified = {"status": "uncertified", "reason": "rank"}
+    run = read_run(
+        write_run(
+            [
+                records.attack(1, 0, records.image(100.0), records.image(30.0)),
+                records.attack(1, 1, records.image(10.0), certificate=uncertified, label_share=0.0, label_exact=False),
+                records.attack(2, 0, records.image(None), seconds=1.5, attempts=2, certificate=uncertified),
+                records.refusal(2, 1, "withheld"),
+                records.attack(2, 2, status="failed", reason="timed out"),
+            ]
+        )
+    )
+    (row,) = summarise_attacks(run)
+    assert (row.done, row.refused, row.failed, row.retried, row.certified) == (3, 1, 1, 1, 1)
+    assert row.mean_psnr == pytest.approx(140 / 3)
+    assert (row.min_psnr, row.max_psnr) == (10.0, 100.0)
+    assert (row.pictures, row.recognisable) == (4, 2)
+    assert row.success == {20.0: 0.5, 30.0: 0.5, 40.0: 0.25}
+    assert row.label_share == pytest.approx((2 * 1 + 1 * 0 + 1 * 1) / 4)
+    assert row.exact_batches == pytest.approx(2 / 3)
+    assert row.median_seconds == 0.5
+    assert row.total_seconds == pytest.approx(3.5)
+    leakage = summarise_leakage(run)
+    assert (leakage.observations, leakage.pictures) == (5, 6)
+    assert (leakage.returned, leakage.scored, leakage.recognisable, leakage.certified) == (3, 3, 2, 2)
+    assert leakage.certified_wrong == 0
+    assert [(group.reason, group.count) for group in refusals(run)] == [("withheld", 1)]
+    assert [(group.reason, group.count) for group in attack_failures(run)] == [("timed out", 1)]
+
+
+def test_a_picture_counts_once_by_its_best_attack(write_run: Any, records: Any) -> None:
+    run = read_run(
+        write_run(
+            [
+                records.attack(1, 0, records.image(50.0), attack="weak"),
+                records.attack(1, 0, records.image(10.0), attack="strong"),
+                records.attack(1, 1, records.image(60.0), attack="strong"),
+                records.attack(1, 2, records.image(70.0), attack="strong"),
+            ]
+        )
+    )
+    leakage = summarise_leakage(run)
+    assert (leakage.pictures, leakage.recognisable, leakage.certified, leakage.certified_wrong) == (3, 3, 3, 1)
+    assert [row.attack for row in summarise_attacks(run)] == ["strong", "weak"]
+
+
+def test_an_attack_on_labels_alone_has_no_success_rate(write_run: Any, records: Any) -> None:
+    run = read_run(write_run([records.attack(1, 0, records.image(None, ssim=None), attack="llg", label_share=0.5)]))
+    (row,) = summarise_attacks(run)
+    assert row.mean_psnr is None
+    assert row.success[20.0] is None
+    assert row.label_share == 0.5
+    assert summarise_leakage(run).returned == 0
+
+
+def test_leakage_round_by_round(write_run: Any, records: Any) -> None:
+    run = read_run(
+        write_run(
+            [
+                records.attack(2, 0, records.image(10.0)),
+                records.attack(1, 0, records.image(30.0)),
+                records.attack(1, 1, records.image(15.0)),
+                records.attack(3, 1, records.image(None), scored=False),
+            ]
+        )
+    )
+    points = leakage_by_round(run, "patch_gradient")
+    assert [(point.number, point.mean_psnr, point.recognisable) for point in points] == [(1, 22.5, 0.5), (2, 10.0, 0.0)]
+
+
+def test_accuracy_failures_and_times(write_run: Any) -> None:
+    rounds = [
+        {"round": 1, "accuracy": 0.5, "failures": [{"client": 4, "error": "RuntimeError: x"}]},
+        {"round": 2, "loss": 1.0},
+    ]
+    run = read_run(write_run(rounds=rounds))
+    assert final_accuracy(run) == 0.5
+    assert [(row.number, row.client, row.error) for row in client_failures(run)] == [(1, "4", "RuntimeError: x")]
+    times = run_times(run)
+    assert (times.rounds, times.total, times.median) == (2, 6.0, 3.0)
+    assert (times.slowest, times.slowest_round, times.run) == (4.0, 2, 9.0)

@@ -1,0 +1,117 @@
+"""The verdict says what the numbers say, in plain words."""
+
+from typing import Any
+
+import pytest
+
+from fedsim.report.read import read_run
+from fedsim.report.verdict import verdict
+from fedsim.report.wording import count, decibels, duration, likeness, listed, percent
+
+
+def test_everything_leaked(write_run: Any, records: Any) -> None:
+    found = verdict(read_run(write_run([records.attack(1, k, records.image(90.0 + k)) for k in range(3)])))
+    assert found.level == "leaked"
+    assert found.sentence == (
+        "The server rebuilt all 3 observed pictures recognisably (PSNR ≥ 20 dB): "
+        "patch_gradient reached 91.0 dB on average."
+    )
+    assert found.details == (
+        "All of the 3 rebuilt pictures are certified: the server can tell that they are right without the originals.",
+        "100 % of the labels were recovered, by patch_gradient.",
+        "The model classified 75.0 % of the test pictures correctly after round 2.",
+    )
+
+
+def test_some_leaked_and_several_attacks(write_run: Any, records: Any) -> None:
+    rows = [records.attack(1, k, records.image(25.0 if k == 0 else 8.0)) for k in range(4)]
+    rows += [records.attack(1, k, records.image(5.0), attack="dlg", certificate={}) for k in range(4)]
+    found = verdict(read_run(write_run(rows)))
+    assert found.level == "partial"
+    assert found.sentence.startswith("The server rebuilt 1 of 4 observed pictures recognisably")
+    assert "patch_gradient, the strongest of 2 attacks, reached 12.2 dB on average" in found.sentence
+    assert "wrongly so in part: 3 certified results stayed below 20 dB" in found.details[0]
+
+
+def test_nothing_recognisable(write_run: Any, records: Any) -> None:
+    found = verdict(read_run(write_run([records.attack(1, 0, records.image(12.5), certificate={})])))
+    assert found.level == "safe"
+    assert "None of the 1 observed picture was" in found.sentence
+    assert "12.5 dB by patch_gradient, stays below 20 dB" in found.sentence
+    assert any("not for every attack that exists" in detail for detail in found.details)
+
+
+def test_every_attack_refused(write_run: Any, records: Any) -> None:
+    reason = "pos_embed's gradient is withheld by fixed_pe"
+    found = verdict(read_run(write_run([records.refusal(1, k, reason) for k in range(4)])))
+    assert found.level == "safe"
+    assert found.sentence == (
+        "No picture was rebuilt: patch_gradient refused 4 of 4 observed updates, because pos_embed's gradient is "
+        "withheld by fixed_pe."
+    )
+
+
+def test_refusals_for_several_reasons_are_listed(write_run: Any, records: Any) -> None:
+    rows = [records.refusal(1, k, f"reason {k}") for k in range(5)]
+    found = verdict(read_run(write_run(rows)))
+    assert "because" not in found.sentence
+    assert found.details[0] == "patch_gradient refused: reason 0."
+    assert "2 further reasons below." in found.details
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], "No attack has run"),
+        ([{"status": "failed", "images": []}], "No attack came to an end"),
+        ([{"scored": False, "psnr": None, "reconstruction": "r.png"}], "without audit their likeness"),
+        ([{"scored": False, "psnr": None}], "Only labels were attacked"),
+    ],
+)
+def test_what_was_not_measured_is_not_called_safe(
+    write_run: Any, records: Any, rows: list[dict[str, Any]], words: str
+) -> None:
+    attacks = []
+    for row in rows:
+        picture = records.image(row.pop("psnr", None), reconstruction=row.pop("reconstruction", None))
+        attacks.append(records.attack(1, 0, **{"images": [picture]} | row))
+    found = verdict(read_run(write_run(attacks)))
+    assert found.level == "unknown"
+    assert words in found.sentence
+
+
+def test_a_run_that_stopped_says_so(write_run: Any) -> None:
+    found = verdict(read_run(write_run(summary={})))
+    assert "The run did not finish" in found.details[-1]
+
+
+def test_numbers_as_people_read_them() -> None:
+    assert [percent(x) for x in (None, 0.0, 0.00001, 0.5, 0.99999, 1.0)] == [
+        "–",
+        "0 %",
+        "0.1 %",
+        "50.0 %",
+        "99.9 %",
+        "100 %",
+    ]
+    assert [decibels(x) for x in (None, 23.44, 300.0)] == ["–", "23.4 dB", "exact"]
+    assert [duration(x) for x in (None, 0.0001, 0.25, 3.21, 125.0, 7260.0)] == [
+        "–",
+        "< 1 ms",
+        "250 ms",
+        "3.2 s",
+        "2 min 05 s",
+        "2 h 01 min",
+    ]
+    assert [likeness(x) for x in (None, 40.0, 39.9, 20.0, 15.0, 14.9)] == [
+        "not measured",
+        "indistinguishable",
+        "nearly identical",
+        "recognisable",
+        "traces",
+        "not recognisable",
+    ]
+    assert count(1, "picture") == "1 picture"
+    assert count(1200, "picture") == "1,200 pictures"
+    assert listed([]) == ""
+    assert listed(["a", "b", "c"]) == "a, b and c"

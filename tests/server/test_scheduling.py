@@ -1,0 +1,95 @@
+"""Attacks beside the training: faults lose nothing and name themselves."""
+
+import pytest
+import torch
+
+from server.honest_but_curious import HonestButCurious
+from server.observing import ObservePolicy
+from server.scheduling import InlineAttacks, RayAttacks
+
+FAULTY = "tests.server.faulty_attacks.Faulty"
+
+
+@pytest.fixture
+def observed(federate):
+    """Two observations with their truth."""
+    federation = federate("num_clients=2")
+    seen = []
+    observer = HonestButCurious(
+        federation.strategy(), federation.setup.factory(), ObservePolicy(), lambda *both: seen.append(both)
+    )
+    federation.start(observer, num_rounds=1)
+    return seen
+
+
+@pytest.fixture
+def run(observed, ray_on_this_machine):
+    def scheduled(attacks, inline=False, **options):
+        results = {}
+
+        def keep(job, outcome, scores, truth, attempts):
+            assert (job.client, job.attack) not in results, "a result came twice"
+            results[(job.client, job.attack)] = (outcome, scores, attempts)
+
+        if inline:
+            scheduler = InlineAttacks(attacks, 0, keep)
+        else:
+            scheduler = RayAttacks(attacks, 0, keep, num_cpus=0.5, **options)
+        try:
+            for observation, truth in observed:
+                scheduler.submit(observation, truth)
+            scheduler.drain()
+        finally:
+            scheduler.close()
+        assert scheduler.finished == scheduler.submitted == len(results)
+        return results
+
+    return scheduled
+
+
+def test_inline_and_ray_give_the_same_results(run):
+    attacks = {
+        "patch_gradient": {"_target_": "attacks.analytic.PatchGradient"},
+        "random": {"_target_": FAULTY, "fault": "none"},
+    }
+    inline, on_ray = run(attacks, inline=True), run(attacks, workers=2)
+    assert set(inline) == set(on_ray)
+    for key, (outcome, scores, _) in inline.items():
+        assert outcome.status == "done"
+        assert torch.equal(outcome.reconstruction.images, on_ray[key][0].reconstruction.images)
+        assert scores == on_ray[key][1]
+
+
+def test_a_killed_worker_is_replaced_and_its_attack_tried_again(run, tmp_path):
+    results = run({"mortal": {"_target_": FAULTY, "fault": "die", "marker": str(tmp_path / "m")}})
+    assert {outcome.status for outcome, _, _ in results.values()} == {"done"}
+    assert sorted(attempts for _, _, attempts in results.values()) == [1, 2]
+
+
+def test_an_attack_that_always_kills_its_worker_fails_alone(run):
+    results = run(
+        {"deadly": {"_target_": FAULTY, "fault": "die"}, "sound": {"_target_": FAULTY, "fault": "none"}}, max_retries=1
+    )
+    assert results[(0, "deadly")][0].status == "failed"
+    assert results[(0, "deadly")][0].reason == "its worker died 2 times"
+    assert results[(0, "sound")][0].status == results[(1, "sound")][0].status == "done"
+
+
+def test_refusals_and_faults_are_results(run):
+    results = run({name: {"_target_": FAULTY, "fault": name} for name in ("refuse", "raise")})
+    assert (results[(0, "refuse")][0].status, results[(0, "refuse")][0].reason) == ("refused", "not today")
+    assert results[(0, "raise")][0].status == "failed"
+    assert results[(0, "raise")][0].reason == "ZeroDivisionError: by zero"
+    assert results[(0, "raise")][1] is None
+
+
+def test_an_attack_that_hangs_is_stopped(run, tmp_path):
+    attacks = {"slow": {"_target_": FAULTY, "fault": "hang", "marker": str(tmp_path / "m")}}
+    results = run(attacks, timeout=8.0)
+    assert results[(0, "slow")][0].reason == "no result within 8 s"
+    assert results[(1, "slow")][0].status == "done"
+
+
+def test_a_full_queue_makes_training_wait_not_memory_grow(run):
+    results = run({f"a{i}": {"_target_": FAULTY, "fault": "none"} for i in range(3)}, backlog=1)
+    assert len(results) == 6
