@@ -18,7 +18,7 @@ from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.evaluation import evaluate
 from fedsim.models import Architecture, Normaliser
 from fedsim.records import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND, TRAIN_LOSS, DecodedState, to_reply
-from fedsim.update import State, Update
+from fedsim.update import Kind, State, Update
 
 
 class ClientRuntime:
@@ -86,7 +86,7 @@ class ClientRuntime:
         Defenses act on the change, never on whole weights. A tensor that they leave alone is sent as it
         was trained, so that the undefended run and the identity setting share the same bits.
         """
-        kind = "gradient" if self.settings.share == "gradient" else "delta"
+        kind: Kind = "gradient" if self.settings.share == "gradient" else "delta"
         rng = torch_generator(self.seed, "defense", server_round, client)
         changed = Update(tensors=dict(result.tensors), kind=kind, num_examples=num_examples)
         changed = self.defenses.transform_update(changed, rng)

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,6 +14,7 @@ from defenses.base import Batch, Defense
 from fedsim.data import ImageSet
 from fedsim.ground_truth import GroundTruth
 from fedsim.models import Normaliser
+from fedsim.optimizers import OptimizerFactory, optimizer_factory
 from fedsim.update import LocalProtocol, State
 
 
@@ -41,6 +42,11 @@ class ClientSettings:
     label_smoothing: float
     training_mode: bool
     device: str
+
+    @cached_property
+    def optimisers(self) -> OptimizerFactory:
+        """Raises `ConfigError` where torch refuses the settings."""
+        return optimizer_factory("client", self.optimizer, self.scheduler)
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ def train_locally(
     one_gradient = settings.share == "gradient"
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     start = {} if one_gradient else {name: tensor.detach().clone() for name, tensor in _shared_state(model).items()}
-    optimizer, scheduler = (None, None) if one_gradient else _optimizer(settings, list(trainable.values()))
+    optimizer, scheduler = (None, None) if one_gradient else settings.optimisers(list(trainable.values()))
     steps = 1 if one_gradient else settings.local_steps
     seen: list[Batch] = []
     ids: list[str] = []
@@ -103,7 +109,7 @@ def train_locally(
         if proximal_mu:
             drift = torch.stack([(p - start[name]).square().sum() for name, p in trainable.items()]).sum()
             loss = loss + 0.5 * proximal_mu * drift
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         seen.append(Batch(normaliser.inverse(batch.images), batch.labels.cpu()))
         ids += [pictures.ids[int(index)] for index in indices]
         if optimizer is not None:
@@ -137,15 +143,6 @@ def _shared_state(model: nn.Module) -> State:
     state: State = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
     return state | {name: buffer for name, buffer in buffers.items() if name in persistent}
-
-
-def _optimizer(
-    settings: ClientSettings, parameters: list[nn.Parameter]
-) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
-    # Called, not passed to `instantiate`: Hydra would deep-copy parameters and train the copies.
-    optimizer = instantiate(settings.optimizer, _partial_=True)(parameters)
-    scheduler = None if settings.scheduler is None else instantiate(settings.scheduler, _partial_=True)(optimizer)
-    return optimizer, scheduler
 
 
 def _protocol(

@@ -18,7 +18,7 @@ def build_chain(config: dict[str, Any] | None) -> DefenseChain:
     """
     defenses: dict[str, Defense] = {}
     for name, settings in (config or {}).items():
-        defense = instantiate(settings)
+        defense = instantiate(settings, _convert_="all")
         if not isinstance(defense, Defense):
             raise ConfigError(f"defense.{name}._target_", settings.get("_target_"), "a subclass of defenses.Defense")
         defenses[name] = defense
@@ -32,7 +32,8 @@ def load_wrappers(recorded: Iterable[dict[str, Any]]) -> tuple[ModelWrapper, ...
         ConfigError: the record names something else.
     """
     wrappers = []
-    for settings in recorded:
+    for described in recorded:
+        settings = {key: value for key, value in described.items() if key != "name"}
         target = str(settings.get("_target_"))
         try:
             allowed = issubclass(get_class(target), Defense)
@@ -40,5 +41,5 @@ def load_wrappers(recorded: Iterable[dict[str, Any]]) -> tuple[ModelWrapper, ...
             allowed = False
         if not allowed or any(isinstance(value, dict | list) for value in settings.values()):
             raise ConfigError("observation", target, "a recorded defense must be an installed subclass of Defense")
-        wrappers.append(instantiate(settings))
+        wrappers.append(instantiate(settings, _convert_="all"))
     return tuple(wrappers)

@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -141,13 +143,17 @@ def _results(setup: Setup, batches: list[AuditBatch]) -> Iterator[list[AuditResu
         simulation["max_retries"],
     )
     for batch in batches:
-        pool.submit(batch, lambda worker, batch=batch: worker.run.remote(batch))
+        pool.submit(batch, partial(_run_on, batch))
     while pool.pending:
         for end in pool.wait(None):
             if end.error is not None:
                 raise RuntimeError(f"update {end.tag.number} could not be audited: {end.error}")
             yield end.value
     pool.close()
+
+
+def _run_on(batch: AuditBatch, worker: Any) -> Any:
+    return worker.run.remote(batch)
 
 
 def _attack_recorded(config: Config, root: Path, start: float) -> None:

@@ -27,9 +27,12 @@ def run_cli(config_name: str, task: Task) -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     arguments = sys.argv[1:]
     faults: list[str] = []
+    started = False
 
     @hydra.main(config_path="pkg://conf", config_name=config_name, version_base=None)
     def job(config: DictConfig) -> None:
+        nonlocal started
+        started = True
         output = Path(HydraConfig.get().runtime.output_dir)
         try:
             resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -44,6 +47,13 @@ def run_cli(config_name: str, task: Task) -> None:
         job()
     except ConfigFault as error:
         errors.print(f"error: {one_line(error, config_name, arguments)}", markup=False)
+        sys.exit(2)
+    except OSError as error:
+        if started:
+            raise
+        errors.print(
+            f"error: run_dir={error.filename}: a folder that can be written to ({error.strerror})", markup=False
+        )
         sys.exit(2)
     except KeyboardInterrupt:
         errors.print("interrupted: what had finished is in the run folder")

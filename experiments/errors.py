@@ -45,12 +45,18 @@ def _flat(text: str) -> str:
 
 
 def _missing_option(text: str) -> str:
-    found = re.search(r"Could not find '([^']+)'", text)
+    found = re.search(r"Could not (?:find|load) '([^']+)'", text)
     if not found or "/" not in found.group(1):
         return _flat(text)
     group, name = found.group(1).rsplit("/", 1)
-    options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
+    options = _options(group)
     return f"{group}={name}: there is no such option; one of {', '.join(options)}.{nearest(name, options)}"
+
+
+def _options(group: str) -> list[str]:
+    GlobalHydra.instance().clear()
+    with initialize_config_module("conf", version_base=None):
+        return list(GlobalHydra.instance().config_loader().get_group_options(group))
 
 
 def _unknown_key(key: str, config_name: str, overrides: Iterable[str]) -> str:
@@ -73,7 +79,7 @@ def _all_keys(config_name: str) -> list[str]:
 
 def _walk(config: DictConfig, prefix: str) -> Iterable[str]:
     for name in config:
-        key = f"{prefix}{name}"
+        key = f"{prefix}{name!s}"
         yield key
         value = None if OmegaConf.is_missing(config, str(name)) else config._get_node(str(name))
         if isinstance(value, DictConfig):

@@ -48,7 +48,7 @@ def run_federated(config: Config, root: Path) -> None:
     start = time.perf_counter()
     check_federated(config)
     refuse_used(root)
-    strategy = instantiate(config["strategy"], _recursive_=False)
+    strategy = instantiate(config["strategy"], _recursive_=False, _convert_="all")
     setup = prepare(config)
     folder = open_folder(config, root)
     trackers = Trackers(config["tracker"], root)

@@ -19,6 +19,7 @@ from fedsim.data import FederatedData
 from fedsim.errors import ConfigError
 from fedsim.metrics.perceptual import lpips_hint
 from fedsim.models import Architecture, Normaliser
+from fedsim.optimizers import optimizer_factory
 from fedsim.simulation.ray_cluster import ray_cluster
 from fedsim.tracking import RunFolder, Trackers
 from server.attacking import build_attack
@@ -52,6 +53,8 @@ def prepare(config: Config) -> Setup:
         ConfigError: something cannot work; nothing has been started then.
     """
     check_common(config)
+    if config["client"]["share"] != "gradient":
+        optimizer_factory("client", config["client"]["optimizer"], config["client"]["scheduler"])
     attacks = [build_attack(name, settings) for name, settings in config["attack"].items()]
     defenses = build_chain(config["defense"])
     image_side(config["model"])

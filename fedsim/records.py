@@ -4,7 +4,7 @@ import io
 import json
 import math
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast, get_args
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedsim.ground_truth import GroundTruth
-from fedsim.update import LocalProtocol, State, Update
+from fedsim.update import Kind, LocalProtocol, State, Update
 
 ARRAYS, CONFIG, METRICS, UPDATE, AUDIT = "arrays", "config", "metrics", "fedsim.update", "fedsim.audit"
 NUM_EXAMPLES, SERVER_ROUND, TRAIN_LOSS = "num-examples", "server-round", "train_loss"
@@ -25,7 +25,7 @@ def to_array(tensor: Tensor) -> Array:
     # Not np.ascontiguousarray: it turns a scalar into a vector of one.
     array = tensor.detach().cpu().contiguous().numpy()
     dtype, shape = str(array.dtype), tuple(array.shape)
-    data = b"".join((_npy_header(dtype, shape), memoryview(array.reshape(-1)).cast("B")))
+    data = b"".join((_npy_header(dtype, shape), array.tobytes()))
     return Array(dtype=dtype, shape=shape, stype=_NUMPY_STYPE, data=data)
 
 
@@ -70,6 +70,18 @@ def from_arrays(record: ArrayRecord) -> State:
     return {name: from_array(array) for name, array in record.items()}
 
 
+def update_kind(word: str) -> Kind:
+    """The word as a kind of update.
+
+    Raises:
+        ValueError: it is none.
+    """
+    for kind in get_args(Kind):
+        if word == kind:
+            return cast(Kind, kind)
+    raise ValueError(f"an update's kind is gradient, delta or weights, not {word!r}")
+
+
 def to_reply(
     update: Update,
     protocol: LocalProtocol,
@@ -107,9 +119,7 @@ def from_reply(content: RecordDict) -> tuple[Update, LocalProtocol, int]:
         KeyError, ValueError, TypeError: the reply is no reply of a fedsim client.
     """
     config = content.config_records[UPDATE]
-    kind = config["kind"]
-    if kind not in ("gradient", "delta", "weights"):
-        raise ValueError(f"an update's kind is gradient, delta or weights, not {kind!r}")
+    kind = update_kind(str(config["kind"]))
     metrics = next(iter(content.metric_records.values()))
     withheld: dict[str, Any] = json.loads(str(config["withheld"]))
     update = Update(

@@ -134,5 +134,5 @@ class _AfterRound:
         )
         plan.trackers.log(server_round, {n: float(v) for n, v in metrics.items() if isinstance(v, int | float)})
         plan.on_round(server_round, {**metrics, "failures": failures})
-        scalars = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+        scalars: dict[str, Any] = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
         return MetricRecord(scalars) if scalars else None

@@ -35,7 +35,7 @@ def build_attack(name: str, settings: dict[str, Any]) -> Attack:
     Raises:
         ConfigError: its `_target_` is no Attack.
     """
-    attack = instantiate(settings)
+    attack = instantiate(settings, _convert_="all")
     if not isinstance(attack, Attack):
         raise ConfigError(f"attack.{name}._target_", settings.get("_target_"), "a subclass of attacks.base.Attack")
     return attack

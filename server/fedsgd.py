@@ -1,19 +1,18 @@
 """Federated SGD: clients share gradients, the server steps."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
-from hydra.utils import instantiate
+from torch.optim.lr_scheduler import LRScheduler
 
 from fedsim.errors import ConfigError
+from fedsim.optimizers import optimizer_factory
 from fedsim.records import from_arrays, to_arrays
 from fedsim.update import State
-
-OptimizerFactory = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 
 class FedSGD(FedAvg):
@@ -30,13 +29,11 @@ class FedSGD(FedAvg):
 
     shares_gradients = True
 
-    def __init__(self, optimizer: Any, scheduler: Any = None, **kwargs: Any) -> None:
+    def __init__(self, optimizer: dict[str, Any], scheduler: dict[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        # A target that does not exist fails here, before any client starts.
-        self._make_optimizer = instantiate(optimizer, _partial_=True)
-        self._make_scheduler = None if scheduler is None else instantiate(scheduler, _partial_=True)
+        self._make_optimizer = optimizer_factory("strategy", optimizer, scheduler)
         self._optimizer: torch.optim.Optimizer | None = None
-        self._scheduler: Any = None
+        self._scheduler: LRScheduler | None = None
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._state: State = {}
 
@@ -60,9 +57,7 @@ class FedSGD(FedAvg):
     def _step(self, gradient: State) -> None:
         if self._optimizer is None:
             self._parameters = {name: torch.nn.Parameter(self._state[name].clone()) for name in gradient}
-            self._optimizer = self._make_optimizer(list(self._parameters.values()))
-            if self._make_scheduler is not None:
-                self._scheduler = self._make_scheduler(self._optimizer)
+            self._optimizer, self._scheduler = self._make_optimizer(list(self._parameters.values()))
         unknown = set(gradient) - set(self._parameters)
         if unknown:
             raise ConfigError("strategy", "fedsgd", f"clients began to share {sorted(unknown)[0]} in mid-run")

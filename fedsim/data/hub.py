@@ -83,7 +83,7 @@ class Hub:
                 else f"has no column of pictures, only {', '.join(dataset.column_names)}"
             )
             raise ConfigError("data.name", self.name, f"{found}; data.image_column chooses one")
-        return images[0]
+        return str(images[0])
 
     def _label_column(self, dataset: Dataset) -> str:
         if self.label_column is not None:
@@ -97,7 +97,7 @@ class Hub:
         if len(candidates) != 1:
             columns = ", ".join(candidates or dataset.column_names)
             raise ConfigError("data.label_column", None, f"name the column of labels of {self.name}, one of {columns}")
-        return candidates[0]
+        return str(candidates[0])
 
     def _test_split(self, splits: DatasetDict, label: str) -> str | None:
         if self.test_split is not None:

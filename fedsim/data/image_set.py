@@ -52,8 +52,9 @@ class ImageSet:
         for start in range(0, len(missing), 64):
             chunk = missing[start : start + 64]
             for position, file in zip(chunk, self._files[chunk]["image"], strict=True):
-                found[position] = picture = self._decode(position, file)
-                self._cache.put((self._split, self._rows[position]), picture)
+                decoded = self._decode(position, file)
+                self._cache.put((self._split, self._rows[position]), decoded)
+                found[position] = decoded
         return (
             torch.stack([picture for position in positions if (picture := found[position]) is not None]).float() / 255
         )

@@ -98,11 +98,22 @@ class ModelSpec:
                 model: nn.Module = timm.create_model(self.name, pretrained=self.pretrained, **arguments)
             except (TypeError, AssertionError, ValueError) as error:
                 raise ConfigError("model.name", self.name, f"timm refuses {arguments}: {error}") from error
+        self._check_patches(model)
         if self.checkpoint is not None:
             _load_checkpoint(model, Path(self.checkpoint))
         if self.variant == "april":
             read_embedding_directly(model)
         return model.to(DTYPES[self.dtype])
+
+    def _check_patches(self, model: nn.Module) -> None:
+        """timm silently ignores the rest of a picture that its patches do not fill."""
+        patch_embed = getattr(model, "patch_embed", None)
+        patch, size = getattr(patch_embed, "patch_size", None), getattr(patch_embed, "img_size", None)
+        if patch is None or size is None or (self.patch_size is None and self.img_size is None):
+            return
+        if size[0] % patch[0] or size[1] % patch[1]:
+            key, value = ("patch_size", patch[0]) if self.patch_size is not None else ("img_size", size[0])
+            raise ConfigError(f"model.{key}", value, f"pictures of {size[0]} px filled by patches of {patch[0]} px")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
+from yaml import YAMLError
 
 Record = TypeVar("Record")
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fedsim.errors import ConfigError
 
@@ -35,7 +36,7 @@ def ray_cluster(
     if ray.is_initialized():
         yield
         return
-    options: dict[str, object] = {
+    options: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.ERROR,
         "configure_logging": False,

@@ -35,7 +35,7 @@ class Federation:
     setup: Setup
 
     def strategy(self):
-        return instantiate(self.config["strategy"], _recursive_=False)
+        return instantiate(self.config["strategy"], _recursive_=False, _convert_="all")
 
     def grid(self):
         return InlineGrid(self.config["num_clients"], partial(build_client_app, self.config, self.setup.data))

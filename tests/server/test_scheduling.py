@@ -31,10 +31,7 @@ def run(observed, ray_on_this_machine):
             assert (job.client, job.attack) not in results, "a result came twice"
             results[(job.client, job.attack)] = (outcome, scores, attempts)
 
-        if inline:
-            scheduler = InlineAttacks(attacks, 0, keep)
-        else:
-            scheduler = RayAttacks(attacks, 0, keep, num_cpus=0.5, **options)
+        scheduler = InlineAttacks(attacks, 0, keep) if inline else RayAttacks(attacks, 0, keep, num_cpus=0.5, **options)
         try:
             for observation, truth in observed:
                 scheduler.submit(observation, truth)

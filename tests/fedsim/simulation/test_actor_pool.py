@@ -38,6 +38,6 @@ def test_an_exception_is_an_end_and_the_actor_lives_on(ray_on_this_machine):
 def test_workers_that_cannot_start_are_an_error_not_a_loop(ray_on_this_machine):
     pool = pool_of(Broken, size=1)
     pool.submit("never", lambda actor: actor.add.remote(1, 1))
-    with pytest.raises(RuntimeError, match="workers cannot start: .*no data here"):
+    with pytest.raises(RuntimeError, match=r"workers cannot start: .*no data here"):
         everything(pool)
     pool.close()

@@ -1,0 +1,122 @@
+"""Audits: the table that everything else is made from, and going on where a call stopped."""
+
+import csv
+import json
+
+import pytest
+
+from server.results import COLUMNS
+from tests.experiments.run_files import rows
+
+SMALL = ["data=digits", "model=vit_nano", "simulation=inline"]
+
+
+def table(folder):
+    with (folder / "scores.csv").open(newline="") as file:
+        reader = csv.DictReader(file)
+        assert tuple(reader.fieldnames) == COLUMNS
+        return list(reader)
+
+
+@pytest.fixture
+def audit(command, tmp_path):
+    runs = iter(range(100))
+
+    def call(*arguments, folder=None):
+        folder = folder or tmp_path / f"audit-{next(runs)}"
+        code, out, err = command("fedsim-audit", f"run_dir={folder}", *SMALL, *arguments)
+        assert code == 0, err
+        assert out.strip().splitlines()[-1] == str(folder)
+        return folder
+
+    return call
+
+
+def test_one_row_for_each_picture_and_attack(audit):
+    folder = audit("audit.num_images=6", "audit.batch_size=2", "attack=[patch_gradient,labels,april]")
+    lines = table(folder)
+    assert len(lines) == 18
+    assert {line["batch_size"] for line in lines} == {"2"}
+    assert {line["model"] for line in lines} == {"vit_nano_patch2_8"}
+    assert {line["defense"] for line in lines} == {"none"}
+    assert len({line["image"] for line in lines}) == 6
+    by_attack = {
+        name: [line for line in lines if line["attack"] == name] for name in ("patch_gradient", "labels", "april")
+    }
+    assert {line["certified"] for line in by_attack["patch_gradient"]} == {"false"}
+    assert all(line["refused"] and not line["psnr"] for line in by_attack["april"])
+    assert all(line["label_recovered"] and not line["psnr"] for line in by_attack["labels"])
+
+
+def test_ray_gives_the_table_of_the_inline_run(audit, ray_on_this_machine):
+    settings = ["audit.num_images=5", "attack=[patch_gradient,labels]", "defense=[gradient_noise]"]
+    inline = table(audit(*settings))
+    on_ray = table(audit(*settings, "simulation=ray", "simulation.workers=2"))
+
+    def timeless(lines):
+        return sorted(tuple((k, v) for k, v in line.items() if k != "seconds") for line in lines)
+
+    assert timeless(inline) == timeless(on_ray)
+
+
+def test_an_interrupted_audit_goes_on(audit, tmp_path):
+    settings = ["audit.num_images=4", "attack=[patch_gradient,labels]"]
+    whole = audit(*settings)
+    folder = audit(*settings)
+    for name in ("attacks.jsonl", "scores.csv"):
+        path = folder / name
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(lines[:-3]))
+    audit(*settings, folder=folder)
+    key = ("observation", "attack")
+    results = [{k: row[k] for k in (*key, "images", "labels")} for row in rows(folder, "attacks")]
+    expected = [{k: row[k] for k in (*key, "images", "labels")} for row in rows(whole, "attacks")]
+    assert results == expected
+    assert len(table(folder)) == 8
+
+
+def test_other_settings_in_the_same_folder_are_refused(audit, command):
+    folder = audit("audit.num_images=1")
+    code, _, err = command("fedsim-audit", f"run_dir={folder}", *SMALL, "audit.num_images=2")
+    assert code == 2
+    assert "other settings" in err
+
+
+def test_more_pictures_than_there_are_is_one_clear_line(command, tmp_path):
+    code, _, err = command("fedsim-audit", f"run_dir={tmp_path}/a", *SMALL, "audit.num_images=100000")
+    assert code == 2
+    assert "audit.num_images=100000" in err
+    assert not (tmp_path / "a" / "attacks.jsonl").exists()
+
+
+def test_a_clipped_update_leaks_as_much_and_a_noisy_one_less(audit):
+    def psnr(*defenses):
+        lines = table(audit("audit.num_images=4", *defenses))
+        return sum(float(line["psnr"]) for line in lines) / len(lines)
+
+    plain = psnr()
+    clipped = psnr("defense=[gradient_clip]", "defense.gradient_clip.max_norm=0.01")
+    noisy = psnr("defense=[gradient_noise]", "defense.gradient_noise.relative_norm=0.001")
+    assert plain > 90
+    assert abs(clipped - plain) < 5
+    assert noisy < plain - 30
+
+
+def test_deltas_of_one_step_leak_like_gradients(audit):
+    lines = table(audit("audit.num_images=3", "client.share=delta", "client.optimizer.lr=0.1"))
+    assert all(float(line["psnr"]) > 60 for line in lines)
+    assert all(line["label"] == line["label_recovered"] for line in lines)
+
+
+def test_april_is_exact_on_its_architecture(audit):
+    settings = ["model=april_tiny_4_32", "data=photos", "data.size=32", "+model.kwargs.depth=2", "attack=[april]"]
+    lines = table(audit("audit.num_images=2", *settings))
+    assert all(float(line["psnr"]) > 150 for line in lines)
+    assert {line["certified"] for line in lines} == {"true"}
+
+
+def test_the_summary_says_that_it_ended(audit):
+    folder = audit("audit.num_images=1")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["kind"] == "audit"
+    assert summary["finished"] is True

@@ -1,0 +1,96 @@
+"""A faulty setting is one line that names the key, the value and what would be right; nothing has started."""
+
+import pytest
+from PIL import Image
+
+FAULTS = [
+    (["defence=mjp"], ["defence=mjp", "Did you mean 'defense'"]),
+    (["client.batchsize=2"], ["client.batchsize=2", "Did you mean 'client.batch_size'"]),
+    (["attack=[patch_gradiant]"], ["attack=patch_gradiant", "Did you mean 'patch_gradient'"]),
+    (["defense=[mjpp]"], ["defense=mjpp", "fixed_pe"]),
+    (["model.name=vit_smal_patch16_224"], ["model.name=vit_smal_patch16_224", "Did you mean 'vit_small_patch16_224'"]),
+    (["data=imagefolder", "data.path=nowhere"], ["data.path=nowhere"]),
+    (["num_clients=100000"], ["100000"]),
+    (["num_clients=0"], ["num_clients=0", "at least 1"]),
+    (["partition=pathological", "partition.num_classes_per_partition=50"], ["partition"]),
+    (["simulation.num_gpus=1"], ["simulation.num_gpus=1", "no CUDA device"]),
+    (["simulation.attack_num_gpus=0.5"], ["simulation.attack_num_gpus=0.5", "no CUDA device"]),
+    (["strategy=fedavg", "client.share=gradient"], ["client.share=gradient", "weights or delta"]),
+    (["client.share=weigths"], ["client.share=weigths", "Did you mean 'weights'"]),
+    (["strategy.min_available_nodes=1000"], ["strategy.min_available_nodes=1000", "num_clients=40"]),
+    (["strategy._target_=flwr.serverapp.strategy.FedAgv"], ["strategy._target_=flwr.serverapp.strategy.FedAgv"]),
+    (["attack.labels.rule=llgg"], ["attack.labels.rule=llgg", "one of"]),
+    (["model.patch_size=3"], ["model", "8"]),
+    (["model.checkpoint=missing.safetensors"], ["model.checkpoint=missing.safetensors", "no such file"]),
+    (["strategy=fedavg", "client.optimizer._target_=torch.optim.Adan"], ["torch.optim.Adan"]),
+    (["strategy.optimizer.lr=fast"], ["fast"]),
+    (["observe.clients=some"], ["observe.clients=some", "all"]),
+    (["seed=abc"], ["seed=abc", "whole number"]),
+]
+
+
+@pytest.mark.parametrize(("settings", "parts"), FAULTS, ids=lambda value: value[0] if isinstance(value, list) else None)
+def test_one_clear_line_before_anything_starts(command, tmp_path, settings, parts, monkeypatch):
+    monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray was started"))
+    code, out, err = command("fedsim", f"run_dir={tmp_path}/run", *settings)
+    assert code == 2
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert all(part in lines[0] for part in parts), lines[0]
+    assert "Traceback" not in out + err
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_an_unreadable_picture_is_named(command, tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for index in range(4):
+            Image.new("RGB", (8, 8), (index, 0, 0)).save(tmp_path / "data" / name / f"{index}.png")
+    (tmp_path / "data" / "dog" / "broken.png").write_bytes(b"no picture")
+    code, _, err = command("fedsim", "data=imagefolder", f"data.path={tmp_path}/data", f"run_dir={tmp_path}/run")
+    assert code == 2
+    assert "broken.png" in err
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_line(command, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err = command("fedsim", f"run_dir={tmp_path}/file", "simulation=inline", "num_rounds=1", "num_clients=2")
+    assert code != 0
+    assert "file" in err
+
+
+@pytest.mark.parametrize("name", ["fedsim", "fedsim-audit"])
+def test_help_teaches(command, name):
+    code, out, _ = command(name, "--help")
+    assert code == 0
+    for word in ("attack", "defense", "patch_gradient", "fixed_pe", "-m", "run_dir", "--cfg job"):
+        assert word in out, word
+
+
+def test_the_composition_can_be_shown(command):
+    code, out, _ = command("fedsim", "--cfg", "job", "defense=[fixed_pe]")
+    assert code == 0
+    assert "fixed_pe:" in out
+
+
+def test_a_sweep_writes_one_comparison_page_and_outlives_a_faulty_run(command, tmp_path):
+    code, out, err = command(
+        "fedsim",
+        "-m",
+        "defense=[],[fixed_pe]",
+        "client.batch_size=1,0",
+        "num_clients=2",
+        "num_rounds=1",
+        "simulation=inline",
+        "tracker=[]",
+        f"run_dir={tmp_path}/sweep",
+    )
+    assert code == 2
+    assert err.count("client.batch_size=0") == 2
+    finished = sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json"))
+    assert finished == ["0", "2"]
+    pages = list((tmp_path / "sweep").glob("*.html"))
+    assert len(pages) == 1, out
+    page = pages[0].read_text()
+    assert "fixed_pe" in page
+    assert "patch_gradient" in page

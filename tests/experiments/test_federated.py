@@ -1,0 +1,153 @@
+"""Whole runs: the same bits everywhere, faults named, everything on disk."""
+
+import pytest
+
+from defenses.compose import load_wrappers
+from fedsim.errors import ConfigError
+from fedsim.observation import load_observation
+from tests.experiments.run_files import rows, same_state
+
+
+def test_a_run_leaves_everything_behind(fedsim):
+    folder = fedsim("simulation=inline")
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {
+        "attacks.jsonl",
+        "checkpoints",
+        "config.yaml",
+        "fedsim.log",
+        "metrics.jsonl",
+        "observations",
+        "reconstructions",
+        "report.html",
+        "scores.csv",
+        "summary.json",
+        "tensorboard",
+        "timings.jsonl",
+    }
+    metrics = rows(folder, "metrics")
+    assert [row["round"] for row in metrics] == [0, 1, 2, 3]
+    assert all(0 <= row["accuracy"] <= 1 for row in metrics)
+    attacks = rows(folder, "attacks")
+    # Rounds 1 and 2, two clients each, two attacks.
+    assert len(attacks) == 8
+    assert {row["round"] for row in attacks} == {1, 2}
+    closed_form = [row for row in attacks if row["attack"] == "patch_gradient"]
+    assert all(row["certificate"]["status"] == "certified" for row in closed_form)
+    assert all(image["psnr"] > 80 for row in closed_form for image in row["images"])
+    assert all(row["label_exact"] for row in attacks)
+    assert load_observation(folder / "observations" / "round-00001-client-00000").server_round == 1
+    assert "patch_gradient" in (folder / "report.html").read_text()
+
+
+def test_the_same_seed_gives_the_same_bytes_inline_and_on_one_or_two_workers(fedsim, ray_on_this_machine):
+    runs = [
+        fedsim("simulation=inline"),
+        fedsim("simulation=inline"),
+        fedsim("simulation.workers=1"),
+        fedsim("simulation.workers=2"),
+        fedsim("simulation=inline", "attack=[]", "observe.every=0"),
+    ]
+    first = (runs[0] / "metrics.jsonl").read_bytes()
+    assert all((run / "metrics.jsonl").read_bytes() == first for run in runs[1:])
+    assert all(same_state(runs[0], run) for run in runs[1:])
+    other = fedsim("simulation=inline", "seed=1")
+    assert (other / "metrics.jsonl").read_bytes() != first
+
+
+def test_weights_are_shared_and_trained_alike_inline_and_on_ray(fedsim, ray_on_this_machine):
+    settings = [
+        "strategy=fedavg",
+        "client.batch_size=64",
+        "strategy.fraction_train=0.5",
+        "strategy.fraction_evaluate=0.5",
+    ]
+    inline, on_ray = fedsim("simulation=inline", *settings), fedsim("simulation.workers=2", *settings)
+    assert (inline / "metrics.jsonl").read_bytes() == (on_ray / "metrics.jsonl").read_bytes()
+    assert same_state(inline, on_ray)
+    last = rows(inline, "metrics")[-1]
+    assert last["clients"] == 2
+    assert 0 <= last["client_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("defense", ["fixed_pe", "withhold_pe", "no_pe"])
+def test_closed_forms_refuse_with_the_reason_and_training_goes_on(fedsim, defense):
+    folder = fedsim("simulation=inline", f"defense=[{defense}]", "attack=[patch_gradient,april,labels]")
+    attacks = rows(folder, "attacks")
+    refused = [row for row in attacks if row["attack"] == "patch_gradient"]
+    assert len(refused) == 4
+    assert {row["status"] for row in refused} == {"refused"}
+    reason = "no pos_embed" if defense == "no_pe" else "pos_embed's gradient is withheld"
+    assert all(reason in row["reason"] and defense in row["reason"] for row in refused)
+    assert {row["status"] for row in attacks if row["attack"] == "april"} == {"refused"}
+    assert all(row["label_exact"] for row in attacks if row["attack"] == "labels")
+    losses = [row["loss"] for row in rows(folder, "metrics")]
+    assert len(set(losses)) == 4
+    assert defense in (folder / "report.html").read_text()
+
+
+def test_a_client_that_raises_in_round_2_is_named_and_the_round_completes(fedsim):
+    # Four clients a round, one batch each: the sixth batch is client 1's in round 2.
+    fault = "+defense.faulty={_target_:tests.experiments.faulty_defense.FailsAtBatch,at:6}"
+    folder = fedsim("simulation=inline", fault)
+    metrics = rows(folder, "metrics")
+    assert [row.get("clients") for row in metrics] == [None, 4, 3, 4]
+    assert metrics[2]["failures"] == [{"client": 1, "error": "RuntimeError: <b>out of pictures</b>"}]
+    report = (folder / "report.html").read_text()
+    assert "out of pictures" in report
+    assert "<b>out of pictures</b>" not in report
+
+
+def test_without_audit_nothing_is_scored(fedsim):
+    folder = fedsim("simulation=inline", "audit=false")
+    attacks = rows(folder, "attacks")
+    assert not any(row["scored"] for row in attacks)
+    assert all(image["psnr"] is None for row in attacks for image in row["images"])
+    assert not list((folder / "reconstructions").glob("*-original.png"))
+    assert list((folder / "reconstructions").glob("*-patch_gradient-*.png"))
+
+
+def test_a_used_folder_is_refused(fedsim, command):
+    folder = fedsim("simulation=inline", "attack=[]")
+    before = (folder / "metrics.jsonl").read_bytes()
+    code, _, err = command("fedsim", f"run_dir={folder}", "simulation=inline")
+    assert code == 2
+    assert "holds a run already" in err
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_observations_can_be_attacked_again(fedsim, command, tmp_path):
+    folder = fedsim("simulation=inline", "attack=[]", "observe.clients=1")
+    again = tmp_path / "again"
+    code, out, err = command(
+        "fedsim-audit",
+        f"observation={folder}/observations",
+        "attack=[patch_gradient,labels]",
+        "simulation=inline",
+        f"run_dir={again}",
+    )
+    assert code == 0, err
+    assert out.strip().splitlines()[-1] == str(again)
+    attacks = rows(again, "attacks")
+    assert len(attacks) == 4
+    assert {row["certificate"]["status"] for row in attacks} == {"certified"}
+    code, _, err = command(
+        "fedsim-audit", f"observation={tmp_path}/nowhere", "simulation=inline", f"run_dir={tmp_path}/x"
+    )
+    assert code == 2
+    assert "observation=" in err
+
+
+def test_a_recorded_defense_is_part_of_the_architecture_again(fedsim):
+    folder = fedsim("simulation=inline", "defense=[fixed_pe]", "observe.clients=1", "attack=[]")
+    observation = load_observation(folder / "observations" / "round-00001-client-00000", load_wrappers)
+    model = observation.build_model()
+    assert not model.pos_embed.requires_grad
+    assert model.pos_embed.equal(observation.global_state["pos_embed"])
+
+
+def test_recorded_defenses_must_be_defenses():
+    with pytest.raises(ConfigError, match="subclass of Defense"):
+        load_wrappers([{"name": "x", "_target_": "os.system", "command": "true"}])
+    with pytest.raises(ConfigError, match="subclass of Defense"):
+        load_wrappers([{"name": "x", "_target_": "pathlib.Path"}])
