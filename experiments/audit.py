@@ -27,10 +27,12 @@ from fedsim.composition import Config
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
 from fedsim.evaluation import mean_softmax
+from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation, load_observation
 from fedsim.report import build_report
 from fedsim.tracking import RunFolder, Trackers
-from server.results import ResultWriter
+from server.attacking import Outcome
+from server.results import Job, ResultWriter
 
 
 def main() -> None:
@@ -146,10 +148,16 @@ def _results(setup: Setup, batches: list[AuditBatch]) -> Iterator[list[AuditResu
         pool.submit(batch, partial(_run_on, batch))
     while pool.pending:
         for end in pool.wait(None):
-            if end.error is not None:
-                raise RuntimeError(f"update {end.tag.number} could not be audited: {end.error}")
-            yield end.value
+            yield _failed(end.tag, setup, end.error) if end.error is not None else end.value
     pool.close()
+
+
+def _failed(batch: AuditBatch, setup: Setup, reason: str) -> list[AuditResult]:
+    """An update that no worker could compute: named in the table, and the audit goes on."""
+    pictures = setup.data.train.subset(batch.positions)
+    nothing_seen = GroundTruth(torch.empty(0), pictures.labels, pictures.ids)
+    jobs = [Job(0, batch.number, attack, len(pictures)) for attack in batch.attacks]
+    return [AuditResult(job, Outcome("failed", reason), None, nothing_seen) for job in jobs]
 
 
 def _run_on(batch: AuditBatch, worker: Any) -> Any:

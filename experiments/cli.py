@@ -26,6 +26,8 @@ def run_cli(config_name: str, task: Task) -> None:
     # Hydra then raises instead of printing its own summary of an error.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     arguments = sys.argv[1:]
+    # Attacks and defenses of the user's own, beside where the command is called; `python -m` does the same.
+    sys.path.append(str(Path.cwd()))
     faults: list[str] = []
     started = False
 

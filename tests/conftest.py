@@ -1,10 +1,12 @@
 """Fixtures that every test may use."""
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from experiments import audit, federated
 from fedsim.simulation.ray_cluster import ray_cluster
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -47,3 +49,21 @@ def ray_on_this_machine():
     """One Ray for the whole test run: starting it takes longer than most tests."""
     with ray_cluster(None, num_cpus=6, num_gpus=0):
         yield
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """`command("fedsim", "key=value", …)`: exit code, standard output and errors."""
+
+    def call(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        code = 0
+        try:
+            {"fedsim": federated.main, "fedsim-audit": audit.main}[name]()
+        except SystemExit as stop:
+            code = stop.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call

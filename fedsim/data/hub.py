@@ -69,7 +69,7 @@ class Hub:
         return Splits(whole.select(rows.train), test_set, whole.select(rows.auxiliary), class_names)
 
     def _image_column(self, dataset: Dataset) -> str:
-        images = [name for name, feature in dataset.features.items() if isinstance(feature, Image)]
+        images: list[str] = [name for name, feature in dataset.features.items() if isinstance(feature, Image)]
         if self.image_column is not None:
             if self.image_column not in images:
                 raise ConfigError(
@@ -92,7 +92,7 @@ class Hub:
                     "data.label_column", self.label_column, _one_of(self.label_column, dataset.column_names)
                 )
             return self.label_column
-        classes = [name for name, feature in dataset.features.items() if isinstance(feature, ClassLabel)]
+        classes: list[str] = [name for name, feature in dataset.features.items() if isinstance(feature, ClassLabel)]
         candidates = classes or [name for name in LABEL_NAMES if name in dataset.column_names]
         if len(candidates) != 1:
             columns = ", ".join(candidates or dataset.column_names)
@@ -129,11 +129,9 @@ class Hub:
             if unknown := sorted({str(value) for value in labels} - number.keys()):
                 raise ConfigError("data.name", self.name, f"split {split} has labels that training lacks: {unknown[0]}")
             labels = [number[str(value)] for value in labels]
-        columns = (
-            dataset.select_columns([image]).rename_column(image, "image")
-            if image != "image"
-            else dataset.select_columns([image])
-        )
+        columns = dataset.select_columns([image])
+        if image != "image":
+            columns = columns.rename_column(image, "image")
         columns = columns.add_column("label", labels, feature=ClassLabel(names=list(class_names)))
         columns = columns.add_column(
             "id", [f"{split}/{row:07d}" for row in range(len(labels))], feature=Value("string")

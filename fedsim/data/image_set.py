@@ -11,6 +11,8 @@ from torch import Tensor
 from fedsim.data.pictures import UNREADABLE, PictureCache, decode, one_line
 from fedsim.errors import ConfigError
 
+CHUNK = 64
+
 
 class ImageSet:
     """Labels and ids at once, pictures when asked for; what has been decoded stays in the cache.
@@ -46,18 +48,21 @@ class ImageSet:
         ]
         if not positions:
             return torch.zeros(0, 3, self._image_size, self._image_size)
-        found = {position: self._cache.get((self._split, self._rows[position])) for position in positions}
-        missing = [position for position, picture in found.items() if picture is None]
+        pictures: dict[int, Tensor] = {}
+        missing = []
+        for position in dict.fromkeys(positions):
+            picture = self._cache.get((self._split, self._rows[position]))
+            if picture is None:
+                missing.append(position)
+            else:
+                pictures[position] = picture
         # A few at a time, so that the compressed files of a large set are never all in memory.
-        for start in range(0, len(missing), 64):
-            chunk = missing[start : start + 64]
+        for start in range(0, len(missing), CHUNK):
+            chunk = missing[start : start + CHUNK]
             for position, file in zip(chunk, self._files[chunk]["image"], strict=True):
-                decoded = self._decode(position, file)
-                self._cache.put((self._split, self._rows[position]), decoded)
-                found[position] = decoded
-        return (
-            torch.stack([picture for position in positions if (picture := found[position]) is not None]).float() / 255
-        )
+                pictures[position] = self._decode(position, file)
+                self._cache.put((self._split, self._rows[position]), pictures[position])
+        return torch.stack([pictures[position] for position in positions]).float() / 255
 
     def subset(self, positions: Sequence[int]) -> "ImageSet":
         """The pictures at these positions as a set of their own, in this order, with the same cache."""

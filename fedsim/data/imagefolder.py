@@ -86,14 +86,15 @@ class ImageFolder:
         splits = {
             name: folders[name] for name in (*TRAIN_NAMES, *TEST_NAMES) if name in folders and _is_split(folders[name])
         }
-        found = [splits[name].name for name in splits]
+        found = [folder.name for folder in splits.values()]
         if not found:
-            return "", None
-        if unused := found[2:] if next(iter(splits)) in TRAIN_NAMES else found[1:]:
-            logger.warning("%s: %s not used, %s", self._root, _few(unused), f"only {_few(found[:2])}")
-        if next(iter(splits)) in TRAIN_NAMES and len(found) > 1:
-            return found[0], found[1]
-        return found[0], None
+            # Split folders without class folders are no classes either: the first is named in the refusal.
+            only_splits = folders and folders.keys() <= {*TRAIN_NAMES, *TEST_NAMES}
+            return (folders[min(folders)].name, None) if only_splits else ("", None)
+        used = found[:2] if next(iter(splits)) in TRAIN_NAMES else found[:1]
+        if unused := found[len(used) :]:
+            logger.warning("%s: not used: %s, only %s", self._root, _few(unused), _few(used))
+        return used[0], used[1] if len(used) > 1 else None
 
     def _pictures_by_class(self, split: str) -> dict[str, list[str]]:
         """Paths relative to the root, sorted, by class name, sorted."""
@@ -110,7 +111,8 @@ class ImageFolder:
 
     def _dataset(self, pictures: dict[str, list[str]], class_names: tuple[str, ...]) -> Dataset:
         paths = [path for of_class in pictures.values() for path in of_class]
-        labels = [class_names.index(name) for name, of_class in pictures.items() for _ in of_class]
+        number = {name: label for label, name in enumerate(class_names)}
+        labels = [number[name] for name, of_class in pictures.items() for _ in of_class]
         try:
             return Dataset.from_dict(
                 {"image": [str(self._root / path) for path in paths], "label": labels, "id": paths},

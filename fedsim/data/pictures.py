@@ -79,9 +79,8 @@ class PictureCache:
 def _rgb(picture: PIL.Image.Image) -> PIL.Image.Image:
     if picture.mode.startswith("I"):
         # Pillow would clip 16 bits at 255: nearly everything white.
-        return PIL.Image.fromarray((np.asarray(picture).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)).convert(
-            "RGB"
-        )
+        upper_byte = np.asarray(picture).astype(np.int64) >> 8
+        return PIL.Image.fromarray(upper_byte.clip(0, 255).astype(np.uint8)).convert("RGB")
     if picture.mode == "P":
         # By way of RGBA, because Pillow warns about palettes with transparency.
         return picture.convert("RGBA").convert("RGB")

@@ -57,7 +57,7 @@ def divide(labels: Sequence[int], test_fraction: float, auxiliary_fraction: floa
         ConfigError: fractions outside [0, 1), or nothing left to train with.
     """
     for key, fraction in (("test_fraction", test_fraction), ("auxiliary_fraction", auxiliary_fraction)):
-        if not 0 <= fraction < 1:
+        if not isinstance(fraction, int | float) or not 0 <= fraction < 1:
             raise ConfigError(f"data.{key}", fraction, "a fraction from 0 up to, not including, 1")
     count = len(labels)
     num_test, num_auxiliary = _share(test_fraction, count), _share(auxiliary_fraction, count)

@@ -1,29 +1,8 @@
 """Both commands as a user calls them, in this process."""
 
-import sys
-
 import pytest
 
-from experiments import audit, federated
-
 SMALL = ["num_clients=4", "num_rounds=3", "evaluate_every=1", "observe.every=2"]
-
-
-@pytest.fixture
-def command(monkeypatch, capsys, tmp_path):
-    """`command("fedsim", "key=value", …)`: exit code, standard output and errors."""
-
-    def call(name, *arguments):
-        monkeypatch.setattr(sys, "argv", [name, *arguments])
-        code = 0
-        try:
-            {"fedsim": federated.main, "fedsim-audit": audit.main}[name]()
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture

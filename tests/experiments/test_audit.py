@@ -104,7 +104,8 @@ def test_a_clipped_update_leaks_as_much_and_a_noisy_one_less(audit):
 
 def test_deltas_of_one_step_leak_like_gradients(audit):
     lines = table(audit("audit.num_images=3", "client.share=delta", "client.optimizer.lr=0.1"))
-    assert all(float(line["psnr"]) > 60 for line in lines)
+    # Adding the step to the weights rounds it to their last bit: less than from a gradient, still recognisable.
+    assert all(40 < float(line["psnr"]) < 80 for line in lines)
     assert all(line["label"] == line["label_recovered"] for line in lines)
 
 

@@ -1,0 +1,65 @@
+"""What the closed form costs beside the client's own forward and backward pass, as a ratio within one run.
+
+python -m experiments.benchmarks.closed_form model=vit_small simulation.threads=2
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+from clients.app import ClientRuntime
+from experiments.setup import prepare
+from fedsim.composition import Config
+from fedsim.simulation.ray_cluster import quiet_environment
+from server.attacking import run_attack
+
+REPEATS = 9
+
+
+def main() -> None:
+    """Time both in turn, so that a machine that slows down slows both."""
+    quiet_environment()
+    with initialize_config_module("conf", version_base=None):
+        composed = compose("audit", overrides=["run_dir=unused", "simulation=inline", *sys.argv[1:]])
+    config: Config = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
+    threads = int(config["simulation"]["threads"])
+    torch.set_num_threads(threads)
+    setup = prepare(config)
+    runtime = ClientRuntime(config, setup.data)
+    state = {name: tensor.clone() for name, tensor in setup.model.state_dict().items()}
+    pictures = setup.data.train.subset(range(config["audit"]["batch_size"]))
+    pictures.images(range(len(pictures)))
+    runtime.load(state)
+    (name, settings) = next(iter(config["attack"].items()))
+    client, attack = [], []
+    for repeat in range(REPEATS + 1):
+        seconds, result = _timed(partial(runtime.train, pictures, 0, 0))
+        update = runtime.share(result, state, len(pictures), 0, 0)
+        observation = setup.factory().make(0, 0, state, update, result.protocol, None)
+        attack_seconds, outcome = _timed(partial(run_attack, observation, name, settings, 0, torch.device("cpu")))
+        assert outcome.status == "done", outcome.reason
+        if repeat:  # the first is a warm-up
+            client.append(seconds)
+            attack.append(attack_seconds)
+    ratios = [a / c for a, c in zip(attack, client, strict=True)]
+    print(f"{config['model']['name']}, batch {len(pictures)}, {threads} threads, {REPEATS} pairs, medians")
+    print(f"client's forward and backward  {statistics.median(client):8.4f} s")
+    print(f"{name:<29}  {statistics.median(attack):8.4f} s")
+    print(f"ratio                          {statistics.median(ratios):8.3f}  ({min(ratios):.3f} … {max(ratios):.3f})")
+
+
+def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start, result
+
+
+if __name__ == "__main__":
+    main()
