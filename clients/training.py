@@ -94,8 +94,8 @@ def train_locally(
     start = {} if one_gradient else {name: tensor.detach().clone() for name, tensor in _shared_state(model).items()}
     optimizer, scheduler = (None, None) if one_gradient else settings.optimisers(list(trainable.values()))
     steps = 1 if one_gradient else settings.local_steps
-    seen: list[Batch] = []
-    ids: list[str] = []
+    seen = _Seen()
+    sizes: list[int] = []
     losses: list[float] = []
     lrs: list[float] = []
     for indices in batches(len(pictures), settings.batch_size, settings.local_epochs, steps, rng):
@@ -110,8 +110,8 @@ def train_locally(
             drift = torch.stack([(p - start[name]).square().sum() for name, p in trainable.items()]).sum()
             loss = loss + 0.5 * proximal_mu * drift
         loss.backward()
-        seen.append(Batch(normaliser.inverse(batch.images), batch.labels.cpu()))
-        ids += [pictures.ids[int(index)] for index in indices]
+        seen.add(normaliser.inverse(batch.images), batch.labels.cpu(), [pictures.ids[int(i)] for i in indices])
+        sizes.append(len(batch.labels))
         if optimizer is not None:
             lrs.append(float(optimizer.param_groups[0]["lr"]))
             optimizer.step()
@@ -123,12 +123,25 @@ def train_locally(
         tensors = {name: tensor.detach() - start[name] for name, tensor in _shared_state(model).items()}
     return LocalResult(
         tensors={name: tensor.cpu() for name, tensor in tensors.items()},
-        protocol=_protocol(settings, optimizer, lrs, len(seen[0].labels), len(seen), proximal_mu),
+        protocol=_protocol(settings, optimizer, lrs, sizes[0], len(sizes), proximal_mu),
         loss=sum(losses) / len(losses),
-        truth=GroundTruth(
-            torch.cat([batch.images for batch in seen]), torch.cat([batch.labels for batch in seen]), tuple(ids)
-        ),
+        truth=seen.truth(),
     )
+
+
+class _Seen:
+    """The different pictures that the model saw: one that comes again unchanged counts once."""
+
+    def __init__(self) -> None:
+        self._pictures: dict[tuple[str, int, bytes], Tensor] = {}
+
+    def add(self, images: Tensor, labels: Tensor, ids: list[str]) -> None:
+        for image, label, name in zip(images, labels.tolist(), ids, strict=True):
+            self._pictures.setdefault((name, label, image.numpy().tobytes()), image)
+
+    def truth(self) -> GroundTruth:
+        labels = torch.tensor([label for _, label, _ in self._pictures])
+        return GroundTruth(torch.stack(list(self._pictures.values())), labels, tuple(n for n, _, _ in self._pictures))
 
 
 def classification_loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Float[Tensor, ""]:

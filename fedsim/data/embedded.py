@@ -19,7 +19,7 @@ SMALLEST_CROP = 96  # pixels of the photograph's 427 rows: below this, a crop is
 class Digits:
     """1797 handwritten digits of 8x8 pixels, grey as RGB (scikit-learn's `load_digits`, a part of UCI's)."""
 
-    def __init__(self, test_fraction: float = 0.2, auxiliary_fraction: float = 0.1, seed: int = 0) -> None:
+    def __init__(self, test_fraction: float | int = 0.2, auxiliary_fraction: float | int = 0.1, seed: int = 0) -> None:
         self._fractions = test_fraction, auxiliary_fraction
         self._seed = seed
 
@@ -52,24 +52,25 @@ class Photos:
         self,
         size: int = 224,
         count: int = 64,
-        test_fraction: float = 0.15,
-        auxiliary_fraction: float = 0.15,
+        test_fraction: float | int = 0.15,
+        auxiliary_fraction: float | int = 0.15,
         seed: int = 0,
     ) -> None:
-        if size < 1:
-            raise ConfigError("data.size", size, "a positive number of pixels")
-        if count < 1:
-            raise ConfigError("data.count", count, "a positive number of pictures")
         self._size = size
         self._count = count
         self._fractions = test_fraction, auxiliary_fraction
         self._seed = seed
 
     def load(self) -> Splits:
+        """Raises `ConfigError`: no pixels, or too few pictures for the splits."""
+        if self._size < 1:
+            raise ConfigError("data.size", self._size, "a positive number of pixels")
+        if self._count < 1:
+            raise ConfigError("data.count", self._count, "a positive number of pictures")
         photos = load_sample_images()
         class_names = tuple(name.replace("\\", "/").rsplit("/", 1)[-1].split(".")[0] for name in photos.filenames)
         rows = divide([row % 2 for row in range(self._count)], *self._fractions, self._seed)
-        width = min(photo.shape[1] for photo in photos.images)
+        width: int = min(photo.shape[1] for photo in photos.images)
         # The narrow bands are as wide as a crop that still shows something; clients get the rest.
         bands = {"train": (0, width - 240), "test": (width - 240, width - 120), "auxiliary": (width - 120, width)}
         parts = {

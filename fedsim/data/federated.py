@@ -115,7 +115,9 @@ class FederatedData:
 
     def _partition(self, partition_id: int) -> list[int]:
         """Row numbers of the training set."""
-        if not 0 <= partition_id < self.num_partitions:
+        if partition_id < 0:
+            raise ConfigError("partition_id", partition_id, f"from 0 to {self.num_partitions - 1}")
+        if partition_id >= self.num_partitions:
             raise ConfigError("num_clients", partition_id + 1, self._at_most())
         if self._partitioner is None:
             return list(range(len(self._splits.train)))
@@ -154,11 +156,13 @@ class FederatedData:
             try:
                 yield
             except REFUSALS as error:
+                divided_by_zero = isinstance(error, ArithmeticError)
+                reason = "some client or shard would be empty" if divided_by_zero else one_line(error)
                 raise ConfigError(
                     "partition",
                     self._name,
                     f"cannot divide {len(self._splits.train)} training pictures of {self.num_classes} classes: "
-                    f"{one_line(error)}",
+                    f"{reason}",
                 ) from error
         for warning in caught:
             logger.info("%s: %s", self._name, one_line(warning.message) if isinstance(warning.message, Warning) else "")

@@ -40,8 +40,8 @@ class Hub:
     natural_id_column: str | None = None
     train_split: str = "train"
     test_split: str | None = None
-    test_fraction: float = 0.1
-    auxiliary_fraction: float = 0.1
+    test_fraction: float | int = 0.1
+    auxiliary_fraction: float | int = 0.1
     revision: str | None = None
     seed: int = 0
     cache_dir: str | None = None
@@ -73,7 +73,7 @@ class Hub:
         if self.image_column is not None:
             if self.image_column not in images:
                 raise ConfigError(
-                    "data.image_column", self.image_column, _one_of(self.image_column, images, "of pictures")
+                    "data.image_column", self.image_column, _one_of(self.image_column, images, "columns of pictures")
                 )
             return self.image_column
         if len(images) != 1:
@@ -120,7 +120,9 @@ class Hub:
             ("natural_id_column", self.natural_id_column),
         ):
             if column is not None and column not in dataset.column_names:
-                raise ConfigError(f"data.{key}", column, _one_of(column, dataset.column_names, f"of split {split}"))
+                raise ConfigError(
+                    f"data.{key}", column, _one_of(column, dataset.column_names, f"columns of split {split}")
+                )
         labels = dataset[label][:]
         if missing := sum(_is_missing(value) for value in labels):
             raise ConfigError("data.name", self.name, f"{missing} pictures of split {split} have no label in {label}")
@@ -173,5 +175,6 @@ def _is_missing(label: object) -> bool:
 
 def _one_of(value: str, options: DatasetDict | Sequence[str], kind: str = "") -> str:
     names = list(options)
-    kind = f" {kind}" if kind else ""
-    return f"one of{kind} {', '.join(names)}.{nearest(value, names)}" if names else f"there is none{kind}"
+    if not names:
+        return f"there are no {kind or 'others'}"
+    return f"one of {', '.join(names)}{f', the {kind}' if kind else ''}.{nearest(value, names)}"

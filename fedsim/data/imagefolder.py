@@ -39,22 +39,24 @@ class ImageFolder:
     def __init__(
         self,
         path: str | os.PathLike[str] | None,
-        test_fraction: float = 0.1,
-        auxiliary_fraction: float = 0.1,
+        test_fraction: float | int = 0.1,
+        auxiliary_fraction: float | int = 0.1,
         seed: int = 0,
         verify: bool = True,
     ) -> None:
-        if not path:
-            raise ConfigError(
-                "data.path", path, "the folder that holds one folder per class, as in data.path=~/pictures"
-            )
-        self._root = Path(path).expanduser()
+        self._path = path
         self._fractions = test_fraction, auxiliary_fraction
         self._seed = seed
         self._verify = verify
 
+    @property
+    def _root(self) -> Path:
+        return Path(self._path or "").expanduser()
+
     def load(self) -> Splits:
         """Raises `ConfigError`: no such folder, no class folders, a class without pictures, unreadable files."""
+        if not self._path:
+            raise ConfigError("data.path", self._path, "a folder with one folder per class, as in data.path=~/pictures")
         if not self._root.is_dir():
             raise ConfigError(
                 "data.path", self._root, "is a file, not a folder" if self._root.exists() else "no such folder"

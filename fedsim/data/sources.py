@@ -46,7 +46,7 @@ class Rows:
     auxiliary: Int64[np.ndarray, " auxiliary"]
 
 
-def divide(labels: Sequence[int], test_fraction: float, auxiliary_fraction: float, seed: int) -> Rows:
+def divide(labels: Sequence[int], test_fraction: float | int, auxiliary_fraction: float | int, seed: int) -> Rows:
     """Divide a labelled set, stratified: each class gives its share up to rounding.
 
     Every picture gets the place (rank + u) / n within its class of n, ranks random and u one draw a class; the
@@ -89,5 +89,5 @@ def features(class_names: Sequence[str]) -> Features:
     return Features({"image": Image(), "label": ClassLabel(names=list(class_names)), "id": Value("string")})
 
 
-def _share(fraction: float, count: int) -> int:
+def _share(fraction: float | int, count: int) -> int:
     return max(1, round(fraction * count)) if fraction > 0 else 0

@@ -2,6 +2,8 @@
 
 import logging
 import os
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +25,7 @@ def quiet_environment() -> None:
 def ray_cluster(
     address: str | None, num_cpus: int, num_gpus: int, dashboard: bool = False, working_dir: Path | None = None
 ) -> Iterator[None]:
-    """Ray for the block: a local one of this size, or the cluster at `address`.
+    """Ray for the block: a local one of this size on the loopback, or the cluster at `address`.
 
     A Ray that is already running in this process is used as it is and left running.
 
@@ -36,25 +38,47 @@ def ray_cluster(
     if ray.is_initialized():
         yield
         return
-    options: dict[str, Any] = {
-        "log_to_driver": False,
-        "logging_level": logging.ERROR,
-        "configure_logging": False,
-        "include_dashboard": dashboard,
-    }
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
     if address is None:
-        options |= {"num_cpus": num_cpus, "num_gpus": num_gpus, "dashboard_host": "127.0.0.1"}
-        options["_node_ip_address"] = "127.0.0.1"
+        _bind_to_loopback()
+        options |= {"num_cpus": num_cpus, "num_gpus": num_gpus, "include_dashboard": dashboard}
+        options["dashboard_host"] = "127.0.0.1"
     else:
         options["address"] = address
-        del options["include_dashboard"]
         if working_dir is not None:
             options["runtime_env"] = {"working_dir": str(working_dir)}
     try:
-        ray.init(**options)
+        with _quiet_stderr():
+            ray.init(**options)
     except (ConnectionError, ValueError) as error:
         raise ConfigError("ray.address", address, f"no Ray cluster answers there ({error})") from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _bind_to_loopback() -> None:
+    """Ray's servers otherwise listen on every interface; the switch is the one of laptops without clusters."""
+    from ray._private import ray_constants
+
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False
+
+
+@contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Ray's native code greets on file descriptor 2; what it wrote is shown only where it failed."""
+    sys.stderr.flush()
+    original = os.dup(2)
+    with tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            captured.seek(0)
+            os.write(original, captured.read())
+            raise
+        finally:
+            os.dup2(original, 2)
+            os.close(original)

@@ -1,0 +1,124 @@
+"""Local training against plain torch, and what the audit record says of it."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from clients.app import ClientRuntime
+from clients.training import batches
+from fedsim.composition import build_data
+from tests.server.conftest import settings
+
+
+@pytest.fixture
+def runtime():
+    def make(*overrides):
+        config = settings("audit", "data=digits", "model=vit_nano", *overrides)
+        return ClientRuntime(config, build_data(config))
+
+    return make
+
+
+def reference(runtime, pictures, step):
+    """The same local steps, written out."""
+    model = runtime.model
+    parameters = dict(model.named_parameters())
+    images = (pictures.images(range(len(pictures))) - 0.5) / 0.5
+    for _ in range(runtime.settings.local_epochs):
+        model.zero_grad()
+        F.cross_entropy(model(images), pictures.labels).backward()
+        with torch.no_grad():
+            for parameter in parameters.values():
+                step(parameter)
+    return parameters
+
+
+def start_state(runtime):
+    return {name: tensor.detach().clone() for name, tensor in runtime.model.state_dict().items()}
+
+
+def test_the_shared_gradient_is_torchs(runtime):
+    client = runtime("audit.batch_size=3")
+    pictures = client.data.train.subset([5, 9, 2])
+    state = start_state(client)
+    client.load(state)
+    result = client.train(pictures, 0, 0)
+    expected = reference(client, pictures, lambda p: None)
+    for name, parameter in expected.items():
+        torch.testing.assert_close(result.tensors[name], parameter.grad, rtol=1e-5, atol=1e-7)
+    assert result.protocol.steps == 1
+    assert result.protocol.optimizer == "none"
+    assert sorted(result.truth.ids) == sorted(pictures.ids)
+
+
+@pytest.mark.parametrize("share", ["delta", "weights"])
+def test_local_steps_are_torchs_sgd(runtime, share):
+    client = runtime(f"client.share={share}", "audit.batch_size=2", "client.local_epochs=3", "client.optimizer.lr=0.2")
+    pictures = client.data.train.subset([0, 1])
+    state = start_state(client)
+    client.load(state)
+    result = client.train(pictures, 0, 0)
+    update = client.share(result, state, 2, 0, 0)
+    client.load(state)
+    expected = reference(client, pictures, lambda p: p.sub_(0.2 * p.grad))
+    assert update.kind == share
+    for name, parameter in expected.items():
+        want = parameter.detach() - state[name] if share == "delta" else parameter.detach()
+        torch.testing.assert_close(update.tensors[name], want, rtol=1e-4, atol=1e-6)
+    assert result.protocol.lrs == (0.2, 0.2, 0.2)
+    assert len(result.truth.ids) == 2, "pictures that come again unchanged count once"
+
+
+def test_fedprox_pulls_towards_the_global_weights(runtime):
+    client = runtime("client.share=delta", "client.local_epochs=5", "client.optimizer.lr=0.1")
+    pictures = client.data.train.subset([0])
+    state = start_state(client)
+
+    def distance(mu):
+        client.load(state)
+        result = client.train(pictures, 0, 0, proximal_mu=mu)
+        return sum(tensor.square().sum() for tensor in result.tensors.values()).sqrt()
+
+    assert distance(5.0) < 0.8 * distance(0.0)
+
+
+def test_schedulers_are_stepped_and_recorded(runtime):
+    scheduler = "client.scheduler={_target_:torch.optim.lr_scheduler.StepLR,step_size:1,gamma:0.5}"
+    client = runtime("client.share=delta", "client.local_epochs=3", scheduler, "client.optimizer.lr=0.4")
+    client.load(start_state(client))
+    assert client.train(client.data.train.subset([0]), 0, 0).protocol.lrs == (0.4, 0.2, 0.1)
+
+
+def test_draws_depend_on_seed_round_and_client_alone(runtime):
+    client = runtime("audit.batch_size=1")
+    state = start_state(client)
+    pictures = client.data.train.subset(range(40))
+
+    def chosen(number, server_round):
+        client.load(state)
+        return client.train(pictures, number, server_round).truth.ids
+
+    first = [chosen(n, r) for n in range(3) for r in range(3)]
+    assert first == [chosen(n, r) for n in range(3) for r in range(3)]
+    assert len(set(first)) > 5
+
+
+def test_identity_defenses_share_the_bits_of_the_undefended_run(runtime):
+    for share in ("gradient", "delta", "weights"):
+        updates = []
+        for defense in ("defense=[]", "defense=[gradient_noise,gradient_clip]"):
+            identity = ["defense.gradient_noise.std=0.0", "defense.gradient_noise.relative_norm=null"]
+            identity += ["defense.gradient_clip.max_norm=inf"]
+            client = runtime(f"client.share={share}", defense, *(identity if defense != "defense=[]" else []))
+            state = start_state(client)
+            client.load(state)
+            updates.append(client.share(client.train(client.data.train.subset([3]), 0, 0), state, 1, 0, 0))
+        plain, identical = updates
+        assert all(torch.equal(plain.tensors[name], identical.tensors[name]) for name in plain.tensors)
+
+
+def test_batches_cover_an_epoch_without_repeats(rng):
+    drawn = list(batches(10, 4, 2, None, rng))
+    assert [len(batch) for batch in drawn] == [4, 4, 2, 4, 4, 2]
+    assert sorted(torch.cat(drawn[:3]).tolist()) == list(range(10))
+    assert len(list(batches(10, 4, 1, 7, rng))) == 7

@@ -1,0 +1,88 @@
+import io
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+
+from fedsim.data.pictures import PictureCache, decode
+
+RAMP = np.tile(np.linspace(0, 255, 40).astype(np.uint8)[:, None], (1, 20))  # 40 rows high, 20 wide
+
+
+def encoded(picture: PIL.Image.Image, file_format: str = "PNG", **options) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, file_format, **options)
+    return buffer.getvalue()
+
+
+def test_the_right_size_is_left_alone():
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 9, 3), dtype=np.uint8)
+    assert np.array_equal(decode(encoded(PIL.Image.fromarray(pixels)), 9).permute(1, 2, 0).numpy(), pixels)
+
+
+def test_the_centre_of_the_longer_side_is_kept():
+    picture = decode(encoded(PIL.Image.fromarray(RAMP)), 20)
+    assert picture.shape == (3, 20, 20)
+    assert np.array_equal(picture[0].numpy(), RAMP[10:30])
+
+
+@pytest.mark.parametrize("size", [(640, 427), (31, 97), (3, 500), (5, 5)])
+def test_any_shape_gives_the_square(size):
+    assert decode(encoded(PIL.Image.new("RGB", size)), 32).shape == (3, 32, 32)
+
+
+def test_shrinking_is_antialiased():
+    checks = PIL.Image.fromarray((np.indices((64, 64)).sum(0) % 2 * 255).astype(np.uint8))
+    shrunk = decode(encoded(checks), 8).float()
+    assert (shrunk - 127.5).abs().max() < 20
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
+def test_every_mode_becomes_rgb(mode):
+    grey = PIL.Image.fromarray(RAMP)
+    if mode == "I;16":
+        picture = PIL.Image.fromarray(RAMP.astype(np.uint16) << 8)
+    else:
+        picture = grey.convert("RGB").convert(mode) if mode == "CMYK" else grey.convert(mode)
+    decoded = decode(encoded(picture, "TIFF" if mode == "CMYK" else "PNG"), 20)
+    assert decoded.dtype == torch.uint8
+    tolerance = 255 if mode == "1" else 2
+    np.testing.assert_allclose(decoded[1].numpy().astype(int), RAMP[10:30], atol=tolerance)
+
+
+def test_a_palette_with_transparency_does_not_warn():
+    picture = PIL.Image.fromarray(RAMP).convert("P")
+    assert decode(encoded(picture, transparency=bytes(range(256))), 20).shape == (3, 20, 20)
+
+
+def test_exif_orientation_is_undone():
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 3  # upside down
+    turned = decode(encoded(PIL.Image.fromarray(RAMP), exif=exif), 20)
+    assert np.array_equal(turned[0].numpy(), RAMP[10:30][::-1])
+
+
+def test_the_cache_drops_the_least_recently_used():
+    cache = PictureCache(max_bytes=3 * 12)
+    pictures = {row: torch.full((3, 2, 2), row, dtype=torch.uint8) for row in range(4)}
+    for row in range(3):
+        cache.put(("train", row), pictures[row])
+    assert cache.get(("train", 0)) is not None
+    cache.put(("train", 3), pictures[3])
+    assert cache.get(("train", 1)) is None
+    assert cache.get(("train", 0)) is pictures[0]
+    assert (len(cache), cache.num_bytes) == (3, 36)
+
+
+def test_a_picture_beyond_the_budget_is_not_kept():
+    cache = PictureCache(max_bytes=11)
+    cache.put(("train", 0), torch.zeros(3, 2, 2, dtype=torch.uint8))
+    assert (len(cache), cache.num_bytes) == (0, 0)
+
+
+def test_a_picture_put_twice_counts_once():
+    cache = PictureCache(max_bytes=100)
+    for _ in range(2):
+        cache.put(("train", 0), torch.zeros(3, 2, 2, dtype=torch.uint8))
+    assert cache.num_bytes == 12
