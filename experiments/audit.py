@@ -25,7 +25,8 @@ from experiments.setup import (
 from experiments.validation import check_audit, check_common, worker_counts
 from fedsim.composition import Config
 from fedsim.determinism import torch_generator
-from fedsim.errors import ConfigError
+from fedsim.data import ImageSet
+from fedsim.errors import ConfigError, nearest
 from fedsim.evaluation import mean_softmax
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation, load_observation
@@ -80,9 +81,11 @@ def choose_pictures(setup: Setup) -> list[int]:
     """Positions in the training set of the pictures to audit.
 
     Raises:
-        ConfigError: more are asked for than there are.
+        ConfigError: more are asked for than there are, or one that there is not.
     """
     audit, pictures = setup.config["audit"], setup.data.train
+    if isinstance(audit["select"], list):
+        return [_position(str(name), pictures) for name in audit["select"]]
     count = audit["num_images"]
     if count > len(pictures):
         raise ConfigError("audit.num_images", count, f"at most {len(pictures)}, the training pictures of the data")
@@ -98,6 +101,12 @@ def choose_pictures(setup: Setup) -> list[int]:
         turns[label] = turns.get(label, 0) + 1
         ranked.append((turns[label], position))
     return [position for _, position in sorted(ranked, key=lambda entry: entry[0])][:count]
+
+
+def _position(name: str, pictures: ImageSet) -> int:
+    if name not in pictures.ids:
+        raise ConfigError("audit.select", name, f"the id of a training picture.{nearest(name, pictures.ids)}")
+    return pictures.ids.index(name)
 
 
 def open_or_resume(config: Config, root: Path) -> RunFolder:

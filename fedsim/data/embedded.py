@@ -14,6 +14,7 @@ from fedsim.determinism import derive_seed
 from fedsim.errors import ConfigError
 
 SMALLEST_CROP = 96  # pixels of the photograph's 427 rows: below this, a crop is mostly blur
+CANDIDATES = 3
 
 
 class Digits:
@@ -92,10 +93,7 @@ class Photos:
         for row in map(int, rows):
             label = row % 2
             rng = np.random.default_rng(derive_seed(self._seed, "photos", row))
-            start, end = band
-            side = int(rng.integers(SMALLEST_CROP, min(end - start, photos[label].shape[0]) + 1))
-            left = int(rng.integers(start, end - side + 1))
-            top = int(rng.integers(0, photos[label].shape[0] - side + 1))
+            left, top, side = _textured_square(photos[label], band, rng)
             flipped = bool(rng.integers(2))
             crop = PIL.Image.fromarray(photos[label][top : top + side, left : left + side])
             if flipped:
@@ -107,6 +105,27 @@ class Photos:
                 f"{class_names[label]}-{row:04d}-x{left}-y{top}-s{side}{'-flipped' if flipped else ''}"
             )
         return columns
+
+
+def _textured_square(
+    photo: UInt8[np.ndarray, "height width 3"], band: tuple[int, int], rng: np.random.Generator
+) -> tuple[int, int, int]:
+    """Left, top and side of a random square within the band's columns, the most varied of a few.
+
+    A square of plain sky would tell nothing of a reconstruction.
+    """
+    start, end = band
+    height = photo.shape[0]
+    squares = []
+    for _ in range(CANDIDATES):
+        side = int(rng.integers(SMALLEST_CROP, min(end - start, height) + 1))
+        left, top = int(rng.integers(start, end - side + 1)), int(rng.integers(0, height - side + 1))
+        squares.append((left, top, side))
+    return max(squares, key=lambda square: _deviation(photo, *square))
+
+
+def _deviation(photo: UInt8[np.ndarray, "height width 3"], left: int, top: int, side: int) -> float:
+    return float(photo[top : top + side, left : left + side].std())
 
 
 def _png(picture: PIL.Image.Image) -> dict[str, bytes | None]:

@@ -43,6 +43,12 @@ def test_photos_are_crops_of_the_photographs():
             np.testing.assert_allclose(picture.mean((0, 1)), crop.mean((0, 1)), atol=2)
 
 
+def test_photos_for_clients_are_not_plain_sky():
+    train = FederatedData(Photos(), None, image_size=224).train
+    assert len(train) == 44
+    assert train.images(range(len(train))).std((2, 3)).mean(1).min() > 0.08
+
+
 def test_photos_splits_share_no_pixel():
     spans = []
     for part in ids(Photos(size=8, count=200).load()):
