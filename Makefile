@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test clean
 
 demo: $(READY)
-	$(BIN)/fedsim
+	@run="runs/demo-$$(date +%Y%m%d-%H%M%S)"; $(BIN)/fedsim run_dir="$$run" && echo "$$run/report.html"
 
 test: $(READY)
 	$(BIN)/ruff check .

@@ -24,8 +24,8 @@ from experiments.setup import (
 )
 from experiments.validation import check_audit, check_common, worker_counts
 from fedsim.composition import Config
-from fedsim.determinism import torch_generator
 from fedsim.data import ImageSet
+from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError, nearest
 from fedsim.evaluation import mean_softmax
 from fedsim.ground_truth import GroundTruth

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from experiments.errors import ConfigFault, one_line
+from experiments.logs import silence_flower
 from fedsim.simulation.ray_cluster import quiet_environment
 
 console = Console(highlight=False, soft_wrap=True)
@@ -23,6 +24,7 @@ Task = Callable[[dict[str, Any], Path], None]
 def run_cli(config_name: str, task: Task) -> None:
     """Compose the configuration from the command line, run `task`, and exit with 2 on a faulty setting."""
     quiet_environment()
+    silence_flower()
     # Hydra then raises instead of printing its own summary of an error.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     arguments = sys.argv[1:]

@@ -6,16 +6,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-@contextmanager
-def log_to(path: Path) -> Iterator[None]:
-    """Send all loggers to `path` for the block; Flower's own console output is silenced."""
-    file = logging.FileHandler(path, encoding="utf-8")
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root, flower = logging.getLogger(), logging.getLogger("flwr")
-    console_handlers, level, propagate = list(flower.handlers), root.level, flower.propagate
-    for handler in console_handlers:
+def silence_flower() -> None:
+    """Take Flower's console output away; its records go where all others go."""
+    flower = logging.getLogger("flwr")
+    for handler in list(flower.handlers):
         flower.removeHandler(handler)
     flower.propagate = True
+
+
+@contextmanager
+def log_to(path: Path) -> Iterator[None]:
+    """Send all loggers to `path` for the block."""
+    file = logging.FileHandler(path, encoding="utf-8")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    level = root.level
     root.addHandler(file)
     root.setLevel(logging.INFO)
     logging.captureWarnings(True)
@@ -25,7 +30,4 @@ def log_to(path: Path) -> Iterator[None]:
         logging.captureWarnings(False)
         root.removeHandler(file)
         root.setLevel(level)
-        for handler in console_handlers:
-            flower.addHandler(handler)
-        flower.propagate = propagate
         file.close()

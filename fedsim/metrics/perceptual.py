@@ -37,7 +37,8 @@ def lpips_hint() -> str | None:
     weights = weights_file()
     if weights.is_file():
         return None
-    return f"LPIPS is left out: put {AlexNet_Weights.DEFAULT.url} into {weights.parent} to have it"
+    folder = str(weights.parent).replace(str(Path.home()), "~", 1)
+    return f"LPIPS is left out: put {AlexNet_Weights.DEFAULT.url} into {folder} to have it"
 
 
 def weights_file() -> Path:
