@@ -16,11 +16,11 @@ from experiments.progress import Bars
 from experiments.setup import (
     Setup,
     engine,
+    finish,
     make_scheduler,
     make_writer,
     open_folder,
     prepare,
-    write_summary,
 )
 from experiments.validation import check_audit, check_common, worker_counts
 from fedsim.composition import Config
@@ -30,7 +30,6 @@ from fedsim.errors import ConfigError, nearest
 from fedsim.evaluation import mean_softmax
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation, load_observation
-from fedsim.report import build_report
 from fedsim.tracking import RunFolder, Trackers
 from server.attacking import Outcome
 from server.results import Job, ResultWriter
@@ -72,9 +71,7 @@ def run_audit(config: Config, root: Path) -> None:
             if done % max(1, total // 10) == 0:
                 bars.say(f"updates {done}/{total}")
     trackers.close()
-    write_summary(folder, "audit", start)
-    console.print(f"report  {build_report(root)}", markup=False)
-    console.print(str(root), markup=False)
+    finish(folder, "audit", start)
 
 
 def choose_pictures(setup: Setup) -> list[int]:
@@ -194,9 +191,7 @@ def _attack_recorded(config: Config, root: Path, start: float) -> None:
         finally:
             scheduler.close()
     trackers.close()
-    write_summary(folder, "audit", start)
-    console.print(f"report  {build_report(root)}", markup=False)
-    console.print(str(root), markup=False)
+    finish(folder, "audit", start)
 
 
 def find_observations(path: Path) -> Iterator[Path]:

@@ -15,18 +15,17 @@ from experiments.progress import Bars
 from experiments.setup import (
     Setup,
     engine,
+    finish,
     make_scheduler,
     make_writer,
     open_folder,
     prepare,
     refuse_used,
-    write_summary,
 )
 from experiments.validation import check_federated, takes_gradients, worker_counts
 from fedsim.composition import Config
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation, save_observation
-from fedsim.report import build_report
 from fedsim.simulation import InlineGrid, SimulatedGrid, partition_of
 from fedsim.tracking import RunFolder, Trackers
 from server.app import ServerPlan, build_server_app
@@ -64,9 +63,7 @@ def run_federated(config: Config, root: Path) -> None:
             grid.close()
             scheduler.close()
             trackers.close()
-    write_summary(folder, "federated", start)
-    console.print(f"report  {build_report(root)}", markup=False)
-    console.print(str(root), markup=False)
+    finish(folder, "federated", start)
 
 
 def make_grid(setup: Setup) -> SimulatedGrid:

@@ -13,6 +13,7 @@ from torch import nn
 
 from defenses.base import DefenseChain
 from defenses.compose import build_chain
+from experiments.cli import console
 from experiments.validation import check_common, cores, worker_counts
 from fedsim.composition import Config, build_data, build_spec, image_side
 from fedsim.data import FederatedData
@@ -20,6 +21,7 @@ from fedsim.errors import ConfigError
 from fedsim.metrics.perceptual import lpips_hint
 from fedsim.models import Architecture, Normaliser
 from fedsim.optimizers import optimizer_factory
+from fedsim.report import build_report
 from fedsim.simulation.ray_cluster import ray_cluster
 from fedsim.tracking import RunFolder, Trackers
 from server.attacking import build_attack
@@ -131,12 +133,12 @@ def engine(config: Config, jobs: int, attackers: bool = True) -> Iterator[None]:
         yield
 
 
-def write_summary(folder: RunFolder, kind: str, start: float) -> None:
-    """The run is complete: what the report needs and no other file says."""
-    folder.write_json(
-        "summary.json",
-        {"kind": kind, "finished": True, "seconds": time.perf_counter() - start, "lpips": lpips_hint()},
-    )
+def finish(folder: RunFolder, kind: str, start: float) -> None:
+    """The run is complete: say so on disk, build the report, print where it is and the folder last."""
+    seconds = time.perf_counter() - start
+    folder.write_json("summary.json", {"kind": kind, "finished": True, "seconds": seconds, "lpips": lpips_hint()})
+    console.print(f"report  {build_report(folder.root)}", markup=False)
+    console.print(str(folder.root), markup=False)
 
 
 def refuse_used(root: Path) -> None:

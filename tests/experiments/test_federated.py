@@ -151,3 +151,19 @@ def test_recorded_defenses_must_be_defenses():
         load_wrappers([{"name": "x", "_target_": "os.system", "command": "true"}])
     with pytest.raises(ConfigError, match="subclass of Defense"):
         load_wrappers([{"name": "x", "_target_": "pathlib.Path"}])
+
+
+def test_a_killed_attack_worker_is_replaced_and_the_run_ends_well(fedsim, ray_on_this_machine, tmp_path):
+    fault = f"+attack.mortal={{_target_:tests.server.faulty_attacks.Faulty,fault:die,marker:{tmp_path}/died}}"
+    folder = fedsim("attack=[patch_gradient]", fault, "simulation.workers=1")
+    attacks = rows(folder, "attacks")
+    assert len(attacks) == 8
+    assert {row["status"] for row in attacks} == {"done"}
+    assert sorted(row["attempts"] for row in attacks if row["attack"] == "mortal") == [1, 1, 1, 2]
+
+
+def test_labels_are_counted_with_pictures_that_no_client_holds(fedsim):
+    folder = fedsim("simulation=inline", "client.batch_size=16", "attack=[labels]", "observe.every=1", "num_rounds=4")
+    attacks = [row for row in rows(folder, "attacks") if row["round"] == 1]
+    assert all(row["label_exact"] for row in attacks)
+    assert all(len(row["labels"]) == 16 for row in attacks)
