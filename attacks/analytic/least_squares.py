@@ -21,6 +21,8 @@ class PatchSolution:
         expected_mse: mean squared error of an entry of X, were the residual white noise in the (weighed)
             equations: σ² tr((G Gᵀ)⁻¹) / tokens with σ² = ‖Gᵀ X - A‖² / (pixels·(width - tokens)). NaN without full rank
             or spare equations: what lies in the null space leaves no trace in the residual.
+        noise: relative standard deviation of the noise in each equation, as assumed.
+        noise_variance: σ², NaN where expected_mse is.
     """
 
     patches: Float[Tensor, "tokens pixels"]
@@ -29,6 +31,8 @@ class PatchSolution:
     condition: float
     rcond: float
     expected_mse: float
+    noise: Float[Tensor, " width"]
+    noise_variance: float
 
 
 def solve_patches(
@@ -96,7 +100,7 @@ def _solve(
     back = right[:rank].T / singular[:rank]
     patches = (back @ coefficients[:rank]) / scale[:, None]
     squared = outside + float(energies[rank:].sum())
-    expected_mse = math.nan
+    expected_mse = variance = math.nan
     if rank == tokens < width:
         variance = squared / (A.shape[1] * (width - tokens))
         expected_mse = variance * float((back.square().sum(dim=1) / scale.square()).mean())
@@ -108,6 +112,8 @@ def _solve(
         condition=float(singular[0]) / last if last > 0 else math.inf,
         rcond=float(singular[rank - 1] / singular[0]) if rank else 1.0,
         expected_mse=expected_mse,
+        noise=noise,
+        noise_variance=variance,
     )
     return _Candidate(solution, width * math.log(max(squared, tiny)) + 2.0 * float(noise.log().sum()))
 

@@ -1,5 +1,7 @@
 """The picture from the gradients of patch projection and position embedding, by one linear system."""
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -7,6 +9,7 @@ from torch import Tensor
 from attacks.analytic.certificate import judge, relative_error, solution_values
 from attacks.analytic.least_squares import PatchSolution, solve_patches
 from attacks.analytic.patches import unpatchify
+from attacks.analytic.pixel_grid import EXCESS, MAX_WRONG, GridSolution, round_to_grid
 from attacks.base import Attack, Certificate, Needs, Reconstruction
 from attacks.label.rules import head_gradient
 from fedsim.errors import NotApplicable
@@ -23,14 +26,19 @@ class PatchGradient(Attack):
         rcond: singular values below rcond·largest are dropped; None chooses by generalised cross-validation.
         equilibrate: scale the token gradients to unit norm before the decomposition.
         weigh: weigh the equations by their rounding errors where these dominate.
+        levels: the largest pixel value of pictures whose pixels are whole numbers (255 for 8 bits): the solution is
+            rounded to them where the equations prove that this is right; None: never.
     """
 
     needs = Needs(roles=("pos_embed", "patch_weight"))
 
-    def __init__(self, rcond: float | None = None, equilibrate: bool = True, weigh: bool = True) -> None:
+    def __init__(
+        self, rcond: float | None = None, equilibrate: bool = True, weigh: bool = True, levels: int | None = 255
+    ) -> None:
         self.rcond = rcond
         self.equilibrate = equilibrate
         self.weigh = weigh
+        self.levels = levels
 
     def check(self, observation: Observation) -> None:
         check_embedding(observation)
@@ -46,12 +54,41 @@ class PatchGradient(Attack):
         token_grads = rows[roles.embedded_prefix_tokens :]
         weight_grad = observation.gradient_of("patch_weight").to(device).flatten(1)
         solution = solve_patches(token_grads, weight_grad, self.rcond, self.equilibrate, self.weigh)
-        picture = unpatchify(solution.patches, roles.grid, roles.patch)
+        rounded = self._round(observation, token_grads, weight_grad, solution)
+        patches = solution.patches if rounded is None else rounded.patches
+        picture = unpatchify(patches, roles.grid, roles.patch)
         return Reconstruction(
             images=observation.to_unit_range(picture).clamp(0.0, 1.0),
             labels=_single_label(observation),
-            certificate=_certificate(observation, rows, solution),
+            certificate=_certificate(observation, rows, solution, rounded),
         )
+
+    def _round(
+        self,
+        observation: Observation,
+        token_grads: Float[Tensor, "tokens width"],
+        weight_grad: Float[Tensor, "width pixels"],
+        solution: PatchSolution,
+    ) -> GridSolution | None:
+        """The exact patches, where a whole number of levels in every pixel satisfies all equations; else None."""
+        if self.levels is None or math.isnan(solution.noise_variance):
+            return None
+        per_channel = weight_grad.shape[1] // len(observation.std)
+        mean = weight_grad.new_tensor(observation.mean).repeat_interleave(per_channel)
+        std = weight_grad.new_tensor(observation.std).repeat_interleave(per_channel)
+        step, offset = 1.0 / (self.levels * std), -mean / std
+        assert observation.roles.pos_embed is not None
+        rounded = round_to_grid(
+            token_grads,
+            weight_grad,
+            solution.noise,
+            solution.noise_variance,
+            step,
+            offset,
+            self.levels,
+            precision=torch.finfo(observation.update.tensors[observation.roles.pos_embed].dtype).eps,
+        )
+        return rounded if rounded.excess <= EXCESS and rounded.expected_wrong <= MAX_WRONG else None
 
 
 def check_embedding(observation: Observation) -> None:
@@ -108,7 +145,12 @@ def _single_label(observation: Observation) -> Tensor | None:
     return None if bias_grad is None else bias_grad.argmin().reshape(1)
 
 
-def _certificate(observation: Observation, rows: Float[Tensor, "rows width"], solution: PatchSolution) -> Certificate:
+def _certificate(
+    observation: Observation,
+    rows: Float[Tensor, "rows width"],
+    solution: PatchSolution,
+    rounded: GridSolution | None,
+) -> Certificate:
     roles, gradient = observation.roles, observation.gradient
     token_grads = rows[roles.embedded_prefix_tokens :]
     variance = sum(std**2 for std in observation.std) / len(observation.std)
@@ -119,4 +161,8 @@ def _certificate(observation: Observation, rows: Float[Tensor, "rows width"], so
     class_grad = gradient.get(roles.class_token) if roles.class_token else None
     if class_grad is not None and roles.embedded_prefix_tokens:
         values["class_token"] = relative_error(rows[0].cpu(), class_grad.flatten().cpu())
+    if rounded is not None:
+        values |= {"grid_excess": rounded.excess, "grid_expected_wrong": rounded.expected_wrong}
+        reason = f"whole pixel levels satisfy every equation, {rounded.expected_wrong:.0e} wrong pixels expected"
+        return Certificate("certified", reason, values)
     return judge(values, examples_behind(observation), "Σ_n G_n = ∂L/∂b_p")

@@ -43,13 +43,22 @@ def test_photographs_and_the_predicted_error(tools, imagenet_sample, cifar10_sam
     figures = []
     for number, picture in enumerate(pictures):
         observation = tools.observe(tools.tiny(), picture[None], [number % 10])
-        result = PatchGradient()(observation, rng, cpu)
+        result = PatchGradient(levels=None)(observation, rng, cpu)
         figures.append(tools.psnr(result.images, picture[None]))
         assert result.certificate.certified, result.certificate.reason
         assert result.certificate.values["expected_psnr"] == pytest.approx(figures[-1], abs=4)
         assert result.labels.tolist() == [number % 10]
     assert min(figures) > 80
     assert max(figures) > 100
+
+
+def test_pictures_from_files_are_exact_to_the_last_pixel(tools, imagenet_sample, cifar10_sample, rng, cpu):
+    for picture in torch.cat([tools.pictures_in(imagenet_sample, 3, 32), tools.pictures_in(cifar10_sample, 3, 32)]):
+        picture = (picture * 255).round() / 255
+        result = PatchGradient()(tools.observe(tools.tiny(), picture[None], [1]), rng, cpu)
+        assert torch.equal((result.images * 255).round(), (picture[None] * 255).round().to(result.images))
+        assert tools.psnr(result.images, picture[None]) > 130
+        assert "whole pixel levels" in result.certificate.reason
 
 
 def test_float64_gradients_are_exact_to_the_last_bit_of_a_float32_picture(tools, rng, cpu):
