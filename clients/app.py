@@ -16,8 +16,18 @@ from fedsim.composition import Config, build_data, build_spec
 from fedsim.data import FederatedData, ImageSet
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.evaluation import evaluate
-from fedsim.models import Architecture, Normaliser
-from fedsim.records import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND, TRAIN_LOSS, DecodedState, to_reply
+from fedsim.models import Architecture, Normaliser, architecture_seed
+from fedsim.records import (
+    ARRAYS,
+    AUDITED,
+    CONFIG,
+    METRICS,
+    NUM_EXAMPLES,
+    SERVER_ROUND,
+    TRAIN_LOSS,
+    DecodedState,
+    to_reply,
+)
 from fedsim.update import Kind, State, Update
 
 
@@ -40,7 +50,7 @@ class ClientRuntime:
 
     @cached_property
     def model(self) -> nn.Module:
-        model = Architecture(build_spec(self.config, self.data), (self.defenses,), self.seed).build()
+        model = Architecture(build_spec(self.config, self.data), (self.defenses,), architecture_seed(self.seed)).build()
         return model.to(self.device)
 
     @cached_property
@@ -66,7 +76,9 @@ class ClientRuntime:
             for name, tensor in self._tensors.items():
                 tensor.copy_(state[name])
 
-    def train(self, pictures: ImageSet, client: int, server_round: int, proximal_mu: float = 0.0) -> LocalResult:
+    def train(
+        self, pictures: ImageSet, client: int, server_round: int, proximal_mu: float = 0.0, audit: bool = False
+    ) -> LocalResult:
         """Train the loaded model on one client's pictures; draws depend on (seed, round, client) alone."""
         rng = torch_generator(self.seed, "client", server_round, client)
         with seeded_globals(self.seed, "model-noise", server_round, client):
@@ -78,6 +90,7 @@ class ClientRuntime:
                 self.normaliser,
                 rng,
                 proximal_mu,
+                audit,
             )
 
     def share(self, result: LocalResult, state: State, num_examples: int, client: int, server_round: int) -> Update:
@@ -124,12 +137,13 @@ def build_client_app(config: Config, data: FederatedData | None = None) -> Clien
         pictures = runtime.data.client(partition_id)
         runtime.load(state)
         proximal_mu = float(instructions.get("proximal-mu", 0.0))  # type: ignore[arg-type]
-        result = runtime.train(pictures, partition_id, server_round, proximal_mu)
+        # Asked for by the operator of the simulation, and only in rounds that the server observes.
+        audit = config["audit"] is True and bool(instructions.get(AUDITED, False))
+        result = runtime.train(pictures, partition_id, server_round, proximal_mu, audit)
         num_examples = result.protocol.batch_size if runtime.settings.share == "gradient" else len(pictures)
         update = runtime.share(result, state, num_examples, partition_id, server_round)
-        truth = result.truth if config["audit"] is True else None
         metrics = {TRAIN_LOSS: result.loss}
-        return Message(to_reply(update, result.protocol, partition_id, metrics, truth), reply_to=message)
+        return Message(to_reply(update, result.protocol, partition_id, metrics, result.truth), reply_to=message)
 
     @app.evaluate()
     def evaluate_locally(message: Message, context: Context) -> Message:

@@ -1,5 +1,6 @@
 """Local training: from the global state and a client's pictures to what it would share."""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,7 +57,7 @@ class LocalResult:
     tensors: State
     protocol: LocalProtocol
     loss: float
-    truth: GroundTruth
+    truth: GroundTruth | None
 
 
 def batches(
@@ -82,10 +83,12 @@ def train_locally(
     normaliser: Normaliser,
     rng: torch.Generator,
     proximal_mu: float = 0.0,
+    audit: bool = False,
 ) -> LocalResult:
     """Take the gradient of one batch, or train for the configured steps; the model is left as trained.
 
     Args:
+        audit: keep what the model saw, for the scorer.
         proximal_mu: weight of FedProx's (μ/2)·‖w - w_global‖².
     """
     model.train(settings.training_mode)
@@ -110,7 +113,8 @@ def train_locally(
             drift = torch.stack([(p - start[name]).square().sum() for name, p in trainable.items()]).sum()
             loss = loss + 0.5 * proximal_mu * drift
         loss.backward()
-        seen.add(normaliser.inverse(batch.images), batch.labels.cpu(), [pictures.ids[int(i)] for i in indices])
+        if audit:
+            seen.add(normaliser.inverse(batch.images), batch.labels.cpu(), [pictures.ids[int(i)] for i in indices])
         sizes.append(len(batch.labels))
         if optimizer is not None:
             lrs.append(float(optimizer.param_groups[0]["lr"]))
@@ -125,7 +129,7 @@ def train_locally(
         tensors={name: tensor.cpu() for name, tensor in tensors.items()},
         protocol=_protocol(settings, optimizer, lrs, sizes[0], len(sizes), proximal_mu),
         loss=sum(losses) / len(losses),
-        truth=seen.truth(),
+        truth=seen.truth() if audit else None,
     )
 
 
@@ -137,7 +141,8 @@ class _Seen:
 
     def add(self, images: Tensor, labels: Tensor, ids: list[str]) -> None:
         for image, label, name in zip(images, labels.tolist(), ids, strict=True):
-            self._pictures.setdefault((name, label, image.numpy().tobytes()), image)
+            digest = hashlib.sha256(image.numpy().tobytes()).digest()
+            self._pictures.setdefault((name, label, digest), image)
 
     def truth(self) -> GroundTruth:
         labels = torch.tensor([label for _, label, _ in self._pictures])

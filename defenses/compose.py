@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from typing import Any
 
-from hydra.utils import get_class, instantiate
+from hydra.utils import instantiate
 
+from defenses import perturbation as perturbation  # loaded, so that records may name them
+from defenses import position as position
 from defenses.base import Defense, DefenseChain
 from fedsim.errors import ConfigError
 from fedsim.models import ModelWrapper
@@ -26,20 +28,28 @@ def build_chain(config: dict[str, Any] | None) -> DefenseChain:
 
 
 def load_wrappers(recorded: Iterable[dict[str, Any]]) -> tuple[ModelWrapper, ...]:
-    """Rebuild the defenses named in an observation on disk; only subclasses of Defense are ever called.
+    """Rebuild the defenses named in an observation on disk.
+
+    Nothing is imported for it: a name from disk finds only subclasses of Defense that are loaded already, those of
+    this package and of whatever the caller has imported.
 
     Raises:
         ConfigError: the record names something else.
     """
+    known = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in _subclasses(Defense)}
+    known |= {f"defenses.{cls.__qualname__}": cls for cls in known.values() if cls.__module__.startswith("defenses.")}
     wrappers = []
     for described in recorded:
-        settings = {key: value for key, value in described.items() if key != "name"}
-        target = str(settings.get("_target_"))
-        try:
-            allowed = issubclass(get_class(target), Defense)
-        except (ImportError, TypeError, ValueError):
-            allowed = False
-        if not allowed or any(isinstance(value, dict | list) for value in settings.values()):
-            raise ConfigError("observation", target, "a recorded defense must be an installed subclass of Defense")
-        wrappers.append(instantiate(settings, _convert_="all"))
+        settings = {key: value for key, value in described.items() if key not in ("name", "_target_")}
+        cls = known.get(str(described.get("_target_")))
+        if cls is None or any(str(key).startswith("_") for key in settings):
+            raise ConfigError(
+                "observation", described.get("_target_"), "a recorded defense must be a loaded subclass of Defense"
+            )
+        wrappers.append(cls(**settings))
     return tuple(wrappers)
+
+
+def _subclasses(cls: type[Defense]) -> set[type[Defense]]:
+    direct = set(cls.__subclasses__())
+    return direct.union(*(_subclasses(sub) for sub in direct)) if direct else direct

@@ -1,8 +1,10 @@
 """`fedsim-audit`: no federation; what would each shared update give away?"""
 
 import time
+import traceback
 from collections.abc import Iterator
 from functools import partial
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +18,25 @@ from experiments.progress import Bars
 from experiments.setup import (
     Setup,
     engine,
-    finish,
     make_scheduler,
     make_writer,
     open_folder,
     prepare,
+    reported,
 )
 from experiments.validation import check_audit, check_common, worker_counts
 from fedsim.composition import Config
 from fedsim.data import ImageSet
-from fedsim.determinism import torch_generator
+from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.errors import ConfigError, nearest
 from fedsim.evaluation import mean_softmax
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation, load_observation
 from fedsim.tracking import RunFolder, Trackers
-from server.attacking import Outcome
+from server.attacking import Outcome, build_attack
 from server.results import Job, ResultWriter
+
+logger = getLogger(__name__)
 
 
 def main() -> None:
@@ -60,18 +64,25 @@ def run_audit(config: Config, root: Path) -> None:
     total, left = -(-len(chosen) // config["audit"]["batch_size"]), len(batches)
     if left < total:
         console.print(f"{total - left} of {total} updates were finished by an earlier call", markup=False)
-    with log_to(folder.log), Bars(console) as bars, engine(config, max(left, 1), attackers=False):
-        done = total - left
+    with reported(folder, "audit", start), log_to(folder.log), Bars(console) as bars:
+        try:
+            with engine(config, max(left, 1), attackers=False):
+                _write_results(setup, batches, writer, bars, total)
+        finally:
+            trackers.close()
+            writer.finish()
+
+
+def _write_results(setup: Setup, batches: list[AuditBatch], writer: ResultWriter, bars: Bars, total: int) -> None:
+    done = total - len(batches)
+    bars.set("updates", done, total)
+    for results in _results(setup, batches):
+        for result in results:
+            writer.write(result.job, result.outcome, result.scores, result.truth)
+        done += 1
         bars.set("updates", done, total)
-        for results in _results(setup, batches):
-            for result in results:
-                writer.write(result.job, result.outcome, result.scores, result.truth)
-            done += 1
-            bars.set("updates", done, total)
-            if done % max(1, total // 10) == 0:
-                bars.say(f"updates {done}/{total}")
-    trackers.close()
-    finish(folder, "audit", start)
+        if done % max(1, total // 10) == 0:
+            bars.say(f"updates {done}/{total}")
 
 
 def choose_pictures(setup: Setup) -> list[int]:
@@ -133,11 +144,16 @@ def _results(setup: Setup, batches: list[AuditBatch]) -> Iterator[list[AuditResu
     config, simulation = setup.config, setup.config["simulation"]
     probs = None
     if setup.wants_auxiliary and len(setup.data.auxiliary) and batches:
-        probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, config["client"]["training_mode"])
+        with seeded_globals(config["seed"], "auxiliary", 0):
+            probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, config["client"]["training_mode"])
     if simulation["engine"] == "inline":
         worker = AuditWorker(config, auxiliary_probs=probs, setup=setup)
         for batch in batches:
-            yield worker.run(batch)
+            try:
+                yield worker.run(batch)
+            except Exception as error:  # noqa: BLE001 - defenses are plug-ins: on Ray their faults are results too
+                logger.error("update %d:\n%s", batch.number, traceback.format_exc())
+                yield _failed(batch, setup, f"{type(error).__name__}: {error}")
         return
     import ray
 
@@ -146,14 +162,16 @@ def _results(setup: Setup, batches: list[AuditBatch]) -> Iterator[list[AuditResu
     actor = ray.remote(AuditWorker).options(num_cpus=simulation["num_cpus"], num_gpus=simulation["num_gpus"])
     workers = worker_counts({**config, "attack": {}}, len(batches))[0] if batches else 0
     pool: ActorPool[AuditBatch] = ActorPool(
-        lambda: actor.remote(config, simulation["threads"], simulation["num_gpus"], probs),
+        lambda: actor.remote(config, simulation["num_gpus"], probs),
         workers,
         simulation["max_retries"],
     )
     for batch in batches:
         pool.submit(batch, partial(_run_on, batch))
     while pool.pending:
-        for end in pool.wait(None):
+        # One update may take as long as its attacks may take together.
+        limit = float(simulation["attack_timeout"]) * len(config["attack"])
+        for end in pool.wait(1.0) + pool.expire(limit):
             yield _failed(end.tag, setup, end.error) if end.error is not None else end.value
     pool.close()
 
@@ -173,25 +191,39 @@ def _run_on(batch: AuditBatch, worker: Any) -> Any:
 def _attack_recorded(config: Config, root: Path, start: float) -> None:
     """Attack what a past run captured; there is no truth, so nothing is scored."""
     check_common(config)
-    observations = list(find_observations(Path(config["observation"])))
-    first = _load(observations[0])
-    model = {**config["model"], "name": first.architecture.spec.name}
-    folder = open_or_resume({**config, "model": model}, root)
+    for name, settings in config["attack"].items():
+        build_attack(name, settings)
+    paths = list(find_observations(Path(config["observation"])))
+    recorded = _as_recorded(config, _load(paths[0]))
+    folder = open_or_resume(recorded, root)
     trackers = Trackers(config["tracker"], root)
-    writer = make_writer({**config, "model": model}, folder, trackers)
-    with log_to(folder.log), Bars(console) as bars, engine(config, 1):
+    writer = make_writer(recorded, folder, trackers)
+    with reported(folder, "audit", start), log_to(folder.log), Bars(console) as bars, engine(config, 1):
         scheduler = make_scheduler(config, writer.write)
         try:
-            for path in observations:
+            for path in paths:
                 observation = _load(path)
                 finished = frozenset(attack for name, attack in writer.done if name == path.name)
                 scheduler.submit(observation, None, finished)
-                bars.set("attacks", scheduler.finished, len(observations) * len(config["attack"]))
+                bars.set("attacks", scheduler.finished, len(paths) * len(config["attack"]))
             scheduler.drain(lambda: bars.set("attacks", scheduler.finished, scheduler.submitted))
         finally:
             scheduler.close()
-    trackers.close()
-    finish(folder, "audit", start)
+            trackers.close()
+            writer.finish()
+
+
+def _as_recorded(config: Config, observation: Observation) -> Config:
+    """The settings that the report names, from the record instead of this call."""
+    spec, size = observation.architecture.spec, observation.protocol.batch_size
+    return {
+        **config,
+        "model": spec.to_dict(),
+        "data": {"_target_": "recorded"},
+        "defense": {settings["name"]: dict(settings) for settings in observation.defenses},
+        "client": {**config["client"], "share": observation.update.kind, "batch_size": size},
+        "audit": {**config["audit"], "batch_size": size},
+    }
 
 
 def find_observations(path: Path) -> Iterator[Path]:

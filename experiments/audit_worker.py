@@ -45,13 +45,10 @@ class AuditWorker:
     def __init__(
         self,
         config: Config,
-        threads: int | None = None,
         num_gpus: float = 0.0,
         auxiliary_probs: Tensor | None = None,
         setup: Setup | None = None,
     ) -> None:
-        if threads is not None:
-            torch.set_num_threads(threads)
         self._config = config
         self._device = attack_device(num_gpus)
         self._auxiliary_probs = auxiliary_probs
@@ -71,11 +68,13 @@ class AuditWorker:
 
     def run(self, batch: AuditBatch) -> list[AuditResult]:
         """All attacks on one update; every result is independent of which worker computed it."""
+        torch.set_num_threads(self._config["simulation"]["threads"])
         pictures = self._setup.data.train.subset(batch.positions)
         runtime = self._runtime
         runtime.load(self._state)
-        result = runtime.train(pictures, batch.number, server_round=0)
+        result = runtime.train(pictures, batch.number, server_round=0, audit=True)
         update = runtime.share(result, self._state, len(pictures), batch.number, server_round=0)
+        assert result.truth is not None
         observation = self._setup.factory().make(
             0, batch.number, self._state, update, result.protocol, self._auxiliary_probs
         )
@@ -84,5 +83,5 @@ class AuditWorker:
             job = Job(0, batch.number, name, result.protocol.batch_size)
             settings, seed = self._config["attack"][name], self._config["seed"]
             outcome = run_attack(observation, name, settings, seed, self._device)
-            results.append(AuditResult(job, outcome, score_outcome(outcome, result.truth), result.truth))
+            results.append(AuditResult(job, *score_outcome(outcome, result.truth), result.truth))
         return results

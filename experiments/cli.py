@@ -13,6 +13,7 @@ from rich.console import Console
 
 from experiments.errors import ConfigFault, one_line
 from experiments.logs import silence_flower
+from fedsim.errors import RunError
 from fedsim.simulation.ray_cluster import quiet_environment
 
 console = Console(highlight=False, soft_wrap=True)
@@ -42,6 +43,9 @@ def run_cli(config_name: str, task: Task) -> None:
             resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
             assert isinstance(resolved, dict)
             task({str(key): value for key, value in resolved.items()}, _relative(output))
+        except RunError as error:
+            faults.append(str(error))
+            errors.print(f"error: {error}", markup=False)
         except ConfigFault as error:
             # One faulty setting of a sweep must not take the other runs with it.
             faults.append(one_line(error, config_name, arguments))

@@ -2,6 +2,7 @@
 
 import time
 from functools import partial
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,14 @@ from experiments.progress import Bars
 from experiments.setup import (
     Setup,
     engine,
-    finish,
     make_scheduler,
     make_writer,
     open_folder,
     prepare,
     refuse_used,
+    reported,
 )
-from experiments.validation import check_federated, takes_gradients, worker_counts
+from experiments.validation import check_federated, check_strategy, takes_gradients, worker_counts
 from fedsim.composition import Config
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation, save_observation
@@ -31,6 +32,8 @@ from fedsim.tracking import RunFolder, Trackers
 from server.app import ServerPlan, build_server_app
 from server.observing import ObservePolicy
 from server.scheduling import AttackScheduler, RayAttacks
+
+logger = getLogger(__name__)
 
 
 def main() -> None:
@@ -48,11 +51,17 @@ def run_federated(config: Config, root: Path) -> None:
     check_federated(config)
     refuse_used(root)
     strategy = instantiate(config["strategy"], _recursive_=False, _convert_="all")
+    check_strategy(strategy, config["num_clients"])
     setup = prepare(config)
     folder = open_folder(config, root)
     trackers = Trackers(config["tracker"], root)
     writer = make_writer(config, folder, trackers)
-    with log_to(folder.log), Bars(console) as bars, engine(config, config["num_clients"]):
+    with (
+        reported(folder, "federated", start),
+        log_to(folder.log),
+        Bars(console) as bars,
+        engine(config, config["num_clients"]),
+    ):
         scheduler = make_scheduler(config, writer.write)
         grid = make_grid(setup)
         try:
@@ -63,7 +72,7 @@ def run_federated(config: Config, root: Path) -> None:
             grid.close()
             scheduler.close()
             trackers.close()
-    finish(folder, "federated", start)
+            writer.finish()
 
 
 def make_grid(setup: Setup) -> SimulatedGrid:
@@ -117,7 +126,7 @@ def _train(
     def on_observation(observation: Observation, truth: GroundTruth | None) -> None:
         if policy.save:
             name = f"round-{observation.server_round:05d}-client-{observation.client:05d}"
-            save_observation(observation, folder.observations / name)
+            _save(observation, folder, name)
         scheduler.submit(observation, truth)
 
     grid.on_reply = on_reply
@@ -144,6 +153,15 @@ def _train(
     )
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     build_server_app(plan)(grid, context)
+
+
+def _save(observation: Observation, folder: RunFolder, name: str) -> None:
+    """A full disk costs the copy of the observation, not the training and not the attack in memory."""
+    try:
+        save_observation(observation, folder.observations / name)
+    except OSError as error:
+        logger.error("observation %s could not be saved: %s", name, error)
+        console.print(f"observation {name} could not be saved: {error.strerror}", markup=False)
 
 
 def _finish_attacks(setup: Setup, scheduler: AttackScheduler, bars: Bars) -> None:

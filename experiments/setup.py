@@ -13,13 +13,13 @@ from torch import nn
 
 from defenses.base import DefenseChain
 from defenses.compose import build_chain
-from experiments.cli import console
+from experiments.cli import console, errors
 from experiments.validation import check_common, cores, worker_counts
 from fedsim.composition import Config, build_data, build_spec, image_side
 from fedsim.data import FederatedData
 from fedsim.errors import ConfigError
 from fedsim.metrics.perceptual import lpips_hint
-from fedsim.models import Architecture, Normaliser
+from fedsim.models import Architecture, Normaliser, architecture_seed
 from fedsim.optimizers import optimizer_factory
 from fedsim.report import build_report
 from fedsim.simulation.ray_cluster import ray_cluster
@@ -62,7 +62,10 @@ def prepare(config: Config) -> Setup:
     image_side(config["model"])
     data = build_data(config)
     data.check(config.get("num_clients"))
-    architecture = Architecture(build_spec(config, data), (defenses,), config["seed"])
+    if config.get("num_clients") is not None and len(data.test) == 0:
+        fraction = config["data"].get("test_fraction")
+        raise ConfigError("data.test_fraction", fraction, "enough for one test picture: the server evaluates on them")
+    architecture = Architecture(build_spec(config, data), (defenses,), architecture_seed(config["seed"]))
     model = architecture.build()
     wants_auxiliary = any(attack.needs.auxiliary for attack in attacks)
     return Setup(config, data, defenses, architecture, model, Normaliser(model), wants_auxiliary)
@@ -133,8 +136,14 @@ def engine(config: Config, jobs: int, attackers: bool = True) -> Iterator[None]:
         yield
 
 
-def finish(folder: RunFolder, kind: str, start: float) -> None:
-    """The run is complete: say so on disk, build the report, print where it is and the folder last."""
+@contextmanager
+def reported(folder: RunFolder, kind: str, start: float) -> Iterator[None]:
+    """Whatever becomes of the run in the block, its folder gets a report; it is printed with the folder last."""
+    try:
+        yield
+    except BaseException:
+        errors.print(f"unfinished; what there is: {build_report(folder.root)}", markup=False)
+        raise
     seconds = time.perf_counter() - start
     folder.write_json("summary.json", {"kind": kind, "finished": True, "seconds": seconds, "lpips": lpips_hint()})
     console.print(f"report  {build_report(folder.root)}", markup=False)

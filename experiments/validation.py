@@ -1,5 +1,6 @@
 """Settings that cannot work are refused here, in one line, before any worker starts."""
 
+import math
 import os
 from typing import Any
 
@@ -27,11 +28,26 @@ def check_common(config: Config) -> None:
     _at_least("client.local_epochs", client["local_epochs"], 1)
     if client["local_steps"] is not None:
         _at_least("client.local_steps", client["local_steps"], 1)
-    if not 0 <= client["label_smoothing"] < 1:
-        raise ConfigError("client.label_smoothing", client["label_smoothing"], "a number from 0 up to, not with, 1")
+    _number("client.label_smoothing", client["label_smoothing"], 0.0, 0.999)
     if not isinstance(config["seed"], int):
         raise ConfigError("seed", config["seed"], "a whole number")
+    if not config["attack"] and config.get("observation") is not None:
+        raise ConfigError("attack", "[]", "at least one attack, for example attack=[patch_gradient]")
     _check_simulation(config)
+
+
+def check_strategy(strategy: Any, num_clients: int) -> None:
+    """Flower waits without end for nodes that never come: refuse a strategy that asks for more than there are.
+
+    Raises:
+        ConfigError: naming the key, the value and what would be right.
+    """
+    keys = ["min_available_nodes", "min_train_nodes"]
+    if getattr(strategy, "fraction_evaluate", 0.0):
+        keys.append("min_evaluate_nodes")
+    for key in keys:
+        if getattr(strategy, key, 0) > num_clients:
+            raise ConfigError(f"strategy.{key}", getattr(strategy, key), f"at most num_clients={num_clients}")
 
 
 def check_federated(config: Config) -> None:
@@ -47,12 +63,10 @@ def check_federated(config: Config) -> None:
     if not isinstance(config["audit"], bool):
         raise ConfigError("audit", config["audit"], "true or false")
     strategy = config["strategy"]
-    for key in ("min_available_nodes", "min_train_nodes"):
-        if int(strategy.get(key, 0)) > config["num_clients"]:
-            raise ConfigError(f"strategy.{key}", strategy[key], f"at most num_clients={config['num_clients']}")
     for key in ("fraction_train", "fraction_evaluate"):
-        if not 0 <= strategy.get(key, 0) <= 1:
-            raise ConfigError(f"strategy.{key}", strategy[key], "a share from 0 to 1")
+        _number(f"strategy.{key}", strategy.get(key, 0), 0.0, 1.0)
+    _at_least("checkpoint_every", config["checkpoint_every"], 0)
+    _number("round_timeout", config["round_timeout"], 0.001)
     share, gradients = config["client"]["share"], takes_gradients(config)
     name = strategy["_target_"].rsplit(".", 1)[-1]
     if gradients and share != "gradient":
@@ -96,35 +110,62 @@ def cores() -> int:
 
 
 def worker_counts(config: Config, jobs: int) -> tuple[int, int]:
-    """(client workers, attack workers): as configured, or all cores between them."""
+    """(client workers, attack workers): as configured, or what the cores and GPUs of this machine can carry."""
     simulation = config["simulation"]
     attackers = int(simulation["attack_workers"]) if config["attack"] else 0
     if simulation["workers"] != "auto":
         return int(simulation["workers"]), attackers
     free = cores() - attackers * float(simulation["attack_num_cpus"])
-    return max(1, min(jobs, int(free / max(float(simulation["num_cpus"]), 1e-3)))), attackers
+    fitting = min(jobs, int(free / max(float(simulation["num_cpus"]), 1e-3)))
+    if simulation["num_gpus"] > 0 and config["ray"]["address"] is None:
+        left = torch.cuda.device_count() - attackers * float(simulation["attack_num_gpus"])
+        fitting = min(fitting, int(left / float(simulation["num_gpus"])))
+    return max(1, fitting), attackers
 
 
 def _check_simulation(config: Config) -> None:
     simulation = config["simulation"]
-    workers = simulation["workers"]
-    if workers != "auto":
-        _at_least("simulation.workers", workers, 1)
-    _at_least("simulation.threads", simulation["threads"], 1)
-    _at_least("simulation.attack_workers", simulation["attack_workers"], 1)
+    if simulation["workers"] != "auto":
+        _at_least("simulation.workers", simulation["workers"], 1)
+    for key in ("threads", "attack_workers", "attack_threads", "attack_backlog"):
+        _at_least(f"simulation.{key}", simulation[key], 1)
+    for key in ("max_retries", "attack_retries"):
+        _at_least(f"simulation.{key}", simulation[key], 0)
+    for key in ("num_cpus", "attack_num_cpus", "attack_timeout"):
+        _number(f"simulation.{key}", simulation[key], 0.001)
     for key in ("num_gpus", "attack_num_gpus"):
-        wanted = simulation[key]
-        if not isinstance(wanted, int | float) or wanted < 0:
-            raise ConfigError(f"simulation.{key}", wanted, "a number of GPUs from 0 up, fractions allowed")
-        if wanted > 0 and config["ray"]["address"] is None and not torch.cuda.is_available():
-            raise ConfigError(f"simulation.{key}", wanted, "0: this machine has no CUDA device")
-    if config["client"]["device"] == "cuda" and not simulation["num_gpus"] and simulation["engine"] == "ray":
-        raise ConfigError("client.device", "cuda", "auto, or simulation.num_gpus above 0 so that workers get a GPU")
+        _number(f"simulation.{key}", simulation[key], 0.0)
+        if simulation[key] > 0 and config["ray"]["address"] is None and not torch.cuda.is_available():
+            raise ConfigError(f"simulation.{key}", simulation[key], "0: this machine has no CUDA device")
+    _check_gpus(config)
+
+
+def _check_gpus(config: Config) -> None:
+    simulation = config["simulation"]
+    if config["client"]["device"] == "cuda":
+        if simulation["engine"] == "inline" and not torch.cuda.is_available():
+            raise ConfigError("client.device", "cuda", "auto or cpu: this machine has no CUDA device")
+        if simulation["engine"] == "ray" and not simulation["num_gpus"]:
+            raise ConfigError("client.device", "cuda", "auto, or simulation.num_gpus above 0 so that workers get a GPU")
+    if config["ray"]["address"] is None and simulation["engine"] == "ray":
+        workers, attackers = worker_counts(config, 1)
+        wanted = workers * simulation["num_gpus"] + attackers * simulation["attack_num_gpus"]
+        if wanted > torch.cuda.device_count():
+            there = torch.cuda.device_count()
+            raise ConfigError(
+                "simulation.num_gpus", simulation["num_gpus"], f"less: all workers ask for {wanted:g} of {there}"
+            )
 
 
 def _one_of(key: str, value: Any, options: tuple[str, ...]) -> None:
     if value not in options:
         raise ConfigError(key, value, f"one of {', '.join(options)}.{nearest(str(value), options)}")
+
+
+def _number(key: str, value: Any, least: float, most: float = math.inf) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        upper = "" if most == math.inf else f" and at most {most:g}"
+        raise ConfigError(key, value, f"a number of at least {least:g}{upper}")
 
 
 def _at_least(key: str, value: Any, least: int) -> None:

@@ -17,6 +17,10 @@ class ConfigError(Exception):
         return ConfigError, (self.key, str(self.value), self.expected)
 
 
+class RunError(Exception):
+    """A run that cannot go on, in one line; what it had finished is on disk."""
+
+
 class NotApplicable(Exception):  # noqa: N818 - a verdict that the report shows, not a fault
     """An attack cannot serve this observation, and why. A result, not a crash."""
 

@@ -16,6 +16,8 @@ from fedsim.update import Kind, LocalProtocol, State, Update
 
 ARRAYS, CONFIG, METRICS, UPDATE, AUDIT = "arrays", "config", "metrics", "fedsim.update", "fedsim.audit"
 NUM_EXAMPLES, SERVER_ROUND, TRAIN_LOSS = "num-examples", "server-round", "train_loss"
+AUDITED = "fedsim.audited"
+"""In a round's instructions: the server observes this round, so an audit record is of use."""
 _NUMPY_STYPE = "numpy.ndarray"
 _PLAIN_DTYPES = frozenset({"float16", "float32", "float64", "int32", "int64", "uint8", "bool"})
 

@@ -12,6 +12,8 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
 from fedsim.data import ImageSet
+from fedsim.determinism import seeded_globals
+from fedsim.errors import RunError
 from fedsim.evaluation import evaluate, mean_softmax
 from fedsim.records import from_arrays, to_arrays
 from fedsim.tracking import RunFolder, Trackers
@@ -88,6 +90,11 @@ def build_server_app(plan: ServerPlan) -> ServerApp:
             evaluate_config=ConfigRecord(),
             evaluate_fn=after_round,
         )
+        if strategy.aggregated == 0:
+            reason = (
+                f"the strategy aggregated nothing in {plan.num_rounds} rounds: every client failed or it needs more"
+            )
+            raise RunError(f"{reason}; see {plan.folder.log}")
 
     return app
 
@@ -103,7 +110,8 @@ class _AuxiliaryProbs:
         if plan.auxiliary is None or len(plan.auxiliary) == 0:
             return None
         plan.model.load_state_dict(state)
-        return mean_softmax(plan.model, plan.auxiliary, plan.normalise, plan.training_mode)
+        with seeded_globals(plan.seed, "auxiliary"):
+            return mean_softmax(plan.model, plan.auxiliary, plan.normalise, plan.training_mode)
 
 
 class _AfterRound:
@@ -130,7 +138,13 @@ class _AfterRound:
         failures = [{"client": f["client"], "error": f["error"]} for f in record.failures]
         plan.folder.append("metrics", {"round": server_round, **metrics, "failures": failures})
         plan.folder.append(
-            "timings", {"round": server_round, "since_start": time.perf_counter() - self._start, **seconds}
+            "timings",
+            {
+                "round": server_round,
+                "seconds": sum(seconds.values()),
+                "since_start": time.perf_counter() - self._start,
+                **seconds,
+            },
         )
         plan.trackers.log(server_round, {n: float(v) for n, v in metrics.items() if isinstance(v, int | float)})
         plan.on_round(server_round, {**metrics, "failures": failures})

@@ -51,8 +51,11 @@ def run_attack(
     """Run one attack; a refusal is a result, and so is a fault in its code."""
     rng = torch_generator(seed, "attack", name, observation.server_round, observation.client)
     start = time.perf_counter()
+    before = _versions(observation)
     try:
         reconstruction = build_attack(name, settings)(observation, rng, device)
+        if _versions(observation) != before:
+            raise RuntimeError("the attack wrote into the observation, which other attacks read too")
     except NotApplicable as refusal:
         return Outcome("refused", str(refusal), seconds=time.perf_counter() - start)
     except Exception as error:  # noqa: BLE001 - attacks are plug-ins: their faults belong into the report
@@ -69,10 +72,23 @@ class Scores:
     labels: LabelScore | None
 
 
-def score_outcome(outcome: Outcome, truth: GroundTruth | None) -> Scores | None:
-    """Compare with the truth, the only place that does; None without an audit record or a result."""
+def _versions(observation: Observation) -> int:
+    """torch counts the writes to each tensor: equal before and after means untouched."""
+    tensors = [*observation.global_state.values(), *observation.update.tensors.values()]
+    return sum(tensor._version for tensor in tensors)
+
+
+def score_outcome(outcome: Outcome, truth: GroundTruth | None) -> tuple[Outcome, Scores | None]:
+    """Compare with the truth, the only place that does; no scores without an audit record or a result.
+
+    A result that cannot be compared (pictures of another shape) is a failed attack, not a failed run.
+    """
     if truth is None or outcome.reconstruction is None:
-        return None
+        return outcome, None
     reconstruction = outcome.reconstruction
-    images = score(truth, reconstruction.images, reconstruction.labels)
-    return Scores(images, score_labels(truth, reconstruction.labels))
+    try:
+        images = score(truth, reconstruction.images, reconstruction.labels)
+        return outcome, Scores(images, score_labels(truth, reconstruction.labels))
+    except (ValueError, TypeError, RuntimeError) as error:
+        reason = f"its result cannot be scored: {error}"
+        return Outcome("failed", reason, seconds=outcome.seconds), None

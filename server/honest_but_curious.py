@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
-from fedsim.records import from_arrays, from_reply, take_ground_truth
+from fedsim.records import AUDITED, from_arrays, from_reply, take_ground_truth
 from fedsim.update import State
 from server.observing import ObservationFactory, ObservePolicy
 from server.wrapping import StrategyWrapper
@@ -51,6 +51,7 @@ class HonestButCurious(StrategyWrapper):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         self._arrays = arrays
+        config[AUDITED] = self._policy.wants_round(server_round)
         return self.inner.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(

@@ -31,6 +31,7 @@ class RoundRecorder(StrategyWrapper):
     def __init__(self, inner: Strategy, client_of: Callable[[int], int] = int) -> None:
         super().__init__(inner)
         self._client_of = client_of
+        self.aggregated = 0
         self.record = RoundRecord()
         self._mark = time.perf_counter()
 
@@ -60,6 +61,10 @@ class RoundRecorder(StrategyWrapper):
         self.record.metrics["clients"] = sum(not reply.has_error() for reply in replies)
         arrays, metrics = self.inner.aggregate_train(server_round, replies)
         self.record.metrics |= dict(metrics or {})
+        if arrays is None:
+            self.record.failures.append({"client": None, "error": "nothing was aggregated: the model is unchanged"})
+        else:
+            self.aggregated += 1
         self._lap("aggregate")
         return arrays, metrics
 

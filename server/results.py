@@ -1,6 +1,7 @@
 """Results as they arrive: one JSON line an attack, one CSV line a picture, PNG files."""
 
 import csv
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,48 +53,55 @@ class ResultWriter:
         self._trackers = trackers
         self._model = model
         self._defenses = "+".join(defenses) or "none"
-        self.done = {(row["observation"], row["attack"]) for row in folder.rows("attacks")}
+        folder.mend("attacks")
+        rows = list(folder.rows("attacks"))
+        self.done = {(row["observation"], row["attack"]) for row in rows if row["status"] != "failed"}
+        self._write_csv(rows)
 
     def write(
         self, job: Job, outcome: Outcome, scores: Scores | None, truth: GroundTruth | None, attempts: int = 1
     ) -> None:
         """Pictures first, then the lines that name them."""
         images = self._images(job, outcome, scores, truth)
-        self._append_csv(job, outcome, images)
         reconstruction = outcome.reconstruction
         certificate = None if reconstruction is None else reconstruction.certificate
         labels = None if reconstruction is None or reconstruction.labels is None else reconstruction.labels.tolist()
         label_scores = None if scores is None else scores.labels
-        self._folder.append(
-            "attacks",
-            {
-                "observation": job.observation,
-                "round": job.server_round,
-                "client": job.client,
-                "attack": job.attack,
-                "status": outcome.status,
-                "reason": outcome.reason,
-                "certificate": None
-                if certificate is None
-                else {"status": certificate.status, "reason": certificate.reason, "values": certificate.values},
-                "trace": [] if reconstruction is None else list(reconstruction.trace),
-                "seconds": outcome.seconds,
-                "batch_size": job.batch_size,
-                "attempts": attempts,
-                "labels": labels,
-                "label_exact": None if label_scores is None else label_scores.exact,
-                "label_share": None if label_scores is None else label_scores.share,
-                "scored": scores is not None,
-                "images": images,
-            },
-        )
+        row: dict[str, Any] = {
+            "observation": job.observation,
+            "round": job.server_round,
+            "client": job.client,
+            "attack": job.attack,
+            "status": outcome.status,
+            "reason": outcome.reason,
+            "certificate": None
+            if certificate is None
+            else {"status": certificate.status, "reason": certificate.reason, "values": certificate.values},
+            "trace": [] if reconstruction is None else list(reconstruction.trace),
+            "seconds": outcome.seconds,
+            "batch_size": job.batch_size,
+            "attempts": attempts,
+            "labels": labels,
+            "label_exact": None if label_scores is None else label_scores.exact,
+            "label_share": None if label_scores is None else label_scores.share,
+            "scored": scores is not None,
+            "images": images,
+        }
+        self._folder.append("attacks", row)
+        self._append_csv(row)
         self.done.add((job.observation, job.attack))
-        psnrs = [row["psnr"] for row in images if row.get("psnr") is not None]
+        # An audit has no rounds: there the number of the update is the step.
+        step = job.server_round or job.client
+        psnrs = [image["psnr"] for image in images if image.get("psnr") is not None]
         if psnrs:
             mean = sum(psnrs) / len(psnrs)
-            self._trackers.log(job.server_round, {f"leakage/{job.attack}/psnr": mean})
+            self._trackers.log(step, {f"leakage/{job.attack}/psnr": mean})
         if label_scores is not None:
-            self._trackers.log(job.server_round, {f"leakage/{job.attack}/label_share": label_scores.share})
+            self._trackers.log(step, {f"leakage/{job.attack}/label_share": label_scores.share})
+
+    def finish(self) -> None:
+        """Leave in scores.csv the latest result of each attack alone: one tried again after a fault counts once."""
+        self._write_csv(list(self._folder.rows("attacks")))
 
     def _images(
         self, job: Job, outcome: Outcome, scores: Scores | None, truth: GroundTruth | None
@@ -122,26 +130,40 @@ class ResultWriter:
             save_png(image.clamp(0, 1).float(), path)
         return path.relative_to(self._folder.root).as_posix()
 
-    def _append_csv(self, job: Job, outcome: Outcome, images: list[dict[str, Any]]) -> None:
-        path = self._folder.root / "scores.csv"
-        new = not path.exists()
-        reconstruction = outcome.reconstruction
-        certified = "" if reconstruction is None else _certified(reconstruction.certificate.status)
-        with path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
-            if new:
-                writer.writeheader()
-            for row in images:
-                fixed = {
-                    "attack": job.attack,
-                    "defense": self._defenses,
-                    "model": self._model,
-                    "batch_size": job.batch_size,
-                    "certified": certified,
-                    "refused": outcome.reason,
-                    "seconds": f"{outcome.seconds:.6f}",
-                }
-                writer.writerow({**{k: "" if v is None else v for k, v in row.items()}, **fixed})
+    def _write_csv(self, rows: list[dict[str, Any]]) -> None:
+        """scores.csv anew from attacks.jsonl, which is what counts after a crash."""
+        latest = {(row["observation"], row["attack"]): row for row in rows}
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, COLUMNS)
+        writer.writeheader()
+        for row in latest.values():
+            writer.writerows(self._csv_lines(row))
+        self._folder.write_text("scores.csv", text.getvalue())
+
+    def _append_csv(self, row: dict[str, Any]) -> None:
+        with (self._folder.root / "scores.csv").open("a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, COLUMNS).writerows(self._csv_lines(row))
+
+    def _csv_lines(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        """One line a picture; one for the update where no picture is known."""
+        certificate = row["certificate"] or {"status": "none"}
+        common = {
+            "attack": row["attack"],
+            "defense": self._defenses,
+            "model": self._model,
+            "batch_size": row["batch_size"],
+            "certified": _certified(certificate["status"]),
+            "refused": row["reason"],
+            "seconds": f"{row['seconds']:.6f}",
+        }
+        pictures = row["images"] or [
+            {"image": row["observation"], "label_recovered": " ".join(map(str, row["labels"] or []))}
+        ]
+        lines = []
+        for picture in pictures:
+            line = {column: picture.get(column) for column in COLUMNS} | common
+            lines.append({column: "" if value is None else value for column, value in line.items()})
+        return lines
 
 
 def _certified(status: str) -> str:

@@ -72,7 +72,7 @@ class InlineAttacks(AttackScheduler):
     def submit(self, observation: Observation, truth: GroundTruth | None, skip: frozenset[str] = frozenset()) -> None:
         for job in self._jobs(observation, skip):
             outcome = run_attack(observation, job.attack, self.attacks[job.attack], self.seed, torch.device("cpu"))
-            self._finish(job, outcome, score_outcome(outcome, truth), truth, 1)
+            self._finish(job, *score_outcome(outcome, truth), truth, 1)
 
     def collect(self) -> None:
         """Nothing is ever under way."""
@@ -95,14 +95,14 @@ class AttackWorker:
     ) -> Outcome:
         (reference,) = state
         if reference.hex() != self._state_id:
-            # Copied: Ray's arrays are read-only views, and an attack may write into its observation.
+            # Copied: torch knows no read-only tensors, and a write into Ray's shared memory would be a crash.
             self._state = {key: torch.from_numpy(array.copy()) for key, array in ray.get(reference).items()}
             self._state_id = reference.hex()
         return run_attack(replace(observation, global_state=self._state), name, settings, seed, self._device)
 
     def score(self, outcome: Outcome, truth: GroundTruth | None) -> tuple[Outcome, Scores | None]:
         """A call of its own: nothing that runs during the attack has the truth."""
-        return outcome, score_outcome(outcome, truth)
+        return score_outcome(outcome, truth)
 
 
 class RayAttacks(AttackScheduler):

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from fedsim.determinism import seeded_globals
+from fedsim.determinism import derive_seed, seeded_globals
 from fedsim.errors import ConfigError, nearest
 from fedsim.models import nano as nano  # registers the embedded model with timm
 from fedsim.models.april import read_embedding_directly
@@ -118,7 +118,11 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A spec, the defenses that alter the model, and the seed of its initial weights."""
+    """A spec, the defenses that alter the model, and the seed of its initial weights.
+
+    An attacker gets all of it. `seed` must therefore never be the run's own, from which the clients' noise is
+    drawn: `architecture_seed` derives one that says nothing about that.
+    """
 
     spec: ModelSpec
     wrappers: Sequence[ModelWrapper] = ()
@@ -129,6 +133,11 @@ class Architecture:
         for wrapper in self.wrappers:
             model = wrapper.wrap_model(model)
         return model
+
+
+def architecture_seed(seed: int) -> int:
+    """The public seed of the initial weights, derived one way from a run's secret seed."""
+    return derive_seed(seed, "architecture")
 
 
 def normalisation(model: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...]]:

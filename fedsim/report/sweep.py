@@ -11,7 +11,9 @@ from fedsim.report.summary import AttackSummary, final_accuracy, summarise_attac
 COLUMNS_SHOWN = 4
 """Settings that differ between the runs and get a column of their own."""
 
-HIDDEN_GROUPS = ("defense", "attack", "output", "run", "hydra")
+HIDDEN_GROUPS = ("output", "run", "hydra")
+NAMED_GROUPS = ("defense", "attack")
+"""A row names those that its run has; a setting of one gets a column where runs that have it differ in it."""
 
 
 @dataclass(frozen=True)
@@ -99,4 +101,10 @@ def _differing(configs: list[dict[str, str]]) -> tuple[str, ...]:
     keys = dict.fromkeys(key for config in configs for key in config)
     differing = [key for key in keys if len({config.get(key) for config in configs}) > 1]
     shown = [key for key in differing if not key.split(".")[0].startswith(HIDDEN_GROUPS)]
+    shown = [key for key in shown if key.split(".")[0] not in NAMED_GROUPS or _differs_within(key, configs)]
     return tuple(shown[:COLUMNS_SHOWN])
+
+
+def _differs_within(key: str, configs: list[dict[str, str]]) -> bool:
+    values = {config[key] for config in configs if key in config}
+    return len(values) > 1 and not key.endswith("._target_")

@@ -8,7 +8,7 @@ from logging import getLogger
 from typing import Any, Generic, TypeVar
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 logger = getLogger(__name__)
 
@@ -142,17 +142,19 @@ class ActorPool(Generic[Tag]):
         actor, pending = self._running.pop(reference)
         try:
             value = ray.get(reference)
-        except RayActorError as error:
+        except RayTaskError as error:
+            self._idle.append(actor)
+            return Finished(pending.tag, pending.attempts, error=_last_line(error))
+        except RayError as error:
+            # Died, was killed for its memory, or lost what it computed: all ask for a fresh worker.
             logger.warning("a worker died at %s: %s", pending.tag, _last_line(error))
+            ray.kill(actor)
             self._swap(actor)
             if pending.attempts <= self._max_retries:
                 self._queue.appendleft(pending)
                 return None
             reason = f"its worker died {pending.attempts} times"
             return Finished(pending.tag, pending.attempts, error=reason, died=True)
-        except RayTaskError as error:
-            self._idle.append(actor)
-            return Finished(pending.tag, pending.attempts, error=_last_line(error))
         self._idle.append(actor)
         return Finished(pending.tag, pending.attempts, value=value)
 
@@ -160,7 +162,7 @@ class ActorPool(Generic[Tag]):
         actor = self._starting.pop(reference)
         try:
             ray.get(reference)
-        except (RayActorError, RayTaskError) as error:
+        except RayError as error:
             self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:
                 raise RuntimeError(f"workers cannot start: {_last_line(error)}") from error

@@ -57,6 +57,7 @@ class RayGrid(SimulatedGrid):
         actor = ray.remote(ClientWorker).options(num_cpus=num_cpus, num_gpus=num_gpus)
         self._pool: ActorPool[str] = ActorPool(lambda: actor.remote(make_client_app, threads), workers, max_retries)
         self._sent: dict[str, Message] = {}
+        self._early: dict[str, Message] = {}
         self._content: tuple[RecordDict, Any] | None = None
 
     def _submit(self, message: Message) -> None:
@@ -77,7 +78,12 @@ class RayGrid(SimulatedGrid):
         return self._content[1]
 
     def _poll(self, message_ids: set[str], timeout: float | int | None) -> list[Message]:
-        return [self._answer(end, ErrorCode.CLIENT_APP_CRASHED) for end in self._pool.wait(timeout)]
+        early = [self._early.pop(message_id) for message_id in message_ids & set(self._early)]
+        if early:
+            return early
+        for end in self._pool.wait(timeout):
+            self._early[end.tag] = self._answer(end, ErrorCode.CLIENT_APP_CRASHED)
+        return [self._early.pop(message_id) for message_id in message_ids & set(self._early)]
 
     def _give_up(self, message_ids: set[str], reason: str) -> list[Message]:
         ends = self._pool.cancel(lambda message_id: message_id in message_ids)

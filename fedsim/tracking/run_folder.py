@@ -46,6 +46,15 @@ class RunFolder:
     def log(self) -> Path:
         return self.root / "fedsim.log"
 
+    def mend(self, name: str) -> None:
+        """Cut the half line off that a crash left at the end of NAME.jsonl, before anything is added to it."""
+        path = self.root / f"{name}.jsonl"
+        if path.exists():
+            content = path.read_bytes()
+            whole = content[: content.rfind(b"\n") + 1]
+            if whole != content:
+                path.write_bytes(whole)
+
     def append(self, name: str, row: dict[str, Any]) -> None:
         """Add one line to NAME.jsonl and force it to disk: finished work survives a crash."""
         with (self.root / f"{name}.jsonl").open("a", encoding="utf-8") as file:

@@ -42,7 +42,7 @@ def test_the_shared_gradient_is_torchs(runtime):
     pictures = client.data.train.subset([5, 9, 2])
     state = start_state(client)
     client.load(state)
-    result = client.train(pictures, 0, 0)
+    result = client.train(pictures, 0, 0, audit=True)
     expected = reference(client, pictures, lambda p: None)
     for name, parameter in expected.items():
         torch.testing.assert_close(result.tensors[name], parameter.grad, rtol=1e-5, atol=1e-7)
@@ -57,7 +57,7 @@ def test_local_steps_are_torchs_sgd(runtime, share):
     pictures = client.data.train.subset([0, 1])
     state = start_state(client)
     client.load(state)
-    result = client.train(pictures, 0, 0)
+    result = client.train(pictures, 0, 0, audit=True)
     update = client.share(result, state, 2, 0, 0)
     client.load(state)
     expected = reference(client, pictures, lambda p: p.sub_(0.2 * p.grad))
@@ -96,7 +96,7 @@ def test_draws_depend_on_seed_round_and_client_alone(runtime):
 
     def chosen(number, server_round):
         client.load(state)
-        return client.train(pictures, number, server_round).truth.ids
+        return client.train(pictures, number, server_round, audit=True).truth.ids
 
     first = [chosen(n, r) for n in range(3) for r in range(3)]
     assert first == [chosen(n, r) for n in range(3) for r in range(3)]

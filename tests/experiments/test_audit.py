@@ -121,3 +121,50 @@ def test_the_summary_says_that_it_ended(audit):
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["kind"] == "audit"
     assert summary["finished"] is True
+
+
+def test_a_torn_line_is_mended_and_its_update_done_again_once(audit):
+    settings = ["audit.num_images=3", "attack=[patch_gradient]"]
+    folder = audit(*settings)
+    before = table(folder)
+    path = folder / "attacks.jsonl"
+    path.write_bytes(path.read_bytes()[:-40])
+    audit(*settings, folder=folder)
+    audit(*settings, folder=folder)
+
+    def timeless(lines):
+        return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+    assert timeless(table(folder)) == timeless(before)
+    assert len(rows(folder, "attacks")) == 3
+
+
+def test_failed_attacks_are_tried_again(audit, tmp_path):
+    fault = f"attack.flaky={{_target_:tests.server.faulty_attacks.Faulty,fault:raise,marker:{tmp_path}/m}}"
+    settings = ["audit.num_images=2", "attack=[patch_gradient]", f"+{fault}"]
+    folder = audit(*settings)
+    first = {(row["attack"], row["client"]): row["status"] for row in rows(folder, "attacks")}
+    assert first == {
+        ("patch_gradient", 0): "done",
+        ("patch_gradient", 1): "done",
+        ("flaky", 0): "failed",
+        ("flaky", 1): "done",
+    }
+    audit(*settings, folder=folder)
+    assert len(table(folder)) == 4
+    assert rows(folder, "attacks")[-1]["status"] == "done"
+
+
+def test_a_result_of_the_wrong_shape_fails_alone(audit):
+    settings = ["audit.num_images=2", "attack=[patch_gradient]"]
+    folder = audit(*settings, "+attack.odd={_target_:tests.server.faulty_attacks.WrongShape}")
+    statuses = [(row["attack"], row["status"]) for row in rows(folder, "attacks")]
+    assert statuses == [("patch_gradient", "done"), ("odd", "failed")] * 2
+    assert "cannot be scored" in rows(folder, "attacks")[1]["reason"]
+
+
+def test_an_attack_that_writes_into_its_observation_fails(audit):
+    folder = audit("audit.num_images=1", "+attack.vandal={_target_:tests.server.faulty_attacks.Vandal}")
+    vandal = next(row for row in rows(folder, "attacks") if row["attack"] == "vandal")
+    assert vandal["status"] == "failed"
+    assert "wrote into the observation" in vandal["reason"]

@@ -25,6 +25,16 @@ FAULTS = [
     (["strategy=fedavg", "client.optimizer._target_=torch.optim.Adan"], ["torch.optim.Adan"]),
     (["strategy.optimizer.lr=fast"], ["fast"]),
     (["observe.clients=some"], ["observe.clients=some", "all"]),
+    (["strategy.fraction_train=abc"], ["strategy.fraction_train=abc", "at least 0 and at most 1"]),
+    (["client.label_smoothing=abc"], ["client.label_smoothing=abc", "a number"]),
+    (["round_timeout=abc"], ["round_timeout=abc", "a number"]),
+    (["checkpoint_every=abc"], ["checkpoint_every=abc", "whole number"]),
+    (["data.test_fraction=0"], ["data.test_fraction=0"]),
+    (["simulation=inline", "client.device=cuda"], ["client.device=cuda", "no CUDA device"]),
+    (
+        ["strategy.fraction_evaluate=1", "strategy.min_evaluate_nodes=50"],
+        ["strategy.min_evaluate_nodes=50", "num_clients=40"],
+    ),
     (["seed=abc"], ["seed=abc", "whole number"]),
 ]
 

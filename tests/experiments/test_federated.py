@@ -167,3 +167,37 @@ def test_labels_are_counted_with_pictures_that_no_client_holds(fedsim):
     attacks = [row for row in rows(folder, "attacks") if row["round"] == 1]
     assert all(row["label_exact"] for row in attacks)
     assert all(len(row["labels"]) == 16 for row in attacks)
+
+
+def test_no_attack_can_draw_a_defenses_noise_anew(fedsim):
+    thief = "+attack.thief={_target_:tests.server.faulty_attacks.SeedThief}"
+    noise = ["defense=[gradient_noise]", "defense.gradient_noise.std=0.01", "defense.gradient_noise.relative_norm=null"]
+    folder = fedsim("simulation=inline", "attack=[]", thief, *noise)
+    attacks = rows(folder, "attacks")
+    assert len(attacks) == 4
+    assert all(image["psnr"] < 25 for row in attacks for image in row["images"])
+    observation = load_observation(next((folder / "observations").glob("round-*")))
+    assert observation.architecture.seed != 0
+
+
+def test_names_from_disk_import_nothing(tmp_path, monkeypatch):
+    (tmp_path / "shared_obs").mkdir()
+    (tmp_path / "shared_obs" / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="loaded subclass of Defense"):
+        load_wrappers([{"name": "x", "_target_": "shared_obs.evil.X"}])
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_run_that_learns_nothing_is_an_error(command, tmp_path):
+    settings = ["simulation=inline", "strategy=bulyan", "num_clients=3", "num_rounds=1", "attack=[]"]
+    code, _, err = command("fedsim", f"run_dir={tmp_path}/run", *settings)
+    assert code == 2
+    assert "aggregated nothing" in err
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_round_timings_reach_the_report(fedsim):
+    folder = fedsim("simulation=inline", "attack=[]")
+    assert all(row["seconds"] > 0 for row in rows(folder, "timings")[1:])
+    assert "Could not be read" not in (folder / "report.html").read_text()

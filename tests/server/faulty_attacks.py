@@ -32,3 +32,37 @@ class Faulty(Attack):
         if self.fault == "refuse":
             raise NotApplicable("not today")
         return Reconstruction(images=torch.rand(1, *observation.image_shape, generator=rng))
+
+
+class WrongShape(Attack):
+    """Returns pictures that nothing can be compared with."""
+
+    def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
+        return Reconstruction(images=torch.zeros(1, 3, 5, 5))
+
+
+class Vandal(Attack):
+    """Changes what other attacks will read."""
+
+    def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
+        next(iter(observation.update.tensors.values())).zero_()
+        return Reconstruction()
+
+
+class SeedThief(Attack):
+    """Draws the client's noise anew from the only seed that an observation holds."""
+
+    def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
+        from dataclasses import replace
+
+        from attacks.analytic import PatchGradient
+        from fedsim.determinism import torch_generator
+
+        seed = observation.architecture.seed
+        noise = torch_generator(seed, "defense", observation.server_round, observation.client)
+        tensors = {
+            name: tensor - 0.01 * torch.randn(tensor.shape, generator=noise, dtype=tensor.dtype)
+            for name, tensor in observation.update.tensors.items()
+        }
+        cleaned = replace(observation, update=replace(observation.update, tensors=tensors))
+        return PatchGradient().run(cleaned, rng, device)
