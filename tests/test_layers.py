@@ -1,7 +1,14 @@
 """The arrows of import point downwards."""
 
-from importlinter.cli import lint_imports
+import subprocess
+import sys
+from pathlib import Path
 
 
-def test_import_contracts(capsys):
-    assert lint_imports(no_cache=True) == 0, capsys.readouterr().out
+def test_import_contracts():
+    # In a process of its own: the linter disables all loggers of the one that it runs in.
+    linter = Path(sys.executable).parent / "lint-imports"
+    checkout = Path(__file__).parents[1]
+    result = subprocess.run([linter, "--no-cache"], cwd=checkout, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "3 kept, 0 broken" in result.stdout
