@@ -79,6 +79,9 @@ def _write_results(setup: Setup, batches: list[AuditBatch], writer: ResultWriter
     for results in _results(setup, batches):
         for result in results:
             writer.write(result.job, result.outcome, result.scores, result.truth)
+            if result.outcome.status == "failed":
+                job = result.job
+                console.print(f"{job.attack} failed on update {job.client}: {result.outcome.reason}", markup=False)
         done += 1
         bars.set("updates", done, total)
         if done % max(1, total // 10) == 0:
@@ -95,10 +98,11 @@ def choose_pictures(setup: Setup) -> list[int]:
     if isinstance(audit["select"], list):
         return [_position(str(name), pictures) for name in audit["select"]]
     count = audit["num_images"]
+    held = "test_fraction and data.auxiliary_fraction"
     if count > len(pictures):
-        raise ConfigError("audit.num_images", count, f"at most {len(pictures)}, the training pictures of the data")
+        raise ConfigError("audit.num_images", count, f"at most {len(pictures)}: data.{held} keep the others back")
     if audit["select"] == "first":
-        return list(range(count))
+        return sorted(range(len(pictures)), key=lambda position: pictures.ids[position])[:count]
     order = torch.randperm(len(pictures), generator=torch_generator(setup.config["seed"], "audit")).tolist()
     if audit["select"] == "random":
         return order[:count]
@@ -237,7 +241,7 @@ def find_observations(path: Path) -> Iterator[Path]:
         return
     found = sorted(child.parent for child in path.glob("*/observation.json"))
     if not found:
-        raise ConfigError("observation", path, "a folder of an observation, or of several (RUN/observations)")
+        raise ConfigError("observation", path, "there is none in this folder; RUN/observations holds those of a run")
     yield from found
 
 

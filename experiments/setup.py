@@ -82,7 +82,7 @@ def open_folder(config: Config, root: Path, expected: str | None = None) -> RunF
     """
     text = yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
     if expected is not None and _comparable(text) != _comparable(expected):
-        raise ConfigError("run_dir", root, "a new folder; this one holds a run with other settings")
+        raise ConfigError("run_dir", root, "choose a new folder, this one holds a run with other settings")
     folder = RunFolder(root)
     folder.write_text("config.yaml", text)
     return folder
@@ -157,4 +157,4 @@ def refuse_used(root: Path) -> None:
         ConfigError: `root` holds a run.
     """
     if (root / "metrics.jsonl").exists() or (root / "attacks.jsonl").exists():
-        raise ConfigError("run_dir", root, "a new folder; this one holds a run already")
+        raise ConfigError("run_dir", root, "choose a new folder, this one holds a run already")

@@ -136,7 +136,7 @@ def _check_simulation(config: Config) -> None:
     for key in ("num_gpus", "attack_num_gpus"):
         _number(f"simulation.{key}", simulation[key], 0.0)
         if simulation[key] > 0 and config["ray"]["address"] is None and not torch.cuda.is_available():
-            raise ConfigError(f"simulation.{key}", simulation[key], "0: this machine has no CUDA device")
+            raise ConfigError(f"simulation.{key}", simulation[key], "it must be 0, this machine has no CUDA device")
     _check_gpus(config)
 
 

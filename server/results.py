@@ -153,7 +153,7 @@ class ResultWriter:
             "model": self._model,
             "batch_size": row["batch_size"],
             "certified": _certified(certificate["status"]),
-            "refused": row["reason"],
+            "refused": row["reason"] if row["status"] == "refused" else "",
             "seconds": f"{row['seconds']:.6f}",
         }
         pictures = row["images"] or [

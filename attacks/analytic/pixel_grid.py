@@ -65,7 +65,9 @@ def round_to_grid(
     whole[order] = chosen
     patches = whole * step + offset
     residual = ((A - G.T @ patches) / noise[:, None]).square().sum()
-    seen = precision**2 * float((basis.square() @ patches.square()).sum())
+    # Subtracting the mean cancels digits: the rounding is that of the terms, not of their difference.
+    terms = patches.abs() + 2.0 * offset.abs()
+    seen = precision**2 * float((basis.square() @ terms.square()).sum())
     excess = float(residual) / max(noise_variance * A.numel() + seen, torch.finfo(torch.float64).tiny)
     deviation = math.sqrt(noise_variance) / (diagonal.abs()[:, None] * step[None, :])
     wrong = torch.special.erfc(0.5 / (deviation * math.sqrt(2.0)).clamp(min=1e-12)).sum()
