@@ -141,7 +141,7 @@ def _cards(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, str, st
     """Key figures as (name, value, note)."""
     leakage, accuracy = summarise_leakage(run), final_accuracy(run)
     cards = []
-    if leakage.scored or (rows and not leakage.returned):
+    if leakage.scored:
         share = leakage.recognisable / leakage.pictures if leakage.pictures else None
         note = f"{leakage.recognisable:,} of {count(leakage.pictures, 'observed picture')}"
         cards.append(("Recognisable", percent(share), note))
