@@ -31,7 +31,7 @@ from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.errors import ConfigError, nearest
 from fedsim.evaluation import mean_softmax
 from fedsim.ground_truth import GroundTruth
-from fedsim.observation import Observation, load_observation
+from fedsim.observation import Observation, load_observation, observation_name
 from fedsim.tracking import RunFolder, Trackers
 from server.attacking import Outcome, build_attack
 from server.results import Job, ResultWriter
@@ -137,7 +137,7 @@ def open_or_resume(config: Config, root: Path) -> RunFolder:
 def _unfinished(config: Config, chosen: list[int], writer: ResultWriter) -> Iterator[AuditBatch]:
     size = config["audit"]["batch_size"]
     for number, start in enumerate(range(0, len(chosen), size)):
-        name = f"round-{0:05d}-client-{number:05d}"
+        name = observation_name(0, number)
         attacks = tuple(attack for attack in config["attack"] if (name, attack) not in writer.done)
         if attacks:
             yield AuditBatch(number, tuple(chosen[start : start + size]), attacks)

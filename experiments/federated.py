@@ -26,7 +26,7 @@ from experiments.setup import (
 from experiments.validation import check_federated, check_strategy, takes_gradients, worker_counts
 from fedsim.composition import Config
 from fedsim.ground_truth import GroundTruth
-from fedsim.observation import Observation, save_observation
+from fedsim.observation import Observation, observation_name, save_observation
 from fedsim.simulation import InlineGrid, SimulatedGrid, partition_of
 from fedsim.tracking import RunFolder, Trackers
 from server.app import ServerPlan, build_server_app
@@ -125,8 +125,7 @@ def _train(
 
     def on_observation(observation: Observation, truth: GroundTruth | None) -> None:
         if policy.save:
-            name = f"round-{observation.server_round:05d}-client-{observation.client:05d}"
-            _save(observation, folder, name)
+            _save(observation, folder)
         scheduler.submit(observation, truth)
 
     grid.on_reply = on_reply
@@ -155,8 +154,9 @@ def _train(
     build_server_app(plan)(grid, context)
 
 
-def _save(observation: Observation, folder: RunFolder, name: str) -> None:
+def _save(observation: Observation, folder: RunFolder) -> None:
     """A full disk costs the copy of the observation, not the training and not the attack in memory."""
+    name = observation_name(observation.server_round, observation.client)
     try:
         save_observation(observation, folder.observations / name)
     except OSError as error:

@@ -59,7 +59,7 @@ def prepare(config: Config) -> Setup:
         optimizer_factory("client", config["client"]["optimizer"], config["client"]["scheduler"])
     attacks = [build_attack(name, settings) for name, settings in config["attack"].items()]
     defenses = build_chain(config["defense"])
-    image_side(config["model"])
+    image_side(config["model"])  # a model that timm does not know is refused before any data are read
     data = build_data(config)
     data.check(config.get("num_clients"))
     if config.get("num_clients") is not None and len(data.test) == 0:
@@ -102,7 +102,7 @@ def make_scheduler(config: Config, on_result: OnResult) -> AttackScheduler:
     """Attacks on Ray, or in the process."""
     simulation = config["simulation"]
     if simulation["engine"] == "inline":
-        return InlineAttacks(config["attack"], config["seed"], on_result)
+        return InlineAttacks(config["attack"], config["seed"], on_result, simulation["attack_threads"])
     return RayAttacks(
         config["attack"],
         config["seed"],

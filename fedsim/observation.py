@@ -66,7 +66,10 @@ class Observation:
         name = getattr(self.roles, role)
         if name is None:
             removed_by = self.update.withheld.get(role)
-            raise NotApplicable(f"the model has no {role}" + (f": removed by {removed_by}" if removed_by else ""))
+            why = f": removed by {removed_by}" if removed_by else ""
+            if role == "pos_embed" and not why and self.roles.rotary:
+                why = ": its positions are rotary"
+            raise NotApplicable(f"the model has no {role}{why}")
         gradient = self.gradient.get(name)
         if gradient is None:
             by = self.update.withheld.get(name, "the client")
@@ -85,6 +88,11 @@ class Observation:
         mean = torch.tensor(self.mean, dtype=images.dtype, device=images.device).view(shape)
         std = torch.tensor(self.std, dtype=images.dtype, device=images.device).view(shape)
         return images * std + mean
+
+
+def observation_name(server_round: int, client: int) -> str:
+    """What an observation is called: its folder, its results, its pictures."""
+    return f"round-{server_round:05d}-client-{client:05d}"
 
 
 WrapperLoader = Callable[[tuple[dict[str, Any], ...]], tuple[ModelWrapper, ...]]

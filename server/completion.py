@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterable
-from logging import getLogger
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -10,8 +9,6 @@ from flwr.serverapp.strategy import Strategy
 
 from fedsim.records import ARRAYS, UPDATE, from_array, to_array
 from server.wrapping import StrategyWrapper
-
-logger = getLogger(__name__)
 
 
 class CompleteUpdates(StrategyWrapper):

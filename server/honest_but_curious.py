@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
-from fedsim.records import AUDITED, from_arrays, from_reply, take_ground_truth
+from fedsim.records import AUDITED, UPDATE, from_arrays, from_reply, take_ground_truth
 from fedsim.update import State
 from server.observing import ObservationFactory, ObservePolicy
 from server.wrapping import StrategyWrapper
@@ -69,7 +69,7 @@ class HonestButCurious(StrategyWrapper):
         clients = {}
         for reply in replies:
             try:
-                clients[int(reply.content.config_records["fedsim.update"]["partition-id"])] = reply  # type: ignore[arg-type]
+                clients[int(reply.content.config_records[UPDATE]["partition-id"])] = reply  # type: ignore[arg-type]
             except (KeyError, TypeError, ValueError) as error:
                 logger.warning("node %s sent no fedsim update: %s", reply.metadata.src_node_id, error)
         chosen = sorted(self._policy.choose(clients))

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.score import ImageScore
+from fedsim.observation import observation_name
 from fedsim.report.pictures import save_png
 from fedsim.tracking import RunFolder, Trackers
 from server.attacking import Outcome, Scores
@@ -42,7 +43,7 @@ class Job:
 
     @property
     def observation(self) -> str:
-        return f"round-{self.server_round:05d}-client-{self.client:05d}"
+        return observation_name(self.server_round, self.client)
 
 
 class ResultWriter:

@@ -67,12 +67,21 @@ class AttackScheduler(ABC):
 
 
 class InlineAttacks(AttackScheduler):
-    """Attacks at once, in the process: for `simulation=inline`."""
+    """Attacks at once, in the process, with as many torch threads as a worker would have."""
+
+    def __init__(self, attacks: dict[str, dict[str, Any]], seed: int, on_result: OnResult, threads: int = 1) -> None:
+        super().__init__(attacks, seed, on_result)
+        self._threads = threads
 
     def submit(self, observation: Observation, truth: GroundTruth | None, skip: frozenset[str] = frozenset()) -> None:
-        for job in self._jobs(observation, skip):
-            outcome = run_attack(observation, job.attack, self.attacks[job.attack], self.seed, torch.device("cpu"))
-            self._finish(job, *score_outcome(outcome, truth), truth, 1)
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        try:
+            for job in self._jobs(observation, skip):
+                outcome = run_attack(observation, job.attack, self.attacks[job.attack], self.seed, torch.device("cpu"))
+                self._finish(job, *score_outcome(outcome, truth), truth, 1)
+        finally:
+            torch.set_num_threads(before)
 
     def collect(self) -> None:
         """Nothing is ever under way."""

@@ -27,7 +27,6 @@ class Finished(Generic[Tag]):
     attempts: int
     value: Any = None
     error: str | None = None
-    died: bool = False
 
 
 @dataclass
@@ -63,10 +62,6 @@ class ActorPool(Generic[Tag]):
     @property
     def pending(self) -> int:
         return len(self._queue) + len(self._running)
-
-    @property
-    def size(self) -> int:
-        return len(self._actors)
 
     def add(self, count: int) -> None:
         """Start more actors."""
@@ -154,7 +149,7 @@ class ActorPool(Generic[Tag]):
                 self._queue.appendleft(pending)
                 return None
             reason = f"its worker died {pending.attempts} times"
-            return Finished(pending.tag, pending.attempts, error=reason, died=True)
+            return Finished(pending.tag, pending.attempts, error=reason)
         self._idle.append(actor)
         return Finished(pending.tag, pending.attempts, value=value)
 

@@ -102,4 +102,5 @@ class RayGrid(SimulatedGrid):
         """Stop the workers, so that their CPUs and GPUs are free for attacks that are still queued."""
         self._pool.close()
         self._sent.clear()
+        self._early.clear()
         self._content = None
