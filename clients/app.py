@@ -5,12 +5,12 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
 from clients.training import ClientSettings, LocalResult, train_locally
-from defenses.base import DefenseChain
+from defenses.base import ClientRound, DefenseChain
 from defenses.compose import build_chain
 from fedsim.composition import Config, build_data, build_spec
 from fedsim.data import FederatedData, ImageSet
@@ -26,9 +26,14 @@ from fedsim.records import (
     SERVER_ROUND,
     TRAIN_LOSS,
     DecodedState,
+    from_arrays,
+    to_arrays,
     to_reply,
 )
 from fedsim.update import State, Update
+
+MEMORY = "fedsim.memory"
+"""Where a client's context keeps what its defenses remember between rounds."""
 
 
 class ClientRuntime:
@@ -77,9 +82,20 @@ class ClientRuntime:
                 tensor.copy_(state[name])
 
     def train(
-        self, pictures: ImageSet, client: int, server_round: int, proximal_mu: float = 0.0, audit: bool = False
+        self,
+        pictures: ImageSet,
+        client: int,
+        server_round: int,
+        proximal_mu: float = 0.0,
+        audit: bool = False,
+        memory: State | None = None,
     ) -> LocalResult:
-        """Train the loaded model on one client's pictures; draws depend on (seed, round, client) alone."""
+        """Train the loaded model on one client's pictures; draws depend on (seed, round, client) alone.
+
+        Args:
+            memory: what the defenses kept on this client from its earlier rounds.
+        """
+        self.defenses.begin(ClientRound(server_round, len(pictures), dict(memory or {})))
         rng = torch_generator(self.seed, "client", server_round, client)
         with seeded_globals(self.seed, "model-noise", server_round, client):
             return train_locally(
@@ -137,10 +153,13 @@ def build_client_app(config: Config, data: FederatedData | None = None) -> Clien
         proximal_mu = float(instructions.get("proximal-mu", 0.0))  # type: ignore[arg-type]
         # Asked for by the operator of the simulation, and only in rounds that the server observes.
         audit = config["audit"] is True and bool(instructions.get(AUDITED, False))
-        result = runtime.train(pictures, partition_id, server_round, proximal_mu, audit)
+        memory = from_arrays(context.state.array_records.get(MEMORY, ArrayRecord()))
+        result = runtime.train(pictures, partition_id, server_round, proximal_mu, audit, memory)
         num_examples = result.protocol.batch_size if runtime.settings.share == "gradient" else len(pictures)
         update = runtime.share(result, state, num_examples, partition_id, server_round)
-        metrics = {TRAIN_LOSS: result.loss}
+        metrics = {TRAIN_LOSS: result.loss, **runtime.defenses.measurements()}
+        if kept := runtime.defenses.memory():
+            context.state[MEMORY] = to_arrays(kept)
         return Message(to_reply(update, result.protocol, partition_id, metrics, result.truth), reply_to=message)
 
     @app.evaluate()

@@ -1,15 +1,18 @@
 """Local training: from the global state and a client's pictures to what it would share."""
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from defenses.base import Batch, Defense
 from fedsim.data import ImageSet
@@ -117,20 +120,21 @@ def train_locally(
     sizes: list[int] = []
     losses: list[float] = []
     lrs: list[float] = []
+    gradient_of = LossGradient(model, defense, settings.label_smoothing)
     for indices in batches(len(pictures), settings.batch_size, settings.local_epochs, steps, rng):
-        batch = Batch(normaliser(pictures.images(indices)), pictures.labels[indices])
-        batch = defense.transform_batch(batch, rng)
-        model.zero_grad(set_to_none=True)
-        loss = classification_loss(model, batch, settings.label_smoothing)
-        losses.append(loss.item())
-        extra = defense.extra_loss(model, batch)
-        loss = loss if extra is None else loss + extra
-        if proximal_mu:
-            drift = torch.stack([(p - start[name]).square().sum() for name, p in trainable.items()]).sum()
-            loss = loss + 0.5 * proximal_mu * drift
-        loss.backward()
+        private, labels = pictures.images(indices), pictures.labels[indices]
+        batch = defense.transform_batch(Batch(normaliser(private), labels), rng)
+        gradients = defense.gradient(model, batch, gradient_of, rng)
+        losses.append(gradient_of.loss)
+        with torch.no_grad():
+            for name, parameter in trainable.items():
+                parameter.grad = gradients.get(name)
+                if proximal_mu:
+                    drift = proximal_mu * (parameter - start[name])
+                    parameter.grad = drift if parameter.grad is None else parameter.grad + drift
         if audit:
-            seen.add(normaliser.inverse(batch.images), batch.labels.cpu(), [pictures.ids[int(i)] for i in indices])
+            names = [pictures.ids[int(i)] for i in indices]
+            seen.add(normaliser.inverse(batch.images), private, labels, names)
         sizes.append(len(batch.labels))
         if optimizer is not None:
             lrs.append(float(optimizer.param_groups[0]["lr"]))
@@ -150,20 +154,56 @@ def train_locally(
     )
 
 
+class LossGradient:
+    """A client's loss, differentiated; `defenses.base.BatchGradient`.
+
+    Attributes:
+        loss: classification loss of the batch that was differentiated last.
+    """
+
+    def __init__(self, model: nn.Module, defense: Defense, label_smoothing: float) -> None:
+        self.loss = math.nan
+        self._model, self._defense, self._label_smoothing = model, defense, label_smoothing
+
+    def __call__(self, batch: Batch) -> State:
+        self._model.zero_grad(set_to_none=True)
+        loss = classification_loss(self._model, batch, self._label_smoothing)
+        self.loss = loss.item()
+        extra = self._defense.extra_loss(self._model, batch)
+        (loss if extra is None else loss + extra).backward()
+        return {name: p.grad for name, p in self._model.named_parameters() if p.grad is not None}
+
+    def per_example(self, batch: Batch) -> State:
+        trainable = {name: p.detach() for name, p in self._model.named_parameters() if p.requires_grad}
+
+        def loss_of_one(parameters: State, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+            call = partial(functional_call, self._model, parameters)
+            scores = call((image[None],))
+            loss = F.cross_entropy(scores, label[None].to(scores.device), label_smoothing=self._label_smoothing)
+            return loss, loss
+
+        each = vmap(grad(loss_of_one, has_aux=True), in_dims=(None, 0, 0), randomness="different")
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no batching rule
+            gradients, losses = each(trainable, batch.images, batch.labels)
+        self.loss = float(losses.mean())
+        return dict(gradients)
+
+
 class _Seen:
     """The different pictures that the model saw: one that comes again unchanged counts once."""
 
     def __init__(self) -> None:
-        self._pictures: dict[tuple[str, int, bytes], Tensor] = {}
+        self._pictures: dict[tuple[str, int, bytes], tuple[Tensor, Tensor]] = {}
 
-    def add(self, images: Tensor, labels: Tensor, ids: list[str]) -> None:
-        for image, label, name in zip(images, labels.tolist(), ids, strict=True):
+    def add(self, images: Tensor, private: Tensor, labels: Tensor, ids: list[str]) -> None:
+        for image, original, label, name in zip(images.cpu(), private, labels.tolist(), ids, strict=True):
             digest = hashlib.sha256(image.numpy().tobytes()).digest()
-            self._pictures.setdefault((name, label, digest), image)
+            self._pictures.setdefault((name, label, digest), (image, original))
 
     def truth(self) -> GroundTruth:
         labels = torch.tensor([label for _, label, _ in self._pictures])
-        return GroundTruth(torch.stack(list(self._pictures.values())), labels, tuple(n for n, _, _ in self._pictures))
+        images, private = (torch.stack(list(column)) for column in zip(*self._pictures.values(), strict=True))
+        return GroundTruth(images, labels, tuple(n for n, _, _ in self._pictures), private)
 
 
 def classification_loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Float[Tensor, ""]:

@@ -1,12 +1,14 @@
 """Hooks on a client's model, batch, loss and update."""
 
-from defenses.base import Batch, Defense, DefenseChain
+from defenses.base import Batch, BatchGradient, ClientRound, Defense, DefenseChain, Plan
 from defenses.mjp import MaskedJigsawPuzzle
 from defenses.perturbation import GradientClip, GradientNoise
 from defenses.position import FixedPositionEmbedding, NoPositionEmbedding, WithholdPositionEmbedding
 
 __all__ = [
     "Batch",
+    "BatchGradient",
+    "ClientRound",
     "Defense",
     "DefenseChain",
     "FixedPositionEmbedding",
@@ -14,5 +16,6 @@ __all__ = [
     "GradientNoise",
     "MaskedJigsawPuzzle",
     "NoPositionEmbedding",
+    "Plan",
     "WithholdPositionEmbedding",
 ]

@@ -1,44 +1,106 @@
-"""What every defense is: four hooks on a client, each the identity unless overridden."""
+"""What every defense is: hooks on a client's model, batch, loss, gradient and update, each the identity by default."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from fedsim.models.roles import ViTRoles, find_roles
-from fedsim.update import Update
+from fedsim.update import State, Update
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Pictures [B,C,H,W] as the model reads them (normalised), and labels [B]."""
+    """Pictures [B,C,H,W] as the model reads them (normalised), and labels: [B] classes or [B,classes] shares."""
 
     images: Tensor
     labels: Tensor
 
 
+@runtime_checkable
+class BatchGradient(Protocol):
+    """Differentiates a client's loss, by parameter name. Each call starts anew."""
+
+    def __call__(self, batch: Batch) -> State:
+        """The gradient of the batch's mean loss with the defenses' extra terms."""
+
+    def per_example(self, batch: Batch) -> State:
+        """[B,…]: the gradient of each example's own classification loss, without extra terms."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run intends, for a defense to refuse before it starts.
+
+    Attributes:
+        model: with every defense applied.
+        client: `cfg.client`.
+        strategy: `cfg.strategy`; empty in an audit.
+        defenses: all that run, by name, in order.
+    """
+
+    model: nn.Module
+    client: Mapping[str, Any]
+    strategy: Mapping[str, Any]
+    defenses: Mapping[str, "Defense"]
+
+
+@dataclass
+class ClientRound:
+    """One client's turn.
+
+    Attributes:
+        num_examples: pictures that the client holds.
+        memory: what this defense kept on this client from its earlier rounds; write to it what it should keep.
+    """
+
+    server_round: int
+    num_examples: int
+    memory: State = field(default_factory=dict)
+
+
 class Defense:
     """Subclass it, override the hooks it needs, and add `conf/defense/NAME.yaml` with its `_target_`.
 
-    The server knows the class and its settings (Kerckhoffs), never the state of `rng`.
+    The server knows the class and its settings (Kerckhoffs), never the state of `rng`. One object serves all clients
+    of a worker in turn: what belongs to a client lives in `ClientRound.memory`.
     """
+
+    def check(self, plan: Plan) -> None:
+        """Refuse what cannot work together, before anything starts.
+
+        Raises:
+            ConfigError: naming the setting and what would be right.
+        """
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """Change the model before anybody trains it; the server does the same."""
         return model
 
+    def begin(self, turn: ClientRound) -> None:
+        """A client starts its local training."""
+
     def transform_batch(self, batch: Batch, rng: torch.Generator) -> Batch:
-        """Change what the model sees."""
+        """Change what the model sees: as many pictures, in the same order."""
         return batch
 
     def extra_loss(self, model: nn.Module, batch: Batch) -> Tensor | None:
         """A term added to the loss, or None."""
         return None
 
+    def gradient(self, model: nn.Module, batch: Batch, compute: BatchGradient, rng: torch.Generator) -> State:
+        """Change a local step's gradient, by parameter name, or how it is taken."""
+        return compute(batch)
+
     def transform_update(self, update: Update, rng: torch.Generator) -> Update:
         """Change what is shared."""
         return update
+
+    def measurements(self) -> dict[str, float]:
+        """Numbers about the turn that ends, for the round's metrics: the same names each time."""
+        return {}
 
 
 class DefenseChain(Defense):
@@ -47,10 +109,33 @@ class DefenseChain(Defense):
     def __init__(self, defenses: dict[str, Defense] | None = None) -> None:
         self.defenses = dict(defenses or {})
         self._frozen_by: dict[str, str] = {}
+        self._turns: dict[str, ClientRound] = {}
 
     @property
     def wrappers(self) -> Sequence[Defense]:
         return list(self.defenses.values())
+
+    def check(self, plan: Plan) -> None:
+        for defense in self.defenses.values():
+            defense.check(plan)
+
+    def begin(self, turn: ClientRound) -> None:
+        """Each defense reads and writes its own part of the memory, under its name."""
+        self._turns = {
+            name: ClientRound(turn.server_round, turn.num_examples, _under(f"{name}/", turn.memory))
+            for name in self.defenses
+        }
+        for name, defense in self.defenses.items():
+            defense.begin(self._turns[name])
+
+    def memory(self) -> State:
+        """What the defenses keep on the client whose turn ends."""
+        turns = self._turns.items()
+        return {f"{name}/{key}": tensor for name, turn in turns for key, tensor in turn.memory.items()}
+
+    def measurements(self) -> dict[str, float]:
+        named = self.defenses.items()
+        return {f"{name}_{key}": value for name, defense in named for key, value in defense.measurements().items()}
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         for name, defense in self.defenses.items():
@@ -71,6 +156,13 @@ class DefenseChain(Defense):
         terms = [term for d in self.defenses.values() if (term := d.extra_loss(model, batch)) is not None]
         return torch.stack(terms).sum() if terms else None
 
+    def gradient(self, model: nn.Module, batch: Batch, compute: BatchGradient, rng: torch.Generator) -> State:
+        """The first defense is the innermost: a later one changes what an earlier one gave."""
+        for defense in self.defenses.values():
+            if type(defense).gradient is not Defense.gradient:
+                compute = _Defended(defense, model, compute, rng)
+        return compute(batch)
+
     def transform_update(self, update: Update, rng: torch.Generator) -> Update:
         # A frozen parameter's delta is zero, which is not what its gradient is: it must be absent.
         shared = {name: tensor for name, tensor in update.tensors.items() if name not in self._frozen_by}
@@ -82,6 +174,26 @@ class DefenseChain(Defense):
             if dropped:
                 update = replace(update, withheld={**update.withheld, **dropped})
         return update
+
+
+@dataclass(frozen=True)
+class _Defended:
+    """A gradient as one defense changes it."""
+
+    defense: Defense
+    model: nn.Module
+    inner: BatchGradient
+    rng: torch.Generator
+
+    def __call__(self, batch: Batch) -> State:
+        return self.defense.gradient(self.model, batch, self.inner, self.rng)
+
+    def per_example(self, batch: Batch) -> State:
+        return self.inner.per_example(batch)
+
+
+def _under(prefix: str, tensors: State) -> State:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _trainable(model: nn.Module) -> set[str]:

@@ -264,3 +264,7 @@ def find_observations(path: Path) -> Iterator[Path]:
 
 def _load(path: Path) -> Observation:
     return load_observation(path, load_wrappers)
+
+
+if __name__ == "__main__":
+    main()

@@ -173,3 +173,7 @@ def _finish_attacks(setup: Setup, scheduler: AttackScheduler, bars: Bars) -> Non
         scheduler.add_workers(min(free, scheduler.pending // 2))
     scheduler.drain(lambda: bars.set("attacks", scheduler.finished, scheduler.submitted))
     bars.say(f"attacks {scheduler.finished}/{scheduler.submitted}")
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 from torch import nn
 
-from defenses.base import DefenseChain
+from defenses.base import DefenseChain, Plan
 from defenses.compose import build_chain
 from experiments.cli import console, errors
 from experiments.validation import check_common, cores, worker_counts
@@ -67,6 +67,7 @@ def prepare(config: Config) -> Setup:
         raise ConfigError("data.test_fraction", fraction, "enough for one test picture: the server evaluates on them")
     architecture = Architecture(build_spec(config, data), (defenses,), architecture_seed(config["seed"]))
     model = architecture.build()
+    defenses.check(Plan(model, config["client"], config.get("strategy") or {}, defenses.defenses))
     wants_auxiliary = any(attack.needs.auxiliary for attack in attacks)
     return Setup(config, data, defenses, architecture, model, Normaliser(model), wants_auxiliary)
 

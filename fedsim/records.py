@@ -108,6 +108,7 @@ def to_reply(
         content[AUDIT] = ConfigRecord(
             {
                 "images": to_array(truth.images).data,
+                "private": to_array(truth.originals).data,
                 "labels": [int(label) for label in truth.labels],
                 "ids": list(truth.ids),
             }
@@ -153,11 +154,15 @@ def take_ground_truth(content: RecordDict) -> GroundTruth | None:
     record = content.pop(AUDIT, None)
     if not isinstance(record, ConfigRecord):
         return None
-    images = np.load(io.BytesIO(record["images"]), allow_pickle=False)  # type: ignore[arg-type]
+    images, private = (
+        torch.from_numpy(np.load(io.BytesIO(record[key]), allow_pickle=False))  # type: ignore[arg-type]
+        for key in ("images", "private")
+    )
     return GroundTruth(
-        images=torch.from_numpy(images),
+        images=images,
         labels=torch.tensor(record["labels"], dtype=torch.long),
         ids=tuple(record["ids"]),  # type: ignore[arg-type]
+        private=private,
     )
 
 

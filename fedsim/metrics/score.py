@@ -21,7 +21,9 @@ class ImageScore:
     Attributes:
         image: name of the original.
         reconstruction: index of the matched reconstruction in the attack's result.
-        psnr: dB, at most `PSNR_CAP`.
+        psnr: dB, at most `PSNR_CAP`. As all measures without a prefix, of what the model saw.
+        private_psnr: the same of the client's own picture, before any defense changed it: what there is to protect.
+            Matched by itself.
     """
 
     image: str
@@ -32,6 +34,12 @@ class ImageScore:
     fft2d: float | None = None
     fft2d_mjp: float | None = None
     lpips: float | None = None
+    private_mse: float | None = None
+    private_psnr: float | None = None
+    private_ssim: float | None = None
+    private_fft2d: float | None = None
+    private_fft2d_mjp: float | None = None
+    private_lpips: float | None = None
     label: int | None = None
     label_recovered: int | None = None
 
@@ -77,8 +85,13 @@ def score(
             raise ValueError(
                 f"reconstructions of shape {tuple(images.shape[1:])} for originals of {tuple(originals.shape[1:])}"
             )
-        for index, values in _compare(originals, images.detach(), eight_bit, perceptual).items():
+        seen = _compare(originals, images.detach(), eight_bit, perceptual)
+        changed = truth.private is not None and not torch.equal(truth.private, originals)
+        private = _compare(truth.originals, images.detach(), eight_bit, perceptual) if changed else seen
+        for index, values in seen.items():
             scores[index] |= values
+        for index, values in private.items():
+            scores[index] |= {f"private_{name}": v for name, v in values.items() if name != "reconstruction"}
     return [ImageScore(**values) for values in scores]
 
 

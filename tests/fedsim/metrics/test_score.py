@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from skimage.metrics import peak_signal_noise_ratio
 
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics import PSNR_CAP, ImageScore, score, score_labels, success_rate
@@ -88,6 +89,30 @@ def test_a_score_becomes_one_json_object(truth: GroundTruth) -> None:
         "fft2d",
         "fft2d_mjp",
         "lpips",
+        *(f"private_{name}" for name in ("mse", "psnr", "ssim", "fft2d", "fft2d_mjp", "lpips")),
         "label",
         "label_recovered",
     ]
+
+
+def test_what_a_defense_changed_is_held_against_both_pictures() -> None:
+    rng = torch.Generator().manual_seed(3)
+    private, seen, rebuilt = torch.rand(3, 1, 3, 12, 12, generator=rng)
+    (row,) = score(GroundTruth(seen, torch.tensor([0]), ("a",), private), rebuilt, None, perceptual=False)
+    assert row.psnr == pytest.approx(peak_signal_noise_ratio(seen.numpy(), rebuilt.numpy(), data_range=1))
+    assert row.private_psnr == pytest.approx(peak_signal_noise_ratio(private.numpy(), rebuilt.numpy(), data_range=1))
+    assert row.psnr != row.private_psnr
+
+
+def test_shuffled_private_pictures_are_matched_by_themselves() -> None:
+    rng = torch.Generator().manual_seed(4)
+    seen, private = torch.rand(2, 3, 3, 12, 12, generator=rng)
+    truth = GroundTruth(seen, torch.arange(3), ("a", "b", "c"), private)
+    assert all(row.private_psnr == PSNR_CAP for row in score(truth, private.flip(0), None, perceptual=False))
+    assert all(row.psnr == PSNR_CAP for row in score(truth, seen.flip(0), None, perceptual=False))
+
+
+def test_unchanged_pictures_have_one_score_under_both_names(truth: GroundTruth) -> None:
+    row = score(truth, truth.images, None, perceptual=False)[1]
+    assert row.private_psnr == row.psnr
+    assert row.private_ssim == row.ssim

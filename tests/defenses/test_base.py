@@ -1,0 +1,127 @@
+"""Hooks in a chain, and how local training calls them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from clients.app import MEMORY, ClientRuntime, build_client_app
+from clients.training import LossGradient
+from defenses import Batch, ClientRound, Defense, DefenseChain
+from fedsim.composition import build_data
+from fedsim.records import ARRAYS, CONFIG, METRICS, from_arrays, to_arrays
+from tests.server.conftest import settings
+
+
+class Scaled(Defense):
+    """Multiplies the gradient, and remembers how often a client came."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def begin(self, turn: ClientRound) -> None:
+        self.turns = turn.memory.get("turns", torch.zeros(())) + 1
+        turn.memory["turns"] = self.turns
+
+    def gradient(self, model, batch, compute, rng):
+        return {name: self.factor * tensor for name, tensor in compute(batch).items()}
+
+    def measurements(self):
+        return {"turns": float(self.turns)}
+
+
+class Shifted(Scaled):
+    def gradient(self, model, batch, compute, rng):
+        return {name: self.factor + tensor for name, tensor in compute(batch).items()}
+
+
+class Darker(Defense):
+    def transform_batch(self, batch, rng):
+        return replace(batch, images=batch.images - 0.5)
+
+
+@pytest.fixture
+def runtime():
+    def make(chain, *overrides):
+        config = settings("audit", "data=digits", "model=vit_nano", *overrides)
+        client = ClientRuntime(config, build_data(config))
+        client.__dict__["defenses"] = chain
+        client.load({name: tensor.detach().clone() for name, tensor in client.model.state_dict().items()})
+        return client
+
+    return make
+
+
+def gradient_under(make, chain):
+    client = make(chain, "audit.batch_size=2")
+    return client.train(client.data.train.subset([3, 4]), 0, 0).tensors
+
+
+def test_gradients_pass_through_the_chain_in_its_order(runtime):
+    plain = gradient_under(runtime, DefenseChain())
+    changed = gradient_under(runtime, DefenseChain({"scaled": Scaled(2.0), "shifted": Shifted(1.0)}))
+    other = gradient_under(runtime, DefenseChain({"shifted": Shifted(1.0), "scaled": Scaled(2.0)}))
+    for name, tensor in plain.items():
+        torch.testing.assert_close(changed[name], 2 * tensor + 1)
+        torch.testing.assert_close(other[name], 2 * (tensor + 1))
+
+
+def test_gradients_of_single_examples_are_those_of_a_loop(runtime):
+    client = runtime(DefenseChain())
+    pictures = client.data.train.subset([0, 1, 2])
+    batch = Batch(client.normaliser(pictures.images(range(3))), pictures.labels)
+    compute = LossGradient(client.model, DefenseChain(), label_smoothing=0.1)
+    stacked = compute.per_example(batch)
+    together = compute.loss
+    losses = []
+    for index in range(3):
+        alone = compute(Batch(batch.images[index : index + 1], batch.labels[index : index + 1]))
+        losses.append(compute.loss)
+        assert stacked.keys() == alone.keys()
+        for name, tensor in alone.items():
+            torch.testing.assert_close(stacked[name][index], tensor, rtol=1e-4, atol=1e-6)
+    assert together == pytest.approx(sum(losses) / 3, rel=1e-5)
+
+
+def test_labels_may_be_shares_of_classes(runtime):
+    client = runtime(DefenseChain())
+    pictures = client.data.train.subset([0, 1])
+    images = client.normaliser(pictures.images(range(2)))
+    compute = LossGradient(client.model, DefenseChain(), 0.0)
+    hard = {name: tensor.clone() for name, tensor in compute(Batch(images, pictures.labels)).items()}
+    classes = client.data.num_classes
+    soft = compute(Batch(images, torch.nn.functional.one_hot(pictures.labels, classes).float()))
+    for name, tensor in hard.items():
+        torch.testing.assert_close(soft[name], tensor)
+
+
+def test_the_truth_holds_what_the_model_saw_and_what_the_client_has(runtime):
+    client = runtime(DefenseChain({"darker": Darker()}))
+    pictures = client.data.train.subset([7])
+    truth = client.train(pictures, 0, 0, audit=True).truth
+    assert torch.equal(truth.originals, pictures.images([0]))
+    darker = client.normaliser(truth.originals) - 0.5
+    torch.testing.assert_close(truth.images, client.normaliser.inverse(darker))
+
+
+def test_a_client_remembers_by_its_context_and_not_by_its_worker(runtime):
+    config = settings("config", "data=digits", "model=vit_nano", "num_clients=3")
+    data = build_data(config)
+    client = ClientRuntime(config, data)
+    state = {name: tensor.detach().clone() for name, tensor in client.model.state_dict().items()}
+    chain = DefenseChain({"a": Scaled(1.0), "b": Scaled(1.0)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("clients.app.build_chain", lambda config: chain)
+        app = build_client_app(config, data)
+        patch.setattr(TaskIdentity, "_run_id", 1)
+        contexts = [Context(1, node, {"partition-id": node}, RecordDict(), {}) for node in range(2)]
+        seen = []
+        for node in (0, 1, 0, 0):
+            content = RecordDict({ARRAYS: to_arrays(state), CONFIG: ConfigRecord({"server-round": 1})})
+            reply = app(Message(content, dst_node_id=node, message_type=MessageType.TRAIN), contexts[node])
+            seen.append(reply.content.metric_records[METRICS]["a_turns"])
+    assert seen == [1.0, 1.0, 2.0, 3.0]
+    kept = from_arrays(contexts[0].state.array_records[MEMORY])
+    assert {name: float(tensor) for name, tensor in kept.items()} == {"a/turns": 3.0, "b/turns": 3.0}
