@@ -3,11 +3,10 @@
 from collections.abc import Iterable
 from typing import Any
 
-from hydra.utils import instantiate
-
 from defenses import perturbation as perturbation  # loaded, so that records may name them
 from defenses import position as position
 from defenses.base import Defense, DefenseChain
+from fedsim.components import build_component
 from fedsim.errors import ConfigError
 from fedsim.models import ModelWrapper
 
@@ -20,10 +19,7 @@ def build_chain(config: dict[str, Any] | None) -> DefenseChain:
     """
     defenses: dict[str, Defense] = {}
     for name, settings in (config or {}).items():
-        defense = instantiate(settings, _convert_="all")
-        if not isinstance(defense, Defense):
-            raise ConfigError(f"defense.{name}._target_", settings.get("_target_"), "a subclass of defenses.Defense")
-        defenses[name] = defense
+        defenses[name] = build_component(f"defense.{name}", settings, Defense)
     return DefenseChain(defenses)
 
 

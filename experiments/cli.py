@@ -33,12 +33,13 @@ def run_cli(config_name: str, task: Task) -> None:
     sys.path.append(str(Path.cwd()))
     faults: list[str] = []
     started = False
+    folder: Path | None = None
 
     @hydra.main(config_path="pkg://conf", config_name=config_name, version_base=None)
     def job(config: DictConfig) -> None:
-        nonlocal started
+        nonlocal started, folder
         started = True
-        output = Path(HydraConfig.get().runtime.output_dir)
+        output = folder = Path(HydraConfig.get().runtime.output_dir)
         try:
             resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
             assert isinstance(resolved, dict)
@@ -64,10 +65,17 @@ def run_cli(config_name: str, task: Task) -> None:
         )
         sys.exit(2)
     except KeyboardInterrupt:
-        errors.print("interrupted: what had finished is in the run folder")
+        errors.print(_interrupted(config_name, folder), markup=False)
         sys.exit(130)
     if faults:
         sys.exit(2)
+
+
+def _interrupted(config_name: str, folder: Path | None) -> str:
+    if folder is None:
+        return "interrupted before anything started"
+    kept = f"interrupted: what had finished is in {_relative(folder)}"
+    return kept + "; the same command with run_dir=THAT_FOLDER goes on there" * (config_name == "audit")
 
 
 def _relative(path: Path) -> Path:

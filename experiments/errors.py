@@ -62,7 +62,7 @@ def _options(group: str) -> list[str]:
 def _unknown_key(key: str, config_name: str, overrides: Iterable[str]) -> str:
     typed = next((o for o in overrides if o.lstrip("+~").split("=", 1)[0].split("@")[0] == key), None)
     value = typed.split("=", 1)[1] if typed and "=" in typed else ""
-    keys = _all_keys(config_name)
+    keys = _all_keys(config_name, [o for o in overrides if "." not in o.split("=", 1)[0] and not o.startswith("-")])
     hint = nearest(key, keys)
     if not hint:
         last = [k for k in keys if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
@@ -70,10 +70,14 @@ def _unknown_key(key: str, config_name: str, overrides: Iterable[str]) -> str:
     return f"{key}={value}: there is no such key.{hint or ' --cfg job shows them all.'}"
 
 
-def _all_keys(config_name: str) -> list[str]:
+def _all_keys(config_name: str, overrides: list[str]) -> list[str]:
+    """Every key of the composition; of the plain one where the overrides themselves cannot be composed."""
     GlobalHydra.instance().clear()
     with initialize_config_module("conf", version_base=None):
-        config = compose(config_name)
+        try:
+            config = compose(config_name, overrides)
+        except (HydraException, OmegaConfBaseException):
+            config = compose(config_name)
     return [key for key in _walk(config, "") if not key.startswith("hydra.")]
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import yaml
 from torch import nn
@@ -82,11 +83,19 @@ def open_folder(config: Config, root: Path, expected: str | None = None) -> RunF
         ConfigError: the earlier call had other settings.
     """
     text = yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
-    if expected is not None and _comparable(text) != _comparable(expected):
-        raise ConfigError("run_dir", root, "choose a new folder, this one holds a run with other settings")
+    if expected is not None and (other := _difference(_comparable(text), _comparable(expected), "")):
+        raise ConfigError("run_dir", root, f"choose a new folder, this one holds a run with other settings: {other}")
     folder = RunFolder(root)
     folder.write_text("config.yaml", text)
     return folder
+
+
+def _difference(new: Any, old: Any, key: str) -> str:
+    """The first setting that differs, `seed=1 here, 0 there`; empty where none does."""
+    if isinstance(new, dict) and isinstance(old, dict):
+        found = (_difference(new.get(k), old.get(k), f"{key}.{k}".lstrip(".")) for k in {**old, **new})
+        return next((one for one in found if one), "")
+    return "" if new == old else f"{key}={new} now, {old} there"
 
 
 def _comparable(text: str) -> Config:

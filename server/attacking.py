@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 
 from attacks.base import Attack, NotApplicable, Reconstruction, finished
 from attacks.session import FolderSession, fingerprint
+from fedsim.components import build_component
 from fedsim.determinism import torch_generator
-from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.image import psnr
 from fedsim.metrics.score import ImageScore, LabelScore, score, score_labels
@@ -44,17 +42,7 @@ def build_attack(name: str, settings: dict[str, Any]) -> Attack:
     Raises:
         ConfigError: its `_target_` is no Attack, or refuses its settings.
     """
-    try:
-        attack = instantiate(settings, _convert_="all")
-    except InstantiationException as error:
-        cause = error.__cause__
-        if isinstance(cause, ConfigError):
-            inside = cause.key if cause.key.startswith("attack.") else f"attack.{name}.{cause.key}"
-            raise ConfigError(inside, cause.value, cause.expected) from cause
-        raise ConfigError(f"attack.{name}", " ".join(str(cause or error).split())[:200], "settings that fit") from error
-    if not isinstance(attack, Attack):
-        raise ConfigError(f"attack.{name}._target_", settings.get("_target_"), "a subclass of attacks.base.Attack")
-    return attack
+    return build_component(f"attack.{name}", settings, Attack)  # type: ignore[type-abstract]
 
 
 def attack_device(num_gpus: float) -> torch.device:

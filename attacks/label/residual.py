@@ -65,12 +65,14 @@ def certify_counts(
     *,
     eps: float | None = None,
     rng: torch.Generator | None = None,
+    excluded: Int[Tensor, "classes"] | None = None,
 ) -> CountCertificate:
     """The counts nearest to `start_counts` (real-valued ones order the search) that explain the gradient.
 
     Args:
         eps: relative rounding of the gradient as it was shared; None takes that of `weight_grad`'s dtype.
         rng: draws the starts of the solver; None seeds one with 0.
+        excluded: counts that are not tried. With the true ones, whatever is certified is wrong.
 
     Raises:
         ValueError: a batch for which wrong counts could explain the gradient: B > min(C - 1, D).
@@ -84,7 +86,8 @@ def certify_counts(
     system = head_system(weights, gradient, batch_size, eps)
     tolerance = max(1e-9, TOLERANCE * eps, TOLERANCE / 4 * system.outside)
     tolerance_met = tolerance <= MAX_TOLERANCE
-    candidates = neighbours(start_counts.double(), batch_size, max_neighbours)
+    near = neighbours(start_counts.double(), batch_size, max_neighbours)
+    candidates = (counts for counts in near if excluded is None or not torch.equal(counts, excluded))
     reason = "no counts near the estimate explain the gradient"
     if not tolerance_met:
         reason = f"{system.outside:.2g} of the gradient is no head's gradient of {batch_size} examples: perturbed"

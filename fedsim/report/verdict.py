@@ -54,14 +54,16 @@ def _leakage_sentence(run: RunFolder, rows: list[AttackSummary], leakage: Leakag
     if leakage.recognisable:
         among = f", the strongest of {len(rows)} attacks," if len(rows) > 1 else ""
         share = "all" if leakage.recognisable == leakage.pictures else f"{leakage.recognisable:,} of"
+        share = "the" if leakage.pictures == 1 else share
         level: Level = "leaked" if 2 * leakage.recognisable >= leakage.pictures else "partial"
         return level, (
-            f"The server rebuilt {share} {observed} recognisably (PSNR ≥ {RECOGNISABLE:.0f} dB): "
+            f"The server rebuilt {share} {observed.removeprefix('1 ')} recognisably (PSNR ≥ {RECOGNISABLE:.0f} dB): "
             f"{strongest.attack}{among} reached {_mean(strongest)}."
         )
     if leakage.scored:
+        none = "The observed picture was not" if leakage.pictures == 1 else f"None of the {observed} was"
         return "safe", (
-            f"None of the {observed} was rebuilt recognisably: the best result, {decibels(strongest.max_psnr)} by "
+            f"{none} rebuilt recognisably: the best result, {decibels(strongest.max_psnr)} by "
             f"{strongest.attack}, stays below {RECOGNISABLE:.0f} dB."
         )
     if leakage.returned:

@@ -115,7 +115,8 @@ def test_a_client_remembers_by_its_context_and_not_by_its_worker(runtime):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("clients.app.build_chain", lambda config: chain)
         app = build_client_app(config, data)
-        patch.setattr(TaskIdentity, "_run_id", 1)
+        for identity in ("_run_id", "_node_id", "_task_id"):
+            patch.setattr(TaskIdentity, identity, 1)
         contexts = [Context(1, node, {"partition-id": node}, RecordDict(), {}) for node in range(2)]
         seen = []
         for node in (0, 1, 0, 0):

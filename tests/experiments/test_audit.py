@@ -79,7 +79,7 @@ def test_other_settings_in_the_same_folder_are_refused(audit, command):
     folder = audit("audit.num_images=1")
     code, _, err = command("fedsim-audit", f"run_dir={folder}", *SMALL, "audit.num_images=2")
     assert code == 2
-    assert "other settings" in err
+    assert "other settings: audit.num_images=2 now, 1 there" in err
 
 
 def test_more_pictures_than_there_are_is_one_clear_line(command, tmp_path):

@@ -163,10 +163,15 @@ def _check_network(network: Mapping[str, Any]) -> ModelSpec:
     if "name" not in network:
         raise ConfigError("prior.network", dict(network), "a mapping with a name")
     spec = ModelSpec.from_dict({"num_classes": 1000, **network})
-    spec.check()
+    try:
+        spec.check()
+    except ConfigError as error:
+        raise ConfigError(f"prior.network.{error.key.split('.', 1)[-1]}", error.value, error.expected) from error
     if not spec.pretrained and spec.checkpoint is None:
         raise ConfigError(
-            "prior.network", spec.name, "pretrained or a checkpoint: statistics of an untrained network say nothing"
+            "prior.network.checkpoint",
+            "null",
+            f"a file of trained weights of {spec.name}, or pretrained=true: an untrained network says nothing",
         )
     return spec
 

@@ -1,0 +1,147 @@
+"""From `_target_` settings to an object; what does not fit is refused by the full name of the setting."""
+
+import inspect
+import re
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from hydra.errors import InstantiationException
+from hydra.utils import get_object, instantiate
+
+from fedsim.errors import ConfigError, nearest
+
+Component = TypeVar("Component")
+TARGET = "_target_"
+PLAIN: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    NoneType: "null",
+}
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def build_component(key: str, settings: Mapping[str, Any], kind: type[Component]) -> Component:
+    """Instantiate settings, nested ones included.
+
+    Args:
+        key: the full name of the settings, `attack.dlg`.
+
+    Raises:
+        ConfigError: no such class, a setting that it does not have or lacks, of another type, or that it refuses.
+    """
+    check_settings(key, settings)
+    try:
+        component = instantiate(settings, _convert_="all")
+    except InstantiationException as error:
+        raise _named(key, error) from error
+    if not isinstance(component, kind):
+        wanted = f"a subclass of {kind.__module__}.{kind.__qualname__}"
+        raise ConfigError(f"{key}.{TARGET}", settings.get(TARGET), wanted)
+    return component
+
+
+def check_settings(key: str, settings: Mapping[str, Any]) -> None:
+    """Names and types of settings against the signature of their class, and so on for nested ones.
+
+    Raises:
+        ConfigError: as `build_component`.
+    """
+    if TARGET not in settings:
+        raise ConfigError(f"{key}.{TARGET}", None, "the class to build")
+    try:
+        target = get_object(str(settings[TARGET]))
+        signature, hints = inspect.signature(target), _hints(target)
+    except (ImportError, ValueError, TypeError) as error:
+        raise ConfigError(f"{key}.{TARGET}", settings[TARGET], f"a class that can be imported ({error})") from error
+    parameters = signature.parameters
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    for name, value in settings.items():
+        if name.startswith("_"):
+            continue
+        if name not in parameters and not open_ended:
+            raise ConfigError(f"{key}.{name}", value, f"there is no such setting.{nearest(name, parameters)}")
+        _check_nested(f"{key}.{name}", value)
+        if name in hints and not fits(value, hints[name]):
+            raise ConfigError(f"{key}.{name}", value, expected(hints[name]))
+    for name, parameter in parameters.items():
+        if name not in settings and parameter.default is parameter.empty and parameter.kind in NAMED:
+            raise ConfigError(f"{key}.{name}", "", "missing; it has no default")
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value from YAML can be meant for this annotation; True wherever that cannot be told."""
+    options = _options(hint)
+    if any(option is Any or option is object or isinstance(option, str | TypeVar) for option in options):
+        return True
+    if isinstance(value, Mapping):
+        return TARGET in value or any(option not in PLAIN for option in options)
+    if isinstance(value, bool | int | float | str | None):
+        if any(_is_plain(value, option) for option in options):
+            return True
+        # Words may stand for anything but numbers and objects of a class.
+        classes = [o for o in options if inspect.isclass(o) and o not in PLAIN]
+        return len(classes) + sum(o in PLAIN for o in options) < len(options)
+    return any(option not in PLAIN for option in options)
+
+
+def expected(hint: Any) -> str:
+    """An annotation as a reader of settings would put it."""
+    words = [PLAIN.get(option) or _class_words(option) for option in _options(hint)]
+    if PLAIN[float] in words and PLAIN[int] in words:
+        words.remove(PLAIN[int])
+    return " or ".join(dict.fromkeys(words))
+
+
+def _class_words(option: Any) -> str:
+    return f"a {option.__name__} by its {TARGET}" if inspect.isclass(option) else "what its help says"
+
+
+def _is_plain(value: Any, option: Any) -> bool:
+    if option is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if option is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return option in PLAIN and isinstance(value, option)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _hints(target: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except (NameError, TypeError):  # annotations that only a type checker can read say nothing here
+        return {}
+
+
+def _check_nested(key: str, value: Any) -> None:
+    if isinstance(value, Mapping):
+        if TARGET in value:
+            check_settings(key, value)
+        else:
+            for name, inner in value.items():
+                _check_nested(f"{key}.{name}", inner)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            _check_nested(f"{key}.{index}", inner)
+
+
+def _named(key: str, error: InstantiationException) -> ConfigError:
+    """Components name their own settings by a word and the setting, `prior.weight`; users need the whole path."""
+    within = re.search(r"full_key: (\S+)", str(error))
+    cause: BaseException = error
+    while cause.__cause__ is not None and not isinstance(cause, ConfigError):
+        cause = cause.__cause__
+    path = f"{key}.{within.group(1)}" if within else key
+    if not isinstance(cause, ConfigError):
+        return ConfigError(path, " ".join(str(cause).split())[:200], "settings that fit")
+    group = key.split(".", 1)[0]
+    if cause.key.startswith(f"{group}.") or cause.key == group:
+        return cause
+    if within:
+        return ConfigError(f"{path}.{cause.key.split('.', 1)[-1]}", cause.value, cause.expected)
+    return ConfigError(f"{key}.{cause.key}", cause.value, cause.expected)
