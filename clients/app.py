@@ -1,5 +1,6 @@
 """The Flower ClientApp: train, evaluate, share."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -12,11 +13,13 @@ from torch import nn
 from clients.training import ClientSettings, LocalResult, train_locally
 from defenses.base import ClientRound, DefenseChain
 from defenses.compose import build_chain
-from fedsim.composition import Config, build_data, build_spec
+from fedsim.composition import Config, build_data, build_spec, image_side
 from fedsim.data import FederatedData, ImageSet
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.evaluation import evaluate
 from fedsim.models import Architecture, Normaliser, architecture_seed
+from fedsim.observation import Observation
+from fedsim.observing import ObservationFactory
 from fedsim.records import (
     ARRAYS,
     AUDITED,
@@ -44,6 +47,7 @@ class ClientRuntime:
         self.settings = ClientSettings(**config["client"])
         self.seed = int(config["seed"])
         self._data = data
+        self._view: Callable[[Update], Observation] | None = None
 
     @cached_property
     def data(self) -> FederatedData:
@@ -71,6 +75,15 @@ class ClientRuntime:
     def normaliser(self) -> Normaliser:
         return Normaliser(self.model)
 
+    @cached_property
+    def onlooker(self) -> ObservationFactory:
+        """The server's view of this client. Its defenses are not those at work: an attack builds models with them."""
+        configured = self.config["defense"]
+        spec = build_spec(self.config, self.data)
+        architecture = Architecture(spec, (build_chain(configured),), architecture_seed(self.seed))
+        described = [{"name": name, **settings} for name, settings in (configured or {}).items()]
+        return ObservationFactory(architecture, self.model, image_side(self.config["model"]), described)
+
     def load(self, state: State) -> None:
         """Put the global state into the model, in place.
 
@@ -95,7 +108,9 @@ class ClientRuntime:
         Args:
             memory: what the defenses kept on this client from its earlier rounds.
         """
-        self.defenses.begin(ClientRound(server_round, len(pictures), dict(memory or {})))
+        self._view = None
+        turn = ClientRound(server_round, len(pictures), dict(memory or {}), self.model, pictures, self._observe)
+        self.defenses.begin(turn)
         rng = torch_generator(self.seed, "client", server_round, client)
         with seeded_globals(self.seed, "model-noise", server_round, client):
             return train_locally(
@@ -115,6 +130,7 @@ class ClientRuntime:
         Defenses act on the change, never on whole weights. A tensor that they leave alone is sent as it
         was trained, so that the undefended run and the identity setting share the same bits.
         """
+        self._view = lambda update: self.onlooker.make(server_round, client, state, update, result.protocol, None)
         rng = torch_generator(self.seed, "defense", server_round, client)
         changed = self.defenses.transform_update(result.as_update(self.settings.share, num_examples), rng)
         if self.settings.share != "weights":
@@ -125,6 +141,11 @@ class ClientRuntime:
             untouched = torch.equal(delta, result.tensors[name])
             weights[name] = trained[name].detach().cpu().clone() if untouched else state[name] + delta
         return replace(changed, tensors=weights, kind="weights")
+
+    def _observe(self, update: Update) -> Observation:
+        if self._view is None:
+            raise RuntimeError("an update is observed once training is over: in transform_update")
+        return self._view(update)
 
 
 def resolve_device(device: str) -> torch.device:
@@ -153,7 +174,7 @@ def build_client_app(config: Config, data: FederatedData | None = None) -> Clien
         proximal_mu = float(instructions.get("proximal-mu", 0.0))  # type: ignore[arg-type]
         # Asked for by the operator of the simulation, and only in rounds that the server observes.
         audit = config["audit"] is True and bool(instructions.get(AUDITED, False))
-        memory = from_arrays(context.state.array_records.get(MEMORY, ArrayRecord()))
+        memory = _memory(context)
         result = runtime.train(pictures, partition_id, server_round, proximal_mu, audit, memory)
         num_examples = result.protocol.batch_size if runtime.settings.share == "gradient" else len(pictures)
         update = runtime.share(result, state, num_examples, partition_id, server_round)
@@ -165,14 +186,20 @@ def build_client_app(config: Config, data: FederatedData | None = None) -> Clien
     @app.evaluate()
     def evaluate_locally(message: Message, context: Context) -> Message:
         partition_id = int(context.node_config["partition-id"])
-        state, _ = _open(message, decoded)
+        state, instructions = _open(message, decoded)
         runtime.load(state)
         pictures = runtime.data.client(partition_id)
+        server_round = int(instructions.get(SERVER_ROUND, 0))  # type: ignore[arg-type]
+        runtime.defenses.begin(ClientRound(server_round, len(pictures), _memory(context), runtime.model))
         scores = evaluate(runtime.model, pictures, runtime.normaliser)
         record: dict[str, Any] = {NUM_EXAMPLES: len(pictures), "loss": scores.loss, "accuracy": scores.accuracy}
         return Message(RecordDict({METRICS: MetricRecord(record)}), reply_to=message)
 
     return app
+
+
+def _memory(context: Context) -> State:
+    return from_arrays(context.state.array_records.get(MEMORY, ArrayRecord()))
 
 
 def _open(message: Message, decoded: DecodedState) -> tuple[State, ConfigRecord]:

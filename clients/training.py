@@ -125,7 +125,7 @@ def train_locally(
         private, labels = pictures.images(indices), pictures.labels[indices]
         batch = defense.transform_batch(Batch(normaliser(private), labels), rng)
         gradients = defense.gradient(model, batch, gradient_of, rng)
-        losses.append(gradient_of.loss)
+        losses.append(gradient_of.take_loss())
         with torch.no_grad():
             for name, parameter in trainable.items():
                 parameter.grad = gradients.get(name)
@@ -155,20 +155,16 @@ def train_locally(
 
 
 class LossGradient:
-    """A client's loss, differentiated; `defenses.base.BatchGradient`.
-
-    Attributes:
-        loss: classification loss of the batch that was differentiated last.
-    """
+    """A client's loss, differentiated; `defenses.base.BatchGradient`."""
 
     def __init__(self, model: nn.Module, defense: Defense, label_smoothing: float) -> None:
-        self.loss = math.nan
+        self._losses: list[tuple[float, int]] = []
         self._model, self._defense, self._label_smoothing = model, defense, label_smoothing
 
     def __call__(self, batch: Batch) -> State:
         self._model.zero_grad(set_to_none=True)
         loss = classification_loss(self._model, batch, self._label_smoothing)
-        self.loss = loss.item()
+        self._losses.append((loss.item(), len(batch.labels)))
         extra = self._defense.extra_loss(self._model, batch)
         (loss if extra is None else loss + extra).backward()
         return {name: p.grad for name, p in self._model.named_parameters() if p.grad is not None}
@@ -185,8 +181,15 @@ class LossGradient:
         each = vmap(grad(loss_of_one, has_aux=True), in_dims=(None, 0, 0), randomness="different")
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no batching rule
             gradients, losses = each(trainable, batch.images, batch.labels)
-        self.loss = float(losses.mean())
+        self._losses.append((float(losses.mean()), len(batch.labels)))
         return dict(gradients)
+
+    def take_loss(self) -> float:
+        """Mean classification loss of all pictures differentiated since the last call; NaN where there were none."""
+        losses, self._losses = self._losses, []
+        if len(losses) == 1:
+            return losses[0][0]
+        return sum(loss * count for loss, count in losses) / sum(count for _, count in losses) if losses else math.nan
 
 
 class _Seen:

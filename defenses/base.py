@@ -1,13 +1,15 @@
 """What every defense is: hooks on a client's model, batch, loss, gradient and update, each the identity by default."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from fedsim.data import ImageSet
 from fedsim.models.roles import ViTRoles, find_roles
+from fedsim.observation import Observation
 from fedsim.update import State, Update
 
 
@@ -54,11 +56,18 @@ class ClientRound:
     Attributes:
         num_examples: pictures that the client holds.
         memory: what this defense kept on this client from its earlier rounds; write to it what it should keep.
+        model: holds the global state; a defense may write into it what the client has of its own.
+        pictures: the client's, before any defense.
+        observe: what the server would know of an update of this turn, from `transform_update` on: for a defense that
+            looks through its eyes.
     """
 
     server_round: int
     num_examples: int
     memory: State = field(default_factory=dict)
+    model: nn.Module | None = None
+    pictures: ImageSet | None = None
+    observe: Callable[[Update], Observation] | None = None
 
 
 class Defense:
@@ -80,7 +89,7 @@ class Defense:
         return model
 
     def begin(self, turn: ClientRound) -> None:
-        """A client starts its local training."""
+        """A client starts its local training, or evaluates what it would start from."""
 
     def transform_batch(self, batch: Batch, rng: torch.Generator) -> Batch:
         """Change what the model sees: as many pictures, in the same order."""
@@ -121,10 +130,7 @@ class DefenseChain(Defense):
 
     def begin(self, turn: ClientRound) -> None:
         """Each defense reads and writes its own part of the memory, under its name."""
-        self._turns = {
-            name: ClientRound(turn.server_round, turn.num_examples, _under(f"{name}/", turn.memory))
-            for name in self.defenses
-        }
+        self._turns = {name: replace(turn, memory=_under(f"{name}/", turn.memory)) for name in self.defenses}
         for name, defense in self.defenses.items():
             defense.begin(self._turns[name])
 

@@ -5,47 +5,53 @@ transformed delta: noise or clipping of the weights themselves would act on what
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from defenses.base import Defense
+from defenses.settings import choice, number
 from fedsim.errors import ConfigError
 from fedsim.update import Update
 
+DISTRIBUTIONS = ("gaussian", "laplace")
+
 
 class GradientNoise(Defense):
-    """Gaussian noise on every shared floating-point tensor. No privacy accounting.
+    """Noise on every shared floating-point tensor. No privacy accounting.
 
     Args:
-        std: standard deviation of a coordinate.
+        std: standard deviation of a coordinate (Laplace's scale is std / √2).
         relative_norm: instead, the norm of all noise together as a multiple of the norm of all shared tensors
             together (root mean square): the same standard deviation in every coordinate of every tensor.
+        distribution: `gaussian` or `laplace`.
     """
 
-    def __init__(self, std: float = 0.0, relative_norm: float | None = None) -> None:
-        _require("defense.gradient_noise.std", std, 0.0 <= std < math.inf, "0 or more")
-        if relative_norm is not None:
-            valid = 0.0 <= relative_norm < math.inf
-            _require("defense.gradient_noise.relative_norm", relative_norm, valid, "0 or more, or null")
-            _require("defense.gradient_noise.std", std, std == 0.0, "0 beside relative_norm: either sets the noise")
-        self.std = std
+    def __init__(self, std: float = 0.0, relative_norm: float | None = None, distribution: str = "gaussian") -> None:
+        self.std = number("defense.gradient_noise.std", std, "0 or more", lambda v: 0.0 <= v < math.inf)
         self.relative_norm = relative_norm
+        if relative_norm is not None:
+            key, expected = "defense.gradient_noise.relative_norm", "0 or more, or null"
+            self.relative_norm = number(key, relative_norm, expected, lambda v: 0.0 <= v < math.inf)
+            if self.std != 0.0:
+                raise ConfigError("defense.gradient_noise.std", std, "0 beside relative_norm: either sets the noise")
+        self.distribution = choice("defense.gradient_noise.distribution", distribution, DISTRIBUTIONS)
 
     def transform_update(self, update: Update, rng: torch.Generator) -> Update:
-        _require_change(update, "gradient_noise")
+        require_change(update, "gradient_noise")
         std = self.std
         if self.relative_norm is not None:
             coordinates = sum(tensor.numel() for tensor in update.tensors.values() if tensor.is_floating_point())
-            std = self.relative_norm * _norm(update) / math.sqrt(max(1, coordinates))
+            std = self.relative_norm * update_norm(update) / math.sqrt(max(1, coordinates))
         if std == 0.0:
             return update
         tensors = dict(update.tensors)
         for name in sorted(tensors):  # an order of its own: the same noise however the tensors are listed
             tensor = tensors[name]
             if tensor.is_floating_point():
-                noise = torch.randn(tensor.shape, generator=rng, dtype=tensor.dtype).to(tensor.device)
-                tensors[name] = tensor + std * noise
+                tensors[name] = tensor + std * unit_noise(tensor, self.distribution, rng)
         return replace(update, tensors=tensors)
 
 
@@ -53,30 +59,39 @@ class GradientClip(Defense):
     """Scale an update down to an L2 norm of at most `max_norm`, all floating-point tensors taken together."""
 
     def __init__(self, max_norm: float = math.inf) -> None:
-        _require("defense.gradient_clip.max_norm", max_norm, max_norm > 0.0, "more than 0")
-        self.max_norm = max_norm
+        self.max_norm = number("defense.gradient_clip.max_norm", max_norm, "more than 0", lambda v: v > 0.0)
 
     def transform_update(self, update: Update, rng: torch.Generator) -> Update:
-        _require_change(update, "gradient_clip")
-        norm = _norm(update)
-        if norm <= self.max_norm:
-            return update
-        factor = self.max_norm / norm
-        tensors = {n: t * factor if t.is_floating_point() else t for n, t in update.tensors.items()}
-        return replace(update, tensors=tensors)
+        require_change(update, "gradient_clip")
+        return clip(update, self.max_norm)
 
 
-def _norm(update: Update) -> float:
+def clip(update: Update, max_norm: float) -> Update:
+    """`update` itself where it is no longer than `max_norm`, else scaled down to it."""
+    norm = update_norm(update)
+    if norm <= max_norm:
+        return update
+    factor = max_norm / norm
+    tensors = {n: t * factor if t.is_floating_point() else t for n, t in update.tensors.items()}
+    return replace(update, tensors=tensors)
+
+
+def unit_noise(like: Tensor, distribution: str, rng: torch.Generator) -> Tensor:
+    """Independent draws of standard deviation 1, in the shape, type and place of `like`."""
+    if distribution == "gaussian":
+        return torch.randn(like.shape, generator=rng, dtype=like.dtype).to(like.device)
+    # Two exponentials' difference is Laplace's distribution of scale 1, whose variance is 2.
+    exponentials: Sequence[Tensor] = [torch.empty(like.shape).exponential_(generator=rng) for _ in range(2)]
+    return ((exponentials[0] - exponentials[1]) / math.sqrt(2.0)).to(like)
+
+
+def update_norm(update: Update) -> float:
     """The L2 norm of all floating-point tensors together, summed in float64."""
     squares = [float(t.double().square().sum()) for t in update.tensors.values() if t.is_floating_point()]
     return math.sqrt(math.fsum(squares))
 
 
-def _require(key: str, value: float, valid: bool, expected: str) -> None:
-    if not valid:
-        raise ConfigError(key, value, expected)
-
-
-def _require_change(update: Update, defense: str) -> None:
+def require_change(update: Update, defense: str) -> None:
+    """Raises ConfigError for whole weights."""
     if update.kind == "weights":
         raise ConfigError("defense", defense, "a gradient or a delta; whole weights are formed after the defenses")

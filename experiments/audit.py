@@ -34,6 +34,7 @@ from fedsim.observation import Observation, load_observation, observation_name
 from fedsim.tracking import RunFolder, Trackers
 from server.attacking import build_attack
 from server.results import ResultWriter
+from server.summing import FEWEST, Sums, in_groups
 
 Group = tuple[AuditBatch, ...]
 
@@ -56,12 +57,12 @@ def run_audit(config: Config, root: Path) -> None:
     check_audit(config)
     victims = config["audit"]["victims"]
     setup = prepare(config)
-    chosen = choose_pictures(setup)
+    updates = divide(choose_pictures(setup), config["audit"]["batch_size"], setup.sums)
     folder = open_or_resume(config, root)
     trackers = Trackers(config["tracker"], root)
     writer = make_writer(config, folder, trackers)
-    batches = list(_unfinished(config, chosen, writer))
-    total, left = -(-len(chosen) // config["audit"]["batch_size"]), len(batches)
+    batches = list(_unfinished(config, updates, writer))
+    total, left = len(updates), len(batches)
     if left < total:
         console.print(f"{total - left} of {total} updates were finished by an earlier call", markup=False)
     groups = [tuple(batches[start : start + victims]) for start in range(0, left, victims)]
@@ -153,13 +154,28 @@ def open_or_resume(config: Config, root: Path) -> RunFolder:
     return open_folder(config, root, expected=before)
 
 
-def _unfinished(config: Config, chosen: list[int], writer: ResultWriter) -> Iterator[AuditBatch]:
-    size = config["audit"]["batch_size"]
-    for number, start in enumerate(range(0, len(chosen), size)):
+def divide(chosen: list[int], batch_size: int, sums: Sums | None) -> list[tuple[int, tuple[int, ...]]]:
+    """For each update that the server sees the number of its first client and its pictures.
+
+    Raises:
+        ConfigError: fewer clients than one sum takes.
+    """
+    clients = range(-(-len(chosen) // batch_size))
+    if sums is not None and len(clients) < (fewest := sums.clients or FEWEST):
+        pictures = (fewest - 1) * batch_size + 1
+        raise ConfigError("audit.num_images", len(chosen), f"at least {pictures}: {sums.by} sums over {fewest} clients")
+    groups = in_groups(clients, 1 if sums is None else sums.clients)
+    return [(group[0], tuple(chosen[group[0] * batch_size : (group[-1] + 1) * batch_size])) for group in groups]
+
+
+def _unfinished(
+    config: Config, updates: list[tuple[int, tuple[int, ...]]], writer: ResultWriter
+) -> Iterator[AuditBatch]:
+    for number, (first_client, positions) in enumerate(updates):
         name = observation_name(0, number)
         attacks = tuple(attack for attack in config["attack"] if (name, attack) not in writer.done)
         if attacks:
-            yield AuditBatch(number, tuple(chosen[start : start + size]), attacks)
+            yield AuditBatch(number, positions, attacks, first_client)
 
 
 def _results(

@@ -18,17 +18,25 @@ from fedsim.observation import Observation
 from fedsim.update import State
 from server.attacking import Outcome, Scores, attack_device, run_attack_on_many, score_outcome
 from server.results import Job
+from server.summing import Contribution, RunningSum
 
 logger = getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class AuditBatch:
-    """One update to audit: its number, its pictures' positions in the set, the attacks still to run."""
+    """One update to audit, or under secure aggregation the sum of several.
+
+    Attributes:
+        positions: of its pictures in the set, `audit.batch_size` to a client.
+        attacks: those still to run.
+        first_client: number of the first client in it; the others follow.
+    """
 
     number: int
     positions: tuple[int, ...]
     attacks: tuple[str, ...]
+    first_client: int
 
 
 @dataclass(frozen=True)
@@ -100,16 +108,30 @@ class AuditWorker:
         return [results[batch.number, name] for batch in batches for name in batch.attacks]
 
     def _observe(self, batch: AuditBatch) -> tuple[Observation, GroundTruth]:
-        pictures = self._setup.data.train.subset(batch.positions)
+        seen = self._seen(batch)
+        assert seen.truth is not None
+        observation = self._setup.factory().make(
+            0, batch.number, self._state, seen.update, seen.protocol, self._auxiliary_probs
+        )
+        return observation, seen.truth
+
+    def _seen(self, batch: AuditBatch) -> Contribution:
+        """What the server gets: a client's update, or the sum over several."""
+        sums = self._setup.sums
+        if sums is None:
+            return self._shared(batch.positions, batch.first_client)
+        total, size = RunningSum(sums.by), self._config["audit"]["batch_size"]
+        for number, start in enumerate(range(0, len(batch.positions), size), batch.first_client):
+            total.add(self._shared(batch.positions[start : start + size], number))
+        return total.result()
+
+    def _shared(self, positions: Sequence[int], client: int) -> Contribution:
+        pictures = self._setup.data.train.subset(positions)
         runtime = self._runtime
         runtime.load(self._state)
-        result = runtime.train(pictures, batch.number, server_round=0, audit=True)
-        update = runtime.share(result, self._state, len(pictures), batch.number, server_round=0)
-        assert result.truth is not None
-        observation = self._setup.factory().make(
-            0, batch.number, self._state, update, result.protocol, self._auxiliary_probs
-        )
-        return observation, result.truth
+        result = runtime.train(pictures, client, server_round=0, audit=True)
+        update = runtime.share(result, self._state, len(pictures), client, server_round=0)
+        return Contribution(update, result.protocol, result.truth)
 
 
 def failed(batch: AuditBatch, setup: Setup, reason: str) -> list[AuditResult]:

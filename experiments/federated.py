@@ -24,7 +24,7 @@ from experiments.setup import (
     refuse_used,
     reported,
 )
-from experiments.validation import check_federated, check_strategy, takes_gradients, worker_counts
+from experiments.validation import check_federated, check_observed, check_strategy, takes_gradients, worker_counts
 from fedsim.composition import Config
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation, observation_name, save_observation
@@ -54,6 +54,7 @@ def run_federated(config: Config, root: Path) -> None:
     strategy = instantiate(config["strategy"], _recursive_=False, _convert_="all")
     check_strategy(strategy, config["num_clients"])
     setup = prepare(config)
+    check_observed(config, setup.sums)
     folder = open_folder(config, root)
     trackers = Trackers(config["tracker"], root)
     writer = make_writer(config, folder, trackers)
@@ -145,6 +146,7 @@ def _train(
         round_timeout=config["round_timeout"],
         checkpoint_every=config["checkpoint_every"],
         observe=policy if config["attack"] or policy.save else None,
+        sums=setup.sums,
         factory=setup.factory(),
         on_observation=on_observation,
         auxiliary=setup.data.auxiliary if setup.wants_auxiliary else None,

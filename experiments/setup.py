@@ -14,6 +14,7 @@ from torch import nn
 
 from defenses.base import DefenseChain, Plan
 from defenses.compose import build_chain
+from defenses.secure_aggregation import SecureAggregation
 from experiments.cli import console, errors
 from experiments.validation import check_common, cores, worker_counts
 from fedsim.composition import Config, build_data, build_spec, image_side
@@ -21,14 +22,15 @@ from fedsim.data import FederatedData
 from fedsim.errors import ConfigError
 from fedsim.metrics.perceptual import lpips_hint
 from fedsim.models import Architecture, Normaliser, architecture_seed
+from fedsim.observing import ObservationFactory
 from fedsim.optimizers import optimizer_factory
 from fedsim.report import build_report
 from fedsim.simulation.ray_cluster import ray_cluster
 from fedsim.tracking import RunFolder, Trackers
 from server.attacking import build_attack
-from server.observing import ObservationFactory
 from server.results import ResultWriter
 from server.scheduling import AttackScheduler, InlineAttacks, OnResult, RayAttacks
+from server.summing import Sums
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,12 @@ class Setup:
     model: nn.Module
     normaliser: Normaliser
     wants_auxiliary: bool
+
+    @property
+    def sums(self) -> Sums | None:
+        """How the server sees updates: under secure aggregation summed over clients, else one by one."""
+        named = self.defenses.defenses.items()
+        return next((Sums(d.clients, name) for name, d in named if isinstance(d, SecureAggregation)), None)
 
     def factory(self) -> ObservationFactory:
         config = self.config

@@ -9,6 +9,7 @@ from hydra.utils import get_class
 
 from fedsim.composition import Config
 from fedsim.errors import ConfigError, nearest
+from server.summing import FEWEST, Sums
 
 SHARES = ("gradient", "delta", "weights")
 ENGINES = ("ray", "inline")
@@ -77,6 +78,19 @@ def check_federated(config: Config) -> None:
     if clients != "all" and not isinstance(clients, int | list):
         raise ConfigError("observe.clients", clients, "a number, a list of partition ids, or all")
     _at_least("observe.every", config["observe"]["every"], 0)
+
+
+def check_observed(config: Config, sums: Sums | None) -> None:
+    """What holds for federated runs in which the server sees sums; None: it sees each client.
+
+    Raises:
+        ConfigError: naming the key, the value and what would be right.
+    """
+    if sums is None:
+        return
+    sums.check_observed(config["observe"]["clients"])
+    if config["num_clients"] < (fewest := sums.clients or FEWEST):
+        raise ConfigError("num_clients", config["num_clients"], f"at least {fewest}: {sums.by} sums over them")
 
 
 def check_audit(config: Config) -> None:

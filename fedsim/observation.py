@@ -53,8 +53,11 @@ class Observation:
         """The mean-loss gradient that was shared, float64, by parameter name.
 
         Raises:
-            NotApplicable: the local optimiser was adaptive.
+            NotApplicable: nothing was shared, or the local optimiser was adaptive.
         """
+        if not self.update.tensors:
+            by = " and ".join(dict.fromkeys(self.update.withheld.values())) or "the client"
+            raise NotApplicable(f"the whole update is withheld by {by}")
         return self.update.as_gradient(self.protocol, self.global_state)
 
     def gradient_of(self, role: str) -> Tensor:

@@ -15,14 +15,17 @@ from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals
 from fedsim.errors import RunError
 from fedsim.evaluation import evaluate, mean_softmax
+from fedsim.observing import ObservationFactory
 from fedsim.records import from_arrays, to_arrays
 from fedsim.tracking import RunFolder, Trackers
 from fedsim.update import State
 from server.completion import CompleteUpdates
 from server.honest_but_curious import HonestButCurious, OnObservation
-from server.observing import ObservationFactory, ObservePolicy
+from server.observing import ObservePolicy
 from server.recording import RoundRecorder
 from server.sampling import SeededSampling
+from server.silence import OmitSilent
+from server.summing import Sums
 
 logger = getLogger(__name__)
 
@@ -41,6 +44,7 @@ class ServerPlan:
         on_round: called after each round with its metrics.
         client_of: a client's number from its node id.
         observe: None for a server that does not look.
+        sums: secure aggregation: how clients are summed before the server looks; None: it sees each client.
     """
 
     model: nn.Module
@@ -56,6 +60,7 @@ class ServerPlan:
     round_timeout: float = 3600.0
     checkpoint_every: int = 0
     observe: ObservePolicy | None = None
+    sums: Sums | None = None
     factory: ObservationFactory | None = None
     on_observation: OnObservation | None = None
     auxiliary: ImageSet | None = None
@@ -65,11 +70,11 @@ class ServerPlan:
 
 
 def build_strategy(plan: ServerPlan) -> RoundRecorder:
-    """The configured strategy inside its wrappers, innermost first: completion, observer, order, record."""
-    strategy: Strategy = plan.strategy if plan.shares_gradients else CompleteUpdates(plan.strategy)
+    """The configured strategy inside its wrappers, innermost first: completion, silence, observer, order, record."""
+    strategy: Strategy = OmitSilent(plan.strategy if plan.shares_gradients else CompleteUpdates(plan.strategy))
     if plan.observe is not None and plan.factory is not None and plan.on_observation is not None:
         probs = _AuxiliaryProbs(plan) if plan.auxiliary is not None else None
-        strategy = HonestButCurious(strategy, plan.factory, plan.observe, plan.on_observation, probs)
+        strategy = HonestButCurious(strategy, plan.factory, plan.observe, plan.on_observation, probs, plan.sums)
     return RoundRecorder(SeededSampling(strategy, plan.seed), plan.client_of)
 
 

@@ -47,7 +47,8 @@ def make_victim(
 ) -> Victim:
     """The model in the mode in which the client trained it.
 
-    Dropout is left out, since nobody but the client knows its masks. BatchNorm in training mode keeps no running
+    Dropout is left out, since nobody but the client knows its masks, and so is the noise of a defense's modules, which
+    have a method `without_noise` for it. BatchNorm in training mode keeps no running
     statistics, which have no part in the gradient.
 
     Args:
@@ -62,6 +63,8 @@ def make_victim(
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) or type(module).__name__ in ("DropPath", "PatchDropout"):
             module.eval()
+        elif (silence := getattr(module, "without_noise", None)) is not None:
+            silence()
     if observation.protocol.training_mode:
         replace_all_batch_norm_modules_(model)
     params = {n: p.detach() for n, p in model.named_parameters() if n in shared and p.requires_grad}

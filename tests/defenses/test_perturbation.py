@@ -1,11 +1,14 @@
 import math
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from defenses import DefenseChain, GradientClip, GradientNoise
 from fedsim.errors import ConfigError
 from fedsim.update import Update
+from tests.defenses.as_configured import configured
 
 
 @pytest.fixture
@@ -35,14 +38,29 @@ def copies(update):
 
 @pytest.mark.parametrize(
     "defense",
-    [GradientNoise(0.0), GradientNoise(relative_norm=0.0), GradientClip(math.inf), GradientClip(1e9), GradientClip()],
+    [
+        GradientNoise(0.0),
+        GradientNoise(0.0, distribution="laplace"),
+        GradientNoise(relative_norm=0.0),
+        GradientClip(math.inf),
+        GradientClip(1e9),
+        GradientClip(),
+    ],
 )
 def test_identity_limit_is_bit_equal(defense, update, rng):
     after = DefenseChain({"identity": defense}).transform_update(update, rng)
     assert all(torch.equal(after.tensors[name], tensor) for name, tensor in update.tensors.items())
 
 
-@pytest.mark.parametrize("defense", [GradientNoise(0.1), GradientNoise(relative_norm=0.1), GradientClip(0.5)])
+@pytest.mark.parametrize(
+    "defense",
+    [
+        GradientNoise(0.1),
+        GradientNoise(0.1, distribution="laplace"),
+        GradientNoise(relative_norm=0.1),
+        GradientClip(0.5),
+    ],
+)
 def test_changes_the_update_and_not_in_place(defense, update, rng):
     before = copies(update)
     after = defense.transform_update(update, rng)
@@ -53,23 +71,30 @@ def test_changes_the_update_and_not_in_place(defense, update, rng):
     assert (after.kind, after.num_examples) == ("gradient", 4)
 
 
-def test_noise_has_the_standard_deviation(update, rng):
-    noise = change(update, GradientNoise(0.3).transform_update(update, rng)).tensors["weight"]
+@pytest.mark.parametrize(
+    ("distribution", "law"), [("gaussian", stats.norm(0, 0.3)), ("laplace", stats.laplace(0, 0.3 / math.sqrt(2)))]
+)
+def test_noise_has_the_standard_deviation_and_the_law(distribution, law, update, rng):
+    noise = change(update, GradientNoise(0.3, None, distribution).transform_update(update, rng)).tensors["weight"]
     assert float(noise.std()) == pytest.approx(0.3, rel=0.03)
     assert float(noise.mean()) == pytest.approx(0.0, abs=0.01)
+    # Kolmogorov's distance of 10,000 draws exceeds 0.02 with a probability of 7e-4; the other law is 0.05 away.
+    assert stats.kstest(np.asarray(noise.flatten()), law.cdf).statistic < 0.02
 
 
+@pytest.mark.parametrize("distribution", ["gaussian", "laplace"])
 @pytest.mark.parametrize("relative_norm", [1e-3, 0.1, 2.0])
-def test_relative_norm_is_of_all_tensors_together(relative_norm, update, rng):
-    noise = change(update, GradientNoise(relative_norm=relative_norm).transform_update(update, rng))
+def test_relative_norm_is_of_all_tensors_together(relative_norm, distribution, update, rng):
+    noise = change(update, GradientNoise(0.0, relative_norm, distribution).transform_update(update, rng))
     assert norm(noise) / norm(update) == pytest.approx(relative_norm, rel=0.05)
     assert float(noise.tensors["bias"].std()) == pytest.approx(float(noise.tensors["weight"].std()), rel=0.3)
 
 
-def test_noise_replays_from_its_generator_alone(update):
+@pytest.mark.parametrize("distribution", ["gaussian", "laplace"])
+def test_noise_replays_from_its_generator_alone(distribution, update):
     def draw(seed, listed):
         torch.manual_seed(torch.seed() % 1000)
-        return GradientNoise(0.1).transform_update(listed, torch.Generator().manual_seed(seed))
+        return GradientNoise(0.1, None, distribution).transform_update(listed, torch.Generator().manual_seed(seed))
 
     reversed_listing = Update(dict(reversed(update.tensors.items())), "gradient", 4)
     first, second, other = draw(1, update), draw(1, reversed_listing), draw(2, update)
@@ -104,6 +129,10 @@ def test_order_in_a_chain_matters(update):
         (lambda: GradientNoise(math.nan), "0 or more"),
         (lambda: GradientNoise(relative_norm=-1.0), r"gradient_noise\.relative_norm=-1\.0"),
         (lambda: GradientNoise(0.1, 0.1), "either sets the noise"),
+        (lambda: GradientNoise(0.1, distribution="laplacian"), "one of gaussian, laplace. Did you mean 'laplace'"),
+        (lambda: configured(GradientNoise, std="ten"), r"gradient_noise\.std=ten: 0 or more"),
+        (lambda: configured(GradientNoise, relative_norm=[1]), r"gradient_noise\.relative_norm=\[1\]"),
+        (lambda: configured(GradientClip, max_norm=True), r"gradient_clip\.max_norm=True"),
         (lambda: GradientClip(0.0), r"gradient_clip\.max_norm=0\.0: more than 0"),
         (lambda: GradientClip(-1.0), "more than 0"),
         (lambda: GradientClip(math.nan), "more than 0"),

@@ -4,6 +4,7 @@ import torch.nn.functional as F
 
 from attacks.optimization.problem import shared_update
 from attacks.optimization.victim import make_victim
+from defenses import Precode
 from fedsim.errors import NotApplicable
 
 
@@ -32,6 +33,16 @@ def test_dropout_is_left_out(tools, cpu):
     images, labels = torch.zeros(1, 3, 16, 16), torch.tensor([3])
     losses = {float(victim.loss(victim.params, images, labels)) for _ in range(3)}
     assert len(losses) == 1
+
+
+def test_a_bottlenecks_noise_is_left_out(tools, cpu):
+    spec = tools.tiny(img_size=16, kwargs={"depth": 1})
+    observation = tools.observe(spec, tools.photographs(16)[:1], [3], defenses={"precode": Precode(k=8)})
+    victim = make_victim(observation, observation.gradient, cpu, fused_attention=False)
+    images, labels = torch.zeros(1, 3, 16, 16), torch.tensor([3])
+    assert len({float(victim.loss(victim.params, images, labels)) for _ in range(3)}) == 1
+    noisy = observation.build_model()
+    assert len({float(noisy(images)[0, 0].detach()) for _ in range(3)}) == 3
 
 
 def test_attention_is_fused_only_where_asked(small, cpu):

@@ -1,0 +1,96 @@
+"""Defenses that keep named parts of a model from the server."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+
+from defenses.base import ClientRound, Defense, Plan
+from defenses.settings import choice
+from fedsim.errors import ConfigError, nearest
+from fedsim.models.roles import ViTRoles, find_roles
+from fedsim.update import Update
+
+MODES = ("private", "local", "frozen")
+
+
+class Withhold(Defense):
+    """Parameters that are never shared, chosen by name or role.
+
+    Args:
+        patterns: globs on the names of parameters (`blocks.0.attn.*`) and of their roles in `ViTRoles` (`patch_weight`,
+            `qkv_*`).
+        mode: `private`: trained in the local steps, and lost when the client's turn ends; `local`: trained, and kept
+            on the client for its next turn (FedPer, Arivazhagan et al. 2019); `frozen`: never trained.
+    """
+
+    def __init__(self, patterns: str | Sequence[str] = ("patch_weight",), mode: str = "private") -> None:
+        self.patterns = [patterns] if isinstance(patterns, str) else patterns
+        if not isinstance(self.patterns, Sequence) or not all(isinstance(p, str) for p in self.patterns):
+            raise ConfigError("defense.withhold.patterns", patterns, "a list of globs on names or roles")
+        self.mode = choice("defense.withhold.mode", mode, MODES)
+        self._names: frozenset[str] | None = None
+        self._turn: ClientRound | None = None
+
+    def check(self, plan: Plan) -> None:
+        """Raises ConfigError for `local` where nothing is trained."""
+        if self.mode == "local" and plan.client["share"] == "gradient":
+            raise ConfigError(
+                "defense.withhold.mode", self.mode, "private or frozen: a client that shares a gradient trains nothing"
+            )
+
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        """Raises ConfigError where a pattern matches nothing, or nothing is left to share."""
+        trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        every = [name for name, _ in model.named_parameters()]
+        self._names = frozenset(matching(self.patterns, every, parameters_by_role(find_roles(model))))
+        if not trainable - self._names:
+            raise ConfigError("defense.withhold.patterns", list(self.patterns), "fewer: no parameter is left to share")
+        if self.mode == "frozen":
+            for name in self._names:
+                model.get_parameter(name).requires_grad_(False)
+        return model
+
+    def begin(self, turn: ClientRound) -> None:
+        self._turn = turn
+        if self.mode == "local" and turn.model is not None:
+            with torch.no_grad():
+                for name in (self._names or frozenset()) & set(turn.memory):
+                    turn.model.get_parameter(name).copy_(turn.memory[name])
+
+    def transform_update(self, update: Update, rng: torch.Generator) -> Update:
+        if self._names is None:
+            raise RuntimeError("withhold learns the names of the parameters in wrap_model: call it first")
+        if self.mode == "local" and self._turn is not None and self._turn.model is not None:
+            model = self._turn.model
+            self._turn.memory.update({n: model.get_parameter(n).detach().cpu().clone() for n in self._names})
+        return replace(update, tensors={name: t for name, t in update.tensors.items() if name not in self._names})
+
+
+def parameters_by_role(roles: ViTRoles) -> dict[str, tuple[str, ...]]:
+    """The names of the parameters in each role that the model has."""
+    named = {role: (value,) if isinstance(value, str) else value for role, value in roles.to_dict().items()}
+    del named["obstacles"]  # reasons, not names
+    return {
+        role: names for role, names in named.items() if isinstance(names, tuple) and names and isinstance(names[0], str)
+    }
+
+
+def matching(patterns: Sequence[str], parameters: Sequence[str], roles: Mapping[str, Sequence[str]]) -> set[str]:
+    """The parameters whose name, or the name of whose role, a pattern matches.
+
+    Raises:
+        ConfigError: a pattern matches nothing.
+    """
+    found: set[str] = set()
+    for pattern in patterns:
+        matched = {name for name in parameters if fnmatchcase(name, pattern)}
+        matched |= {name for role, names in roles.items() if fnmatchcase(role, pattern) for name in names}
+        if not matched:
+            there = f" Roles of this model: {', '.join(roles)}." if roles else ""
+            expected = "it matches no parameter or role." + nearest(pattern, [*roles, *parameters]) + there
+            raise ConfigError("defense.withhold.patterns", pattern, expected)
+        found |= matched
+    return found

@@ -1,0 +1,192 @@
+"""`fedsim-matrix`: every attack against every defense, beside what each defense costs in accuracy."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments.audit import choose_pictures
+from experiments.cli import console, errors, run_cli
+from experiments.matrix_progress import Progress, Watch, describe_end, read_matrix
+from experiments.matrix_rows import (
+    STATES,
+    Composer,
+    audit_config,
+    read_columns,
+    read_rows,
+    training_config,
+)
+from experiments.matrix_units import AUDIT, TRAINING, End, Unit, UnitWorker, check_unit, finished, run_unit
+from experiments.progress import Bars
+from experiments.setup import engine, prepare
+from experiments.validation import check_audit, check_federated, cores, worker_counts
+from fedsim.composition import Config
+from fedsim.errors import ConfigError, nearest
+from fedsim.report.matrix import build_matrix_report, write_matrix
+
+SECONDS_BETWEEN_LOOKS = 1.0
+"""Between two looks at the runs on Ray."""
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    run_cli("matrix", run_matrix)
+
+
+def run_matrix(config: Config, root: Path) -> None:
+    """All rows, from checked settings to the page; goes on where an earlier call in the same folder stopped.
+
+    Raises:
+        ConfigError: a setting that no row can work with; nothing has been started then.
+    """
+    progress = plan_matrix(config, root)
+    for unit in progress.units:
+        check_unit(unit)
+        if (end := finished(unit)) is not None:
+            progress.ends[unit] = end
+    if progress.ends:
+        console.print(f"{len(progress.ends)} of {len(progress.units)} runs were finished earlier", markup=False)
+    screen = Console(highlight=False, soft_wrap=True)  # of its own: those of the runs are quiet
+    try:
+        with engine({**config, "attack": {}}, cores(), attackers=False), Bars(screen) as bars, Watch(progress, bars):
+            for unit, end in _ends(progress):
+                progress.end(unit, end)
+                write_matrix(read_matrix(progress), root)
+                bars.say(describe_end(progress, unit, end))
+    finally:
+        root.mkdir(parents=True, exist_ok=True)
+        write_matrix(read_matrix(progress), root)
+        page = build_matrix_report(root)
+    failed = [unit.title for unit, end in progress.ends.items() if end.status == "failed"]
+    if failed:
+        errors.print(f"failed, and tried again by the next call: {'; '.join(failed)}", markup=False)
+    console.print(f"report  {page}", markup=False)
+    console.print(str(root), markup=False)
+
+
+def plan_matrix(config: Config, root: Path) -> Progress:
+    """Compose every run of the matrix; what no row could work with is refused here.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    matrix = config["matrix"]
+    _check(config)
+    states = STATES[matrix["state"]]
+    rows, columns = read_rows(matrix), read_columns(matrix)
+    composer = Composer()
+    attacks = {column.name: composer.attack(column) for column in columns}
+    plain = {**config, "defense": {}}
+    check_federated(training_config(plain))
+    check_audit(audit_config(plain, attacks))
+    prepare(training_config(plain))
+    choose_pictures(prepare(audit_config(plain, attacks)))
+    units: list[Unit] = []
+    folder = root.resolve() / "rows"
+    for row in rows:
+        seeds = range(config["seed"], config["seed"] + matrix["seeds"])
+        composed = [composer.row(row, seed) for seed in seeds]
+        trainings = [
+            Unit(row.name, TRAINING, str(seed), folder / row.name / f"training-{seed}", training_config(settings))
+            for seed, settings in zip(seeds, composed, strict=True)
+        ]
+        units += trainings
+        for state in states:
+            last = None
+            if state == "trained":
+                last = trainings[0].folder / "checkpoints" / f"round-{composed[0]['num_rounds']:05d}.safetensors"
+            settings = audit_config(composed[0], attacks, None if last is None else str(last))
+            units.append(Unit(row.name, AUDIT, state, folder / row.name / f"audit-{state}", settings, last))
+    return Progress(config, root, rows, list(attacks), units)
+
+
+def _check(config: Config) -> None:
+    matrix = config["matrix"]
+    for group in ("defense", "attack"):
+        if config[group]:
+            raise ConfigError(group, list(config[group]), f"[]: matrix.{group}s names them")
+    if matrix["state"] not in STATES:
+        hint = nearest(str(matrix["state"]), STATES)
+        raise ConfigError("matrix.state", matrix["state"], f"one of {', '.join(STATES)}.{hint}")
+    if not isinstance(matrix["seeds"], int) or isinstance(matrix["seeds"], bool) or matrix["seeds"] < 1:
+        raise ConfigError("matrix.seeds", matrix["seeds"], "a whole number of at least 1")
+    if not isinstance(matrix["parallel"], bool):
+        raise ConfigError("matrix.parallel", matrix["parallel"], "true or false")
+    if matrix["parallel"] and config["simulation"]["engine"] == "ray" and config["simulation"]["num_gpus"]:
+        raise ConfigError("matrix.parallel", "true", "false where simulation.num_gpus gives each worker a GPU")
+
+
+def _ends(progress: Progress) -> Iterator[tuple[Unit, End]]:
+    """Each unit as it ends. An audit of the trained model waits for its row's first training."""
+    config = progress.config
+    if config["matrix"]["parallel"] and config["simulation"]["engine"] == "ray":
+        yield from _side_by_side(progress)
+        return
+    for unit in progress.units:
+        if unit not in progress.ends:
+            progress.running.append(unit)
+            yield unit, _untrained(progress, unit) or run_unit(unit)
+
+
+def _side_by_side(progress: Progress) -> Iterator[tuple[Unit, End]]:
+    """A unit for each worker, within one process: small runs spend most of their time starting workers otherwise."""
+    import ray
+
+    from fedsim.simulation.actor_pool import ActorPool
+
+    simulation = progress.config["simulation"]
+    waiting = [unit for unit in progress.units if unit not in progress.ends]
+    workers = worker_counts({**progress.config, "attack": {}}, len(waiting))[0] if waiting else 0
+    actor = ray.remote(UnitWorker).options(num_cpus=simulation["num_cpus"])
+    progress.workers = max(1, workers)
+    pool: ActorPool[Unit] = ActorPool(lambda: actor.remote(simulation["threads"]), workers, simulation["max_retries"])
+    try:
+        while waiting or pool.pending:
+            for unit in list(waiting):
+                if pool.pending >= workers + 1 or (unit.checkpoint is not None and _training(progress, unit) is None):
+                    continue
+                waiting.remove(unit)
+                if (end := _untrained(progress, unit)) is not None:
+                    yield unit, end
+                    continue
+                alone = replace(unit, config={**unit.config, "simulation": {**simulation, "engine": "inline"}})
+                pool.submit(unit, partial(_run_on, alone))
+                progress.running.append(unit)
+            for ended in pool.wait(SECONDS_BETWEEN_LOOKS) + pool.expire(_limit(progress)):
+                yield ended.tag, ended.value or End("failed", ended.error or "")
+    finally:
+        pool.close()
+
+
+def _run_on(unit: Unit, worker: Any) -> Any:
+    return worker.run.remote(unit)
+
+
+def _limit(progress: Progress) -> float:
+    """Seconds that one unit may take: as long as all of its attacks, or all of its rounds, may take together."""
+    config = progress.config
+    updates = int(config["audit"]["num_images"])
+    attacks = float(config["simulation"]["attack_timeout"]) * len(progress.attacks) * updates
+    rounds = float(config["round_timeout"]) * int(config["num_rounds"])
+    return max(attacks, rounds)
+
+
+def _training(progress: Progress, audit: Unit) -> End | None:
+    """The end of the training whose checkpoint the audit needs."""
+    training = next(unit for unit in progress.units if unit.row == audit.row and unit.kind == TRAINING)
+    return progress.ends.get(training)
+
+
+def _untrained(progress: Progress, unit: Unit) -> End | None:
+    """Why an audit of a trained model cannot be: its training did not end well."""
+    training = _training(progress, unit) if unit.checkpoint is not None else None
+    if training is None or training.status == "done":
+        return None
+    return End(training.status, f"without a trained model: {training.reason}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What `fedsim-measure` does with trained models: jigsawed pictures, position embeddings, robustness, figures."""

@@ -1,0 +1,65 @@
+"""Results on disk as they come, one JSON object a line: what a killed run had finished is not done again."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import ConfigError
+
+Entry = dict[str, Any]
+
+
+class Ledger:
+    """The lines of a file that one process writes.
+
+    Attributes:
+        entries: in the order in which they were written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read what an earlier call wrote; the line that it was killed in is cut off."""
+        self.path = path
+        self.entries: list[Entry] = []
+        if not path.exists():
+            return
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        self.entries = [json.loads(line) for line in whole.decode().splitlines()]
+        if len(whole) < len(content):
+            with path.open("r+b") as file:
+                file.truncate(len(whole))
+
+    def add(self, entry: Entry) -> None:
+        """Write one line; it is in the file when this returns."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry, allow_nan=False) + "\n")
+        self.entries.append(entry)
+
+
+def settle(path: Path, settings: Mapping[str, Any]) -> None:
+    """Write down what results depend on, or hold it against what an earlier call wrote.
+
+    Raises:
+        ConfigError: the folder holds results of other settings.
+    """
+    asked = json.loads(json.dumps(settings))
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        for key in dict.fromkeys([*before, *asked]):
+            if before.get(key) != asked.get(key):
+                there = f"{key}={before.get(key)} there, {asked.get(key)} now"
+                raise ConfigError(
+                    "--out", path.parent, f"a new folder, this one holds results of other settings: {there}"
+                )
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(asked, indent=1))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

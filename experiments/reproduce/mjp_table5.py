@@ -1,0 +1,156 @@
+"""MJP's Table 5 (Ren et al. 2023): what closed forms get out of masked jigsaws, by one command.
+
+python -m experiments.reproduce.mjp_table5 --pictures DIR --out DIR
+python -m experiments.reproduce.mjp_table5 --pictures DIR --out DIR --count 800 --per-class --workers 2
+python -m experiments.reproduce.mjp_table5 --pictures DIR --out DIR --count 3 --rows 'mjp*' baseline*
+
+Each picture is one client's batch of one, its gradient taken by the client's own code at initialisation or with given
+weights. APRIL as published attacks its own architecture, `patch_gradient` the stock models on the same pictures; for
+MJP an attacker who knows the defense follows. Pictures are compared in [0, 1] after rounding to 8 bits. The same
+command goes on where an earlier call stopped; more pictures, ratios and rows may be asked for later.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+
+from hydra import initialize_config_module
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from experiments.audit import choose_pictures
+from experiments.cli import console, errors
+from experiments.progress import Bars
+from experiments.reproduce.ledger import Entry, Ledger, settle
+from experiments.reproduce.table5_figure import write_figure
+from experiments.reproduce.table5_job import Job, Portion, Standing, check, portions, read_checkpoints
+from experiments.reproduce.table5_rows import GROUPS, MEAN, choose, plan
+from experiments.reproduce.table5_tables import write_table
+from experiments.reproduce.table5_worker import public_sum, results, run_unit
+from experiments.setup import Setup, prepare
+from fedsim.errors import ConfigError, RunError
+from fedsim.simulation.ray_cluster import quiet_environment
+
+
+def main() -> None:
+    """One line on standard error and exit code 2 for what cannot work."""
+    options = arguments().parse_args()
+    try:
+        run(options)
+    except (ConfigError, RunError) as error:
+        errors.print(f"error: {error}", markup=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        errors.print("interrupted: the same command goes on from here", markup=False)
+        sys.exit(130)
+
+
+def run(options: argparse.Namespace) -> None:
+    """From settings to the table and the figure.
+
+    Raises:
+        ConfigError: a setting cannot work.
+        RunError: a worker was killed.
+    """
+    check(options)
+    job = Job(options, choose(plan(options.ratio), options.rows), read_checkpoints(options.checkpoint))
+    quiet_environment()
+    with initialize_config_module("conf", version_base=None):
+        configs = {case: job.config(case) for case in job.cases}
+    setup = prepare(configs[job.cases[0]])
+    chosen = choose_pictures(setup)
+    settle(options.out / "settings.json", job.settings)
+    ledger = Ledger(options.out / "results.jsonl")
+    standing = Standing(ledger)
+    with Bars(console) as bars:
+        bars.set("pictures", 0, len(job.cases) * len(chosen), "the mean picture")
+        public = _public(setup, options) if any(row.attack == MEAN for row in job.rows) else None
+        todo = portions(job, configs, setup.data.train.ids, chosen, standing, public)
+        for done, note in _measure(todo, standing, options.workers):
+            bars.set("pictures", done, len(job.cases) * len(chosen), note)
+            bars.say(f"pictures {done}/{len(job.cases) * len(chosen)}: {note}")
+    entries = [entry for entry in ledger.entries if entry["number"] < len(chosen)]
+    write_table(job.rows, entries, options.out, bool(job.checkpoints))
+    write_figure(job.rows, entries, min(options.shown, len(chosen)), options.out)
+    console.print((options.out / "table5.md").read_text(encoding="utf-8"), markup=False)
+    console.print(
+        f"{options.out / 'table5.md'}\n{options.out / 'table5.csv'}\n{options.out / 'table5.png'}", markup=False
+    )
+
+
+def _measure(todo: Iterator[Portion], standing: Standing, workers: int) -> Iterator[tuple[int, str]]:
+    """Run the units, one after the other or several side by side; results are written as they come."""
+    if workers == 1:
+        for portion in todo:
+            if portion.unit is not None:
+                for entry in results(portion.unit):
+                    standing.add(entry)
+            yield portion.done, portion.note
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        running: dict[Future[list[Entry]], Portion] = {}
+        for portion in todo:
+            if portion.unit is None:
+                continue
+            running[pool.submit(run_unit, portion.unit)] = portion
+            if len(running) > workers:
+                yield from _collect(running, standing)
+        while running:
+            yield from _collect(running, standing)
+
+
+def _collect(running: dict[Future[list[Entry]], Portion], standing: Standing) -> Iterator[tuple[int, str]]:
+    """Wait for one unit at least."""
+    for future in wait(running, return_when=FIRST_COMPLETED).done:
+        portion = running.pop(future)
+        try:
+            entries = future.result()
+        except BrokenProcessPool as error:
+            raise RunError("a worker was killed, for its memory perhaps; the same command goes on from here") from error
+        for entry in entries:
+            standing.add(entry)
+        yield portion.done, portion.note
+
+
+def _public(setup: Setup, options: argparse.Namespace) -> Tensor:
+    """The sum of the guess's pictures, kept beside the results."""
+    path: Path = options.out / "public.safetensors"
+    if not path.exists():
+        save_file({"sum": public_sum(setup.data.train, options.seed)}, path)
+    return load_file(path)["sum"]
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pictures", type=Path, required=True, help="folder with one folder of pictures per class")
+    parser.add_argument("--out", type=Path, required=True, help="table5.md, table5.csv, table5.png, results.jsonl")
+    parser.add_argument("--count", type=int, default=800, help="pictures")
+    parser.add_argument("--per-class", action="store_true", help="spread over the classes evenly; else drawn at random")
+    parser.add_argument("--rows", nargs="+", help="globs on names of rows, such as 'mjp*' deit_s.a; default: all")
+    parser.add_argument(
+        "--ratio", type=float, nargs="+", default=[0.9, 0.1], help="masked share of x̃; more: further rows of MJP"
+    )
+    parser.add_argument(
+        "--models", nargs=2, default=["vit_small", "deit_small"], help="options of conf/model for ViT-S and DeiT-S"
+    )
+    parser.add_argument(
+        "--checkpoint",
+        nargs="+",
+        default=[],
+        metavar="MODEL=FILE",
+        help=f"trained weights of {', '.join(GROUPS)}; gives acc",
+    )
+    parser.add_argument("--shown", type=int, default=3, help="pictures in the figure")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="of torch, in each process")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Trained weights for a model that defenses have changed, with its classes in the order of a folder's."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from timm.data.imagenet_info import ImageNetInfo
+from torch import nn
+
+from fedsim.errors import ConfigError
+from fedsim.models import find_roles
+from fedsim.update import State
+
+SYNSET = re.compile(r"n\d{8}")
+REPLACED = ("blocks.0.norm1.", "blocks.0.ls1.")
+"""What APRIL's architecture leaves out of the first block."""
+
+
+def read_weights(path: Path) -> State:
+    """A state dict from `.safetensors` or a torch file, read without running code from it.
+
+    Raises:
+        ConfigError: it holds none.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            return dict(load_file(path))
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        return dict(state.get("model", state.get("state_dict", state)))
+    except (OSError, RuntimeError, SafetensorError, UnpicklingError, AttributeError) as error:
+        raise ConfigError("--checkpoint", path, f"a state dict: {' '.join(str(error).split())[:150]}") from error
+
+
+def class_count(path: Path) -> int:
+    """How many classes the weights tell apart.
+
+    Raises:
+        ConfigError: they have no head by that name.
+    """
+    head = read_weights(path).get("head.bias")
+    if head is None:
+        raise ConfigError("--checkpoint", path, "weights of a timm ViT, with head.bias")
+    return len(head)
+
+
+def load_weights(model: nn.Module, path: Path, class_names: Sequence[str]) -> None:
+    """Put the weights into the model, in place; rows of the head move to the places of the folders' classes.
+
+    Raises:
+        ConfigError: they do not fit, or the classes cannot be told from the names of the folders.
+    """
+    state = read_weights(path)
+    roles = find_roles(model)
+    order = class_order(class_names, len(state[roles.head_biases[0]]), path)
+    for name in (*roles.head_weights, *roles.head_biases):
+        state[name] = state[name][order]
+    if roles.direct_attention:
+        state = {name: tensor for name, tensor in state.items() if not name.startswith(REPLACED)}
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise ConfigError("--checkpoint", path, f"weights that fit: {' '.join(str(error).split())[:200]}") from error
+
+
+def class_order(class_names: Sequence[str], classes: int, path: Path) -> list[int]:
+    """Rows of the head, those of the folders' classes first.
+
+    Raises:
+        ConfigError: fewer classes than folders and no ImageNet names, or several folders of one class.
+    """
+    found = [SYNSET.match(name) for name in class_names]
+    if classes == 1000 and all(found):
+        index = {name: row for row, name in enumerate(ImageNetInfo().label_names())}
+        rows = [index.get(match.group(), -1) for match in found if match is not None]
+        if -1 in rows or len(set(rows)) < len(rows):
+            raise ConfigError("--checkpoint", path, "one folder for each ImageNet-1K class, named by its synset")
+        chosen = set(rows)
+        return rows + [row for row in range(classes) if row not in chosen]
+    if classes != len(class_names):
+        raise ConfigError("--checkpoint", path, f"weights for {len(class_names)} classes, or folders named by synsets")
+    return list(range(classes))

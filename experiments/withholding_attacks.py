@@ -1,0 +1,129 @@
+"""Row spaces of whatever projections are shared: what `row_space` does with fewer gradients."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attacks.analytic.first_norm import FirstNorm, first_norm, plain_blocks
+from attacks.analytic.later_norms import Readers, refine
+from attacks.analytic.row_space import Spaces, make_readers, pixels_of, to_picture
+from attacks.analytic.row_space_solution import solve
+from attacks.analytic.row_space_system import patch_system
+from attacks.analytic.subspace import RowSpace, row_space
+from attacks.base import Attack, Certificate, Reconstruction
+from fedsim.errors import NotApplicable
+from fedsim.observation import Observation
+
+FLOORS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+"""Floors under the noise of the equations, one Gauss-Newton step each."""
+
+
+class RowSpaces(Attack):
+    """A picture from the gradients of some of the first projections, without those of embedding or patch projection.
+
+    u_t = LN(z_t) lies in the row space of ∂L/∂W_qkv: D - T linear equations for each patch. Where they outnumber its
+    pixels, nothing else is needed; ∂L/∂W_p, where it is shared, leaves fewer unknowns. The next projections read
+    LN(z_t + r_t), with r_t from the blocks before: the same equations, solved by Gauss-Newton from a grey picture.
+
+    Args:
+        search: go on to the next projections where the first one's gradient is missing.
+        projections: so many, in the model's order: first attention, first MLP, second attention, …
+        levels: as in `row_space`.
+    """
+
+    def __init__(self, search: bool = False, projections: int = 4, levels: int | None = 255) -> None:
+        self.search = search
+        self.projections = projections
+        self.levels = levels
+
+    def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
+        """Raises NotApplicable for other models than pre-norm ViTs, withheld gradients, batches, and too many tokens."""
+        if observation.protocol.batch_size > 1:
+            raise NotApplicable("one picture in an update: the tokens of several share their row spaces")
+        norm = first_norm(observation, device)
+        tokens = len(norm.known) + norm.prefix_tokens
+        width, unknowns = norm.patch_weight.shape
+        if tokens >= width:
+            raise NotApplicable(f"{tokens} tokens >= width {width}: their row space is everything")
+        gradients = self._gradients(observation)
+        picture = _picture(observation, norm, device)
+        if gradients[0] is not None:
+            spaces = Spaces(norm, picture, row_space(gradients[0].to(device), tokens))
+            return self._linear(observation, spaces)
+        if not self.search:
+            raise NotApplicable("the gradient of the first attention's projection is withheld")
+        found = [everything(width, device) if g is None else row_space(g.to(device), tokens) for g in gradients]
+        return _searched(observation, norm, picture, found)
+
+    def _linear(self, observation: Observation, spaces: Spaces) -> Reconstruction:
+        pixels = pixels_of(observation, spaces.norm)
+        system = patch_system(spaces.norm, spaces.picture.basis, spaces.tokens)
+
+        def later(short: bool) -> Readers | None:
+            return make_readers(observation, spaces, self.projections - 1 if short else 1)
+
+        solution = solve(system, spaces.norm, spaces.picture, spaces.tokens, pixels, later, self.levels)
+        proven = Certificate("certified", "whole pixel levels satisfy every equation")
+        certificate = proven if solution.proven else Certificate("uncertified", "pixels are no whole levels")
+        return Reconstruction(images=to_picture(observation, solution.patches, pixels), certificate=certificate)
+
+    def _gradients(self, observation: Observation) -> list[Tensor | None]:
+        """Of the projections up to the last shared one; None for the withheld.
+
+        Raises:
+            NotApplicable: none is shared.
+        """
+        stem = str(observation.roles.qkv_weight).removesuffix("0.attn.qkv.weight")
+        found = []
+        for number in range(self.projections):
+            part = "mlp.fc1" if number % 2 else "attn.qkv"
+            gradient = observation.gradient.get(f"{stem}{number // 2}.{part}.weight")
+            usable = gradient is not None and bool(gradient.any()) and bool(gradient.isfinite().all())
+            found.append(gradient if usable else None)
+        while found and found[-1] is None:
+            found.pop()
+        if not found:
+            raise NotApplicable(f"the gradients of the first {self.projections} projections are withheld")
+        return found
+
+
+def everything(width: int, device: torch.device) -> RowSpace:
+    """The row space of a gradient that nobody shared: no equation."""
+    one = torch.eye(width, dtype=torch.float64, device=device)
+    return RowSpace(one, one[:0], torch.ones(width, dtype=torch.float64, device=device), math.inf)
+
+
+def _picture(observation: Observation, norm: FirstNorm, device: torch.device) -> RowSpace:
+    """Where patches may lie: the row space of ∂L/∂W_p, or anywhere."""
+    gradient = observation.gradient.get(str(observation.roles.patch_weight))
+    if gradient is None or not bool(gradient.any()) or not bool(gradient.isfinite().all()):
+        return everything(norm.patch_weight.shape[1], device)
+    flat = gradient.to(device).flatten(1)
+    return row_space(flat, min(len(norm.known), *flat.shape), complete=False)
+
+
+def _searched(observation: Observation, norm: FirstNorm, picture: RowSpace, spaces: list[RowSpace]) -> Reconstruction:
+    model = plain_blocks(observation)
+    if model is None:
+        raise NotApplicable("the blocks are not timm's plain pre-norm blocks, or dropout makes them random")
+    model = model.to(norm.known.device)
+    start: Float[Tensor, "tokens unknowns"] = norm.known.new_zeros(len(norm.known), len(picture.basis))
+    readers = Readers(norm, spaces, model, _prefix(model, observation))
+    base = norm.known.new_zeros(len(norm.known), picture.basis.shape[1])
+    refined = refine(readers, base, picture.basis, start, FLOORS)
+    pixels = pixels_of(observation, norm)
+    images = to_picture(observation, base + refined.coordinates @ picture.basis, pixels)
+    values = {"misfit": refined.misfit} if math.isfinite(refined.misfit) else {}
+    return Reconstruction(images=images, certificate=Certificate("uncertified", "a local solution", values))
+
+
+def _prefix(model: torch.nn.Module, observation: Observation) -> Float[Tensor, "prefix width"]:
+    """Class and register tokens as the first block reads them."""
+    names, rows = observation.roles.prefix_names, observation.roles.embedded_prefix_tokens
+    embedding = model.get_parameter(str(observation.roles.pos_embed))
+    flat = embedding.reshape(-1, embedding.shape[-1])
+    tokens = [model.get_parameter(name).reshape(-1, flat.shape[1]) for name in names]
+    prefix = torch.cat(tokens) if tokens else flat[:0]
+    return prefix + flat[:rows] if rows else prefix

@@ -1,0 +1,261 @@
+"""The leakage matrix as pictures: a heat map, and accuracy against leakage with the Pareto front."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.text import Text
+
+from fedsim.report import figures
+from fedsim.report.figures import GRID, INK, LIMIT, SERIES, STYLE, SURFACE
+from fedsim.report.matrix_cells import EXACT, Matrix, Row
+from fedsim.report.matrix_wording import LEVELS, cell_level, cell_text, leakage_level, leakage_text
+from fedsim.report.name_places import Box, crowding, place_names
+from fedsim.report.summary import RECOGNISABLE
+from fedsim.report.wording import percent
+
+LIGHT = {INK: "#333a47", GRID: "#dde1e8", LIMIT: "#a61b12", SURFACE: "#ffffff", SERIES[0]: "#2f6bde"}
+"""What a PNG has in place of the page's variables."""
+
+FILLS = {
+    "guess": ("#e9eef5", "#1a1f2b"),
+    "traces": ("#fdeac2", "#1a1f2b"),
+    "recognisable": ("#f9bd77", "#1a1f2b"),
+    "nearly-identical": ("#e2703f", "#ffffff"),
+    "indistinguishable": ("#9c1c14", "#ffffff"),
+    "labels": ("#dfe3f7", "#1a1f2b"),
+    "refused": ("#ffffff", "#565f6e"),
+    "failed": ("#ffffff", "#a23db0"),
+    "pending": ("#ffffff", "#565f6e"),
+}
+"""(fill, ink) of a cell by its level: darker is worse, also for an eye that sees no colours."""
+
+DPI = 160
+
+WIDE = 25.0
+"""Per cent of accuracy between the best and the worst row from which the axis is stretched towards 100."""
+
+TICKS = (0, 20, 40, 60, 70, 80, 85, 90, 95, 98, 100)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A defense in the plot: accuracy in [0, 1] with its spread, leakage in dB."""
+
+    name: str
+    accuracy: float
+    spread: float | None
+    leakage: float
+    pareto: bool
+
+
+def points_of(matrix: Matrix) -> list[Point]:
+    """The rows for which both were measured."""
+    return [
+        Point(row.name, row.accuracy, row.spread, row.leakage, row.pareto)
+        for row in matrix.rows
+        if row.accuracy is not None and row.leakage is not None
+    ]
+
+
+@mpl.rc_context(STYLE | {"svg.fonttype": "none"})
+def privacy_utility_svg(points: Sequence[Point], baseline: float | None) -> Markup | None:
+    """Follows the page's theme; None where there is nothing to draw."""
+    if not points:
+        return None
+    figure = _scatter(points, baseline, dict.fromkeys(LIGHT))
+    described = (
+        "Leakage of the strongest attack against test accuracy; the Pareto front is marked, lower right is best."
+    )
+    return figures._svg(figure, "matrix-front", described)
+
+
+@mpl.rc_context(STYLE)
+def privacy_utility_png(points: Sequence[Point], baseline: float | None) -> bytes | None:
+    return _png(_scatter(points, baseline, LIGHT)) if points else None
+
+
+@mpl.rc_context(STYLE | {"axes.grid": False, "hatch.linewidth": 0.6, "font.family": "sans-serif"})
+def heat_map_png(matrix: Matrix) -> bytes | None:
+    """A panel for each state; rows as in the page."""
+    if not matrix.rows or not matrix.attacks:
+        return None
+    columns, count = len(matrix.attacks), len(matrix.states)
+    names = 0.09 * max(len(row.name) for row in matrix.rows) + 0.3
+    width = names + count * (0.98 * (columns + 2) + 0.35)
+    figure = Figure(figsize=(width, 0.34 * len(matrix.rows) + 1.9), layout="constrained")
+    panels = figure.subplots(1, count, squeeze=False, sharey=True)[0]
+    for axes, state in zip(panels, matrix.states, strict=True):
+        _heat_map(axes, matrix, state, named=axes is panels[0])
+    figure.legend(handles=_legend(), loc="outside lower center", ncols=4, fontsize=8)
+    return _png(figure)
+
+
+def _heat_map(axes: Axes, matrix: Matrix, state: str, *, named: bool) -> None:
+    attacks = matrix.attacks
+    for y, row in enumerate(matrix.rows):
+        cells = {cell.attack: cell for cell in row.cells if cell.state == state}
+        for x, attack in enumerate(attacks):
+            cell = cells.get(attack)
+            level = "pending" if cell is None else cell_level(cell)
+            text = "…" if cell is None else cell_text(cell)
+            stage = row.audits.get(state)
+            if cell is None and stage is not None and stage.status in ("refused", "failed"):
+                level, text = stage.status, "n/a" if stage.status == "refused" else "failed"
+            _square(axes, float(x), y, level, text)
+        strongest = row.strongest_in(state)
+        value, guess = (None, None) if strongest is None else (strongest.leakage, strongest.baseline)
+        _square(axes, len(attacks) + 0.15, y, leakage_level(value, guess), leakage_text(value), bold=True)
+        axes.text(len(attacks) + 1.65, y, percent(row.accuracy), ha="center", va="center", color=LIGHT[INK])
+    heads = [*range(len(attacks)), len(attacks) + 0.15, len(attacks) + 1.4]
+    axes.set_xticks(heads, [*attacks, "strongest", "accuracy"], rotation=35, ha="left", rotation_mode="anchor")
+    axes.xaxis.tick_top()
+    if named:
+        axes.set_yticks(range(len(matrix.rows)), [figures._label(row.name) for row in matrix.rows])
+    axes.tick_params(length=0, colors=LIGHT[INK])
+    axes.set(xlim=(-0.52, len(attacks) + 2.2), ylim=(len(matrix.rows) - 0.48, -0.52))
+    for side in axes.spines.values():
+        side.set_visible(False)
+    guess = next((row.baseline for row in matrix.rows if row.baseline is not None), None)
+    known = "" if guess is None else f"; a guess without the gradient: {guess:.1f} dB"
+    axes.set_xlabel(f"PSNR in dB of private pictures, model as {state}{known}", color=LIGHT[INK], fontsize=8.5)
+
+
+def _square(axes: Axes, x: float, y: int, level: str, text: str, bold: bool = False) -> None:
+    fill, ink = FILLS[level]
+    hatch = "////" if level in ("refused", "failed") else None
+    square = Rectangle(
+        (x - 0.48, y - 0.46), 0.96, 0.92, facecolor=fill, edgecolor=LIGHT[GRID], hatch=hatch, linewidth=0
+    )
+    axes.add_patch(square)
+    weight = "bold" if bold else "normal"
+    box: Any = {"facecolor": "#ffffff", "edgecolor": "none", "pad": 0.8} if hatch else None
+    axes.text(x, y, text, ha="center", va="center", color=ink, weight=weight, fontsize=8.5, bbox=box)
+
+
+def _legend() -> list[Patch]:
+    handles = []
+    for level, words in LEVELS.items():
+        hatch = "////" if level == "refused" else None
+        handles.append(Patch(facecolor=FILLS[level][0], edgecolor=LIGHT[GRID], hatch=hatch, label=words))
+    return handles
+
+
+def _scatter(points: Sequence[Point], baseline: float | None, palette: dict[str, Any]) -> Figure:
+    """Colours by name of the page's variable, or by `palette` where it has one."""
+
+    def paint(colour: str) -> str:
+        return palette[colour] or colour
+
+    figure = Figure(figsize=(8.2, 6.0), layout="constrained")
+    figure.patch.set_alpha(0) if palette[INK] is None else figure.patch.set_facecolor(paint(SURFACE))
+    axes = figure.subplots()
+    axes.patch.set_alpha(0)
+    accent, ink = paint(SERIES[0]), paint(INK)
+    front = sorted({(100 * p.accuracy, min(p.leakage, EXACT)) for p in points if p.pareto})
+    if len(front) > 1:  # the front as a staircase: what a point dominates lies above and to the left of it
+        axes.step(*zip(*front, strict=True), where="pre", color=accent, linewidth=1.4, alpha=0.8, zorder=2)
+    for point in points:
+        x, y = 100 * point.accuracy, min(point.leakage, EXACT)
+        if point.spread:
+            axes.errorbar(x, y, xerr=100 * point.spread, color=paint(GRID), linewidth=1.2, capsize=2, zorder=2)
+        fill = accent if point.pareto else paint(SURFACE)
+        edge = accent if point.pareto else ink
+        axes.plot(x, y, "o", markersize=7.5, color=fill, markeredgecolor=edge, markeredgewidth=1.2, zorder=3)
+    _frame(axes, points, baseline, paint)
+    handles = [
+        axes.plot([], [], "o-", color=accent, label="Pareto front: nothing is more accurate and leaks less")[0],
+        axes.plot([], [], "o", color=paint(SURFACE), markeredgecolor=ink, label="dominated")[0],
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, labelcolor=ink)
+    _write_names(figure, axes, points, ink)
+    return figure
+
+
+def _frame(axes: Axes, points: Sequence[Point], baseline: float | None, paint: Any) -> None:
+    xs = [100 * point.accuracy for point in points]
+    wide = max(xs) - min(xs) > WIDE
+    if wide:
+        axes.set_xscale("function", functions=(_stretched, _unstretched))
+    low, high = (_stretched(np.array(edge)) if wide else edge for edge in (min(xs), max(xs)))
+    room = max(0.08 * (high - low), 0.05 if wide else 1.5)
+    left, right = (_unstretched(np.array(edge)) if wide else edge for edge in (low - room, high + room))
+    axes.set_xlim(max(float(left), -2.0), min(float(right), 100.5))
+    if wide:
+        axes.set_xticks([tick for tick in TICKS if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]])
+    ys = [min(point.leakage, EXACT) for point in points] + ([] if baseline is None else [baseline])
+    axes.set_ylim(max(0.0, min(ys) - 4), max(max(ys) + 10, RECOGNISABLE + 5))
+    axes.set_yticks([tick for tick in range(0, int(EXACT) + 1, 10) if tick >= axes.get_ylim()[0]])
+    axes.axhline(RECOGNISABLE, color=paint(LIMIT), linestyle="--", linewidth=1.1, zorder=1)
+    _tell(axes, "recognisable from here", RECOGNISABLE, paint(LIMIT))
+    if baseline is not None:
+        axes.axhline(baseline, color=paint(INK), linestyle=":", linewidth=1.1, zorder=1)
+        _tell(axes, "a guess without the gradient", baseline, paint(INK))
+    axes.set_xlabel(f"Test accuracy (%){', the error on a log scale' if wide else ''}", color=paint(INK))
+    axes.set_ylabel(f"Leakage to the strongest attack (dB of PSNR, {EXACT:.0f} and more as that)", color=paint(INK))
+    best: Any = {"xycoords": "axes fraction", "ha": "right", "va": "bottom"}
+    axes.annotate("accurate and private ↘", (0.995, 0.01), color=paint(INK), size=8, **best)
+    axes.tick_params(colors=paint(INK))
+    axes.grid(color=paint(GRID))
+    for side in axes.spines.values():
+        side.set_color(paint(GRID))
+
+
+def _stretched(accuracy: Any) -> Any:
+    """From per cent to a scale on which the last few per cent have room: minus the logarithm of the error."""
+    return -np.log10(np.maximum(101.0 - accuracy, 1e-3))
+
+
+def _unstretched(place: Any) -> Any:
+    return 101.0 - 10.0 ** (-place)
+
+
+def _tell(axes: Axes, text: str, height: float, colour: str) -> None:
+    left = axes.get_xlim()[0]
+    axes.annotate(text, (left, height), (4, 3), textcoords="offset points", color=colour, size=8)
+
+
+def _write_names(figure: Figure, axes: Axes, points: Sequence[Point], ink: str) -> None:
+    """Names beside their points; those on the front first, those in a crowd last."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    figure.set_layout_engine("none")  # laid out now: what follows must not move the axes again
+    renderer, unit = canvas.get_renderer(), figure.dpi / 72
+    looks: list[Any] = [{"size": 8.5, "weight": "bold" if point.pareto else "normal"} for point in points]
+    where = [(100 * point.accuracy, min(point.leakage, EXACT)) for point in points]
+    centres = np.asarray(axes.transData.transform(where), dtype=float) / unit
+    texts = [Text(0, 0, point.name, figure=figure, **look) for point, look in zip(points, looks, strict=True)]
+    extents = [text.get_window_extent(renderer) for text in texts]
+    sizes = np.array([[extent.width, extent.height] for extent in extents], dtype=float) / unit
+    obstacles = [(x - 5.0, y - 5.0, x + 5.0, y + 5.0) for x, y in centres.tolist()]
+    obstacles += [_box(text.get_window_extent(renderer), unit) for text in axes.texts]
+    crowd = crowding(centres)
+    order = sorted(range(len(points)), key=lambda index: (not points[index].pareto, crowd[index]))
+    places = place_names(centres, sizes, _box(axes.get_window_extent(), unit), obstacles, order)
+    line = {"arrowstyle": "-", "color": ink, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4}
+    for point, xy, place, look in zip(points, where, places, looks, strict=True):
+        look |= {"color": ink, "ha": "center", "va": "center", "arrowprops": line if place.line else None}
+        axes.annotate(figures._label(point.name), xy, (place.dx, place.dy), textcoords="offset points", **look)
+
+
+def _box(extent: Any, unit: float) -> Box:
+    return (float(extent.x0 / unit), float(extent.y0 / unit), float(extent.x1 / unit), float(extent.y1 / unit))
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = BytesIO()
+    FigureCanvasAgg(figure)
+    figure.savefig(buffer, format="png", dpi=DPI)
+    return buffer.getvalue()
+
+
+def baseline_of(rows: Sequence[Row]) -> float | None:
+    return next((row.baseline for row in rows if row.baseline is not None), None)

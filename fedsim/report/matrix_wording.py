@@ -1,0 +1,75 @@
+"""The cells of a leakage matrix as people read them."""
+
+from fedsim.report.matrix_cells import EXACT, Cell
+from fedsim.report.summary import RECOGNISABLE
+from fedsim.report.wording import DASH, percent
+
+GUESS_MARGIN = 1.0
+"""dB over the guess from which an attack counts as having learned something."""
+
+LEVELS = {
+    "guess": f"no better than a guess (+{GUESS_MARGIN:.0f} dB)",
+    "traces": f"traces, below {RECOGNISABLE:.0f} dB",
+    "recognisable": f"recognisable, {RECOGNISABLE:.0f} to 30 dB",
+    "nearly-identical": "nearly identical, 30 to 40 dB",
+    "indistinguishable": "indistinguishable, from 40 dB",
+    "labels": "labels alone",
+    "refused": "not applicable",
+}
+
+
+def leakage_level(leakage: float | None, baseline: float | None) -> str:
+    """The class of a value for colours, one of `LEVELS`; `pending` where there is none."""
+    if leakage is None:
+        return "pending"
+    for least, level in ((40.0, "indistinguishable"), (30.0, "nearly-identical"), (RECOGNISABLE, "recognisable")):
+        if leakage >= least:
+            return level
+    return "guess" if baseline is not None and leakage <= baseline + GUESS_MARGIN else "traces"
+
+
+def leakage_text(leakage: float | None) -> str:
+    if leakage is None:
+        return DASH
+    return f"≥ {EXACT:.0f}" if leakage >= EXACT - 0.05 else f"{leakage:.1f}"
+
+
+def cell_level(cell: Cell) -> str:
+    if cell.status != "done":
+        return cell.status
+    if cell.leakage is None:
+        return "labels" if cell.label_share is not None else "guess"
+    return leakage_level(cell.leakage, cell.baseline)
+
+
+def cell_text(cell: Cell) -> str:
+    """What stands in the square: dB, the share of labels, or a word."""
+    if cell.status == "done":
+        if cell.leakage is not None:
+            return leakage_text(cell.leakage)
+        return "none" if cell.label_share is None else f"labels {percent(cell.label_share).replace(' ', '')}"
+    return {"refused": "n/a", "failed": "failed"}.get(cell.status, "…")
+
+
+def cell_story(cell: Cell) -> str:
+    """Everything about a cell in one line, for a tooltip."""
+    parts = []
+    if cell.rebuilt:
+        parts.append(f"{cell.rebuilt} of {cell.pictures} pictures rebuilt")
+    if cell.private_psnr is not None:
+        parts.append(f"mean PSNR of those {cell.private_psnr:.1f} dB")
+    if cell.gain is not None:
+        parts.append(f"{cell.gain:+.1f} dB against a guess")
+    if cell.recognised is not None:
+        parts.append(f"{percent(cell.recognised)} recognisable")
+    if cell.label_share is not None:
+        parts.append(f"{percent(cell.label_share)} of the labels")
+    if cell.seconds is not None:
+        parts.append(f"{cell.seconds:.2g} s an update")
+    updates = {"refused": cell.refused, "failed": cell.failed}
+    parts += [
+        f"{what} on {count} of {cell.done + cell.refused + cell.failed}" for what, count in updates.items() if count
+    ]
+    if cell.reason:
+        parts.append(cell.reason)
+    return "; ".join(parts) or "not measured yet"

@@ -1,0 +1,361 @@
+import inspect
+import math
+
+import pytest
+import torch
+from timm.models.swin_transformer import SwinTransformer
+from torch import nn
+
+from defenses import (
+    Batch,
+    ClientRound,
+    Defense,
+    DefenseChain,
+    FixedPositionEmbedding,
+    MaskedJigsawPuzzle,
+    NoPositionEmbedding,
+    Plan,
+    WithholdPositionEmbedding,
+)
+from defenses.mjp import UNKNOWN
+from defenses.mjp.mask import CHUNK
+from fedsim.errors import ConfigError
+from fedsim.models import ModelSpec
+from tests.defenses.mjp import slow
+
+SPEC = ModelSpec("vit_tiny_patch16_224", 5, 32, 4, kwargs={"depth": 1})
+
+
+def batch_of(count=3, side=32):
+    rng = torch.Generator().manual_seed(1)
+    return Batch(torch.randn(count, 3, side, side, generator=rng), torch.arange(count))
+
+
+def generator(seed=5):
+    return torch.Generator().manual_seed(seed)
+
+
+def masked(mjp, **batch):
+    """The batch as the model sees it, and its mask."""
+    return mjp.transform_batch(batch_of(**batch), generator()).images, mjp._pending
+
+
+@pytest.mark.parametrize("per", ["image", "batch"])
+def test_a_batch_is_the_papers_from_the_same_draws(per):
+    mjp = MaskedJigsawPuzzle(0.3, per, min_block=4)
+    mjp.wrap_model(SPEC.build(0))
+    found, mask = masked(mjp)
+    count, rng = (3 if per == "image" else 1), generator()
+    counted = slow.Counted(rng)
+    flat = [[cell for row in slow.mask_of(8, 8, 0.3, 4, counted) for cell in row] for _ in range(count)]
+    slow.skip_to_multiple(counted, CHUNK)
+    draws = torch.rand(sum(map(sum, flat)), generator=rng, dtype=torch.float64).tolist()
+    orders = []
+    for one in flat:
+        orders.append(slow.permuted(one, draws[: sum(one)]))
+        draws = draws[sum(one) :]
+    for b, image in enumerate(batch_of().images):
+        which = b if per == "image" else 0
+        assert mask[b].tolist() == flat[which]
+        assert torch.equal(found[b], slow.rearranged(image, orders[which], (4, 4)))
+
+
+def test_nothing_masked_is_the_identity_and_draws_nothing():
+    mjp = MaskedJigsawPuzzle(ratio=0.0)
+    stock, model = SPEC.build(0), mjp.wrap_model(SPEC.build(0))
+    rng = generator()
+    batch = mjp.transform_batch(batch_of(), rng)
+    assert torch.equal(batch.images, batch_of().images)
+    assert torch.equal(rng.get_state(), generator().get_state())
+    for one in (stock, model):
+        one(batch.images).square().sum().backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    assert gradients.pop(UNKNOWN) is None
+    assert all(torch.equal(gradients[name], p.grad) for name, p in stock.named_parameters())
+
+
+def test_a_batch_without_any_masked_position_is_the_stock_one():
+    mjp = MaskedJigsawPuzzle(0.03, min_block=60)
+    mjp.wrap_model(SPEC.build(0))
+    images, mask = masked(mjp)
+    assert mask is None
+    assert torch.equal(images, batch_of().images)
+    assert mjp.measurements() == {"mask_ratio": 0.0, "empty_masks": 1.0, "masked_batches": 1.0}
+
+
+@pytest.mark.parametrize("shuffle", ["patches", "patches_and_pixels"])
+def test_replay(shuffle):
+    mjp = MaskedJigsawPuzzle(0.3, shuffle=shuffle)
+    mjp.wrap_model(SPEC.build(0))
+    torch.manual_seed(torch.seed() % 1000)
+    first, other = (mjp.transform_batch(batch_of(), generator(seed)).images for seed in (5, 6))
+    assert torch.equal(first, mjp.transform_batch(batch_of(), generator()).images)
+    assert not torch.equal(first, other)
+
+
+def test_masks_alone_leave_the_pictures():
+    mjp = MaskedJigsawPuzzle(0.3, shuffle="none")
+    mjp.wrap_model(SPEC.build(0))
+    images, mask = masked(mjp)
+    assert torch.equal(images, batch_of().images)
+    assert mask.any(dim=1).all()
+
+
+def test_all_patches_and_pixels():
+    mjp = MaskedJigsawPuzzle(1.0, shuffle="patches_and_pixels", embedding="own")
+    mjp.wrap_model(SPEC.build(0))
+    images, _ = masked(mjp)
+    assert torch.equal(images.flatten(2).sort(dim=2).values, batch_of().images.flatten(2).sort(dim=2).values)
+    kept = (images == batch_of().images).double().mean()
+    assert float(kept) < 0.01
+
+
+def test_from_a_round_on_and_with_a_probability():
+    mjp = MaskedJigsawPuzzle(0.3, probability=0.5, start_round=20)
+    mjp.wrap_model(SPEC.build(0))
+    rng = generator()
+    mjp.begin(ClientRound(19, 3))
+    for _ in range(20):
+        assert torch.equal(mjp.transform_batch(batch_of(), rng).images, batch_of().images)
+    assert mjp.measurements()["masked_batches"] == 0.0
+    assert torch.equal(rng.get_state(), generator().get_state())
+    mjp.begin(ClientRound(20, 3))
+    changed = [not torch.equal(mjp.transform_batch(batch_of(), rng).images, batch_of().images) for _ in range(200)]
+    assert mjp.measurements()["masked_batches"] == pytest.approx(sum(changed) / 200)
+    assert 70 < sum(changed) < 130
+
+
+def test_measurements_are_the_turns():
+    mjp = MaskedJigsawPuzzle(0.04, min_block=8)
+    mjp.wrap_model(SPEC.build(0))
+    for _ in range(2):
+        mjp.begin(ClientRound(1, 3))
+        assert mjp.measurements() == {"mask_ratio": 0.0, "empty_masks": 0.0, "masked_batches": 0.0}
+        masks = []
+        rng = generator()
+        for _ in range(30):
+            mjp.transform_batch(batch_of(), rng)
+            masks.append(torch.zeros(3, 64) if mjp._pending is None else mjp._pending.double())
+        seen = torch.cat(masks)
+        found = mjp.measurements()
+        assert found["mask_ratio"] == pytest.approx(float(seen.mean()))
+        assert found["empty_masks"] == pytest.approx(float((seen.sum(dim=1) == 0).double().mean()))
+        assert 0.0 < found["empty_masks"] < 1.0
+
+
+class Scores:
+    """In place of a gradient."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, batch):
+        return {"scores": self.model(batch.images)}
+
+    def per_example(self, batch):
+        raise NotImplementedError
+
+
+class Nothing(Scores):
+    def __call__(self, batch):
+        return {}
+
+
+def test_every_gradient_of_a_batch_is_masked_and_no_evaluation():
+    """Another defense may ask for the gradient twice, or never."""
+    mjp = MaskedJigsawPuzzle(0.3)
+    model = mjp.wrap_model(SPEC.build(0)).eval()
+    stock = SPEC.build(0).eval()
+    batch = mjp.transform_batch(batch_of(), generator())
+
+    first, second = (mjp.gradient(model, batch, Scores(model), generator())["scores"] for _ in range(2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, stock(batch.images))
+    mjp.transform_batch(batch_of(), generator())
+    mjp.gradient(model, batch, Nothing(model), generator())
+    assert torch.equal(model(batch.images), stock(batch.images))
+
+
+def test_jigsawed_pictures_for_evaluation():
+    """x̃ at any ratio, for a defended model and, as pixels alone, for an undefended one."""
+    mjp, stock = MaskedJigsawPuzzle(0.03, start_round=99), MaskedJigsawPuzzle(0.03, embedding="own")
+    defended, undefended = mjp.wrap_model(SPEC.build(0)).eval(), stock.wrap_model(SPEC.build(0)).eval()
+    assert undefended.state_dict().keys() == SPEC.build(0).state_dict().keys()
+    images = batch_of().images
+    jigsawed, mask = mjp.jigsaw(images, generator(), 0.5)
+    same, same_mask = stock.jigsaw(images, generator(), 0.5)
+    assert torch.equal(jigsawed, same)
+    assert torch.equal(mask, same_mask)
+    assert 0.4 < float(mask.double().mean()) <= 0.5
+    with stock.masking(mask):
+        assert torch.equal(undefended(jigsawed), SPEC.build(0).eval()(jigsawed))
+    with mjp.masking(mask):
+        assert torch.equal(defended(jigsawed), defended(jigsawed))
+        assert not torch.allclose(defended(jigsawed), undefended(jigsawed), rtol=1e-3)
+    assert torch.equal(defended(images), undefended(images))
+
+
+def test_convolutions_have_shuffled_patches_only():
+    model = ModelSpec("resnet18_cifar_32", 5).build(0)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    mjp = MaskedJigsawPuzzle(0.3, embedding="own", patch=8)
+    assert all(torch.equal(before[name], tensor) for name, tensor in mjp.wrap_model(model).state_dict().items())
+    images, mask = masked(mjp)
+    assert mask.shape == (3, 16)
+    changed = (images != batch_of().images).any(dim=1).unfold(1, 8, 8).unfold(2, 8, 8).flatten(3).any(dim=3).flatten(1)
+    assert not changed[~mask].any()
+    assert changed.any()
+    with pytest.raises(ConfigError, match=r"defense\.mjp\.patch=7: a divisor of the pictures' 32x32"):
+        MaskedJigsawPuzzle(embedding="own", patch=7).wrap_model(model)
+    with pytest.raises(ConfigError, match=r"defense\.mjp\.patch=None: pixels: ResNet has no patches"):
+        MaskedJigsawPuzzle(embedding="own").wrap_model(ModelSpec("resnet18", 5).build(0))
+
+
+class SwinWithPositions(SwinTransformer):
+    """The absolute embedding that Swin's authors offer and timm leaves out."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        grid = self.patch_embed.grid_size
+        self.pos_embed = nn.Parameter(torch.randn(1, grid[0] * grid[1], self.embed_dim) * 0.02)
+
+    def forward_features(self, x):
+        x = self.patch_embed(x)
+        x = x + self.pos_embed.unflatten(1, x.shape[1:3])
+        return self.norm(self.layers(x))
+
+
+def swin(cls):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return cls(
+            img_size=32, patch_size=2, num_classes=5, embed_dim=24, depths=(1, 1), num_heads=(2, 2), window_size=4
+        ).eval()
+
+
+def test_swin_shuffles_patches_and_with_positions_is_masked():
+    own = MaskedJigsawPuzzle(0.3, embedding="own")
+    own.wrap_model(swin(SwinTransformer))
+    assert masked(own)[1].shape == (3, 256)
+    with pytest.raises(ConfigError, match="learnable absolute position embedding, which SwinTransformer has not"):
+        MaskedJigsawPuzzle().wrap_model(swin(SwinTransformer))
+    mjp = MaskedJigsawPuzzle(0.3, dal="linear")
+    model, stock = mjp.wrap_model(swin(SwinWithPositions)), swin(SwinWithPositions)
+    images, mask = masked(mjp, count=1)
+    with torch.no_grad():
+        stock.pos_embed[0, mask[0]] = model.get_parameter(UNKNOWN)
+    seen = model(images)
+    torch.testing.assert_close(seen, stock(images))
+    assert not torch.allclose(seen, model(images))
+    with mjp.masking(mask):
+        (model(images).square().sum() + mjp.extra_loss(model, batch_of())).backward()
+    assert not model.pos_embed.grad[0][mask[0]].any()
+    assert model.pos_embed.grad[0][~mask[0]].any(dim=1).all()
+
+
+def test_released_initialisation():
+    mjp = MaskedJigsawPuzzle(init_std=1.0)
+    first, second = (mjp.wrap_model(SPEC.build(0)) for _ in range(2))
+    for name in ("pos_embed", UNKNOWN):
+        drawn = first.get_parameter(name)
+        assert torch.equal(drawn, second.get_parameter(name))
+        assert drawn.std().item() == pytest.approx(1.0, abs=0.1)
+    own = MaskedJigsawPuzzle().wrap_model(SPEC.build(0))
+    assert torch.equal(own.pos_embed, SPEC.build(0).pos_embed)
+    assert own.get_parameter(UNKNOWN).std().item() == pytest.approx(0.02, abs=0.002)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit_small_patch16_rope_224", "vit_tiny_patch16_224"])
+def test_refuses_models_without_a_single_embedding(name):
+    kwargs = {"resnet18": {}, "vit_tiny_patch16_224": {"depth": 1, "dynamic_img_size": True}}
+    model = ModelSpec(name, 5, kwargs=kwargs.get(name, {"depth": 1})).build(0)
+    with pytest.raises(ConfigError, match=r"defense=mjp: .*(embedding=own|resampled)"):
+        MaskedJigsawPuzzle().wrap_model(model)
+
+
+class Mixing(Defense):
+    def transform_batch(self, batch, rng):
+        return batch
+
+
+class DpSgd(Defense):
+    """By name alone."""
+
+
+def check(**defenses):
+    chain = DefenseChain(defenses)
+    chain.check(Plan(chain.wrap_model(SPEC.build(0)), {"training_mode": True}, {}, defenses))
+
+
+def test_checks_what_it_works_with():
+    for defenses in (
+        {"mixup": Mixing(), "mjp": MaskedJigsawPuzzle()},
+        {"mjp": MaskedJigsawPuzzle(), "withhold_pe": WithholdPositionEmbedding()},
+        {"mjp_jp": MaskedJigsawPuzzle(embedding="own"), "no_pe": NoPositionEmbedding(), "dp_sgd": DpSgd()},
+        {"fixed_pe": FixedPositionEmbedding(), "mjp_jp": MaskedJigsawPuzzle(embedding="own")},
+    ):
+        check(**defenses)
+
+
+@pytest.mark.parametrize(
+    ("defenses", "words"),
+    [
+        ({"mjp": MaskedJigsawPuzzle(), "no_pe": NoPositionEmbedding()}, "learnable .*embedding=own"),
+        ({"no_pe": NoPositionEmbedding(), "mjp": MaskedJigsawPuzzle()}, "learnable .*embedding=own"),
+        ({"mjp": MaskedJigsawPuzzle(), "fixed_pe": FixedPositionEmbedding()}, "learnable .*embedding=own"),
+        ({"fixed_pe": FixedPositionEmbedding(), "mjp": MaskedJigsawPuzzle()}, "learnable .*embedding=own"),
+        ({"mjp": MaskedJigsawPuzzle(), "dp_sgd": DpSgd()}, "beside dp_sgd: gradients of single pictures"),
+        ({"dp_sgd": DpSgd(), "mjp": MaskedJigsawPuzzle(embedding="own", dal="linear")}, "beside dp_sgd"),
+        ({"mjp": MaskedJigsawPuzzle(), "mixup": Mixing()}, r"\[mjp, mixup\]: mixup first"),
+        ({"mjp": MaskedJigsawPuzzle(), "mjp_jp": MaskedJigsawPuzzle(embedding="own")}, r"\[mjp, mjp_jp\]: one of them"),
+        ({"mjp": MaskedJigsawPuzzle(dal="pca"), "withhold_pe": WithholdPositionEmbedding()}, "none beside withhold_pe"),
+    ],
+)
+def test_refuses_what_makes_no_sense(defenses, words):
+    with pytest.raises(ConfigError, match=words):
+        check(**defenses)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "beside"),
+    [
+        ("ratio", 1.5, {}),
+        ("ratio", "ten", {}),
+        ("ratio", math.nan, {}),
+        ("ratio", True, {}),
+        ("per", "client", {}),
+        ("per", None, {}),
+        ("min_block", 0, {}),
+        ("min_block", 2.5, {}),
+        ("probability", -0.1, {}),
+        ("start_round", -1, {}),
+        ("class_token", "none", {}),
+        ("class_token", "unknown", {"embedding": "own"}),
+        ("shuffle", "pixels", {}),
+        ("shuffle", "none", {"embedding": "own"}),
+        ("embedding", ["own"], {}),
+        ("dal", "quadratic", {}),
+        ("dal_coordinates", "raw", {}),
+        ("lambda_dal", math.inf, {}),
+        ("lambda_warmup_rounds", 1.0, {}),
+        ("lambda_decay_rounds", 0, {}),
+        ("lambda_final", None, {}),
+        ("init_std", -1.0, {}),
+        ("init_std", 1.0, {"embedding": "own"}),
+        ("patch", 0, {"embedding": "own"}),
+        ("patch", 4, {}),
+    ],
+)
+def test_settings_that_make_no_sense(key, value, beside):
+    made = MaskedJigsawPuzzle.__new__(MaskedJigsawPuzzle)
+    with pytest.raises(ConfigError, match=rf"defense\.mjp\.{key}="):
+        inspect.unwrap(MaskedJigsawPuzzle.__init__)(made, **{key: value}, **beside)  # a user's values have any type
+
+
+def test_before_wrap_model_and_with_other_pictures(rng):
+    mjp = MaskedJigsawPuzzle()
+    with pytest.raises(RuntimeError, match="wrap_model"):
+        mjp.transform_batch(batch_of(), rng)
+    mjp.wrap_model(SPEC.build(0))
+    with pytest.raises(RuntimeError, match=r"pictures of \(32, 32\) pixels, and saw \(64, 64\)"):
+        mjp.transform_batch(batch_of(side=64), rng)

@@ -1,0 +1,41 @@
+"""Pictures small enough for the embedded model, and the command of MJP's Table 5 in this process."""
+
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments.reproduce import mjp_table5
+
+NANO = ["--models", "vit_nano", "vit_nano", "--shown", "1"]
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Three classes with two pictures of 8x8 pixels each; smooth, as photographs are."""
+    rng = np.random.default_rng(0)
+    for name in ("n01440764_tench", "n01443537_goldfish", "n01484850_great_white"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(2):
+            coarse = Image.fromarray(rng.integers(0, 256, (3, 3, 3), dtype=np.uint8))
+            coarse.resize((8, 8), Image.Resampling.BICUBIC).save(tmp_path / "pictures" / name / f"{number}.png")
+    return tmp_path / "pictures"
+
+
+@pytest.fixture
+def table5(monkeypatch, capsys, pictures, tmp_path):
+    """Exit code, standard output and errors; results go to `tmp_path/out`."""
+
+    def call(*arguments, models=NANO):
+        fixed = ["--pictures", str(pictures), "--out", str(tmp_path / "out"), *models]
+        monkeypatch.setattr(sys, "argv", ["mjp_table5", *fixed, *arguments])
+        code = 0
+        try:
+            mjp_table5.main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
