@@ -6,9 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments import audit, federated
+from experiments import audit, federated, leakage_matrix, measure
 from fedsim.simulation.ray_cluster import ray_cluster
 
+COMMANDS = {
+    "fedsim": federated.main,
+    "fedsim-audit": audit.main,
+    "fedsim-measure": measure.main,
+    "fedsim-matrix": leakage_matrix.main,
+}
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -60,7 +66,7 @@ def command(monkeypatch, capsys):
         monkeypatch.setattr(sys, "path", list(sys.path))
         code = 0
         try:
-            {"fedsim": federated.main, "fedsim-audit": audit.main}[name]()
+            COMMANDS[name]()
         except SystemExit as stop:
             code = stop.code or 0
         captured = capsys.readouterr()
