@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attacks.analytic.first_norm import FirstNorm, first_norm, plain_blocks
 from attacks.analytic.later_norms import Readers, refine
+from attacks.analytic.patch_gradient import check_embedding
 from attacks.analytic.row_space import Spaces, make_readers, pixels_of, to_picture
 from attacks.analytic.row_space_solution import solve
 from attacks.analytic.row_space_system import patch_system
@@ -24,11 +25,12 @@ class RowSpaces(Attack):
     """A picture from the gradients of some of the first projections, without those of embedding or patch projection.
 
     u_t = LN(z_t) lies in the row space of ∂L/∂W_qkv: D - T linear equations for each patch. Where they outnumber its
-    pixels, nothing else is needed; ∂L/∂W_p, where it is shared, leaves fewer unknowns. The next projections read
-    LN(z_t + r_t), with r_t from the blocks before: the same equations, solved by Gauss-Newton from a grey picture.
+    pixels, nothing else is needed; ∂L/∂W_p, where it is shared, leaves fewer unknowns. In APRIL's architecture u = z.
+    The next projections read LN(z_t + r_t), with r_t from the blocks before: the same equations, no longer linear.
 
     Args:
-        search: go on to the next projections where the first one's gradient is missing.
+        search: only where the first attention's gradient is missing: Gauss-Newton on the next projections', from a
+            grey picture. Otherwise only where it is shared.
         projections: so many, in the model's order: first attention, first MLP, second attention, …
         levels: as in `row_space`.
     """
@@ -39,23 +41,27 @@ class RowSpaces(Attack):
         self.levels = levels
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
-        """Raises NotApplicable for other models than pre-norm ViTs, withheld gradients, batches, and too many tokens."""
+        """Raises NotApplicable for other models than pre-norm ViTs and APRIL's, withheld gradients, and batches."""
         if observation.protocol.batch_size > 1:
             raise NotApplicable("one picture in an update: the tokens of several share their row spaces")
-        norm = first_norm(observation, device)
+        direct = observation.roles.direct_attention
+        norm = embedding_alone(observation, device) if direct else first_norm(observation, device)
         tokens = len(norm.known) + norm.prefix_tokens
-        width, unknowns = norm.patch_weight.shape
+        width = len(norm.patch_weight)
         if tokens >= width:
             raise NotApplicable(f"{tokens} tokens >= width {width}: their row space is everything")
         gradients = self._gradients(observation)
+        if self.search != (gradients[0] is None):
+            which = "shared: nothing is left to search" if self.search else "withheld"
+            raise NotApplicable(f"the gradient of the first attention's projection is {which}")
         picture = _picture(observation, norm, device)
-        if gradients[0] is not None:
-            spaces = Spaces(norm, picture, row_space(gradients[0].to(device), tokens))
-            return self._linear(observation, spaces)
-        if not self.search:
-            raise NotApplicable("the gradient of the first attention's projection is withheld")
-        found = [everything(width, device) if g is None else row_space(g.to(device), tokens) for g in gradients]
-        return _searched(observation, norm, picture, found)
+        if gradients[0] is None:
+            if direct:
+                raise NotApplicable("a first block of another kind: the next projections are not modelled")
+            found = [everything(width, device) if g is None else row_space(g.to(device), tokens) for g in gradients]
+            return _searched(observation, norm, picture, found)
+        spaces = Spaces(norm, picture, row_space(gradients[0].to(device), tokens))
+        return _direct(observation, spaces) if direct else self._linear(observation, spaces)
 
     def _linear(self, observation: Observation, spaces: Spaces) -> Reconstruction:
         pixels = pixels_of(observation, spaces.norm)
@@ -87,6 +93,36 @@ class RowSpaces(Attack):
         if not found:
             raise NotApplicable(f"the gradients of the first {self.projections} projections are withheld")
         return found
+
+
+def embedding_alone(observation: Observation, device: torch.device) -> FirstNorm:
+    """What the first attention reads in APRIL's architecture, z = W_p p + b_p + e: scale 1, shift 0, nothing centred.
+
+    Raises:
+        NotApplicable: the embedding is not that.
+    """
+    check_embedding(observation)
+    roles, state = observation.roles, observation.global_state
+    if roles.patch_weight is None or roles.pos_embed is None or roles.qkv_weight is None:
+        raise NotApplicable("the model has no patch projection, position embedding or fused qkv projection")
+    weight = state[roles.patch_weight].double().flatten(1).to(device)
+    embedding = state[roles.pos_embed].double().flatten(0, -2).to(device)
+    known = embedding[roles.embedded_prefix_tokens :]
+    if roles.patch_bias is not None:
+        known = known + state[roles.patch_bias].double().to(device)
+    one = torch.ones_like(weight[:, 0])
+    return FirstNorm(weight, known, one, torch.zeros_like(one), roles.prefix_tokens)
+
+
+def _direct(observation: Observation, spaces: Spaces) -> Reconstruction:
+    """Q (W_p V a_n + b_p + e_n) = 0 with Q off the row space of ∂L/∂W_qkv; without norm the equations are exact."""
+    norm, null = spaces.norm, spaces.tokens.null
+    equations = null @ norm.patch_weight @ spaces.picture.basis.T
+    solved = torch.linalg.lstsq(
+        equations, -(null @ norm.known.T), driver="gelsd" if null.device.type == "cpu" else None
+    )
+    patches = solved.solution.T @ spaces.picture.basis
+    return Reconstruction(images=to_picture(observation, patches, pixels_of(observation, norm)))
 
 
 def everything(width: int, device: torch.device) -> RowSpace:

@@ -10,13 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.base import Reconstruction
-from clients.app import ClientRuntime
 from defenses.mjp import MaskedJigsawPuzzle
+from experiments.reproduce.client import Client
 from experiments.reproduce.ledger import Entry
 from experiments.reproduce.table5_attacks import visible_mask
 from experiments.reproduce.table5_rows import GREY, MEAN, Case
-from experiments.reproduce.weights import load_weights
-from experiments.setup import Setup, prepare
 from fedsim.composition import Config
 from fedsim.data import ImageSet
 from fedsim.determinism import torch_generator
@@ -82,8 +80,10 @@ def results(unit: Unit) -> Iterator[Entry]:
     torch.set_num_threads(unit.threads)
     client = Client(unit.config, unit.checkpoint)
     for victim in unit.victims:
-        observation, truth, share = client.shares(victim.position, victim.number)
-        answers = client.answers(observation, truth) if unit.checkpoint and unit.case.variant == "stock" else {}
+        observation, truth, measured = client.shares([victim.position], victim.number)
+        share = next((value for name, value in measured.items() if name.endswith("mask_ratio")), 0.0)
+        asked = unit.checkpoint is not None and unit.case.variant == "stock"
+        answers = _answers(client, observation, truth) if asked else {}
         if victim.number < unit.shown:
             _save(unit.folder, "x", victim.number, truth.originals)
             if unit.case.ratio is not None:
@@ -101,44 +101,21 @@ def results(unit: Unit) -> Iterator[Entry]:
             yield entry | answers
 
 
-class Client:
-    """A client of the audit's configuration, that shares the gradient of one picture at a time."""
-
-    def __init__(self, config: Config, checkpoint: Path | None) -> None:
-        self.setup: Setup = prepare(config)
-        model = self.setup.model
-        if checkpoint is not None:
-            load_weights(model, checkpoint, self.setup.data.class_names)
-        self._state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-        self._runtime = ClientRuntime(config, self.setup.data)
-        self._factory = self.setup.factory()
-
-    def shares(self, position: int, number: int) -> tuple[Observation, GroundTruth, float]:
-        """What the server observes, what it may not know, and which share of positions was masked."""
-        runtime, pictures = self._runtime, self.setup.data.train.subset([position])
-        runtime.load(self._state)
-        result = runtime.train(pictures, number, server_round=0, audit=True)
-        update = runtime.share(result, self._state, 1, number, server_round=0)
-        observation = self._factory.make(0, number, self._state, update, result.protocol, None)
-        assert result.truth is not None
-        named = runtime.defenses.measurements()
-        return observation, result.truth, next((v for n, v in named.items() if n.endswith("mask_ratio")), 0.0)
-
-    @torch.no_grad()
-    def answers(self, observation: Observation, truth: GroundTruth) -> dict[str, bool]:
-        """Whether the model is right about what it saw, told the mask and not told."""
-        runtime = self._runtime
-        model = runtime.model.eval()
-        puzzle = next((d for d in runtime.defenses.defenses.values() if isinstance(d, MaskedJigsawPuzzle)), None)
-        mask = visible_mask(observation)
-        seen = runtime.normaliser(truth.images.float())
-        untold = model(seen)
-        told = untold
-        if puzzle is not None and mask is not None:
-            with puzzle.masking(mask[None]):
-                told = model(seen)
-        labels = truth.labels.to(untold.device)
-        return {"right": bool(told.argmax(1) == labels), "right_untold": bool(untold.argmax(1) == labels)}
+@torch.no_grad()
+def _answers(client: Client, observation: Observation, truth: GroundTruth) -> dict[str, bool]:
+    """Whether the model is right about what it saw, told the mask and not told."""
+    runtime = client.runtime
+    model = runtime.model.eval()
+    puzzle = next((d for d in runtime.defenses.defenses.values() if isinstance(d, MaskedJigsawPuzzle)), None)
+    mask = visible_mask(observation)
+    seen = runtime.normaliser(truth.images.float())
+    untold = model(seen)
+    told = untold
+    if puzzle is not None and mask is not None:
+        with puzzle.masking(mask[None]):
+            told = model(seen)
+    labels = truth.labels.to(untold.device)
+    return {"right": bool(told.argmax(1) == labels), "right_untold": bool(untold.argmax(1) == labels)}
 
 
 def public_mean(pictures: ImageSet, seed: int, total: Tensor, victim: int) -> Float[Tensor, "1 c h w"]:
