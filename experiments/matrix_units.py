@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,13 @@ from fedsim.metrics.image import psnr
 from fedsim.report.matrix_cells import BASELINE, read_cells
 from fedsim.simulation.ray_cluster import quiet_environment
 
-logger = getLogger(__name__)
-
 TRAINING, AUDIT = "training", "audit"
 
 SEAL, ASKED = "sealed.json", "asked.json"
 """A sealed folder holds a finished run; what was asked for stands there from the start."""
+
+TRACEBACK = "traceback.txt"
+"""Of the fault that ended a run, in its folder."""
 
 GUESSED_FROM = 512
 """Public pictures at most whose mean is the guess."""
@@ -123,7 +123,7 @@ def run_unit(unit: Unit) -> End:
     except RunError as error:
         return End("failed", str(error))
     except Exception as error:  # noqa: BLE001 - defenses are plug-ins: one that breaks must not take the others with it
-        logger.error("%s:\n%s", unit.title, traceback.format_exc())
+        _write_text(unit.folder / TRACEBACK, traceback.format_exc())
         return End("failed", f"{type(error).__name__}: {error}")
     return End("done", seconds=time.perf_counter() - start)
 

@@ -11,7 +11,6 @@ command goes on where an earlier call stopped; more pictures, ratios and rows ma
 """
 
 import argparse
-import sys
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -23,8 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from experiments.audit import choose_pictures
-from experiments.cli import console, errors
+from experiments.cli import console
 from experiments.progress import Bars
+from experiments.reproduce.command import call
 from experiments.reproduce.ledger import Entry, Ledger, settle
 from experiments.reproduce.table5_figure import write_figure
 from experiments.reproduce.table5_job import Job, Portion, Standing, check, portions, read_checkpoints
@@ -32,21 +32,12 @@ from experiments.reproduce.table5_rows import GROUPS, MEAN, choose, plan
 from experiments.reproduce.table5_tables import write_table
 from experiments.reproduce.table5_worker import public_sum, results, run_unit
 from experiments.setup import Setup, prepare
-from fedsim.errors import ConfigError, RunError
-from fedsim.simulation.ray_cluster import quiet_environment
+from fedsim.errors import RunError
 
 
 def main() -> None:
-    """One line on standard error and exit code 2 for what cannot work."""
-    options = arguments().parse_args()
-    try:
-        run(options)
-    except (ConfigError, RunError) as error:
-        errors.print(f"error: {error}", markup=False)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        errors.print("interrupted: the same command goes on from here", markup=False)
-        sys.exit(130)
+    """Entry point of `python -m`."""
+    call(run, arguments())
 
 
 def run(options: argparse.Namespace) -> None:
@@ -58,7 +49,6 @@ def run(options: argparse.Namespace) -> None:
     """
     check(options)
     job = Job(options, choose(plan(options.ratio), options.rows), read_checkpoints(options.checkpoint))
-    quiet_environment()
     with initialize_config_module("conf", version_base=None):
         configs = {case: job.config(case) for case in job.cases}
     setup = prepare(configs[job.cases[0]])

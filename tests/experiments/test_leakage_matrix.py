@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import leakage_matrix, matrix_units
+from experiments import matrix_units
 from server.results import ResultWriter
 from tests.experiments.run_files import rows
 
@@ -23,24 +23,14 @@ ROWS = ["matrix.every_defense=false", "matrix.rows=[none,noise_1e-1]", "matrix.c
 
 
 @pytest.fixture
-def matrix(monkeypatch, capsys, tmp_path):
-    """A small matrix as a user calls it; gives its folder and what was printed, and checks the exit code.
-
-    An interruption leaves the code 130.
-    """
+def matrix(command, tmp_path):
+    """A small matrix as a user calls it; gives its folder, output and errors, and checks the exit code."""
 
     def call(*arguments, folder=None, code=0):
         root = folder or tmp_path / "matrix"
-        monkeypatch.setattr(sys, "argv", ["fedsim-matrix", f"run_dir={root}", *SMALL, *ROWS, *arguments])
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        left = 0
-        try:
-            leakage_matrix.main()
-        except SystemExit as stop:
-            left = stop.code or 0
-        told = capsys.readouterr()
-        assert left == code, told.err
-        return root, told
+        left, out, err = command("fedsim-matrix", f"run_dir={root}", *SMALL, *ROWS, *arguments)
+        assert left == code, err
+        return root, out, err
 
     return call
 
@@ -83,9 +73,9 @@ def test_cells_hold_what_the_runs_on_their_own_give(matrix, command, tmp_path):
         "'+defense.broken.at=1','client.batch_size=1']"
     )
     chosen = "matrix.rows=[refused,broken,none,noise_1e-1,gradient_clip]"  # the last is no row but an option
-    root, told = matrix(refused, broken, chosen)
+    root, out, _ = matrix(refused, broken, chosen)
     found = cells(root)
-    _, _, _ = command(
+    command(
         "fedsim-audit",
         f"run_dir={tmp_path}/audit",
         "data=digits",
@@ -115,7 +105,7 @@ def test_cells_hold_what_the_runs_on_their_own_give(matrix, command, tmp_path):
     assert "gradient_clip.max_norm=-1" in page
     assert "rows/none/audit-initial/report.html" in page
     assert "<b>" not in page
-    assert told.out.strip().splitlines()[-1] == str(root)
+    assert out.strip().splitlines()[-1] == str(root)
 
 
 def test_killed_between_any_two_results_nothing_finished_is_repeated(matrix, computed, monkeypatch):
@@ -134,21 +124,21 @@ def test_killed_between_any_two_results_nothing_finished_is_repeated(matrix, com
         for _ in range(3):
             written.clear()
             matrix(code=130)
-    root, _ = matrix()
+    root, *_ = matrix()
     assert set(computed.values()) == {1}
     assert len(computed) == 2 + 2 * 2 * 2
     first = numbers(root)
     computed.clear()
-    _, told = matrix()
+    _, out, _ = matrix()
     assert not computed
-    assert "4 of 4 runs were finished earlier" in told.out
+    assert "4 of 4 runs were finished earlier" in out
     assert numbers(root) == first
-    whole, _ = matrix(folder=root.with_name("whole"))
+    whole, *_ = matrix(folder=root.with_name("whole"))
     assert numbers(whole) == first
 
 
 def test_a_training_that_did_not_finish_is_done_again_from_its_start(matrix, computed, monkeypatch):
-    root, _ = matrix("matrix.rows=[none]")
+    root, *_ = matrix("matrix.rows=[none]")
     before = json.loads((root / "matrix.json").read_text())["rows"][0]["accuracy"]
     folder = root / "rows" / "none" / "training-0"
     (folder / matrix_units.SEAL).unlink()
@@ -160,7 +150,7 @@ def test_a_training_that_did_not_finish_is_done_again_from_its_start(matrix, com
 
 
 def test_rows_and_columns_are_added_to_what_there_is_and_other_settings_are_refused(matrix, computed):
-    root, _ = matrix("matrix.rows=[none]", "matrix.columns=[labels]")
+    root, *_ = matrix("matrix.rows=[none]", "matrix.columns=[labels]")
     computed.clear()
     matrix("matrix.rows=[none,noise_1e-1]", "matrix.columns=[labels,patch_gradient]")
     assert [name for name in computed if name.startswith("none")] == [
@@ -169,16 +159,16 @@ def test_rows_and_columns_are_added_to_what_there_is_and_other_settings_are_refu
     ]
     assert len(cells(root)) == 4
     computed.clear()
-    _, told = matrix("num_rounds=2", code=2)
-    assert "num_rounds=1, not 2" in told.err
-    _, told = matrix("matrix.columns=[labels]", "matrix.attacks.labels=[labels,'labels.rule=idlg']", code=2)
-    assert "matrix.attacks.labels" in told.err
+    *_, err = matrix("num_rounds=2", code=2)
+    assert "num_rounds=1, not 2" in err
+    *_, err = matrix("matrix.columns=[labels]", "matrix.attacks.labels=[labels,'labels.rule=idlg']", code=2)
+    assert "matrix.attacks.labels" in err
     assert not computed
 
 
 def test_the_trained_model_is_attacked_too_seeds_give_a_spread_and_a_moved_folder_goes_on(matrix, computed):
     settings = ["matrix.rows=[none]", "matrix.state=both", "matrix.seeds=2"]
-    root, _ = matrix(*settings, "matrix.columns=[patch_gradient]")
+    root, *_ = matrix(*settings, "matrix.columns=[patch_gradient]")
     found = cells(root)
     assert {state for _, state, _ in found} == {"initial", "trained"}
     config = (root / "rows" / "none" / "audit-trained" / "config.yaml").read_text()
@@ -213,8 +203,8 @@ def test_the_trained_model_is_attacked_too_seeds_give_a_spread_and_a_moved_folde
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
 def test_one_clear_line_before_anything_starts(matrix, computed, settings, parts):
-    root, told = matrix(*settings, code=2)
-    lines = [line for line in told.err.splitlines() if line.startswith("error: ")]
+    root, _, err = matrix(*settings, code=2)
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1
     assert all(part in lines[0] for part in parts), lines[0]
     assert not computed
@@ -222,9 +212,9 @@ def test_one_clear_line_before_anything_starts(matrix, computed, settings, parts
 
 
 def test_ray_gives_the_numbers_of_the_inline_matrix(matrix, ray_on_this_machine, tmp_path):
-    inline, _ = matrix()
+    inline, *_ = matrix()
     settings = ["simulation=ray", "simulation.workers=2", "matrix.state=both"]
-    on_ray, _ = matrix(*settings, folder=tmp_path / "ray")
+    on_ray, *_ = matrix(*settings, folder=tmp_path / "ray")
     shared = [line for line in numbers(on_ray) if line["state"] == "initial"]
     assert [without(line) for line in shared] == [without(line) for line in numbers(inline)]
 
@@ -251,5 +241,5 @@ def test_sigkill_in_the_middle(matrix, tmp_path):
     assert len(list(root.glob("rows/*/*/sealed.json"))) == 4
     lines = [(r["observation"], r["attack"]) for r in rows(root / "rows" / "none" / "audit-initial", "attacks")]
     assert len(lines) == len(set(lines)) == 4
-    whole, _ = matrix()
+    whole, *_ = matrix()
     assert numbers(whole) == numbers(root)

@@ -1,0 +1,29 @@
+"""A command with plain options: one line on standard error and exit code 2 for what cannot work."""
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from experiments.cli import errors
+from experiments.errors import ConfigFault, one_line
+from experiments.logs import silence_flower
+from fedsim.errors import RunError
+from fedsim.simulation.ray_cluster import quiet_environment
+
+
+def call(run: Callable[[argparse.Namespace], None], parser: argparse.ArgumentParser) -> None:
+    """Run it with the options of the command line; what it had finished when it was stopped is on disk."""
+    options = parser.parse_args()
+    quiet_environment()
+    silence_flower()
+    try:
+        run(options)
+    except RunError as error:
+        errors.print(f"error: {error}", markup=False)
+        sys.exit(2)
+    except ConfigFault as error:
+        errors.print(f"error: {one_line(error, 'audit', [])}", markup=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        errors.print("interrupted: the same command goes on from here", markup=False)
+        sys.exit(130)

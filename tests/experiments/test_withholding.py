@@ -1,0 +1,110 @@
+"""The command that finds what to withhold, on the embedded model and digits."""
+
+import csv
+import json
+import sys
+
+import pytest
+from PIL import Image
+
+from experiments import withholding
+
+FAST = ["--count", "2", "--variants", "stock", "--rounds", "0"]
+
+
+@pytest.fixture
+def withhold(monkeypatch, capsys, tmp_path):
+    """Exit code, standard output and errors; results go to `tmp_path/out`."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["withholding", "--out", str(tmp_path / "out"), *arguments])
+        code = 0
+        try:
+            withholding.main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def lines_of(out, name="withholding.csv"):
+    with (out / name).open() as file:
+        return list(csv.DictReader(file))
+
+
+def smallest(lines, level):
+    return {line["withheld"] for line in lines if line["level"] == level and line["smallest"] == "1"}
+
+
+def test_the_answer_depends_on_who_attacks(withhold, tmp_path):
+    arguments = ["--count", "2", "--variants", "stock", "--levels", "published", "linear"]
+    code, _, err = withhold(*arguments, "--rounds", "2", "--clients", "2", "--seeds", "1", "--train", "2")
+    assert code == 0, err
+    lines = lines_of(tmp_path / "out")
+    assert smallest(lines, "published") == {"patch_weight"}
+    assert smallest(lines, "linear") == {"pos_embed + qkv_weight", "patch_weight + qkv_weight"}
+    found = {(line["level"], line["withheld"]): line for line in lines}
+    assert float(found["linear", "nothing"]["best_least"]) > 100
+    alone = found["linear", "patch_weight"]
+    assert (alone["attack"], alone["stops"], alone["certified"]) == ("qkv_row_space", "0", "2")
+    for name in smallest(lines, "linear"):
+        line = found["linear", name]
+        assert float(line["best_mean"]) <= float(line["guess"]) + 3
+        assert line["certified"] == "0"
+    costs = {
+        (line["withheld"], line["mode"]): float(line["accuracy"]) for line in lines_of(tmp_path / "out", "accuracy.csv")
+    }
+    assert set(costs) == {
+        ("nothing", ""),
+        ("patch_weight", "private"),
+        ("patch_weight", "frozen"),
+        ("pos_embed + qkv_weight", "private"),
+        ("pos_embed + qkv_weight", "frozen"),
+    }
+    assert all(0 <= accuracy <= 1 for accuracy in costs.values())
+    assert len({costs["patch_weight", "private"], costs["patch_weight", "frozen"], costs["nothing", ""]}) > 1
+    with Image.open(tmp_path / "out" / "withholding.png") as chart:
+        assert min(chart.size) > 300
+
+
+def test_goes_on_where_it_was_killed(withhold, tmp_path):
+    assert withhold(*FAST, "--levels", "published")[0] == 0
+    results, whole = tmp_path / "out" / "results.jsonl", (tmp_path / "out" / "withholding.csv").read_bytes()
+    before = results.read_text().splitlines(keepends=True)
+    results.write_text("".join(before[:-5]) + before[-5][:10])
+    assert withhold(*FAST, "--levels", "published")[0] == 0
+    after = results.read_text().splitlines(keepends=True)
+    assert after[:-5] == before[:-5]
+    assert [without_time(line) for line in after] == [without_time(line) for line in before]
+    assert (tmp_path / "out" / "withholding.csv").read_bytes() == whole
+    assert withhold(*FAST, "--levels", "published")[0] == 0
+    assert results.read_text().splitlines(keepends=True) == after
+    code, _, err = withhold(*FAST, "--levels", "published", "--seed", "1")
+    assert code == 2
+    assert "seed=0 there, 1 now" in err
+
+
+def without_time(line):
+    return {key: value for key, value in json.loads(line).items() if key != "seconds"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--count", "0"], "--count=0"),
+        (["--rounds", "-1"], "--rounds=-1"),
+        (["--margin", "0"], "--margin=0.0"),
+        (["--model", "vit_nan"], "vit_nan"),
+        (["--pictures", "nowhere"], "no such folder"),
+        (["--count", "100000"], "at most"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_one_clear_line(withhold, arguments, part):
+    code, out, err = withhold(*FAST, *arguments)
+    assert code == 2
+    assert [line.startswith("error: ") for line in err.splitlines()] == [True]
+    assert part in err
+    assert "Traceback" not in out + err
