@@ -172,6 +172,8 @@ def training_config(options: argparse.Namespace) -> Config:
         f"num_rounds={max(1, options.rounds)}",
         "evaluate_every=0",
         "client.batch_size=16",
+        "client.optimizer._target_=torch.optim.AdamW",
+        f"client.optimizer.lr={options.lr}",
     )
 
 
@@ -198,8 +200,9 @@ def _check(options: argparse.Namespace) -> None:
     for key in ("rounds", "train"):
         if getattr(options, key) < 0:
             raise ConfigError(f"--{key}", getattr(options, key), "0 or more")
-    if not options.margin > 0:
-        raise ConfigError("--margin", options.margin, "dB, above 0")
+    for key, what in (("margin", "dB, above 0"), ("lr", "above 0")):
+        if not getattr(options, key) > 0:
+            raise ConfigError(f"--{key}", getattr(options, key), what)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -213,6 +216,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--margin", type=float, default=3.0, help="dB above the guess that count as a leak")
     parser.add_argument("--clients", type=int, default=10, help="of the trainings")
     parser.add_argument("--rounds", type=int, default=30, help="of the trainings; 0: none")
+    parser.add_argument("--lr", type=float, default=2e-3, help="of the clients' AdamW")
     parser.add_argument("--train", type=int, default=4, help="smallest sets that are trained with, at most")
     parser.add_argument("--seeds", type=int, default=2, help="trainings of each set")
     parser.add_argument("--seed", type=int, default=0)

@@ -26,12 +26,13 @@ class Observation:
     """One client's update with everything needed to attack it, now or a year later.
 
     Attributes:
-        client: partition id of the client, or number of the batch in an audit.
+        client: partition id of the client (of the first in a sum), or number of the batch in an audit.
         global_state: parameters and buffers before the round, by name.
         image_shape: (channels, height, width) that the model reads.
         mean, std: normalisation, per channel, of pictures in [0, 1].
         defenses: the defenses that run on the client, as configured: public, less their randomness.
         auxiliary_probs: [classes] mean softmax of the global model over pictures that no client holds.
+        summed: clients whose updates were summed before the server saw anything.
     """
 
     server_round: int
@@ -47,6 +48,7 @@ class Observation:
     num_classes: int
     defenses: tuple[dict[str, Any], ...] = ()
     auxiliary_probs: Tensor | None = field(default=None)
+    summed: int = 1
 
     @cached_property
     def gradient(self) -> State:
@@ -134,6 +136,7 @@ def save_observation(observation: Observation, folder: Path) -> None:
         "format": FORMAT,
         "server_round": observation.server_round,
         "client": observation.client,
+        "summed": observation.summed,
         "global_state": state_file.name,
         "kind": observation.update.kind,
         "num_examples": observation.update.num_examples,
@@ -194,6 +197,7 @@ def load_observation(folder: Path, load_wrappers: WrapperLoader | None = None) -
             num_classes=record["num_classes"],
             defenses=defenses,
             auxiliary_probs=tensors.get("auxiliary_probs"),
+            summed=record.get("summed", 1),
         )
     except FileNotFoundError as error:
         raise ConfigError("observation", folder, f"no complete observation: {error.filename} is missing") from error

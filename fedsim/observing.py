@@ -30,6 +30,7 @@ class ObservationFactory:
         update: Update,
         protocol: LocalProtocol,
         auxiliary_probs: Tensor | None,
+        summed: int = 1,
     ) -> Observation:
         return Observation(
             server_round=server_round,
@@ -45,4 +46,5 @@ class ObservationFactory:
             num_classes=self._architecture.spec.num_classes,
             defenses=self._defenses,
             auxiliary_probs=auxiliary_probs,
+            summed=summed,
         )

@@ -95,7 +95,9 @@ class HonestButCurious(StrategyWrapper):
             sent = _read({client: clients[client] for client in group}, truths)
             seen = next(sent, None) if self._sums is None else _summed(sent, self._sums.by)
             if seen is not None:
-                observation = self._factory.make(server_round, group[0], state, seen.update, seen.protocol, probs)
+                observation = self._factory.make(
+                    server_round, group[0], state, seen.update, seen.protocol, probs, seen.clients
+                )
                 self._on_observation(observation, seen.truth)
 
 

@@ -50,6 +50,7 @@ class Job:
     client: int
     attack: str
     batch_size: int
+    summed: int = 1
 
     @property
     def observation(self) -> str:
@@ -81,7 +82,7 @@ class ResultWriter:
         row: dict[str, Any] = {
             "observation": job.observation,
             "round": job.server_round,
-            "client": job.client,
+            "client": job.client if job.summed == 1 else f"{job.client} (sum of {job.summed} clients)",
             "attack": job.attack,
             "status": outcome.status,
             "reason": outcome.reason,

@@ -65,7 +65,8 @@ class AttackScheduler(ABC):
         size = observation.protocol.batch_size
         names = [name for name in self.attacks if name not in skip]
         self.submitted += len(names)
-        return [Job(observation.server_round, observation.client, name, size) for name in names]
+        where = observation.server_round, observation.client
+        return [Job(*where, name, size, observation.summed) for name in names]
 
     def _finish(self, job: Job, outcome: Outcome, scores: Scores | None, truth: GroundTruth | None, tries: int) -> None:
         self.finished += 1

@@ -37,11 +37,12 @@ class Sums:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one client shares, how it came to it, and what its model saw where that is known."""
+    """What a client shares, or several in a sum, how it came to it, and what its model saw where that is known."""
 
     update: Update
     protocol: LocalProtocol
     truth: GroundTruth | None
+    clients: int = 1
 
 
 def in_groups(clients: Iterable[int], size: int | None) -> list[list[int]]:
@@ -122,6 +123,7 @@ class RunningSum:
             ),
             joint_protocol(self._protocols, self._examples),
             joint_truth(self._truths),
+            self.clients,
         )
 
     def _nothing(self) -> Contribution:

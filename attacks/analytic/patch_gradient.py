@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attacks.analytic.certificate import judge, relative_error, solution_values
 from attacks.analytic.least_squares import PatchSolution, solve_patches
+from attacks.analytic.localisation import without_localisation
 from attacks.analytic.patches import unpatchify
 from attacks.analytic.pixel_grid import EXCESS, MAX_WRONG, GridSolution, round_to_grid
 from attacks.base import Attack, Certificate, Needs, Reconstruction
@@ -128,7 +129,8 @@ def embedding_rows(observation: Observation) -> Float[Tensor, "rows width"]:
         raise NotApplicable("pos_embed's gradient is zero: it was not trained")
     if not bool(rows.isfinite().all()) or not bool(observation.gradient_of("patch_weight").isfinite().all()):
         raise NotApplicable("the gradient is not finite")
-    return rows
+    prefix = roles.embedded_prefix_tokens
+    return torch.cat([rows[:prefix], without_localisation(observation, rows[prefix:])])
 
 
 def examples_behind(observation: Observation) -> int:

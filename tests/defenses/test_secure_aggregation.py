@@ -150,12 +150,14 @@ def test_a_run_observes_sums_and_trains_the_same_bits(command, tmp_path):
     assert same_state(runs["plain"], runs["summed"])
     assert (runs["plain"] / "metrics.jsonl").read_bytes() == (runs["summed"] / "metrics.jsonl").read_bytes()
     found = [row for row in rows(runs["summed"], "attacks") if row["attack"] == "patch_gradient"]
+    first, second = "0 (sum of 2 clients)", "2 (sum of 3 clients)"
     assert [(row["round"], row["client"], row["batch_size"]) for row in found] == [
-        (1, 0, 2),
-        (1, 2, 3),
-        (2, 0, 2),
-        (2, 2, 3),
+        (1, first, 2),
+        (1, second, 3),
+        (2, first, 2),
+        (2, second, 3),
     ]
+    assert f"client {first}" in (runs["summed"] / "report.html").read_text()
     mixed = [image["psnr"] for row in found for image in row["images"] if image["psnr"] is not None]
     assert len(mixed) == 4
     assert max(mixed) < 30
@@ -164,7 +166,7 @@ def test_a_run_observes_sums_and_trains_the_same_bits(command, tmp_path):
     folders = sorted(path.name for path in (runs["summed"] / "observations").iterdir() if path.is_dir())
     assert folders == [f"round-0000{r}-client-0000{c}" for r in (1, 2) for c in (0, 2)]
     loaded = load_observation(runs["summed"] / "observations" / folders[1], load_wrappers)
-    assert loaded.protocol.batch_size == loaded.update.num_examples == 3
+    assert loaded.protocol.batch_size == loaded.update.num_examples == loaded.summed == 3
 
 
 @pytest.mark.parametrize(
