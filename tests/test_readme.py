@@ -51,7 +51,7 @@ def test_every_command_composes(line, command, monkeypatch):
         words = [word for word in words if "],[" not in word]
     code, out, err = command(*words, "--cfg", "job")
     assert code == 0, err
-    assert "attack:" in out
+    assert "run_dir:" in out
 
 
 def test_pictures_are_there():
