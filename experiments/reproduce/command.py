@@ -1,6 +1,7 @@
 """A command with plain options: one line on standard error and exit code 2 for what cannot work."""
 
 import argparse
+import logging
 import sys
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ def call(run: Callable[[argparse.Namespace], None], parser: argparse.ArgumentPar
     options = parser.parse_args()
     quiet_environment()
     silence_flower()
+    logging.getLogger("flwr").addHandler(logging.NullHandler())  # what it says before a run has its log
     try:
         run(options)
     except RunError as error:
