@@ -180,4 +180,5 @@ def _accuracy(group: Sequence[Cost]) -> list[str]:
     values = [cost.accuracy for cost in group if cost.accuracy is not None]
     if not values:
         return [f"none: {group[0].reason}", "", "0"]
-    return [f"{fmean(values):.1%}", f"{pstdev(values):.1%}", str(len(values))]
+    spread = f"{pstdev(values):.1%}" if len(values) > 1 else ""
+    return [f"{fmean(values):.1%}", spread, str(len(values))]

@@ -99,7 +99,13 @@ def without_localisation(observation: Observation) -> Observation:
     (known,) = torch.autograd.grad(weighed, embedding)
     shared = observation.update.tensors[name]
     rest = (shared.double() - known.double()).to(shared.dtype)
-    update = replace(observation.update, tensors={**observation.update.tensors, name: rest})
+    update = replace(
+        observation.update,
+        tensors={
+            **{n: t for n, t in observation.update.tensors.items() if not n.startswith(f"{LOCALISER}.")},
+            name: rest,
+        },
+    )
     return replace(observation, update=update)
 
 
