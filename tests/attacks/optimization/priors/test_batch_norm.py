@@ -135,7 +135,7 @@ def test_networks_without_statistics_are_refused(vit, tmp_path, checkpoint, cpu)
         ({"source": "server"}, "one of victim, network"),
         ({"source": "network"}, "a network with source=network"),
         ({"network": {"name": CNN, "pretrained": True}}, "a network with source=network"),
-        ({"source": "network", "network": {"name": CNN}}, "an untrained network say nothing"),
+        ({"source": "network", "network": {"name": CNN}}, "an untrained network says nothing"),
         ({"source": "network", "network": {"name": CNN, "pretraind": True}}, "Did you mean 'pretrained'"),
         ({"source": "network", "network": {"pretrained": True}}, "a mapping with a name"),
         ({"source": "network", "network": {"name": "resnet51", "pretrained": True}}, "no such model"),
