@@ -64,7 +64,12 @@ class AutomaticTransformation(Defense):
         policies: lists of numbers 0 to 49; none: no transformation; `random`: three drawn anew for each picture.
         crop_padding: black pixels on each side before a random crop back to size (the authors: 4 on CIFAR).
         flip: mirror every other picture first (the authors: true on CIFAR).
+
+    Attributes:
+        per_picture: each picture is changed by itself, from draws that know none; see `defenses.dp_sgd`.
     """
+
+    per_picture = True
 
     def __init__(
         self,

@@ -22,7 +22,8 @@ class DPSGD(Defense):
 
     The guarantee is per picture: with it or with nothing in its place, everything that is made of the client's
     gradients is (ε, δ)-indistinguishable. The training loss, the numbers of `measurements` and how many pictures a
-    client has are reported as they are, outside of it.
+    client has are reported as they are, outside of it. A defense that changes each picture by itself may stand beside
+    it: given its draws, which know no picture, each picture still enters its own clipped gradient alone.
 
     A client's batches are a permutation of its pictures, cut into pieces of fixed size, not Poisson samples:
 
@@ -79,9 +80,14 @@ class DPSGD(Defense):
             )
             raise ConfigError("defense", "dp_sgd", expected)
         for name, other in plan.defenses.items():
+            if other is self or keeps_pictures_apart(other):
+                continue
             for hook in ("transform_batch", "extra_loss", "gradient"):
-                if other is not self and getattr(type(other), hook) is not getattr(Defense, hook):
-                    expected = f"no defense beside it that has a `{hook}`: each picture's gradient stands alone"
+                if getattr(type(other), hook) is not getattr(Defense, hook):
+                    expected = (
+                        f"no defense beside it that has a `{hook}`: each picture's gradient stands alone "
+                        "(ats and mjp_jp change each picture by itself, and may)"
+                    )
                     raise ConfigError("defense", f"[dp_sgd, {name}]", expected)
 
     def begin(self, turn: ClientRound) -> None:
@@ -129,6 +135,14 @@ class DPSGD(Defense):
         if self.amplification == "poisson":
             return rdp_epsilon(memory["rdp"], self.delta)
         return gaussian_epsilon(self.delta, math.sqrt(int(memory["passes"])) / self.noise_multiplier)
+
+
+def keeps_pictures_apart(defense: Defense) -> bool:
+    """Whether it says of itself, as `per_picture`, that it does no more than change each picture of a batch by itself.
+
+    Its random draws must be the same whatever the pictures are, and losses and gradients must stay as they are.
+    """
+    return getattr(defense, "per_picture", False) is True
 
 
 def pieces(batch: Batch, chunk: int | None) -> Iterator[Batch]:

@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from defenses.base import ClientRound, Defense, Plan
+from defenses.dp_sgd import DPSGD
+from defenses.local_dp import LocalDP
 from defenses.settings import choice, number, whole
 from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals
@@ -45,8 +47,9 @@ class LeakageGate(Defense):
 
     It vouches for the attack that it runs, against the client's own pictures as they were before any defense, and for
     no other: a stronger attack may rebuild what it lets through, and where its attack does not apply everything is let
-    through. That a client is silent tells the server that its update was revealing. A client pays the time of the
-    attack each time.
+    through. That a client is silent tells the server that its update was revealing, and the leakage that it reports
+    tells how much: both are read off the pictures themselves, so no (ε, δ) of a defense beside it would hold. A client
+    pays the time of the attack each time.
 
     A round in which a client is not due follows the verdict of its last check.
 
@@ -80,13 +83,19 @@ class LeakageGate(Defense):
         self._attacked = False
 
     def check(self, plan: Plan) -> None:
-        """Refuses settings without an attack, and defenses that change an update after it was judged.
+        """Refuses settings without an attack, defenses that change an update after it was judged, and (ε, δ) beside it.
 
         Raises:
             ConfigError: naming what is wrong.
         """
         self._as_attack()
         names = list(plan.defenses)
+        for name, other in plan.defenses.items():
+            if isinstance(other, DPSGD | LocalDP):
+                expected = (
+                    f"{name} or the gate: what the gate does with an update is read off the pictures without noise"
+                )
+                raise ConfigError("defense", f"[{', '.join(names)}]", expected)
         own = next((name for name in names if plan.defenses[name] is self), "leakage_gate")
         for name in names[names.index(own) + 1 :] if own in names else ():
             if type(plan.defenses[name]).transform_update is not Defense.transform_update:

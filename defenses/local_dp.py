@@ -24,9 +24,10 @@ class LocalDP(Defense):
     zero update is no division by zero.
 
     The guarantee is for the whole update: any two that this client could send are told apart no better than (ε, δ)
-    allows. ε is for one round; `measurements` says what the noise amounts to over all rounds, exactly, for the
-    sensitivity 2C that any two clipped updates have. The training loss and the number of pictures are reported as
-    they are, outside of it.
+    allows, and a defense behind it makes no more of them as long as it reads the update alone (leakage_gate reads the
+    client's pictures too, and refuses to stand beside it). ε is for one round; `measurements` says what the noise
+    amounts to over all rounds, exactly, for the sensitivity 2C that any two clipped updates have. The training loss and
+    the number of pictures are reported as they are, outside of it.
 
     Args:
         clipping_norm: C, of all floating-point tensors together.

@@ -34,6 +34,11 @@ class Withhold(Defense):
         self._names: frozenset[str] | None = None
         self._turn: ClientRound | None = None
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The parameters that it holds back, known from `wrap_model` on."""
+        return self._names or frozenset()
+
     def check(self, plan: Plan) -> None:
         """Raises ConfigError for `local` where nothing is trained."""
         if self.mode == "local" and plan.client["share"] == "gradient":
@@ -57,7 +62,7 @@ class Withhold(Defense):
         self._turn = turn
         if self.mode == "local" and turn.model is not None:
             with torch.no_grad():
-                for name in (self._names or frozenset()) & set(turn.memory):
+                for name in self.names & set(turn.memory):
                     turn.model.get_parameter(name).copy_(turn.memory[name])
 
     def transform_update(self, update: Update, rng: torch.Generator) -> Update:

@@ -12,6 +12,7 @@ from attacks.session import discard
 from defenses.compose import load_wrappers
 from experiments.audit_worker import AuditBatch, AuditResult, AuditWorker, failed
 from experiments.cli import console, run_cli
+from experiments.completeness import check_complete
 from experiments.logs import log_to
 from experiments.progress import Bars
 from experiments.scratch import scratch_folder
@@ -51,7 +52,7 @@ def run_audit(config: Config, root: Path) -> None:
         ConfigError: a setting cannot work; nothing has been started then.
     """
     start = time.perf_counter()
-    if config["observation"] is not None:
+    if config.get("observation") is not None:
         _attack_recorded(config, root, start)
         return
     check_audit(config)
@@ -221,7 +222,10 @@ def _run_on(group: Group, worker: Any) -> Any:
 
 def _attack_recorded(config: Config, root: Path, start: float) -> None:
     """Attack what a past run captured; there is no truth, so nothing is scored."""
+    check_complete(config, "audit")
     check_common(config)
+    if not isinstance(config["observation"], str):
+        raise ConfigError("observation", config["observation"], "a folder of observations, or null")
     for name, settings in config["attack"].items():
         build_attack(name, settings)
     paths = list(find_observations(Path(config["observation"])))
@@ -269,10 +273,13 @@ def find_observations(path: Path) -> Iterator[Path]:
     Raises:
         ConfigError: there are none.
     """
-    if (path / "observation.json").is_file():
-        yield path
-        return
-    found = sorted(child.parent for child in path.glob("*/observation.json"))
+    try:
+        if (path / "observation.json").is_file():
+            yield path
+            return
+        found = sorted(child.parent for child in path.glob("*/observation.json"))
+    except OSError as error:
+        raise ConfigError("observation", path, f"a folder that can be read ({error.strerror})") from error
     if not found:
         raise ConfigError("observation", path, "there is none in this folder; RUN/observations holds those of a run")
     yield from found

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,16 @@ console = Console(highlight=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 Task = Callable[[dict[str, Any], Path], None]
+Read = Callable[[Sequence[str]], tuple[dict[str, Any], Path] | None]
+"""Settings and folder from the arguments; None where Hydra is to compose them."""
 
 
-def run_cli(config_name: str, task: Task) -> None:
-    """Compose the configuration from the command line, run `task`, and exit with 2 on a faulty setting."""
+def run_cli(config_name: str, task: Task, read: Read = lambda _: None) -> None:
+    """Compose the configuration from the command line, run `task`, and exit with 2 on a faulty setting.
+
+    Args:
+        read: asked first; what it gives is run without Hydra.
+    """
     quiet_environment()
     silence_flower()
     # Hydra then raises instead of printing its own summary of an error.
@@ -35,15 +41,11 @@ def run_cli(config_name: str, task: Task) -> None:
     started = False
     folder: Path | None = None
 
-    @hydra.main(config_path="pkg://conf", config_name=config_name, version_base=None)
-    def job(config: DictConfig) -> None:
+    def attempt(settings: Callable[[], dict[str, Any]], output: Path) -> None:
         nonlocal started, folder
-        started = True
-        output = folder = Path(HydraConfig.get().runtime.output_dir)
+        started, folder = True, output
         try:
-            resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-            assert isinstance(resolved, dict)
-            task({str(key): value for key, value in resolved.items()}, _relative(output))
+            task(settings(), _relative(output))
         except RunError as error:
             faults.append(str(error))
             errors.print(f"error: {error}", markup=False)
@@ -52,9 +54,23 @@ def run_cli(config_name: str, task: Task) -> None:
             faults.append(one_line(error, config_name, arguments))
             errors.print(f"error: {faults[-1]}", markup=False)
 
+    @hydra.main(config_path="pkg://conf", config_name=config_name, version_base=None)
+    def job(config: DictConfig) -> None:
+        attempt(lambda: _resolved(config), Path(HydraConfig.get().runtime.output_dir))
+
     try:
-        job()
+        given = read(arguments)
+        if given is None:
+            job()
+        else:
+            attempt(lambda: given[0], given[1])
     except ConfigFault as error:
+        errors.print(f"error: {one_line(error, config_name, arguments)}", markup=False)
+        sys.exit(2)
+    except (TypeError, ValueError) as error:
+        if started:
+            raise
+        # What Hydra says of a group's option that is no name.
         errors.print(f"error: {one_line(error, config_name, arguments)}", markup=False)
         sys.exit(2)
     except OSError as error:
@@ -69,6 +85,12 @@ def run_cli(config_name: str, task: Task) -> None:
         sys.exit(130)
     if faults:
         sys.exit(2)
+
+
+def _resolved(config: DictConfig) -> dict[str, Any]:
+    resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert isinstance(resolved, dict)
+    return {str(key): value for key, value in resolved.items()}
 
 
 def _interrupted(config_name: str, folder: Path | None) -> str:

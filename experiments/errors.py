@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterable
+from importlib.resources import files
 
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -16,6 +18,11 @@ ConfigFault = (ConfigError, HydraException, OmegaConfBaseException)
 
 def one_line(error: BaseException, config_name: str, overrides: Iterable[str]) -> str:
     """The line to print for an error that a user's settings caused."""
+    said = _said(error, config_name, list(overrides))
+    return "".join(character if character.isprintable() else "?" for character in _flat(said))
+
+
+def _said(error: BaseException, config_name: str, overrides: list[str]) -> str:
     known = _in_chain(error)
     if known is not None:
         return str(known)
@@ -29,7 +36,9 @@ def one_line(error: BaseException, config_name: str, overrides: Iterable[str]) -
     match = re.search(r"Could not override '([^']+)'", str(error)) or re.search(r"Key '([^']+)'", str(error))
     if match:
         return _unknown_key(match.group(1), config_name, overrides)
-    return _flat(str(error))
+    if not isinstance(error, HydraException | OmegaConfBaseException):
+        return f"{_odd_option(overrides) or str(error)}: a group takes the name of an option, or a list of them"
+    return str(error)
 
 
 def _in_chain(error: BaseException | None) -> ConfigError | None:
@@ -37,6 +46,17 @@ def _in_chain(error: BaseException | None) -> ConfigError | None:
         if isinstance(error, ConfigError):
             return error
         error = error.__cause__ or error.__context__
+    return None
+
+
+def _odd_option(overrides: Iterable[str]) -> str | None:
+    """The override that gives a whole group something else than names."""
+    for override in OverridesParser.create().parse_overrides([o for o in overrides if not o.startswith("-")]):
+        value = override.value()
+        names = value if isinstance(value, list) else [value]
+        group = (files("conf") / override.key_or_group).is_dir()
+        if group and not all(isinstance(name, str) for name in names):
+            return str(override.input_line)
     return None
 
 

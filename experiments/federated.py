@@ -1,6 +1,9 @@
 """`fedsim`: a federated run under the eyes of a curious server."""
 
+import shutil
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from logging import getLogger
 from pathlib import Path
@@ -11,8 +14,10 @@ from hydra.utils import instantiate
 
 from clients.app import build_client_app
 from experiments.cli import console, run_cli
+from experiments.flower.grid import NumberedGrid
 from experiments.logs import log_to
 from experiments.progress import Bars
+from experiments.resuming import check_resume, check_room, finished, go_back, read_resumed
 from experiments.scratch import scratch_folder
 from experiments.setup import (
     Setup,
@@ -27,55 +32,76 @@ from experiments.setup import (
 from experiments.validation import check_federated, check_observed, check_strategy, takes_gradients, worker_counts
 from fedsim.composition import Config
 from fedsim.ground_truth import GroundTruth
-from fedsim.observation import Observation, observation_name, save_observation
+from fedsim.observation import Observation, observation_name
 from fedsim.simulation import InlineGrid, SimulatedGrid, partition_of
 from fedsim.tracking import RunFolder, Trackers
+from fedsim.tracking.durable import sync_all
+from fedsim.tracking.sealed import SealedStates
 from server.app import ServerPlan, build_server_app
 from server.observing import ObservePolicy
+from server.pending import PendingObservations, record_observation
+from server.results import ResultWriter
+from server.resume import ResumePoint, ResumePoints
 from server.scheduling import AttackScheduler, RayAttacks
+
+RunGrid = SimulatedGrid | NumberedGrid
 
 logger = getLogger(__name__)
 
 
 def main() -> None:
     """Entry point of the console script."""
-    run_cli("config", run_federated)
+    run_cli("config", run_federated, read_resumed)
 
 
-def run_federated(config: Config, root: Path) -> None:
-    """One run, from checked settings to the report.
+def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid] | None = None) -> None:
+    """One run, from checked settings to the report; with `resume` the rest of one, from its last resume point.
+
+    Args:
+        grid_of: makes the Grid once the settings are checked; None: the simulation that they describe.
 
     Raises:
         ConfigError: a setting cannot work; nothing has been started then.
     """
     start = time.perf_counter()
+    resumed = config.get("resume") is not None
     check_federated(config)
-    refuse_used(root)
+    check_resume(config)
+    if resumed and finished(root):
+        return
+    if not resumed:
+        refuse_used(root)
     strategy = instantiate(config["strategy"], _recursive_=False, _convert_="all")
     check_strategy(strategy, config["num_clients"])
     setup = prepare(config)
     check_observed(config, setup.sums)
-    folder = open_folder(config, root)
-    trackers = Trackers(config["tracker"], root)
-    writer = make_writer(config, folder, trackers)
-    with (
-        reported(folder, "federated", start),
-        log_to(folder.log),
-        Bars(console) as bars,
-        scratch_folder(folder, bars, resumable=False) as scratch,
-        engine(config, config["num_clients"]),
-    ):
-        scheduler = make_scheduler(config, writer.write, scratch)
-        grid = make_grid(setup)
-        try:
-            _train(setup, strategy, folder, trackers, scheduler, grid, bars)
-            grid.close()
-            _finish_attacks(setup, scheduler, bars)
-        finally:
-            grid.close()
-            scheduler.close()
-            trackers.close()
-            writer.finish()
+    folder = RunFolder(root) if resumed else open_folder(config, root)
+    with folder.locked():
+        check_room(folder, setup)
+        pending = PendingObservations(folder.resume_points / "pending", folder.observations)
+        point = go_back(folder, pending, config["resume_every_seconds"]) if resumed else None
+        start -= 0.0 if point is None else point.seconds
+        trackers = Trackers(config["tracker"], root)
+        writer = make_writer(config, folder, trackers)
+        with (
+            reported(folder, "federated", start),
+            log_to(folder.log),
+            Bars(console) as bars,
+            scratch_folder(folder, bars, resumable=False) as scratch,
+            engine(config, config["num_clients"]),
+        ):
+            scheduler = make_scheduler(config, writer.write, scratch)
+            run = _Run(setup, folder, trackers, writer, pending, scheduler, (grid_of or make_grid)(setup), bars)
+            try:
+                run.train(strategy, point)
+                run.grid.close()
+                run.finish_attacks()
+                writer.finish()
+            finally:
+                run.grid.close()
+                scheduler.close()
+                trackers.close()
+        shutil.rmtree(folder.resume_points, ignore_errors=True)
 
 
 def make_grid(setup: Setup) -> SimulatedGrid:
@@ -83,7 +109,7 @@ def make_grid(setup: Setup) -> SimulatedGrid:
     config, simulation = setup.config, setup.config["simulation"]
     if simulation["engine"] == "inline":
         make_app = partial(build_client_app, config, setup.data)
-        return InlineGrid(config["num_clients"], make_app, simulation["threads"])
+        return InlineGrid(config["num_clients"], make_app, simulation["threads"], work_of=_work(setup))
     from fedsim.simulation.on_ray import RayGrid
 
     return RayGrid(
@@ -94,29 +120,120 @@ def make_grid(setup: Setup) -> SimulatedGrid:
         num_cpus=simulation["num_cpus"],
         num_gpus=simulation["num_gpus"],
         max_retries=simulation["max_retries"],
+        work_of=_work(setup),
     )
 
 
-def _train(
-    setup: Setup,
-    strategy: Any,
-    folder: RunFolder,
-    trackers: Trackers,
-    scheduler: AttackScheduler,
-    grid: SimulatedGrid,
-    bars: Bars,
-) -> None:
-    config = setup.config
-    rounds, clients = config["num_rounds"], config["num_clients"]
-    policy = ObservePolicy(**config["observe"])
-    replies = {"round": 0}
+def _work(setup: Setup) -> Callable[[int], float] | None:
+    """What a client has to do, in pictures; None where all do the same."""
+    client = setup.config["client"]
+    if client["share"] == "gradient" or client["local_steps"] is not None:
+        return None
+    return setup.data.partition_sizes().__getitem__
 
-    def on_reply(_: object) -> None:
-        replies["round"] += 1
-        bars.set("clients", replies["round"], clients)
 
-    def on_round(server_round: int, metrics: dict[str, Any]) -> None:
-        replies["round"] = 0
+@dataclass(frozen=True)
+class _Run:
+    """The parts of a run once its workers are there."""
+
+    setup: Setup
+    folder: RunFolder
+    trackers: Trackers
+    writer: ResultWriter
+    pending: PendingObservations
+    scheduler: AttackScheduler
+    grid: RunGrid
+    bars: Bars
+
+    def train(self, strategy: Any, point: ResumePoint | None) -> None:
+        """All rounds, or those after the resume point."""
+        config, setup, bars = self.setup.config, self.setup, self.bars
+        rounds, clients = config["num_rounds"], config["num_clients"]
+        policy = ObservePolicy(**config["observe"])
+        replies = {"round": 0}
+
+        def on_reply(_: object) -> None:
+            replies["round"] += 1
+            bars.set("clients", replies["round"], clients)
+
+        def on_round(server_round: int, metrics: dict[str, Any]) -> None:
+            replies["round"] = 0
+            self._show_round(server_round, rounds, metrics)
+
+        def on_observation(observation: Observation, truth: GroundTruth | None) -> None:
+            if policy.save:
+                _save(observation, self.folder)
+            self._attack(observation, truth)
+
+        self.grid.on_reply = on_reply
+        if point is not None:
+            self._take_up(point)
+        every = config.get("resume_every_seconds")
+        plan = ServerPlan(
+            model=setup.model,
+            strategy=strategy,
+            shares_gradients=takes_gradients(config),
+            num_rounds=rounds,
+            seed=config["seed"],
+            folder=self.folder,
+            trackers=self.trackers,
+            test=setup.data.test,
+            normalise=setup.normaliser,
+            evaluate_every=config["evaluate_every"],
+            round_timeout=config["round_timeout"],
+            checkpoint_every=config["checkpoint_every"],
+            observe=policy if config["attack"] or policy.save else None,
+            sums=setup.sums,
+            worker_sums=config["simulation"]["worker_sums"],
+            factory=setup.factory(),
+            on_observation=on_observation,
+            auxiliary=setup.data.auxiliary if setup.wants_auxiliary else None,
+            training_mode=config["client"]["training_mode"],
+            on_round=on_round,
+            client_of=partition_of,
+            start=point,
+            points=None if every is None else ResumePoints(self._states, float(every), self._settle, self._say),
+        )
+        context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+        build_server_app(plan)(self.grid, context)
+
+    def finish_attacks(self) -> None:
+        """Wait for the attacks; the cores that the clients have left help."""
+        config, scheduler = self.setup.config, self.scheduler
+        if isinstance(scheduler, RayAttacks) and scheduler.pending > 2:
+            free = worker_counts(config, config["num_clients"])[0]
+            scheduler.add_workers(min(free, scheduler.pending // 2))
+        scheduler.drain(lambda: self.bars.set("attacks", scheduler.finished, scheduler.submitted))
+        self.bars.say(f"attacks {scheduler.finished}/{scheduler.submitted}")
+
+    @property
+    def _states(self) -> SealedStates:
+        return SealedStates(self.folder.resume_points)
+
+    def _attack(self, observation: Observation, truth: GroundTruth | None) -> None:
+        """An attack that came to its end before the run was interrupted is not made again."""
+        name = observation_name(observation.server_round, observation.client)
+        self.scheduler.submit(observation, truth, self.writer.ended(name))
+
+    def _take_up(self, point: ResumePoint) -> None:
+        """What attacks had not finished, and what trackers are to forget."""
+        self.trackers.resume(point.server_round + 1)
+        self.writer.track_after(point.server_round)
+        for observation, truth in self.pending.load(point.server_round, self._say):
+            self._attack(replace(observation, architecture=self.setup.architecture), truth)
+
+    def _settle(self) -> None:
+        """On disk from here on: everything that a resumed run does not compute again."""
+        self.pending.keep(self.scheduler.unfinished())
+        self.trackers.flush()
+        sync_all(self.folder.root)
+
+    def _say(self, text: str) -> None:
+        logger.warning("%s", text)
+        console.print(text, markup=False)
+
+    def _show_round(self, server_round: int, rounds: int, metrics: dict[str, Any]) -> None:
+        scheduler, bars = self.scheduler, self.bars
         scheduler.collect()
         note = f"accuracy {metrics['accuracy']:.1%}" if "accuracy" in metrics else None
         bars.set("rounds", server_round, rounds, note)
@@ -126,55 +243,15 @@ def _train(
         for failure in metrics["failures"]:
             bars.say(f"round {server_round}: client {failure['client']} failed: {failure['error']}")
 
-    def on_observation(observation: Observation, truth: GroundTruth | None) -> None:
-        if policy.save:
-            _save(observation, folder)
-        scheduler.submit(observation, truth)
-
-    grid.on_reply = on_reply
-    plan = ServerPlan(
-        model=setup.model,
-        strategy=strategy,
-        shares_gradients=takes_gradients(config),
-        num_rounds=rounds,
-        seed=config["seed"],
-        folder=folder,
-        trackers=trackers,
-        test=setup.data.test,
-        normalise=setup.normaliser,
-        evaluate_every=config["evaluate_every"],
-        round_timeout=config["round_timeout"],
-        checkpoint_every=config["checkpoint_every"],
-        observe=policy if config["attack"] or policy.save else None,
-        sums=setup.sums,
-        factory=setup.factory(),
-        on_observation=on_observation,
-        auxiliary=setup.data.auxiliary if setup.wants_auxiliary else None,
-        training_mode=config["client"]["training_mode"],
-        on_round=on_round,
-        client_of=partition_of,
-    )
-    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
-    build_server_app(plan)(grid, context)
-
 
 def _save(observation: Observation, folder: RunFolder) -> None:
     """A full disk costs the copy of the observation, not the training and not the attack in memory."""
     name = observation_name(observation.server_round, observation.client)
     try:
-        save_observation(observation, folder.observations / name)
+        record_observation(observation, folder.observations / name)
     except OSError as error:
         logger.error("observation %s could not be saved: %s", name, error)
         console.print(f"observation {name} could not be saved: {error.strerror}", markup=False)
-
-
-def _finish_attacks(setup: Setup, scheduler: AttackScheduler, bars: Bars) -> None:
-    """Wait for the attacks; the cores that the clients have left help."""
-    if isinstance(scheduler, RayAttacks) and scheduler.pending > 2:
-        free = worker_counts(setup.config, setup.config["num_clients"])[0]
-        scheduler.add_workers(min(free, scheduler.pending // 2))
-    scheduler.drain(lambda: bars.set("attacks", scheduler.finished, scheduler.submitted))
-    bars.say(f"attacks {scheduler.finished}/{scheduler.submitted}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from experiments.matrix_rows import (
     STATES,
     Composer,
     audit_config,
+    described,
     read_columns,
     read_rows,
     training_config,
@@ -79,10 +80,11 @@ def plan_matrix(config: Config, root: Path) -> Progress:
     rows, columns = read_rows(matrix), read_columns(matrix)
     composer = Composer()
     attacks = {column.name: composer.attack(column) for column in columns}
+    told = [described(column, attacks[column.name]) for column in columns]
     plain = {**config, "defense": {}}
     check_federated(training_config(plain))
     check_audit(audit_config(plain, attacks))
-    prepare(training_config(plain))
+    test_pictures = len(prepare(training_config(plain)).data.test)
     choose_pictures(prepare(audit_config(plain, attacks)))
     units: list[Unit] = []
     folder = root.resolve() / "rows"
@@ -100,7 +102,7 @@ def plan_matrix(config: Config, root: Path) -> Progress:
                 last = trainings[0].folder / "checkpoints" / f"round-{composed[0]['num_rounds']:05d}.safetensors"
             settings = audit_config(composed[0], attacks, None if last is None else str(last))
             units.append(Unit(row.name, AUDIT, state, folder / row.name / f"audit-{state}", settings, last))
-    return Progress(config, root, rows, list(attacks), units)
+    return Progress(config, root, rows, told, units, test_pictures)
 
 
 def _check(config: Config) -> None:

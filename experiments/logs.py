@@ -14,11 +14,19 @@ def silence_flower() -> None:
     flower.propagate = True
 
 
+class _Records(logging.Formatter):
+    """Further lines of a record are indented, so that no text in one (a client's error) can pass for another."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        lines = super().format(record).splitlines() or [""]
+        return "\n    ".join("".join(c if c.isprintable() or c == "\t" else "?" for c in line) for line in lines)
+
+
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
     """Send all loggers to `path` for the block."""
     file = logging.FileHandler(path, encoding="utf-8")
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    file.setFormatter(_Records("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     level = root.level
     root.addHandler(file)

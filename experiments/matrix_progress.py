@@ -11,10 +11,11 @@ from types import TracebackType
 from typing import Self
 
 from experiments.matrix_rows import STATES, Entry
-from experiments.matrix_units import AUDIT, TRAINING, End, Unit, updates_of
+from experiments.matrix_units import AUDIT, TRAINING, End, Unit, judges_updates, updates_of
 from experiments.progress import Bars
 from fedsim.composition import Config
-from fedsim.report.matrix_cells import Cell, Matrix, Row, Stage, read_cells, read_training, with_front
+from fedsim.report.matrix_cells import Cell, Column, Matrix, Row, Stage, with_front
+from fedsim.report.matrix_read import read_cells, read_training
 from fedsim.report.matrix_wording import leakage_text
 from fedsim.report.wording import duration, percent
 
@@ -26,8 +27,8 @@ class Progress:
     """The runs of a matrix and what became of them.
 
     Attributes:
-        attacks: names of the columns.
         units: all runs, row by row.
+        test_pictures: how many the accuracies are shares of.
         ends: of those that ended, in this call or an earlier one.
         workers: how many run side by side.
     """
@@ -35,8 +36,9 @@ class Progress:
     config: Config
     root: Path
     rows: Sequence[Entry]
-    attacks: Sequence[str]
+    columns: Sequence[Column]
     units: Sequence[Unit]
+    test_pictures: int | None = None
     ends: dict[Unit, End] = field(default_factory=dict)
     running: list[Unit] = field(default_factory=list)
     workers: int = 1
@@ -47,6 +49,10 @@ class Progress:
         """The wall time of earlier calls stands in what they wrote."""
         path = self.root / "matrix.json"
         self._before = float(json.loads(path.read_text(encoding="utf-8"))["seconds"] or 0) if path.is_file() else 0.0
+
+    @property
+    def attacks(self) -> list[str]:
+        return [column.name for column in self.columns]
 
     @property
     def seconds(self) -> float:
@@ -135,10 +141,11 @@ def read_matrix(progress: Progress) -> Matrix:
     ended = [progress.ends.get(unit) for unit in progress.units]
     return Matrix(
         name=progress.root.resolve().name,
-        facts=_facts(progress.config),
-        attacks=tuple(progress.attacks),
+        facts=_facts(progress),
+        columns=tuple(progress.columns),
         states=STATES[progress.config["matrix"]["state"]],
         rows=with_front([_row(progress, entry) for entry in progress.rows]),
+        test_pictures=progress.test_pictures,
         finished=all(end is not None and end.status != "failed" for end in ended),
         seconds=progress.seconds,
     )
@@ -161,7 +168,7 @@ def describe_end(progress: Progress, unit: Unit, end: End) -> str:
 
 def _describe_audit(row: Row, state: str) -> str:
     strongest = row.strongest_in(state)
-    told = "no picture was rebuilt"
+    told = "no attack does better than a guess"
     if strongest is not None:
         told = f"{leakage_text(strongest.leakage)} dB by {strongest.attack}"
     failed = [cell.attack for cell in row.cells if cell.state == state and cell.failed]
@@ -184,6 +191,8 @@ def _row(progress: Progress, entry: Entry) -> Row:
     return Row(
         name=entry.name,
         settings=entry.settings,
+        defended=any(unit.config["defense"] or unit.config["model"] != progress.config["model"] for unit in trainings),
+        mismatch=_mismatch(trainings, begun),
         accuracies=tuple(accuracy for accuracy, _, _, _ in results if accuracy is not None),
         train_seconds=statistics.fmean(seconds for _, seconds, _, _ in results) if results else None,
         measured=results[0][2] if results else {},
@@ -194,7 +203,22 @@ def _row(progress: Progress, entry: Entry) -> Row:
     )
 
 
-def _facts(config: Config) -> tuple[tuple[str, str], ...]:
+def _mismatch(trainings: Sequence[Unit], audits: Sequence[Unit]) -> str:
+    """Why a row's accuracy is not that of what its audits attacked; empty where it is."""
+    trained = {int(unit.config["client"]["batch_size"]) for unit in trainings}
+    for audit in audits:
+        audited = int(audit.config["client"]["batch_size"])
+        if judges_updates(audit) and trained != {audited}:
+            sizes = ", ".join(map(str, sorted(trained)))
+            return (
+                f"which updates it shares depends on the batch: trained with {sizes}, audited with {audited} pictures; "
+                "client.batch_size and audit.batch_size would have to be the same"
+            )
+    return ""
+
+
+def _facts(progress: Progress) -> tuple[tuple[str, str], ...]:
+    config = progress.config
     audit, client, model = config["audit"], config["client"], config["model"]
     pictures = len(audit["select"]) if isinstance(audit["select"], list) else audit["num_images"]
     rounds = f"{config['num_clients']} clients, {config['num_rounds']} rounds"
@@ -204,7 +228,8 @@ def _facts(config: Config) -> tuple[tuple[str, str], ...]:
         "Strategy": str(config["strategy"].get("_target_", "")).rsplit(".", 1)[-1],
         "Training": f"{rounds}, batches of {client['batch_size']}",
         "Trainings a row": config["matrix"]["seeds"],
-        "Audited": f"{pictures} pictures in updates of {audit['batch_size']}",
+        "Test pictures": progress.test_pictures,
+        "Audited": f"{pictures} pictures in updates of {audit['batch_size']}, where a row says nothing else",
         "Shared": client["share"],
         "Seed": config["seed"],
     }

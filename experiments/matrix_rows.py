@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from experiments.errors import ConfigFault, one_line
 from fedsim.composition import Config
 from fedsim.errors import ConfigError, nearest
+from fedsim.report.matrix_cells import Column
 
 STATES = {"initial": ("initial",), "trained": ("trained",), "both": ("initial", "trained")}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -107,6 +108,11 @@ class Composer:
         return {str(name): value for name, value in resolved.items()}
 
 
+def described(column: Entry, attack: Config) -> Column:
+    """The column for a reader: every setting of its attack, defaults included."""
+    return Column(column.name, column.settings, ", ".join(f"{key}={value}" for key, value in _flat(attack)))
+
+
 def training_config(row: Config) -> Config:
     """The settings of a federated run that nobody attacks."""
     quiet = {"every": 0, "clients": 0, "save": False}
@@ -124,6 +130,17 @@ def audit_config(row: Config, attacks: Mapping[str, Config], checkpoint: str | N
     if checkpoint is not None:
         config["model"] = {**row["model"], "checkpoint": checkpoint}
     return {**config, "attack": dict(attacks), "observation": None}
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, object]]:
+    """Dotted keys and values; a part is its class, and then its own settings."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            if "_target_" in value:
+                yield f"{prefix}{key}", str(value["_target_"]).rpartition(".")[2]
+            yield from _flat(value, f"{prefix}{key}.")
+        elif key != "_target_":
+            yield f"{prefix}{key}", value
 
 
 def _entry(group: str, name: str, words: list[str]) -> Entry:

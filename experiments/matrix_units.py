@@ -14,6 +14,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from defenses.leakage_gate import LeakageGate
 from experiments import cli
 from experiments.audit import choose_pictures, divide, run_audit
 from experiments.errors import ConfigFault, one_line
@@ -23,7 +24,7 @@ from experiments.setup import Setup, prepare
 from fedsim.composition import Config
 from fedsim.errors import ConfigError, RunError
 from fedsim.metrics.image import psnr
-from fedsim.report.matrix_cells import BASELINE, read_cells
+from fedsim.report.matrix_read import BASELINE, read_cells
 from fedsim.simulation.ray_cluster import quiet_environment
 
 TRAINING, AUDIT = "training", "audit"
@@ -146,6 +147,12 @@ def updates_of(audit: Unit) -> int | None:
     return None if asked is None else int(asked["updates"])
 
 
+def judges_updates(audit: Unit) -> bool:
+    """Whether a defense decides by the update if it is shared, and so by the batch; False before it has begun."""
+    asked = _read(audit.folder / ASKED)
+    return asked is not None and bool(asked.get("judged", False))
+
+
 def guess(setup: Setup) -> dict[str, float]:
     """What one reaches without any gradient: PSNR in dB of each audited picture against the mean of public pictures.
 
@@ -194,7 +201,8 @@ def _audit(unit: Unit) -> None:
         setup = prepare(config)
         updates = divide(choose_pictures(setup), config["audit"]["batch_size"], setup.sums)
         _write(folder / BASELINE, guess(setup))
-        asked = {"settings": unit.settings, "attacks": {}, "updates": len(updates)}
+        judged = any(isinstance(defense, LeakageGate) for defense in setup.defenses.defenses.values())
+        asked = {"settings": unit.settings, "attacks": {}, "updates": len(updates), "judged": judged}
     _write(folder / ASKED, asked | {"attacks": asked["attacks"] | config["attack"]})
     recorded = folder / "config.yaml"
     if recorded.exists():  # with fewer attacks, or from where the matrix's folder stood before

@@ -53,7 +53,8 @@ def run_measure(config: Config, root: Path) -> None:
     subjects = load_subjects(config)
     reference = config["measure"]["corruptions"]["reference"]
     if plan is not None:
-        check_reference(reference, [subject.name for subject in subjects])
+        tables = {plan.table_of(_side(subject)) for subject in subjects}
+        check_reference(reference, [subject.name for subject in subjects], tables)
     _open(config, root)
     with Bars(console) as bars:
         progress = Progress(bars, _passes(subjects, config["measure"], plan))
@@ -206,7 +207,7 @@ def _measure_corruptions(
         progress.note("corruptions")
         found = corruption_errors(members, plan, batch_size, progress.step)
         pictures = members[0].pictures
-        side = pictures.images.images([0]).shape[-1]
+        side = _side(members[0])
         for number, errors_by_name in zip(numbers, found, strict=True):
             records[number]["corruptions"] = {
                 "errors": errors_by_name,
@@ -217,12 +218,20 @@ def _measure_corruptions(
             }
 
 
+def _side(subject: Subject) -> int:
+    """Of its pictures, in pixels."""
+    return int(subject.pictures.images.images([0]).shape[-1])
+
+
 def _normalise(records: Sequence[Record], reference: str | None) -> None:
-    """Add mCE. Of several runs of the reference's name, the mean error counts."""
-    against: dict[str, float] | None = None
+    """Add mCE, None without a reference. Of several runs of the reference's name, the mean error counts."""
+    if reference is None:
+        for record in records:
+            record["corruptions"] |= {"reference": None, "mce": None}
+        return
     if reference == "alexnet":
         against = dict(ALEXNET)
-    elif reference is not None:
+    else:
         chosen = [record["corruptions"]["errors"] for record in records if record["name"] == reference]
         against = {
             name: math.fsum(math.fsum(e[name]) / len(e[name]) for e in chosen) / len(chosen) for name in chosen[0]

@@ -31,9 +31,10 @@ NAMED = 2
 def scratch_folder(folder: RunFolder, bars: Bars, resumable: bool) -> Iterator[Path | None]:
     """A folder for the block, and its attacks' progress in the bars; None where it cannot be created.
 
+    What was interrupted is left to another call on the same run folder.
+
     Args:
-        resumable: another call on the same run folder may go on: what was interrupted, and what was stopped for its
-            time or lost its workers, is left to it.
+        resumable: so is what was stopped for its time or lost its workers: another call tries failed attacks again.
     """
     path = folder.root.resolve() / "scratch"
     try:
@@ -50,7 +51,7 @@ def scratch_folder(folder: RunFolder, bars: Bars, resumable: bool) -> Iterator[P
         interrupted = False
     finally:
         watch.stop()
-        if not resumable or not (interrupted or _anything_failed(folder)):
+        if not interrupted and not (resumable and _anything_failed(folder)):
             shutil.rmtree(path, ignore_errors=True)
         with suppress(OSError):  # it holds something for a later call
             path.rmdir()

@@ -1,5 +1,6 @@
 """What both commands build before any worker starts; building it is also the check that it can be built."""
 
+import errno
 import json
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from experiments.cli import console, errors
 from experiments.validation import check_common, cores, worker_counts
 from fedsim.composition import Config, build_data, build_spec, image_side
 from fedsim.data import FederatedData
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, RunError
 from fedsim.metrics.perceptual import lpips_hint
 from fedsim.models import Architecture, Normaliser, architecture_seed
 from fedsim.observing import ObservationFactory
@@ -27,10 +28,14 @@ from fedsim.optimizers import optimizer_factory
 from fedsim.report import build_report
 from fedsim.simulation.ray_cluster import ray_cluster
 from fedsim.tracking import RunFolder, Trackers
+from fedsim.tracking.sealed import SealedStates
 from server.attacking import build_attack
 from server.results import ResultWriter
 from server.scheduling import AttackScheduler, InlineAttacks, OnResult, RayAttacks
 from server.summing import Sums
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""What a disk says that takes no more."""
 
 
 @dataclass(frozen=True)
@@ -163,14 +168,42 @@ def engine(config: Config, jobs: int, attackers: bool = True) -> Iterator[None]:
 
 @contextmanager
 def reported(folder: RunFolder, kind: str, start: float) -> Iterator[None]:
-    """Whatever becomes of the run in the block, its folder gets a report; it is printed with the folder last."""
+    """Whatever becomes of the run in the block, its folder gets a report; it is printed with the folder last.
+
+    Raises:
+        RunError: the disk is full.
+    """
     try:
         yield
-    except BaseException:
-        errors.print(f"unfinished; what there is: {build_report(folder.root)}", markup=False)
+        seconds = time.perf_counter() - start
+        folder.write_json("summary.json", {"kind": kind, "finished": True, "seconds": seconds, "lpips": lpips_hint()})
+    except BaseException as error:
+        again = _how_to_go_on(folder, kind)
+        full = error if isinstance(error, OSError) and error.errno in FULL else None
+        _say_unfinished(folder, "" if full or isinstance(error, RunError) else again)
+        if full is not None:
+            reason = f"{full.filename or folder.root}: {full.strerror}; what had finished is kept"
+            raise RunError(f"{reason}. With more room, {again}" if again else reason) from error
         raise
-    seconds = time.perf_counter() - start
-    folder.write_json("summary.json", {"kind": kind, "finished": True, "seconds": seconds, "lpips": lpips_hint()})
+    end_with_report(folder)
+
+
+def _how_to_go_on(folder: RunFolder, kind: str) -> str:
+    if kind != "federated":
+        return "the same command with this run_dir goes on"
+    return f"fedsim resume={folder.root} goes on" if SealedStates(folder.resume_points).numbers() else ""
+
+
+def _say_unfinished(folder: RunFolder, again: str) -> None:
+    try:
+        page = str(build_report(folder.root))
+    except OSError as error:
+        page = f"{folder.root}, without a report ({error.strerror})"
+    errors.print(f"unfinished; what there is: {page}{again and f'; {again}'}", markup=False)
+
+
+def end_with_report(folder: RunFolder) -> None:
+    """Build the report of a finished run; it is printed with the folder last."""
     console.print(f"report  {build_report(folder.root)}", markup=False)
     console.print(str(folder.root), markup=False)
 
@@ -182,4 +215,5 @@ def refuse_used(root: Path) -> None:
         ConfigError: `root` holds a run.
     """
     if (root / "metrics.jsonl").exists() or (root / "attacks.jsonl").exists():
-        raise ConfigError("run_dir", root, "choose a new folder, this one holds a run already")
+        words = f"choose a new folder, this one holds a run already; fedsim resume={root} goes on with one"
+        raise ConfigError("run_dir", root, words)

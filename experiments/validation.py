@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from hydra.utils import get_class
 
+from experiments.completeness import check_complete
 from fedsim.composition import Config
 from fedsim.errors import ConfigError, nearest
 from server.summing import FEWEST, Sums
@@ -30,8 +31,12 @@ def check_common(config: Config) -> None:
     if client["local_steps"] is not None:
         _at_least("client.local_steps", client["local_steps"], 1)
     _number("client.label_smoothing", client["label_smoothing"], 0.0, 0.999)
-    if not isinstance(config["seed"], int):
+    _true_or_false("client.training_mode", client["training_mode"])
+    if not isinstance(config["seed"], int) or isinstance(config["seed"], bool):
         raise ConfigError("seed", config["seed"], "a whole number")
+    if not isinstance(config["ray"]["address"], str | None):
+        raise ConfigError("ray.address", config["ray"]["address"], "null, auto or ray://HOST:PORT")
+    _true_or_false("ray.dashboard", config["ray"]["dashboard"])
     if not config["attack"] and config.get("observation") is not None:
         raise ConfigError("attack", "[]", "at least one attack, for example attack=[patch_gradient]")
     _check_simulation(config)
@@ -47,8 +52,10 @@ def check_strategy(strategy: Any, num_clients: int) -> None:
     if getattr(strategy, "fraction_evaluate", 0.0):
         keys.append("min_evaluate_nodes")
     for key in keys:
-        if getattr(strategy, key, 0) > num_clients:
-            raise ConfigError(f"strategy.{key}", getattr(strategy, key), f"at most num_clients={num_clients}")
+        nodes = getattr(strategy, key, 0)
+        _at_least(f"strategy.{key}", nodes, 0)
+        if nodes > num_clients:
+            raise ConfigError(f"strategy.{key}", nodes, f"at most num_clients={num_clients}")
 
 
 def check_federated(config: Config) -> None:
@@ -57,12 +64,13 @@ def check_federated(config: Config) -> None:
     Raises:
         ConfigError: naming the key, the value and what would be right.
     """
+    check_complete(config, "config")
     check_common(config)
     _at_least("num_clients", config["num_clients"], 1)
     _at_least("num_rounds", config["num_rounds"], 1)
     _at_least("evaluate_every", config["evaluate_every"], 0)
-    if not isinstance(config["audit"], bool):
-        raise ConfigError("audit", config["audit"], "true or false")
+    _true_or_false("audit", config["audit"])
+    _true_or_false("observe.save", config["observe"]["save"])
     strategy = config["strategy"]
     for key in ("fraction_train", "fraction_evaluate"):
         _number(f"strategy.{key}", strategy.get(key, 0), 0.0, 1.0)
@@ -89,8 +97,20 @@ def check_observed(config: Config, sums: Sums | None) -> None:
     if sums is None:
         return
     sums.check_observed(config["observe"]["clients"])
-    if config["num_clients"] < (fewest := sums.clients or FEWEST):
-        raise ConfigError("num_clients", config["num_clients"], f"at least {fewest}: {sums.by} sums over them")
+    clients, fewest = config["num_clients"], sums.clients or FEWEST
+    if clients < fewest:
+        raise ConfigError("num_clients", clients, f"at least {fewest}: {sums.by} sums over them")
+    if clients_a_round(config) < fewest:
+        fraction = config["strategy"].get("fraction_train")
+        expected = f"enough for {fewest} of {clients} clients in each round: {sums.by} sums over them"
+        raise ConfigError("strategy.fraction_train", fraction, expected)
+
+
+def clients_a_round(config: Config) -> int:
+    """How many of the clients train in a round, as Flower's strategies sample them; 1 and 2 are their defaults."""
+    strategy = config["strategy"]
+    sampled = int(config["num_clients"] * strategy.get("fraction_train", 1.0))
+    return max(sampled, int(strategy.get("min_train_nodes", 2)))
 
 
 def check_audit(config: Config) -> None:
@@ -99,6 +119,7 @@ def check_audit(config: Config) -> None:
     Raises:
         ConfigError: naming the key, the value and what would be right.
     """
+    check_complete(config, "audit")
     check_common(config)
     audit = config["audit"]
     _at_least("audit.num_images", audit["num_images"], 1)
@@ -144,6 +165,8 @@ def _check_simulation(config: Config) -> None:
         _at_least("simulation.workers", simulation["workers"], 1)
     for key in ("threads", "attack_workers", "attack_threads", "attack_backlog"):
         _at_least(f"simulation.{key}", simulation[key], 1)
+    if simulation["worker_sums"] != "auto":
+        _at_least("simulation.worker_sums", simulation["worker_sums"], 0)
     for key in ("max_retries", "attack_retries"):
         _at_least(f"simulation.{key}", simulation[key], 0)
     for key in ("num_cpus", "attack_num_cpus", "attack_timeout"):
@@ -175,6 +198,11 @@ def _check_gpus(config: Config) -> None:
 def _one_of(key: str, value: Any, options: tuple[str, ...]) -> None:
     if value not in options:
         raise ConfigError(key, value, f"one of {', '.join(options)}.{nearest(str(value), options)}")
+
+
+def _true_or_false(key: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(key, value, "true or false")
 
 
 def _number(key: str, value: Any, least: float, most: float = math.inf) -> None:

@@ -12,8 +12,10 @@ determines it. And every later projection has such a span, of what the blocks be
 So the answer depends on who attacks. Three levels: `published`, the attacks of conf/attack; `linear`, with one more
 that needs ∂L/∂W_qkv alone; `search`, with Gauss-Newton steps on the spans of the next projections. For each, groups of
 tensors are withheld by the `withhold` defense, in sets as small as can still stop all attacks seen so far, until one
-does. It is compared with a guess that needs no gradient: the mean of public pictures. Then clients train with these
-sets kept to themselves or frozen. `first_block` is left out: for one picture it solves what `row_space` solves.
+does. It is compared with a guess that needs no gradient: the mean of public pictures. A level whose own attacks apply
+to no set is left out: it would repeat the one before under another name. An attack that fails ends the command, as a
+crash stops nothing. Then clients train with these sets kept to themselves or frozen. `first_block` is left out: for one
+picture it solves what `row_space` solves.
 
 The same command goes on where an earlier call stopped.
 """
@@ -32,11 +34,11 @@ from experiments.matrix_units import TRAINING, Unit, check_unit, finished, run_u
 from experiments.progress import Bars
 from experiments.reproduce.command import call
 from experiments.reproduce.ledger import Ledger, settle
-from experiments.withholding_search import LEVELS, OWN, Audits, Found, search
-from experiments.withholding_tables import Cost, Line, write_chart, write_tables
+from experiments.withholding_search import LEVELS, OWN, Audits, Found, own_attacks, search
+from experiments.withholding_tables import Cost, Line, never_applied, write_chart, write_tables
 from fedsim.composition import Config
 from fedsim.errors import ConfigError
-from fedsim.report.matrix_cells import read_training
+from fedsim.report.matrix_read import read_training
 
 VARIANTS = ("stock", "april")
 MODES = ("private", "frozen")
@@ -61,15 +63,21 @@ def run(options: argparse.Namespace) -> None:
     ledger = Ledger(options.out / "results.jsonl")
     lines: list[Line] = []
     found: dict[tuple[str, str], Found] = {}
+    left_out: dict[tuple[str, str], str] = {}
     costs: list[Cost] = []
     with Bars(console) as bars:
         audits = {variant: Audits(variant, config, ledger) for variant, config in audit.items()}
         for variant in options.variants:
             for level in options.levels:
                 note = Note(bars, ledger, f"{variant}, {level}")
-                found[variant, level] = search(audits[variant], LEVELS[level], options.margin, note)
-                lines += table_lines(audits[variant], variant, level, found[variant, level], options.margin, note)
-                write_tables(options.out, lines, found, costs)
+                one = search(audits[variant], LEVELS[level], options.margin, note)
+                new = table_lines(audits[variant], variant, level, one, options.margin, note)
+                if why := inapplicable(level, new):
+                    left_out[variant, level] = why
+                else:
+                    found[variant, level] = one
+                    lines += new
+                write_tables(options.out, lines, found, left_out, costs)
         first = options.variants[0]
         sets = [s for (variant, _), one in found.items() if variant == first for s in one.smallest]
         if options.rounds:
@@ -79,10 +87,11 @@ def run(options: argparse.Namespace) -> None:
                 costs.append(train(unit, withheld, mode))
                 bars.set("trainings", number + 1, len(runs), unit.title)
                 bars.say(f"trainings {number + 1}/{len(runs)}: {unit.title}")
-    write_tables(options.out, lines, found, costs)
+    write_tables(options.out, lines, found, left_out, costs)
     write_chart(options.out, lines, costs)
     console.print((options.out / "withholding.md").read_text(encoding="utf-8"), markup=False)
-    console.print(f"{options.out / 'withholding.md'}\n{options.out / 'withholding.png'}", markup=False)
+    written = [options.out / "withholding.md", *([options.out / "withholding.png"] if lines or costs else [])]
+    console.print("\n".join(map(str, written)), markup=False)
 
 
 @dataclass
@@ -113,6 +122,15 @@ def table_lines(audits: Audits, variant: str, level: str, found: Found, margin: 
         smallest = withheld in found.smallest
         lines.append(Line(variant, level, withheld, leaks, audits.guesses, stops, smallest, share))
     return lines
+
+
+def inapplicable(level: str, lines: Sequence[Line]) -> str:
+    """Why the level is none of its own: none of its own attacks rebuilt anything, whatever was withheld."""
+    refused = never_applied(lines)
+    own = own_attacks(level)
+    if not all(attack in refused for attack in own):
+        return ""
+    return "; ".join(f"{attack} does not apply ({refused[attack]})" for attack in own)
 
 
 def training_runs(

@@ -14,6 +14,7 @@ from experiments.matrix_units import guess
 from experiments.reproduce.client import Client
 from experiments.reproduce.ledger import Entry, Ledger
 from fedsim.composition import Config
+from fedsim.errors import RunError
 from fedsim.metrics.score import score
 from fedsim.models import find_roles
 from fedsim.observation import Observation
@@ -24,12 +25,21 @@ LEVELS = {
     "linear": ("patch_gradient", "april", "row_space", "fc_bias", "qkv_row_space"),
     "search": ("patch_gradient", "april", "row_space", "fc_bias", "qkv_row_space", "later_row_spaces"),
 }
-"""Who attacks: the closed forms of `conf/attack`; one more that is linear; and a local search where those end."""
+"""Who attacks: the closed forms of `conf/attack`; one more that is linear; and a local search where those end.
+
+Each has all attacks of those before it. Where none of its own runs, it is no level of its own.
+"""
 
 OWN = {
     "qkv_row_space": {"_target_": "experiments.withholding_attacks.RowSpaces", "search": False},
     "later_row_spaces": {"_target_": "experiments.withholding_attacks.RowSpaces", "search": True},
 }
+
+
+def own_attacks(level: str) -> tuple[str, ...]:
+    """The attacks that no level before has."""
+    before = [attack for name in tuple(LEVELS)[: tuple(LEVELS).index(level)] for attack in LEVELS[name]]
+    return tuple(attack for attack in LEVELS[level] if attack not in before)
 
 
 def candidates(model: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -67,14 +77,19 @@ class Leak:
     """What one attack gets out of updates from which a set is withheld.
 
     Attributes:
-        psnrs: dB of each picture; None where the attack refused.
-        reason: why it did, where it refused all.
+        psnrs: dB of each picture; None where the attack refused, or returned no picture.
+        reason: why it refused, where it rebuilt nothing at all.
     """
 
     attack: str
     psnrs: Sequence[float | None]
     certified: int
     reason: str
+
+    @property
+    def applies(self) -> bool:
+        """It rebuilt something, well or badly."""
+        return any(psnr is not None for psnr in self.psnrs)
 
     def succeeds(self, guesses: Sequence[float], margin: float) -> bool:
         """A picture certified, or the mean over what it rebuilt above that of the guesses by more than the margin."""
@@ -115,15 +130,12 @@ class Audits:
                 self._known[frozenset(entry["withheld"]), entry["attack"], entry["number"]] = entry
 
     def leak(self, withheld: Names, attack: str) -> Leak:
-        """Measured now, or by an earlier call."""
-        entries = []
-        for number in range(len(self._positions)):
-            key = (withheld, attack, number)
-            if key not in self._known:
-                entry = self._attack(withheld, attack, number)
-                self._ledger.add(entry)
-                self._known[key] = entry
-            entries.append(self._known[key])
+        """Measured now, or by an earlier call; what failed there is tried again.
+
+        Raises:
+            RunError: the attack failed: that it rebuilds nothing would be no result.
+        """
+        entries = [self._measured(withheld, attack, number) for number in range(len(self._positions))]
         psnrs = [entry["psnr"] for entry in entries]
         reason = entries[0]["reason"] if all(psnr is None for psnr in psnrs) else ""
         return Leak(attack, psnrs, sum(entry["certified"] for entry in entries), reason)
@@ -132,6 +144,18 @@ class Audits:
         """`cfg.defense` that withholds these groups."""
         patterns = [name for group, names in self.groups.items() if group in withheld for name in names]
         return {"withhold": {"_target_": "defenses.Withhold", "patterns": patterns, "mode": mode}} if withheld else {}
+
+    def _measured(self, withheld: Names, attack: str, number: int) -> Entry:
+        known = self._known.get((withheld, attack, number))
+        if known is None or known["status"] == "failed":
+            known = self._attack(withheld, attack, number)
+            self._ledger.add(known)
+            self._known[withheld, attack, number] = known
+        if known["status"] == "failed":
+            reason = (known["reason"].splitlines() or [""])[0]
+            where = f"{self._variant}, {known['image']}, withheld {name_of(withheld)}"
+            raise RunError(f"{attack} failed ({where}): {reason}; the same command tries it again")
+        return known
 
     def _attack(self, withheld: Names, attack: str, number: int) -> Entry:
         if self._observed[0] != withheld:

@@ -1,6 +1,6 @@
 """What withholding stops and costs, as tables and as one chart."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -38,18 +38,20 @@ class Line:
 
     @property
     def best(self) -> list[float]:
-        """dB of each picture by its best attack; of one that nothing rebuilt, the guess."""
-        columns = zip(*(leak.psnrs for leak in self.leaks), strict=True)
-        known = ([psnr for psnr in column if psnr is not None] for column in columns)
-        return [max(found) if found else guess for found, guess in zip(known, self.guesses, strict=True)]
+        """dB of each picture by its best attack, or by the guess where that is better: anybody can submit it."""
+        columns = zip(*(leak.psnrs for leak in self.leaks), self.guesses, strict=True)
+        return [max(psnr for psnr in column if psnr is not None) for column in columns]
 
     @property
     def strongest(self) -> str:
-        """The attack with the best mean; nothing where all refused."""
-        rebuilt = [leak for leak in self.leaks if any(psnr is not None for psnr in leak.psnrs)]
-        if not rebuilt:
-            return ""
-        return max(rebuilt, key=lambda leak: fmean(psnr or 0.0 for psnr in leak.psnrs)).attack
+        """The attack with the best mean, the guess in place of what it did not rebuild; or `guess` where that is it."""
+        best = max(self.leaks, key=self.mean)
+        return best.attack if self.mean(best) > fmean(self.guesses) else "guess"
+
+    def mean(self, leak: Leak) -> float:
+        """dB over all pictures, of which one that is not rebuilt counts as the guess."""
+        pairs = zip(leak.psnrs, self.guesses, strict=True)
+        return fmean(guess if psnr is None else psnr for psnr, guess in pairs)
 
     @property
     def certified(self) -> int:
@@ -67,15 +69,37 @@ class Cost:
     reason: str
 
 
+def never_applied(lines: Sequence[Line]) -> dict[str, str]:
+    """The attacks that rebuilt nothing on any of these lines, and why; no verdict rests on them."""
+    leaks = [leak for line in lines for leak in line.leaks]
+    running = {leak.attack for leak in leaks if leak.applies}
+    reasons: dict[str, list[str]] = {}
+    for leak in leaks:
+        if leak.attack not in running:
+            reasons.setdefault(leak.attack, []).append(leak.reason or "it returned no picture")
+    return {attack: "; or ".join(dict.fromkeys(told)) for attack, told in reasons.items()}
+
+
 def write_tables(
-    out: Path, lines: Sequence[Line], found: Mapping[tuple[str, str], Found], costs: Sequence[Cost]
+    out: Path,
+    lines: Sequence[Line],
+    found: Mapping[tuple[str, str], Found],
+    left_out: Mapping[tuple[str, str], str],
+    costs: Sequence[Cost],
 ) -> None:
-    """`withholding.md`, `withholding.csv` and `accuracy.csv`."""
+    """`withholding.md`, `withholding.csv` and `accuracy.csv`.
+
+    Args:
+        left_out: why a level was, by (variant, level).
+    """
     text = []
     for (variant, level), one in found.items():
-        text.append(f"## {variant}, {level}\n\n{_verdict(one)}\n")
         chosen = [line for line in lines if (line.variant, line.level) == (variant, level)]
+        text.append(f"## {variant}, {level}\n\n{_verdict(one, chosen)}\n")
         text.append(markdown(HEADER, [_cells(line) for line in chosen]))
+    if left_out:
+        text.append("## Left out\n")
+        text.append("\n".join(f"- {variant}, {level}: {why}" for (variant, level), why in left_out.items()) + "\n")
     if costs:
         text.append("## Accuracy\n")
         cells = [[name_of(s), mode or "-", *_accuracy(group)] for (s, mode), group in _grouped(costs).items()]
@@ -92,7 +116,12 @@ HEADER = ["withheld", "parameters", "best PSNR", "least", "most", "certified", "
 
 
 def write_chart(out: Path, lines: Sequence[Line], costs: Sequence[Cost]) -> None:
-    """`withholding.png`: for each architecture, against its strongest attacker, the best PSNR by what is withheld."""
+    """`withholding.png`: for each architecture, against its strongest attacker, the best PSNR by what is withheld.
+
+    Not written where there is nothing to draw.
+    """
+    if not lines and not costs:
+        return
     last = {line.variant: line.level for line in lines}
     panels = [[line for line in lines if (line.variant, line.level) == key] for key in last.items()]
     bars = sum(map(len, panels))
@@ -128,13 +157,26 @@ def write_chart(out: Path, lines: Sequence[Line], costs: Sequence[Cost]) -> None
             axis.grid(axis="x", color=GRID)
 
 
-def _verdict(found: Found) -> str:
-    lines = [f"- {attack} needs {name_of(need)}" for attack, needs in found.needs.items() for need in needs]
+def _verdict(found: Found, lines: Sequence[Line]) -> str:
+    """What the attacks need, which of them never ran, and how each smallest set stops the others."""
+    told = [f"- {attack} needs {name_of(need)}" for attack, needs in found.needs.items() for need in needs]
+    silent = never_applied(lines)
+    told += [f"- {attack} applied to nothing, and says nothing here: {why}" for attack, why in silent.items()]
     smallest = "; ".join(name_of(withheld) for withheld in found.smallest)
-    end = (
-        f"Smallest sets that stop all: {smallest}." if smallest else "Nothing that leaves something to share stops all."
-    )
-    return "\n".join([*lines, "", end])
+    all_others = "all others" if silent else "all"
+    if not smallest:
+        return "\n".join([*told, "", f"Nothing that leaves something to share stops {all_others}."])
+    told += ["", f"Smallest sets that stop {all_others}: {smallest}.", ""]
+    return "\n".join([*told, *(_how(line, silent) for line in lines if line.smallest)])
+
+
+def _how(line: Line, silent: Collection[str]) -> str:
+    """`- a + b: fc_bias rebuilds 9.8 dB; refused by april (…)`; a mean below the guess is given as it was reached."""
+    leaks = [leak for leak in line.leaks if leak.attack not in silent]
+    ran = [f"{leak.attack} reaches {line.mean(leak):.1f} dB" for leak in leaks if leak.applies]
+    refused = [f"{leak.attack} ({leak.reason or 'no picture'})" for leak in leaks if not leak.applies]
+    told = [", ".join(ran)] * bool(ran) + [f"refused by {', '.join(refused)}"] * bool(refused)
+    return f"- {name_of(line.withheld)}: {'; '.join(told)}; a guess {fmean(line.guesses):.1f} dB"
 
 
 def _cells(line: Line) -> list[str]:

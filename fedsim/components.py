@@ -49,17 +49,28 @@ def check_settings(key: str, settings: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: as `build_component`.
     """
+    if not isinstance(settings, Mapping):
+        raise ConfigError(key, settings, f"settings, with the class to build as {TARGET}")
     if TARGET not in settings:
         raise ConfigError(f"{key}.{TARGET}", None, "the class to build")
     try:
         target = get_object(str(settings[TARGET]))
-        signature, hints = inspect.signature(target), _hints(target)
+        inspect.signature(target)
     except (ImportError, ValueError, TypeError) as error:
         raise ConfigError(f"{key}.{TARGET}", settings[TARGET], f"a class that can be imported ({error})") from error
-    parameters = signature.parameters
+    check_arguments(key, settings, target)
+
+
+def check_arguments(key: str, settings: Mapping[str, Any], target: Any) -> None:
+    """Names and types of settings against the signature of `target`; what begins with an underscore is no argument.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    parameters, hints = inspect.signature(target).parameters, _hints(target)
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     for name, value in settings.items():
-        if name.startswith("_"):
+        if str(name).startswith("_"):
             continue
         if name not in parameters and not open_ended:
             raise ConfigError(f"{key}.{name}", value, f"there is no such setting.{nearest(name, parameters)}")

@@ -5,6 +5,7 @@ from typing import Any
 import timm
 from hydra.utils import instantiate
 
+from fedsim.components import check_arguments
 from fedsim.data import FederatedData
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
@@ -16,8 +17,13 @@ def image_side(model: Config) -> int:
     """The side in pixels of the pictures that the configured model reads, without building it.
 
     Raises:
-        ConfigError: timm has no such model.
+        ConfigError: timm has no such model, or a setting is none of a model's.
     """
+    check_arguments("model", {**model, "num_classes": model.get("num_classes") or 1}, ModelSpec)
+    for name, value in model.items():
+        if isinstance(value, dict) != (name == "kwargs"):
+            wanted = "arguments of the timm constructor" if name == "kwargs" else "one value, not a group of settings"
+            raise ConfigError(f"model.{name}", value, wanted)
     ModelSpec.from_dict({**model, "num_classes": 1}).check()
     if model.get("img_size") is not None:
         return int(model["img_size"])

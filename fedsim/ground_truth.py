@@ -12,7 +12,8 @@ class GroundTruth:
     Attributes:
         images: [B,C,H,W] in [0, 1] as the model saw them, after whatever a defense did to them.
         labels: [B], the client's own.
-        ids: names of the pictures, for tables.
+        ids: names of the pictures, for tables. A picture that a defense changed anew in each local step is here once
+            for each of its forms, under one name.
         private: [B,C,H,W] in [0, 1]: the client's pictures before any defense; None where they are `images`.
     """
 
@@ -25,3 +26,12 @@ class GroundTruth:
     def originals(self) -> Tensor:
         """[B,C,H,W]: what there is to protect."""
         return self.images if self.private is None else self.private
+
+    @property
+    def sources(self) -> list[int]:
+        """For each picture the place of the first that was made of the same private one."""
+        if len(set(self.ids)) == len(self.ids):
+            return list(range(len(self.ids)))
+        first: dict[tuple[str, bytes], int] = {}
+        pictures = (picture.numpy().tobytes() for picture in self.originals.detach().cpu())
+        return [first.setdefault(key, place) for place, key in enumerate(zip(self.ids, pictures, strict=True))]

@@ -1,14 +1,16 @@
-"""fedsim's nouns as Flower records, and back: no pickle, one copy each way."""
+"""fedsim's nouns as Flower records, and back: no pickle, one copy each way at most."""
 
 import io
 import json
 import math
-from functools import lru_cache
+import warnings
+from functools import cached_property, lru_cache
 from typing import Any, cast, get_args
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.ground_truth import GroundTruth
@@ -20,15 +22,70 @@ AUDITED = "fedsim.audited"
 """In a round's instructions: the server observes this round, so an audit record is of use."""
 _NUMPY_STYPE = "numpy.ndarray"
 _PLAIN_DTYPES = frozenset({"float16", "float32", "float64", "int32", "int64", "uint8", "bool"})
+with warnings.catch_warnings():
+    # torch tells once in a process that it knows no read-only tensors; who asks for `copy=False` knows.
+    warnings.simplefilter("ignore")
+    torch.from_numpy(np.frombuffer(bytes(8), dtype=np.uint8))
 
 
-def to_array(tensor: Tensor) -> Array:
-    """A tensor as Flower's `Array`: the bytes of `np.save`, made with a single copy."""
+class TensorArray(Array):
+    """A tensor as Flower's `Array`: encoded as `np.save` does where bytes are asked for, and not before.
+
+    Between processes of one machine its memory travels as it is (pickle's protocol 5, out of band), and arrives
+    read-only. On Flower's own wire it is an `Array` like any other.
+    """
+
+    def __init__(self, values: NDArray[Any]) -> None:
+        self.__dict__.update(dtype=_dtype_name(values.dtype), shape=values.shape, stype=_NUMPY_STYPE, values=values)
+
+    values: NDArray[Any]
+
+    @cached_property
+    def data(self) -> bytes:  # type: ignore[override]
+        return b"".join((_npy_header(self.dtype, self.shape), self.values.tobytes()))
+
+    def numpy(self) -> NDArray[Any]:
+        return self.values.copy()
+
+    def deflate(self) -> bytes:
+        # The name of the class is part of Flower's format.
+        return Array(self.dtype, self.shape, self.stype, self.data).deflate()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Array):
+            return NotImplemented
+        return (self.dtype, self.shape, self.data) == (other.dtype, tuple(other.shape), other.data)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"TensorArray({self.dtype}, {self.shape})"
+
+    def __reduce__(self) -> tuple[type["TensorArray"], tuple[NDArray[Any]]]:
+        return TensorArray, (self.values,)
+
+
+def to_array(tensor: Tensor, copy: bool = True) -> Array:
+    """A tensor as Flower's `Array`.
+
+    Args:
+        copy: False hands the tensor's memory over: nobody may write into it any more.
+    """
     # Not np.ascontiguousarray: it turns a scalar into a vector of one.
     array = tensor.detach().cpu().contiguous().numpy()
-    dtype, shape = str(array.dtype), tuple(array.shape)
-    data = b"".join((_npy_header(dtype, shape), array.tobytes()))
-    return Array(dtype=dtype, shape=shape, stype=_NUMPY_STYPE, data=data)
+    return TensorArray(array.copy() if copy else array)
+
+
+@lru_cache
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    """NumPy builds the name anew each time, which takes longer than everything else that is done with a small array."""
+    return str(dtype)
+
+
+@lru_cache
+def _protocol_json(protocol: LocalProtocol) -> str:
+    """Most clients of a run have the same."""
+    return json.dumps(protocol.to_dict())
 
 
 @lru_cache(maxsize=4096)
@@ -40,36 +97,42 @@ def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     return header.getvalue()
 
 
-def from_array(array: Array) -> Tensor:
-    """The tensor in Flower's `Array`, in memory of its own.
+def from_array(array: Array, copy: bool = True) -> Tensor:
+    """The tensor in Flower's `Array`.
+
+    Args:
+        copy: False: the array's own memory where it holds a tensor, which may be read-only: writing into it may
+            end the process.
 
     Raises:
         ValueError: the bytes are no plain array (pickled objects are refused), or do not match what the
             record says of them.
     """
+    if isinstance(array, TensorArray):
+        return torch.from_numpy(array.values.copy() if copy else array.values)
     if array.stype != _NUMPY_STYPE:
         raise ValueError(f"arrays must be {_NUMPY_STYPE}, not {array.stype!r}")
     if array.dtype in _PLAIN_DTYPES:
         header = _npy_header(array.dtype, tuple(array.shape))
         size = math.prod(array.shape) * np.dtype(array.dtype).itemsize
         if array.data.startswith(header) and len(array.data) == len(header) + size:
-            flat = np.frombuffer(array.data, dtype=array.dtype, offset=len(header))
-            return torch.from_numpy(flat.reshape(array.shape).copy())
+            flat = np.frombuffer(array.data, dtype=array.dtype, offset=len(header)).reshape(array.shape)
+            return torch.from_numpy(flat.copy() if copy else flat)
     decoded = np.load(io.BytesIO(array.data), allow_pickle=False)
     if str(decoded.dtype) != array.dtype or tuple(decoded.shape) != tuple(array.shape):
         raise ValueError(f"the record says {array.dtype}{array.shape}, its bytes {decoded.dtype}{decoded.shape}")
     return torch.from_numpy(decoded)
 
 
-def to_arrays(state: State) -> ArrayRecord:
+def to_arrays(state: State, copy: bool = True) -> ArrayRecord:
     record = ArrayRecord()
     for name, tensor in state.items():
-        record[name] = to_array(tensor)
+        record[name] = to_array(tensor, copy)
     return record
 
 
-def from_arrays(record: ArrayRecord) -> State:
-    return {name: from_array(array) for name, array in record.items()}
+def from_arrays(record: ArrayRecord, copy: bool = True) -> State:
+    return {name: from_array(array, copy) for name, array in record.items()}
 
 
 def update_kind(word: str) -> Kind:
@@ -91,9 +154,12 @@ def to_reply(
     metrics: dict[str, float],
     truth: GroundTruth | None,
 ) -> RecordDict:
-    """The content of a train reply: one ArrayRecord and one MetricRecord, as every strategy expects."""
+    """The content of a train reply: one ArrayRecord and one MetricRecord, as every strategy expects.
+
+    The update's memory is handed over, not copied.
+    """
     content = RecordDict()
-    content[ARRAYS] = to_arrays({**update.tensors, **update.buffers})
+    content[ARRAYS] = to_arrays({**update.tensors, **update.buffers}, copy=False)
     content[METRICS] = MetricRecord({NUM_EXAMPLES: update.num_examples, **metrics})
     content[UPDATE] = ConfigRecord(
         {
@@ -101,7 +167,7 @@ def to_reply(
             "partition-id": partition_id,
             "withheld": json.dumps(update.withheld),
             "buffers": list(update.buffers),
-            "protocol": json.dumps(protocol.to_dict()),
+            "protocol": _protocol_json(protocol),
         }
     )
     if truth is not None:

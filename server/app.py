@@ -3,17 +3,18 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from logging import getLogger
-from typing import Any
+from typing import Any, Literal
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
 from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals
-from fedsim.errors import RunError
+from fedsim.errors import ConfigError, RunError
 from fedsim.evaluation import evaluate, mean_softmax
 from fedsim.observing import ObservationFactory
 from fedsim.records import from_arrays, to_arrays
@@ -23,9 +24,12 @@ from server.completion import CompleteUpdates
 from server.honest_but_curious import HonestButCurious, OnObservation
 from server.observing import ObservePolicy
 from server.recording import RoundRecorder
+from server.resume import ResumePoint, ResumePoints
 from server.sampling import SeededSampling
 from server.silence import OmitSilent
+from server.strategy_state import restore_strategy, strategy_state
 from server.summing import Sums
+from server.worker_sums import WorkerSums, is_weighted_mean
 
 logger = getLogger(__name__)
 
@@ -45,6 +49,10 @@ class ServerPlan:
         client_of: a client's number from its node id.
         observe: None for a server that does not look.
         sums: secure aggregation: how clients are summed before the server looks; None: it sees each client.
+        worker_sums: clients whose updates a worker adds up before they travel, where the strategy takes a weighted
+            mean and the Grid knows how: a number, auto, or 0 for none.
+        start: the round after which the run goes on; None: it begins.
+        points: where it leaves what it could go on from; None: nowhere.
     """
 
     model: nn.Module
@@ -61,17 +69,23 @@ class ServerPlan:
     checkpoint_every: int = 0
     observe: ObservePolicy | None = None
     sums: Sums | None = None
+    worker_sums: int | Literal["auto"] = 0
     factory: ObservationFactory | None = None
     on_observation: OnObservation | None = None
     auxiliary: ImageSet | None = None
     training_mode: bool = True
     on_round: OnRound = field(default=lambda server_round, metrics: None)
     client_of: Callable[[int], int] = int
+    start: ResumePoint | None = None
+    points: ResumePoints | None = None
 
 
 def build_strategy(plan: ServerPlan) -> RoundRecorder:
-    """The configured strategy inside its wrappers, innermost first: completion, silence, observer, order, record."""
+    """The configured strategy in its wrappers, innermost first: completion, silence, sums, observer, order, record."""
     strategy: Strategy = OmitSilent(plan.strategy if plan.shares_gradients else CompleteUpdates(plan.strategy))
+    if plan.worker_sums and is_weighted_mean(plan.strategy):
+        size = None if plan.worker_sums == "auto" else plan.worker_sums
+        strategy = WorkerSums(strategy, partial(_observed_nodes, plan), size)
     if plan.observe is not None and plan.factory is not None and plan.on_observation is not None:
         probs = _AuxiliaryProbs(plan) if plan.auxiliary is not None else None
         strategy = HonestButCurious(strategy, plan.factory, plan.observe, plan.on_observation, probs, plan.sums)
@@ -85,16 +99,7 @@ def build_server_app(plan: ServerPlan) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         strategy = build_strategy(plan)
-        after_round = _AfterRound(plan, strategy)
-        strategy.start(
-            grid,
-            to_arrays(plan.model.state_dict()),
-            num_rounds=plan.num_rounds,
-            timeout=plan.round_timeout,
-            train_config=ConfigRecord(),
-            evaluate_config=ConfigRecord(),
-            evaluate_fn=after_round,
-        )
+        run_rounds(plan, strategy, grid)
         if strategy.aggregated == 0:
             reason = (
                 f"the strategy aggregated nothing in {plan.num_rounds} rounds: every client failed or it needs more"
@@ -102,6 +107,59 @@ def build_server_app(plan: ServerPlan) -> ServerApp:
             raise RunError(f"{reason}; see {plan.folder.log}")
 
     return app
+
+
+def run_rounds(plan: ServerPlan, strategy: RoundRecorder, grid: Grid) -> None:
+    """All rounds that are left, as Flower's `Strategy.start` runs them from the first.
+
+    Each round's instructions are new: nothing that an earlier round wrote into them is left.
+    """
+    start = plan.start
+    after_round = _AfterRound(plan, strategy, start.seconds if start is not None else 0.0)
+    if start is None:
+        arrays = to_arrays(plan.model.state_dict())
+        after_round(0, arrays)
+    else:
+        arrays = start.arrays
+        try:
+            restore_strategy(strategy, start.strategy)
+        except ValueError as error:
+            raise ConfigError("resume", plan.folder.root, f"a run of the same fedsim: {error}") from error
+        client_states(grid).update(start.clients)
+    for server_round in range(1 if start is None else start.server_round + 1, plan.num_rounds + 1):
+        logger.info("round %d of %d", server_round, plan.num_rounds)
+        messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
+        replies = grid.send_and_receive(messages, timeout=plan.round_timeout)
+        aggregated, _ = strategy.aggregate_train(server_round, replies)
+        arrays = arrays if aggregated is None else aggregated
+        messages = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), grid)
+        strategy.aggregate_evaluate(server_round, grid.send_and_receive(messages, timeout=plan.round_timeout))
+        after_round(server_round, arrays)
+        if plan.points is not None:
+            make = partial(_point, server_round, arrays, strategy, grid, after_round)
+            plan.points.after_round(server_round == plan.num_rounds, make)
+
+
+def client_states(grid: Grid) -> dict[int, RecordDict]:
+    """What clients keep between rounds, by node id, where the Grid holds it; SuperNodes hold it themselves."""
+    states: dict[int, RecordDict] = getattr(grid, "states", {})
+    return states
+
+
+def _point(
+    server_round: int, arrays: ArrayRecord, strategy: RoundRecorder, grid: Grid, after_round: "_AfterRound"
+) -> ResumePoint:
+    return ResumePoint(server_round, arrays, strategy_state(strategy), client_states(grid), after_round.seconds)
+
+
+def _observed_nodes(plan: ServerPlan, server_round: int, nodes: list[int]) -> set[int]:
+    """Of the nodes that take part, those whose updates the server wants to see."""
+    if plan.observe is None or not plan.observe.wants_round(server_round):
+        return set()
+    if plan.sums is not None:
+        return set(nodes)  # the sums that the server sees are made of these
+    chosen = plan.observe.choose(plan.client_of(node) for node in nodes)
+    return {node for node in nodes if plan.client_of(node) in chosen}
 
 
 class _AuxiliaryProbs:
@@ -120,14 +178,23 @@ class _AuxiliaryProbs:
 
 
 class _AfterRound:
-    """Flower calls this before the first round and after each: evaluate, log, keep a checkpoint."""
+    """Before the first round and after each: evaluate, log, keep a checkpoint.
 
-    def __init__(self, plan: ServerPlan, recorder: RoundRecorder) -> None:
+    Args:
+        seconds: that the run took before it was interrupted.
+    """
+
+    def __init__(self, plan: ServerPlan, recorder: RoundRecorder, seconds: float) -> None:
         self._plan = plan
         self._recorder = recorder
-        self._start = time.perf_counter()
+        self._start = time.perf_counter() - seconds
 
-    def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+    @property
+    def seconds(self) -> float:
+        """Since the run began, without the time between its parts."""
+        return time.perf_counter() - self._start
+
+    def __call__(self, server_round: int, arrays: ArrayRecord) -> None:
         plan = self._plan
         last = server_round == plan.num_rounds
         record = self._recorder.take()
@@ -142,16 +209,8 @@ class _AfterRound:
             plan.folder.save_checkpoint(from_arrays(arrays), server_round)
         failures = [{"client": f["client"], "error": f["error"]} for f in record.failures]
         plan.folder.append("metrics", {"round": server_round, **metrics, "failures": failures})
-        plan.folder.append(
-            "timings",
-            {
-                "round": server_round,
-                "seconds": sum(seconds.values()),
-                "since_start": time.perf_counter() - self._start,
-                **seconds,
-            },
-        )
+        total = sum(seconds.values())
+        timings = {"round": server_round, "seconds": total, "since_start": self.seconds, **seconds}
+        plan.folder.append("timings", timings)
         plan.trackers.log(server_round, {n: float(v) for n, v in metrics.items() if isinstance(v, int | float)})
         plan.on_round(server_round, {**metrics, "failures": failures})
-        scalars: dict[str, Any] = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-        return MetricRecord(scalars) if scalars else None

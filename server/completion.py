@@ -12,9 +12,10 @@ from server.wrapping import StrategyWrapper
 
 
 class CompleteUpdates(StrategyWrapper):
-    """Gives `inner` whole weights where clients share deltas or withhold tensors.
+    """Gives `inner` whole weights where clients share deltas or withhold tensors, in the order of the global model.
 
-    A tensor that nobody shared keeps the bits that it had. Messages are replaced, never written into.
+    A tensor that nobody shared keeps the bits that it had. Messages are replaced, never written into. Some of Flower's
+    strategies go by the place of a tensor, not by its name: the order is no client's to choose.
     """
 
     def __init__(self, inner: Strategy) -> None:
@@ -46,7 +47,7 @@ class CompleteUpdates(StrategyWrapper):
         content = reply.content
         kind = content.config_records[UPDATE]["kind"]
         sent = content.array_records[ARRAYS]
-        if kind == "weights" and set(sent) == set(self._arrays):
+        if kind == "weights" and list(sent) == list(self._arrays):
             return reply
         weights: dict[str, Array] = {}
         for name, start in self._arrays.items():

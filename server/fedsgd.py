@@ -32,6 +32,7 @@ class FedSGD(FedAvg):
     """
 
     shares_gradients = True
+    weighted_mean = True
 
     def __init__(self, optimizer: dict[str, Any], scheduler: dict[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -40,6 +41,23 @@ class FedSGD(FedAvg):
         self._scheduler: LRScheduler | None = None
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._state: State = {}
+        self._resumed: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the optimiser and the scheduler have become; empty before the first step."""
+        if self._optimizer is None:
+            return self._resumed
+        scheduler = {} if self._scheduler is None else self._scheduler.state_dict()
+        return {
+            "parameters": list(self._parameters),
+            "optimizer": self._optimizer.state_dict(),
+            # Functions come back with the settings.
+            "scheduler": {name: value for name, value in scheduler.items() if not callable(value)},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave, before the first step."""
+        self._resumed = state
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -63,15 +81,29 @@ class FedSGD(FedAvg):
         return to_arrays({**self._state, **buffers, **stepped}), metrics
 
     def _step(self, gradient: State) -> None:
-        if self._optimizer is None:
-            self._parameters = {name: torch.nn.Parameter(self._state[name].clone()) for name in gradient}
-            self._optimizer, self._scheduler = self._make_optimizer(list(self._parameters.values()))
+        optimizer = self._optimizer or self._start_optimizer(gradient)
         unknown = set(gradient) - set(self._parameters)
         if unknown:
             raise ConfigError("strategy", "fedsgd", f"clients began to share {sorted(unknown)[0]} in mid-run")
         for name, parameter in self._parameters.items():
             parameter.data.copy_(self._state[name])
             parameter.grad = gradient[name].to(parameter.dtype) if name in gradient else None
-        self._optimizer.step()
+        optimizer.step()
         if self._scheduler is not None:
             self._scheduler.step()
+
+    def _start_optimizer(self, gradient: State) -> torch.optim.Optimizer:
+        names = self._resumed.get("parameters", gradient)
+        self._parameters = {name: torch.nn.Parameter(self._state[name].clone()) for name in names}
+        optimizer, self._scheduler = self._make_optimizer(list(self._parameters.values()))
+        if self._resumed:
+            optimizer.load_state_dict(self._resumed["optimizer"])
+            # torch gives the optimiser's tensors the type of their parameters: as they were, they have the same bits.
+            parameters = list(self._parameters.values())
+            for index, kept in self._resumed["optimizer"]["state"].items():
+                optimizer.state[parameters[index]] = kept
+            if self._scheduler is not None:
+                self._scheduler.load_state_dict(self._resumed["scheduler"])
+            self._resumed = {}
+        self._optimizer = optimizer
+        return optimizer

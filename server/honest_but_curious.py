@@ -11,7 +11,7 @@ from torch import Tensor
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
-from fedsim.records import AUDITED, UPDATE, from_arrays, from_reply, take_ground_truth
+from fedsim.records import ARRAYS, AUDITED, UPDATE, from_arrays, from_reply, take_ground_truth
 from fedsim.update import State
 from server.observing import ObservePolicy
 from server.summing import Contribution, RunningSum, Sums, in_groups
@@ -74,7 +74,7 @@ class HonestButCurious(StrategyWrapper):
             reply.metadata.src_node_id: take_ground_truth(reply.content) for reply in replies if not reply.has_error()
         }
         if self._policy.wants_round(server_round):
-            self._observe(server_round, [reply for reply in replies if not reply.has_error()], truths)
+            self._observe(server_round, [reply for reply in replies if _has_update(reply)], truths)
         return self.inner.aggregate_train(server_round, replies)
 
     def _observe(self, server_round: int, replies: list[Message], truths: Truths) -> None:
@@ -99,6 +99,11 @@ class HonestButCurious(StrategyWrapper):
                     server_round, group[0], state, seen.update, seen.protocol, probs, seen.clients
                 )
                 self._on_observation(observation, seen.truth)
+
+
+def _has_update(reply: Message) -> bool:
+    """Whether the client's own update is in the reply: there is none after an error, and none where it was summed."""
+    return not reply.has_error() and ARRAYS in reply.content.array_records
 
 
 def _read(replies: dict[int, Message], truths: Truths) -> Iterator[Contribution]:

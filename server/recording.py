@@ -35,6 +35,12 @@ class RoundRecorder(StrategyWrapper):
         self.record = RoundRecord()
         self._mark = time.perf_counter()
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"aggregated": self.aggregated}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.aggregated = state["aggregated"]
+
     def take(self) -> RoundRecord:
         """The record since the last call."""
         record, self.record = self.record, RoundRecord()

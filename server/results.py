@@ -13,7 +13,7 @@ from attacks.session import file_name
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.score import ImageScore
 from fedsim.observation import observation_name
-from fedsim.report.pictures import save_png
+from fedsim.report.pictures import path_inside, save_png
 from fedsim.tracking import RunFolder, Trackers
 from server.attacking import Outcome, Scores
 
@@ -68,6 +68,9 @@ class ResultWriter:
         folder.mend("attacks")
         rows = list(folder.rows("attacks"))
         self.done = {(row["observation"], row["attack"]) for row in rows if row["status"] != "failed"}
+        self._ended: dict[str, set[str]] = {}
+        for row in rows:
+            self._ended.setdefault(row["observation"], set()).add(row["attack"])
         self._write_csv(rows)
 
     def write(
@@ -102,18 +105,30 @@ class ResultWriter:
         self._folder.append("attacks", row)
         self._append_csv(row)
         self.done.add((job.observation, job.attack))
+        self._ended.setdefault(job.observation, set()).add(job.attack)
         # An audit has no rounds: there the number of the update is the step.
-        step = job.server_round or job.client
-        psnrs = [image["psnr"] for image in images if image.get("psnr") is not None]
-        if psnrs:
-            mean = sum(psnrs) / len(psnrs)
-            self._trackers.log(step, {f"leakage/{job.attack}/psnr": mean})
-        if label_scores is not None:
-            self._trackers.log(step, {f"leakage/{job.attack}/label_share": label_scores.share})
+        self._track(job.server_round or job.client, row)
+
+    def ended(self, observation: str) -> frozenset[str]:
+        """The attacks on it that came to an end, failures included."""
+        return frozenset(self._ended.get(observation, ()))
+
+    def track_after(self, server_round: int) -> None:
+        """Give the trackers again what was found in later rounds: a resumed run does not find it a second time."""
+        for row in self._folder.rows("attacks"):
+            if row["round"] > server_round:
+                self._track(row["round"], row)
 
     def finish(self) -> None:
         """Leave in scores.csv the latest result of each attack alone: one tried again after a fault counts once."""
         self._write_csv(list(self._folder.rows("attacks")))
+
+    def _track(self, step: int, row: dict[str, Any]) -> None:
+        psnrs = [image["psnr"] for image in row["images"] if image.get("psnr") is not None]
+        if psnrs:
+            self._trackers.log(step, {f"leakage/{row['attack']}/psnr": sum(psnrs) / len(psnrs)})
+        if row["label_share"] is not None:
+            self._trackers.log(step, {f"leakage/{row['attack']}/label_share": row["label_share"]})
 
     def _images(
         self, job: Job, outcome: Outcome, scores: Scores | None, truth: GroundTruth | None
@@ -194,6 +209,14 @@ class ResultWriter:
             line = {column: picture.get(column) for column in COLUMNS} | common
             lines.append({column: "" if value is None else value for column, value in line.items()})
         return lines
+
+
+def has_pictures(folder: RunFolder, row: dict[str, Any]) -> bool:
+    """Whether every picture that a line of attacks.jsonl names is there; loss of power may have taken one."""
+    strips = [picture["frames"]["strip"] for picture in row["images"] if picture.get("frames")]
+    names = [picture.get(key) for picture in row["images"] for key in ("original", "reconstruction")]
+    paths = [path_inside(folder.root, name) for name in [*strips, *names] if name]
+    return all(path is not None and path.stat().st_size > 0 for path in paths)
 
 
 def _trace(reconstruction: Reconstruction) -> list[dict[str, float]]:

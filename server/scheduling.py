@@ -1,14 +1,17 @@
 """Attacks beside the training: queued, retried, timed out, never in its way."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
 import torch
+from ray.exceptions import RayError
 
 from attacks.session import discard
 from fedsim.ground_truth import GroundTruth
@@ -16,6 +19,7 @@ from fedsim.observation import Observation
 from fedsim.simulation.actor_pool import ActorPool
 from fedsim.update import State
 from server.attacking import Outcome, Scores, attack_device, run_attack, score_outcome
+from server.pending import Unfinished
 from server.results import Job
 
 OnResult = Callable[[Job, Outcome, Scores | None, GroundTruth | None, int], None]
@@ -57,6 +61,10 @@ class AttackScheduler(ABC):
     @abstractmethod
     def drain(self, on_progress: Callable[[], None] = lambda: None) -> None:
         """Wait for everything that was submitted."""
+
+    def unfinished(self) -> list[Unfinished]:
+        """What attacks are still at work on; nothing where they run at once."""
+        return []
 
     def close(self) -> None:  # noqa: B027 - the inline scheduler has nothing to release
         """Release the workers."""
@@ -126,8 +134,7 @@ class AttackWorker:
     ) -> Outcome:
         (reference,) = state
         if reference.hex() != self._state_id:
-            # Copied: torch knows no read-only tensors, and a write into Ray's shared memory would be a crash.
-            self._state = {key: torch.from_numpy(array.copy()) for key, array in ray.get(reference).items()}
+            self._state = _fetch_state(reference)
             self._state_id = reference.hex()
         whole = replace(observation, global_state=self._state)
         return run_attack(whole, name, settings, seed, self._device, self._scratch)
@@ -135,6 +142,19 @@ class AttackWorker:
     def score(self, outcome: Outcome, truth: GroundTruth | None) -> tuple[Outcome, Scores | None]:
         """A call of its own: nothing that runs during the attack has the truth."""
         return score_outcome(outcome, truth)
+
+
+def _fetch_state(reference: Any) -> State:
+    # Copied: torch knows no read-only tensors, and a write into Ray's shared memory would be a crash.
+    return {name: torch.from_numpy(array.copy()) for name, array in ray.get(reference).items()}
+
+
+def _fetch(observation: Any, state: Any) -> Observation:
+    try:
+        light: Observation = ray.get(observation)
+        return replace(light, global_state=_fetch_state(state))
+    except RayError as error:
+        raise OSError(f"an observation is lost from Ray's store: {error}") from error
 
 
 class RayAttacks(AttackScheduler):
@@ -170,6 +190,8 @@ class RayAttacks(AttackScheduler):
             lambda: actor.remote(threads, num_gpus, scratch), workers if attacks else 0, max_retries
         )
         self._last_state: tuple[State, Any] | None = None
+        self._unfinished: dict[str, Unfinished] = {}
+        self._left: Counter[str] = Counter()
         self._backlog, self._timeout = backlog, timeout
 
     @property
@@ -186,11 +208,18 @@ class RayAttacks(AttackScheduler):
             return
         state = self._put_state(observation.global_state)
         light = ray.put(replace(observation, global_state={}))
+        name = jobs[0].observation
+        load = partial(_fetch, light, state)
+        self._unfinished[name] = Unfinished(name, observation.server_round, truth, load)
+        self._left[name] += len(jobs)
         for job in jobs:
             self._pool.submit(_Queued(job, truth), self._call(job, truth, light, state))
         self.collect()
         while self.pending > self._backlog:
             self._take(1.0)
+
+    def unfinished(self) -> list[Unfinished]:
+        return list(self._unfinished.values())
 
     def collect(self) -> None:
         self._take(0.0)
@@ -223,5 +252,8 @@ class RayAttacks(AttackScheduler):
         for end in self._pool.wait(seconds) + self._pool.expire(self._timeout):
             outcome, scores = end.value or (Outcome("failed", end.error or ""), None)
             self._finish(end.tag.job, outcome, scores, end.tag.truth, end.attempts)
+            self._left[end.tag.job.observation] -= 1
+            if self._left[end.tag.job.observation] == 0:
+                del self._unfinished[end.tag.job.observation], self._left[end.tag.job.observation]
             if end.value is not None:  # else it was stopped: a later call may go on with it
                 self._forget(end.tag.job)

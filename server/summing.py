@@ -104,7 +104,8 @@ class RunningSum:
     def result(self) -> Contribution:
         """The weighted mean as one update, with the pictures of all clients in it.
 
-        Where fewer than two clients share anything there is no sum to show: nothing is shared then.
+        Where fewer than two clients share anything there is no sum to show: nothing is shared then, and nothing may be
+        aggregated (`server.alone`).
 
         Raises:
             ValueError: nothing was added.

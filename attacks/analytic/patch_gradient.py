@@ -13,8 +13,10 @@ from attacks.analytic.patches import unpatchify
 from attacks.analytic.pixel_grid import EXCESS, MAX_WRONG, GridSolution, round_to_grid
 from attacks.base import Attack, Certificate, Needs, Reconstruction
 from attacks.label.rules import head_gradient
-from fedsim.errors import NotApplicable
+from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
+
+LOCALISATIONS = ("subtract", "keep")
 
 
 class PatchGradient(Attack):
@@ -29,17 +31,27 @@ class PatchGradient(Attack):
         weigh: weigh the equations by their rounding errors where these dominate.
         levels: the largest pixel value of pictures whose pixels are whole numbers (255 for 8 bits): the solution is
             rounded to them where the equations prove that this is right; None: never.
+        localisation: what becomes of the term that a position regression (the defense mjp) adds to the gradient:
+            `subtract`, as a server does that knows the defense, or `keep`, for one that is told nothing of it.
     """
 
     needs = Needs(roles=("pos_embed", "patch_weight"))
 
     def __init__(
-        self, rcond: float | None = None, equilibrate: bool = True, weigh: bool = True, levels: int | None = 255
+        self,
+        rcond: float | None = None,
+        equilibrate: bool = True,
+        weigh: bool = True,
+        levels: int | None = 255,
+        localisation: str = "subtract",
     ) -> None:
+        if localisation not in LOCALISATIONS:
+            raise ConfigError("attack.patch_gradient.localisation", localisation, "subtract or keep")
         self.rcond = rcond
         self.equilibrate = equilibrate
         self.weigh = weigh
         self.levels = levels
+        self.localisation = localisation
 
     def check(self, observation: Observation) -> None:
         check_embedding(observation)
@@ -51,7 +63,7 @@ class PatchGradient(Attack):
         roles = observation.roles
         assert roles.grid is not None
         assert roles.patch is not None
-        rows = embedding_rows(observation).to(device)
+        rows = (embedding_rows if self.localisation == "subtract" else shared_rows)(observation).to(device)
         token_grads = rows[roles.embedded_prefix_tokens :]
         weight_grad = observation.gradient_of("patch_weight").to(device).flatten(1)
         solution = solve_patches(token_grads, weight_grad, self.rcond, self.equilibrate, self.weigh)
@@ -113,7 +125,17 @@ def check_embedding(observation: Observation) -> None:
 
 
 def embedding_rows(observation: Observation) -> Float[Tensor, "rows width"]:
-    """∂L/∂pos_embed, one row a token, those of prefix tokens first.
+    """`shared_rows` less what a localisation regression added: ∂L/∂pos_embed of the classification loss alone.
+
+    Raises:
+        NotApplicable: as there.
+    """
+    rows, prefix = shared_rows(observation), observation.roles.embedded_prefix_tokens
+    return torch.cat([rows[:prefix], without_localisation(observation, rows[prefix:])])
+
+
+def shared_rows(observation: Observation) -> Float[Tensor, "rows width"]:
+    """∂L/∂pos_embed as it was shared, one row a token, those of prefix tokens first.
 
     Raises:
         NotApplicable: the gradient was not shared, is zero, or has not one row for each patch.
@@ -129,8 +151,7 @@ def embedding_rows(observation: Observation) -> Float[Tensor, "rows width"]:
         raise NotApplicable("pos_embed's gradient is zero: it was not trained")
     if not bool(rows.isfinite().all()) or not bool(observation.gradient_of("patch_weight").isfinite().all()):
         raise NotApplicable("the gradient is not finite")
-    prefix = roles.embedded_prefix_tokens
-    return torch.cat([rows[:prefix], without_localisation(observation, rows[prefix:])])
+    return rows
 
 
 def examples_behind(observation: Observation) -> int:

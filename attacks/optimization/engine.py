@@ -28,6 +28,7 @@ from attacks.optimization.problem import (
     shared_update,
     with_clip,
 )
+from attacks.optimization.puzzle import masked_rows, of_pictures
 from attacks.optimization.schedule import Schedule, check_piecewise
 from attacks.optimization.search import Found, NotFiniteError, Search, SearchSettings
 from attacks.optimization.victim import make_victim, set_fused_attention
@@ -173,7 +174,8 @@ class GradientMatching(Attack):
         self.objective.prepare(observation)
         labels = known_labels(self.labels, observation, rng)
         labels = None if labels is None else labels.to(device)
-        target = shared_update(observation, local_updates(self.local_updates, observation), device)
+        shared = shared_update(observation, local_updates(self.local_updates, observation), device)
+        target = of_pictures(observation, shared)
         if self.target == "random":
             target = random_target(target, rng)
         return make_problem(observation, target, labels, self.parametrisation, self.priors, device)
@@ -269,6 +271,7 @@ def _alike(observations: Sequence[Observation]) -> list[list[int]]:
             repr(observation.defenses),
             observation.image_shape,
             examples_behind(observation),
+            None if (masked := masked_rows(observation)) is None else tuple(masked.tolist()),
         )
         groups.setdefault(key, []).append(index)
     return list(groups.values())

@@ -5,13 +5,17 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 from torch.func import functional_call, grad, replace_all_batch_norm_modules_
 
+from attacks.analytic.mjp_adaptive import UNKNOWN
+from attacks.optimization.puzzle import masked_rows
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import State
+
+POSITION = "pos_embed"
 
 
 @dataclass(frozen=True)
@@ -21,20 +25,30 @@ class Victim:
     Attributes:
         params: those whose update was shared, by name.
         fixed: all other parameters and buffers.
+        masked: rows of `pos_embed` whose place the unknown embedding takes, where the client runs a masked jigsaw.
     """
 
     model: nn.Module
     params: State
     fixed: State = field(repr=False)
     label_smoothing: float = 0.0
+    masked: Bool[Tensor, " rows"] | None = None
 
     def loss(
         self, params: State, images: Float[Tensor, "batch channels height width"], labels: Shaped[Tensor, "batch *c"]
     ) -> Float[Tensor, ""]:
         """Mean cross-entropy. Labels are classes [batch], or logits [batch, classes] of soft labels."""
-        logits = functional_call(self.model, {**self.fixed, **params}, (images,))
+        logits = self.scores(params, images)
         targets = labels.softmax(dim=-1) if labels.is_floating_point() else labels
         return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
+
+    def scores(self, params: State, images: Float[Tensor, "batch channels height width"]) -> Tensor:
+        """What the model says of the pictures, with the client's mask."""
+        state = {**self.fixed, **params}
+        if self.masked is not None:
+            state[POSITION] = torch.where(self.masked[:, None], state[UNKNOWN], state[POSITION])
+        found: Tensor = functional_call(self.model, state, (images,))
+        return found
 
     def gradient(self, params: State, images: Tensor, labels: Tensor) -> State:
         """∂L/∂θ, differentiable."""
@@ -49,7 +63,7 @@ def make_victim(
 
     Dropout is left out, since nobody but the client knows its masks, and so is the noise of a defense's modules, which
     have a method `without_noise` for it. BatchNorm in training mode keeps no running
-    statistics, which have no part in the gradient.
+    statistics, which have no part in the gradient. A masked jigsaw's mask, where it shows, is in its place.
 
     Args:
         shared: names what was shared.
@@ -72,7 +86,9 @@ def make_victim(
         raise NotApplicable("no gradient of a trained parameter was shared")
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     fixed = {name: tensor.detach() for name, tensor in named.items() if name not in params}
-    return Victim(model.requires_grad_(False), params, fixed, observation.protocol.label_smoothing)
+    masked = masked_rows(observation)
+    masked = None if masked is None else masked.to(device)
+    return Victim(model.requires_grad_(False), params, fixed, observation.protocol.label_smoothing, masked)
 
 
 def set_fused_attention(model: nn.Module, on: bool) -> None:

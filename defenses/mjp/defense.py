@@ -16,6 +16,8 @@ from defenses.mjp.localisation import COORDINATES, HEADS, LOCALISER, Localiser, 
 from defenses.mjp.mask import blockwise_masks
 from defenses.mjp.settings import option, scale, share, whole
 from defenses.mjp.tally import Tally
+from defenses.position import WithholdPositionEmbedding
+from defenses.withholding import Withhold
 from fedsim.errors import ConfigError
 from fedsim.update import State
 
@@ -113,6 +115,14 @@ class MaskedJigsawPuzzle(Defense):
         """It changes or regresses position embeddings, not pictures alone."""
         return self.embedding != "own" or self.dal != "none"
 
+    @property
+    def per_picture(self) -> bool:
+        """It does no more than change each picture by itself, from draws that know none; see `defenses.dp_sgd`.
+
+        `per=batch` too: what pictures share is drawn without them.
+        """
+        return not self.needs_positions
+
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """Raises ConfigError for models without learnable position embeddings, unless only pictures are changed."""
         if self.needs_positions:
@@ -140,7 +150,8 @@ class MaskedJigsawPuzzle(Defense):
         elif self.embedding == "indexed":
             model.register_parameter(INDEX, nn.Parameter(torch.zeros_like(embedding)))
         if self.dal != "none":
-            localiser = Localiser(self.dal, embedding.shape[-1], layout.grid, self.dal_coordinates == "unit")
+            unit = self.dal_coordinates == "unit"
+            localiser = Localiser(self.dal, embedding.shape[-1], layout.grid, unit, self.dal_weight)
             model.add_module(LOCALISER, localiser.to(embedding))
 
     def check(self, plan: Plan) -> None:
@@ -158,9 +169,12 @@ class MaskedJigsawPuzzle(Defense):
                 raise ConfigError("defense", f"[{', '.join(names)}]", f"{name} first: mjp masks what the model sees")
         if self.needs_positions:
             position_embedding(plan.model)
-        if self.dal != "none" and "withhold_pe" in plan.defenses:
-            expected = "none beside withhold_pe: the embeddings that it trains are never shared"
-            raise ConfigError("defense.mjp.dal", self.dal, expected)
+        for name, other in plan.defenses.items():
+            if self.dal != "none" and _holds_back_embeddings(other):
+                expected = f"none beside {name}: the embeddings that it trains are never shared"
+                if isinstance(other, Withhold) and plan.client.get("share") != "gradient":
+                    expected += f" (or defense.{name}.mode=local: each client goes on from its own)"
+                raise ConfigError("defense.mjp.dal", self.dal, expected)
 
     def begin(self, turn: ClientRound) -> None:
         self._round, self._tally = turn.server_round, Tally()
@@ -257,3 +271,10 @@ class MaskedJigsawPuzzle(Defense):
         if (height, width) != self._layout.size:
             raise RuntimeError(f"mjp was told of pictures of {self._layout.size} pixels, and saw {(height, width)}")
         return self._layout
+
+
+def _holds_back_embeddings(defense: Defense) -> bool:
+    """What the localisation makes of the position embeddings reaches no server, and is lost with the turn."""
+    if isinstance(defense, Withhold):
+        return defense.mode == "private" and POSITION in defense.names
+    return isinstance(defense, WithholdPositionEmbedding)

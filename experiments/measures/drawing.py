@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from defenses.mjp import INDEX, UNKNOWN
 from experiments.measures.jigsawed import draw_jigsaw, layout, puzzle_of
 from experiments.measures.subjects import Subject
 from fedsim.errors import NotApplicable
@@ -18,16 +19,21 @@ MODELS_DRAWN = 8
 
 
 def embedding_view(subject: Subject) -> EmbeddingView | None:
-    """The position embeddings by what they belong to; None where the model has none for each patch."""
+    """What tokens are told of their positions, by what it belongs to; None where the model has none for each patch.
+
+    With a second table of index embeddings (mjp's IDX) that is the sum of both.
+    """
     name, grid = subject.roles.pos_embed, subject.roles.grid
     if name is None or grid is None:
         return None
-    whole = subject.model.get_parameter(name).detach().cpu().double()
+    parameters = dict(subject.model.named_parameters())
+    added = [parameters[name], *([parameters[INDEX]] if INDEX in parameters else [])]
+    whole = torch.stack([table.detach().cpu().double() for table in added]).sum(dim=0)
     whole = whole.reshape(-1, whole.shape[-1])
     prefix = subject.roles.embedded_prefix_tokens
     if len(whole) != prefix + grid[0] * grid[1]:
         return None
-    unknown = dict(subject.model.named_parameters()).get("unknown_embed")
+    unknown = parameters.get(UNKNOWN)
     shared = None if unknown is None else unknown.detach().cpu().double().reshape(-1)
     return EmbeddingView(subject.name, whole[prefix:], grid, whole[:prefix], shared)
 

@@ -1,6 +1,6 @@
 """What may be set for `fedsim-measure`, checked before anything is loaded."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from fedsim.errors import ConfigError, nearest
 from fedsim.report.embeddings import check_methods
 
 TABLE_CHOICES = ("auto", *TABLES)
+OF_ALEXNET = "its errors are means over ImageNet-C's fifteen corruptions at five severities"
 
 
 def check_measure(config: Config) -> CorruptionPlan | None:
@@ -50,11 +51,24 @@ def check_measure(config: Config) -> CorruptionPlan | None:
     return _corruptions(measure["corruptions"], config["seed"])
 
 
-def check_reference(reference: object, names: Sequence[str]) -> None:
-    """Raises ConfigError: it is neither null, alexnet nor one of the models' names."""
+def check_reference(reference: object, names: Sequence[str], tables: Collection[str]) -> None:
+    """What mCE is divided by.
+
+    Args:
+        tables: whose numbers corrupt the models' pictures: `imagenet`, `cifar`.
+
+    Raises:
+        ConfigError: it is neither null, alexnet nor one of the models' names, or errors of another benchmark.
+    """
     if reference is not None and reference != "alexnet" and reference not in names:
         options = ["alexnet", *dict.fromkeys(names)]
         raise ConfigError("measure.corruptions.reference", reference, f"null or one of {', '.join(options)}")
+    if reference == "alexnet" and set(tables) != {"imagenet"}:
+        raise ConfigError(
+            "measure.corruptions.table",
+            ", ".join(sorted(set(tables) - {"imagenet"})),
+            f"imagenet, beside reference=alexnet: {OF_ALEXNET}",
+        )
 
 
 def _corruptions(settings: Config, seed: int) -> CorruptionPlan | None:
@@ -74,6 +88,13 @@ def _corruptions(settings: Config, seed: int) -> CorruptionPlan | None:
     if settings["num_images"] is not None:
         _whole("measure.corruptions.num_images", settings["num_images"], 1)
     _choice("measure.corruptions.table", settings["table"], TABLE_CHOICES)
+    if settings["reference"] == "alexnet":
+        if sorted(names) != sorted(NAMES):
+            expected = f"all, beside reference=alexnet: {OF_ALEXNET}"
+            raise ConfigError("measure.corruptions.names", f"[{', '.join(names)}]", expected)
+        if sorted(severities) != list(SEVERITIES):
+            expected = f"[1,2,3,4,5], beside reference=alexnet: {OF_ALEXNET}"
+            raise ConfigError("measure.corruptions.severities", severities, expected)
     frost = settings["frost"]
     if frost is not None and not Path(str(frost)).expanduser().is_dir():
         raise ConfigError("measure.corruptions.frost", frost, "a folder of photographs of frost; there is none")

@@ -6,7 +6,7 @@ python -m experiments.reproduce.mjp_table5 --pictures DIR --out DIR --count 3 --
 
 Each picture is one client's batch of one, its gradient taken by the client's own code at initialisation or with given
 weights. APRIL as published attacks its own architecture, `patch_gradient` the stock models on the same pictures; for
-MJP an attacker who knows the defense follows. Pictures are compared in [0, 1] after rounding to 8 bits. The same
+MJP attackers who know the defense follow. Pictures are compared in [0, 1] after rounding to 8 bits. The same
 command goes on where an earlier call stopped; more pictures, ratios and rows may be asked for later.
 """
 
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> None:
         configs = {case: job.config(case) for case in job.cases}
     setup = prepare(configs[job.cases[0]])
     chosen = choose_pictures(setup)
-    settle(options.out / "settings.json", job.settings)
+    settle(options.out / "settings.json", job.settings(configs[job.cases[0]]))
     ledger = Ledger(options.out / "results.jsonl")
     standing = Standing(ledger)
     with Bars(console) as bars:

@@ -9,12 +9,12 @@ import numpy as np
 from PIL import Image
 
 from experiments.reproduce.ledger import Entry
-from experiments.reproduce.table5_rows import ADAPTIVE, APRIL, APRIL_TOLD, ATTACKS, GREY, MEAN, PATCH, Row
+from experiments.reproduce.table5_rows import ADAPTIVE, APRIL, APRIL_TOLD, ATTACKS, GREY, MEAN, PATCH, PATCH_TOLD, Row
 from experiments.reproduce.table5_tables import compared_pictures
 from fedsim.metrics.image import PSNR_CAP
 from fedsim.report.png import MUTED, drawing
 
-BLOCKS = {APRIL: 0, APRIL_TOLD: 1, PATCH: 2, ADAPTIVE: 3, MEAN: 0, GREY: 1}
+BLOCKS = {APRIL: 0, APRIL_TOLD: 1, PATCH: 2, PATCH_TOLD: 3, ADAPTIVE: 4, MEAN: 0, GREY: 1}
 """Which columns an attack's pictures stand in."""
 
 SMALL = 64

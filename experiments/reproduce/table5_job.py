@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from experiments.reproduce.ledger import Entry, Ledger
-from experiments.reproduce.table5_rows import ADAPTIVE, APRIL, APRIL_TOLD, GROUPS, MEAN, Case, Row
+from experiments.reproduce.table5_rows import ADAPTIVE, APRIL, APRIL_TOLD, GROUPS, MEAN, PATCH, PATCH_TOLD, Case, Row
 from experiments.reproduce.table5_worker import Unit, Victim
 from experiments.reproduce.weights import class_count
 from fedsim.composition import Config
@@ -24,7 +24,7 @@ CHUNK = 20
 ENOUGH_REFUSALS = 3
 """Pictures on which an attack refuses for one reason; it is then not tried on the others."""
 
-OWN = "experiments.reproduce.table5_attacks"
+PUBLISHED_APRIL = "experiments.reproduce.table5_attacks.PublishedApril"
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,8 @@ class Job:
     def cases(self) -> list[Case]:
         return list(dict.fromkeys(row.case for row in self.rows))
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What every result depends on."""
+    def settings(self, config: Config) -> dict[str, Any]:
+        """What every result depends on. `config`: of any case; the attacks are those of all."""
         options = self.options
         files = {group: str(path.resolve()) for group, path in sorted(self.checkpoints.items())}
         return {
@@ -50,6 +49,7 @@ class Job:
             "select": "per_class" if options.per_class else "random",
             "seed": options.seed,
             "checkpoints": files,
+            **{f"attack.{name}.{key}": v for name, values in config["attack"].items() for key, v in values.items()},
         }
 
     def config(self, case: Case) -> Config:
@@ -73,11 +73,13 @@ class Job:
         ]
         config: Config = OmegaConf.to_container(compose("audit", overrides=overrides), resolve=True)  # type: ignore[assignment]
         config["data"]["path"] = str(options.pictures.expanduser())  # as it is, whatever characters it has
-        adaptive = config["attack"].pop("mjp_adaptive")
-        config["attack"] |= {
-            ADAPTIVE: {**adaptive, "_target_": f"{OWN}.InformedAdaptive"},
-            APRIL: {"_target_": f"{OWN}.PublishedApril"},
-            APRIL_TOLD: {"_target_": f"{OWN}.PublishedApril", "told": True},
+        attacks = config["attack"]
+        config["attack"] = {
+            APRIL: {"_target_": PUBLISHED_APRIL, "told": False},
+            APRIL_TOLD: {"_target_": PUBLISHED_APRIL, "told": True},
+            PATCH: {**attacks["patch_gradient"], "localisation": "keep"},
+            PATCH_TOLD: {**attacks["patch_gradient"], "localisation": "subtract"},
+            ADAPTIVE: attacks["mjp_adaptive"],
         }
         if case.group in self.checkpoints:
             config["model"]["num_classes"] = class_count(self.checkpoints[case.group])

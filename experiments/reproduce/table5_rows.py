@@ -11,13 +11,15 @@ from typing import Literal
 
 from fedsim.errors import ConfigError
 
-APRIL, APRIL_TOLD, PATCH, ADAPTIVE = "april", "april_told", "patch_gradient", "adaptive"
+APRIL, APRIL_TOLD = "april", "april_told"
+PATCH, PATCH_TOLD, ADAPTIVE = "patch_gradient", "patch_gradient_told", "adaptive"
 MEAN, GREY = "mean_picture", "grey"
 
 ATTACKS = {
     APRIL: "APRIL as published",
     APRIL_TOLD: "APRIL, told of MJP",
     PATCH: "patch_gradient",
+    PATCH_TOLD: "patch_gradient, told of MJP",
     ADAPTIVE: "adaptive (knows MJP)",
     MEAN: "none: mean of other pictures",
     GREY: "none: grey",
@@ -144,7 +146,7 @@ def _attacked(
     printed = APRIL_TOLD if group == "mjp" and ratio is not None else APRIL
     attacked = [(printed, april), (PATCH, stock)]
     if group == "mjp":
-        attacked = [(printed, april), (APRIL_TOLD, april), (PATCH, stock), (ADAPTIVE, stock)]
+        attacked = [(printed, april), (APRIL_TOLD, april), (PATCH, stock), (PATCH_TOLD, stock), (ADAPTIVE, stock)]
     return [
         Row(name, label, setting, attack, case, against, PAPER.get(name) if attack == printed else None)
         for attack, case in dict.fromkeys(attacked)

@@ -7,13 +7,16 @@ from pathlib import Path
 from statistics import fmean, pstdev
 
 from experiments.reproduce.ledger import Entry, write_text
-from experiments.reproduce.table5_rows import ADAPTIVE, ATTACKS, GREY, MEAN, PATCH, Case, Row
+from experiments.reproduce.table5_rows import ADAPTIVE, ATTACKS, GREY, MEAN, PATCH, PATCH_TOLD, Case, Row
 from experiments.reproduce.table5_worker import MEASURES
 from experiments.reproduce.tables import Value, markdown, mean, number, write_csv
 from fedsim.metrics.perceptual import lpips_hint
 
 FORMS = {"mse": ".4f", "fft2d_mjp": ".4f", "psnr": ".2f", "ssim": ".4f", "lpips": ".4f"}
 COLUMNS = {"mse": "MSE", "fft2d_mjp": "FFT", "psnr": "PSNR", "ssim": "SSIM", "lpips": "LPIPS"}
+CERTIFYING = (PATCH, PATCH_TOLD, ADAPTIVE)
+"""Attacks that can say of a picture that it is exact."""
+
 COMPARED = {"a": "Φ(x), x", "b": "Φ(x̃), x̃", "c": "Φ(x̃), x"}
 
 
@@ -92,7 +95,7 @@ def _cells(line: Line) -> list[str]:
     compared = compared_pictures(row)
     own = [number(line.means[name], FORMS[name]) for name in MEASURES]
     acc = "" if line.acc is None else f"{100 * line.acc:.1f}"
-    certified = "" if line.certified is None or row.attack not in (PATCH, ADAPTIVE) else f"{line.certified:.0%}"
+    certified = "" if line.certified is None or row.attack not in CERTIFYING else f"{line.certified:.0%}"
     if line.refused:
         own = ["refused", *[""] * (len(own) - 1)]
     printed = [""] * (1 + len(MEASURES))
@@ -122,7 +125,8 @@ def _notes(lines: Sequence[Line], trained: bool) -> list[str]:
         "attacks the stock one, on the same pictures. Patches of more pixels than the model is wide have no exact "
         "solution in APRIL's second step.",
         "(w/o): masks on, and the attacker does not know of them. The paper prints setting a, with the values of b.",
-        "MJP's gradients hold the localisation's term too; those who know MJP subtract it, the others do not.",
+        "MJP's gradients hold the localisation's term too. It is a function of what the server sent and of the mask, "
+        "which shows: who is told of MJP, and the adaptive attack, subtract it; the others leave it in.",
     ]
     if not trained:
         notes.append("acc is empty: the models are as they were initialised; --checkpoint gives trained weights.")

@@ -1,5 +1,6 @@
 """What one worker does for MJP's Table 5: takes clients' gradients, attacks them and scores the pictures."""
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,7 @@ def run_unit(unit: Unit) -> list[Entry]:
 def results(unit: Unit) -> Iterator[Entry]:
     """One entry for each victim and attack, as they come."""
     torch.set_num_threads(unit.threads)
+    gc.collect()  # the models of the unit before refer to each other in circles, and are large
     client = Client(unit.config, unit.checkpoint)
     for victim in unit.victims:
         observation, truth, measured = client.shares([victim.position], victim.number)

@@ -22,7 +22,10 @@ ALEXNET: Mapping[str, float] = {
     "pixelate": 0.717840,
     "jpeg_compression": 0.606500,
 }
-"""AlexNet's error on ImageNet-C, the mean over its five severities: what mCE is usually normalised by."""
+"""AlexNet's error on ImageNet-C, the mean over its five severities: what mCE is usually normalised by.
+
+It says nothing of other pictures, of other corruptions' strengths, or of some of the severities.
+"""
 
 
 def mean_corruption_error(errors: Mapping[str, Sequence[float]], reference: Mapping[str, float] | None = None) -> float:
@@ -30,7 +33,8 @@ def mean_corruption_error(errors: Mapping[str, Sequence[float]], reference: Mapp
 
     Args:
         errors: shares of wrong predictions, one for each severity.
-        reference: the reference model's mean error over the same severities; None: the plain mean error.
+        reference: the reference model's mean error over the same severities; None: the plain mean error, which is no
+            mCE.
 
     Raises:
         ValueError: no errors, or a corruption without a reference above zero.

@@ -23,7 +23,7 @@ class ImageScore:
         reconstruction: index of the matched reconstruction in the attack's result.
         psnr: dB, at most `PSNR_CAP`. As all measures without a prefix, of what the model saw.
         private_psnr: the same of the client's own picture, before any defense changed it: what there is to protect.
-            Matched by itself.
+            Matched by itself, and once: all forms in which the model saw one picture share its value.
     """
 
     image: str
@@ -74,20 +74,26 @@ def score(
     Raises:
         ValueError: the reconstructions have another shape than the originals.
     """
-    originals = truth.images.detach()
-    recovered = [None] * len(originals) if labels is None else assign_labels(truth.labels, labels)
+    originals, sources = truth.images.detach(), truth.sources
+    distinct = list(dict.fromkeys(sources))
+    recovered = [None] * len(distinct) if labels is None else assign_labels(truth.labels[distinct], labels)
+    guesses = dict(zip(distinct, recovered, strict=True))
     scores: list[dict[str, Any]] = [
-        {"image": name, "label": int(label), "label_recovered": guess}
-        for name, label, guess in zip(truth.ids, truth.labels.tolist(), recovered, strict=True)
+        {"image": name, "label": int(label), "label_recovered": guesses[source]}
+        for name, label, source in zip(truth.ids, truth.labels.tolist(), sources, strict=True)
     ]
     if images is not None and len(images) and len(originals):
         if images.shape[1:] != originals.shape[1:]:
             raise ValueError(
                 f"reconstructions of shape {tuple(images.shape[1:])} for originals of {tuple(originals.shape[1:])}"
             )
-        seen = _compare(originals, images.detach(), eight_bit, perceptual)
-        changed = truth.private is not None and not torch.equal(truth.private, originals)
-        private = _compare(truth.originals, images.detach(), eight_bit, perceptual) if changed else seen
+        rebuilt = _as_picture(images.detach().double().to(originals.device), eight_bit)
+        shown, own = (_as_picture(kept.detach().double(), eight_bit) for kept in (originals, truth.originals))
+        private = seen = _compare(shown, rebuilt, perceptual)
+        if len(distinct) < len(sources) or not torch.equal(shown, own):
+            found = _compare(own[distinct], rebuilt, perceptual)
+            by_source = {distinct[place]: values for place, values in found.items()}
+            private = {place: by_source[source] for place, source in enumerate(sources) if source in by_source}
         for index, values in seen.items():
             scores[index] |= values
         for index, values in private.items():
@@ -96,10 +102,11 @@ def score(
 
 
 def score_labels(truth: GroundTruth, labels: Tensor | None) -> LabelScore | None:
-    """The batch's labels as a whole; None where the attack recovered none."""
+    """The labels of the client's own pictures, each counted once; None where the attack recovered none."""
     if labels is None:
         return None
-    return LabelScore(exact_batch(truth.labels, labels), label_share(truth.labels, labels))
+    own = truth.labels[list(dict.fromkeys(truth.sources))]
+    return LabelScore(exact_batch(own, labels), label_share(own, labels))
 
 
 def success_rate(scores: Sequence[ImageScore], threshold: float) -> float | None:
@@ -109,10 +116,8 @@ def success_rate(scores: Sequence[ImageScore], threshold: float) -> float | None
     return sum(score.psnr is not None and score.psnr >= threshold for score in scores) / len(scores)
 
 
-def _compare(originals: Tensor, images: Tensor, eight_bit: bool, perceptual: bool) -> dict[int, dict[str, Any]]:
+def _compare(reference: Tensor, rebuilt: Tensor, perceptual: bool) -> dict[int, dict[str, Any]]:
     """The values for each original that has a reconstruction, by the original's index."""
-    rebuilt = _as_picture(images.double().to(originals.device), eight_bit)
-    reference = _as_picture(originals.double(), eight_bit)
     matched = match(reference, rebuilt)
     pairs = [(index, candidate) for index, candidate in enumerate(matched) if candidate is not None]
     if not pairs:

@@ -15,11 +15,12 @@ from torch import nn
 
 from fedsim.determinism import derive_seed, seeded_globals
 from fedsim.errors import ConfigError, nearest
-from fedsim.models import cnn_rgap as cnn_rgap  # this and the next four register a model with timm
+from fedsim.models import cnn_rgap as cnn_rgap  # this and the next five register a model with timm
 from fedsim.models import lenet as lenet
 from fedsim.models import mlp as mlp
 from fedsim.models import nano as nano
 from fedsim.models import resnet as resnet
+from fedsim.models import swin as swin
 from fedsim.models.april import read_embedding_directly
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

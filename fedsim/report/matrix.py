@@ -1,4 +1,4 @@
-"""The leakage matrix in files: `matrix.json` and `matrix.csv`, and `matrix.html` and two PNGs from the first."""
+"""The leakage matrix in files: `matrix.json` and `matrix.csv`, and `matrix.html` and PNGs from the first."""
 
 import csv
 import io
@@ -9,14 +9,15 @@ from fedsim.report import matrix_wording
 from fedsim.report.matrix_cells import EXACT, Cell, Matrix, Row
 from fedsim.report.matrix_figures import (
     FILLS,
+    Point,
     baseline_of,
     heat_map_png,
     points_of,
     privacy_utility_png,
     privacy_utility_svg,
 )
+from fedsim.report.matrix_verdict import difference, verdicts, why_unplaced
 from fedsim.report.render import _environment, _write
-from fedsim.report.wording import percent
 
 COLUMNS = (
     "defense",
@@ -37,12 +38,18 @@ COLUMNS = (
     "failed",
     "seconds",
     "strongest",
+    "batch",
+    "defended",
+    "row_leakage",
     "accuracy",
     "spread",
     "train_seconds",
     "pareto",
+    "mismatch",
     "reason",
 )
+
+PLOT = "privacy_utility"
 
 
 def write_matrix(matrix: Matrix, folder: Path) -> None:
@@ -63,50 +70,62 @@ def build_matrix_report(folder: Path) -> Path:
         FileNotFoundError: there is no `matrix.json` in the folder.
     """
     matrix = Matrix.from_dict(json.loads((folder / "matrix.json").read_text(encoding="utf-8")))
-    points, baseline = points_of(matrix), baseline_of(matrix.rows)
-    pictures = {
-        "heat_map.png": heat_map_png(matrix),
-        "privacy_utility.png": privacy_utility_png(points, baseline),
-    }
-    for name, content in pictures.items():
-        if content is not None:
-            partial = folder / f"{name}.partial"
-            partial.write_bytes(content)
-            partial.replace(folder / name)
+    plots = _plots(matrix)
+    pictures = _write_pictures(matrix, plots, folder)
     environment = _environment()
     for name in ("cell_level", "cell_text", "cell_story", "leakage_level", "leakage_text"):
         environment.filters[name] = getattr(matrix_wording, name)
     page = environment.get_template("matrix.html.j2").render(
         matrix=matrix,
-        baseline=baseline,
+        baseline=baseline_of(matrix.rows),
         exact=EXACT,
         levels=matrix_wording.LEVELS,
         fills=FILLS,
-        front=privacy_utility_svg(points, baseline),
-        unplotted=[(row.name, _why_unplotted(row)) for row in matrix.rows if _why_unplotted(row)],
+        fronts=[
+            (batch, privacy_utility_svg(points, baseline_of(matrix.rows_of(batch)), name.replace("_", "-")))
+            for name, (batch, points) in plots.items()
+        ],
+        unplotted=[(row.name, why) for row in matrix.rows if (why := why_unplaced(row))],
         refusals=_refusals(matrix),
-        undefended=next((row for row in matrix.rows if row.name == "none"), None),
-        pictures=[name for name, content in pictures.items() if content is not None],
-        verdict=_verdict(matrix),
+        differences={row.name: difference(matrix, row) for row in matrix.rows},
+        pictures=pictures,
+        verdicts=verdicts(matrix),
     )
     return _write(page, folder / "matrix.html")
+
+
+def _plots(matrix: Matrix) -> dict[str, tuple[int | None, list[Point]]]:
+    """A plot for each size of an update, by its file's name: accuracies and leakages of others do not compare."""
+    plots = [(batch, points_of(matrix, batch)) for batch in matrix.batches]
+    drawn = [(batch, points) for batch, points in plots if points]
+    return {PLOT if number == 0 else f"{PLOT}_{plot[0]}": plot for number, plot in enumerate(drawn)}
+
+
+def _write_pictures(matrix: Matrix, plots: dict[str, tuple[int | None, list[Point]]], folder: Path) -> list[str]:
+    """Names of the PNGs in the folder; those of an earlier call that are none any more are removed."""
+    pictures = {
+        f"{name}.png": privacy_utility_png(points, baseline_of(matrix.rows_of(batch)))
+        for name, (batch, points) in plots.items()
+    }
+    heat_map = heat_map_png(matrix)
+    if heat_map is not None:
+        pictures = {"heat_map.png": heat_map, **pictures}
+    for path in folder.glob(f"{PLOT}*.png"):
+        if path.name not in pictures:
+            path.unlink()
+    for name, content in pictures.items():
+        partial = folder / f"{name}.partial"
+        partial.write_bytes(content)
+        partial.replace(folder / name)
+    return list(pictures)
 
 
 def _csv_line(row: Row, cell: Cell) -> dict[str, object]:
     values = {column: getattr(cell, column, None) for column in COLUMNS}
     values |= {"defense": row.name, "accuracy": row.accuracy, "spread": row.spread, "train_seconds": row.train_seconds}
+    values |= {"defended": row.defended, "mismatch": row.mismatch, "row_leakage": row.leakage}
     values |= {"pareto": row.pareto, "strongest": cell == row.strongest_in(cell.state)}
     return {column: "" if value is None else value for column, value in values.items()}
-
-
-def _why_unplotted(row: Row) -> str:
-    """Empty for a row that is in the plot."""
-    if row.accuracy is not None and row.leakage is not None:
-        return ""
-    stages = {f"training, seed {seed}": stage for seed, stage in row.trainings.items()}
-    stages |= {f"audit, {state}": stage for state, stage in row.audits.items()}
-    told = [f"{what}: {stage.status}, {stage.reason}" for what, stage in stages.items() if stage.reason]
-    return "; ".join(dict.fromkeys(told)) or "not finished yet"
 
 
 def _refusals(matrix: Matrix) -> list[tuple[str, str, list[str]]]:
@@ -118,20 +137,3 @@ def _refusals(matrix: Matrix) -> list[tuple[str, str, list[str]]]:
                 names = groups.setdefault((cell.attack, cell.reason), [])
                 names += [row.name] if row.name not in names else []
     return [(attack, reason, names) for (attack, reason), names in sorted(groups.items())]
-
-
-def _verdict(matrix: Matrix) -> str:
-    """One sentence for a reader who reads nothing else."""
-    measured = [row for row in matrix.rows if row.leakage is not None]
-    if not measured:
-        return "Nothing has been measured yet."
-    level = {row.name: matrix_wording.leakage_level(row.leakage, row.baseline) for row in measured}
-    safe = [row for row in measured if level[row.name] in ("guess", "traces") and row.name != "none"]
-    kept = [row for row in safe if row.accuracy is not None]
-    undefended = next((row for row in measured if row.name == "none"), None)
-    told = f"Of {len(measured)} rows, {len(safe)} keep the strongest of {len(matrix.attacks)} attacks below recognition"
-    if not kept:
-        return f"{told}."
-    best = max(kept, key=lambda row: row.accuracy or 0.0)
-    against = "" if undefended is None else f" against {percent(undefended.accuracy)} without a defense"
-    return f"{told}; the most accurate of them is {best.name} with {percent(best.accuracy)}{against}."

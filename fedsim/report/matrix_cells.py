@@ -1,22 +1,14 @@
-"""The numbers of a leakage matrix: from the folders of its runs to cells and rows. No wording, no pictures."""
+"""The numbers of a leakage matrix: cells, rows, and which rows nothing dominates. No files, no wording, no pictures."""
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
-
-from fedsim.report.read import read_run
-from fedsim.report.summary import RECOGNISABLE, final_accuracy
 
 EXACT = 60.0
 """dB at which a picture counts as exact: what rounding to 256 levels alone leaves is 58.9 dB. Keeps one exact picture
 from outweighing all others in a mean."""
-
-BASELINE = "baseline.json"
-"""In an audit's folder: what a guess without any gradient reaches for each picture."""
 
 
 @dataclass(frozen=True)
@@ -24,17 +16,19 @@ class Cell:
     """One attack against one defense in one state of the model.
 
     Attributes:
-        status: `done` (on one update at least), `refused` (on all), `failed`, or `pending`.
-        reason: the most frequent one of the updates on which the attack refused or failed.
-        done, refused, failed: updates by outcome.
+        status: `done` (on one update at least, and failed on none), `refused` (on all), `failed` (on one at least), or
+            `pending`.
+        reason: the most frequent one of the updates on which the attack failed, else of those on which it refused.
+        done, refused, failed: updates by outcome. All that follows is of those that were done or refused.
         pictures, rebuilt: private pictures behind them, and those for which the attack returned one.
         private_psnr: mean over the rebuilt pictures in dB, against the client's own picture before any defense.
         leakage: the same over *all* pictures: one that is not rebuilt counts as the guess, one above `EXACT` as that.
             None where the attack rebuilt nothing.
         baseline: mean PSNR of the guess in dB.
-        recognised: share of all pictures with a private PSNR of at least `RECOGNISABLE`.
+        recognised: share of all pictures whose private PSNR makes them recognisable.
         label_exact, label_share: share of updates with every label right, mean share of labels; None without labels.
         seconds: mean over the updates on which the attack ran to its end.
+        batch: pictures in one update that the server sees.
     """
 
     attack: str
@@ -53,11 +47,17 @@ class Cell:
     label_exact: float | None = None
     label_share: float | None = None
     seconds: float | None = None
+    batch: int | None = None
 
     @property
     def gain(self) -> float | None:
-        """dB that the attack has over the guess."""
+        """dB that the attack has over the guess; below 0 where it does worse."""
         return None if self.leakage is None or self.baseline is None else self.leakage - self.baseline
+
+    @property
+    def ended(self) -> bool:
+        """Every update was attacked, or the attack says why it does not apply: nothing about it is unknown."""
+        return self.status in ("done", "refused")
 
 
 @dataclass(frozen=True)
@@ -72,19 +72,24 @@ class Stage:
 
 @dataclass(frozen=True)
 class Row:
-    """One defense.
+    """One defense, or none.
 
     Attributes:
         settings: the row as it was asked for.
+        defended: False for a row that has the matrix's own model and no defense: what the others are compared with.
+        mismatch: why its accuracy and its leakage are not of the same thing; empty where they are.
         accuracies: final test accuracy of each training that ended.
         train_seconds: mean wall time of all rounds of a training.
         measured: what the defense itself measured in the last round, by name (ε of DP-SGD, a mask ratio).
         client_failures: how often a client raised in all trainings together.
         trainings: by seed; audits: by state.
+        pareto: `with_front` decides.
     """
 
     name: str
     settings: str = ""
+    defended: bool = True
+    mismatch: str = ""
     accuracies: tuple[float, ...] = ()
     train_seconds: float | None = None
     measured: dict[str, float] = field(default_factory=dict)
@@ -104,25 +109,73 @@ class Row:
         return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
     @property
+    def baseline(self) -> float | None:
+        """dB of the guess."""
+        return next((cell.baseline for cell in self.cells if cell.baseline is not None), None)
+
+    @property
+    def batch(self) -> int | None:
+        """Pictures in one update that the server sees."""
+        return max((cell.batch for cell in self.cells if cell.batch is not None), default=None)
+
+    @property
     def strongest(self) -> Cell | None:
         """The cell that leaked most, over all states."""
         return self.strongest_in(None)
 
     def strongest_in(self, state: str | None) -> Cell | None:
-        cells = [c for c in self.cells if c.leakage is not None and state in (None, c.state)]
+        """The cell that leaked most; None where no attack does better than the guess."""
+        cells = [
+            cell for cell in self._cells(state) if cell.leakage is not None and (cell.gain is None or cell.gain > 0)
+        ]
         return max(cells, key=lambda cell: (cell.leakage or 0.0, cell.private_psnr or 0.0), default=None)
 
     @property
-    def baseline(self) -> float | None:
-        return next((cell.baseline for cell in self.cells if cell.baseline is not None), None)
+    def leakage(self) -> float | None:
+        return self.leakage_in(None)
+
+    def leakage_in(self, state: str | None) -> float | None:
+        """dB of the strongest attack, at least those of the guess: an attacker who knows that it is better submits it.
+
+        None where any attack is still to come or failed: it might have been the strongest.
+        """
+        if not self._known(state):
+            return None
+        values = [cell.leakage for cell in self._cells(state)]
+        return max((value for value in (*values, self.baseline) if value is not None), default=None)
 
     @property
-    def leakage(self) -> float | None:
-        """dB of the strongest attack; the guess where every attack ran or refused and none rebuilt a picture."""
-        if self.strongest is not None:
-            return self.strongest.leakage
-        tried = bool(self.cells) and all(cell.status in ("done", "refused") for cell in self.cells)
-        return self.baseline if tried else None
+    def gain(self) -> float | None:
+        """dB over the guess, 0 or more."""
+        return None if self.leakage is None or self.baseline is None else self.leakage - self.baseline
+
+    @property
+    def recognised(self) -> float | None:
+        """The largest share of pictures that an attack makes recognisable; None where the leakage is."""
+        shares = [cell.recognised for cell in self.cells if cell.recognised is not None]
+        return None if self.leakage is None else max(shares, default=0.0)
+
+    @property
+    def placed(self) -> bool:
+        """It has a place in the plane of accuracy and leakage."""
+        return self.accuracy is not None and self.leakage is not None and not self.mismatch
+
+    def _cells(self, state: str | None) -> list[Cell]:
+        return [cell for cell in self.cells if state in (None, cell.state)]
+
+    def _known(self, state: str | None) -> bool:
+        cells = self._cells(state)
+        audits = [stage for name, stage in self.audits.items() if state in (None, name)]
+        return bool(cells) and all(cell.ended for cell in cells) and all(stage.status == "done" for stage in audits)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One attack: as it was asked for, and every setting of it, budgets included."""
+
+    name: str
+    asked: str
+    settings: str
 
 
 @dataclass(frozen=True)
@@ -131,45 +184,69 @@ class Matrix:
 
     Attributes:
         facts: (name, value) of the setting in which all of it was measured.
+        test_pictures: how many every accuracy is a share of; None where that is not known.
         finished: no run is missing.
         seconds: wall time of the calls that made it, together.
     """
 
     name: str
     facts: tuple[tuple[str, str], ...]
-    attacks: tuple[str, ...]
+    columns: tuple[Column, ...]
     states: tuple[str, ...]
     rows: tuple[Row, ...]
+    test_pictures: int | None = None
     finished: bool = False
     seconds: float | None = None
+
+    @property
+    def attacks(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def batches(self) -> tuple[int | None, ...]:
+        """Sizes of an update, the smallest first: rows of different ones are never held against each other."""
+        return tuple(sorted({row.batch for row in self.rows}, key=lambda batch: (batch is None, batch)))
+
+    def rows_of(self, batch: int | None) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.batch == batch)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON, with what follows from the numbers beside them."""
         rows = []
         for row in self.rows:
             cells = [{**asdict(cell), "gain": cell.gain} for cell in row.cells]
+            follows = {name: getattr(row, name) for name in FOLLOWS}
             strongest = None if row.strongest is None else row.strongest.attack
-            follows = {"accuracy": row.accuracy, "spread": row.spread, "strongest": strongest, "leakage": row.leakage}
-            rows.append({**asdict(row), **follows, "baseline": row.baseline, "cells": cells})
+            rows.append({**asdict(row), **follows, "strongest": strongest, "cells": cells})
         return {**asdict(self), "rows": rows}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Matrix":
         """Raises KeyError or TypeError: the values are no matrix."""
         return cls(
-            **{key: values[key] for key in ("name", "finished", "seconds")},
+            **{key: values[key] for key in ("name", "test_pictures", "finished", "seconds")},
             facts=tuple((name, value) for name, value in values["facts"]),
-            attacks=tuple(values["attacks"]),
+            columns=tuple(Column(**column) for column in values["columns"]),
             states=tuple(values["states"]),
             rows=tuple(_row(row) for row in values["rows"]),
         )
 
 
+FOLLOWS = ("accuracy", "spread", "batch", "leakage", "gain", "recognised", "baseline")
+"""Of a row: written for readers of the file, computed anew by whoever loads it."""
+
+
 def with_front(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The rows with those on the Pareto front marked: no other is as accurate and leaks less, or the reverse."""
-    points = [(row.accuracy, row.leakage) for row in rows]
-    front = pareto_front([(a, leak) for a, leak in points if a is not None and leak is not None])
-    return tuple(replace(row, pareto=point in front) for row, point in zip(rows, points, strict=True))
+    """The rows with the defenses on the Pareto front marked: no other is as accurate and leaks less, or the reverse.
+
+    A front for each size of an update. Undefended rows dominate others, and are never marked themselves.
+    """
+    points: dict[int | None, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row.placed:
+            points.setdefault(row.batch, []).append(_point(row))
+    fronts = {batch: pareto_front(group) for batch, group in points.items()}
+    return tuple(replace(row, pareto=row.defended and row.placed and _point(row) in fronts[row.batch]) for row in rows)
 
 
 def pareto_front(points: Iterable[tuple[float, float]]) -> set[tuple[float, float]]:
@@ -183,85 +260,14 @@ def pareto_front(points: Iterable[tuple[float, float]]) -> set[tuple[float, floa
     return front
 
 
-def read_training(folder: Path, names: Iterable[str]) -> tuple[float | None, float, dict[str, float], int]:
-    """(final accuracy, seconds of all rounds, what defenses of these names measured last, clients that raised)."""
-    run = read_run(folder)
-    prefixes = tuple(f"{name}_" for name in names)
-    last: dict[str, Any] = next(reversed(_lines(folder / "metrics.jsonl")), {})
-    measured = {
-        key: float(value)
-        for key, value in last.items()
-        if prefixes and key.startswith(prefixes) and isinstance(value, int | float) and math.isfinite(value)
-    }
-    raised = sum(len(record.failures) for record in run.rounds)
-    return final_accuracy(run), sum(run.round_seconds.values()), measured, raised
-
-
-def read_cells(folder: Path, state: str, attacks: Sequence[str], updates: int) -> list[Cell]:
-    """A cell for each attack from an audit's folder, whatever state the audit is in.
-
-    Args:
-        updates: how many the audit has when it is finished.
-    """
-    guess = read_baseline(folder)
-    latest = {(row.get("observation"), row.get("attack")): row for row in _lines(folder / "attacks.jsonl")}
-    return [
-        _cell(name, state, [row for (_, attack), row in latest.items() if attack == name], updates, guess)
-        for name in attacks
-    ]
-
-
-def read_baseline(folder: Path) -> dict[str, float]:
-    """The guess's PSNR in dB by picture; empty where the audit has not begun."""
-    path = folder / BASELINE
-    if not path.is_file():
-        return {}
-    return {str(name): float(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
-
-
-def _cell(name: str, state: str, rows: list[dict[str, Any]], updates: int, guess: Mapping[str, float]) -> Cell:
-    done = [row for row in rows if row["status"] == "done"]
-    refused = [row for row in rows if row["status"] == "refused"]
-    failed = [row for row in rows if row["status"] not in ("done", "refused")]
-    status = "done" if done else "failed" if failed else "refused"
-    values = [(str(image.get("image")), _finite(image.get("private_psnr"))) for row in rows for image in row["images"]]
-    rebuilt = [value for _, value in values if value is not None]
-    # A guess that is unknown (the picture is none of the audit's) counts as nothing at all.
-    leaked = [guess.get(image, 0.0) if value is None else min(value, EXACT) for image, value in values]
-    exact = [float(row["label_exact"]) for row in done if row.get("label_exact") is not None]
-    shares = [float(row["label_share"]) for row in done if row.get("label_share") is not None]
-    seconds = [float(row["seconds"]) for row in done]
-    reasons = [str(row.get("reason") or "no reason given") for row in failed + refused]
-    return Cell(
-        attack=name,
-        state=state,
-        status=status if len(rows) >= updates else "pending",
-        reason=statistics.mode(reasons) if reasons else "",
-        done=len(done),
-        refused=len(refused),
-        failed=len(failed),
-        pictures=len(values),
-        rebuilt=len(rebuilt),
-        private_psnr=_mean(rebuilt),
-        leakage=_mean(leaked) if rebuilt else None,
-        baseline=_mean(list(guess.values())),
-        recognised=sum(value >= RECOGNISABLE for value in rebuilt) / len(values) if rebuilt else None,
-        label_exact=_mean(exact),
-        label_share=_mean(shares),
-        seconds=_mean(seconds),
-    )
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a JSONL file; the one that is being written is passed over."""
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+def _point(row: Row) -> tuple[float, float]:
+    assert row.accuracy is not None
+    assert row.leakage is not None
+    return row.accuracy, row.leakage
 
 
 def _row(values: Mapping[str, Any]) -> Row:
-    plain = ("name", "settings", "train_seconds", "measured", "client_failures", "pareto")
+    plain = ("name", "settings", "defended", "mismatch", "train_seconds", "measured", "client_failures", "pareto")
     return Row(
         **{key: values[key] for key in plain},
         accuracies=tuple(values["accuracies"]),
@@ -269,13 +275,3 @@ def _row(values: Mapping[str, Any]) -> Row:
         audits={name: Stage(**stage) for name, stage in values["audits"].items()},
         cells=tuple(Cell(**{k: v for k, v in cell.items() if k != "gain"}) for cell in values["cells"]),
     )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
-
-
-def _finite(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)

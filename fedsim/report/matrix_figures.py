@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from operator import add, sub
 from typing import Any
 
 import matplotlib as mpl
@@ -17,10 +18,11 @@ from matplotlib.text import Text
 from fedsim.report import figures
 from fedsim.report.figures import GRID, INK, LIMIT, SERIES, STYLE, SURFACE
 from fedsim.report.matrix_cells import EXACT, Matrix, Row
+from fedsim.report.matrix_verdict import standard_error
 from fedsim.report.matrix_wording import LEVELS, cell_level, cell_text, leakage_level, leakage_text
 from fedsim.report.name_places import Box, crowding, place_names
 from fedsim.report.summary import RECOGNISABLE
-from fedsim.report.wording import percent
+from fedsim.report.wording import DASH, percent
 
 LIGHT = {INK: "#333a47", GRID: "#dde1e8", LIMIT: "#a61b12", SURFACE: "#ffffff", SERIES[0]: "#2f6bde"}
 """What a PNG has in place of the page's variables."""
@@ -48,39 +50,49 @@ TICKS = (0, 20, 40, 60, 70, 80, 85, 90, 95, 98, 100)
 
 @dataclass(frozen=True)
 class Point:
-    """A defense in the plot: accuracy in [0, 1] with its spread, leakage in dB."""
+    """A row in the plot: accuracy in [0, 1] with its standard error, leakage in dB."""
 
     name: str
     accuracy: float
-    spread: float | None
+    error: float | None
     leakage: float
     pareto: bool
+    defended: bool = True
 
 
-def points_of(matrix: Matrix) -> list[Point]:
-    """The rows for which both were measured."""
+def points_of(matrix: Matrix, batch: int | None) -> list[Point]:
+    """The rows with updates of this size that have a place."""
     return [
-        Point(row.name, row.accuracy, row.spread, row.leakage, row.pareto)
-        for row in matrix.rows
-        if row.accuracy is not None and row.leakage is not None
+        Point(
+            row.name,
+            row.accuracy,
+            standard_error(row, matrix.test_pictures),
+            row.leakage,
+            row.pareto,
+            row.defended,
+        )
+        for row in matrix.rows_of(batch)
+        if row.placed and row.accuracy is not None and row.leakage is not None
     ]
 
 
 @mpl.rc_context(STYLE | {"svg.fonttype": "none"})
-def privacy_utility_svg(points: Sequence[Point], baseline: float | None) -> Markup | None:
-    """Follows the page's theme; None where there is nothing to draw."""
-    if not points:
-        return None
+def privacy_utility_svg(points: Sequence[Point], baseline: float | None, name: str) -> Markup:
+    """Follows the page's theme.
+
+    Args:
+        name: of the plot, among those of a page.
+    """
     figure = _scatter(points, baseline, dict.fromkeys(LIGHT))
     described = (
         "Leakage of the strongest attack against test accuracy; the Pareto front is marked, lower right is best."
     )
-    return figures._svg(figure, "matrix-front", described)
+    return figures._svg(figure, name, described)
 
 
 @mpl.rc_context(STYLE)
-def privacy_utility_png(points: Sequence[Point], baseline: float | None) -> bytes | None:
-    return _png(_scatter(points, baseline, LIGHT)) if points else None
+def privacy_utility_png(points: Sequence[Point], baseline: float | None) -> bytes:
+    return _png(_scatter(points, baseline, LIGHT))
 
 
 @mpl.rc_context(STYLE | {"axes.grid": False, "hatch.linewidth": 0.6, "font.family": "sans-serif"})
@@ -90,7 +102,7 @@ def heat_map_png(matrix: Matrix) -> bytes | None:
         return None
     columns, count = len(matrix.attacks), len(matrix.states)
     names = 0.09 * max(len(row.name) for row in matrix.rows) + 0.3
-    width = names + count * (0.98 * (columns + 2) + 0.35)
+    width = names + count * (0.98 * (columns + 3) + 0.35)
     figure = Figure(figsize=(width, 0.34 * len(matrix.rows) + 1.9), layout="constrained")
     panels = figure.subplots(1, count, squeeze=False, sharey=True)[0]
     for axes, state in zip(panels, matrix.states, strict=True):
@@ -111,20 +123,22 @@ def _heat_map(axes: Axes, matrix: Matrix, state: str, *, named: bool) -> None:
             if cell is None and stage is not None and stage.status in ("refused", "failed"):
                 level, text = stage.status, "n/a" if stage.status == "refused" else "failed"
             _square(axes, float(x), y, level, text)
-        strongest = row.strongest_in(state)
-        value, guess = (None, None) if strongest is None else (strongest.leakage, strongest.baseline)
-        _square(axes, len(attacks) + 0.15, y, leakage_level(value, guess), leakage_text(value), bold=True)
+        value = row.leakage_in(state)
+        _square(axes, len(attacks) + 0.15, y, leakage_level(value, row.baseline), leakage_text(value), bold=True)
         axes.text(len(attacks) + 1.65, y, percent(row.accuracy), ha="center", va="center", color=LIGHT[INK])
-    heads = [*range(len(attacks)), len(attacks) + 0.15, len(attacks) + 1.4]
-    axes.set_xticks(heads, [*attacks, "strongest", "accuracy"], rotation=35, ha="left", rotation_mode="anchor")
+        batch = DASH if row.batch is None else str(row.batch)
+        axes.text(len(attacks) + 2.65, y, batch, ha="center", va="center", color=LIGHT[INK])
+    heads = [*range(len(attacks)), len(attacks) + 0.15, len(attacks) + 1.4, len(attacks) + 2.4]
+    names = [*attacks, "strongest", "accuracy", "pictures in an update"]
+    axes.set_xticks(heads, names, rotation=35, ha="left", rotation_mode="anchor")
     axes.xaxis.tick_top()
     if named:
         axes.set_yticks(range(len(matrix.rows)), [figures._label(row.name) for row in matrix.rows])
     axes.tick_params(length=0, colors=LIGHT[INK])
-    axes.set(xlim=(-0.52, len(attacks) + 2.2), ylim=(len(matrix.rows) - 0.48, -0.52))
+    axes.set(xlim=(-0.52, len(attacks) + 3.2), ylim=(len(matrix.rows) - 0.48, -0.52))
     for side in axes.spines.values():
         side.set_visible(False)
-    guess = next((row.baseline for row in matrix.rows if row.baseline is not None), None)
+    guess = baseline_of(matrix.rows)
     known = "" if guess is None else f"; a guess without the gradient: {guess:.1f} dB"
     axes.set_xlabel(f"PSNR in dB of private pictures, model as {state}{known}", color=LIGHT[INK], fontsize=8.5)
 
@@ -165,17 +179,19 @@ def _scatter(points: Sequence[Point], baseline: float | None, palette: dict[str,
         axes.step(*zip(*front, strict=True), where="pre", color=accent, linewidth=1.4, alpha=0.8, zorder=2)
     for point in points:
         x, y = 100 * point.accuracy, min(point.leakage, EXACT)
-        if point.spread:
-            axes.errorbar(x, y, xerr=100 * point.spread, color=paint(GRID), linewidth=1.2, capsize=2, zorder=2)
+        if point.error:
+            axes.errorbar(x, y, xerr=100 * point.error, color=paint(GRID), linewidth=1.2, capsize=2, zorder=1.5)
         fill = accent if point.pareto else paint(SURFACE)
         edge = accent if point.pareto else ink
-        axes.plot(x, y, "o", markersize=7.5, color=fill, markeredgecolor=edge, markeredgewidth=1.2, zorder=3)
+        marker = "o" if point.defended else "D"
+        axes.plot(x, y, marker, markersize=7.5, color=fill, markeredgecolor=edge, markeredgewidth=1.2, zorder=3)
     _frame(axes, points, baseline, paint)
     handles = [
         axes.plot([], [], "o-", color=accent, label="Pareto front: nothing is more accurate and leaks less")[0],
         axes.plot([], [], "o", color=paint(SURFACE), markeredgecolor=ink, label="dominated")[0],
+        axes.plot([], [], "D", color=paint(SURFACE), markeredgecolor=ink, label="no defense")[0],
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, labelcolor=ink)
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, labelcolor=ink)
     _write_names(figure, axes, points, ink)
     return figure
 
@@ -185,7 +201,9 @@ def _frame(axes: Axes, points: Sequence[Point], baseline: float | None, paint: A
     wide = max(xs) - min(xs) > WIDE
     if wide:
         axes.set_xscale("function", functions=(_stretched, _unstretched))
-    low, high = (_stretched(np.array(edge)) if wide else edge for edge in (min(xs), max(xs)))
+    errors = [100 * (point.error or 0.0) for point in points]
+    ends = min(map(sub, xs, errors)), min(max(map(add, xs, errors)), 100.0)
+    low, high = (_stretched(np.array(edge)) if wide else edge for edge in ends)
     room = max(0.08 * (high - low), 0.05 if wide else 1.5)
     left, right = (_unstretched(np.array(edge)) if wide else edge for edge in (low - room, high + room))
     axes.set_xlim(max(float(left), -2.0), min(float(right), 100.5))

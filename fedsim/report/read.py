@@ -17,6 +17,8 @@ from yaml import YAMLError
 
 Record = TypeVar("Record")
 
+SCORES = ("mse", "psnr", "ssim", "fft2d", "fft2d_mjp", "lpips", "private_psnr", "private_ssim")
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -55,7 +57,12 @@ class FramesRecord:
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """One observed picture and what an attack made of it. The scores are None without audit."""
+    """One observed picture and what an attack made of it. The scores are None without audit.
+
+    Attributes:
+        psnr: as all scores without a prefix, of what the model saw.
+        private_psnr, private_ssim: of the client's own picture, before any defense changed it.
+    """
 
     image: str
     label: str | None
@@ -69,6 +76,18 @@ class ImageRecord:
     original: str | None
     reconstruction: str | None
     frames: FramesRecord | None = None
+    private_psnr: float | None = None
+    private_ssim: float | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether a defense changed the picture before the model saw it, as far as the scores tell."""
+        return self.private_psnr is not None and (self.private_psnr, self.private_ssim) != (self.psnr, self.ssim)
+
+    @property
+    def leaked(self) -> float | None:
+        """PSNR against the client's own picture, where a defense changed it: what an attack gave away of it."""
+        return self.private_psnr if self.changed else self.psnr
 
     @property
     def rebuilt(self) -> bool:
@@ -316,7 +335,7 @@ def _image(values: Mapping[str, Any]) -> ImageRecord:
         original=_text(values.get("original")),
         reconstruction=_text(values.get("reconstruction")),
         frames=_frames(values.get("frames")),
-        **{name: _number(values.get(name)) for name in ("mse", "psnr", "ssim", "fft2d", "fft2d_mjp", "lpips")},
+        **{name: _number(values.get(name)) for name in SCORES},
     )
 
 

@@ -62,6 +62,7 @@ def build_report(run_folder: Path) -> Path:
         plots=_plots(run, rows),
         rows=rows,
         with_lpips=any(row.mean_lpips is not None for row in rows),
+        with_private=any(row.mean_private_psnr is not None for row in rows),
         gallery=gallery,
         searches={row.attack: figure for row in rows if (figure := _search(run, row.attack)) is not None},
         script=_script(environment) if any(pair.film for pair in gallery.pairs) else None,
@@ -95,13 +96,15 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("percent", "decibels", "decimal", "duration", "count", "likeness"):
+    for name in ("percent", "decibels", "decimal", "duration", "count", "likeness", "breakable"):
         environment.filters[name] = getattr(wording, name)
     environment.globals |= {
         "version": fedsim.__version__,
         "recognisable": RECOGNISABLE,
         "thresholds": THRESHOLDS,
         "series_shown": len(figures.SERIES),
+        "seen_hint": wording.SEEN,
+        "private_hint": wording.PRIVATE,
     }
     return environment
 
@@ -115,7 +118,8 @@ def _script(environment: Environment) -> tuple[Markup, str]:
 
 def _write(page: str, path: Path) -> Path:
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(page, encoding="utf-8")
+    # A file's name may hold bytes that are no character; they must not cost the page.
+    partial.write_text(page, encoding="utf-8", errors="backslashreplace")
     partial.replace(path)
     return path
 
@@ -159,8 +163,8 @@ def _cards(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, str, st
         share = leakage.certified / leakage.pictures if leakage.pictures else None
         note = f"{leakage.certified:,} of {count(leakage.pictures, 'observed picture')}"
         cards.append(("Certified", percent(share), note))
-    if rows and rows[0].mean_psnr is not None:
-        cards.append(("Mean PSNR", decibels(rows[0].mean_psnr), f"by {rows[0].attack}"))
+    if rows and rows[0].mean_leaked is not None:
+        cards.append(("Mean PSNR", decibels(rows[0].mean_leaked), f"by {rows[0].attack}"))
     labelled = [row for row in rows if row.label_share is not None]
     if labelled:
         best = max(labelled, key=lambda row: row.label_share or 0.0)
@@ -176,7 +180,7 @@ def _cards(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, str, st
 def _plots(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, Markup]]:
     """(caption, figure) of everything that there is data for."""
     accuracies = [(float(row.number), row.accuracy) for row in run.rounds if row.accuracy is not None]
-    shown = [row.attack for row in rows if row.mean_psnr is not None][: len(figures.SERIES)]
+    shown = [row.attack for row in rows if row.mean_leaked is not None][: len(figures.SERIES)]
     leakage = []
     for attack in shown:
         means = [(float(point.number), point.mean_psnr) for point in leakage_by_round(run, attack)]
@@ -209,8 +213,8 @@ def _tradeoffs(sweep: Sweep) -> list[tuple[str, Markup]]:
             share = 0.0
         if share is not None:
             shares.setdefault(row.defense, []).append((share, row.accuracy))
-        if row.attack.mean_psnr is not None:
-            likeness.setdefault(row.defense, []).append((row.attack.mean_psnr, row.accuracy))
+        if row.attack.mean_leaked is not None:
+            likeness.setdefault(row.defense, []).append((row.attack.mean_leaked, row.accuracy))
     # Both plots list the same defenses in the same order, so that a colour means the same in both.
     names = list(dict.fromkeys([*shares, *likeness]))
     plots = {

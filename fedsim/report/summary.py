@@ -23,6 +23,10 @@ class AttackSummary:
         retried: observations that took more than one attempt.
         certified: observations whose result the attack itself vouches for.
         pictures: private pictures behind the observations on which the attack ran to its end and was scored.
+        mean_psnr, mean_ssim, mean_lpips: against what the model saw.
+        mean_leaked, min_psnr, max_psnr, recognisable, success: against the clients' own pictures.
+        mean_private_psnr, mean_private_ssim: against the clients' own pictures; None where no defense changed one
+            before the model saw it. The other scores are of what the model saw.
         success: share of those with at least so many dB, by threshold; a picture not rebuilt is a miss.
         label_share: recovered labels as a share of all, weighted by batch size.
         exact_batches: share of observations with every label right.
@@ -37,10 +41,13 @@ class AttackSummary:
     pictures: int
     recognisable: int
     mean_psnr: float | None
+    mean_leaked: float | None
     min_psnr: float | None
     max_psnr: float | None
     mean_ssim: float | None
     mean_lpips: float | None
+    mean_private_psnr: float | None
+    mean_private_ssim: float | None
     success: dict[float, float | None]
     label_share: float | None
     exact_batches: float | None
@@ -121,7 +128,7 @@ def summarise_attacks(run: RunFolder) -> list[AttackSummary]:
 
 def strength(row: AttackSummary) -> tuple[int, float, int, float]:
     """What ranks attacks: a larger tuple is a stronger attack."""
-    return row.recognisable, row.mean_psnr or 0.0, row.certified, row.label_share or 0.0
+    return row.recognisable, row.mean_leaked or 0.0, row.certified, row.label_share or 0.0
 
 
 def summarise_leakage(run: RunFolder) -> Leakage:
@@ -141,8 +148,8 @@ def summarise_leakage(run: RunFolder) -> Leakage:
                     certified.add(key)
                     if image.psnr is not None and image.psnr < RECOGNISABLE:
                         wrong.add(key)
-            if image.psnr is not None:
-                best[key] = max(best.get(key, image.psnr), image.psnr)
+            if image.leaked is not None:
+                best[key] = max(best.get(key, image.leaked), image.leaked)
     return Leakage(
         observations=len(sizes),
         pictures=sum(sizes.values()),
@@ -214,6 +221,7 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
     scored = [record for record in done if record.scored]
     values, pictures = _psnrs(done), _pictures(scored)
     images = [image for record in done for image in record.images]
+    private = images if any(image.changed for image in images) else []
     labelled = [(record.label_share, max(record.batch_size, 1)) for record in done if record.label_share is not None]
     exact = [record.label_exact for record in done if record.label_exact is not None]
     seconds = [record.seconds for record in done if record.seconds is not None]
@@ -226,11 +234,14 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
         certified=sum(record.certified for record in done),
         pictures=pictures,
         recognisable=sum(value >= RECOGNISABLE for value in values),
-        mean_psnr=mean(values),
+        mean_psnr=mean([image.psnr for image in images if image.psnr is not None]),
+        mean_leaked=mean(values),
         min_psnr=min(values, default=None),
         max_psnr=max(values, default=None),
         mean_ssim=mean([image.ssim for image in images if image.ssim is not None]),
         mean_lpips=mean([image.lpips for image in images if image.lpips is not None]),
+        mean_private_psnr=mean([image.private_psnr for image in private if image.private_psnr is not None]),
+        mean_private_ssim=mean([image.private_ssim for image in private if image.private_ssim is not None]),
         success={threshold: _share(values, threshold, pictures) for threshold in THRESHOLDS},
         label_share=sum(share * size for share, size in labelled) / sum(size for _, size in labelled)
         if labelled
@@ -242,7 +253,7 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
 
 
 def _psnrs(records: Iterable[AttackRecord]) -> list[float]:
-    return [image.psnr for record in records for image in record.images if image.psnr is not None]
+    return [image.leaked for record in records for image in record.images if image.leaked is not None]
 
 
 def _pictures(records: Iterable[AttackRecord]) -> int:

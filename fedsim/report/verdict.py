@@ -87,7 +87,7 @@ def _updates(row: AttackSummary) -> str:
 
 
 def _mean(row: AttackSummary) -> str:
-    mean = decibels(row.mean_psnr)
+    mean = decibels(row.mean_leaked)
     return "an exact copy of each" if mean == "exact" else f"{mean} on average"
 
 

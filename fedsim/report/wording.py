@@ -1,6 +1,11 @@
 """Numbers as people read them."""
 
+from markupsafe import Markup, escape
+
 DASH = "–"
+
+SEEN = "against what the model saw"
+PRIVATE = "against the client's own picture, before any defense changed it: what there is to protect"
 
 
 def percent(share: float | None) -> str:
@@ -53,6 +58,11 @@ def likeness(psnr: float | None) -> str:
         if psnr >= least:
             return words
     return "traces" if psnr >= 15.0 else "not recognisable"
+
+
+def breakable(name: str) -> Markup:
+    """Escaped, and a line may end behind each underscore."""
+    return Markup("_<wbr>").join(escape(part) for part in name.split("_"))
 
 
 def listed(words: list[str]) -> str:

@@ -1,20 +1,24 @@
-"""What every simulated Grid has in common: node ids, message ids, order of replies."""
+"""What every simulated Grid has in common: node ids, message ids, order of replies, sums of updates."""
 
 import itertools
-import traceback
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
-from logging import getLogger
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from time import monotonic
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-logger = getLogger(__name__)
+from fedsim.partial_sums import SUM, SUM_OF, SUM_UPDATE, SUM_WANTED, WHOLE
+from fedsim.records import CONFIG
+from fedsim.simulation.bundle import Answer, Bundle
+from fedsim.simulation.delivery import error_reply
+from fedsim.simulation.folding import Fold
 
 SERVER_NODE_ID = 1
 FIRST_CLIENT_NODE_ID = 2
@@ -32,22 +36,44 @@ def partition_of(node_id: int) -> int:
     return node_id - FIRST_CLIENT_NODE_ID
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A bundle that is no longer under way: answered, or lost with its worker."""
+
+    bundle: Bundle
+    answer: Answer | None
+    error: str = ""
+
+
 class SimulatedGrid(Grid):
     """A Flower `Grid` whose nodes are partitions 0 … n-1, with ids that are the same in every run.
 
     Replies of `send_and_receive` come in the order of the messages, whatever the order of arrival. A
     client that raises, dies or exceeds the timeout answers with an error message, as Flower's does.
 
+    Where a round's instructions ask for sums (`fedsim.partial_sums`), clients are taken in fixed groups, a group's
+    updates are added up where they are made, and the groups' sums in a fixed order: neither the number of workers nor
+    who is observed changes a bit. The sums come back in the replies of as many clients as there are sums.
+
     Args:
         num_clients: how many nodes there are; they are numbers, not objects.
         on_reply: called in the server's thread for each reply as it arrives.
+        work_of: how much a partition has to do, in any unit: the heaviest begin. Part of the configuration where
+            updates are summed, since it decides the order of the additions.
+
+    Attributes:
+        states: what nodes keep between messages, by node id; only nodes that wrote to their state are in it.
     """
 
-    def __init__(self, num_clients: int, on_reply: OnReply | None = None) -> None:
+    def __init__(
+        self, num_clients: int, on_reply: OnReply | None = None, work_of: Callable[[int], float] | None = None
+    ) -> None:
         self.num_clients = num_clients
         self.on_reply = on_reply
+        self.states: dict[int, RecordDict] = {}
+        self._work_of = work_of
         self._message_ids = itertools.count(1)
-        self._states: dict[int, RecordDict] = {}
+        self._arrived: dict[str, Message] = {}
         self._run = Run.create_empty(run_id=RUN_ID)
         # Flower's strategies construct messages without naming their sender: it is read from here.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SERVER_NODE_ID, 1
@@ -75,75 +101,133 @@ class SimulatedGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids = []
         for message in messages:
-            message_id = f"{next(self._message_ids)}"
-            # Flower has no public setter: a real SuperLink assigns ids behind the API.
-            message.metadata.__dict__["_message_id"] = message_id
-            self._submit(message)
-            ids.append(message_id)
+            ids.append(self._number(message))
+            self._submit(Bundle((message,)))
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self._poll(set(message_ids), 0.0)
+        for end in self._poll(0.0):
+            self._arrived |= {reply.metadata.reply_to_message_id: reply for reply in self._replies(end)}
+        return [self._arrived.pop(message_id) for message_id in set(message_ids) & set(self._arrived)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | int | None = None) -> Iterable[Message]:
-        order = list(self.push_messages(messages))
-        missing = set(order)
-        replies: dict[str, Message] = {}
+        ordered = list(messages)
+        order = [self._number(message) for message in ordered]
         deadline = None if timeout is None else monotonic() + timeout
-        while missing:
+        size, whole = _sums_wanted(ordered)
+        fold = None if size == 0 else Fold(whole)
+        replies: dict[str, Message] = {}
+        for reply in self._exchange(
+            self._bundles(ordered, max(size, 1), None if fold is None else whole), fold, deadline
+        ):
+            replies[reply.metadata.reply_to_message_id] = reply
+            if self.on_reply is not None:
+                self.on_reply(reply)
+        for message in ordered:
+            if message.metadata.message_id not in replies:
+                late = error_reply(message, f"no reply within {timeout:g} s", ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+                replies[message.metadata.message_id] = late
+                if self.on_reply is not None:
+                    self.on_reply(late)
+        answered = [replies[message_id] for message_id in order]
+        if fold is not None:
+            _attach(fold.result(), answered)
+        return answered
+
+    def _exchange(self, bundles: list[Bundle], fold: Fold | None, deadline: float | None) -> Iterable[Message]:
+        """Replies as they arrive, until there are no more or the deadline is over; then the rest is abandoned."""
+        waiting, under_way = deque(bundles), set[str]()
+        while waiting or under_way:
             left = None if deadline is None else deadline - monotonic()
             if left is not None and left <= 0:
-                late = self._give_up(missing, f"no reply within {timeout:g} s")
-                arrived = late
-            else:
-                arrived = self._poll(missing, left)
-            for reply in arrived:
-                reply_to = reply.metadata.reply_to_message_id
-                replies[reply_to] = reply
-                missing.discard(reply_to)
-                if self.on_reply is not None:
-                    self.on_reply(reply)
-        return [replies[message_id] for message_id in order]
+                self._abandon(under_way)
+                return
+            # A group that takes long holds up the sum: few may run ahead of it, or their sums would fill the memory.
+            first = 0 if fold is None else fold.folded
+            while waiting and (fold is None or fold.is_part(waiting[0]) or waiting[0].group < first + self._ahead):
+                under_way.add(waiting[0].key)
+                self._submit(waiting.popleft())
+            for end in self._poll(left):
+                under_way.discard(end.bundle.key)
+                if fold is None:
+                    yield from self._replies(end)
+                elif end.answer is None and len(end.bundle.messages) > 1:
+                    waiting.extendleft(reversed(fold.split(end.bundle)))
+                else:
+                    answer = end.answer or Answer(self._replies(end))
+                    self.states |= answer.states
+                    yield from fold.put(end.bundle, answer)
+
+    def _replies(self, end: Ended) -> list[Message]:
+        if end.answer is None:
+            return [error_reply(message, end.error, ErrorCode.CLIENT_APP_CRASHED) for message in end.bundle]
+        self.states |= end.answer.states
+        return end.answer.replies
+
+    def _bundles(self, messages: Sequence[Message], size: int, whole: frozenset[int] | None) -> list[Bundle]:
+        """Groups of this size, those with the most work first; a last one that would be too small is allowed."""
+        by_work = list(messages)
+        if self._work_of is not None:
+            work_of = self._work_of
+            by_work.sort(key=lambda message: -work_of(partition_of(message.metadata.dst_node_id)))
+        groups = [tuple(by_work[start : start + size]) for start in range(0, len(by_work), size)]
+        return [Bundle(group, whole, number) for number, group in enumerate(groups)]
+
+    def _number(self, message: Message) -> str:
+        message_id = f"{next(self._message_ids)}"
+        # Flower has no public setter: a real SuperLink assigns ids behind the API.
+        message.metadata.__dict__["_message_id"] = message_id
+        return message_id
 
     def context_of(self, node_id: int) -> Context:
         """The node's context; its state persists between messages only where the client wrote to it."""
-        return Context(
-            run_id=RUN_ID,
-            node_id=node_id,
-            node_config={"partition-id": partition_of(node_id), "num-partitions": self.num_clients},
-            state=self._states.get(node_id, RecordDict()),
-            run_config={},
-        )
+        return make_context(node_id, self.num_clients, self.states.get(node_id))
 
-    def keep_state(self, node_id: int, state: RecordDict) -> None:
-        if state:
-            self._states[node_id] = state
+    @property
+    @abstractmethod
+    def _ahead(self) -> int:
+        """How many groups may be under way before the first of them is in the sum."""
 
     @abstractmethod
-    def _submit(self, message: Message) -> None:
-        """Take a message for delivery."""
+    def _submit(self, bundle: Bundle) -> None:
+        """Take a bundle for delivery."""
 
     @abstractmethod
-    def _poll(self, message_ids: set[str], timeout: float | int | None) -> list[Message]:
-        """Replies to any of these messages: at least one, unless `timeout` seconds pass first."""
+    def _poll(self, timeout: float | int | None) -> list[Ended]:
+        """Bundles that ended: at least one, unless `timeout` seconds pass first or none is under way."""
 
     @abstractmethod
-    def _give_up(self, message_ids: set[str], reason: str) -> list[Message]:
-        """Abandon these messages and answer each with an error."""
+    def _abandon(self, keys: set[str]) -> None:
+        """Forget these bundles."""
 
     @abstractmethod
     def close(self) -> None:
         """Release the workers."""
 
 
-def error_reply(message: Message, reason: str, code: int = ErrorCode.CLIENT_APP_RAISED_EXCEPTION) -> Message:
-    return Message(Error(code, reason), reply_to=message)
+def make_context(node_id: int, num_clients: int, state: RecordDict | None) -> Context:
+    """What a client is given beside its message."""
+    return Context(
+        run_id=RUN_ID,
+        node_id=node_id,
+        node_config={"partition-id": partition_of(node_id), "num-partitions": num_clients},
+        state=RecordDict() if state is None else state,
+        run_config={},
+    )
 
 
-def deliver(app: ClientApp, message: Message, context: Context) -> Message:
-    """Run the client; whatever it raises becomes an error reply, as on a SuperNode."""
-    try:
-        return app(message, context)
-    except Exception as error:  # noqa: BLE001 - the client is foreign code: its faults are answers
-        logger.warning("client %s raised:\n%s", context.node_config["partition-id"], traceback.format_exc())
-        return error_reply(message, f"{type(error).__name__}: {error}")
+def _sums_wanted(messages: Sequence[Message]) -> tuple[int, frozenset[int]]:
+    """(clients of a group, nodes whose updates travel besides); 0 where all replies are to travel as they are."""
+    if not messages or messages[0].metadata.message_type != MessageType.TRAIN:
+        return 0, frozenset()
+    config = messages[0].content.config_records.get(CONFIG, ConfigRecord())
+    whole: list[int] = config.get(WHOLE, [])  # type: ignore[assignment]
+    return int(config.get(SUM_WANTED, 0)), frozenset(whole)  # type: ignore[arg-type]
+
+
+def _attach(sums: list[RecordDict], replies: Iterable[Message]) -> None:
+    """Each sum goes into the reply of a client that answered: there are never more sums than such clients."""
+    answered = (reply for reply in replies if not reply.has_error())
+    for content, reply in zip(sums, answered, strict=False):
+        for name in (SUM, SUM_OF, SUM_UPDATE):
+            reply.content[name] = content[name]

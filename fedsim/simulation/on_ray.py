@@ -1,41 +1,53 @@
 """The Grid on Ray actors: one ClientApp a worker, the global state put once a round."""
 
+from collections.abc import Callable
 from typing import Any
 
 import ray
 import torch
-from flwr.app import Context, Message, RecordDict
-from flwr.common.constant import ErrorCode
+from flwr.app import Message, Metadata, RecordDict
 
 from fedsim.simulation.actor_pool import ActorPool, Finished
-from fedsim.simulation.grid import ClientAppFactory, OnReply, SimulatedGrid, deliver, error_reply
+from fedsim.simulation.bundle import Answer, Bundle, run_bundle
+from fedsim.simulation.grid import ClientAppFactory, Ended, OnReply, SimulatedGrid, make_context
+
+AHEAD = 2
+"""Groups under way for each worker."""
 
 
 class ClientWorker:
     """Runs in an actor: builds its ClientApp once and keeps the last content it was sent."""
 
-    def __init__(self, make_client_app: ClientAppFactory, threads: int) -> None:
+    def __init__(self, make_client_app: ClientAppFactory, num_clients: int, threads: int) -> None:
         torch.set_num_threads(threads)
+        self._num_clients = num_clients
         self._app = make_client_app()
         self._content_id = ""
         self._content = RecordDict()
 
-    def run(self, message: Message, content_ref: list[Any], context: Context) -> tuple[Message, RecordDict]:
+    def run(
+        self,
+        content_ref: list[Any],
+        metadata: list[Metadata],
+        states: dict[int, RecordDict],
+        whole: frozenset[int] | None,
+    ) -> Answer:
         # In a list a reference arrives as a reference: fetched and decoded once a round, not once a message.
         (reference,) = content_ref
         if reference.hex() != self._content_id:
             self._content = ray.get(reference)
             self._content_id = reference.hex()
-        message.content = self._content
-        reply = deliver(self._app, message, context)
-        return reply, context.state
+        messages = [Message(self._content, metadata=one) for one in metadata]  # type: ignore[call-overload]
+        return run_bundle(
+            self._app, messages, lambda node: make_context(node, self._num_clients, states.get(node)), whole
+        )
 
 
 class RayGrid(SimulatedGrid):
     """Clients run on `workers` Ray actors; Ray must be initialised.
 
-    A worker that dies is replaced and its message sent again, `max_retries` times; then the client
-    answers with an error.
+    A worker that dies is replaced and its messages sent again, `max_retries` times; then the clients of a group are
+    tried one by one, and one that loses its worker again answers with an error.
 
     Args:
         threads: torch threads of a client. Part of the configuration: it changes the bits of the results.
@@ -52,24 +64,31 @@ class RayGrid(SimulatedGrid):
         num_gpus: float = 0.0,
         max_retries: int = 2,
         on_reply: OnReply | None = None,
+        work_of: Callable[[int], float] | None = None,
     ) -> None:
-        super().__init__(num_clients, on_reply)
+        super().__init__(num_clients, on_reply, work_of)
         actor = ray.remote(ClientWorker).options(num_cpus=num_cpus, num_gpus=num_gpus)
-        self._pool: ActorPool[str] = ActorPool(lambda: actor.remote(make_client_app, threads), workers, max_retries)
-        self._sent: dict[str, Message] = {}
-        self._early: dict[str, Message] = {}
+        self._workers = workers
+        self._pool: ActorPool[Bundle] = ActorPool(
+            lambda: actor.remote(make_client_app, num_clients, threads), workers, max_retries
+        )
         self._content: tuple[RecordDict, Any] | None = None
 
-    def _submit(self, message: Message) -> None:
-        # The content travels by reference: the message itself is sent without it.
-        bare = Message(RecordDict(), reply_to=message)
-        bare.__dict__["_metadata"] = message.metadata
-        content, node_id = self._put(message.content), message.metadata.dst_node_id
-        self._sent[message.metadata.message_id] = message
-        self._pool.submit(
-            message.metadata.message_id,
-            lambda worker: worker.run.remote(bare, [content], self.context_of(node_id)),
-        )
+    @property
+    def _ahead(self) -> int:
+        return AHEAD * self._workers
+
+    def _submit(self, bundle: Bundle) -> None:
+        # The content travels by reference: of the messages only their metadata are sent.
+        content = self._put(bundle.messages[0].content)
+        metadata = [message.metadata for message in bundle]
+        nodes = [one.dst_node_id for one in metadata]
+
+        def call(worker: Any) -> Any:
+            states = {node: self.states[node] for node in nodes if node in self.states}
+            return worker.run.remote([content], metadata, states, bundle.whole)
+
+        self._pool.submit(bundle, call)
 
     def _put(self, content: RecordDict) -> Any:
         """One object in Ray's store for all messages of a round, which share their content."""
@@ -77,30 +96,18 @@ class RayGrid(SimulatedGrid):
             self._content = (content, ray.put(content))
         return self._content[1]
 
-    def _poll(self, message_ids: set[str], timeout: float | int | None) -> list[Message]:
-        early = [self._early.pop(message_id) for message_id in message_ids & set(self._early)]
-        if early:
-            return early
-        for end in self._pool.wait(timeout):
-            self._early[end.tag] = self._answer(end, ErrorCode.CLIENT_APP_CRASHED)
-        return [self._early.pop(message_id) for message_id in message_ids & set(self._early)]
+    def _poll(self, timeout: float | int | None) -> list[Ended]:
+        return [_ended(end) for end in self._pool.wait(timeout)]
 
-    def _give_up(self, message_ids: set[str], reason: str) -> list[Message]:
-        ends = self._pool.cancel(lambda message_id: message_id in message_ids)
-        return [error_reply(self._sent.pop(e.tag), reason, ErrorCode.REPLY_MESSAGE_UNAVAILABLE) for e in ends]
-
-    def _answer(self, end: Finished[str], code: int) -> Message:
-        message = self._sent.pop(end.tag)
-        if end.error is not None:
-            return error_reply(message, end.error, code)
-        reply, state = end.value
-        self.keep_state(message.metadata.dst_node_id, state)
-        assert isinstance(reply, Message)
-        return reply
+    def _abandon(self, keys: set[str]) -> None:
+        self._pool.cancel(lambda bundle: bundle.key in keys)
 
     def close(self) -> None:
         """Stop the workers, so that their CPUs and GPUs are free for attacks that are still queued."""
         self._pool.close()
-        self._sent.clear()
-        self._early.clear()
         self._content = None
+
+
+def _ended(end: Finished[Bundle]) -> Ended:
+    assert end.value is None or isinstance(end.value, Answer)
+    return Ended(end.tag, end.value, end.error or "")

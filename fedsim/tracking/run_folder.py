@@ -1,14 +1,17 @@
 """The run folder: where everything is, and files that are whole or absent."""
 
+import fcntl
 import json
-import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 
 from fedsim.errors import ConfigError
+from fedsim.tracking.durable import append_whole, disk_errors, sync, write_whole
 from fedsim.update import State
 
 
@@ -30,6 +33,30 @@ class RunFolder:
         except OSError as error:
             raise ConfigError("run_dir", root, f"a folder that can be written to ({error.strerror})") from error
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """For the block no other process may do the same; the lock goes with the process, however it ends.
+
+        Raises:
+            ConfigError: another process is at work in the folder.
+        """
+        with (self.root / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError("run_dir", self.root, "wait: another process is at work in this folder") from None
+            except OSError:  # no locks on this file system
+                yield
+                return
+            yield
+
+    def check_room(self, needed: int, purpose: str) -> None:
+        """Raises ConfigError where fewer than `needed` bytes are free."""
+        free = shutil.disk_usage(self.root).free
+        if free < needed:
+            words = f"a folder with {needed / 1e6:.0f} MB free for {purpose}, not {free / 1e6:.0f} MB"
+            raise ConfigError("run_dir", self.root, words)
+
     @property
     def observations(self) -> Path:
         return self.root / "observations"
@@ -46,6 +73,10 @@ class RunFolder:
     def log(self) -> Path:
         return self.root / "fedsim.log"
 
+    @property
+    def resume_points(self) -> Path:
+        return self.root / "resume"
+
     def mend(self, name: str) -> None:
         """Cut the half line off that a crash left at the end of NAME.jsonl, before anything is added to it."""
         path = self.root / f"{name}.jsonl"
@@ -53,14 +84,11 @@ class RunFolder:
             content = path.read_bytes()
             whole = content[: content.rfind(b"\n") + 1]
             if whole != content:
-                path.write_bytes(whole)
+                write_whole(path, whole)
 
     def append(self, name: str, row: dict[str, Any]) -> None:
         """Add one line to NAME.jsonl and force it to disk: finished work survives a crash."""
-        with (self.root / f"{name}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, sort_keys=True) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_whole(self.root / f"{name}.jsonl", (json.dumps(row, sort_keys=True) + "\n").encode())
 
     def rows(self, name: str) -> Iterator[dict[str, Any]]:
         """The complete lines of NAME.jsonl; a line torn by a crash is passed over."""
@@ -71,11 +99,20 @@ class RunFolder:
             if line.endswith("\n"):
                 yield json.loads(line)
 
+    def keep_rows(self, name: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Leave in NAME.jsonl the complete lines that are wanted, byte for byte, and no others."""
+        path = self.root / f"{name}.jsonl"
+        if not path.exists():
+            return
+        before = path.read_bytes()
+        lines = [line for line in before.splitlines(keepends=True) if line.endswith(b"\n")]
+        after = b"".join(line for line in lines if wanted(json.loads(line)))
+        if after != before:
+            write_whole(path, after)
+
     def write_text(self, name: str, text: str) -> None:
         """Write a file whole or not at all."""
-        partial = self.root / f"{name}.partial"
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(self.root / name)
+        write_whole(self.root / name, text.encode())
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         self.write_text(name, json.dumps(value, indent=1, sort_keys=True))
@@ -85,7 +122,9 @@ class RunFolder:
         path = self.checkpoints / f"round-{server_round:05d}.safetensors"
         partial = path.with_suffix(".partial")
         metadata = {"server_round": str(server_round)}
-        save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata)
+        with disk_errors(partial):
+            save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata)
+        sync(partial)
         partial.replace(path)
         for old in sorted(self.checkpoints.glob("round-*.safetensors"))[:-keep]:
             old.unlink()

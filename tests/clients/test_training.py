@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from clients.app import ClientRuntime
 from clients.training import batches
 from fedsim.composition import build_data
+from fedsim.metrics import score, score_labels
 from tests.server.conftest import settings
 
 
@@ -122,3 +123,18 @@ def test_batches_cover_an_epoch_without_repeats(rng):
     assert [len(batch) for batch in drawn] == [4, 4, 2, 4, 4, 2]
     assert sorted(torch.cat(drawn[:3]).tolist()) == list(range(10))
     assert len(list(batches(10, 4, 1, 7, rng))) == 7
+
+
+@pytest.mark.parametrize(
+    "defense", [["defense=[]"], ["defense=[mjp_jp]", "defense.mjp_jp.ratio=0.5"], ["defense=[ats]"]]
+)
+def test_one_picture_in_several_steps_is_one_to_protect(runtime, defense):
+    """A defense that changes it anew in each step must not make a perfect reconstruction look like a quarter of one."""
+    client = runtime("client.share=delta", "client.local_steps=4", *defense)
+    pictures = client.data.train.subset([5])
+    client.load(start_state(client))
+    truth = client.train(pictures, 0, 0, audit=True).truth
+    assert len(truth.ids) == (1 if defense == ["defense=[]"] else 4)
+    rows = score(truth, pictures.images([0]), pictures.labels, perceptual=False)
+    assert all(row.private_psnr >= 100 for row in rows)
+    assert score_labels(truth, pictures.labels).exact

@@ -9,7 +9,20 @@ from torch.nn import functional as F
 
 from clients.app import ClientRuntime
 from clients.training import LossGradient
-from defenses import DPSGD, Batch, ClientRound, Defense, DefenseChain, Plan, TopK
+from defenses import (
+    DPSGD,
+    AutomaticTransformation,
+    Batch,
+    ClientRound,
+    CutMix,
+    Defense,
+    DefenseChain,
+    InstaHide,
+    MaskedJigsawPuzzle,
+    MixUp,
+    Plan,
+    TopK,
+)
 from defenses.accounting import gaussian_delta, rdp_epsilon, sampled_gaussian_rdp
 from defenses.dp_sgd import clipped_sum
 from fedsim.composition import build_data
@@ -250,6 +263,90 @@ def test_defenses_that_touch_batches_losses_or_gradients_are_refused(other, hook
     for defenses in ({"dp_sgd": defense, "other": other}, {"other": other, "dp_sgd": defense}):
         with pytest.raises(ConfigError, match=rf"\[dp_sgd, other\]: no defense beside it that has a `{hook}`"):
             DefenseChain(defenses).check(plan(VIT.build(0), defenses))
+
+
+ALONE = {
+    "ats": lambda: AutomaticTransformation("random", crop_padding=2, flip=True),
+    "mjp_jp": lambda: MaskedJigsawPuzzle(0.8, min_block=1, embedding="own"),
+    "per_batch": lambda: MaskedJigsawPuzzle(0.8, "batch", min_block=1, embedding="own"),
+    "mjp_spp": lambda: MaskedJigsawPuzzle(1.0, shuffle="patches_and_pixels", embedding="own"),
+    "by_chance": lambda: MaskedJigsawPuzzle(0.8, min_block=1, embedding="own", probability=0.5),
+}
+
+
+def pictures(seed, count=4):
+    """Of strong contrast, so that each has a gradient longer than the bound."""
+    return 3.0 * torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def transformed_sum(beside, images, labels, first, bound=0.05, seed=3):
+    """What the model saw, and Σ_i clip(g_i, C) of it, with the draws of one seed."""
+    dp_sgd = DPSGD(bound, 0.0, chunk=2)
+    defenses = {"dp_sgd": dp_sgd, "other": beside} if first else {"other": beside, "dp_sgd": dp_sgd}
+    chain = DefenseChain(defenses)
+    model = chain.wrap_model(VIT.build(0))
+    chain.check(plan(model, defenses))
+    chain.begin(ClientRound(1, 100))
+    rng = torch.Generator().manual_seed(seed)
+    batch = chain.transform_batch(Batch(images, labels), rng)
+    drawn = rng.get_state()
+    found = chain.gradient(model, batch, LossGradient(model, chain, 0.0), rng)
+    return batch.images, {name: len(labels) * g for name, g in found.items()}, drawn
+
+
+@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("first", [False, True])
+def test_one_picture_more_or_less_moves_the_sum_of_transformed_pictures_by_the_bound_alone(name, first):
+    """With the same draws, an exchanged picture changes nothing but its own clipped gradient."""
+    bound, labels = 0.05, torch.tensor([0, 4, 1, 2])
+    other_labels = torch.tensor([0, 4, 3, 2])
+    one, other = pictures(1), pictures(1)
+    other[2] = pictures(9)[2]
+    seen, total, drawn = transformed_sum(ALONE[name](), one, labels, first, bound)
+    exchanged, total_of_other, drawn_for_other = transformed_sum(ALONE[name](), other, other_labels, first, bound)
+    assert torch.equal(drawn, drawn_for_other)
+    assert [torch.equal(a, b) for a, b in zip(seen, exchanged, strict=True)] == [True, True, False, True]
+    assert name == "by_chance" or not torch.equal(seen[0], one[0])
+    moved = norm({n: total[n] - total_of_other[n] for n in total})
+    assert 0.5 * bound < moved <= 2 * bound * (1 + 1e-5)
+    # A picture with nothing in its place: the sum of the others' gradients, each by itself.
+    rest = [i for i in range(4) if i != 2]
+    alone = DPSGD(bound, 0.0)
+    without = step(alone, LossGradient(VIT.build(0), Defense(), 0.0), Batch(seen[rest], labels[rest]))
+    moved = norm({n: total[n] - 3 * without[n] for n in total})
+    assert moved == pytest.approx(bound, rel=1e-3)
+
+
+@pytest.mark.parametrize("beside", [MixUp(), CutMix(), InstaHide()])
+def test_mixed_pictures_are_refused_and_would_move_the_others(beside):
+    model, defense = VIT.build(0), DPSGD()
+    with pytest.raises(ConfigError, match=r"has a `transform_batch`.*ats and mjp_jp change each picture by itself"):
+        defense.check(plan(model, {"dp_sgd": defense, "mixing": beside}))
+    one, other = pictures(1), pictures(1)
+    other[2] = pictures(9)[2]
+    beside.wrap_model(model)
+    beside.begin(ClientRound(1, 100))
+    labels = torch.tensor([0, 4, 1, 2])
+
+    def seen(images, seed):
+        return beside.transform_batch(Batch(images, labels), torch.Generator().manual_seed(seed)).images
+
+    changed = [(seen(one, seed) != seen(other, seed)).flatten(1).any(dim=1).sum() for seed in range(5)]
+    assert max(changed) > 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"embedding": "indexed"}, {"embedding": "own", "dal": "linear"}, {"embedding": "own", "dal": "pca"}],
+)
+@pytest.mark.parametrize("first", [False, True])
+def test_a_jigsaw_that_touches_embeddings_is_refused(settings, first):
+    defense, mjp = DPSGD(), MaskedJigsawPuzzle(**settings)
+    defenses = {"dp_sgd": defense, "mjp": mjp} if first else {"mjp": mjp, "dp_sgd": defense}
+    chain = DefenseChain(defenses)
+    model = chain.wrap_model(VIT.build(0))
+    with pytest.raises(ConfigError, match="no defense beside it" if first else "beside dp_sgd: gradients of single"):
+        chain.check(plan(model, defenses))
 
 
 def test_defenses_of_the_update_may_stand_beside_it():

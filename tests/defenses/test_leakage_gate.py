@@ -12,7 +12,15 @@ from skimage.metrics import peak_signal_noise_ratio
 from attacks.analytic import PatchGradient
 from attacks.base import NotApplicable, Reconstruction
 from clients.app import ClientRuntime
-from defenses import GradientNoise, LeakageGate, Plan, SecureAggregation, WithholdPositionEmbedding
+from defenses import (
+    DPSGD,
+    GradientNoise,
+    LeakageGate,
+    LocalDP,
+    Plan,
+    SecureAggregation,
+    WithholdPositionEmbedding,
+)
 from defenses.compose import load_wrappers
 from defenses.leakage_gate import nearest_pictures, relative_leakage
 from experiments.setup import prepare
@@ -288,6 +296,31 @@ def test_it_comes_last():
     for other in (GradientNoise(), WithholdPositionEmbedding()):
         with pytest.raises(ConfigError, match=r"defense=\[leakage_gate, other\]: leakage_gate behind other"):
             gate.check(plan(leakage_gate=gate, other=other))
+
+
+@pytest.mark.parametrize("other", [DPSGD(), LocalDP()])
+@pytest.mark.parametrize("threshold", [0.5, math.inf])
+def test_no_privacy_budget_holds_beside_a_verdict_on_the_pictures(other, threshold):
+    gate = LeakageGate(PatchGradient(), threshold=threshold)
+    with pytest.raises(ConfigError, match=r"defense=\[other, leakage_gate\]: other or the gate: .* without noise"):
+        gate.check(plan(other=other, leakage_gate=gate))
+
+
+@pytest.mark.parametrize("name", ["dp_sgd", "local_dp"])
+def test_a_privacy_budget_beside_it_is_refused_before_anything_starts(name):
+    with pytest.raises(ConfigError, match=rf"{name} or the gate"):
+        prepare(settings("audit", *AUDIT, f"defense=[{name},leakage_gate]"))
+
+
+def test_its_silence_tells_pictures_apart_whatever_the_noise():
+    """Why: two clients that differ in pictures alone, both with more noise than gradient, and one of them is silent."""
+    client = Client("defense=[gradient_noise,leakage_gate]", "defense.gradient_noise.relative_norm=10.0")
+    client.gate.attack = Fake(client.setup.data.train.subset([5]).images([0]).double())
+    silent = {}
+    for position in (5, 8):
+        client.memory = {}
+        silent[position] = not client.share(position).tensors
+    assert silent == {5: True, 8: False}
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,14 @@ def test_a_run_observes_sums_and_trains_the_same_bits(command, tmp_path):
     [
         (["observe.clients=[0,3]"], "observe.clients=[0, 3]: a number of sums, or all"),
         (["defense.secure_aggregation.clients=6"], "num_clients=5: at least 6: secure_aggregation sums over them"),
+        (
+            ["strategy.fraction_train=0.3"],
+            "strategy.fraction_train=0.3: enough for 2 of 5 clients in each round: secure_aggregation sums over them",
+        ),
+        (
+            ["defense.secure_aggregation.clients=4", "strategy.fraction_train=0.6"],
+            "strategy.fraction_train=0.6: enough for 4 of 5 clients in each round",
+        ),
         (["strategy=krum", "client.batch_size=4"], "secure_aggregation shows the server only sums"),
     ],
 )

@@ -101,11 +101,38 @@ def test_cells_hold_what_the_runs_on_their_own_give(matrix, command, tmp_path):
     stages = content["refused"]["trainings"]["0"], content["refused"]["audits"]["initial"]
     assert all(stage["status"] == "refused" and "max_norm=-1" in stage["reason"] for stage in stages)
     assert found["broken", "initial", "patch_gradient"]["failed"] == 1
+    assert found["broken", "initial", "patch_gradient"]["status"] == "failed"
+    assert (content["broken"]["leakage"], content["broken"]["pareto"]) == (None, False)
+    assert content["noise_1e-1"]["leakage"] >= cell["baseline"]
     page = (root / "matrix.html").read_text()
     assert "gradient_clip.max_norm=-1" in page
+    assert "patch_gradient (initial) failed on 1 of 2" in page
     assert "rows/none/audit-initial/report.html" in page
     assert "<b>" not in page
     assert out.strip().splitlines()[-1] == str(root)
+
+
+def test_rows_compare_where_updates_hold_as_many_pictures_and_accuracy_is_of_what_was_audited(matrix):
+    """The gate shares no update of one picture and any of four: trained with four, nothing was withheld."""
+    gate = "+matrix.defenses.gate=[leakage_gate]"
+    root, *_ = matrix(gate, "matrix.rows=[none,none_batch_2,gate,leakage_gate]", "matrix.columns=[patch_gradient]")
+    content = json.loads((root / "matrix.json").read_text())
+    found = {row["name"]: row for row in content["rows"]}
+    assert {name: row["batch"] for name, row in found.items()} == {
+        "none": 1,
+        "none_batch_2": 2,
+        "gate": 1,
+        "leakage_gate": 1,
+    }
+    assert {name for name, row in found.items() if not row["defended"]} == {"none", "none_batch_2"}
+    assert found["gate"]["measured"]["leakage_gate_withheld"] == 0.0
+    assert "trained with 4, audited with 1 pictures" in found["gate"]["mismatch"]
+    assert found["leakage_gate"]["measured"]["leakage_gate_withheld"] == 1.0
+    assert found["leakage_gate"]["mismatch"] == ""
+    assert {name for name, row in found.items() if row["pareto"]} == {"leakage_gate"}
+    assert content["test_pictures"] == 359
+    assert content["columns"][0]["name"] == "patch_gradient"
+    assert "trained with 4, audited with 1 pictures" in (root / "matrix.html").read_text()
 
 
 def test_killed_between_any_two_results_nothing_finished_is_repeated(matrix, computed, monkeypatch):

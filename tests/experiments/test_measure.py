@@ -104,6 +104,14 @@ def test_the_same_numbers_again(fedsim_measure, write_run, tmp_path, no_figures)
         assert fedsim_measure(*arguments, "measure.corruptions.names=[snow]")[0] == 0
         found.append(json.loads((tmp_path / name / "measures.json").read_text())["runs"])
     assert found[0] == found[1]
+    corruptions = found[0][0]["corruptions"]
+    assert 0 < corruptions["mean_error"] <= 1
+    assert corruptions["mce"] is None, "without a reference there is a mean error and no mCE"
+    (line,) = csv.DictReader((tmp_path / "one" / "measures.csv").read_text().splitlines())
+    assert "corruptions_mce" not in line
+    assert float(line["corruptions_mean_error"]) == corruptions["mean_error"]
+    table = (tmp_path / "one" / "measures.md").read_text().split("mCE (%)")[1]
+    assert f"| – | {100 * corruptions['mean_error']:.1f}" in table
 
 
 def test_a_model_that_comes_from_no_run(fedsim_measure, tmp_path):
@@ -155,6 +163,13 @@ def test_a_reference_that_is_none_of_the_runs(fedsim_measure, write_run, tmp_pat
     code, _, err = fedsim_measure(f"runs=[{write_run('a')}]", *settings)
     assert code == 2
     assert "reference=vgg: null or one of alexnet, no defense" in err
+
+
+def test_alexnets_errors_are_of_other_pictures_than_digits(fedsim_measure, write_run, tmp_path):  # noqa: F811
+    settings = ["measure.corruptions.names=all", "measure.corruptions.reference=alexnet", f"run_dir={tmp_path}/out"]
+    code, _, err = fedsim_measure(f"runs=[{write_run('a')}]", *settings)
+    assert code == 2
+    assert "measure.corruptions.table=cifar: imagenet, beside reference=alexnet" in " ".join(err.split())
 
 
 def test_help_teaches(fedsim_measure):

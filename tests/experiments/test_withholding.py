@@ -72,6 +72,17 @@ def test_the_answer_depends_on_who_attacks(withhold, tmp_path):
         assert min(chart.size) > 300
 
 
+def test_a_level_that_would_repeat_the_one_before_is_left_out(withhold, tmp_path):
+    """Nobody models the later projections of APRIL's architecture: there is no attacker who searches in them."""
+    code, out, err = withhold("--count", "1", "--variants", "april", "--levels", "linear", "search", "--rounds", "0")
+    assert code == 0, err
+    assert {line["level"] for line in lines_of(tmp_path / "out")} == {"linear"}
+    assert "## april, search" not in out
+    assert "- april, search: later_row_spaces does not apply" in out
+    assert "the next projections are not modelled" in out
+    assert all(float(line["best_mean"]) >= float(line["guess"]) for line in lines_of(tmp_path / "out"))
+
+
 def test_goes_on_where_it_was_killed(withhold, tmp_path):
     assert withhold(*FAST, "--levels", "published")[0] == 0
     results, whole = tmp_path / "out" / "results.jsonl", (tmp_path / "out" / "withholding.csv").read_bytes()

@@ -4,9 +4,15 @@ from itertools import chain, combinations
 
 import pytest
 import torch
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
 
-from experiments.withholding_search import Leak, candidates, search
+from experiments import withholding_search
+from experiments.reproduce.ledger import Ledger
+from experiments.withholding_search import Audits, Leak, candidates, search
+from fedsim.errors import RunError
 from fedsim.models import ModelSpec
+from server.attacking import Outcome
 
 GROUPS = dict.fromkeys("abcdef", ())
 
@@ -92,3 +98,28 @@ def test_groups_of_a_vit_are_roles():
     assert groups["first_mlp"][0].startswith("blocks.0.norm2") or groups["first_mlp"][0].startswith("blocks.0.mlp")
     assert "blocks.1.attn.qkv.weight" in groups["later_qkv"]
     assert "head.bias" in groups["head"]
+
+
+@pytest.fixture
+def audits(tmp_path):
+    """Of one picture, from what the ledger of earlier calls holds."""
+    with initialize_config_module("conf", version_base=None):
+        overrides = ["model=vit_nano", "data=digits", "simulation=inline", "run_dir=unused", "attack=[patch_gradient]"]
+        composed = compose("audit", overrides=[*overrides, "tracker=[]", "audit.num_images=1"])
+        config = OmegaConf.to_container(composed, resolve=True)
+    return lambda: Audits("stock", config, Ledger(tmp_path / "results.jsonl"))
+
+
+def test_a_crash_stops_nothing_and_is_tried_again(audits, monkeypatch):
+    """Else the smallest set that stops an attack that always crashes would be the empty one."""
+    with monkeypatch.context() as patched:
+        crashed = Outcome("failed", "RuntimeError: boom\n<trace>")
+        patched.setattr(withholding_search, "run_attack", lambda *arguments: crashed)
+        first = audits()
+        with pytest.raises(RunError, match=r"patch_gradient failed \(stock, .*withheld nothing\): RuntimeError: boom;"):
+            search(first, ["patch_gradient"], 3.0, lambda text: None)
+    for again in (first, audits()):  # by the same call, and by a later one from what the first has written
+        assert again.leak(frozenset(), "patch_gradient").psnrs[0] > 100
+    found = search(audits(), ["patch_gradient"], 3.0, lambda text: None)
+    assert found.smallest
+    assert frozenset() not in found.smallest

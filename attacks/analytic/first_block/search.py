@@ -64,7 +64,7 @@ def find_solutions(
         torch.full((len(base), batch), torch.inf, dtype=base.dtype, device=base.device),
         torch.zeros(len(base), dtype=torch.long, device=base.device),
     )
-    for start in range(starts):
+    for start in range(starts if free else 1):  # without unknowns the base is all there is
         rows = (found.counts < batch).nonzero()[:, 0]
         if not len(rows):
             break

@@ -1,6 +1,7 @@
 """Features in front of the classifier are those that the shared gradient gives away."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -51,7 +52,7 @@ class FeatureTarget(Prior):
         chosen, wanted = pictures.to(device), targets.to(device, dtype)
 
         def term(images: Tensor) -> Tensor:
-            found = head_inputs(victim.model, heads, images)
+            found = head_inputs(partial(victim.scores, victim.params), heads, images)
             return feature_distance(found.index_select(0, chosen), wanted)
 
         return term
@@ -65,7 +66,9 @@ def feature_distance(
 
 
 def head_inputs(
-    model: nn.Module, heads: Mapping[str, nn.Module], images: Float[Tensor, "batch channels height width"]
+    model: Callable[[Tensor], Tensor],
+    heads: Mapping[str, nn.Module],
+    images: Float[Tensor, "batch channels height width"],
 ) -> Float[Tensor, "batch features"]:
     """What the classifiers read, side by side in the order of `heads`."""
     with recorded_inputs(heads) as recorded:

@@ -25,7 +25,7 @@ def observed(*overrides: str) -> tuple[Observation, torch.Tensor]:
     return client.onlooker.make(0, 0, state, update, result.protocol, None), pictures.images([0])
 
 
-@pytest.mark.parametrize("head", ["linear", "nonlinear"])
+@pytest.mark.parametrize("head", ["linear", "nonlinear", "pca"])
 def test_rows_are_those_without_the_regression(head: str) -> None:
     with_dal, _ = observed("defense=[mjp]", "defense.mjp.probability=0.0", f"defense.mjp.dal={head}")
     without, _ = observed("defense=[mjp]", "defense.mjp.probability=0.0", "defense.mjp.dal=none")

@@ -5,7 +5,7 @@ import torch
 
 from attacks.analytic import PatchGradient
 from defenses import FixedPositionEmbedding, GradientClip, GradientNoise, NoPositionEmbedding, WithholdPositionEmbedding
-from fedsim.errors import NotApplicable
+from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec
 
 PLAIN = PatchGradient(rcond=0.0)
@@ -266,3 +266,8 @@ def test_the_same_on_a_gpu(clean, tools, rng):
     result = PatchGradient()(clean, rng, torch.device("cuda"))
     assert tools.psnr(result.images, tools.detailed()) >= 120
     assert result.certificate.certified
+
+
+def test_its_localisation_is_subtracted_or_kept():
+    with pytest.raises(ConfigError, match=r"attack\.patch_gradient\.localisation=drop: subtract or keep"):
+        PatchGradient(localisation="drop")

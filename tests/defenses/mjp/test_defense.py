@@ -3,8 +3,6 @@ import math
 
 import pytest
 import torch
-from timm.models.swin_transformer import SwinTransformer
-from torch import nn
 
 from defenses import (
     Batch,
@@ -15,6 +13,7 @@ from defenses import (
     MaskedJigsawPuzzle,
     NoPositionEmbedding,
     Plan,
+    Withhold,
     WithholdPositionEmbedding,
 )
 from defenses.mjp import UNKNOWN
@@ -211,48 +210,6 @@ def test_convolutions_have_shuffled_patches_only():
         MaskedJigsawPuzzle(embedding="own").wrap_model(ModelSpec("resnet18", 5).build(0))
 
 
-class SwinWithPositions(SwinTransformer):
-    """The absolute embedding that Swin's authors offer and timm leaves out."""
-
-    def __init__(self, **settings):
-        super().__init__(**settings)
-        grid = self.patch_embed.grid_size
-        self.pos_embed = nn.Parameter(torch.randn(1, grid[0] * grid[1], self.embed_dim) * 0.02)
-
-    def forward_features(self, x):
-        x = self.patch_embed(x)
-        x = x + self.pos_embed.unflatten(1, x.shape[1:3])
-        return self.norm(self.layers(x))
-
-
-def swin(cls):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return cls(
-            img_size=32, patch_size=2, num_classes=5, embed_dim=24, depths=(1, 1), num_heads=(2, 2), window_size=4
-        ).eval()
-
-
-def test_swin_shuffles_patches_and_with_positions_is_masked():
-    own = MaskedJigsawPuzzle(0.3, embedding="own")
-    own.wrap_model(swin(SwinTransformer))
-    assert masked(own)[1].shape == (3, 256)
-    with pytest.raises(ConfigError, match="learnable absolute position embedding, which SwinTransformer has not"):
-        MaskedJigsawPuzzle().wrap_model(swin(SwinTransformer))
-    mjp = MaskedJigsawPuzzle(0.3, dal="linear")
-    model, stock = mjp.wrap_model(swin(SwinWithPositions)), swin(SwinWithPositions)
-    images, mask = masked(mjp, count=1)
-    with torch.no_grad():
-        stock.pos_embed[0, mask[0]] = model.get_parameter(UNKNOWN)
-    seen = model(images)
-    torch.testing.assert_close(seen, stock(images))
-    assert not torch.allclose(seen, model(images))
-    with mjp.masking(mask):
-        (model(images).square().sum() + mjp.extra_loss(model, batch_of())).backward()
-    assert not model.pos_embed.grad[0][mask[0]].any()
-    assert model.pos_embed.grad[0][~mask[0]].any(dim=1).all()
-
-
 def test_released_initialisation():
     mjp = MaskedJigsawPuzzle(init_std=1.0)
     first, second = (mjp.wrap_model(SPEC.build(0)) for _ in range(2))
@@ -284,7 +241,8 @@ class DpSgd(Defense):
 
 def check(**defenses):
     chain = DefenseChain(defenses)
-    chain.check(Plan(chain.wrap_model(SPEC.build(0)), {"training_mode": True}, {}, defenses))
+    client = {"training_mode": True, "share": "delta"}
+    chain.check(Plan(chain.wrap_model(SPEC.build(0)), client, {}, defenses))
 
 
 def test_checks_what_it_works_with():
@@ -293,6 +251,9 @@ def test_checks_what_it_works_with():
         {"mjp": MaskedJigsawPuzzle(), "withhold_pe": WithholdPositionEmbedding()},
         {"mjp_jp": MaskedJigsawPuzzle(embedding="own"), "no_pe": NoPositionEmbedding(), "dp_sgd": DpSgd()},
         {"fixed_pe": FixedPositionEmbedding(), "mjp_jp": MaskedJigsawPuzzle(embedding="own")},
+        {"mjp_jp_unk": MaskedJigsawPuzzle(), "withhold": Withhold(["pos_embed"])},
+        {"mjp": MaskedJigsawPuzzle(dal="linear"), "withhold": Withhold(["patch_weight", "dal.*", "unknown_embed"])},
+        {"mjp": MaskedJigsawPuzzle(dal="linear"), "withhold": Withhold(["pos_embed"], "local")},
     ):
         check(**defenses)
 
@@ -308,12 +269,34 @@ def test_checks_what_it_works_with():
         ({"dp_sgd": DpSgd(), "mjp": MaskedJigsawPuzzle(embedding="own", dal="linear")}, "beside dp_sgd"),
         ({"mjp": MaskedJigsawPuzzle(), "mixup": Mixing()}, r"\[mjp, mixup\]: mixup first"),
         ({"mjp": MaskedJigsawPuzzle(), "mjp_jp": MaskedJigsawPuzzle(embedding="own")}, r"\[mjp, mjp_jp\]: one of them"),
-        ({"mjp": MaskedJigsawPuzzle(dal="pca"), "withhold_pe": WithholdPositionEmbedding()}, "none beside withhold_pe"),
+        (
+            {"mjp": MaskedJigsawPuzzle(dal="pca"), "pe": WithholdPositionEmbedding()},
+            r"dal=pca: none beside pe: the embeddings that it trains are never shared$",
+        ),
+        (
+            {"mjp": MaskedJigsawPuzzle(dal="linear"), "hide": Withhold(["pos_*"])},
+            r"dal=linear: none beside hide: .* never shared \(or defense\.hide\.mode=local: each client goes on from",
+        ),
+        (
+            {"withhold": Withhold(["pos_embed", "patch_weight"]), "mjp": MaskedJigsawPuzzle(dal="nonlinear")},
+            "none beside withhold",
+        ),
+        (
+            {"mjp": MaskedJigsawPuzzle(dal="linear"), "withhold": Withhold(["pos_embed"], "frozen")},
+            "learnable .*embedding=own dal=none",
+        ),
     ],
 )
 def test_refuses_what_makes_no_sense(defenses, words):
     with pytest.raises(ConfigError, match=words):
         check(**defenses)
+
+
+def test_who_shares_a_gradient_is_not_told_to_keep_embeddings():
+    chain = DefenseChain({"mjp": MaskedJigsawPuzzle(dal="linear"), "withhold": Withhold(["pos_embed"])})
+    model = chain.wrap_model(SPEC.build(0))
+    with pytest.raises(ConfigError, match=r"beside withhold: the embeddings that it trains are never shared$"):
+        chain.check(Plan(model, {"training_mode": True, "share": "gradient"}, {}, chain.defenses))
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,10 @@ def test_what_is_configured_is_valid():
     plan = check_measure(configured(measure__corruptions__names="all", seed=4))
     assert (plan.names, plan.severities, plan.seed) == (NAMES, (1, 2, 3, 4, 5), 4)
     assert (plan.table_of(32), plan.table_of(224)) == ("cifar", "imagenet")
-    check_reference(None, [])
-    check_reference("alexnet", [])
+    check_reference(None, [], {"cifar"})
+    check_reference("alexnet", [], {"imagenet"})
+    plan = check_measure(configured(measure__corruptions__names="all", measure__corruptions__reference="alexnet"))
+    assert plan is not None
 
 
 @pytest.mark.parametrize(
@@ -72,4 +74,27 @@ def test_refuses_corruptions(key, value):
 
 def test_refuses_a_reference_that_is_no_run():
     with pytest.raises(ConfigError, match="reference=vgg: null or one of alexnet, base"):
-        check_reference("vgg", ["base", "base"])
+        check_reference("vgg", ["base", "base"], {"cifar"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"names": ["fog"]}, r"names=\[fog\]: all, beside reference=alexnet: .* fifteen corruptions"),
+        ({"names": "all", "severities": [5]}, r"severities=\[5\]: \[1,2,3,4,5\], beside reference=alexnet"),
+        ({"names": "all", "severities": [1, 2, 3, 4, 5, 5]}, "severities="),
+    ],
+)
+def test_alexnets_errors_are_of_the_whole_benchmark(settings, words):
+    changes = {f"measure__corruptions__{key}": value for key, value in {"reference": "alexnet", **settings}.items()}
+    with pytest.raises(ConfigError, match=words):
+        check_measure(configured(**changes))
+    changes["measure__corruptions__reference"] = "base"
+    assert check_measure(configured(**changes)) is not None
+
+
+@pytest.mark.parametrize("tables", [{"cifar"}, {"cifar", "imagenet"}])
+def test_alexnets_errors_are_of_imagenet(tables):
+    with pytest.raises(ConfigError, match=r"corruptions\.table=cifar: imagenet, beside reference=alexnet"):
+        check_reference("alexnet", ["base"], tables)
+    check_reference("base", ["base"], tables)

@@ -116,3 +116,46 @@ def test_unchanged_pictures_have_one_score_under_both_names(truth: GroundTruth) 
     row = score(truth, truth.images, None, perceptual=False)[1]
     assert row.private_psnr == row.psnr
     assert row.private_ssim == row.ssim
+
+
+def in_forms(rng: torch.Generator, forms: int = 4) -> GroundTruth:
+    """Two pictures, of which the first was seen in several forms and the second in one."""
+    private = torch.rand(2, 3, 12, 12, generator=rng)
+    seen = torch.rand(forms + 1, 3, 12, 12, generator=rng)
+    ids = ("a",) * forms + ("b",)
+    return GroundTruth(seen, torch.tensor([7] * forms + [2]), ids, private[[0] * forms + [1]])
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_one_private_picture_in_several_forms_is_rebuilt_once(others: int, rng: torch.Generator) -> None:
+    truth = in_forms(rng)
+    images = torch.cat([torch.rand(others, 3, 12, 12, generator=rng), truth.originals[:1]])
+    rows = score(truth, images, None, perceptual=False)
+    assert [row.private_psnr for row in rows[:4]] == [PSNR_CAP] * 4
+    assert (rows[4].private_psnr is None) == (others == 0)
+    assert sum(row.psnr is not None for row in rows) == 1 + others
+
+
+def test_forms_of_a_picture_compete_for_the_best_reconstruction(rng: torch.Generator) -> None:
+    """Whatever the attack returned for a form, that nearest to the client's picture counts."""
+    truth = in_forms(rng)
+    near = (truth.originals[0] + 0.05 * torch.rand(3, 12, 12, generator=rng)).clamp(0, 1)
+    images = torch.stack([truth.images[1], near, truth.originals[4]])
+    rows = score(truth, images, None, perceptual=False)
+    expected = peak_signal_noise_ratio(truth.originals[0].numpy(), near.numpy(), data_range=1)
+    assert [row.private_psnr for row in rows] == [pytest.approx(expected, abs=1e-4)] * 4 + [PSNR_CAP]
+
+
+def test_labels_are_of_pictures_and_not_of_forms(rng: torch.Generator) -> None:
+    truth = in_forms(rng)
+    whole = score_labels(truth, torch.tensor([2, 7]))
+    assert whole is not None
+    assert (whole.exact, whole.share) == (True, 1.0)
+    rows = score(truth, None, torch.tensor([7, 9]))
+    assert [row.label_recovered for row in rows] == [7] * 4 + [9]
+
+
+def test_pictures_of_one_name_that_differ_are_not_one(rng: torch.Generator) -> None:
+    pictures = torch.rand(3, 3, 8, 8, generator=rng)
+    assert GroundTruth(pictures, torch.zeros(3), ("a", "a", "b")).sources == [0, 1, 2]
+    assert GroundTruth(pictures[[0, 1, 0]], torch.zeros(3), ("a", "a", "a")).sources == [0, 1, 0]

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 from PIL import Image
 
 from fedsim.report import build_report, build_sweep_report
 from fedsim.report.pictures import embed_strip
+from fedsim.report.wording import PRIVATE, SEEN
 
 EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
 
@@ -21,7 +23,7 @@ EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
 class Page(HTMLParser):
     """Tags with their attributes, and whether every one was closed."""
 
-    VOID = ("meta", "img", "br", "link", "input")
+    VOID = ("meta", "img", "br", "wbr", "link", "input")
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -120,6 +122,41 @@ def test_untrusted_words_are_escaped_everywhere(full_run: Path) -> None:
     assert "onerror=alert(1)>" not in text
     assert "&lt;script&gt;" in text
     assert "a &lt;b&gt; run" in text
+
+
+def test_scores_against_private_pictures_stand_beside_the_others(write_run: Any, records: Any, picture: Any) -> None:
+    shown = {"original": "reconstructions/o.png", "reconstruction": "reconstructions/a.png"}
+    jigsawed = records.image(60.0, "changed", private_psnr=11.0, private_ssim=0.21, **shown)
+    folder = write_run(
+        [
+            records.attack(1, 0, jigsawed, attack="strong_attack"),
+            records.attack(1, 0, records.image(None, ssim=None), attack="labels"),
+        ]
+    )
+    picture(folder, "reconstructions/a.png")
+    picture(folder, "reconstructions/o.png")
+    page = check_page(build_report(folder))
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    told = [(span["class"], span.get("title")) for span in page.all("span") if span.get("class") == "private"]
+    assert [title for _, title in told if title] == [PRIVATE] * 3
+    cell = f'<span title="{SEEN}">60.0 dB</span><br><span class="private" title="{escape(PRIVATE)}">11.0 dB</span>'
+    assert cell in text
+    assert f'<strong title="{SEEN}">60.0 dB</strong> · SSIM 0.500' in text
+    assert f'title="{escape(PRIVATE)}">private 11.0 dB · SSIM 0.210</span>' in text
+    assert text.count("private</span></th>") == 2
+    assert f"scores are {SEEN}, and those" in text
+    assert page.all("img")[0]["alt"] == "What the model saw of changed, 8×8 pixels"
+    assert "strong_<wbr>attack</th>" in text
+
+
+def test_scores_that_do_not_differ_are_shown_once(write_run: Any, records: Any, picture: Any) -> None:
+    same = records.image(60.0, private_psnr=60.0, private_ssim=0.5, reconstruction="reconstructions/a.png")
+    folder = write_run([records.attack(1, 0, same)])
+    picture(folder)
+    page = check_page(build_report(folder))
+    assert not [span for span in page.all("span") if span.get("class") == "private"]
+    assert not [tag for _, tag in page.tags if tag.get("title") == SEEN]
+    assert "private" not in re.sub(r"<style>.*?</style>", "", (folder / "report.html").read_text(), flags=re.DOTALL)
 
 
 def test_building_twice_gives_the_same_page(full_run: Path) -> None:

@@ -48,6 +48,27 @@ def test_one_attack_by_hand(write_run: Any, records: Any) -> None:
     assert [(group.reason, group.count) for group in attack_failures(run)] == [("timed out", 1)]
 
 
+def test_scores_against_private_pictures(write_run: Any, records: Any) -> None:
+    """Given where any picture of the attack was changed, and then for all of them."""
+    run = read_run(
+        write_run(
+            [
+                records.attack(1, 0, records.image(60.0, private_psnr=10.0, private_ssim=0.1), attack="changed"),
+                records.attack(1, 1, records.image(40.0, private_psnr=40.0, private_ssim=0.5), attack="changed"),
+                records.attack(2, 0, records.image(None, private_psnr=None), attack="changed"),
+                records.attack(1, 0, records.image(50.0, private_psnr=50.0, private_ssim=0.5), attack="same"),
+                records.attack(1, 0, records.image(20.0, private_psnr="x"), attack="old"),
+            ]
+        )
+    )
+    same, changed, old = summarise_attacks(run)  # the strongest is who shows most of the clients' own pictures
+    assert (changed.mean_psnr, changed.mean_private_psnr) == (50.0, 25.0)
+    assert (changed.mean_leaked, changed.min_psnr, changed.recognisable) == (25.0, 10.0, 1)
+    assert changed.mean_private_ssim == pytest.approx(0.3)
+    assert (same.mean_private_psnr, same.mean_private_ssim) == (None, None)
+    assert (old.mean_private_psnr, old.mean_private_ssim) == (None, None)
+
+
 def test_a_picture_counts_once_by_its_best_attack(write_run: Any, records: Any) -> None:
     run = read_run(
         write_run(

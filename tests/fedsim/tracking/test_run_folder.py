@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedsim.errors import ConfigError
-from fedsim.tracking import RunFolder, Trackers
+from fedsim.tracking import RunFolder
 
 
 def test_lines_are_appended_and_a_torn_one_is_passed_over(tmp_path):
@@ -18,6 +18,33 @@ def test_lines_are_appended_and_a_torn_one_is_passed_over(tmp_path):
         file.write('{"round": 3, "accu')
     assert list(folder.rows("metrics")) == [{"round": 1, "accuracy": 0.5}, {"round": 2}]
     assert list(folder.rows("nothing")) == []
+
+
+def test_rows_that_are_kept_keep_their_bytes(tmp_path):
+    folder = RunFolder(tmp_path)
+    for number in range(4):
+        folder.append("metrics", {"round": number, "loss": 0.1 + 0.2})
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 1, "lo')
+    folder.keep_rows("metrics", lambda row: row["round"] < 2)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b"".join(before.splitlines(keepends=True)[:2])
+    folder.keep_rows("nothing", lambda row: False)
+    assert not (tmp_path / "nothing.jsonl").exists()
+
+
+def test_one_process_at_a_time_and_the_lock_goes_with_it(tmp_path):
+    folder = RunFolder(tmp_path)
+    with folder.locked(), pytest.raises(ConfigError, match="another process is at work"), RunFolder(tmp_path).locked():
+        pytest.fail("two at once")
+    with folder.locked():
+        pass
+
+
+def test_too_little_room_is_named(tmp_path):
+    RunFolder(tmp_path).check_room(1, "a point")
+    with pytest.raises(ConfigError, match="a folder with 1000000000 MB free for a point, not"):
+        RunFolder(tmp_path).check_room(10**15, "a point")
 
 
 def test_checkpoints_keep_the_last_ones(tmp_path):
@@ -40,15 +67,3 @@ def test_an_unwritable_folder_is_one_clear_line(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(ConfigError, match="written"):
         RunFolder(tmp_path / "run")
-
-
-def test_tensorboard_gets_the_numbers(tmp_path):
-    trackers = Trackers({"tensorboard": {"_target_": "fedsim.tracking.TensorBoard"}}, tmp_path)
-    trackers.log(1, {"accuracy": 0.5})
-    trackers.close()
-    assert any(path.stat().st_size > 0 for path in (tmp_path / "tensorboard").iterdir())
-
-
-def test_a_tracker_that_is_none_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="a class with log and close"):
-        Trackers({"odd": {"_target_": "builtins.dict"}}, tmp_path)

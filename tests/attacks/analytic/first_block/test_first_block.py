@@ -27,6 +27,14 @@ def test_two_pictures_come_back_exactly(pair: Observation, tools: ModuleType, cp
         assert max(tools.psnr(found, picture) for found in result.images) > 80.0
 
 
+def test_one_picture_leaves_nothing_to_search(tools: ModuleType, cpu: torch.device) -> None:
+    spec = tools.tiny(patch_size=8, dtype="float64", kwargs={"depth": 2})
+    alone = tools.observe(spec, tools.photographs(32)[:1], [3])
+    result = FirstBlock()(alone, torch.Generator().manual_seed(0), cpu)
+    assert result.images is not None
+    assert tools.psnr(result.images[0], tools.photographs(32)[0]) > 80.0
+
+
 def test_the_jacobian_is_the_derivative(pair: Observation, cpu: torch.device) -> None:
     system = _problem(pair, cpu).system
     rows = torch.arange(2)

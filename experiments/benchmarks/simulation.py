@@ -1,0 +1,149 @@
+"""Time and memory per client message: Flower's engine, fedsim's Grids and a bare torch loop, in one run.
+
+python -m experiments.benchmarks.simulation                              100 and 1,000 clients of 100 k, 100 of 5 M
+python -m experiments.benchmarks.simulation --cases 100x22M --engines flower sums --rounds 3
+
+Clients that do nothing but decode, add one and share; two workers. Flower's engine is `flwr.simulation.run_simulation`
+(deprecated by its authors, still what `flwr run` uses); it needs a Ray that it works with. Each case is a process of
+its own. A round is the median of the rounds after the first; memory is the peak of the server's process, less what Ray
+shares with its workers, besides the peak of that.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+
+import torch
+
+from experiments.benchmarks.simulation_apps import (
+    FlowerClientApp,
+    Stopwatch,
+    make_client_app,
+    make_server_app,
+    make_state,
+    train,
+)
+from fedsim.simulation.ray_cluster import quiet_environment, ray_cluster
+
+ENGINES = ("flower", "whole", "sums", "inline", "bare")
+TENSORS = {100_000: 10, 5_000_000: 150, 22_000_000: 150}
+UNITS = {"k": 1_000, "M": 1_000_000}
+
+
+def main() -> None:
+    """The table; `--one` runs one case and prints its figures, and is called by the table itself."""
+    arguments = _arguments()
+    if arguments.one is not None:
+        engine, case = arguments.one
+        print(json.dumps(measure(engine, *parse(case), arguments.workers, arguments.rounds)))
+        return
+    for case in arguments.cases:
+        figures = {engine: _in_process(engine, case, arguments) for engine in arguments.engines}
+        print(f"\n{case}: ms per message | against Flower's engine | first round, s | peak, MiB")
+        for engine, figure in figures.items():
+            if figure is None:
+                print(f"  {engine:7} failed")
+                continue
+            flower = figures.get("flower")
+            ratio = f"{flower['ms'] / figure['ms']:6.1f}x" if flower else "      -"
+            print(f"  {engine:7} {figure['ms']:9.2f} {ratio} {figure['first']:8.1f} {figure['mib']:9.0f}", flush=True)
+
+
+def measure(engine: str, clients: int, parameters: int, workers: int, rounds: int) -> dict[str, float]:
+    """Milliseconds per message of a later round, seconds of the first with all that is done once, peak MiB."""
+    quiet_environment()
+    watch = Stopwatch()
+    tensors = TENSORS.get(parameters, 10)
+    if engine == "bare":
+        _bare(clients, parameters, tensors, rounds, watch)
+    elif engine == "flower":
+        _flower(clients, parameters, tensors, workers, rounds, watch)
+    else:
+        _ours(engine, clients, parameters, tensors, workers, rounds, watch)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"ms": 1000 * watch.round / clients, "first": watch.first, "mib": peak}
+
+
+def _bare(clients: int, parameters: int, tensors: int, rounds: int, watch: Stopwatch) -> None:
+    """What the work itself costs: an update and its share of a mean, in one process."""
+    state = make_state(parameters, tensors)
+    watch.marks.append(time.perf_counter())
+    for _ in range(rounds):
+        total = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        for _ in range(clients):
+            torch._foreach_add_(list(total.values()), list(train(state).values()))
+        state = {name: tensor / clients for name, tensor in total.items()}
+        watch.marks.append(time.perf_counter())
+
+
+def _ours(
+    engine: str, clients: int, parameters: int, tensors: int, workers: int, rounds: int, watch: Stopwatch
+) -> None:
+    from flwr.app import Context, RecordDict
+
+    from fedsim.simulation import InlineGrid
+
+    server = make_server_app(parameters, tensors, rounds, watch, engine != "whole", clients)
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    if engine == "inline":
+        server(InlineGrid(clients, make_client_app), context)
+        return
+    from fedsim.simulation.on_ray import RayGrid
+
+    with ray_cluster(None, workers, 0):
+        grid = RayGrid(clients, make_client_app, workers)
+        server(grid, context)
+        grid.close()
+
+
+def _flower(clients: int, parameters: int, tensors: int, workers: int, rounds: int, watch: Stopwatch) -> None:
+    from flwr.simulation import run_simulation
+
+    run_simulation(
+        make_server_app(parameters, tensors, rounds, watch, False, clients),
+        FlowerClientApp(),
+        clients,
+        backend_config={
+            "init_args": {"num_cpus": workers, "logging_level": "error", "log_to_driver": False},
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        },
+    )
+
+
+def parse(case: str) -> tuple[int, int]:
+    """`100x5M` as (clients, parameters)."""
+    clients, size = case.split("x")
+    return int(clients), int(float(size[:-1]) * UNITS[size[-1]])
+
+
+def _in_process(engine: str, case: str, arguments: argparse.Namespace) -> dict[str, float] | None:
+    command = [sys.executable, "-m", __spec__.name, "--one", engine, case]
+    command += ["--workers", str(arguments.workers), "--rounds", str(arguments.rounds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - this very module
+    if done.returncode != 0:
+        print("\n".join(_tail(done.stderr)), file=sys.stderr)
+        return None
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def _tail(text: str) -> Iterable[str]:
+    return text.strip().splitlines()[-5:]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=["100x100k", "1000x100k", "100x5M"], help="CLIENTSxPARAMETERS")
+    parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--one", nargs=2, metavar=("ENGINE", "CASE"), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

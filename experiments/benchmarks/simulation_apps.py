@@ -1,0 +1,107 @@
+"""Apps of the simulation benchmark: clients that do nothing, and a server that averages; the same on every engine."""
+
+import os
+import time
+from functools import lru_cache
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from torch import Tensor
+
+from fedsim.records import ARRAYS, DecodedState, to_arrays, to_reply
+from fedsim.update import LocalProtocol, State, Update
+from server.sampling import SeededSampling
+from server.worker_sums import WorkerSums
+
+PROTOCOL = LocalProtocol(batch_size=1, steps=1, optimizer="sgd", lrs=(0.1,))
+
+
+def make_state(parameters: int, tensors: int) -> State:
+    """`parameters` numbers in `tensors` tensors."""
+    rng = torch.Generator().manual_seed(0)
+    sizes = [parameters // tensors + (n < parameters % tensors) for n in range(tensors)]
+    return {f"t{n}": torch.randn(size, generator=rng) for n, size in enumerate(sizes)}
+
+
+def train(state: State) -> dict[str, Tensor]:
+    """A client's whole work: a new update, so that no engine can send the same memory twice."""
+    return {name: tensor + 1.0 for name, tensor in state.items()}
+
+
+def make_client_app() -> ClientApp:
+    """Decodes the global state, makes an update, shares it: what every fedsim client does around its training."""
+    app = ClientApp()
+    decoded = DecodedState()
+
+    @app.train()
+    def _train(message: Message, context: Context) -> Message:
+        state = decoded.get(message.content.array_records[ARRAYS])
+        update = Update(train(state), "weights", 1)
+        client = int(context.node_config["partition-id"])
+        return Message(to_reply(update, PROTOCOL, client, {}, None), reply_to=message)
+
+    return app
+
+
+class Stopwatch:
+    """When each round ended, and the peak of memory."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self.marks: list[float] = []
+
+    def __call__(self, server_round: int, arrays: ArrayRecord) -> None:
+        self.marks.append(time.perf_counter())
+
+    @property
+    def first(self) -> float:
+        """Seconds until the end of the first round, with everything that happens only once."""
+        return self.marks[1] - self.start
+
+    @property
+    def round(self) -> float:
+        """Seconds of a later round: their median."""
+        lengths = sorted(after - before for before, after in zip(self.marks[1:], self.marks[2:], strict=False))
+        return lengths[len(lengths) // 2]
+
+
+def make_server_app(
+    parameters: int, tensors: int, rounds: int, watch: Stopwatch, sums: bool, clients: int
+) -> ServerApp:
+    """FedAvg over all clients, without evaluation.
+
+    Args:
+        sums: ask the Grid for sums of updates.
+        clients: wait for so many: Flower's engine starts before all of them are there.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=clients)
+        SeededSampling(WorkerSums(strategy) if sums else strategy, 0).start(
+            grid,
+            to_arrays(make_state(parameters, tensors)),
+            num_rounds=rounds,
+            train_config=ConfigRecord(),
+            evaluate_fn=watch,
+        )
+
+    return app
+
+
+@lru_cache(maxsize=1)
+def flower_client_app() -> ClientApp:
+    """One for each process of Flower's engine, which pickles the app with every message unless it is found by name."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    return make_client_app()
+
+
+class FlowerClientApp(ClientApp):
+    """Small to pickle: the app itself is made where it runs."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        return flower_client_app()(message, context)

@@ -1,0 +1,213 @@
+"""Flower's Grid with clients in place of nodes."""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from logging import getLogger
+
+from flwr.app import Error, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+import fedsim
+from experiments.flower.settings import INTRODUCTION, PARTITION_ID, REFUSAL, VERSION
+from fedsim.errors import RunError
+from fedsim.simulation import node_id_of
+
+OnReply = Callable[[Message], None]
+
+logger = getLogger(__name__)
+
+SECONDS_BETWEEN_LOOKS = 1.0
+LOOKS_A_PAUSE = 4.0
+"""A look for replies that took t seconds is followed by a pause of at least this many t."""
+
+LONGEST_REASON = 300
+"""Characters of what a SuperNode says of its failure; the end of a traceback counts."""
+
+REFUSALS_TOLD = 3
+
+
+class NumberedGrid(Grid):
+    """A Flower Grid whose nodes are the partitions that they hold, under the ids that a simulated Grid gives them.
+
+    SuperNodes have random 64-bit ids, new in each run. Here each is asked once for its partition id, so that
+    sampling, the order of sums and the names of clients are those of a simulation with the same seed. Of two
+    SuperNodes with one partition the first that is still there has it, so that one started anew takes over.
+
+    Replies come in the order of the messages. A client that does not answer in time gets an error reply, as on a
+    simulated Grid.
+
+    Args:
+        inner: the Grid that Flower gave to the ServerApp; Flower closes it.
+        num_clients: how many partitions there are.
+        patience: seconds until each partition must have a SuperNode.
+        say: told how many are there until all are, and of SuperNodes that do not fit.
+        fixed: no other SuperNodes will come in place of those that refuse.
+
+    Attributes:
+        on_reply: called in the server's thread for each reply as it arrives.
+        refusals: why SuperNodes do not take part.
+    """
+
+    def __init__(
+        self, inner: Grid, num_clients: int, patience: float, say: Callable[[str], None], fixed: bool = False
+    ) -> None:
+        self.on_reply: OnReply | None = None
+        self.refusals: list[str] = []
+        self._inner = inner
+        self._num_clients = num_clients
+        self._patience = patience
+        self._say = say
+        self._fixed = fixed
+        self._begun = False
+        self._asked: set[int] = set()
+        self._unanswered: dict[str, int] = {}
+        self._claims: dict[int, int] = {}
+        self._holders: dict[int, int] = {}
+        self._sent: dict[str, int] = {}
+
+    def set_run(self, run: Run) -> None:
+        self._inner.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        return self._inner.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Ids of the partitions whose SuperNodes are there and have said so; the first call waits for all of them.
+
+        Raises:
+            RunError: some did not come, and why SuperNodes refused.
+        """
+        if not self._begun:
+            self._wait()
+            self._begun = True
+        return self._here()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        numbers = [message.metadata.dst_node_id for message in messages]
+        for message in messages:
+            message.metadata.dst_node_id = self._holders[message.metadata.dst_node_id]
+        accepted = [name for name in self._inner.push_messages(messages) if name]
+        names = [message.metadata.message_id for message in messages]
+        self._sent |= dict(zip(names, numbers, strict=True))
+        return accepted
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(self._inner.pull_messages(message_ids))
+        for reply in replies:
+            self._number(reply)
+        return replies
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | int | None = None) -> Iterable[Message]:
+        sent = list(messages)
+        accepted = set(self.push_messages(sent))
+        replies: dict[str, Message] = {}
+        for message in sent:
+            if message.metadata.message_id not in accepted:
+                self._answer(replies, message, "the SuperLink did not take the message")
+        start = time.monotonic()
+        while missing := accepted - set(replies):
+            before = time.monotonic()
+            for reply in self.pull_messages(missing):
+                self._take(replies, reply)
+            left = math.inf if timeout is None else start + timeout - time.monotonic()
+            if left <= 0:
+                break
+            if missing - set(replies):
+                time.sleep(min(left, max(SECONDS_BETWEEN_LOOKS, LOOKS_A_PAUSE * (time.monotonic() - before))))
+        for message in sent:
+            if message.metadata.message_id not in replies:
+                self._answer(replies, message, f"no reply within {timeout:g} s")
+        return [replies[message.metadata.message_id] for message in sent]
+
+    def close(self) -> None:
+        """Flower closes its Grid itself."""
+
+    def _wait(self) -> None:
+        start, before = time.monotonic(), -1
+        while (count := len(self._here())) < self._num_clients:
+            if count != before:
+                self._say(f"{count} of {self._num_clients} clients are there")
+                before = count
+            waited = time.monotonic() - start
+            if waited > self._patience or (self._fixed and self.refusals):
+                missing = f"{count} of num_clients={self._num_clients} clients came within {waited:.0f} s"
+                raise RunError("; ".join([missing, *self.refusals[:REFUSALS_TOLD]]))
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        self._say(f"all {self._num_clients} clients are there")
+
+    def _here(self) -> list[int]:
+        present = set(self._inner.get_node_ids())
+        self._ask(sorted(present - self._asked))
+        self._hear()
+        here: dict[int, int] = {}
+        for node, partition in self._claims.items():
+            if node in present:
+                here.setdefault(node_id_of(partition), node)
+        self._holders |= here
+        return sorted(here)
+
+    def _answer(self, replies: dict[str, Message], message: Message, reason: str) -> None:
+        reply = Message(Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, reason), reply_to=message)
+        self._number(reply)
+        self._take(replies, reply)
+
+    def _take(self, replies: dict[str, Message], reply: Message) -> None:
+        replies[reply.metadata.reply_to_message_id] = reply
+        if self.on_reply is not None:
+            self.on_reply(reply)
+
+    def _number(self, reply: Message) -> None:
+        """Name the sender by what was asked of it, not by what the reply says of itself."""
+        # Flower has no public setter for the sender of a message.
+        reply.metadata.__dict__["_src_node_id"] = self._sent.pop(reply.metadata.reply_to_message_id)
+
+    def _ask(self, nodes: list[int]) -> None:
+        questions = [Message(RecordDict(), node, MessageType.QUERY) for node in nodes]
+        if not questions:
+            return
+        accepted = set(self._inner.push_messages(questions))
+        asked = {one.metadata.message_id: one.metadata.dst_node_id for one in questions}
+        self._unanswered |= {name: node for name, node in asked.items() if name in accepted}
+        self._asked |= set(self._unanswered.values())
+
+    def _hear(self) -> None:
+        if not self._unanswered:
+            return
+        for reply in self._inner.pull_messages(list(self._unanswered)):
+            node = self._unanswered.pop(reply.metadata.reply_to_message_id)
+            try:
+                self._claims[node] = self._introduced(node, reply)
+            except (KeyError, TypeError, ValueError) as error:
+                reason = "".join(c for c in " ".join(str(error).split()) if c.isprintable())
+                self.refusals.append(f"SuperNode {node}: {reason[-LONGEST_REASON:]}")
+                self._warn(f"does not take part: {self.refusals[-1]}")
+
+    def _introduced(self, node: int, reply: Message) -> int:
+        """The partition that a SuperNode says it holds; ValueError where it refuses or says something else."""
+        if reply.has_error():
+            raise ValueError(reply.error.reason)
+        record = reply.content.config_records[INTRODUCTION]
+        if REFUSAL in record:
+            raise ValueError(str(record[REFUSAL]))
+        partition, version = record[PARTITION_ID], record[VERSION]
+        if not isinstance(partition, int) or not 0 <= partition < self._num_clients:
+            raise ValueError(f"{PARTITION_ID}={partition!r} is none of num_clients={self._num_clients}")
+        if partition in self._claims.values():
+            self._warn(f"more than one SuperNode has {PARTITION_ID}={partition}; the first has it while it is there")
+        if version != fedsim.__version__:
+            self._warn(f"client {partition} runs fedsim {version!r:.40}, the server {fedsim.__version__}")
+        return partition
+
+    def _warn(self, text: str) -> None:
+        logger.warning("%s", text)
+        self._say(text)

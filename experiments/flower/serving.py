@@ -1,0 +1,42 @@
+"""The server of a run on Flower's own Grid: what `fedsim` does, with clients that come from elsewhere."""
+
+from logging import WARNING, getLogger
+from pathlib import Path
+
+from flwr.serverapp import Grid
+from flwr.superlink.grid import InMemoryGrid
+
+from experiments.cli import console
+from experiments.federated import run_federated
+from experiments.flower.grid import NumberedGrid
+from experiments.flower.settings import Config
+from experiments.setup import Setup
+from fedsim.errors import ConfigError
+from fedsim.simulation.ray_cluster import quiet_environment
+
+
+def run_on_flower(config: Config, inner: Grid) -> None:
+    """One run, from checked settings to the report.
+
+    Raises:
+        ConfigError: a setting cannot work; nothing has been sent to clients then.
+        RunError: clients are missing.
+    """
+    simulated = isinstance(inner, InMemoryGrid)
+    if simulated and config["simulation"]["engine"] == "ray":
+        expected = "inline on Flower's simulation runtime, whose clients hold every CPU of its Ray"
+        raise ConfigError("simulation.engine", "ray", expected)
+    if config["resume"] is not None:
+        expected = "null: SuperNodes do not have the settings of the earlier run; start it anew in another run_dir"
+        raise ConfigError("resume", config["resume"], expected)
+    quiet_environment()
+    getLogger("httpx").setLevel(WARNING)  # it tells of each request
+
+    def make_grid(_: Setup) -> NumberedGrid:
+        return NumberedGrid(inner, config["num_clients"], config["round_timeout"], _say, fixed=simulated)
+
+    run_federated(config, Path(config["run_dir"]).resolve(), make_grid)
+
+
+def _say(text: str) -> None:
+    console.print(text, markup=False)

@@ -1,0 +1,108 @@
+"""Flower's run-config and node-config, which hold flat scalars, as the configuration of a run.
+
+Both have one key, `overrides`: Hydra overrides as on the command line, `"data=cifar10 num_rounds=20"`.
+"""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from experiments.errors import ConfigFault, one_line
+from fedsim.errors import ConfigError, RunError
+
+OVERRIDES, PARTITION_ID, NUM_PARTITIONS = "overrides", "partition-id", "num-partitions"
+INTRODUCTION, VERSION, REFUSAL = "fedsim.introduction", "version", "refusal"
+NO_PICTURES = "audit=false"
+SERVER_DEFAULTS = ("simulation=inline", "resume_every_seconds=null")
+
+Config = dict[str, Any]
+FlatConfig = Mapping[str, Any]
+
+
+def server_config(run_config: FlatConfig) -> Config:
+    """The configuration of the ServerApp.
+
+    Unless the overrides say otherwise, attacks run in its process, and it leaves no resume points: a run that
+    `fedsim resume=` took up would go on with simulated clients.
+
+    Raises:
+        ConfigError: the overrides ask clients for what their models saw, which is not the server's to decide.
+        ConfigFault: Hydra's complaint about an override.
+    """
+    config = _compose([*SERVER_DEFAULTS, NO_PICTURES, *split(run_config)])
+    if config["audit"] is not False:
+        expected = "false: a SuperNode sends what its model saw only where its own --node-config says audit=true"
+        raise ConfigError("audit", str(config["audit"]).lower(), expected)
+    return config
+
+
+def client_config(run_config: FlatConfig, node_config: FlatConfig) -> Config:
+    """The configuration of one client: the run's overrides, then those of its SuperNode, which win.
+
+    Whatever the run asks for, `audit` is false unless the SuperNode's own overrides set it.
+
+    Raises:
+        ConfigError: a quotation without end.
+        ConfigFault: Hydra's complaint about an override.
+    """
+    return _compose([*split(run_config), NO_PICTURES, *split(node_config)])
+
+
+def partition_id(node_config: FlatConfig, num_clients: int) -> int:
+    """A SuperNode's number among the clients.
+
+    Raises:
+        ConfigError: its node-config gives none, or one outside 0 … num_clients - 1, or counts other partitions.
+    """
+    counted = node_config.get(NUM_PARTITIONS, num_clients)
+    if counted != num_clients:
+        raise ConfigError("num_clients", num_clients, f"{counted}, the num-partitions of the SuperNodes")
+    value = node_config.get(PARTITION_ID)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < num_clients:
+        expected = f"a whole number from 0 to {num_clients - 1} in the SuperNode's --node-config"
+        raise ConfigError(PARTITION_ID, value, expected)
+    return value
+
+
+def split(settings: FlatConfig) -> list[str]:
+    """The overrides in a run-config or a node-config, split as a shell does.
+
+    Raises:
+        ConfigError: a quotation without end.
+    """
+    text = str(settings.get(OVERRIDES, ""))
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(OVERRIDES, text, f"Hydra overrides as in a shell ({error})") from error
+
+
+@contextmanager
+def told_in_one_line(*settings: FlatConfig) -> Iterator[None]:
+    """Faulty settings in the block end it with the line that the command would print; Flower's log shows it last.
+
+    Raises:
+        RunError: that line.
+    """
+    try:
+        yield
+    except ConfigFault as error:
+        overrides = [] if isinstance(error, ConfigError) else [one for part in settings for one in split(part)]
+        raise RunError(one_line(error, "config", overrides)) from None
+
+
+def _compose(overrides: list[str]) -> Config:
+    GlobalHydra.instance().clear()
+    with initialize_config_module("conf", version_base=None):
+        try:
+            config = compose("config", overrides)
+        except ValueError as error:  # Hydra's own for a group that is neither a name nor a list
+            raise ConfigError(OVERRIDES, " ".join(overrides), f"what Hydra takes ({error})") from error
+    resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert isinstance(resolved, dict)
+    return {str(key): value for key, value in resolved.items()}

@@ -1,0 +1,44 @@
+"""A client on a SuperNode: the simulation's own, with the SuperNode's settings."""
+
+from functools import lru_cache
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from hydra.utils import instantiate
+
+from clients.app import build_client_app
+from experiments.flower.settings import OVERRIDES, client_config
+from fedsim.composition import image_side
+from fedsim.data import FederatedData, ImageSet
+
+
+class OwnPictures(FederatedData):
+    """A client that holds all training pictures of its source, whatever its number."""
+
+    def client(self, partition_id: int) -> ImageSet:
+        return self.train
+
+
+def answer(message: Message, context: Context) -> Message:
+    """Train or evaluate with the torch threads of a simulated client: they are part of the bits.
+
+    Raises:
+        ConfigFault: the settings of the run or of the SuperNode cannot work.
+    """
+    overrides = (str(settings.get(OVERRIDES, "")) for settings in (context.run_config, context.node_config))
+    app, own_threads = _prepared(*overrides)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(own_threads)
+    try:
+        return app(message, context)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@lru_cache(maxsize=1)
+def _prepared(run_overrides: str, node_overrides: str) -> tuple[ClientApp, int]:
+    """The client with what it keeps between messages, and its torch threads."""
+    config = client_config({OVERRIDES: run_overrides}, {OVERRIDES: node_overrides})
+    own = None if config["partition"] else OwnPictures(instantiate(config["data"]), None, image_side(config["model"]))
+    return build_client_app(config, own), config["simulation"]["threads"]

@@ -1,0 +1,158 @@
+"""Σ n·u over clients where their updates were made, so that one update of a group travels, not one of each client."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from fedsim.records import ARRAYS, METRICS, NUM_EXAMPLES, UPDATE, from_array, to_array
+from fedsim.update import State
+
+SUM_WANTED = "fedsim.sum"
+"""In a round's instructions: how many clients make a group, whose updates may come back as their sum."""
+WHOLE = "fedsim.whole"
+"""In a round's instructions: the nodes whose updates are to travel besides."""
+SUM = "fedsim.sum"
+"""In a reply: Σ n·u over clients, with `SUM_OF` and `SUM_UPDATE` beside it. A reply without arrays was summed."""
+SUM_OF, SUM_UPDATE, CLIENTS = "fedsim.sum-of", "fedsim.sum-update", "clients"
+
+Key = tuple[str, tuple[str, ...]]
+
+
+@dataclass
+class PartialSum:
+    """Clients that share the same tensors, in the order in which they were added.
+
+    Attributes:
+        tensors: Σ n·u, in float32 (float64 where the update is or counts).
+        metrics: Σ n·m of what all of them report.
+        update: the first client's record of what kind its update is.
+    """
+
+    tensors: State
+    examples: float
+    clients: int
+    metrics: dict[str, float]
+    update: ConfigRecord
+
+
+class PartialSums:
+    """One `PartialSum` for each set of tensors that clients share: nearly always one.
+
+    Adding to it in one order gives the same bits wherever it is done.
+    """
+
+    def __init__(self) -> None:
+        self.by_key: dict[Key, PartialSum] = {}
+
+    def add(self, content: RecordDict) -> bool:
+        """Add a train reply; False for one that shares no tensors.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is no reply of a fedsim client; nothing was added.
+        """
+        record = content.array_records[ARRAYS]
+        if not record:
+            return False
+        key = str(content.config_records[UPDATE]["kind"]), tuple(record)
+        metrics = {name: float(value) for name, value in content.metric_records[METRICS].items()}  # type: ignore[arg-type]
+        examples = metrics.pop(NUM_EXAMPLES)
+        update = {name: from_array(array, copy=False) for name, array in record.items()}
+        total = self.by_key.get(key)
+        if total is None:
+            record_of = content.config_records[UPDATE]
+            total = self.by_key[key] = PartialSum(_zeros(update), 0.0, 0, dict.fromkeys(metrics, 0.0), record_of)
+        if any(update[name].shape != tensor.shape for name, tensor in total.tensors.items()):
+            raise ValueError("clients share tensors of different shapes: they have no sum")
+        _add(total.tensors, update, examples)
+        total.examples += examples
+        total.clients += 1
+        total.metrics = {n: m + examples * metrics[n] for n, m in total.metrics.items() if n in metrics}
+        return True
+
+    def merge(self, other: "PartialSums") -> None:
+        """Add the sums of another group after this one's."""
+        for key, more in other.by_key.items():
+            total = self.by_key.get(key)
+            if total is None:
+                zeros = {name: torch.zeros_like(tensor) for name, tensor in more.tensors.items()}
+                metrics = dict.fromkeys(more.metrics, 0.0)
+                total = self.by_key[key] = PartialSum(zeros, 0.0, 0, metrics, more.update)
+            _add(total.tensors, more.tensors, 1.0)
+            total.examples += more.examples
+            total.clients += more.clients
+            total.metrics = {n: m + more.metrics[n] for n, m in total.metrics.items() if n in more.metrics}
+
+    def contents(self) -> list[RecordDict]:
+        """Each sum as the content of a reply; the sums' memory is handed over."""
+        return [_pack(total) for total in self.by_key.values()]
+
+    @classmethod
+    def read(cls, contents: Iterable[RecordDict]) -> "PartialSums":
+        """What `contents` made, perhaps in another process: its tensors may be read-only."""
+        sums = cls()
+        for content in contents:
+            total = _unpack(content)
+            sums.by_key[str(total.update["kind"]), tuple(total.tensors)] = total
+        return sums
+
+
+def mean_replies(contents: Iterable[RecordDict]) -> Iterator[RecordDict]:
+    """Each sum as the train reply of one client with all examples, whose weighted mean is everybody's.
+
+    Raises:
+        ValueError: the clients of a sum have no examples between them.
+    """
+    for content in contents:
+        total = _unpack(content)
+        if total.examples <= 0:
+            raise ValueError(f"{total.clients} clients report {total.examples:g} examples between them")
+        record = ArrayRecord()
+        for name, tensor in total.tensors.items():
+            record[name] = to_array(tensor / total.examples, copy=False)
+        means = {name: value / total.examples for name, value in total.metrics.items()}
+        numbers = MetricRecord({NUM_EXAMPLES: total.examples, **means})
+        yield RecordDict({ARRAYS: record, METRICS: numbers, UPDATE: total.update})
+
+
+def _zeros(update: State) -> State:
+    wide = {name: tensor.dtype in (torch.float16, torch.float32) for name, tensor in update.items()}
+    return {
+        name: torch.zeros(tensor.shape, dtype=torch.float32 if wide[name] else torch.float64)
+        for name, tensor in update.items()
+    }
+
+
+def _add(total: State, update: State, weight: float) -> None:
+    """total += weight·update, in place and without a copy where the type is the same."""
+    parts = [update[name] for name in total]
+    parts = [
+        part if part.dtype == to.dtype else part.to(to.dtype) for part, to in zip(parts, total.values(), strict=True)
+    ]
+    torch._foreach_add_(list(total.values()), parts, alpha=weight)
+
+
+def _pack(total: PartialSum) -> RecordDict:
+    record = ArrayRecord()
+    for name, tensor in total.tensors.items():
+        record[name] = to_array(tensor, copy=False)
+    numbers = {NUM_EXAMPLES: total.examples, CLIENTS: float(total.clients)}
+    sums = {f"metric.{name}": value for name, value in total.metrics.items()}
+    return RecordDict({SUM: record, SUM_OF: MetricRecord({**numbers, **sums}), SUM_UPDATE: total.update})
+
+
+def _unpack(content: RecordDict) -> PartialSum:
+    numbers = {name: float(value) for name, value in content.metric_records[SUM_OF].items()}  # type: ignore[arg-type]
+    return PartialSum(
+        tensors={name: from_array(array, copy=False) for name, array in content.array_records[SUM].items()},
+        examples=numbers[NUM_EXAMPLES],
+        clients=int(numbers[CLIENTS]),
+        metrics={name.removeprefix("metric."): v for name, v in numbers.items() if name.startswith("metric.")},
+        update=content.config_records[SUM_UPDATE],
+    )
+
+
+def sum_size(config: ConfigRecord) -> int:
+    """How many clients make a group in this round; 0 where every update is to travel."""
+    return int(config.get(SUM_WANTED, 0))  # type: ignore[arg-type]

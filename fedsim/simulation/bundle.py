@@ -1,0 +1,76 @@
+"""Messages that one worker answers one after the other, and what comes back of them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from logging import getLogger
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedsim.partial_sums import PartialSums
+from fedsim.records import ARRAYS, AUDIT
+from fedsim.simulation.delivery import deliver, error_reply
+
+logger = getLogger(__name__)
+
+ContextOf = Callable[[int], Context]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Messages for one worker, with the same content.
+
+    Attributes:
+        whole: None: replies travel as they are. Else updates come back as sums, and those of these nodes besides.
+        group: which of the round's groups, or part of a group, this is.
+    """
+
+    messages: tuple[Message, ...]
+    whole: frozenset[int] | None = None
+    group: int = 0
+
+    @property
+    def key(self) -> str:
+        """Names the bundle among all that are under way."""
+        return str(self.messages[0].metadata.message_id)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages)
+
+
+@dataclass
+class Answer:
+    """A reply for each message of a bundle, in their order, what their nodes keep, and the sums of their updates."""
+
+    replies: list[Message] = field(default_factory=list)
+    states: dict[int, RecordDict] = field(default_factory=dict)
+    sums: list[RecordDict] = field(default_factory=list)
+
+
+def run_bundle(
+    app: ClientApp, messages: Sequence[Message], context_of: ContextOf, whole: frozenset[int] | None
+) -> Answer:
+    """Deliver the messages in order; with `whole`, add the updates up and take them out of the replies."""
+    answer = Answer()
+    sums = PartialSums()
+    for message in messages:
+        context = context_of(message.metadata.dst_node_id)
+        reply = deliver(app, message, context)
+        if context.state:
+            answer.states[context.node_id] = context.state
+        answer.replies.append(reply if whole is None else summed(reply, message, sums, whole))
+    answer.sums = sums.contents()
+    return answer
+
+
+def summed(reply: Message, message: Message, sums: PartialSums, whole: frozenset[int]) -> Message:
+    """The reply once its update is in the sums: without arrays and ground truth, unless it is to travel whole."""
+    if reply.has_error():
+        return reply
+    try:
+        added = sums.add(reply.content)
+    except (KeyError, TypeError, ValueError) as error:
+        return error_reply(message, f"an update that cannot be summed: {type(error).__name__}: {error}")
+    if added and message.metadata.dst_node_id not in whole:
+        reply.content = RecordDict({k: record for k, record in reply.content.items() if k not in (ARRAYS, AUDIT)})
+    return reply

@@ -1,0 +1,119 @@
+"""Observations whose attacks are not finished, on disk with what the scorer compares them with."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from fedsim.errors import ConfigError
+from fedsim.ground_truth import GroundTruth
+from fedsim.observation import Observation, load_observation, save_observation
+from fedsim.tracking.durable import disk_errors, write_whole
+
+TRUTH, IDS = "truth.safetensors", "truth.json"
+
+
+def record_observation(observation: Observation, folder: Path) -> None:
+    """`save_observation`, with the errors of the disk.
+
+    Raises:
+        OSError: it is full, or the like.
+    """
+    with disk_errors(folder):
+        save_observation(observation, folder)
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """An observation that attacks are still at work on.
+
+    Attributes:
+        name: as `observation_name` gives it.
+        load: the observation itself, from wherever it is kept meanwhile.
+    """
+
+    name: str
+    server_round: int
+    truth: GroundTruth | None
+    load: Callable[[], Observation]
+
+
+class PendingObservations:
+    """A folder for each round, in it one for each observation: its truth, and itself where it is not recorded anyway.
+
+    Args:
+        recorded: where the run keeps its observations.
+    """
+
+    def __init__(self, root: Path, recorded: Path) -> None:
+        self._root = root
+        self._recorded = recorded
+
+    def keep(self, unfinished: Iterable[Unfinished]) -> None:
+        """Hold exactly these from now on; `sync_all` makes it last.
+
+        Raises:
+            OSError: the disk is full, or the like.
+        """
+        wanted = set()
+        for one in unfinished:
+            folder = self._root / f"round-{one.server_round:05d}" / one.name
+            if not (folder / IDS).exists():
+                self._write(one, folder)
+            wanted.add(folder)
+        for folder in self._folders():
+            if folder not in wanted:
+                shutil.rmtree(folder)
+        for folder in self._rounds():
+            if not any(path.is_dir() for path in folder.iterdir()):
+                shutil.rmtree(folder)
+
+    def names(self) -> set[str]:
+        return {folder.name for folder in self._folders()}
+
+    def load(self, until: int, say: Callable[[str], None]) -> Iterator[tuple[Observation, GroundTruth | None]]:
+        """Those up to this round, one at a time; later ones come again with their rounds and are removed.
+
+        Args:
+            say: told about an observation that cannot be read any more.
+        """
+        for folder in self._rounds():
+            if int(folder.name.removeprefix("round-")) > until:
+                shutil.rmtree(folder)
+        for folder in self._folders():
+            try:
+                yield self._read(folder)
+            except ConfigError as error:
+                say(f"its attacks are lost: {error}")
+
+    def _rounds(self) -> list[Path]:
+        return sorted(path for path in self._root.glob("round-*") if re.fullmatch(r"round-\d{5,}", path.name))
+
+    def _folders(self) -> list[Path]:
+        return [path for folder in self._rounds() for path in sorted(folder.iterdir()) if (path / IDS).exists()]
+
+    def _write(self, one: Unfinished, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (self._recorded / one.name / "observation.json").exists():
+            record_observation(one.load(), folder)
+        ids = None
+        if one.truth is not None:
+            tensors = {"images": one.truth.images, "labels": one.truth.labels, "private": one.truth.private}
+            whole = {name: t.contiguous().clone() for name, t in tensors.items() if t is not None}
+            with disk_errors(folder / TRUTH):
+                save_file(whole, folder / TRUTH)
+            ids = list(one.truth.ids)
+        write_whole(folder / IDS, json.dumps(ids).encode())  # last: it seals the folder
+
+    def _read(self, folder: Path) -> tuple[Observation, GroundTruth | None]:
+        recorded = self._recorded / folder.name
+        observation = load_observation(recorded if (recorded / "observation.json").exists() else folder)
+        ids = json.loads((folder / IDS).read_text(encoding="utf-8"))
+        if ids is None:
+            return observation, None
+        tensors = load_file(folder / TRUTH)
+        return observation, GroundTruth(tensors["images"], tensors["labels"], tuple(ids), tensors.get("private"))

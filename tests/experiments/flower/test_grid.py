@@ -1,0 +1,129 @@
+"""Partition ids in place of random node ids, replies in order, and everybody named who does not answer."""
+
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from experiments.flower.grid import NumberedGrid
+from experiments.flower.settings import INTRODUCTION
+from fedsim.errors import RunError
+from fedsim.simulation import node_id_of, partition_of
+from tests.experiments.flower.scrambled_grid import ScrambledGrid
+
+
+@pytest.fixture
+def app():
+    """Says which partition it is, and echoes."""
+    app = ClientApp()
+
+    @app.query()
+    def introduce(message, context):
+        if "fault" in context.node_config:
+            raise RuntimeError(context.node_config["fault"])
+        record = ConfigRecord({"partition-id": context.node_config["says"], "version": "0.0.1"})
+        return Message(RecordDict({INTRODUCTION: record}), reply_to=message)
+
+    @app.train()
+    def train(message, context):
+        number = context.node_config["says"]
+        if number == 3:
+            raise RuntimeError("out of memory")
+        reply = Message(RecordDict({"who": ConfigRecord({"partition": number})}), reply_to=message)
+        reply.metadata.__dict__["_src_node_id"] = node_id_of(0)  # a client that says it is another
+        return reply
+
+    return app
+
+
+def make(app, *says, **more):
+    """The Grid, and the one in it."""
+    inner = ScrambledGrid(app, {}, [{"says": number} for number in says])
+    settings = {"num_clients": len(says), "patience": 0.3, "say": lambda text: None}
+    return NumberedGrid(inner, **(settings | more)), inner
+
+
+def instructions(nodes):
+    return [Message(RecordDict(), node, "train") for node in nodes]
+
+
+def said(message):
+    return message.content.config_records["who"]["partition"]
+
+
+def test_nodes_are_partitions_and_replies_come_in_the_order_of_the_messages(app):
+    grid, _ = make(app, 2, 0, 3, 1)
+    nodes = list(grid.get_node_ids())
+    assert [partition_of(node) for node in nodes] == [0, 1, 2, 3]
+    arrived = []
+    grid.on_reply = arrived.append
+    order = [nodes[2], nodes[0], nodes[3], nodes[1]]
+    replies = list(grid.send_and_receive(instructions(order), timeout=10))
+    assert [reply.metadata.src_node_id for reply in replies] == order
+    assert [said(reply) for reply in replies if not reply.has_error()] == [2, 0, 1]
+    assert "out of memory" in replies[2].error.reason
+    assert len(arrived) == 4
+    assert grid.send_and_receive([], timeout=10) == []
+
+
+def test_a_client_that_does_not_answer_in_time_is_named(app):
+    grid, inner = make(app, 0, 1, 2)
+    nodes = list(grid.get_node_ids())
+    inner.silent |= {node for node, config in inner.present.items() if config["says"] == 1}
+    replies = list(grid.send_and_receive(instructions(nodes), timeout=0.3))
+    assert [reply.metadata.src_node_id for reply in replies] == nodes
+    assert [reply.has_error() for reply in replies] == [False, True, False]
+    assert replies[1].error.reason == "no reply within 0.3 s"
+
+
+def test_a_supernode_started_anew_takes_over_once_the_old_one_is_gone(app):
+    grid, inner = make(app, 0, 1, 2)
+    grid.get_node_ids()
+    old = next(node for node, config in inner.present.items() if config["says"] == 1)
+    new = inner.add({"says": 1})
+    assert [partition_of(node) for node in grid.get_node_ids()] == [0, 1, 2]
+    inner.silent.add(new)
+    assert not next(iter(grid.send_and_receive(instructions([node_id_of(1)]), timeout=5))).has_error()
+    del inner.present[old]
+    inner.silent.clear()
+    assert [partition_of(node) for node in grid.get_node_ids()] == [0, 1, 2]
+    assert said(next(iter(grid.send_and_receive(instructions([node_id_of(1)]), timeout=5)))) == 1
+    del inner.present[new]
+    assert [partition_of(node) for node in grid.get_node_ids()] == [0, 2]
+
+
+def test_a_foreign_reason_is_one_short_line(app):
+    grid, inner = make(app, 0, num_clients=2)
+    inner.add({"fault": "Traceback\n" + 40 * "  File \x1b[31m\n" + "out of memory"})
+    with pytest.raises(RunError) as caught:
+        grid.get_node_ids()
+    assert str(caught.value).endswith("out of memory'>")
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("says", [-1, 4, 0.5, "0", b"0"])
+def test_who_says_nothing_sensible_is_no_client(app, says):
+    grid, _ = make(app, 0, says, num_clients=1)
+    assert list(grid.get_node_ids()) == [node_id_of(0)]
+    assert len(grid.refusals) == 1
+    assert "partition-id" in grid.refusals[0]
+
+
+def test_missing_clients_end_the_wait_with_the_reasons(app):
+    heard = []
+    grid, inner = make(app, 0, 1, num_clients=4, say=heard.append)
+    inner.add({"fault": "partition-id=None"})
+    with pytest.raises(
+        RunError, match=r"^2 of num_clients=4 clients came within \d+ s; SuperNode \d+: .*partition-id="
+    ):
+        grid.get_node_ids()
+    assert "2 of 4 clients are there" in heard
+    assert [text for text in heard if "partition-id=None" in text] == [f"does not take part: {grid.refusals[0]}"]
+    assert "client 1 runs fedsim '0.0.1'" in " ".join(heard)
+
+
+def test_where_no_other_supernode_can_come_a_refusal_ends_the_wait_at_once(app):
+    grid, inner = make(app, 0, num_clients=2, patience=3600.0, fixed=True)
+    inner.add({"fault": "partition-id=None"})
+    with pytest.raises(RunError, match=r"^1 of num_clients=2 clients came within \d+ s; SuperNode"):
+        grid.get_node_ids()

@@ -1,0 +1,152 @@
+"""Runs in processes of their own that end at a chosen call; `python -m` starts a server of such processes.
+
+The server imports everything once and forks for each line that it reads: {"arguments": […], "end": null or {"at":
+"module:name.of.function", "call": 3, "how": "before"}, "report": false}. It answers with a line {"code": exit code,
+negative for a signal, "out": …, "err": …}.
+"""
+
+import errno
+import functools
+import importlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+
+class MortalRuns:
+    """The server from the outside."""
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "tests.experiments.mortal_runs"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        root = Path(__file__).parents[2]
+        self._server = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root, env=environment
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.close()
+        self._server.stdout.close()
+        self._server.wait(timeout=60)
+
+    def run(
+        self,
+        *arguments: str,
+        at: str | None = None,
+        call: int = 1,
+        how: str = "before",
+        code: int | None = None,
+        report: bool = False,
+    ) -> dict[str, Any]:
+        """`fedsim` with these arguments.
+
+        Args:
+            at: a function at whose nth call something happens.
+            how: a key of `ENDS`.
+            code: the exit code to expect; None: as `how` is.
+        """
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        end = None if at is None else {"at": at, "call": call, "how": how}
+        self._server.stdin.write(json.dumps({"arguments": arguments, "end": end, "report": report}) + "\n")
+        self._server.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._server.stdout.readline())
+        expected = code if code is not None else 0 if at is None else -signal.SIGKILL
+        assert answer["code"] == expected, answer["out"] + answer["err"]
+        return answer
+
+
+def kill(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_in_mid_write(path: Path, content: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(content[: len(content) // 2])
+    kill()
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def fill_disk(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+ENDS = {"before": kill, "after": kill, "half": kill_in_mid_write, "interrupt": interrupt, "full": fill_disk}
+
+
+def end_at(at: str, call: int, how: str) -> None:
+    """Replace a function by one at whose nth call `ENDS[how]` happens."""
+    module, _, path = at.partition(":")
+    *owners, name = path.split(".")
+    owner: Any = functools.reduce(getattr, owners, importlib.import_module(module))
+    original, calls = getattr(owner, name), itertools.count(1)
+
+    @functools.wraps(original)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        chosen = next(calls) == call
+        if chosen and how != "after":
+            ENDS[how](*args)
+        result = original(*args, **kwargs)
+        if chosen:
+            ENDS[how](*args)
+        return result
+
+    setattr(owner, name, replaced)
+
+
+def _call(asked: dict[str, Any]) -> int:
+    from experiments import federated, setup
+
+    try:
+        if asked["end"] is not None:
+            end_at(**asked["end"])
+        if not asked["report"]:
+            setup.build_report = lambda folder: folder / "report.html"
+        sys.argv = ["fedsim", *asked["arguments"]]
+        federated.main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    except Exception:  # noqa: BLE001 - whatever it is, the caller shows it
+        traceback.print_exc()
+        return 70
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def serve() -> None:
+    importlib.import_module("experiments.federated")
+    for line in sys.stdin:
+        asked = json.loads(line)
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            child = os.fork()
+            if child == 0:
+                os.dup2(out.fileno(), 1)
+                os.dup2(err.fileno(), 2)
+                os._exit(_call(asked))
+            _, status = os.waitpid(child, 0)
+            code = os.waitstatus_to_exitcode(status)
+            out.seek(0)
+            err.seek(0)
+            print(json.dumps({"code": code, "out": out.read(), "err": err.read()}), flush=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,120 @@
+"""From the folders of a matrix's runs to its cells."""
+
+import json
+
+import pytest
+
+from fedsim.report.matrix_cells import EXACT
+from fedsim.report.matrix_read import BASELINE, read_cells, read_training
+from fedsim.report.matrix_wording import cell_level, cell_story, cell_text
+
+GUESS = {"a": 12.0, "b": 10.0, "c": 8.0, "d": 14.0}
+
+
+@pytest.fixture
+def audit(tmp_path, records):
+    """Write an audit's folder: a guess, and lines of (update, attack, images by name, other fields)."""
+
+    def write(*lines, torn=""):
+        rows = []
+        for number, attack, images, other in lines:
+            named = images.items() if isinstance(images, dict) else images
+            pictures = [records.image(30.0, name, private_psnr=value) for name, value in named]
+            rows.append(records.attack(0, number, *pictures, attack=attack, **other))
+        (tmp_path / "attacks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + torn)
+        (tmp_path / BASELINE).write_text(json.dumps(GUESS))
+        return tmp_path
+
+    return write
+
+
+def refused(reason="nothing shared"):
+    return {"status": "refused", "reason": reason, "label_exact": None, "label_share": None, "seconds": 9.0}
+
+
+def failed(reason="boom"):
+    return {"status": "failed", "reason": reason, "label_exact": None, "label_share": None}
+
+
+def test_a_cell_counts_all_pictures_and_none_for_more_than_exact(audit):
+    folder = audit(
+        (0, "x", {"a": 300.0}, {"seconds": 1.0}),
+        (1, "x", {"b": 20.0}, {"seconds": 3.0, "label_exact": False, "label_share": 0.5}),
+        (2, "x", {"c": None}, refused()),
+        (3, "x", {"d": None}, refused()),
+    )
+    (cell,) = read_cells(folder, "initial", ["x"], 4)
+    assert (cell.status, cell.done, cell.refused, cell.failed) == ("done", 2, 2, 0)
+    assert (cell.pictures, cell.rebuilt, cell.batch) == (4, 2, 1)
+    assert cell.private_psnr == pytest.approx((300 + 20) / 2)
+    assert cell.leakage == pytest.approx((EXACT + 20 + GUESS["c"] + GUESS["d"]) / 4)
+    assert cell.baseline == pytest.approx(11.0)
+    assert cell.gain == pytest.approx(cell.leakage - 11.0)
+    assert cell.recognised == pytest.approx(2 / 4)
+    assert cell.label_exact == pytest.approx(0.5)
+    assert cell.label_share == pytest.approx(0.75)
+    assert cell.seconds == pytest.approx(2.0)
+
+
+def test_an_update_on_which_the_attack_failed_is_no_guess_and_the_cell_is_not_done(audit):
+    folder = audit((0, "x", {"a": 150.0}, {}), (1, "x", {"b": None}, failed()), (2, "x", {"c": None}, refused()))
+    (cell,) = read_cells(folder, "initial", ["x"], 3)
+    assert (cell.status, cell.ended, cell.reason) == ("failed", False, "boom")
+    assert (cell.done, cell.refused, cell.failed) == (1, 1, 1)
+    assert cell.leakage == pytest.approx((EXACT + GUESS["c"]) / 2)
+    assert (cell.pictures, cell.recognised) == (2, 0.5)
+    assert (cell_text(cell), cell_level(cell)) == ("failed", "failed")
+    assert "failed on 1 of 3; boom" in cell_story(cell)
+
+
+def test_a_picture_that_was_seen_changed_several_times_counts_once_by_its_best(audit):
+    folder = audit((0, "x", [("a", None), ("a", 300.0), ("a", None), ("b", 9.0), ("b", None)], {}))
+    (cell,) = read_cells(folder, "initial", ["x"], 1)
+    assert (cell.pictures, cell.rebuilt, cell.batch) == (2, 2, 2)
+    assert cell.leakage == pytest.approx((EXACT + 9.0) / 2)
+    assert cell.recognised == 0.5
+
+
+def test_the_batch_is_what_one_update_holds(audit):
+    folder = audit((0, "x", {"a": 9.0, "b": None, "c": 9.0}, {}), (1, "x", {"d": 9.0}, {}))
+    cells = read_cells(folder, "initial", ["x", "later"], 2)
+    assert [cell.batch for cell in cells] == [3, None]
+
+
+def test_cells_without_pictures_say_why(audit):
+    folder = audit(
+        (0, "labels", {"a": None}, {}),
+        (1, "labels", {"b": None}, {}),
+        (0, "closed", {"a": None}, refused("no embedding")),
+        (1, "closed", {"b": None}, refused("no embedding")),
+        (0, "broken", {"a": None}, failed()),
+        (1, "broken", {"b": None}, refused()),
+        (0, "slow", {"a": 12.0}, {}),
+        torn='{"observation": "round-0000',
+    )
+    names = ["labels", "closed", "broken", "slow", "later"]
+    cells = dict(zip(names, read_cells(folder, "initial", names, 2), strict=True))
+    assert [cells[name].status for name in names] == ["done", "refused", "failed", "pending", "pending"]
+    assert cells["closed"].reason == "no embedding"
+    assert cells["broken"].reason == "boom"
+    assert cells["labels"].leakage is None
+    assert cells["labels"].label_share == 1.0
+    assert [cell_text(cells[name]) for name in names] == ["labels 100%", "n/a", "failed", "…", "…"]
+    assert [cell_level(cells[name]) for name in names] == ["labels", "refused", "failed", "pending", "pending"]
+    assert "no embedding" in cell_story(cells["closed"])
+
+
+def test_an_attack_tried_again_counts_once(audit):
+    folder = audit((0, "x", {"a": None}, failed()), (0, "x", {"a": 25.0}, {}))
+    (cell,) = read_cells(folder, "initial", ["x"], 1)
+    assert (cell.status, cell.failed, cell.leakage) == ("done", 0, 25.0)
+
+
+def test_what_a_training_left(write_run):
+    rounds = [
+        {"round": 1, "failures": [{"client": 1, "error": "x"}]},
+        {"round": 2, "accuracy": 0.5, "mjp_ratio": 0.1, "mjpx": 1, "loss": 2.0},
+    ]
+    folder = write_run(rounds=rounds)
+    assert read_training(folder, ["mjp"]) == (0.5, 6.0, {"mjp_ratio": 0.1}, 1)
+    assert read_training(folder, [])[2] == {}

@@ -1,0 +1,103 @@
+"""What a matrix's page says first: nothing that chance, another batch or a missing attack would explain."""
+
+import math
+
+import pytest
+
+from fedsim.report.matrix_cells import Cell, Column, Matrix, Row, Stage
+from fedsim.report.matrix_verdict import difference, resolution, standard_error, verdicts, why_unplaced
+
+
+def row(name, accuracies, leakage, batch=1, recognised=0.0, status="done", **values):
+    one = isinstance(accuracies, float)
+    cells = (Cell("x", "initial", status, leakage=leakage, baseline=11.0, recognised=recognised, batch=batch),)
+    return Row(name, accuracies=(accuracies,) if one else accuracies, cells=cells, **values)
+
+
+def matrix(*rows, test_pictures=359):
+    return Matrix("m", (), (Column("x", "", ""),), ("initial",), rows, test_pictures)
+
+
+NONE = row("none", 0.908, 60.0, recognised=1.0, defended=False)
+
+
+def test_the_standard_error_is_that_of_the_test_set_or_of_the_seeds_if_larger():
+    single, seeds = row("a", 0.9, 11.0), row("b", (0.7, 0.9, 0.8), 11.0)
+    assert standard_error(single, 400) == pytest.approx(0.015)
+    assert standard_error(single, None) is None
+    assert standard_error(seeds, None) == pytest.approx(0.1 / math.sqrt(3))
+    assert standard_error(seeds, 400) == pytest.approx(0.1 / math.sqrt(3))
+    assert standard_error(row("c", (0.9, 0.9), 11.0), 400) == pytest.approx(0.015)
+    assert resolution(single, single, 400) == pytest.approx(2 * math.sqrt(2) * 0.015)
+    assert resolution(single, single, None) is None
+
+
+def test_a_difference_that_chance_explains_is_no_gain():
+    """93.0 % against 90.8 % on 359 pictures."""
+    noise = row("noise", 0.930, 11.0)
+    (told,) = verdicts(matrix(NONE, noise))
+    assert "noise with 93.0 %, against 90.8 % without a defense: no more than chance explains (± 4.1 points" in told
+    (told,) = verdicts(matrix(NONE, noise, test_pictures=35900))
+    assert "+2.2 points (± 0.4 points" in told
+    assert "chance" not in told
+    (told,) = verdicts(
+        matrix(row("none", (0.87, 0.94), 60.0, recognised=1.0, defended=False), noise, test_pictures=10**6)
+    )
+    assert "no more than chance explains" in told
+    (told,) = verdicts(matrix(NONE, noise, test_pictures=None))
+    assert "points" not in told
+
+
+def test_rows_that_are_as_accurate_within_the_error_are_counted():
+    (told,) = verdicts(matrix(NONE, row("a", 0.91, 11.0), row("b", 0.90, 11.0), row("c", 0.5, 11.0)))
+    assert "under 3 of 3 defenses no picture is recognisable to any of 1 attack" in told
+    assert "a with 91.0 % (1 other as accurate within two standard errors)" in told
+
+
+def test_each_size_of_an_update_has_a_verdict_of_its_own_and_no_undefended_row_wins():
+    pairs = row("none_batch_2", 0.93, 19.2, 2, recognised=0.25, defended=False)
+    told = verdicts(matrix(NONE, row("noise", 0.8, 11.0), pairs, row("mixup", 0.85, 11.5, 2)))
+    assert len(told) == 2
+    assert told[0].startswith("Updates of 1 picture: under 1 of 1 defense")
+    assert "noise with 80.0 %, against 90.8 % without a defense: -10.8 points" in told[0]
+    assert told[1].startswith("Updates of 2 pictures: ")
+    assert "mixup with 85.0 %, against 93.0 %" in told[1]
+    assert "without a defense x reaches 19.2 dB, and up to 25.0 % of the pictures are recognisable" in told[1]
+    (alone,) = verdicts(matrix(row("none_batch_4", 0.9, 12.0, 4, defended=False)))
+    assert alone == "Updates of 4 pictures: without a defense no picture is recognisable either (x reaches 12.0 dB)."
+
+
+def test_a_defense_is_not_safe_where_the_mean_is_low_and_one_picture_is_recognisable():
+    (told,) = verdicts(matrix(NONE, row("leaky", 0.95, 14.0, recognised=0.125), row("tight", 0.7, 14.0)))
+    assert "under 1 of 2 defenses" in told
+    assert "tight with 70.0 %" in told
+
+
+def test_a_row_that_is_unknown_or_of_two_things_is_no_answer():
+    crashes = row("crashes", 0.95, 11.0, status="failed")
+    gate = row("gate", 0.96, 11.0, mismatch="trained with 16, audited with 1 pictures")
+    (told,) = verdicts(matrix(NONE, crashes, gate, row("noise", 0.8, 11.0)))
+    assert "under 1 of 1 defense" in told
+    assert "noise with 80.0 %" in told
+    assert verdicts(matrix(crashes)) == ["Nothing has been measured yet."]
+
+
+def test_the_reason_why_a_row_has_no_place():
+    stopped = Row("r", audits={"initial": Stage("refused", "sums alone")})
+    assert why_unplaced(stopped) == "audit, initial: refused, sums alone"
+    cells = (Cell("x", "initial", "failed", "boom", done=1, failed=3),)
+    assert why_unplaced(Row("r", accuracies=(0.9,), cells=cells)) == "x (initial) failed on 3 of 4: boom"
+    assert why_unplaced(row("gate", 0.9, 11.0, mismatch="of two things")) == "of two things"
+    assert why_unplaced(Row("r", accuracies=(0.9,))) == "not finished yet"
+    assert why_unplaced(NONE) == ""
+
+
+def test_a_difference_is_to_the_undefended_row_of_the_same_size():
+    pairs = row("none_batch_2", 0.5, 19.2, 2, defended=False)
+    mixup, instahide = row("mixup", 0.6, 11.5, 2), row("instahide", 0.6, 11.5, 4)
+    whole = matrix(NONE, pairs, mixup, instahide)
+    assert difference(whole, mixup) == "+10.0 ± 7.4"
+    assert difference(whole, instahide) == ""
+    assert difference(whole, NONE) == ""
+    crashed = row("none", 0.5, None, 2, status="failed", defended=False)
+    assert difference(matrix(crashed, mixup), mixup) == "+10.0 ± 7.4"  # its accuracy is known all the same

@@ -1,0 +1,133 @@
+"""Under secure aggregation no step of the model is one client's update."""
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from fedsim.records import from_arrays, to_arrays, to_reply
+from fedsim.simulation import InlineGrid
+from fedsim.update import LocalProtocol, Update
+from server.alone import AbortAlone, alone_in_group
+from server.completion import CompleteUpdates
+from server.fedsgd import FedSGD
+from server.silence import OmitSilent
+from server.summing import Sums
+from server.worker_sums import WorkerSums
+
+STATE = {"weight": torch.tensor([1.0, 2.0]), "frozen": torch.tensor([7.0])}
+KINDS = ("gradient", "delta", "weights")
+LONELY = [[], ["silent"], ["error"], ["silent", "error"], ["error", "silent", "silent"]]
+
+
+def app_of(kind, sent):
+    """Clients that share `sent` in every entry, or nothing, or fail; each has one example more than the one before."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        partition = int(context.node_config["partition-id"])
+        value = sent[partition]
+        if value == "error":
+            raise RuntimeError("broken")
+        tensors = {} if value == "silent" else {"weight": torch.full((2,), value)}
+        update = Update(tensors, kind, 1 + partition)
+        metrics = {"withheld": float(value == "silent")}
+        return Message(to_reply(update, LocalProtocol(1), partition, metrics, None), reply_to=message)
+
+    return app
+
+
+class Rounds:
+    """One round, with what the strategy said of it and what Flower's strategy was given."""
+
+    def __init__(self, kind, sent, sums=None, group=None):
+        few = {"fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1}
+        flowers = FedSGD({"_target_": "torch.optim.SGD", "lr": 0.5}, **few) if kind == "gradient" else FedAvg(**few)
+        self.given, aggregate = [], flowers.aggregate_train
+
+        def spy(server_round, replies):
+            self.given = list(replies)
+            return aggregate(server_round, self.given)
+
+        flowers.aggregate_train = spy
+        strategy = OmitSilent(flowers if kind == "gradient" else CompleteUpdates(flowers))
+        if group is not None:
+            strategy = WorkerSums(strategy, size=group)
+        if sums is not None:
+            strategy = AbortAlone(strategy, sums)
+        grid = InlineGrid(len(sent), lambda: app_of(kind, sent))
+        messages = list(strategy.configure_train(1, to_arrays(STATE), ConfigRecord(), grid))
+        messages.sort(key=lambda message: message.metadata.dst_node_id)  # Flower's order is random
+        self.replies = list(grid.send_and_receive(messages))
+        before = self._records()
+        self.arrays, self.metrics = strategy.aggregate_train(1, self.replies)
+        self.untouched = before == self._records()
+
+    def _records(self):
+        return [list(reply.content) for reply in self.replies if not reply.has_error()]
+
+    @property
+    def weight(self):
+        return None if self.arrays is None else from_arrays(self.arrays)["weight"].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("others", LONELY, ids="-".join)
+@pytest.mark.parametrize("group", [None, 2])
+def test_one_client_that_speaks_steps_nothing(kind, others, group):
+    sent = [5.0, *others]
+    shown = Rounds(kind, sent, group=group)
+    assert shown.weight != STATE["weight"].tolist(), "without the abort the step is the client's update"
+    found = Rounds(kind, sent, Sums(), group)
+    assert found.arrays is None
+    assert found.given == []
+    assert found.untouched
+    answered = [(1 + number, value == "silent") for number, value in enumerate(sent) if value != "error"]
+    assert found.metrics["withheld"] == pytest.approx(sum(n * s for n, s in answered) / sum(n for n, _ in answered))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("group", [None, 2])
+@pytest.mark.parametrize("sent", [[1.0, "silent", 5.0], [1.0, 2.0, 3.0], [1.0, "error", 3.0, "silent"]])
+def test_two_that_speak_are_averaged_as_without_it(kind, group, sent):
+    found, expected = Rounds(kind, sent, Sums(), group), Rounds(kind, sent, group=group)
+    assert found.weight == expected.weight
+    assert found.weight != STATE["weight"].tolist()
+    assert dict(found.metrics) == dict(expected.metrics)
+
+
+def test_each_group_needs_two_that_speak(caplog):
+    """The server knows the other groups' sums: what is left of the model's step would be the one client's update."""
+    sent = [1.0, 3.0, "silent", 9.0]
+    found = Rounds("gradient", sent, Sums(clients=2))
+    assert found.weight == Rounds("gradient", sent[:2]).weight
+    assert len(found.given) == 2
+    assert found.metrics["withheld"] == pytest.approx(3 / 10)
+    assert "round 1: secure_aggregation aborts, no other shares with client 3" in caplog.text
+
+
+def test_what_is_in_one_sum_already_is_left_out_as_a_whole():
+    assert Rounds("gradient", [1.0, 3.0, "silent", 9.0], Sums(clients=2), group=2).arrays is None
+    assert Rounds("gradient", [1.0, 3.0, 2.0, 9.0], Sums(clients=2), group=2).weight is not None
+
+
+def test_where_all_are_silent_the_model_stays_as_it_was():
+    assert Rounds("delta", ["silent", "silent"], Sums()).weight == STATE["weight"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("speaking", "size", "expected"),
+    [
+        ({0}, None, {0}),
+        ({0, 5}, None, set()),
+        (set(), None, set()),
+        ({0, 1, 2}, 2, {2}),
+        ({0, 1, 4, 5}, 2, set()),
+        ({1, 2}, 3, {1, 2} - {1, 2}),
+        ({0, 3}, 3, {0, 3}),
+    ],
+)
+def test_groups_are_of_all_that_answered(speaking, size, expected):
+    assert alone_in_group(range(6), speaking, size) == expected

@@ -1,0 +1,283 @@
+"""A malformed reply is one client's failure: the round is that of the others, and nothing it held gets any further."""
+
+import json
+import re
+from logging import getLogger
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from experiments.logs import log_to
+from fedsim.composition import image_side
+from fedsim.partial_sums import SUM_WANTED
+from fedsim.records import ARRAYS, AUDITED, CONFIG, METRICS, NUM_EXAMPLES, UPDATE, from_arrays, to_arrays
+from fedsim.reply_checks import ReplyRules
+from fedsim.report import build_report
+from fedsim.simulation import node_id_of, partition_of
+from fedsim.tracking import RunFolder
+from server.completion import CompleteUpdates
+from server.recording import RoundRecorder
+from server.rejecting import RejectMalformed, plain
+from server.silence import OmitSilent
+from server.wrapping import StrategyWrapper
+from tests.fuzz.federation import GRID, KINDS, Server, as_reply, honest, make_rules, start
+
+FOLDER = Path(__file__).resolve().parents[2] / "conf" / "strategy"
+STRATEGIES = sorted(path for path in FOLDER.glob("*.yaml") if path.stem != "qfedavg")
+"""Flower's QFedAvg multiplies in place: a count of batches, as this model has one, is more than it can take."""
+EVIL = "<script>alert(1)</script>\n2026-11-01 00:00:00,000 INFO server: all is well"
+
+
+@pytest.fixture
+def aggregate():
+    """`aggregate(kind, contents)`: arrays, metrics and failures of a round with one reply for each of the contents."""
+
+    def call(kind, contents, inner=None):
+        server = Server(kind, lambda observation, truth: None, inner=inner)
+        arrays, metrics = server.round([as_reply(content, client) for client, content in contents.items()])
+        return arrays, metrics, server.failures
+
+    return call
+
+
+@pytest.fixture
+def spy():
+    """What gets through to a strategy, without one."""
+
+    class Spy(StrategyWrapper):
+        def __init__(self):
+            self.got = []
+
+        def configure_train(self, server_round, arrays, config, grid):
+            return [Message(RecordDict({ARRAYS: arrays, CONFIG: config}), node_id_of(0), "train")]
+
+        def aggregate_train(self, server_round, replies):
+            self.got = list(replies)
+            return None, None
+
+        def aggregate_evaluate(self, server_round, replies):
+            self.got = list(replies)
+
+    return Spy()
+
+
+def spoilt(kind, client):
+    content = honest(kind, client)
+    content[ARRAYS]["head.bias"] = Array(np.full(2, np.nan, dtype=np.float32))
+    return content
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_round_is_that_of_the_others(aggregate, same_bits, kind):
+    alone, metrics, failures = aggregate(kind, {0: honest(kind, 0), 2: honest(kind, 2)})
+    found, same_metrics, with_failure = aggregate(kind, {0: honest(kind, 0), 1: spoilt(kind, 1), 2: honest(kind, 2)})
+    assert failures == {}
+    assert with_failure == {1: "malformed reply: tensor head.bias has values that are not finite"}
+    assert same_bits(found, alone)
+    assert same_metrics == metrics
+
+
+@pytest.mark.parametrize("path", STRATEGIES, ids=lambda path: path.stem)
+def test_every_strategy_goes_on_and_stays_finite(aggregate, path):
+    config = OmegaConf.to_container(OmegaConf.load(path))["strategy"]
+    inner = instantiate(config, _recursive_=False, _convert_="all")
+    kind = "gradient" if path.stem == "fedsgd" else "weights"
+    contents = {client: honest(kind, client) for client in range(8)}
+    contents[3] = spoilt(kind, 3)
+    for name, array in contents[5][ARRAYS].items():
+        contents[5][ARRAYS][name] = Array(np.full(array.shape, 1e12, dtype=np.float32))
+    contents[5][METRICS]["train_loss"] = 1e12
+    with np.errstate(all="ignore"):
+        arrays, _, failures = aggregate(kind, contents, inner if kind == "gradient" else CompleteUpdates(inner))
+    assert list(failures) == [3]
+    assert all(tensor.isfinite().all() for tensor in from_arrays(arrays).values())
+
+
+def test_where_nobody_is_left_the_model_is_unchanged(aggregate):
+    arrays, _, failures = aggregate("delta", {0: spoilt("delta", 0)})
+    assert arrays is None
+    assert failures[None] == "nothing was aggregated: the model is unchanged"
+
+
+def _without_metric(content):
+    del content[METRICS]["local_dp_epsilon"]
+
+
+def _with_metric(content):
+    content[METRICS]["local_dp_more"] = 1.0
+
+
+def _withholding(content):
+    del content[ARRAYS]["head.bias"]
+    content[UPDATE]["withheld"] = json.dumps({"head.bias": "fixed_pe"})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_without_metric, "its metrics are not those of most clients: 'local_dp_epsilon' is missing"),
+        (_with_metric, "its metrics are not those of most clients: 'local_dp_more' is additional"),
+        (_withholding, "its tensors are not those of most clients: 'head.bias' is missing"),
+    ],
+)
+def test_who_differs_from_most_clients_is_left_out(aggregate, same_bits, change, words):
+    contents = {client: honest("gradient", client) for client in range(3)}
+    alone, _, _ = aggregate("gradient", {client: honest("gradient", client) for client in (1, 2)})
+    change(contents[0])
+    found, _, failures = aggregate("gradient", contents)
+    assert failures == {0: f"malformed reply: {words}"}
+    assert same_bits(found, alone)
+
+
+def test_of_two_that_differ_the_fuller_stays(aggregate):
+    contents = {0: honest("gradient", 0), 1: honest("gradient", 1)}
+    _withholding(contents[0])
+    _, _, failures = aggregate("gradient", contents)
+    assert list(failures) == [0]
+
+
+def test_silent_clients_are_no_others(aggregate):
+    contents = {client: honest("gradient", client) for client in range(3)}
+    for client in (0, 1):
+        contents[client][ARRAYS], contents[client][UPDATE]["buffers"] = ArrayRecord(), []
+        withheld = dict.fromkeys(make_rules("gradient").trained, "local_dp")
+        contents[client][UPDATE]["withheld"] = json.dumps(withheld)
+    _, _, failures = aggregate("gradient", contents)
+    assert failures == {}
+
+
+def test_deltas_may_lack_different_tensors(aggregate):
+    contents = {client: honest("delta", client) for client in range(3)}
+    _withholding(contents[0])
+    arrays, _, failures = aggregate("delta", contents)
+    assert failures == {}
+    assert list(arrays) == list(start())
+
+
+@pytest.mark.parametrize("kind", ["weights", "delta"])
+def test_the_order_of_tensors_is_not_the_clients_to_choose(spy, kind):
+    """Some of Flower's strategies go by the place of a tensor."""
+    content = honest(kind, 0)
+    content[ARRAYS] = ArrayRecord(dict(reversed(start().items())))
+    completed = CompleteUpdates(spy)
+    completed.configure_train(1, start(), ConfigRecord(), GRID)
+    completed.aggregate_train(1, [as_reply(content, 0)])
+    assert list(spy.got[0].content[ARRAYS]) == list(start())
+
+
+def test_evaluation_replies_are_checked_too(spy):
+    good = {NUM_EXAMPLES: 5, "loss": 0.3, "accuracy": 0.5}
+    contents = [RecordDict({METRICS: MetricRecord(m)}) for m in (good, {**good, EVIL: 1.0}, {**good, "loss": np.inf})]
+    RejectMalformed(spy, make_rules("delta")).aggregate_evaluate(1, map(as_reply, contents, range(3)))
+    assert [reply.has_error() for reply in spy.got] == [False, True, True]
+
+
+def test_a_clients_own_words_are_one_line(spy):
+    said = as_reply(RecordDict(), 0)
+    wrapper = RejectMalformed(spy, make_rules("delta"))
+    errors = [Error(2, f"ValueError: {EVIL}\x1b[31m\ud800{'x' * 9000}"), Error(2, "ValueError: no"), Error(0)]
+    wrapper.aggregate_train(1, [Message(error=error, metadata=said.metadata) for error in errors])
+    reasons = [reply.error.reason for reply in spy.got]
+    assert reasons[0].startswith("ValueError: <script>alert(1)</script> 2026-11-01 00:00:00,000 INFO")
+    assert reasons[0].isprintable()
+    assert len(reasons[0]) == 500
+    assert reasons[1:] == ["ValueError: no", "no reason given"]
+    assert [reply.error.code for reply in spy.got] == [2, 2, 0]
+    assert plain("a\r\n\tb\u2028c\0") == "a b c?"
+
+
+def test_no_two_nodes_are_the_same_partition(spy):
+    wrapper = RejectMalformed(spy, make_rules("delta"))
+    wrapper.configure_train(1, start(), ConfigRecord(), GRID)
+    wrapper.aggregate_train(1, [as_reply(honest("delta", partition), node) for node, partition in enumerate([4, 5, 4])])
+    assert [reply.has_error() for reply in spy.got] == [False, False, True]
+    assert spy.got[2].error.reason == f"malformed reply: it claims partition 4, as node {node_id_of(0)} does"
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_sums_are_taken_from_a_grid_that_checked_what_is_in_them_alone(spy, monkeypatch, checks):
+    monkeypatch.setattr(GRID, "checks_replies", checks, raising=False)
+    content = honest("delta", 0)
+    content["fedsim.sum"] = content.pop(ARRAYS)
+    wrapper = RejectMalformed(spy, make_rules("delta"), partition_of)
+    wrapper.configure_train(1, start(), ConfigRecord({SUM_WANTED: 4}), GRID)
+    wrapper.aggregate_train(1, [as_reply(content, 0)])
+    assert spy.got[0].has_error() is not checks
+    wrapper.configure_train(2, start(), ConfigRecord(), GRID)
+    wrapper.aggregate_train(2, [as_reply(content, 0)])
+    assert spy.got[0].has_error()
+
+
+def test_nothing_of_it_reaches_disk_or_report_unescaped(tmp_path):
+    def named(place):
+        content = honest("delta", 0)
+        if place == "tensor":
+            content[ARRAYS][EVIL] = content[ARRAYS]["scale"]
+        elif place == "record":
+            content[EVIL] = ConfigRecord()
+        elif place == "metric":
+            content[METRICS][EVIL] = 1.0
+        elif place == "withheld":
+            content[UPDATE]["withheld"] = json.dumps({"scale": EVIL})
+        elif place == "protocol":
+            content[UPDATE]["protocol"] = EVIL
+        else:
+            content[UPDATE][place] = EVIL
+        return content
+
+    places = ["tensor", "record", "metric", "withheld", "protocol", "kind", "partition-id", "buffers", EVIL]
+    replies = [as_reply(named(place), client) for client, place in enumerate(places)]
+    replies.append(Message(error=Error(2, EVIL), metadata=as_reply(RecordDict(), len(places)).metadata))
+    folder = RunFolder(tmp_path)
+    with log_to(folder.log):
+        server = Server("delta", lambda observation, truth: None)
+        server.round(replies)
+        getLogger("server").warning("client 3 raised:\n%s\x1b[2J\rgone", EVIL)
+    assert len(server.failures) == len(places) + 2
+    folder.append("metrics", {"round": 1, "failures": server.recorder.record.failures})
+    page = build_report(tmp_path).read_text(encoding="utf-8")
+    assert "<script>alert" not in page
+    assert r"\x3cscript\x3e" in page
+    assert "&lt;script&gt;" in page, "a client's own words are shown, escaped"
+    assert len((tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 1
+    lines = folder.log.read_text(encoding="utf-8").splitlines()
+    assert len(lines) > len(places)
+    assert not [line for line in lines if not re.match(r"\d{4}-\d\d-\d\d .* (INFO|WARNING) (server|flwr)|    ", line)]
+    assert all(line.replace("\t", " ").isprintable() for line in lines)
+    assert not [line for line in lines if line.startswith("2026-11-01 00:00:00,000")]
+    assert any("WARNING server.rejecting: client 3: malformed reply: " in line for line in lines)
+
+
+@pytest.mark.parametrize("strategy", ["fedsgd", "fedavg"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["defense=[]"],
+        ["defense=[no_pe]"],
+        ["defense=[withhold]"],
+        ["defense=[mjp,half]"],
+        ["defense=[local_dp]", "defense.local_dp.epsilon=inf", "defense.local_dp.clipping_norm=inf"],
+        ["defense=[leakage_gate]", "defense.leakage_gate.threshold=-100.0"],
+        ["defense=[]", "model=lenet_dlg", "model.img_size=8"],
+    ],
+    ids=str,
+)
+def test_honest_clients_are_never_refused(federate, strategy, settings):
+    federation = federate(f"strategy={strategy}", "num_clients=3", "client.batch_size=300", *settings)
+    config, model = federation.config, federation.setup.model
+    kind, side = config["client"]["share"], image_side(config["model"])
+    rules = ReplyRules.of(model, kind, defenses=tuple(config["defense"]), batch_size=300, image_shape=(3, side, side))
+    inner = federation.strategy()
+    recorder = RoundRecorder(OmitSilent(inner if kind == "gradient" else CompleteUpdates(inner)), partition_of)
+    guarded = RejectMalformed(recorder, rules, partition_of)
+    grid, arrays = federation.grid(), to_arrays(model.state_dict())
+    messages = guarded.configure_train(1, arrays, ConfigRecord({AUDITED: True}), grid)
+    found, _ = guarded.aggregate_train(1, grid.send_and_receive(messages))
+    assert recorder.record.failures == []
+    assert recorder.record.metrics["clients"] == 3
+    assert torch.isfinite(next(iter(from_arrays(found).values()))).all()
