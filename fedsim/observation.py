@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -208,6 +209,8 @@ def load_observation(folder: Path, load_wrappers: WrapperLoader | None = None) -
 def _write_tensors(tensors: State, path: Path) -> None:
     partial = path.with_name(path.name + ".partial")
     save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, partial)
+    with partial.open("rb+") as file:
+        os.fsync(file.fileno())
     partial.replace(path)
 
 

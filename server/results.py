@@ -171,7 +171,7 @@ class ResultWriter:
 
     def _save(self, image: Any, name: str) -> str:
         path = self._folder.reconstructions / name
-        if not path.exists():
+        if not path.exists() or path.stat().st_size == 0:
             save_png(image.clamp(0, 1).float(), path)
         return path.relative_to(self._folder.root).as_posix()
 

@@ -23,7 +23,18 @@ from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, Normaliser, ViTRoles, architecture_seed, find_roles
 
-HOUSEKEEPING = ("run_dir", "simulation", "ray", "tracker", "observe", "attack", "audit", "evaluate_every")
+HOUSEKEEPING = (
+    "run_dir",
+    "simulation",
+    "ray",
+    "tracker",
+    "observe",
+    "attack",
+    "audit",
+    "evaluate_every",
+    "resume",
+    "resume_every_seconds",
+)
 """Settings that no weight depends on."""
 
 

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from experiments import resuming
 from fedsim.errors import ConfigError
@@ -140,6 +141,24 @@ def test_a_damaged_point_is_said_and_the_one_before_it_used(mortal, whole, tmp_p
     answer = mortal.run(f"resume={every}", code=2)
     assert "every resume point in it is damaged" in answer["err"]
     assert files(every / "resume" / "round-00002") | {"metrics": (every / "metrics.jsonl").read_bytes()} == before
+
+
+def test_a_picture_that_went_with_the_power_comes_again_and_tensorboard_has_every_number(mortal, whole, tmp_path):
+    folder = tmp_path / "run"
+    settings = [setting for setting in SMALL if setting != "tracker=[]"]
+    mortal.run("simulation=inline", *settings, *SETTINGS["fedsgd"], f"run_dir={folder}", at=POINT, call=2)
+    first, last = [row for row in rows(folder, "attacks") if row["round"] == 2]
+    (folder / first["images"][0]["original"]).write_bytes(b"")
+    answer = mortal.run(f"resume={folder}")
+    assert "goes on after round 1; 3 results of attacks are kept" in answer["out"]
+    assert last["images"][0]["original"] is None
+    assert_same(folder, whole("fedsgd"))
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    losses = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert losses == [(row["round"], pytest.approx(row["loss"])) for row in rows(folder, "metrics")]
+    assert sorted(event.step for event in events.Scalars("leakage/patch_gradient/psnr")) == [1, 2, 4]
+    assert sorted(event.step for event in events.Scalars("leakage/labels/label_share")) == [1, 2, 4]
 
 
 def test_attacks_that_were_pending_on_ray_are_finished_in_the_process(mortal, whole, tmp_path):
