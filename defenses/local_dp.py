@@ -91,7 +91,7 @@ class LocalDP(Defense):
         return replace(update, tensors=tensors)
 
     def measurements(self) -> dict[str, float]:
-        """ε at δ of all that this client has sent so far."""
+        """ε at δ of all that this client has sent so far; a federation's is the largest of its clients."""
         std = self.std
         mu = math.inf if std == 0.0 else math.sqrt(self._rounds()) * 2 * self.clipping_norm / std
         return {"epsilon": gaussian_epsilon(self.delta, mu), "delta": self.delta}

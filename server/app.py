@@ -20,7 +20,9 @@ from fedsim.observing import ObservationFactory
 from fedsim.records import from_arrays, to_arrays
 from fedsim.tracking import RunFolder, Trackers
 from fedsim.update import State
+from server.alone import AbortAlone
 from server.completion import CompleteUpdates
+from server.epsilon import LargestEpsilon
 from server.honest_but_curious import HonestButCurious, OnObservation
 from server.observing import ObservePolicy
 from server.recording import RoundRecorder
@@ -81,11 +83,17 @@ class ServerPlan:
 
 
 def build_strategy(plan: ServerPlan) -> RoundRecorder:
-    """The configured strategy in its wrappers, innermost first: completion, silence, sums, observer, order, record."""
+    """The configured strategy in its wrappers, innermost first.
+
+    Completion, silence, sums, secure aggregation's abort, ε, observer, order, record.
+    """
     strategy: Strategy = OmitSilent(plan.strategy if plan.shares_gradients else CompleteUpdates(plan.strategy))
     if plan.worker_sums and is_weighted_mean(plan.strategy):
         size = None if plan.worker_sums == "auto" else plan.worker_sums
         strategy = WorkerSums(strategy, partial(_observed_nodes, plan), size)
+    if plan.sums is not None:
+        strategy = AbortAlone(strategy, plan.sums)
+    strategy = LargestEpsilon(strategy)
     if plan.observe is not None and plan.factory is not None and plan.on_observation is not None:
         probs = _AuxiliaryProbs(plan) if plan.auxiliary is not None else None
         strategy = HonestButCurious(strategy, plan.factory, plan.observe, plan.on_observation, probs, plan.sums)

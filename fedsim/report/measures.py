@@ -155,7 +155,7 @@ def _corruptions(groups: Mapping[str, Sequence[Record]]) -> Table | None:
         rows.append((name, *cells))
     columns = ("Model", "mCE (%)", "mean error (%)", *(corruption.replace("_", " ") for corruption in names))
     reference = known[0]["corruptions"]["reference"]
-    against = f"divided by the errors of {reference}" if reference else "the plain mean error"
+    against = f"divided by the errors of {reference}" if reference else "left out: no reference is set"
     facts = known[0]["corruptions"]
     note = (
         f"Errors on {facts['pictures']} corrupted test pictures, mean over severities "
