@@ -201,7 +201,7 @@ def test_no_two_nodes_are_the_same_partition(spy):
 
 @pytest.mark.parametrize("checks", [True, False])
 def test_sums_are_taken_from_a_grid_that_checked_what_is_in_them_alone(spy, monkeypatch, checks):
-    monkeypatch.setattr(GRID, "checks_replies", checks, raising=False)
+    monkeypatch.setattr(type(GRID), "checks_replies", checks, raising=False)
     content = honest("delta", 0)
     content["fedsim.sum"] = content.pop(ARRAYS)
     wrapper = RejectMalformed(spy, make_rules("delta"), partition_of)
