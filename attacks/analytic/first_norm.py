@@ -103,3 +103,22 @@ def plain_blocks(observation: Observation) -> VisionTransformer | None:
     for block in model.blocks:
         block.get_submodule("attn").fused_attn = False  # type: ignore[assignment]  # the fused kernels have no forward-mode derivative
     return model.double().eval().requires_grad_(False)
+
+
+def spanned_gradients(
+    observation: Observation, device: torch.device
+) -> tuple[Float[Tensor, "width pixels"], Float[Tensor, "rows width"]]:
+    """∂L/∂W_p and the first block's ∂L/∂W_qkv: their rows span the patches, and what the first attention reads.
+
+    Raises:
+        NotApplicable: one of them is withheld, zero or not finite.
+    """
+    found = []
+    for role in ("patch_weight", "qkv_weight"):
+        gradient = observation.gradient_of(role).to(device).flatten(1)
+        if not bool(gradient.isfinite().all()):
+            raise NotApplicable(f"{role}'s gradient is not finite")
+        if not bool(gradient.any()):
+            raise NotApplicable(f"{role}'s gradient is zero: not trained, or nothing of it shared")
+        found.append(gradient)
+    return found[0], found[1]

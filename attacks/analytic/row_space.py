@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attacks.analytic.completion import complete
-from attacks.analytic.first_norm import FirstNorm, first_norm, plain_blocks
+from attacks.analytic.first_norm import FirstNorm, first_norm, plain_blocks, spanned_gradients
 from attacks.analytic.later_norms import Readers
 from attacks.analytic.patch_gradient import examples_behind
 from attacks.analytic.patches import unpatchify
@@ -83,13 +83,7 @@ class Spaces:
 def gradient_spaces(observation: Observation, device: torch.device) -> Spaces:
     """Raises NotApplicable where a gradient is missing, zero or not finite, or the tokens fill the whole width."""
     norm = first_norm(observation, device)
-    patch_grad = observation.gradient_of("patch_weight").to(device).flatten(1)
-    qkv_grad = observation.gradient_of("qkv_weight").to(device)
-    for name, gradient in (("patch_weight", patch_grad), ("qkv_weight", qkv_grad)):
-        if not bool(gradient.isfinite().all()):
-            raise NotApplicable(f"{name}'s gradient is not finite")
-        if not bool(gradient.any()):
-            raise NotApplicable(f"{name}'s gradient is zero: it was not trained")
+    patch_grad, qkv_grad = spanned_gradients(observation, device)
     batch, width = observation.protocol.batch_size, norm.patch_weight.shape[0]
     tokens = batch * len(norm.known) + norm.prefix_tokens  # prefix tokens are the same for all pictures
     if tokens >= width:

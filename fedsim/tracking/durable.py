@@ -1,6 +1,7 @@
 """Files and the names in folders, forced to disk: what a machine that loses power finds again."""
 
 import ctypes
+import fcntl
 import os
 import re
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
+
+from fedsim.errors import ConfigError
 
 
 def sync(path: Path) -> None:
@@ -61,6 +64,24 @@ def append_whole(path: Path, content: bytes) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """For the block no other process may lock the folder; the lock goes with the process, however it ends.
+
+    Raises:
+        ConfigError: another process is at work in the folder.
+    """
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError("run_dir", folder, "wait: another process is at work in this folder") from None
+        except OSError:  # no locks on this file system
+            yield
+            return
+        yield
 
 
 @contextmanager

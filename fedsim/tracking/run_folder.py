@@ -1,17 +1,16 @@
 """The run folder: where everything is, and files that are whole or absent."""
 
-import fcntl
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 
 from fedsim.errors import ConfigError
-from fedsim.tracking.durable import append_whole, disk_errors, sync, write_whole
+from fedsim.tracking.durable import append_whole, disk_errors, locked, sync, write_whole
 from fedsim.update import State
 
 
@@ -33,22 +32,9 @@ class RunFolder:
         except OSError as error:
             raise ConfigError("run_dir", root, f"a folder that can be written to ({error.strerror})") from error
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """For the block no other process may do the same; the lock goes with the process, however it ends.
-
-        Raises:
-            ConfigError: another process is at work in the folder.
-        """
-        with (self.root / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError("run_dir", self.root, "wait: another process is at work in this folder") from None
-            except OSError:  # no locks on this file system
-                yield
-                return
-            yield
+    def locked(self) -> AbstractContextManager[None]:
+        """See `fedsim.tracking.durable.locked`."""
+        return locked(self.root)
 
     def check_room(self, needed: int, purpose: str) -> None:
         """Raises ConfigError where fewer than `needed` bytes are free."""

@@ -11,7 +11,7 @@ from attacks.analytic.first_block.grouping import group
 from attacks.analytic.first_block.residual import HiddenSystem
 from attacks.analytic.first_block.search import Solutions, find_solutions
 from attacks.analytic.first_block.subspaces import AffineSet, AffineTokens, affine_patches, affine_tokens
-from attacks.analytic.first_norm import FirstNorm, first_norm
+from attacks.analytic.first_norm import FirstNorm, first_norm, spanned_gradients
 from attacks.analytic.patches import unpatchify
 from attacks.analytic.subspace import row_space
 from attacks.base import Attack, Certificate, Needs, Reconstruction
@@ -119,8 +119,7 @@ def _problem(observation: Observation, device: torch.device) -> _Problem:
     if total >= width:
         raise NotApplicable(f"{total} tokens of {batch} images >= width {width}: their row space is everything")
     output_grad, fc1_grad, fc2_grad = gradients(observation, block)
-    patch_grad = observation.gradient_of("patch_weight").to(device).flatten(1)
-    qkv_grad = observation.gradient_of("qkv_weight").to(device)
+    patch_grad, qkv_grad = spanned_gradients(observation, device)
     picture = row_space(patch_grad, min(batch * count, *patch_grad.shape), complete=False)
     # The prefix tokens enter the first block alike in every picture: they count once here.
     patches = affine_patches(norm, picture, row_space(qkv_grad, batch * count + norm.prefix_tokens), batch)

@@ -87,6 +87,19 @@ def test_a_withheld_gradient_is_named(pair: Observation, cpu: torch.device) -> N
         FirstBlock()(observation, torch.Generator(), cpu)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("patch_embed.proj.weight", 0.0, "is zero"), ("blocks.0.attn.qkv.weight", float("nan"), "is not finite")],
+)
+def test_a_pruned_or_broken_gradient_is_named(
+    pair: Observation, name: str, value: float, said: str, cpu: torch.device
+) -> None:
+    tensors = {**pair.update.tensors, name: torch.full_like(pair.update.tensors[name], value)}
+    observation = replace(pair, update=replace(pair.update, tensors=tensors))
+    with pytest.raises(NotApplicable, match=said):
+        FirstBlock()(observation, torch.Generator(), cpu)
+
+
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="starts"):
         FirstBlock(starts=0)
