@@ -95,10 +95,12 @@ class Attack(ABC):
 
     Attributes:
         session: set by whoever runs the attack; does nothing outside a run.
+        cost: how long it takes in comparison, in any unit: of the attacks that wait for a worker the cheapest go first.
     """
 
     needs: Needs = Needs()
     session: Session = Session()
+    cost: float = 0.0
 
     @abstractmethod
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
@@ -126,6 +128,14 @@ class Attack(ABC):
             except NotApplicable as refusal:
                 results.append(refusal)
         return results
+
+    def shrink(self, device: torch.device) -> str:
+        """Take less memory from now on, as after running out of it on `device`.
+
+        Returns:
+            The setting that it now has, such as `memory_gib=2`; empty where it cannot do with less.
+        """
+        return ""
 
     def __call__(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Check `needs`, run, and put the seconds into the result."""

@@ -25,13 +25,14 @@ from experiments.setup import (
     prepare,
     reported,
 )
-from experiments.validation import check_audit, check_common, worker_counts
+from experiments.validation import check_audit, check_common, placement, worker_counts
 from fedsim.composition import Config
 from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.errors import ConfigError, nearest
 from fedsim.evaluation import mean_softmax
 from fedsim.observation import Observation, load_observation, observation_name
+from fedsim.simulation.shipping import absolute
 from fedsim.tracking import RunFolder, Trackers
 from server.attacking import build_attack
 from server.results import ResultWriter
@@ -197,10 +198,11 @@ def _results(
 
     from fedsim.simulation.actor_pool import ActorPool
 
-    actor = ray.remote(AuditWorker).options(num_cpus=simulation["num_cpus"], num_gpus=simulation["num_gpus"])
-    workers = worker_counts({**config, "attack": {}}, len(groups))[0] if groups else 0
+    shipped = absolute(config) if config["ray"]["address"] is not None else config
+    actor = ray.remote(AuditWorker).options(**placement(config).clients.options())
+    workers = worker_counts({**config, "attack": {}}, len(groups)) if groups else 0
     pool: ActorPool[Group] = ActorPool(
-        lambda: actor.remote(config, simulation["num_gpus"], probs, None, scratch),
+        lambda _: actor.remote(shipped, simulation["num_gpus"], probs, None, scratch),
         workers,
         simulation["max_retries"],
     )

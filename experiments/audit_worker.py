@@ -15,6 +15,7 @@ from experiments.setup import Setup, prepare
 from fedsim.composition import Config
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
+from fedsim.simulation.actor_pool import PooledWorker
 from fedsim.update import State
 from server.attacking import Outcome, Scores, attack_device, run_attack_on_many, score_outcome
 from server.results import Job
@@ -49,7 +50,7 @@ class AuditResult:
     truth: GroundTruth
 
 
-class AuditWorker:
+class AuditWorker(PooledWorker):
     """Keeps data, model and defenses between updates.
 
     Args:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
 from hydra.utils import instantiate
 
 from clients.app import build_client_app
@@ -29,11 +30,20 @@ from experiments.setup import (
     refuse_used,
     reported,
 )
-from experiments.validation import check_federated, check_observed, check_strategy, takes_gradients, worker_counts
-from fedsim.composition import Config
+from experiments.validation import (
+    check_federated,
+    check_observed,
+    check_strategy,
+    placement,
+    takes_gradients,
+    worker_counts,
+)
+from fedsim.composition import Config, build_data
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation, observation_name
 from fedsim.simulation import InlineGrid, SimulatedGrid, partition_of
+from fedsim.simulation.placement import anywhere
+from fedsim.simulation.shipping import absolute
 from fedsim.tracking import RunFolder, Trackers
 from fedsim.tracking.durable import sync_all
 from fedsim.tracking.sealed import SealedStates
@@ -88,7 +98,7 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
             log_to(folder.log),
             Bars(console) as bars,
             scratch_folder(folder, bars, resumable=False) as scratch,
-            engine(config, config["num_clients"]),
+            engine(config, config["num_clients"], folder=folder),
         ):
             scheduler = make_scheduler(config, writer.write, scratch)
             run = _Run(setup, folder, trackers, writer, pending, scheduler, (grid_of or make_grid)(setup), bars)
@@ -112,16 +122,23 @@ def make_grid(setup: Setup) -> SimulatedGrid:
         return InlineGrid(config["num_clients"], make_app, simulation["threads"], work_of=_work(setup))
     from fedsim.simulation.on_ray import RayGrid
 
+    wanted = placement(config)
+    on_cluster = config["ray"]["address"] is not None
     return RayGrid(
         config["num_clients"],
-        partial(build_client_app, config),
-        workers=worker_counts(config, config["num_clients"])[0],
+        partial(_client_app, absolute(config) if on_cluster else config),
+        workers=worker_counts(config, config["num_clients"]),
         threads=simulation["threads"],
-        num_cpus=simulation["num_cpus"],
-        num_gpus=simulation["num_gpus"],
+        request=wanted.clients,
         max_retries=simulation["max_retries"],
         work_of=_work(setup),
+        place=wanted.client if on_cluster else anywhere,
     )
+
+
+def _client_app(config: Config) -> ClientApp:
+    """With the data loaded: a worker that lacks them fails as it starts, not in a round."""
+    return build_client_app(config, build_data(config))
 
 
 def _work(setup: Setup) -> Callable[[int], float] | None:
@@ -166,6 +183,7 @@ class _Run:
             self._attack(observation, truth)
 
         self.grid.on_reply = on_reply
+        self._share_the_cluster()
         if point is not None:
             self._take_up(point)
         every = config.get("resume_every_seconds")
@@ -200,11 +218,25 @@ class _Run:
     def finish_attacks(self) -> None:
         """Wait for the attacks; the cores that the clients have left help."""
         config, scheduler = self.setup.config, self.scheduler
-        if isinstance(scheduler, RayAttacks) and scheduler.pending > 2:
-            free = worker_counts(config, config["num_clients"])[0]
-            scheduler.add_workers(min(free, scheduler.pending // 2))
+        if isinstance(scheduler, RayAttacks):
+            scheduler.help(worker_counts(config, config["num_clients"]))
         scheduler.drain(lambda: self.bars.set("attacks", scheduler.finished, scheduler.submitted))
         self.bars.say(f"attacks {scheduler.finished}/{scheduler.submitted}")
+
+    def _share_the_cluster(self) -> None:
+        """Whoever waits for room says so, and clients come first: without them nothing goes on."""
+        grid, scheduler = self.grid, self.scheduler
+        if isinstance(scheduler, RayAttacks):
+            scheduler.on_waiting = self._say
+        if not isinstance(grid, SimulatedGrid):
+            return
+
+        def clients_wait(text: str) -> None:
+            self._say(text)
+            if isinstance(scheduler, RayAttacks):
+                scheduler.give_way()
+
+        grid.on_waiting = clients_wait
 
     @property
     def _states(self) -> SealedStates:

@@ -141,10 +141,10 @@ def _side_by_side(progress: Progress) -> Iterator[tuple[Unit, End]]:
 
     simulation = progress.config["simulation"]
     waiting = [unit for unit in progress.units if unit not in progress.ends]
-    workers = worker_counts({**progress.config, "attack": {}}, len(waiting))[0] if waiting else 0
+    workers = worker_counts({**progress.config, "attack": {}}, len(waiting)) if waiting else 0
     actor = ray.remote(UnitWorker).options(num_cpus=simulation["num_cpus"])
     progress.workers = max(1, workers)
-    pool: ActorPool[Unit] = ActorPool(lambda: actor.remote(simulation["threads"]), workers, simulation["max_retries"])
+    pool: ActorPool[Unit] = ActorPool(lambda _: actor.remote(simulation["threads"]), workers, simulation["max_retries"])
     try:
         while waiting or pool.pending:
             for unit in list(waiting):

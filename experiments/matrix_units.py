@@ -25,6 +25,7 @@ from fedsim.composition import Config
 from fedsim.errors import ConfigError, RunError
 from fedsim.metrics.image import psnr
 from fedsim.report.matrix_read import BASELINE, read_cells
+from fedsim.simulation.actor_pool import PooledWorker
 from fedsim.simulation.ray_cluster import quiet_environment
 
 TRAINING, AUDIT = "training", "audit"
@@ -129,7 +130,7 @@ def run_unit(unit: Unit) -> End:
     return End("done", seconds=time.perf_counter() - start)
 
 
-class UnitWorker:
+class UnitWorker(PooledWorker):
     """Runs units in a process of its own, one after the other."""
 
     def __init__(self, threads: int) -> None:

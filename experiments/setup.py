@@ -17,7 +17,7 @@ from defenses.base import DefenseChain, Plan
 from defenses.compose import build_chain
 from defenses.secure_aggregation import SecureAggregation
 from experiments.cli import console, errors
-from experiments.validation import check_common, cores, worker_counts
+from experiments.validation import check_common, cores, crews, placement, worker_counts
 from fedsim.composition import Config, build_data, build_spec, image_side
 from fedsim.data import FederatedData
 from fedsim.errors import ConfigError, RunError
@@ -26,7 +26,9 @@ from fedsim.models import Architecture, Normaliser, architecture_seed
 from fedsim.observing import ObservationFactory
 from fedsim.optimizers import optimizer_factory
 from fedsim.report import build_report
+from fedsim.simulation.placement import anywhere
 from fedsim.simulation.ray_cluster import ray_cluster
+from fedsim.simulation.shipping import runtime_env
 from fedsim.tracking import RunFolder, Trackers
 from fedsim.tracking.sealed import SealedStates
 from server.attacking import build_attack
@@ -132,37 +134,47 @@ def make_scheduler(config: Config, on_result: OnResult, scratch: Path | None = N
     simulation = config["simulation"]
     if simulation["engine"] == "inline":
         return InlineAttacks(config["attack"], config["seed"], on_result, simulation["attack_threads"], scratch)
+    crew, own = crews(config)
+    on_cluster = config["ray"]["address"] is not None
     return RayAttacks(
         config["attack"],
         config["seed"],
         on_result,
-        workers=int(simulation["attack_workers"]),
-        num_cpus=simulation["attack_num_cpus"],
-        num_gpus=simulation["attack_num_gpus"],
-        threads=simulation["attack_threads"],
+        crew=crew,
+        crews=own,
         backlog=simulation["attack_backlog"],
-        timeout=simulation["attack_timeout"],
         max_retries=simulation["attack_retries"],
         scratch=scratch,
+        lazy=on_cluster,
+        place=placement(config).attack if on_cluster else anywhere,
     )
 
 
 @contextmanager
-def engine(config: Config, jobs: int, attackers: bool = True) -> Iterator[None]:
-    """Ray for the block where the simulation wants it, with room for all workers.
+def engine(config: Config, jobs: int, attackers: bool = True, folder: RunFolder | None = None) -> Iterator[None]:
+    """Ray for the block where the simulation wants it: on this machine with room for all workers, or the cluster.
 
     Args:
         attackers: attacks have workers of their own.
+        folder: of the run, which is not sent to a cluster.
     """
     simulation = config["simulation"]
     if simulation["engine"] == "inline":
         yield
         return
-    workers, attack_workers = worker_counts(config if attackers else {**config, "attack": {}}, jobs)
-    cpus = workers * float(simulation["num_cpus"]) + attack_workers * float(simulation["attack_num_cpus"])
-    gpus = workers * float(simulation["num_gpus"]) + attack_workers * float(simulation["attack_num_gpus"])
-    ray, checkout = config["ray"], Path(__file__).parents[1]
-    with ray_cluster(ray["address"], max(cores(), ceil(cpus)), ceil(gpus), ray["dashboard"], checkout):
+    ray = config["ray"]
+    if ray["address"] is not None:
+        path = config.get("data", {}).get("path")
+        kept_back = [Path(path)] if isinstance(path, str) else []
+        kept_back += [folder.root] if folder is not None else []
+        with ray_cluster(ray["address"], 0, 0, runtime_env=runtime_env(Path(__file__).parents[1], config, kept_back)):
+            yield
+        return
+    wanted = placement(config if attackers else {**config, "attack": {}})
+    workers = worker_counts(config if attackers else {**config, "attack": {}}, jobs)
+    cpus = workers * wanted.clients.cpus + sum(request.cpus * count for request, count in wanted.attacks)
+    gpus = workers * wanted.clients.gpus + sum(request.gpus * count for request, count in wanted.attacks)
+    with ray_cluster(None, max(cores(), ceil(cpus)), ceil(gpus), ray["dashboard"]):
         yield
 
 

@@ -10,10 +10,14 @@ from hydra.utils import get_class
 from experiments.completeness import check_complete
 from fedsim.composition import Config
 from fedsim.errors import ConfigError, nearest
+from fedsim.simulation.placement import Placement, Request
+from fedsim.simulation.ray_cluster import check_address
+from server.scheduling import Crew
 from server.summing import FEWEST, Sums
 
 SHARES = ("gradient", "delta", "weights")
 ENGINES = ("ray", "inline")
+CREW_KEYS = ("workers", "num_cpus", "num_gpus", "resources", "threads", "timeout")
 
 
 def check_common(config: Config) -> None:
@@ -34,8 +38,7 @@ def check_common(config: Config) -> None:
     _true_or_false("client.training_mode", client["training_mode"])
     if not isinstance(config["seed"], int) or isinstance(config["seed"], bool):
         raise ConfigError("seed", config["seed"], "a whole number")
-    if not isinstance(config["ray"]["address"], str | None):
-        raise ConfigError("ray.address", config["ray"]["address"], "null, auto or ray://HOST:PORT")
+    check_address(config["ray"]["address"])
     _true_or_false("ray.dashboard", config["ray"]["dashboard"])
     if not config["attack"] and config.get("observation") is not None:
         raise ConfigError("attack", "[]", "at least one attack, for example attack=[patch_gradient]")
@@ -145,18 +148,49 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def worker_counts(config: Config, jobs: int) -> tuple[int, int]:
-    """(client workers, attack workers): as configured, or what the cores and GPUs of this machine can carry."""
+def crews(config: Config) -> tuple[Crew, dict[str, Crew]]:
+    """The workers of attacks, and those that single attacks have for themselves, by their names."""
     simulation = config["simulation"]
-    attackers = int(simulation["attack_workers"]) if config["attack"] else 0
-    if simulation["workers"] != "auto":
-        return int(simulation["workers"]), attackers
-    free = cores() - attackers * float(simulation["attack_num_cpus"])
-    fitting = min(jobs, int(free / max(float(simulation["num_cpus"]), 1e-3)))
-    if simulation["num_gpus"] > 0 and config["ray"]["address"] is None:
-        left = torch.cuda.device_count() - attackers * float(simulation["attack_num_gpus"])
-        fitting = min(fitting, int(left / float(simulation["num_gpus"])))
-    return max(1, fitting), attackers
+    common = {
+        "workers": simulation["attack_workers"],
+        "num_cpus": simulation["attack_num_cpus"],
+        "num_gpus": simulation["attack_num_gpus"],
+        "resources": simulation["attack_resources"],
+        "threads": simulation["attack_threads"],
+        "timeout": simulation["attack_timeout"],
+    }
+    own = {name: _crew({**common, **crew}) for name, crew in simulation["attack_crews"].items()}
+    return _crew(common), own
+
+
+def _crew(settings: dict[str, Any]) -> Crew:
+    request = Request(float(settings["num_cpus"]), float(settings["num_gpus"]), settings["resources"])
+    return Crew(int(settings["workers"]), request, int(settings["threads"]), float(settings["timeout"]))
+
+
+def placement(config: Config) -> Placement:
+    """What all workers of a run ask for."""
+    simulation = config["simulation"]
+    clients = Request(float(simulation["num_cpus"]), float(simulation["num_gpus"]), simulation["resources"])
+    common, own = crews(config)
+    needed = dict.fromkeys(own.get(name, common) for name in config["attack"])
+    return Placement(clients, tuple((crew.request, crew.workers) for crew in needed))
+
+
+def worker_counts(config: Config, jobs: int) -> int:
+    """Client workers: as configured, or what this machine, or the cluster, can carry beside the attack workers."""
+    workers = config["simulation"]["workers"]
+    if workers != "auto":
+        return int(workers)
+    wanted = placement(config)
+    if config["ray"]["address"] is not None:
+        return max(1, min(jobs, wanted.room_for_clients()))
+    free = cores() - sum(request.cpus * count for request, count in wanted.attacks)
+    fitting = min(jobs, int(free / max(wanted.clients.cpus, 1e-3)))
+    if wanted.clients.gpus > 0:
+        left = torch.cuda.device_count() - sum(request.gpus * count for request, count in wanted.attacks)
+        fitting = min(fitting, int(left / wanted.clients.gpus))
+    return max(1, fitting)
 
 
 def _check_simulation(config: Config) -> None:
@@ -169,6 +203,7 @@ def _check_simulation(config: Config) -> None:
         _at_least("simulation.worker_sums", simulation["worker_sums"], 0)
     for key in ("max_retries", "attack_retries"):
         _at_least(f"simulation.{key}", simulation[key], 0)
+    _check_resources(simulation)
     for key in ("num_cpus", "attack_num_cpus", "attack_timeout"):
         _number(f"simulation.{key}", simulation[key], 0.001)
     for key in ("num_gpus", "attack_num_gpus"):
@@ -176,6 +211,34 @@ def _check_simulation(config: Config) -> None:
         if simulation[key] > 0 and config["ray"]["address"] is None and not torch.cuda.is_available():
             raise ConfigError(f"simulation.{key}", simulation[key], "it must be 0, this machine has no CUDA device")
     _check_gpus(config)
+
+
+def _check_resources(simulation: Config) -> None:
+    for key in ("resources", "attack_resources"):
+        _amounts(f"simulation.{key}", simulation[key])
+    crews = simulation["attack_crews"]
+    if not isinstance(crews, dict) or not all(isinstance(crew, dict) for crew in crews.values()):
+        raise ConfigError("simulation.attack_crews", crews, "names of attacks, each with settings of its workers")
+    for name, crew in crews.items():
+        for key, value in crew.items():
+            full = f"simulation.attack_crews.{name}.{key}"
+            if key in ("workers", "threads"):
+                _at_least(full, value, 1)
+            elif key in ("num_cpus", "num_gpus", "timeout"):
+                _number(full, value, 0.0 if key == "num_gpus" else 0.001)
+            elif key == "resources":
+                _amounts(full, value)
+            else:
+                raise ConfigError(full, value, f"one of {', '.join(CREW_KEYS)}.{nearest(str(key), CREW_KEYS)}")
+
+
+def _amounts(key: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise ConfigError(key, value, "amounts of Ray's custom resources by name")
+    for name, amount in value.items():
+        if name in ("CPU", "GPU"):
+            raise ConfigError(f"{key}.{name}", amount, "no custom resource: num_cpus and num_gpus set it")
+        _number(f"{key}.{name}", amount, 0.0001)
 
 
 def _check_gpus(config: Config) -> None:
@@ -186,8 +249,8 @@ def _check_gpus(config: Config) -> None:
         if simulation["engine"] == "ray" and not simulation["num_gpus"]:
             raise ConfigError("client.device", "cuda", "auto, or simulation.num_gpus above 0 so that workers get a GPU")
     if config["ray"]["address"] is None and simulation["engine"] == "ray":
-        workers, attackers = worker_counts(config, 1)
-        wanted = workers * simulation["num_gpus"] + attackers * simulation["attack_num_gpus"]
+        attacks = placement(config).attacks
+        wanted = worker_counts(config, 1) * simulation["num_gpus"] + sum(r.gpus * count for r, count in attacks)
         if wanted > torch.cuda.device_count():
             there = torch.cuda.device_count()
             raise ConfigError(

@@ -1,5 +1,6 @@
 """Running one attack on one observation or several, and scoring it: on whatever worker."""
 
+import gc
 import time
 import traceback
 from collections.abc import Sequence
@@ -23,12 +24,18 @@ from fedsim.observation import Observation, observation_name
 
 logger = getLogger(__name__)
 
+SHRINKS = 10
+"""How often an attack that runs out of memory is tried again with less: a thousandth of what it first took."""
+
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
+"""What torch's allocators say in a plain RuntimeError."""
+
 WROTE = "the attack wrote into the observation, which other attacks read too"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an attack: `refused` carries its reason, `failed` the error."""
+    """What became of an attack: `refused` carries its reason, `failed` the error, `done` what it had to do without."""
 
     status: Literal["done", "refused", "failed"]
     reason: str = ""
@@ -59,6 +66,8 @@ def run_attack(
 ) -> Outcome:
     """Run one attack; a refusal is a result, and so is a fault in its code.
 
+    One that runs out of memory is tried again with less, as long as it can (`Attack.shrink`).
+
     Args:
         scratch: where the attack may keep what another try goes on from; whoever takes the result removes it
             (`attacks.session.discard`), once the result is safe.
@@ -67,7 +76,7 @@ def run_attack(
     before = _versions(observation)
     try:
         attack = _with_session(name, settings, [observation], seed, device, scratch)
-        reconstruction = attack(observation, _generator(observation, name, seed), device)
+        reconstruction, smaller = _within_memory(attack, observation, name, seed, device)
         if _versions(observation) != before:
             raise RuntimeError(WROTE)
     except NotApplicable as refusal:
@@ -75,7 +84,34 @@ def run_attack(
     except Exception as error:  # noqa: BLE001 - attacks are plug-ins: their faults belong into the report
         logger.error("attack %s failed:\n%s", name, traceback.format_exc())
         return Outcome("failed", f"{type(error).__name__}: {error}", seconds=time.perf_counter() - start)
-    return Outcome("done", "", reconstruction, reconstruction.seconds)
+    return Outcome("done", smaller and f"out of memory until {smaller}", reconstruction, reconstruction.seconds)
+
+
+def _within_memory(
+    attack: Attack, observation: Observation, name: str, seed: int, device: torch.device
+) -> tuple[Reconstruction, str]:
+    """The result, and the setting that made the attack small enough, if it had to be changed."""
+    smaller = ""
+    for _ in range(SHRINKS):
+        try:
+            return attack(observation, _generator(observation, name, seed), device), smaller
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error) or not (shrunk := attack.shrink(device)):
+                raise
+            smaller = shrunk
+            logger.warning("attack %s ran out of memory (%s), now %s", name, error, smaller)
+        # Here and not above: while the error is handled, its traceback holds the tensors of the attempt.
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return attack(observation, _generator(observation, name, seed), device), smaller
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether less memory could have avoided it."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in OUT_OF_MEMORY)
 
 
 def run_attack_on_many(

@@ -1,10 +1,12 @@
 """Attacks beside the training: queued, retried, timed out, never in its way."""
 
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,17 @@ from ray.exceptions import RayError
 from attacks.session import discard
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
-from fedsim.simulation.actor_pool import ActorPool
+from fedsim.simulation.actor_pool import ActorPool, Finished, PooledWorker, wait_for
+from fedsim.simulation.placement import Request, anywhere, describe_room
 from fedsim.update import State
-from server.attacking import Outcome, Scores, attack_device, run_attack, score_outcome
+from server.attacking import Outcome, Scores, attack_device, build_attack, run_attack, score_outcome
 from server.pending import Unfinished
 from server.results import Job
+
+logger = getLogger(__name__)
+
+PATIENCE = 60.0
+"""Seconds that training waits for a full queue while no attack worker could start; then the queue may grow."""
 
 OnResult = Callable[[Job, Outcome, Scores | None, GroundTruth | None, int], None]
 
@@ -119,7 +127,7 @@ class InlineAttacks(AttackScheduler):
         on_progress()
 
 
-class AttackWorker:
+class AttackWorker(PooledWorker):
     """Runs in an actor; keeps the last global state it was given."""
 
     def __init__(self, threads: int, num_gpus: float, scratch: Path | None = None) -> None:
@@ -157,16 +165,37 @@ def _fetch(observation: Any, state: Any) -> Observation:
         raise OSError(f"an observation is lost from Ray's store: {error}") from error
 
 
+@dataclass(frozen=True)
+class Crew:
+    """Attack workers of one kind.
+
+    Attributes:
+        workers: how many attacks run at once.
+        request: what Ray sets aside for one worker.
+        threads: torch threads of a worker.
+        timeout: seconds for one attack, after which its worker is replaced and it counts as failed.
+    """
+
+    workers: int = 1
+    request: Request = field(default_factory=Request)
+    threads: int = 1
+    timeout: float = 3600.0
+
+
 class RayAttacks(AttackScheduler):
-    """A pool of Ray actors works through a bounded queue.
+    """Pools of Ray actors work through a bounded queue, cheap attacks first.
 
     Args:
-        workers: how many attacks run at once.
-        num_cpus, num_gpus: Ray's admission request of one worker.
-        threads: torch threads of a worker.
+        crew: the workers of all attacks but those in `crews`.
+        crews: workers of their own, by the attack's name; equal ones are shared.
         backlog: queued attacks beyond which `submit` waits, so that memory stays bounded.
-        timeout: seconds for one attack, after which its worker is replaced and it counts as failed.
         max_retries: how often an attack whose worker died is tried again, from where it last saved.
+        lazy: start workers with the first observation instead of at once. On a cluster that others use too, nobody
+            then holds room for attacks while waiting for room for clients.
+        place: Ray's scheduling strategy for the worker of this number, counted over all crews.
+
+    Attributes:
+        on_waiting: told, now and then, that attacks wait for workers that nothing has room for.
     """
 
     def __init__(
@@ -175,32 +204,47 @@ class RayAttacks(AttackScheduler):
         seed: int,
         on_result: OnResult,
         *,
-        workers: int = 1,
-        num_cpus: float = 1.0,
-        num_gpus: float = 0.0,
-        threads: int = 1,
+        crew: Crew | None = None,
+        crews: Mapping[str, Crew] | None = None,
         backlog: int = 256,
-        timeout: float = 3600.0,
         max_retries: int = 2,
         scratch: Path | None = None,
+        lazy: bool = False,
+        place: Callable[[int], Any] = anywhere,
     ) -> None:
         super().__init__(attacks, seed, on_result, scratch)
-        actor = ray.remote(AttackWorker).options(num_cpus=num_cpus, num_gpus=num_gpus)
-        self._pool: ActorPool[_Queued] = ActorPool(
-            lambda: actor.remote(threads, num_gpus, scratch), workers if attacks else 0, max_retries
-        )
+        self.on_waiting: Callable[[str], None] = logger.warning
+        own = crews or {}
+        self._crew_of = {name: own.get(name, crew or Crew()) for name in attacks}
+        self._cost = {name: float(build_attack(name, settings).cost) for name, settings in attacks.items()}
+        self._max_retries, self._place = max_retries, place
+        self._pools: dict[Crew, ActorPool[_Queued]] = {}
+        for chosen in self._crew_of.values():
+            if chosen not in self._pools:
+                self._pools[chosen] = self._pool(chosen, sum(other.workers for other in self._pools))
         self._last_state: tuple[State, Any] | None = None
         self._unfinished: dict[str, Unfinished] = {}
         self._left: Counter[str] = Counter()
-        self._backlog, self._timeout = backlog, timeout
+        self._backlog, self._lazy = backlog, lazy
+        self._staff()
 
     @property
     def pending(self) -> int:
-        return self._pool.pending
+        return sum(pool.pending for pool in self._pools.values())
 
-    def add_workers(self, count: int) -> None:
-        """More workers: for when the clients have left theirs."""
-        self._pool.add(count)
+    def help(self, free: int) -> None:
+        """At most so many more workers, where attacks wait: for when the clients have left their room."""
+        for pool in self._pools.values():
+            more = min(free, (pool.pending - pool.size) // 2)
+            if more > 0:
+                pool.add(more)
+                free -= more
+
+    def give_way(self) -> None:
+        """Stop all workers, since clients have none at all: what they were at begins again with the next `collect`."""
+        self._lazy = True
+        for pool in self._pools.values():
+            pool.release()
 
     def submit(self, observation: Observation, truth: GroundTruth | None, skip: frozenset[str] = frozenset()) -> None:
         jobs = self._jobs(observation, skip)
@@ -213,24 +257,50 @@ class RayAttacks(AttackScheduler):
         self._unfinished[name] = Unfinished(name, observation.server_round, truth, load)
         self._left[name] += len(jobs)
         for job in jobs:
-            self._pool.submit(_Queued(job, truth), self._call(job, truth, light, state))
+            pool = self._pools[self._crew_of[job.attack]]
+            pool.submit(_Queued(job, truth), self._call(job, truth, light, state), self._cost[job.attack])
         self.collect()
-        while self.pending > self._backlog:
+        helpless_until = time.monotonic() + PATIENCE
+        while self.pending > self._backlog and (self._any_started() or time.monotonic() < helpless_until):
             self._take(1.0)
 
     def unfinished(self) -> list[Unfinished]:
         return list(self._unfinished.values())
 
     def collect(self) -> None:
+        self._staff()
         self._take(0.0)
 
     def drain(self, on_progress: Callable[[], None] = lambda: None) -> None:
+        self._staff()
         while self.pending:
             self._take(0.5)
             on_progress()
 
     def close(self) -> None:
-        self._pool.close()
+        for pool in self._pools.values():
+            pool.close()
+
+    def _pool(self, crew: Crew, first: int) -> ActorPool[_Queued]:
+        actor = ray.remote(AttackWorker)
+
+        def start(number: int) -> Any:
+            options = crew.request.options() | {"scheduling_strategy": self._place(first + number)}
+            return actor.options(**options).remote(crew.threads, crew.request.gpus, self.scratch)
+
+        def tell(seconds: float) -> None:
+            self.on_waiting(f"no attack worker for {seconds:.0f} s: {describe_room(crew.request)}")
+
+        return ActorPool(start, 0, self._max_retries, tell)
+
+    def _staff(self) -> None:
+        """Workers for pools that have none."""
+        for crew, pool in self._pools.items():
+            if pool.size == 0 and (pool.pending or not self._lazy):
+                pool.add(crew.workers)
+
+    def _any_started(self) -> bool:
+        return any(pool.started for pool in self._pools.values() if pool.pending)
 
     def _call(self, job: Job, truth: GroundTruth | None, observation: Any, state: Any) -> Callable[[Any], Any]:
         settings = self.attacks[job.attack]
@@ -249,11 +319,17 @@ class RayAttacks(AttackScheduler):
         return self._last_state[1]
 
     def _take(self, seconds: float) -> None:
-        for end in self._pool.wait(seconds) + self._pool.expire(self._timeout):
-            outcome, scores = end.value or (Outcome("failed", end.error or ""), None)
-            self._finish(end.tag.job, outcome, scores, end.tag.truth, end.attempts)
-            self._left[end.tag.job.observation] -= 1
-            if self._left[end.tag.job.observation] == 0:
-                del self._unfinished[end.tag.job.observation], self._left[end.tag.job.observation]
-            if end.value is not None:  # else it was stopped: a later call may go on with it
-                self._forget(end.tag.job)
+        ended = wait_for(list(self._pools.values()), seconds)
+        for crew, pool in self._pools.items():
+            ended += pool.expire(crew.timeout)
+        for end in ended:
+            self._end(end)
+
+    def _end(self, end: Finished[_Queued]) -> None:
+        outcome, scores = end.value or (Outcome("failed", end.error or ""), None)
+        self._finish(end.tag.job, outcome, scores, end.tag.truth, end.attempts)
+        self._left[end.tag.job.observation] -= 1
+        if self._left[end.tag.job.observation] == 0:
+            del self._unfinished[end.tag.job.observation], self._left[end.tag.job.observation]
+        if end.value is not None:  # else it was stopped: a later call may go on with it
+            self._forget(end.tag.job)

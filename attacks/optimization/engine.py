@@ -70,6 +70,8 @@ class GradientMatching(Attack):
     """
 
     needs = Needs(auxiliary=True)
+    _chunked = 2
+    """Candidates that were computed together when it was last tried, while there is hope for fewer."""
 
     def __init__(
         self,
@@ -131,6 +133,18 @@ class GradientMatching(Attack):
         )
         if not self.settings.optimiser.elementwise:
             _check("group", group, group is None, "null for L-BFGS, whose candidates do not see one another")
+
+    @property
+    def cost(self) -> float:  # type: ignore[override]
+        """In steps of one candidate; closed forms take less than one."""
+        return float(self.settings.steps * self.settings.restarts)
+
+    def shrink(self, device: torch.device) -> str:
+        """Fewer candidates together; nothing where there was only one."""
+        if self._chunked < 2:
+            return ""
+        self.memory_gib = (self.memory_gib or default_budget(device)) / 2
+        return f"memory_gib={self.memory_gib:g}"
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable where a label rule, a prior or the update's kind does not allow it."""
@@ -204,6 +218,7 @@ class GradientMatching(Attack):
             if search.chunk == 1 and method in DIFFERENCES:
                 set_fused_attention(derivative.update.victim.model, True)
             return search.run(session)
+        self._chunked = 1
         alone = replace(self.settings, restarts=1)
         found: list[Found] = []
         for index, generator in enumerate(generators):
@@ -238,12 +253,14 @@ class GradientMatching(Attack):
 
     def _chunk(self, search: Search, derivative: MixedDerivative, method: str, device: torch.device) -> int:
         if search.count == 1:
+            self._chunked = 1
             return 1
         budget = self.memory_gib or default_budget(device)
         one = {name: variable[0].detach() for name, variable in search.variables.items() if name != "point"}
         one["images"] = search.images()[0].detach()
         steps = 1 if derivative.update.plain else search.problems[0].observation.protocol.steps
-        return chunk_size(search.count, candidate_bytes(derivative, method, one, steps), budget)
+        self._chunked = chunk_size(search.count, candidate_bytes(derivative, method, one, steps), budget)
+        return self._chunked
 
 
 def _reconstruction(problem: Problem, found: Found) -> Reconstruction:

@@ -1,8 +1,9 @@
 """A pool of Ray actors: one call at a time on each, retried when a worker dies, bounded in time."""
 
 import time
+from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from logging import getLogger
 from typing import Any, Generic, TypeVar
@@ -10,10 +11,18 @@ from typing import Any, Generic, TypeVar
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from fedsim.errors import ConfigError, RunError
+
 logger = getLogger(__name__)
 
 MAX_FAILED_STARTS = 3
 """In a row; then the fault is in what the workers run, not in one worker."""
+
+PATIENCE = 30.0
+"""Seconds that calls wait without any worker until somebody is told, and then until told again."""
+
+REFUSAL = f"{ConfigError.__module__}.{ConfigError.__qualname__}: "
+"""How the last line of an error begins where a worker refused its settings."""
 
 Tag = TypeVar("Tag")
 Call = Callable[[Any], Any]
@@ -29,72 +38,111 @@ class Finished(Generic[Tag]):
     error: str | None = None
 
 
-@dataclass
+class PooledWorker:
+    """Base of the classes that pools make actors of."""
+
+    def ready(self) -> None:
+        """Answered once the constructor is through; through `ray://`, actors have no methods but their own."""
+
+
+@dataclass(order=True)
 class _Pending(Generic[Tag]):
-    tag: Tag
-    call: Call
-    attempts: int = 0
-    since: float = field(default_factory=time.monotonic)
+    """Those of lowest `order` go first: cheap before dear, then as they were submitted."""
+
+    order: tuple[float, int]
+    tag: Tag = field(compare=False)
+    call: Call = field(compare=False)
+    attempts: int = field(default=0, compare=False)
+    since: float = field(default=0.0, compare=False)
 
 
 class ActorPool(Generic[Tag]):
-    """Gives each call to the next idle actor, in the order of submission.
+    """Gives each call to the next idle actor: those of least cost first, else in the order of submission.
 
-    An actor counts as idle once it has started, so that no time limit includes the start of a process.
+    An actor counts as idle once it has started, so that no time limit includes the start of a process. Actors that a
+    cluster has no room for yet are used as soon as it has; meanwhile the others do the work.
 
     Args:
-        make_actor: starts one actor.
+        make_actor: starts one `PooledWorker`, given its number from 0; who replaces another has the same.
         size: how many actors there are at first.
         max_retries: how often a call is made again after its actor died.
+        on_waiting: told how many seconds calls have been waiting while no actor could start; by default nobody.
     """
 
-    def __init__(self, make_actor: Callable[[], Any], size: int, max_retries: int = 2) -> None:
+    def __init__(
+        self,
+        make_actor: Callable[[int], Any],
+        size: int,
+        max_retries: int = 2,
+        on_waiting: Callable[[float], None] = lambda _: None,
+    ) -> None:
         self._make_actor = make_actor
         self._max_retries = max_retries
-        self._actors: list[Any] = []
+        self._on_waiting = on_waiting
+        self._numbers: dict[Any, int] = {}
         self._starting: dict[Any, Any] = {}
         self._failed_starts = 0
+        self._submitted = 0
         self._idle: deque[Any] = deque()
-        self._queue: deque[_Pending[Tag]] = deque()
+        self._queue: list[_Pending[Tag]] = []
         self._running: dict[Any, tuple[Any, _Pending[Tag]]] = {}
+        self._helpless_since: float | None = None
+        self._told = 0.0
         self.add(size)
 
     @property
     def pending(self) -> int:
         return len(self._queue) + len(self._running)
 
+    @property
+    def size(self) -> int:
+        """Actors that there are, those that are still to start among them."""
+        return len(self._numbers)
+
+    @property
+    def started(self) -> int:
+        """Actors that work or could."""
+        return len(self._numbers) - len(self._starting)
+
+    @property
+    def references(self) -> list[Any]:
+        """Of everything that `wait` waits for."""
+        return [*self._running, *self._starting]
+
     def add(self, count: int) -> None:
         """Start more actors."""
-        for _ in range(count):
-            actor = self._make_actor()
-            self._actors.append(actor)
-            self._starting[actor.__ray_ready__.remote()] = actor
+        used = set(self._numbers.values())
+        free = (number for number in range(len(used) + count) if number not in used)
+        for number, _ in zip(free, range(count), strict=False):
+            self._add(number)
 
-    def submit(self, tag: Tag, call: Call) -> None:
+    def _add(self, number: int) -> None:
+        actor = self._make_actor(number)
+        self._numbers[actor] = number
+        self._starting[actor.ready.remote()] = actor
+
+    def submit(self, tag: Tag, call: Call, cost: float = 0.0) -> None:
         """Queue a call: it is handed an actor and returns the reference of its result."""
-        self._queue.append(_Pending(tag, call))
+        self._submitted += 1
+        insort(self._queue, _Pending((cost, self._submitted), tag, call))
         self._start()
 
     def wait(self, timeout: float | int | None) -> list[Finished[Tag]]:
         """What has finished, waiting up to `timeout` seconds for the first; None waits for it."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            references = [*self._running, *self._starting]
-            if not references:
-                return []
-            ready, _ = ray.wait(references, num_returns=len(references), timeout=0.0)
-            left = None if deadline is None else deadline - time.monotonic()
-            if not ready and (left is None or left > 0):
-                ready, _ = ray.wait(references, num_returns=1, timeout=left)
-            finished = [end for reference in ready if (end := self._take(reference)) is not None]
-            self._start()
-            if finished or self.pending == 0 or (deadline is not None and time.monotonic() >= deadline):
-                return finished
+        return wait_for([self], timeout)
+
+    def take(self, ready: Iterable[Any]) -> list[Finished[Tag]]:
+        """What has finished of these references, which are ready; calls that waited go to who is idle now."""
+        mine = [reference for reference in ready if reference in self._running or reference in self._starting]
+        finished = [end for reference in mine if (end := self._take(reference)) is not None]
+        self._start()
+        self._tell()
+        return finished
 
     def cancel(self, chosen: Callable[[Tag], bool]) -> list[Finished[Tag]]:
         """Give up calls: queued ones are dropped, a running one loses its process, which is replaced."""
         dropped = [pending for pending in self._queue if chosen(pending.tag)]
-        self._queue = deque(pending for pending in self._queue if not chosen(pending.tag))
+        self._queue = [pending for pending in self._queue if not chosen(pending.tag)]
         for reference, (actor, pending) in list(self._running.items()):
             if chosen(pending.tag):
                 dropped.append(pending)
@@ -113,19 +161,37 @@ class ActorPool(Generic[Tag]):
         self._start()
         return late
 
-    def close(self) -> None:
-        """Stop the actors, so that their CPUs and GPUs are free."""
-        for actor in self._actors:
+    def release(self) -> None:
+        """Stop the actors, so that their CPUs and GPUs are free; calls wait for others that are `add`ed."""
+        for actor in self._numbers:
             ray.kill(actor)
-        self._actors.clear()
+        for _, pending in self._running.values():
+            pending.attempts -= 1
+            insort(self._queue, pending)
+        self._numbers.clear()
         self._starting.clear()
         self._idle.clear()
-        self._queue.clear()
         self._running.clear()
+
+    def close(self) -> None:
+        """Stop the actors and forget all calls."""
+        self.release()
+        self._queue.clear()
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        if not self._queue or self.started or not self._numbers:
+            self._helpless_since = None
+            return
+        if self._helpless_since is None:
+            self._helpless_since = self._told = now
+        elif now - self._told >= PATIENCE:
+            self._told = now
+            self._on_waiting(now - self._helpless_since)
 
     def _start(self) -> None:
         while self._idle and self._queue:
-            actor, pending = self._idle.popleft(), self._queue.popleft()
+            actor, pending = self._idle.popleft(), self._queue.pop(0)
             pending.attempts += 1
             pending.since = time.monotonic()
             self._running[pending.call(actor)] = (actor, pending)
@@ -146,7 +212,7 @@ class ActorPool(Generic[Tag]):
             ray.kill(actor)
             self._swap(actor)
             if pending.attempts <= self._max_retries:
-                self._queue.appendleft(pending)
+                insort(self._queue, pending)
                 return None
             reason = f"its worker died {pending.attempts} times"
             return Finished(pending.tag, pending.attempts, error=reason)
@@ -159,9 +225,10 @@ class ActorPool(Generic[Tag]):
             ray.get(reference)
         except RayError as error:
             self._failed_starts += 1
-            if self._failed_starts >= MAX_FAILED_STARTS:
-                raise RuntimeError(f"workers cannot start: {_last_line(error)}") from error
-            logger.warning("a worker could not start: %s", _last_line(error))
+            reason = _last_line(error)
+            if self._failed_starts >= MAX_FAILED_STARTS or reason.startswith(REFUSAL):
+                raise RunError(f"workers cannot start: {reason.removeprefix(REFUSAL)}") from error
+            logger.warning("a worker could not start: %s", reason)
             self._swap(actor)
         else:
             self._failed_starts = 0
@@ -174,8 +241,24 @@ class ActorPool(Generic[Tag]):
 
     def _swap(self, actor: Any) -> None:
         """A fresh actor for one that is gone: a restarted one may still fail the first call it gets."""
-        self._actors.remove(actor)
-        self.add(1)
+        self._add(self._numbers.pop(actor))
+
+
+def wait_for(pools: Sequence[ActorPool[Tag]], timeout: float | int | None) -> list[Finished[Tag]]:
+    """What has finished in any of these, waiting up to `timeout` seconds for the first; None waits for it."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        references = [reference for pool in pools for reference in pool.references]
+        if not references:
+            return []
+        ready, _ = ray.wait(references, num_returns=len(references), timeout=0.0)
+        left = PATIENCE if deadline is None else min(PATIENCE, deadline - time.monotonic())
+        if not ready and left > 0:
+            ready, _ = ray.wait(references, num_returns=1, timeout=left)
+        finished = [end for pool in pools for end in pool.take(ready)]
+        over = deadline is not None and time.monotonic() >= deadline
+        if finished or over or not any(pool.pending for pool in pools):
+            return finished
 
 
 def _last_line(error: BaseException) -> str:

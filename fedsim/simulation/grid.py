@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from logging import getLogger
 from time import monotonic
 
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
@@ -19,6 +20,8 @@ from fedsim.records import CONFIG
 from fedsim.simulation.bundle import Answer, Bundle
 from fedsim.simulation.delivery import error_reply
 from fedsim.simulation.folding import Fold
+
+logger = getLogger(__name__)
 
 SERVER_NODE_ID = 1
 FIRST_CLIENT_NODE_ID = 2
@@ -62,6 +65,7 @@ class SimulatedGrid(Grid):
             updates are summed, since it decides the order of the additions.
 
     Attributes:
+        on_waiting: told, now and then, that a round waits for workers that nothing has room for, and what they ask for.
         states: what nodes keep between messages, by node id; only nodes that wrote to their state are in it.
     """
 
@@ -70,6 +74,7 @@ class SimulatedGrid(Grid):
     ) -> None:
         self.num_clients = num_clients
         self.on_reply = on_reply
+        self.on_waiting: Callable[[str], None] = logger.warning
         self.states: dict[int, RecordDict] = {}
         self._work_of = work_of
         self._message_ids = itertools.count(1)

@@ -7,21 +7,31 @@ import ray
 import torch
 from flwr.app import Message, Metadata, RecordDict
 
-from fedsim.simulation.actor_pool import ActorPool, Finished
+from fedsim.errors import ConfigError
+from fedsim.simulation.actor_pool import ActorPool, Finished, PooledWorker
 from fedsim.simulation.bundle import Answer, Bundle, run_bundle
 from fedsim.simulation.grid import ClientAppFactory, Ended, OnReply, SimulatedGrid, make_context
+from fedsim.simulation.placement import Request, anywhere, describe_room
 
 AHEAD = 2
 """Groups under way for each worker."""
 
 
-class ClientWorker:
-    """Runs in an actor: builds its ClientApp once and keeps the last content it was sent."""
+class ClientWorker(PooledWorker):
+    """Runs in an actor: builds its ClientApp once and keeps the last content it was sent.
+
+    Raises:
+        ConfigError: the ClientApp cannot be built on this node, which is named.
+    """
 
     def __init__(self, make_client_app: ClientAppFactory, num_clients: int, threads: int) -> None:
         torch.set_num_threads(threads)
         self._num_clients = num_clients
-        self._app = make_client_app()
+        try:
+            self._app = make_client_app()
+        except ConfigError as error:
+            where = f"on node {ray.util.get_node_ip_address()} of the cluster"
+            raise ConfigError(error.key, error.value, f"{error.expected} ({where})") from error
         self._content_id = ""
         self._content = RecordDict()
 
@@ -51,7 +61,8 @@ class RayGrid(SimulatedGrid):
 
     Args:
         threads: torch threads of a client. Part of the configuration: it changes the bits of the results.
-        num_cpus, num_gpus: Ray's admission request of one worker, fractions allowed.
+        request: what Ray sets aside for one worker, fractions allowed.
+        place: Ray's scheduling strategy for the worker of this number.
     """
 
     def __init__(
@@ -60,18 +71,22 @@ class RayGrid(SimulatedGrid):
         make_client_app: ClientAppFactory,
         workers: int,
         threads: int = 1,
-        num_cpus: float = 1.0,
-        num_gpus: float = 0.0,
+        request: Request | None = None,
         max_retries: int = 2,
         on_reply: OnReply | None = None,
         work_of: Callable[[int], float] | None = None,
+        place: Callable[[int], Any] = anywhere,
     ) -> None:
         super().__init__(num_clients, on_reply, work_of)
-        actor = ray.remote(ClientWorker).options(num_cpus=num_cpus, num_gpus=num_gpus)
+        self._request = request or Request()
+        actor = ray.remote(ClientWorker)
         self._workers = workers
-        self._pool: ActorPool[Bundle] = ActorPool(
-            lambda: actor.remote(make_client_app, num_clients, threads), workers, max_retries
-        )
+
+        def start(number: int) -> Any:
+            options = self._request.options() | {"scheduling_strategy": place(number)}
+            return actor.options(**options).remote(make_client_app, num_clients, threads)
+
+        self._pool: ActorPool[Bundle] = ActorPool(start, workers, max_retries, self._tell_waiting)
         self._content: tuple[RecordDict, Any] | None = None
 
     @property
@@ -95,6 +110,9 @@ class RayGrid(SimulatedGrid):
         if self._content is None or self._content[0] is not content:
             self._content = (content, ray.put(content))
         return self._content[1]
+
+    def _tell_waiting(self, seconds: float) -> None:
+        self.on_waiting(f"no client worker for {seconds:.0f} s: {describe_room(self._request)}")
 
     def _poll(self, timeout: float | int | None) -> list[Ended]:
         return [_ended(end) for end in self._pool.wait(timeout)]

@@ -2,14 +2,20 @@
 
 import logging
 import os
+import re
+import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ConfigError
+
+ADDRESS = re.compile(r"(?:ray://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/:\[\]]+):(?P<port>\d{1,5})")
+EXPECTED = "null, auto, HOST:PORT or ray://HOST:PORT"
+SECONDS_TO_ANSWER = 5.0
+"""For a TCP connection; Ray itself would try for minutes."""
 
 
 def quiet_environment() -> None:
@@ -21,16 +27,32 @@ def quiet_environment() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+def check_address(address: object) -> None:
+    """Raises ConfigError where this can be no address of a cluster; None stands for this machine."""
+    if address is None or address == "auto":
+        return
+    found = ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    if found is None or not 0 < int(found["port"]) < 65536:
+        raise ConfigError("ray.address", address, EXPECTED)
+
+
 @contextmanager
 def ray_cluster(
-    address: str | None, num_cpus: int, num_gpus: int, dashboard: bool = False, working_dir: Path | None = None
+    address: str | None,
+    num_cpus: int,
+    num_gpus: int,
+    dashboard: bool = False,
+    runtime_env: Mapping[str, Any] | None = None,
 ) -> Iterator[None]:
     """Ray for the block: a local one of this size on the loopback, or the cluster at `address`.
 
     A Ray that is already running in this process is used as it is and left running.
 
+    Args:
+        runtime_env: what the nodes of a cluster are sent; a local Ray has it already.
+
     Raises:
-        ConfigError: no cluster answers at `address`.
+        ConfigError: no cluster answers at `address`, or one with another version of Ray or Python.
     """
     quiet_environment()
     import ray
@@ -42,20 +64,56 @@ def ray_cluster(
     if address is None:
         _bind_to_loopback()
         options |= {"num_cpus": num_cpus, "num_gpus": num_gpus, "include_dashboard": dashboard}
-        options["dashboard_host"] = "127.0.0.1"
+        options |= {"dashboard_host": "127.0.0.1", "address": "local"}
     else:
-        options["address"] = address
-        if working_dir is not None:
-            options["runtime_env"] = {"working_dir": str(working_dir)}
+        _check_answer(address)
+        options |= {"address": address, "runtime_env": dict(runtime_env or {})}
     try:
         with _quiet_stderr():
             ray.init(**options)
-    except (ConnectionError, ValueError) as error:
-        raise ConfigError("ray.address", address, f"no Ray cluster answers there ({error})") from error
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        if address is None:
+            raise
+        raise ConfigError("ray.address", address, _reason(error)) from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _reason(error: Exception) -> str:
+    """In one line; Ray's own words end in advice for other programs."""
+    text = " ".join(str(error).split())
+    if "ersion mismatch" in text or "python versions" in text.lower():
+        words = re.sub(r".*?ersion mismatch:? ?", "", text)
+        return f"a cluster with the Ray and the Python of this environment ({words})"
+    if isinstance(error, ConnectionError):
+        return f"no Ray cluster answers there ({text})"
+    return f"the cluster takes no job of this kind ({text})"
+
+
+def _check_answer(address: str) -> None:
+    """Raises ConfigError where nothing listens."""
+    check_address(address)
+    actual = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+    if actual == "auto":
+        from ray._private.services import canonicalize_bootstrap_address
+
+        try:
+            actual = canonicalize_bootstrap_address("auto") or ""
+        except ConnectionError as error:
+            raise ConfigError(
+                "ray.address", address, "no Ray cluster runs on this machine (ray start --head)"
+            ) from error
+    found = ADDRESS.fullmatch(actual)
+    if found is None:
+        return  # an address that only Ray's own plug-ins understand
+    try:
+        target = found["host"].strip("[]"), int(found["port"])
+        socket.create_connection(target, timeout=SECONDS_TO_ANSWER).close()
+    except OSError as error:
+        where = "there" if actual == address else f"at {actual}"
+        raise ConfigError("ray.address", address, f"no Ray cluster answers {where} ({error})") from error
 
 
 def _bind_to_loopback() -> None:

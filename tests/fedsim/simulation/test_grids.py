@@ -7,6 +7,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedsim.simulation import InlineGrid, node_id_of, partition_of
 from fedsim.simulation.on_ray import RayGrid
+from fedsim.simulation.placement import Request
 from tests.fedsim.simulation.obedient_client import make_client_app
 
 
@@ -26,7 +27,7 @@ def grid(request):
         made = InlineGrid(4, make_client_app)
     else:
         request.getfixturevalue("ray_on_this_machine")
-        made = RayGrid(4, make_client_app, workers=2, num_cpus=0.5, max_retries=1)
+        made = RayGrid(4, make_client_app, workers=2, request=Request(cpus=0.5), max_retries=1)
     yield made
     made.close()
 
@@ -66,7 +67,7 @@ def test_push_and_pull_find_every_reply(grid):
 
 
 def test_a_late_client_answers_with_an_error_and_the_next_round_is_whole(ray_on_this_machine):
-    grid = RayGrid(3, make_client_app, workers=2, num_cpus=0.5)
+    grid = RayGrid(3, make_client_app, workers=2, request=Request(cpus=0.5))
     try:
         list(grid.send_and_receive(messages(grid)))
         replies = answers(grid.send_and_receive(messages(grid, "hang", [1]), timeout=8.0))
@@ -77,7 +78,7 @@ def test_a_late_client_answers_with_an_error_and_the_next_round_is_whole(ray_on_
 
 
 def test_a_killed_worker_is_replaced_and_its_client_tried_again(ray_on_this_machine, tmp_path):
-    grid = RayGrid(3, make_client_app, workers=2, num_cpus=0.5, max_retries=1)
+    grid = RayGrid(3, make_client_app, workers=2, request=Request(cpus=0.5), max_retries=1)
     try:
         assert answers(grid.send_and_receive(messages(grid, "die-once", [1], tmp_path / "died"))) == [0, 1, 2]
         assert (tmp_path / "died").exists()
