@@ -14,6 +14,7 @@ from fedsim.errors import ConfigError
 
 ADDRESS = re.compile(r"(?:ray://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/:\[\]]+):(?P<port>\d{1,5})")
 EXPECTED = "null, auto, HOST:PORT or ray://HOST:PORT"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SECONDS_TO_ANSWER = 5.0
 """For a TCP connection; Ray itself would try for minutes."""
 
@@ -93,7 +94,7 @@ def _reason(error: Exception) -> str:
 
 
 def _check_answer(address: str) -> None:
-    """Raises ConfigError where nothing listens."""
+    """Raises ConfigError where nothing listens; a cluster of the loopback is joined there."""
     check_address(address)
     actual = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
     if actual == "auto":
@@ -108,12 +109,24 @@ def _check_answer(address: str) -> None:
     found = ADDRESS.fullmatch(actual)
     if found is None:
         return  # an address that only Ray's own plug-ins understand
-    try:
-        target = found["host"].strip("[]"), int(found["port"])
-        socket.create_connection(target, timeout=SECONDS_TO_ANSWER).close()
-    except OSError as error:
+    host, port = found["host"].strip("[]"), int(found["port"])
+    if (fault := _connect(host, port)) is not None:
         where = "there" if actual == address else f"at {actual}"
-        raise ConfigError("ray.address", address, f"no Ray cluster answers {where} ({error})") from error
+        raise ConfigError("ray.address", address, f"no Ray cluster answers {where} ({fault})") from fault
+    if host in LOOPBACK and not actual.startswith("ray://"):
+        from ray._private.services import get_node_ip_address
+
+        # Ray takes the loopback for this machine's name in its network, where such a head does not listen.
+        if _connect(get_node_ip_address(), port) is not None:
+            _bind_to_loopback()
+
+
+def _connect(host: str, port: int) -> OSError | None:
+    try:
+        socket.create_connection((host, port), timeout=SECONDS_TO_ANSWER).close()
+    except OSError as error:
+        return error
+    return None
 
 
 def _bind_to_loopback() -> None:

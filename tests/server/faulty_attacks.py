@@ -35,6 +35,42 @@ class Faulty(Attack):
         return Reconstruction(images=torch.rand(1, *observation.image_shape, generator=rng))
 
 
+class Hungry(Attack):
+    """Fits into memory once its chunk is at most `fits`; `says` is how it runs out of it."""
+
+    def __init__(self, chunk: int, fits: int, says: str = "memory") -> None:
+        self.chunk, self.fits, self.says = chunk, fits, says
+
+    def shrink(self, device: torch.device) -> str:
+        if self.chunk == 1:
+            return ""
+        self.chunk //= 2
+        return f"chunk={self.chunk}"
+
+    def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
+        images = torch.rand(1, *observation.image_shape, generator=rng)
+        if self.chunk > self.fits:
+            raise {
+                "memory": MemoryError(),
+                "cuda": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+                "cpu": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+                "other": RuntimeError("shapes do not match"),
+            }[self.says]
+        return Reconstruction(images=images)
+
+
+class Costly(Attack):
+    """Adds its name to a file when it runs."""
+
+    def __init__(self, log: str, name: str, cost: float) -> None:
+        self.log, self.name, self.cost = Path(log), name, cost
+
+    def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
+        with self.log.open("a") as file:
+            file.write(f"{self.name} {torch.get_num_threads()}\n")
+        return Reconstruction()
+
+
 class WrongShape(Attack):
     """Returns pictures that nothing can be compared with."""
 

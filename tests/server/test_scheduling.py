@@ -3,10 +3,15 @@
 import pytest
 import torch
 
+from fedsim.simulation.placement import Request
+from server import scheduling
 from server.honest_but_curious import HonestButCurious
 from server.observing import ObservePolicy
-from server.scheduling import InlineAttacks, RayAttacks
+from server.scheduling import Crew, InlineAttacks, RayAttacks
 
+COSTLY = "tests.server.faulty_attacks.Costly"
+HUNGRY = "tests.server.faulty_attacks.Hungry"
+HALF = Request(cpus=0.5)
 FAULTY = "tests.server.faulty_attacks.Faulty"
 WALK = "tests.server.faulty_attacks.Walk"
 
@@ -27,15 +32,14 @@ def observed(federate):
 def run(observed, ray_on_this_machine):
     def scheduled(attacks, inline=False, **options):
         results = {}
+        crew = Crew(options.pop("workers", 1), HALF, timeout=options.pop("timeout", 3600.0))
 
         def keep(job, outcome, scores, truth, attempts):
             assert (job.client, job.attack) not in results, "a result came twice"
             results[(job.client, job.attack)] = (outcome, scores, attempts)
 
         scheduler = (
-            InlineAttacks(attacks, 0, keep, **options)
-            if inline
-            else RayAttacks(attacks, 0, keep, num_cpus=0.5, **options)
+            InlineAttacks(attacks, 0, keep, **options) if inline else RayAttacks(attacks, 0, keep, crew=crew, **options)
         )
         try:
             for observation, truth in observed:
@@ -92,9 +96,86 @@ def test_an_attack_that_hangs_is_stopped(run, tmp_path):
     assert results[(1, "slow")][0].status == "done"
 
 
-def test_a_full_queue_makes_training_wait_not_memory_grow(run):
-    results = run({f"a{i}": {"_target_": FAULTY, "fault": "none"} for i in range(3)}, backlog=1)
+def test_a_full_queue_makes_training_wait_not_memory_grow(observed, ray_on_this_machine):
+    results = []
+    attacks = {f"a{i}": {"_target_": FAULTY, "fault": "none"} for i in range(3)}
+    scheduler = RayAttacks(attacks, 0, lambda *result: results.append(result), crew=Crew(1, HALF), backlog=1)
+    try:
+        for observation, truth in observed:
+            scheduler.submit(observation, truth)
+            assert scheduler.pending <= 1
+        scheduler.drain()
+    finally:
+        scheduler.close()
     assert len(results) == 6
+
+
+def test_training_does_not_wait_for_workers_that_nothing_has_room_for(observed, ray_on_this_machine, monkeypatch):
+    monkeypatch.setattr(scheduling, "PATIENCE", 0.5)
+    crew = Crew(1, Request(0.5, resources={"moon": 1}))
+    attacks = {"a": {"_target_": FAULTY, "fault": "none"}}
+    scheduler = RayAttacks(attacks, 0, lambda *_: None, crew=crew, backlog=0)
+    try:
+        for observation, truth in observed:
+            scheduler.submit(observation, truth)
+        assert scheduler.pending == 2
+    finally:
+        scheduler.close()
+
+
+def test_clients_without_room_get_that_of_attacks_and_no_attack_is_lost(observed, ray_on_this_machine):
+    results = []
+    attacks = {"a": {"_target_": FAULTY, "fault": "none"}}
+    scheduler = RayAttacks(attacks, 0, lambda *result: results.append(result), crew=Crew(1, HALF), lazy=True)
+    try:
+        assert [pool.size for pool in scheduler._pools.values()] == [0]
+        for observation, truth in observed:
+            scheduler.submit(observation, truth)
+            assert [pool.size for pool in scheduler._pools.values()] == [1]
+            scheduler.give_way()
+            assert [pool.size for pool in scheduler._pools.values()] == [0]
+        scheduler.drain()
+    finally:
+        scheduler.close()
+    assert [outcome.status for _, outcome, *_ in results] == ["done", "done"]
+
+
+def test_cheap_attacks_first_and_dear_ones_on_workers_of_their_own(run, tmp_path):
+    def costly(log, name, cost):
+        return {"_target_": COSTLY, "log": str(tmp_path / log), "name": name, "cost": cost}
+
+    attacks = {
+        "search": costly("shared", "search", 100.0),
+        "closed": costly("shared", "closed", 0.0),
+        "own": costly("own", "own", 1.0),
+    }
+    results = run(attacks, crews={"own": Crew(1, Request(cpus=0.25), threads=2)}, lazy=True)
+    assert {outcome.status for outcome, _, _ in results.values()} == {"done"}
+    assert (tmp_path / "own").read_text().splitlines() == ["own 2", "own 2"]
+    order = [line.split()[0] for line in (tmp_path / "shared").read_text().splitlines()]
+    assert order in (["closed", "closed", "search", "search"], ["closed", "search", "closed", "search"])
+
+
+@pytest.mark.parametrize("says", ["memory", "cuda", "cpu"])
+def test_out_of_memory_is_answered_by_a_smaller_chunk(run, says):
+    def hungry(chunk):
+        return {"hungry": {"_target_": HUNGRY, "chunk": chunk, "fits": 3, "says": says}}
+
+    results, small = run(hungry(16), inline=True), run(hungry(2), inline=True)
+    for key, (outcome, scores, _) in results.items():
+        assert (outcome.status, outcome.reason) == ("done", "out of memory until chunk=2")
+        assert torch.equal(outcome.reconstruction.images, small[key][0].reconstruction.images)
+        assert scores == small[key][1]
+        assert small[key][0].reason == ""
+
+
+def test_what_no_smaller_chunk_can_help_fails(run):
+    never = run({"hungry": {"_target_": HUNGRY, "chunk": 8, "fits": 0, "says": "cuda"}}, inline=True)
+    assert {outcome.reason for outcome, _, _ in never.values()} == {
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    }
+    other = run({"hungry": {"_target_": HUNGRY, "chunk": 8, "fits": 4, "says": "other"}}, inline=True)
+    assert {outcome.reason for outcome, _, _ in other.values()} == {"RuntimeError: shapes do not match"}
 
 
 @pytest.fixture

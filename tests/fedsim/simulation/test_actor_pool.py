@@ -1,14 +1,20 @@
 """The pool's own promises; what a Grid and a scheduler make of it is tested with them."""
 
+import time
+
 import pytest
 import ray
 
+from fedsim.errors import RunError
+from fedsim.simulation import actor_pool
 from fedsim.simulation.actor_pool import ActorPool
-from tests.fedsim.simulation.pool_actors import Adder, Broken
+from tests.fedsim.simulation.pool_actors import Adder, Broken, Homeless
 
 
-def pool_of(cls, size=2):
-    return ActorPool(ray.remote(cls).options(num_cpus=0.1).remote, size)
+def pool_of(cls, size=2, **options):
+    actor = ray.remote(cls)
+    wanted = {"num_cpus": 0.1, **options.pop("wanted", {})}
+    return ActorPool(lambda _: actor.options(**wanted).remote(), size, **options)
 
 
 def everything(pool):
@@ -38,6 +44,66 @@ def test_an_exception_is_an_end_and_the_actor_lives_on(ray_on_this_machine):
 def test_workers_that_cannot_start_are_an_error_not_a_loop(ray_on_this_machine):
     pool = pool_of(Broken, size=1)
     pool.submit("never", lambda actor: actor.add.remote(1, 1))
-    with pytest.raises(RuntimeError, match=r"workers cannot start: .*no data here"):
+    with pytest.raises(RunError, match=r"workers cannot start: .*no data here"):
         everything(pool)
+    pool.close()
+
+
+def test_a_worker_without_its_data_ends_the_run_with_the_key_and_the_node(ray_on_this_machine):
+    pool = pool_of(Homeless, size=1)
+    pool.submit("never", lambda actor: actor.add.remote(1, 1))
+    expected = r"^workers cannot start: data.path=/pictures: no such folder \(on node 10.0.0.2 of the cluster\)$"
+    with pytest.raises(RunError, match=expected):
+        everything(pool)
+    pool.close()
+
+
+def test_the_cheapest_go_first_then_in_the_order_of_submission(ray_on_this_machine):
+    pool = pool_of(Adder, size=0)
+    for cost, name in [(5.0, "search"), (0.0, "first"), (1.0, "short"), (0.0, "second")]:
+        pool.submit(name, lambda actor: actor.add.remote(1, 1), cost)
+    pool.add(1)
+    assert [end.tag for end in everything(pool)] == ["first", "second", "short", "search"]
+
+
+def test_released_actors_lose_no_call(ray_on_this_machine, tmp_path):
+    pool = pool_of(Adder, size=1)
+    marker = tmp_path / "running"
+    pool.submit("nap", lambda actor: actor.nap.remote(str(marker), 1.0))
+    pool.submit("add", lambda actor: actor.add.remote(1, 1))
+    while not marker.exists():
+        assert pool.wait(0.1) == []
+    pool.release()
+    assert (pool.size, pool.pending) == (0, 2)
+    pool.add(1)
+    ends = everything(pool)
+    assert [(end.tag, end.value, end.attempts) for end in ends] == [("nap", 1.0, 1), ("add", 2, 1)]
+
+
+def test_waiting_for_room_is_told_and_ends_when_there_is_some(ray_on_this_machine, monkeypatch):
+    monkeypatch.setattr(actor_pool, "PATIENCE", 0.2)
+    told = []
+    pool = pool_of(Adder, size=1, wanted={"resources": {"moon": 1}}, on_waiting=told.append)
+    pool.submit("add", lambda actor: actor.add.remote(1, 1))
+    started = time.monotonic()
+    assert pool.wait(1.5) == []
+    assert time.monotonic() - started < 60
+    assert told
+    assert all(seconds > 0 for seconds in told)
+    assert pool.pending == 1
+    pool.close()
+
+
+def test_who_replaces_another_has_its_number(ray_on_this_machine):
+    numbers = []
+    actor = ray.remote(Adder)
+
+    def make(number):
+        numbers.append(number)
+        return actor.options(num_cpus=0.1).remote()
+
+    pool = ActorPool(make, 3)
+    pool._swap(next(one for one, number in pool._numbers.items() if number == 1))
+    pool.add(1)
+    assert numbers == [0, 1, 2, 1, 3]
     pool.close()

@@ -1,0 +1,69 @@
+"""A Ray cluster of three nodes on this machine, in a process of its own; `python -m` is that process.
+
+It writes a line {"address": …, "head": id}, removes each node whose id it reads, answering with a line, and ends with
+its input.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+class ThreeNodes:
+    """One CPU each; drivers are on the head."""
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "tests.experiments.three_nodes"]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, cwd=ROOT, env=ENVIRONMENT
+        )
+        assert self._process.stdout is not None
+        started = json.loads(self._process.stdout.readline())
+        self.address, self.head = started["address"], started["head"]
+        return self
+
+    def remove(self, node: str) -> None:
+        """As if it lost its power."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{node}\n")
+        self._process.stdin.flush()
+        assert json.loads(self._process.stdout.readline()) == {"removed": node}
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=120)
+        self._process.stdout.close()
+
+
+def serve() -> None:
+    from fedsim.simulation.ray_cluster import _bind_to_loopback
+
+    _bind_to_loopback()
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    assert cluster.head_node is not None
+    nodes = {node.node_id: node for node in (cluster.add_node(num_cpus=1, wait=False) for _ in range(2))}
+    cluster.wait_for_nodes(120)
+    print(json.dumps({"address": cluster.address, "head": cluster.head_node.node_id}), flush=True)
+    for line in sys.stdin:
+        cluster.remove_node(nodes[line.strip()], allow_graceful=False)
+        print(json.dumps({"removed": line.strip()}), flush=True)
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    serve()
