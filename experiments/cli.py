@@ -8,12 +8,11 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from experiments.errors import ConfigFault, one_line
-from experiments.launcher import SideBySide
+from experiments.launcher import SideBySide, register
 from experiments.logs import silence_flower
 from fedsim.errors import RunError
 from fedsim.simulation.ray_cluster import quiet_environment
@@ -39,7 +38,7 @@ def run_cli(config_name: str, task: Task, read: Read = lambda _: None) -> None:
     arguments = sys.argv[1:]
     # Attacks and defenses of the user's own, beside where the command is called; `python -m` does the same.
     sys.path.append(str(Path.cwd()))
-    Plugins.instance().register(SideBySide)
+    register()
     faults: list[str] = []
     failed_before = SideBySide.failed
     started = False

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
@@ -20,6 +21,9 @@ from rich.console import Console
 
 from fedsim.errors import ConfigError
 from fedsim.simulation.ray_cluster import check_address, ray_cluster
+
+PLUGIN = "hydra_plugins.fedsim.SideBySide"
+"""Hydra takes launchers by such names only; there is no module behind it."""
 
 MODULES = {"config": "experiments.federated", "audit": "experiments.audit"}
 """What a run of a sweep calls, by the name of the main configuration."""
@@ -130,6 +134,11 @@ class SideBySide(Launcher):
         )
         console.print(f"#{number} {' '.join(overrides)}", markup=False)
         return _Run(number, folder, process, output)
+
+
+def register() -> None:
+    """Let Hydra find the launcher that `conf/hydra/launcher` names."""
+    Plugins.instance().class_name_to_class[PLUGIN] = SideBySide
 
 
 def _end(run: _Run, end: JobReturn) -> None:

@@ -203,7 +203,7 @@ def _check_simulation(config: Config) -> None:
         _at_least("simulation.worker_sums", simulation["worker_sums"], 0)
     for key in ("max_retries", "attack_retries"):
         _at_least(f"simulation.{key}", simulation[key], 0)
-    _check_resources(simulation)
+    _check_resources(simulation, config["attack"])
     for key in ("num_cpus", "attack_num_cpus", "attack_timeout"):
         _number(f"simulation.{key}", simulation[key], 0.001)
     for key in ("num_gpus", "attack_num_gpus"):
@@ -213,13 +213,15 @@ def _check_simulation(config: Config) -> None:
     _check_gpus(config)
 
 
-def _check_resources(simulation: Config) -> None:
+def _check_resources(simulation: Config, attacks: Config) -> None:
     for key in ("resources", "attack_resources"):
         _amounts(f"simulation.{key}", simulation[key])
     crews = simulation["attack_crews"]
     if not isinstance(crews, dict) or not all(isinstance(crew, dict) for crew in crews.values()):
         raise ConfigError("simulation.attack_crews", crews, "names of attacks, each with settings of its workers")
     for name, crew in crews.items():
+        if name not in attacks and (hint := nearest(str(name), attacks)):
+            raise ConfigError(f"simulation.attack_crews.{name}", crew, f"the name of an attack.{hint}")
         for key, value in crew.items():
             full = f"simulation.attack_crews.{name}.{key}"
             if key in ("workers", "threads"):

@@ -289,7 +289,7 @@ class RayAttacks(AttackScheduler):
             return actor.options(**options).remote(crew.threads, crew.request.gpus, self.scratch)
 
         def tell(seconds: float) -> None:
-            self.on_waiting(f"no attack worker for {seconds:.0f} s: {describe_room(crew.request)}")
+            self.on_waiting(f"no attack worker has started for {seconds:.0f} s: {describe_room(crew.request)}")
 
         return ActorPool(start, 0, self._max_retries, tell)
 

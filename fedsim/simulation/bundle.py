@@ -34,6 +34,9 @@ class Bundle:
         """Names the bundle among all that are under way."""
         return str(self.messages[0].metadata.message_id)
 
+    def __str__(self) -> str:
+        return f"the messages to nodes {', '.join(str(message.metadata.dst_node_id) for message in self.messages)}"
+
     def __iter__(self) -> Iterator[Message]:
         return iter(self.messages)
 

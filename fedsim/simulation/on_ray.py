@@ -112,7 +112,7 @@ class RayGrid(SimulatedGrid):
         return self._content[1]
 
     def _tell_waiting(self, seconds: float) -> None:
-        self.on_waiting(f"no client worker for {seconds:.0f} s: {describe_room(self._request)}")
+        self.on_waiting(f"no client worker has started for {seconds:.0f} s: {describe_room(self._request)}")
 
     def _poll(self, timeout: float | int | None) -> list[Ended]:
         return [_ended(end) for end in self._pool.wait(timeout)]

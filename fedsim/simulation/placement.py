@@ -15,10 +15,10 @@ class Request:
 
     cpus: float = 1.0
     gpus: float = 0.0
-    resources: Mapping[str, float] = field(default_factory=dict, hash=False)
+    resources: Mapping[str, float | int] = field(default_factory=dict, hash=False)
 
     @property
-    def amounts(self) -> dict[str, float]:
+    def amounts(self) -> dict[str, float | int]:
         return {"CPU": self.cpus, "GPU": self.gpus, **self.resources}
 
     def options(self) -> dict[str, Any]:
