@@ -66,6 +66,10 @@ class AttackScheduler(ABC):
         """What attacks are still at work on; nothing where they run at once."""
         return []
 
+    def backlog(self) -> dict[str, int]:
+        """How many attacks wait for a worker, and how many run; none where they run at once."""
+        return {"attacks_waiting": 0, "attacks_running": 0}
+
     def close(self) -> None:  # noqa: B027 - the inline scheduler has nothing to release
         """Release the workers."""
 
@@ -197,6 +201,9 @@ class RayAttacks(AttackScheduler):
     @property
     def pending(self) -> int:
         return self._pool.pending
+
+    def backlog(self) -> dict[str, int]:
+        return {"attacks_waiting": self._pool.waiting, "attacks_running": self._pool.running}
 
     def add_workers(self, count: int) -> None:
         """More workers: for when the clients have left theirs."""

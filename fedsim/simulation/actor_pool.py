@@ -46,9 +46,13 @@ class ActorPool(Generic[Tag]):
         make_actor: starts one actor.
         size: how many actors there are at first.
         max_retries: how often a call is made again after its actor died.
+
+    Attributes:
+        seconds_fetching: that it took to fetch and decode what calls returned, since the pool began.
     """
 
     def __init__(self, make_actor: Callable[[], Any], size: int, max_retries: int = 2) -> None:
+        self.seconds_fetching = 0.0
         self._make_actor = make_actor
         self._max_retries = max_retries
         self._actors: list[Any] = []
@@ -60,8 +64,16 @@ class ActorPool(Generic[Tag]):
         self.add(size)
 
     @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
     def pending(self) -> int:
-        return len(self._queue) + len(self._running)
+        return self.waiting + self.running
 
     def add(self, count: int) -> None:
         """Start more actors."""
@@ -135,6 +147,7 @@ class ActorPool(Generic[Tag]):
             self._take_started(reference)
             return None
         actor, pending = self._running.pop(reference)
+        before = time.perf_counter()
         try:
             value = ray.get(reference)
         except RayTaskError as error:
@@ -150,6 +163,7 @@ class ActorPool(Generic[Tag]):
                 return None
             reason = f"its worker died {pending.attempts} times"
             return Finished(pending.tag, pending.attempts, error=reason)
+        self.seconds_fetching += time.perf_counter() - before
         self._idle.append(actor)
         return Finished(pending.tag, pending.attempts, value=value)
 
