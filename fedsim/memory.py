@@ -37,17 +37,17 @@ def peak_memory() -> Memory:
 
 
 class Meter:
-    """`peak_memory` for those who ask often: read at most every `SECONDS_BETWEEN_LOOKS`, else what it last was."""
+    """`peak_memory` for those who ask often: an answer every `SECONDS_BETWEEN_LOOKS`, None between."""
 
     def __init__(self) -> None:
-        self._memory = Memory()
         self._next = 0.0
 
-    def read(self) -> Memory:
+    def read(self) -> Memory | None:
         now = time.monotonic()
-        if now >= self._next:
-            self._memory, self._next = peak_memory(), now + SECONDS_BETWEEN_LOOKS
-        return self._memory
+        if now < self._next:
+            return None
+        self._next = now + SECONDS_BETWEEN_LOOKS
+        return peak_memory()
 
 
 def _resident() -> int:

@@ -44,7 +44,7 @@ class Answer:
     """A reply for each message of a bundle, in their order, what their nodes keep, and the sums of their updates.
 
     Attributes:
-        memory: what the process that answered has needed so far, where it is one of its own.
+        memory: what the process that answered has needed so far, where it is one of its own and has looked just now.
     """
 
     replies: list[Message] = field(default_factory=list)

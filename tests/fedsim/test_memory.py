@@ -28,4 +28,4 @@ def test_a_meter_looks_now_and_then(monkeypatch):
     monkeypatch.setattr(memory, "peak_memory", lambda: next(looks))
     monkeypatch.setattr(memory.time, "monotonic", lambda: next(now))
     meter = Meter()
-    assert [meter.read().resident for _ in range(3)] == [1, 1, 2]
+    assert [meter.read() for _ in range(3)] == [Memory(1), None, Memory(2)]
