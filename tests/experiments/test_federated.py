@@ -220,7 +220,7 @@ def test_round_timings_reach_the_report(fedsim):
 
 
 def test_workers_on_ray_tell_what_they_need(fedsim, ray_on_this_machine):
-    settings = ["strategy=fedavg", "client.batch_size=64", "simulation.workers=2", "attack=[]"]
+    settings = ["strategy=fedavg", "strategy.fraction_evaluate=1.0", "simulation.workers=2", "attack=[]"]
     for row in rows(fedsim(*settings), "timings")[1:]:
         assert row["send"] > 0
         assert row["receive"] > 0
