@@ -69,6 +69,7 @@ def run_audit(config: Config, root: Path) -> None:
         console.print(f"{total - left} of {total} updates were finished by an earlier call", markup=False)
     groups = [tuple(batches[start : start + victims]) for start in range(0, left, victims)]
     with (
+        trackers,
         reported(folder, "audit", start),
         log_to(folder.log),
         Bars(console) as bars,
@@ -78,7 +79,6 @@ def run_audit(config: Config, root: Path) -> None:
             with engine(config, max(len(groups), 1), attackers=False):
                 _write_results(setup, groups, writer, bars, total, scratch)
         finally:
-            trackers.close()
             writer.finish()
 
 
@@ -236,6 +236,7 @@ def _attack_recorded(config: Config, root: Path, start: float) -> None:
     trackers = Trackers(config["tracker"], root)
     writer = make_writer(recorded, folder, trackers)
     with (
+        trackers,
         reported(folder, "audit", start),
         log_to(folder.log),
         Bars(console) as bars,
@@ -252,7 +253,6 @@ def _attack_recorded(config: Config, root: Path, start: float) -> None:
             scheduler.drain(lambda: bars.set("attacks", scheduler.finished, scheduler.submitted))
         finally:
             scheduler.close()
-            trackers.close()
             writer.finish()
 
 

@@ -94,6 +94,7 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
         trackers = Trackers(config["tracker"], root)
         writer = make_writer(config, folder, trackers)
         with (
+            trackers,
             reported(folder, "federated", start),
             log_to(folder.log),
             Bars(console) as bars,
@@ -110,7 +111,6 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
             finally:
                 run.grid.close()
                 scheduler.close()
-                trackers.close()
         shutil.rmtree(folder.resume_points, ignore_errors=True)
 
 
@@ -208,6 +208,7 @@ class _Run:
             auxiliary=setup.data.auxiliary if setup.wants_auxiliary else None,
             training_mode=config["client"]["training_mode"],
             on_round=on_round,
+            gauges=self._backlog,
             client_of=partition_of,
             start=point,
             points=None if every is None else ResumePoints(self._states, float(every), self._settle, self._say),
@@ -242,6 +243,11 @@ class _Run:
     def _states(self) -> SealedStates:
         return SealedStates(self.folder.resume_points)
 
+    def _backlog(self) -> dict[str, int]:
+        """Of attacks, once what has finished is taken."""
+        self.scheduler.collect()
+        return self.scheduler.backlog()
+
     def _attack(self, observation: Observation, truth: GroundTruth | None) -> None:
         """An attack that came to its end before the run was interrupted is not made again."""
         name = observation_name(observation.server_round, observation.client)
@@ -266,7 +272,6 @@ class _Run:
 
     def _show_round(self, server_round: int, rounds: int, metrics: dict[str, Any]) -> None:
         scheduler, bars = self.scheduler, self.bars
-        scheduler.collect()
         note = f"accuracy {metrics['accuracy']:.1%}" if "accuracy" in metrics else None
         bars.set("rounds", server_round, rounds, note)
         bars.set("attacks", scheduler.finished, scheduler.submitted)

@@ -16,6 +16,8 @@ from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals
 from fedsim.errors import ConfigError, RunError
 from fedsim.evaluation import evaluate, mean_softmax
+from fedsim.ground_truth import GroundTruth
+from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
 from fedsim.records import from_arrays, to_arrays
 from fedsim.tracking import RunFolder, Trackers
@@ -31,12 +33,14 @@ from server.sampling import SeededSampling
 from server.silence import OmitSilent
 from server.strategy_state import restore_strategy, strategy_state
 from server.summing import Sums
+from server.timing import Stopwatch, timings
 from server.worker_sums import WorkerSums, is_weighted_mean
 
 logger = getLogger(__name__)
 
 Normalise = Callable[[Tensor], Tensor]
 OnRound = Callable[[int, dict[str, Any]], None]
+Gauges = Callable[[], dict[str, int]]
 
 
 @dataclass
@@ -48,6 +52,7 @@ class ServerPlan:
         shares_gradients: the strategy takes gradients itself (FedSGD), not whole weights.
         evaluate_every: rounds between central evaluations; the last round is always evaluated.
         on_round: called after each round with its metrics.
+        gauges: asked after each round for what its timings are to hold besides, such as attacks that wait.
         client_of: a client's number from its node id.
         observe: None for a server that does not look.
         sums: secure aggregation: how clients are summed before the server looks; None: it sees each client.
@@ -77,6 +82,7 @@ class ServerPlan:
     auxiliary: ImageSet | None = None
     training_mode: bool = True
     on_round: OnRound = field(default=lambda server_round, metrics: None)
+    gauges: Gauges = dict
     client_of: Callable[[int], int] = int
     start: ResumePoint | None = None
     points: ResumePoints | None = None
@@ -94,10 +100,20 @@ def build_strategy(plan: ServerPlan) -> RoundRecorder:
     if plan.sums is not None:
         strategy = AbortAlone(strategy, plan.sums)
     strategy = LargestEpsilon(strategy)
+    attacks = Stopwatch()
     if plan.observe is not None and plan.factory is not None and plan.on_observation is not None:
         probs = _AuxiliaryProbs(plan) if plan.auxiliary is not None else None
-        strategy = HonestButCurious(strategy, plan.factory, plan.observe, plan.on_observation, probs, plan.sums)
-    return RoundRecorder(SeededSampling(strategy, plan.seed), plan.client_of)
+        on_observation = _timed(plan.on_observation, attacks)
+        strategy = HonestButCurious(strategy, plan.factory, plan.observe, on_observation, probs, plan.sums)
+    return RoundRecorder(SeededSampling(strategy, plan.seed), plan.client_of, attacks)
+
+
+def _timed(on_observation: OnObservation, watch: Stopwatch) -> OnObservation:
+    def timed(observation: Observation, truth: GroundTruth | None) -> None:
+        with watch.running():
+            on_observation(observation, truth)
+
+    return timed
 
 
 def build_server_app(plan: ServerPlan) -> ServerApp:
@@ -138,6 +154,7 @@ def run_rounds(plan: ServerPlan, strategy: RoundRecorder, grid: Grid) -> None:
         logger.info("round %d of %d", server_round, plan.num_rounds)
         messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
         replies = grid.send_and_receive(messages, timeout=plan.round_timeout)
+        strategy.exchanged(getattr(grid, "traffic", None))
         aggregated, _ = strategy.aggregate_train(server_round, replies)
         arrays = arrays if aggregated is None else aggregated
         messages = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), grid)
@@ -217,8 +234,12 @@ class _AfterRound:
             plan.folder.save_checkpoint(from_arrays(arrays), server_round)
         failures = [{"client": f["client"], "error": f["error"]} for f in record.failures]
         plan.folder.append("metrics", {"round": server_round, **metrics, "failures": failures})
-        total = sum(seconds.values())
-        timings = {"round": server_round, "seconds": total, "since_start": self.seconds, **seconds}
-        plan.folder.append("timings", timings)
-        plan.trackers.log(server_round, {n: float(v) for n, v in metrics.items() if isinstance(v, int | float)})
+        with self._recorder.attacks.running():
+            gauges = plan.gauges()
+        seconds["attacks"] = seconds.get("attacks", 0.0) + self._recorder.attacks.take()
+        row = timings(server_round, self.seconds, seconds, record.traffic, record.metrics.get("clients"), gauges)
+        plan.folder.append("timings", row)
+        numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+        measured = {f"timings/{name}": float(value) for name, value in row.items() if name != "round"}
+        plan.trackers.log(server_round, numbers | measured)
         plan.on_round(server_round, {**metrics, "failures": failures})

@@ -9,16 +9,19 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fedsim.simulation.traffic import Traffic
+from server.timing import Stopwatch
 from server.wrapping import StrategyWrapper
 
 
 @dataclass
 class RoundRecord:
-    """One round as the server saw it; `seconds` are kept apart from what a seed reproduces."""
+    """One round as the server saw it; `seconds` and `traffic` are kept apart from what a seed reproduces."""
 
     metrics: dict[str, Any] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    traffic: Traffic | None = None
 
 
 class RoundRecorder(StrategyWrapper):
@@ -26,11 +29,15 @@ class RoundRecorder(StrategyWrapper):
 
     Args:
         client_of: a client's number from its node id, where the Grid numbers its nodes.
+        attacks: runs while updates are handed to attacks, which is no part of aggregation.
     """
 
-    def __init__(self, inner: Strategy, client_of: Callable[[int], int] = int) -> None:
+    def __init__(
+        self, inner: Strategy, client_of: Callable[[int], int] = int, attacks: Stopwatch | None = None
+    ) -> None:
         super().__init__(inner)
         self._client_of = client_of
+        self.attacks = attacks or Stopwatch()
         self.aggregated = 0
         self.record = RoundRecord()
         self._mark = time.perf_counter()
@@ -72,11 +79,26 @@ class RoundRecorder(StrategyWrapper):
         else:
             self.aggregated += 1
         self._lap("aggregate")
+        self.record.seconds["attacks"] = self.attacks.take()
+        self.record.seconds["aggregate"] -= self.record.seconds["attacks"]
         return arrays, metrics
 
+    def exchanged(self, traffic: Traffic | None) -> None:
+        """Keep what the round's instructions to train cost, where the Grid measures it."""
+        self.record.traffic = traffic
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        self._mark = time.perf_counter()
+        return self.inner.configure_evaluate(server_round, arrays, config, grid)
+
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        metrics = self.inner.aggregate_evaluate(server_round, list(replies))
+        replies = list(replies)
+        metrics = self.inner.aggregate_evaluate(server_round, replies)
         self.record.metrics |= {f"client_{name}": value for name, value in (metrics or {}).items()}
+        if replies:
+            self._lap("client_evaluate")
         return metrics
 
     def _lap(self, name: str) -> None:

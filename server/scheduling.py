@@ -74,6 +74,10 @@ class AttackScheduler(ABC):
         """What attacks are still at work on; nothing where they run at once."""
         return []
 
+    def backlog(self) -> dict[str, int]:
+        """How many attacks wait for a worker, and how many run; none where they run at once."""
+        return {"attacks_waiting": 0, "attacks_running": 0}
+
     def close(self) -> None:  # noqa: B027 - the inline scheduler has nothing to release
         """Release the workers."""
 
@@ -231,6 +235,11 @@ class RayAttacks(AttackScheduler):
     @property
     def pending(self) -> int:
         return sum(pool.pending for pool in self._pools.values())
+
+    def backlog(self) -> dict[str, int]:
+        pools = self._pools.values()
+        waiting, running = sum(pool.waiting for pool in pools), sum(pool.running for pool in pools)
+        return {"attacks_waiting": waiting, "attacks_running": running}
 
     def help(self, free: int) -> None:
         """At most so many more workers, where attacks wait: for when the clients have left their room."""

@@ -47,6 +47,9 @@ STYLE: Any = {  # any: matplotlib types the keys as a literal of 300 names
     "legend.fontsize": 8.5,
 }
 
+TALL = 2.5
+"""A bar that exceeds nine tenths of the others by this factor is cut off."""
+
 PSNR_SHOWN = 120.0
 """dB at which the axes end; what is above is drawn there."""
 
@@ -177,6 +180,39 @@ def privacy_utility(series: Sequence[Series], *, share: bool) -> Markup | None:
     what = "the share of recognisably rebuilt pictures" if share else "the mean PSNR of the rebuilt pictures"
     prefix = "tradeoff-share" if share else "tradeoff-psnr"
     return _svg(figure, prefix, f"Test accuracy against {what}, a colour per defense; the upper left corner is best.")
+
+
+@mpl.rc_context(STYLE)
+def time_bars(parts: Sequence[str], bars: Sequence[tuple[int, int, Sequence[float]]]) -> Markup | None:
+    """Stacked seconds a round, a colour per part.
+
+    Args:
+        bars: (first round, last round, seconds of each part); a bar that dwarfs all others is cut and says how tall.
+    """
+    if not bars:
+        return None
+    figure, axes = _figure(height=3.0)
+    places = [(first + last) / 2 for first, last, _ in bars]
+    widths = [0.8 * (last - first + 1) for first, last, _ in bars]
+    tops = [sum(heights) for _, _, heights in bars]
+    floor = [0.0] * len(bars)
+    for number, name in enumerate(parts):
+        heights = [bar[2][number] for bar in bars]
+        colour = SERIES[number % len(SERIES)]
+        axes.bar(places, heights, widths, floor, color=colour, linewidth=0, label=_label(name))
+        floor = [low + height for low, height in zip(floor, heights, strict=True)]
+    usual = sorted(tops)[(9 * (len(tops) - 1)) // 10]
+    if max(tops) > TALL * usual > 0:
+        axes.set_ylim(0, 1.3 * usual)
+        for place, top in zip(places, tops, strict=True):
+            if top > 1.3 * usual:
+                axes.text(place, 1.32 * usual, f"↑ {top:.3g} s", ha="center", va="bottom", fontsize=8.5)
+    span = bars[0][1] - bars[0][0] + 1
+    axes.set(xlabel="Round" if span == 1 else f"Round, {span} to a bar", ylabel="Seconds a round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(visible=False, axis="x")
+    _legend(figure)
+    return _svg(figure, "time", "What the time of each round went to, a colour per part.")
 
 
 def _figure(width: float = 3.9, height: float = 2.7) -> tuple[Figure, Axes]:

@@ -41,6 +41,20 @@ class RoundRecord:
 
 
 @dataclass(frozen=True)
+class TimingRecord:
+    """One round's line of `timings.jsonl`.
+
+    Attributes:
+        seconds: wall time.
+        values: every finite number in the line, by name.
+    """
+
+    number: int
+    seconds: float
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
 class FramesRecord:
     """Pictures from the way of a search.
 
@@ -128,7 +142,6 @@ class RunFolder:
     Attributes:
         config: the resolved configuration, empty where it is missing or unreadable.
         config_text: the same as text.
-        round_seconds: wall time of each round.
         damaged: what could not be read, as `metrics.jsonl: 1 line`.
     """
 
@@ -136,7 +149,7 @@ class RunFolder:
     config: dict[str, Any] = field(default_factory=dict)
     config_text: str = ""
     rounds: tuple[RoundRecord, ...] = ()
-    round_seconds: dict[int, float] = field(default_factory=dict)
+    timings: tuple[TimingRecord, ...] = ()
     attacks: tuple[AttackRecord, ...] = ()
     summary: dict[str, Any] = field(default_factory=dict)
     damaged: tuple[str, ...] = ()
@@ -152,6 +165,11 @@ class RunFolder:
         if stated in ("federated", "audit"):
             return str(stated)
         return "audit" if self.attacks and not self.rounds else "federated"
+
+    @property
+    def round_seconds(self) -> dict[int, float]:
+        """Wall time of each round."""
+        return {record.number: record.seconds for record in self.timings}
 
     @property
     def finished(self) -> bool:
@@ -186,12 +204,13 @@ def read_run(folder: Path) -> RunFolder:
     timings = _read_lines(folder / "timings.jsonl", _timing, damaged)
     attacks = _read_lines(folder / "attacks.jsonl", _attack, damaged)
     by_round = {record.number: record for record in rounds}
+    measured = {record.number: record for record in timings}
     return RunFolder(
         path=folder,
         config=config,
         config_text=text,
         rounds=tuple(by_round[number] for number in sorted(by_round)),
-        round_seconds=dict(sorted(timings)),
+        timings=tuple(measured[number] for number in sorted(measured)),
         attacks=tuple({(record.observation, record.attack): record for record in attacks}.values()),
         summary=_read_summary(folder / "summary.json", damaged),
         damaged=tuple(damaged),
@@ -266,9 +285,12 @@ def _round(values: Mapping[str, Any]) -> RoundRecord | None:
     )
 
 
-def _timing(values: Mapping[str, Any]) -> tuple[int, float] | None:
+def _timing(values: Mapping[str, Any]) -> TimingRecord | None:
     number, seconds = _whole(values.get("round")), _number(values.get("seconds"))
-    return None if number is None or seconds is None else (number, seconds)
+    if number is None or seconds is None:
+        return None
+    numbers = {name: _number(value) for name, value in values.items()}
+    return TimingRecord(number, seconds, {name: value for name, value in numbers.items() if value is not None})
 
 
 def _attack(values: Mapping[str, Any]) -> AttackRecord | None:

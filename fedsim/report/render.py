@@ -28,6 +28,7 @@ from fedsim.report.summary import (
     summarise_leakage,
 )
 from fedsim.report.sweep import Sweep, read_sweep
+from fedsim.report.timings import TimeSpent, time_spent
 from fedsim.report.verdict import verdict
 from fedsim.report.wording import count, decibels, duration, percent
 
@@ -52,6 +53,7 @@ def build_report(run_folder: Path) -> Path:
     rows = summarise_attacks(run)
     failures = client_failures(run)
     gallery = build_gallery(run)
+    spent = time_spent(run)
     environment = _environment()
     page = environment.get_template("report.html.j2").render(
         run=run,
@@ -72,6 +74,8 @@ def build_report(run_folder: Path) -> Path:
         attack_failures=attack_failures(run),
         retried=[record for record in run.attacks if record.attempts > 1][:FAILURES_SHOWN],
         times=run_times(run),
+        spent=spent,
+        time_figure=None if spent is None else _time_figure(spent),
         lpips_hint=run.summary.get("lpips"),
     )
     return _write(page, run_folder / "report.html")
@@ -192,6 +196,12 @@ def _plots(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, Markup]
         "How close they came": figures.psnr_histogram(shown, [psnr_values(run, attack) for attack in shown]),
     }
     return [(caption, figure) for caption, figure in plots.items() if figure is not None]
+
+
+def _time_figure(spent: TimeSpent) -> Markup | None:
+    return figures.time_bars(
+        [part.name for part in spent.parts], [(bar.first, bar.last, bar.heights) for bar in spent.bars]
+    )
 
 
 def _search(run: RunFolder, attack: str) -> Markup | None:

@@ -67,6 +67,9 @@ class ActorPool(Generic[Tag]):
         size: how many actors there are at first.
         max_retries: how often a call is made again after its actor died.
         on_waiting: told how many seconds calls have been waiting while no actor could start; by default nobody.
+
+    Attributes:
+        seconds_fetching: that it took to fetch and decode what calls returned, since the pool began.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class ActorPool(Generic[Tag]):
         max_retries: int = 2,
         on_waiting: Callable[[float], None] = lambda _: None,
     ) -> None:
+        self.seconds_fetching = 0.0
         self._make_actor = make_actor
         self._max_retries = max_retries
         self._on_waiting = on_waiting
@@ -91,8 +95,16 @@ class ActorPool(Generic[Tag]):
         self.add(size)
 
     @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
     def pending(self) -> int:
-        return len(self._queue) + len(self._running)
+        return self.waiting + self.running
 
     @property
     def size(self) -> int:
@@ -201,6 +213,7 @@ class ActorPool(Generic[Tag]):
             self._take_started(reference)
             return None
         actor, pending = self._running.pop(reference)
+        before = time.perf_counter()
         try:
             value = ray.get(reference)
         except RayTaskError as error:
@@ -216,6 +229,7 @@ class ActorPool(Generic[Tag]):
                 return None
             reason = f"its worker died {pending.attempts} times"
             return Finished(pending.tag, pending.attempts, error=reason)
+        self.seconds_fetching += time.perf_counter() - before
         self._idle.append(actor)
         return Finished(pending.tag, pending.attempts, value=value)
 

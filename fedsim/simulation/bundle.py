@@ -7,6 +7,7 @@ from logging import getLogger
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedsim.memory import Memory
 from fedsim.partial_sums import PartialSums
 from fedsim.records import ARRAYS, AUDIT
 from fedsim.simulation.delivery import deliver, error_reply
@@ -43,11 +44,16 @@ class Bundle:
 
 @dataclass
 class Answer:
-    """A reply for each message of a bundle, in their order, what their nodes keep, and the sums of their updates."""
+    """A reply for each message of a bundle, in their order, what their nodes keep, and the sums of their updates.
+
+    Attributes:
+        memory: what the process that answered has needed so far, where it is one of its own and has looked just now.
+    """
 
     replies: list[Message] = field(default_factory=list)
     states: dict[int, RecordDict] = field(default_factory=dict)
     sums: list[RecordDict] = field(default_factory=list)
+    memory: Memory | None = None
 
 
 def run_bundle(

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from logging import getLogger
-from time import monotonic
+from time import monotonic, perf_counter
 
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
@@ -20,6 +20,7 @@ from fedsim.records import CONFIG
 from fedsim.simulation.bundle import Answer, Bundle
 from fedsim.simulation.delivery import error_reply
 from fedsim.simulation.folding import Fold
+from fedsim.simulation.traffic import Traffic
 
 logger = getLogger(__name__)
 
@@ -67,6 +68,7 @@ class SimulatedGrid(Grid):
     Attributes:
         on_waiting: told, now and then, that a round waits for workers that nothing has room for, and what they ask for.
         states: what nodes keep between messages, by node id; only nodes that wrote to their state are in it.
+        traffic: what the last `send_and_receive` cost.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class SimulatedGrid(Grid):
         self.on_reply = on_reply
         self.on_waiting: Callable[[str], None] = logger.warning
         self.states: dict[int, RecordDict] = {}
+        self.traffic = Traffic()
         self._work_of = work_of
         self._message_ids = itertools.count(1)
         self._arrived: dict[str, Message] = {}
@@ -116,6 +119,7 @@ class SimulatedGrid(Grid):
         return [self._arrived.pop(message_id) for message_id in set(message_ids) & set(self._arrived)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | int | None = None) -> Iterable[Message]:
+        self.traffic = Traffic(workers=self.traffic.workers)
         ordered = list(messages)
         order = [self._number(message) for message in ordered]
         deadline = None if timeout is None else monotonic() + timeout
@@ -136,7 +140,9 @@ class SimulatedGrid(Grid):
                     self.on_reply(late)
         answered = [replies[message_id] for message_id in order]
         if fold is not None:
+            before = perf_counter()
             _attach(fold.result(), answered)
+            self.traffic.receive += perf_counter() - before
         return answered
 
     def _exchange(self, bundles: list[Bundle], fold: Fold | None, deadline: float | None) -> Iterable[Message]:
@@ -154,6 +160,8 @@ class SimulatedGrid(Grid):
                 self._submit(waiting.popleft())
             for end in self._poll(left):
                 under_way.discard(end.bundle.key)
+                if end.answer is not None and end.answer.memory is not None:
+                    self.traffic.workers |= end.answer.memory
                 if fold is None:
                     yield from self._replies(end)
                 elif end.answer is None and len(end.bundle.messages) > 1:
@@ -161,7 +169,10 @@ class SimulatedGrid(Grid):
                 else:
                     answer = end.answer or Answer(self._replies(end))
                     self.states |= answer.states
-                    yield from fold.put(end.bundle, answer)
+                    before = perf_counter()
+                    folded = fold.put(end.bundle, answer)
+                    self.traffic.receive += perf_counter() - before
+                    yield from folded
 
     def _replies(self, end: Ended) -> list[Message]:
         if end.answer is None:

@@ -1,5 +1,6 @@
 """The Grid on Ray actors: one ClientApp a worker, the global state put once a round."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from flwr.app import Message, Metadata, RecordDict
 
 from fedsim.errors import ConfigError
+from fedsim.memory import Meter
 from fedsim.simulation.actor_pool import ActorPool, Finished, PooledWorker
 from fedsim.simulation.bundle import Answer, Bundle, run_bundle
 from fedsim.simulation.grid import ClientAppFactory, Ended, OnReply, SimulatedGrid, make_context
@@ -32,6 +34,7 @@ class ClientWorker(PooledWorker):
         except ConfigError as error:
             where = f"on node {ray.util.get_node_ip_address()} of the cluster"
             raise ConfigError(error.key, error.value, f"{error.expected} ({where})") from error
+        self._meter = Meter()
         self._content_id = ""
         self._content = RecordDict()
 
@@ -48,9 +51,11 @@ class ClientWorker(PooledWorker):
             self._content = ray.get(reference)
             self._content_id = reference.hex()
         messages = [Message(self._content, metadata=one) for one in metadata]  # type: ignore[call-overload]
-        return run_bundle(
+        answer = run_bundle(
             self._app, messages, lambda node: make_context(node, self._num_clients, states.get(node)), whole
         )
+        answer.memory = self._meter.read()
+        return answer
 
 
 class RayGrid(SimulatedGrid):
@@ -100,22 +105,30 @@ class RayGrid(SimulatedGrid):
         nodes = [one.dst_node_id for one in metadata]
 
         def call(worker: Any) -> Any:
+            before = time.perf_counter()
             states = {node: self.states[node] for node in nodes if node in self.states}
-            return worker.run.remote([content], metadata, states, bundle.whole)
+            reference = worker.run.remote([content], metadata, states, bundle.whole)
+            self.traffic.send += time.perf_counter() - before
+            return reference
 
         self._pool.submit(bundle, call)
 
     def _put(self, content: RecordDict) -> Any:
         """One object in Ray's store for all messages of a round, which share their content."""
         if self._content is None or self._content[0] is not content:
+            before = time.perf_counter()
             self._content = (content, ray.put(content))
+            self.traffic.send += time.perf_counter() - before
         return self._content[1]
 
     def _tell_waiting(self, seconds: float) -> None:
         self.on_waiting(f"no client worker has started for {seconds:.0f} s: {describe_room(self._request)}")
 
     def _poll(self, timeout: float | int | None) -> list[Ended]:
-        return [_ended(end) for end in self._pool.wait(timeout)]
+        before = self._pool.seconds_fetching
+        ended = [_ended(end) for end in self._pool.wait(timeout)]
+        self.traffic.receive += self._pool.seconds_fetching - before
+        return ended
 
     def _abandon(self, keys: set[str]) -> None:
         self._pool.cancel(lambda bundle: bundle.key in keys)

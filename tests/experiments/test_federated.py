@@ -1,6 +1,7 @@
 """Whole runs: the same bits everywhere, faults named, everything on disk."""
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from defenses.compose import load_wrappers
 from fedsim.errors import ConfigError
@@ -198,6 +199,31 @@ def test_a_run_that_learns_nothing_is_an_error(command, tmp_path):
 
 
 def test_round_timings_reach_the_report(fedsim):
-    folder = fedsim("simulation=inline", "attack=[]")
-    assert all(row["seconds"] > 0 for row in rows(folder, "timings")[1:])
-    assert "Could not be read" not in (folder / "report.html").read_text()
+    folder = fedsim("simulation=inline")
+    timings = rows(folder, "timings")
+    parts = ("configure", "train", "aggregate", "attacks", "evaluate")
+    for row in timings[1:]:
+        assert row["seconds"] == pytest.approx(sum(row[name] for name in parts))
+        assert 0 <= row["send"] + row["receive"] <= row["train"]
+        assert row["clients_per_second"] == pytest.approx(4 / row["train"])
+        assert (row["attacks_waiting"], row["attacks_running"]) == (0, 0)
+        assert row["memory_gib"] > 0
+        assert "worker_memory_gib" not in row
+    assert timings[1]["attacks"] > timings[3]["attacks"]  # the third round is not observed
+    report = (folder / "report.html").read_text()
+    assert "Could not be read" not in report
+    assert "Where the time went" in report
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    shown = [(event.step, event.value) for event in events.Scalars("timings/train")]
+    assert shown == [(row["round"], pytest.approx(row["train"])) for row in timings[1:]]
+
+
+def test_workers_on_ray_tell_what_they_need(fedsim, ray_on_this_machine):
+    settings = ["strategy=fedavg", "strategy.fraction_evaluate=1.0", "simulation.workers=2", "attack=[]"]
+    for row in rows(fedsim(*settings), "timings")[1:]:
+        assert row["send"] > 0
+        assert row["receive"] > 0
+        assert row["send"] + row["receive"] < row["train"]
+        assert row["client_evaluate"] > 0
+        assert row["worker_memory_gib"] > 0.1
