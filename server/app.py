@@ -18,6 +18,7 @@ from fedsim.errors import ConfigError, RunError
 from fedsim.evaluation import evaluate, mean_softmax
 from fedsim.observing import ObservationFactory
 from fedsim.records import from_arrays, to_arrays
+from fedsim.reply_checks import ReplyRules
 from fedsim.tracking import RunFolder, Trackers
 from fedsim.update import State
 from server.alone import AbortAlone
@@ -26,6 +27,7 @@ from server.epsilon import LargestEpsilon
 from server.honest_but_curious import HonestButCurious, OnObservation
 from server.observing import ObservePolicy
 from server.recording import RoundRecorder
+from server.rejecting import RejectMalformed
 from server.resume import ResumePoint, ResumePoints
 from server.sampling import SeededSampling
 from server.silence import OmitSilent
@@ -46,6 +48,7 @@ class ServerPlan:
     Attributes:
         strategy: any Flower strategy that averages what clients share.
         shares_gradients: the strategy takes gradients itself (FedSGD), not whole weights.
+        rules: what every honest reply is like.
         evaluate_every: rounds between central evaluations; the last round is always evaluated.
         on_round: called after each round with its metrics.
         client_of: a client's number from its node id.
@@ -60,6 +63,7 @@ class ServerPlan:
     model: nn.Module
     strategy: Strategy
     shares_gradients: bool
+    rules: ReplyRules
     num_rounds: int
     seed: int
     folder: RunFolder
@@ -82,10 +86,10 @@ class ServerPlan:
     points: ResumePoints | None = None
 
 
-def build_strategy(plan: ServerPlan) -> RoundRecorder:
-    """The configured strategy in its wrappers, innermost first.
+def build_strategy(plan: ServerPlan) -> tuple[RejectMalformed, RoundRecorder]:
+    """The configured strategy in its wrappers, and that one of them that records.
 
-    Completion, silence, sums, secure aggregation's abort, ε, observer, order, record.
+    Innermost first: completion, silence, sums, secure aggregation's abort, ε, observer, order, record, rejection.
     """
     strategy: Strategy = OmitSilent(plan.strategy if plan.shares_gradients else CompleteUpdates(plan.strategy))
     if plan.worker_sums and is_weighted_mean(plan.strategy):
@@ -97,7 +101,8 @@ def build_strategy(plan: ServerPlan) -> RoundRecorder:
     if plan.observe is not None and plan.factory is not None and plan.on_observation is not None:
         probs = _AuxiliaryProbs(plan) if plan.auxiliary is not None else None
         strategy = HonestButCurious(strategy, plan.factory, plan.observe, plan.on_observation, probs, plan.sums)
-    return RoundRecorder(SeededSampling(strategy, plan.seed), plan.client_of)
+    recorder = RoundRecorder(SeededSampling(strategy, plan.seed), plan.client_of)
+    return RejectMalformed(recorder, plan.rules, plan.client_of), recorder
 
 
 def build_server_app(plan: ServerPlan) -> ServerApp:
@@ -106,9 +111,9 @@ def build_server_app(plan: ServerPlan) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        strategy = build_strategy(plan)
-        run_rounds(plan, strategy, grid)
-        if strategy.aggregated == 0:
+        strategy, recorder = build_strategy(plan)
+        run_rounds(plan, strategy, recorder, grid)
+        if recorder.aggregated == 0:
             reason = (
                 f"the strategy aggregated nothing in {plan.num_rounds} rounds: every client failed or it needs more"
             )
@@ -117,13 +122,13 @@ def build_server_app(plan: ServerPlan) -> ServerApp:
     return app
 
 
-def run_rounds(plan: ServerPlan, strategy: RoundRecorder, grid: Grid) -> None:
+def run_rounds(plan: ServerPlan, strategy: Strategy, recorder: RoundRecorder, grid: Grid) -> None:
     """All rounds that are left, as Flower's `Strategy.start` runs them from the first.
 
     Each round's instructions are new: nothing that an earlier round wrote into them is left.
     """
     start = plan.start
-    after_round = _AfterRound(plan, strategy, start.seconds if start is not None else 0.0)
+    after_round = _AfterRound(plan, recorder, start.seconds if start is not None else 0.0)
     if start is None:
         arrays = to_arrays(plan.model.state_dict())
         after_round(0, arrays)
@@ -155,7 +160,7 @@ def client_states(grid: Grid) -> dict[int, RecordDict]:
 
 
 def _point(
-    server_round: int, arrays: ArrayRecord, strategy: RoundRecorder, grid: Grid, after_round: "_AfterRound"
+    server_round: int, arrays: ArrayRecord, strategy: Strategy, grid: Grid, after_round: "_AfterRound"
 ) -> ResumePoint:
     return ResumePoint(server_round, arrays, strategy_state(strategy), client_states(grid), after_round.seconds)
 

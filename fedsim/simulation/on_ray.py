@@ -7,6 +7,7 @@ import ray
 import torch
 from flwr.app import Message, Metadata, RecordDict
 
+from fedsim.reply_checks import ReplyRules
 from fedsim.simulation.actor_pool import ActorPool, Finished
 from fedsim.simulation.bundle import Answer, Bundle, run_bundle
 from fedsim.simulation.grid import ClientAppFactory, Ended, OnReply, SimulatedGrid, make_context
@@ -18,8 +19,11 @@ AHEAD = 2
 class ClientWorker:
     """Runs in an actor: builds its ClientApp once and keeps the last content it was sent."""
 
-    def __init__(self, make_client_app: ClientAppFactory, num_clients: int, threads: int) -> None:
+    def __init__(
+        self, make_client_app: ClientAppFactory, num_clients: int, threads: int, rules: ReplyRules | None = None
+    ) -> None:
         torch.set_num_threads(threads)
+        self._rules = rules
         self._num_clients = num_clients
         self._app = make_client_app()
         self._content_id = ""
@@ -39,7 +43,11 @@ class ClientWorker:
             self._content_id = reference.hex()
         messages = [Message(self._content, metadata=one) for one in metadata]  # type: ignore[call-overload]
         return run_bundle(
-            self._app, messages, lambda node: make_context(node, self._num_clients, states.get(node)), whole
+            self._app,
+            messages,
+            lambda node: make_context(node, self._num_clients, states.get(node)),
+            whole,
+            self._rules,
         )
 
 
@@ -65,12 +73,13 @@ class RayGrid(SimulatedGrid):
         max_retries: int = 2,
         on_reply: OnReply | None = None,
         work_of: Callable[[int], float] | None = None,
+        rules: ReplyRules | None = None,
     ) -> None:
-        super().__init__(num_clients, on_reply, work_of)
+        super().__init__(num_clients, on_reply, work_of, rules)
         actor = ray.remote(ClientWorker).options(num_cpus=num_cpus, num_gpus=num_gpus)
         self._workers = workers
         self._pool: ActorPool[Bundle] = ActorPool(
-            lambda: actor.remote(make_client_app, num_clients, threads), workers, max_retries
+            lambda: actor.remote(make_client_app, num_clients, threads, rules), workers, max_retries
         )
         self._content: tuple[RecordDict, Any] | None = None
 
