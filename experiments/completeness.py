@@ -10,6 +10,8 @@ from omegaconf import OmegaConf
 from fedsim.composition import Config
 from fedsim.errors import ConfigError
 
+CHOSEN = ("attack", "defense", "tracker")
+"""Groups of which several options stand side by side, each with settings of its own."""
 OPTIONAL = ("defaults", "hydra", "run_dir", "resume", "resume_every_seconds")
 """What a composition has and a run can do without."""
 
@@ -27,9 +29,18 @@ def check_complete(config: Config, name: str) -> None:
             continue
         if not isinstance(config[key], Mapping):
             raise ConfigError(key, config[key], f"a group of settings: {key}.NAME=VALUE sets one of them")
+        if key in CHOSEN:
+            _check_options(key, config[key])
         for inner in default:
             if inner not in config[key]:
                 raise ConfigError(f"{key}.{inner}", "", "missing; leave it as it is instead of taking it away")
+
+
+def _check_options(group: str, options: Mapping[str, Any]) -> None:
+    for name, settings in options.items():
+        if not isinstance(settings, Mapping):
+            expected = f"settings: {group}.{name}.NAME=VALUE sets one of them, {group}=[{name}] takes them as they are"
+            raise ConfigError(f"{group}.{name}", settings, expected)
 
 
 @cache

@@ -119,7 +119,13 @@ def make_grid(setup: Setup) -> SimulatedGrid:
     config, simulation = setup.config, setup.config["simulation"]
     if simulation["engine"] == "inline":
         make_app = partial(build_client_app, config, setup.data)
-        return InlineGrid(config["num_clients"], make_app, simulation["threads"], work_of=_work(setup))
+        return InlineGrid(
+            config["num_clients"],
+            make_app,
+            simulation["threads"],
+            work_of=_work(setup),
+            rules=setup.rules(simulated=True),
+        )
     from fedsim.simulation.on_ray import RayGrid
 
     wanted = placement(config)
@@ -133,6 +139,7 @@ def make_grid(setup: Setup) -> SimulatedGrid:
         max_retries=simulation["max_retries"],
         work_of=_work(setup),
         place=wanted.client if on_cluster else anywhere,
+        rules=setup.rules(simulated=True),
     )
 
 
@@ -191,6 +198,7 @@ class _Run:
             model=setup.model,
             strategy=strategy,
             shares_gradients=takes_gradients(config),
+            rules=setup.rules(simulated=isinstance(self.grid, SimulatedGrid)),
             num_rounds=rounds,
             seed=config["seed"],
             folder=self.folder,

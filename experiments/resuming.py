@@ -23,9 +23,11 @@ LOCAL = (
     "simulation.engine",
     "simulation.workers",
     "simulation.num_cpus",
+    "simulation.resources",
     "simulation.max_retries",
     "simulation.attack_workers",
     "simulation.attack_num_cpus",
+    "simulation.attack_resources",
     "simulation.attack_retries",
     "simulation.attack_backlog",
 )

@@ -25,6 +25,7 @@ from fedsim.metrics.perceptual import lpips_hint
 from fedsim.models import Architecture, Normaliser, architecture_seed
 from fedsim.observing import ObservationFactory
 from fedsim.optimizers import optimizer_factory
+from fedsim.reply_checks import ReplyRules
 from fedsim.report import build_report
 from fedsim.simulation.placement import anywhere
 from fedsim.simulation.ray_cluster import ray_cluster
@@ -57,6 +58,22 @@ class Setup:
         """How the server sees updates: under secure aggregation summed over clients, else one by one."""
         named = self.defenses.defenses.items()
         return next((Sums(d.clients, name) for name, d in named if isinstance(d, SecureAggregation)), None)
+
+    def rules(self, simulated: bool) -> ReplyRules:
+        """What the server knows of every honest reply.
+
+        Args:
+            simulated: clients have these settings and these partitions. A SuperNode's own settings win over the run's:
+                its pictures, its batch size, and whether it sends what its model saw.
+        """
+        config, side = self.config, image_side(self.config["model"])
+        known: dict[str, Any] = {"defenses": tuple(config["defense"]), "image_shape": (3, side, side)}
+        if simulated:
+            known["batch_size"] = config["client"]["batch_size"]
+            known["most_examples"] = max(self.data.partition_sizes())
+            if config["audit"] is not True:
+                known["image_shape"] = None
+        return ReplyRules.of(self.model, config["client"]["share"], **known)
 
     def factory(self) -> ObservationFactory:
         config = self.config

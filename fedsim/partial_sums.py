@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -17,16 +18,22 @@ SUM = "fedsim.sum"
 """In a reply: Σ n·u over clients, with `SUM_OF` and `SUM_UPDATE` beside it. A reply without arrays was summed."""
 SUM_OF, SUM_UPDATE, CLIENTS = "fedsim.sum-of", "fedsim.sum-update", "clients"
 
-Key = tuple[str, tuple[str, ...]]
+
+class Key(NamedTuple):
+    """What clients of one sum have in common: names in alphabetical order, whatever theirs."""
+
+    kind: str
+    tensors: tuple[str, ...]
+    metrics: tuple[str, ...]
 
 
 @dataclass
 class PartialSum:
-    """Clients that share the same tensors, in the order in which they were added.
+    """Clients that share the same tensors and report the same metrics, in the order in which they were added.
 
     Attributes:
         tensors: Σ n·u, in float32 (float64 where the update is or counts).
-        metrics: Σ n·m of what all of them report.
+        metrics: Σ n·m.
         update: the first client's record of what kind its update is.
     """
 
@@ -36,9 +43,13 @@ class PartialSum:
     metrics: dict[str, float]
     update: ConfigRecord
 
+    @property
+    def key(self) -> Key:
+        return Key(str(self.update["kind"]), tuple(sorted(self.tensors)), tuple(sorted(self.metrics)))
+
 
 class PartialSums:
-    """One `PartialSum` for each set of tensors that clients share: nearly always one.
+    """One `PartialSum` for each set of tensors and metrics: nearly always one.
 
     Adding to it in one order gives the same bits wherever it is done.
     """
@@ -55,9 +66,9 @@ class PartialSums:
         record = content.array_records[ARRAYS]
         if not record:
             return False
-        key = str(content.config_records[UPDATE]["kind"]), tuple(record)
         metrics = {name: float(value) for name, value in content.metric_records[METRICS].items()}  # type: ignore[arg-type]
         examples = metrics.pop(NUM_EXAMPLES)
+        key = Key(str(content.config_records[UPDATE]["kind"]), tuple(sorted(record)), tuple(sorted(metrics)))
         update = {name: from_array(array, copy=False) for name, array in record.items()}
         total = self.by_key.get(key)
         if total is None:
@@ -68,7 +79,7 @@ class PartialSums:
         _add(total.tensors, update, examples)
         total.examples += examples
         total.clients += 1
-        total.metrics = {n: m + examples * metrics[n] for n, m in total.metrics.items() if n in metrics}
+        total.metrics = {name: value + examples * metrics[name] for name, value in total.metrics.items()}
         return True
 
     def merge(self, other: "PartialSums") -> None:
@@ -82,7 +93,7 @@ class PartialSums:
             _add(total.tensors, more.tensors, 1.0)
             total.examples += more.examples
             total.clients += more.clients
-            total.metrics = {n: m + more.metrics[n] for n, m in total.metrics.items() if n in more.metrics}
+            total.metrics = {name: value + more.metrics[name] for name, value in total.metrics.items()}
 
     def contents(self) -> list[RecordDict]:
         """Each sum as the content of a reply; the sums' memory is handed over."""
@@ -94,7 +105,7 @@ class PartialSums:
         sums = cls()
         for content in contents:
             total = _unpack(content)
-            sums.by_key[str(total.update["kind"]), tuple(total.tensors)] = total
+            sums.by_key[total.key] = total
         return sums
 
 

@@ -184,6 +184,9 @@ def _check_names(arrays: Any, buffers: object, withheld: frozenset[str], rules: 
     if len(buffers) != len(sent) or set(buffers) != sent:
         odd = next((name for name in {*buffers, *sent} if buffers.count(name) != (name in sent)), None)
         raise MalformedReply(f"{shown(odd)} must be once among its buffers and its tensors, or in neither")
+    both = withheld.intersection(arrays)
+    if both:
+        raise MalformedReply(f"tensor {min(both)} is there, and is said to be withheld")
     missing = rules.trained - withheld - set(arrays)
     if missing:
         raise MalformedReply(f"tensor {min(missing)} is missing, and no defense is said to withhold it")

@@ -20,6 +20,7 @@ from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
 from fedsim.records import from_arrays, to_arrays
+from fedsim.reply_checks import ReplyRules
 from fedsim.tracking import RunFolder, Trackers
 from fedsim.update import State
 from server.alone import AbortAlone
@@ -28,6 +29,7 @@ from server.epsilon import LargestEpsilon
 from server.honest_but_curious import HonestButCurious, OnObservation
 from server.observing import ObservePolicy
 from server.recording import RoundRecorder
+from server.rejecting import RejectMalformed
 from server.resume import ResumePoint, ResumePoints
 from server.sampling import SeededSampling
 from server.silence import OmitSilent
@@ -50,6 +52,7 @@ class ServerPlan:
     Attributes:
         strategy: any Flower strategy that averages what clients share.
         shares_gradients: the strategy takes gradients itself (FedSGD), not whole weights.
+        rules: what every honest reply is like.
         evaluate_every: rounds between central evaluations; the last round is always evaluated.
         on_round: called after each round with its metrics.
         gauges: asked after each round for what its timings are to hold besides, such as attacks that wait.
@@ -65,6 +68,7 @@ class ServerPlan:
     model: nn.Module
     strategy: Strategy
     shares_gradients: bool
+    rules: ReplyRules
     num_rounds: int
     seed: int
     folder: RunFolder
@@ -88,10 +92,10 @@ class ServerPlan:
     points: ResumePoints | None = None
 
 
-def build_strategy(plan: ServerPlan) -> RoundRecorder:
-    """The configured strategy in its wrappers, innermost first.
+def build_strategy(plan: ServerPlan) -> tuple[RejectMalformed, RoundRecorder]:
+    """The configured strategy in its wrappers, and that one of them that records.
 
-    Completion, silence, sums, secure aggregation's abort, ε, observer, order, record.
+    Innermost first: completion, silence, sums, secure aggregation's abort, ε, observer, order, record, rejection.
     """
     strategy: Strategy = OmitSilent(plan.strategy if plan.shares_gradients else CompleteUpdates(plan.strategy))
     if plan.worker_sums and is_weighted_mean(plan.strategy):
@@ -105,7 +109,8 @@ def build_strategy(plan: ServerPlan) -> RoundRecorder:
         probs = _AuxiliaryProbs(plan) if plan.auxiliary is not None else None
         on_observation = _timed(plan.on_observation, attacks)
         strategy = HonestButCurious(strategy, plan.factory, plan.observe, on_observation, probs, plan.sums)
-    return RoundRecorder(SeededSampling(strategy, plan.seed), plan.client_of, attacks)
+    recorder = RoundRecorder(SeededSampling(strategy, plan.seed), plan.client_of, attacks)
+    return RejectMalformed(recorder, plan.rules, plan.client_of), recorder
 
 
 def _timed(on_observation: OnObservation, watch: Stopwatch) -> OnObservation:
@@ -122,9 +127,9 @@ def build_server_app(plan: ServerPlan) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        strategy = build_strategy(plan)
-        run_rounds(plan, strategy, grid)
-        if strategy.aggregated == 0:
+        strategy, recorder = build_strategy(plan)
+        run_rounds(plan, strategy, recorder, grid)
+        if recorder.aggregated == 0:
             reason = (
                 f"the strategy aggregated nothing in {plan.num_rounds} rounds: every client failed or it needs more"
             )
@@ -133,13 +138,13 @@ def build_server_app(plan: ServerPlan) -> ServerApp:
     return app
 
 
-def run_rounds(plan: ServerPlan, strategy: RoundRecorder, grid: Grid) -> None:
+def run_rounds(plan: ServerPlan, strategy: Strategy, recorder: RoundRecorder, grid: Grid) -> None:
     """All rounds that are left, as Flower's `Strategy.start` runs them from the first.
 
     Each round's instructions are new: nothing that an earlier round wrote into them is left.
     """
     start = plan.start
-    after_round = _AfterRound(plan, strategy, start.seconds if start is not None else 0.0)
+    after_round = _AfterRound(plan, recorder, start.seconds if start is not None else 0.0)
     if start is None:
         arrays = to_arrays(plan.model.state_dict())
         after_round(0, arrays)
@@ -154,7 +159,7 @@ def run_rounds(plan: ServerPlan, strategy: RoundRecorder, grid: Grid) -> None:
         logger.info("round %d of %d", server_round, plan.num_rounds)
         messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
         replies = grid.send_and_receive(messages, timeout=plan.round_timeout)
-        strategy.exchanged(getattr(grid, "traffic", None))
+        recorder.exchanged(getattr(grid, "traffic", None))
         aggregated, _ = strategy.aggregate_train(server_round, replies)
         arrays = arrays if aggregated is None else aggregated
         messages = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), grid)
@@ -172,7 +177,7 @@ def client_states(grid: Grid) -> dict[int, RecordDict]:
 
 
 def _point(
-    server_round: int, arrays: ArrayRecord, strategy: RoundRecorder, grid: Grid, after_round: "_AfterRound"
+    server_round: int, arrays: ArrayRecord, strategy: Strategy, grid: Grid, after_round: "_AfterRound"
 ) -> ResumePoint:
     return ResumePoint(server_round, arrays, strategy_state(strategy), client_states(grid), after_round.seconds)
 

@@ -65,12 +65,7 @@ class RoundRecorder(StrategyWrapper):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         self._lap("train")
-        replies = list(replies)
-        self.record.failures += [
-            {"client": self._client_of(reply.metadata.src_node_id), "error": reply.error.reason}
-            for reply in replies
-            if reply.has_error()
-        ]
+        replies = self._told_apart(replies)
         self.record.metrics["clients"] = sum(not reply.has_error() for reply in replies)
         arrays, metrics = self.inner.aggregate_train(server_round, replies)
         self.record.metrics |= dict(metrics or {})
@@ -94,12 +89,22 @@ class RoundRecorder(StrategyWrapper):
         return self.inner.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        replies = list(replies)
+        replies = self._told_apart(replies)
         metrics = self.inner.aggregate_evaluate(server_round, replies)
         self.record.metrics |= {f"client_{name}": value for name, value in (metrics or {}).items()}
         if replies:
             self._lap("client_evaluate")
         return metrics
+
+    def _told_apart(self, replies: Iterable[Message]) -> list[Message]:
+        """All replies, once those that are errors are in the record."""
+        replies = list(replies)
+        self.record.failures += [
+            {"client": self._client_of(reply.metadata.src_node_id), "error": reply.error.reason}
+            for reply in replies
+            if reply.has_error()
+        ]
+        return replies
 
     def _lap(self, name: str) -> None:
         now = time.perf_counter()

@@ -1,6 +1,5 @@
 """Replies that no honest client sends, kept from everything else on the server."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from logging import getLogger
 
@@ -11,7 +10,8 @@ from flwr.serverapp.strategy import Strategy
 
 from fedsim.partial_sums import sum_size
 from fedsim.records import ARRAYS, CONFIG, METRICS, UPDATE
-from fedsim.reply_checks import MalformedReply, ReplyRules, check_evaluate_reply, check_train_reply, shown
+from fedsim.reply_checks import MalformedReply, ReplyRules, check_evaluate_reply, check_train_reply
+from fedsim.reply_votes import Names, unlike, usual_names
 from server.wrapping import StrategyWrapper
 
 logger = getLogger(__name__)
@@ -20,7 +20,6 @@ LONGEST_REASON = 500
 """Characters of a client's own account of its failure."""
 
 Check = Callable[[RecordDict, int | None], None]
-Names = tuple[str, ...]
 
 
 class RejectMalformed(StrategyWrapper):
@@ -56,7 +55,11 @@ class RejectMalformed(StrategyWrapper):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         screened = [_with_plain_error(reply) for reply in replies]
-        if not self._checked:
+        if self._checked:
+            for reply in screened:
+                if reply.has_error() and reply.error.code == ErrorCode.UNKNOWN:
+                    self._log(reply, reply.error.reason)
+        else:
             screened = self._screen(screened, self._check_train)
             if self._client_of is None:
                 screened = self._once_each(screened)
@@ -102,32 +105,25 @@ class RejectMalformed(StrategyWrapper):
     def _alike(self, replies: Sequence[Message], what: str, names_of: Callable[[RecordDict], Names]) -> list[Message]:
         """Rejects replies whose names are not those of most clients; one without any, of a silent client, may stay."""
         names = [() if reply.has_error() else names_of(reply.content) for reply in replies]
-        votes = Counter(one for one in names if one)
-        usual = max(votes, key=lambda one: (votes[one], len(one), one), default=())
+        usual = usual_names(names)
         return [
-            self._rejected(reply, f"its {what} are not those of most clients: {_odd(found, usual)}")
-            if found and found != usual
-            else reply
+            self._rejected(reply, unlike(what, found, usual)) if found and found != usual else reply
             for reply, found in zip(replies, names, strict=True)
         ]
 
     def _rejected(self, reply: Message, fault: str) -> Message:
-        node, reason = reply.metadata.src_node_id, f"malformed reply: {fault}"
+        reason = f"malformed reply: {fault}"
+        self._log(reply, reason)
+        return _failed(reply, reason, ErrorCode.UNKNOWN)
+
+    def _log(self, reply: Message, reason: str | None) -> None:
+        node = reply.metadata.src_node_id
         who = f"node {node}" if self._client_of is None else f"client {self._client_of(node)}"
         logger.warning("%s: %s", who, reason)
-        return _failed(reply, reason, ErrorCode.UNKNOWN)
 
 
 def _checks_replies(grid: Grid) -> bool:
     return bool(getattr(grid, "checks_replies", False))
-
-
-def _odd(found: Names, usual: Names) -> str:
-    """A name that makes the difference."""
-    missing = next((name for name in usual if name not in found), None)
-    if missing is not None:
-        return f"{shown(missing)} is missing"
-    return f"{shown(next(name for name in found if name not in usual))} is additional"
 
 
 def _with_plain_error(reply: Message) -> Message:

@@ -10,7 +10,8 @@ from flwr.clientapp import ClientApp
 from fedsim.memory import Memory
 from fedsim.partial_sums import PartialSums
 from fedsim.records import ARRAYS, AUDIT
-from fedsim.simulation.delivery import deliver, error_reply
+from fedsim.reply_checks import MalformedReply, ReplyRules, check_train_reply
+from fedsim.simulation.delivery import deliver, error_reply, malformed, partition_of
 
 logger = getLogger(__name__)
 
@@ -57,9 +58,17 @@ class Answer:
 
 
 def run_bundle(
-    app: ClientApp, messages: Sequence[Message], context_of: ContextOf, whole: frozenset[int] | None
+    app: ClientApp,
+    messages: Sequence[Message],
+    context_of: ContextOf,
+    whole: frozenset[int] | None,
+    rules: ReplyRules | None = None,
 ) -> Answer:
-    """Deliver the messages in order; with `whole`, add the updates up and take them out of the replies."""
+    """Deliver the messages in order; with `whole`, add the updates up and take them out of the replies.
+
+    Args:
+        rules: what a reply must be like before its update is in a sum; None: anything that can be added up.
+    """
     answer = Answer()
     sums = PartialSums()
     for message in messages:
@@ -67,17 +76,24 @@ def run_bundle(
         reply = deliver(app, message, context)
         if context.state:
             answer.states[context.node_id] = context.state
-        answer.replies.append(reply if whole is None else summed(reply, message, sums, whole))
+        answer.replies.append(reply if whole is None else summed(reply, message, sums, whole, rules))
     answer.sums = sums.contents()
     return answer
 
 
-def summed(reply: Message, message: Message, sums: PartialSums, whole: frozenset[int]) -> Message:
+def summed(
+    reply: Message, message: Message, sums: PartialSums, whole: frozenset[int], rules: ReplyRules | None = None
+) -> Message:
     """The reply once its update is in the sums: without arrays and ground truth, unless it is to travel whole."""
     if reply.has_error():
         return reply
     try:
+        if rules is not None:
+            start, client = message.content.array_records[ARRAYS], partition_of(message.metadata.dst_node_id)
+            check_train_reply(reply.content, start, rules, client)
         added = sums.add(reply.content)
+    except MalformedReply as fault:
+        return malformed(message, str(fault))
     except (KeyError, TypeError, ValueError) as error:
         return error_reply(message, f"an update that cannot be summed: {type(error).__name__}: {error}")
     if added and message.metadata.dst_node_id not in whole:

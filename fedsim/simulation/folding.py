@@ -1,9 +1,17 @@
 """The sums of a round's groups become one, in the groups' order whatever the order of arrival."""
 
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+
 from flwr.app import Message, RecordDict
 
-from fedsim.partial_sums import PartialSums
+from fedsim.partial_sums import Key, PartialSums
+from fedsim.records import ARRAYS, METRICS, NUM_EXAMPLES, UPDATE, buffer_names
+from fedsim.reply_checks import ReplyRules
+from fedsim.reply_votes import Names, unlike, usual_names
 from fedsim.simulation.bundle import Answer, Bundle, summed
+from fedsim.simulation.delivery import malformed
 
 
 class Fold:
@@ -14,10 +22,11 @@ class Fold:
 
     Args:
         whole: nodes whose updates stay in their replies.
+        rules: what every reply in a sum is like; None: nothing was checked.
     """
 
-    def __init__(self, whole: frozenset[int]) -> None:
-        self._whole = whole
+    def __init__(self, whole: frozenset[int], rules: ReplyRules | None = None) -> None:
+        self._whole, self._rules = whole, rules
         self._total = PartialSums()
         self._early: dict[int, PartialSums] = {}
         self._next = 0
@@ -40,7 +49,7 @@ class Fold:
         del self._parts[bundle.group]
         sums = PartialSums()
         ordered = [(replies[message.metadata.message_id], message) for message in group]
-        light = [summed(reply, message, sums, self._whole) for reply, message in ordered]
+        light = [summed(reply, message, sums, self._whole, self._rules) for reply, message in ordered]
         self._add(bundle.group, sums)
         return light
 
@@ -52,14 +61,53 @@ class Fold:
     def is_part(self, bundle: Bundle) -> bool:
         return bundle.group in self._parts
 
-    def result(self) -> list[RecordDict]:
-        """The sums of all groups that there are; groups that never came are left out."""
+    def result(self, messages: Sequence[Message], replies: Sequence[Message]) -> tuple[list[Message], list[RecordDict]]:
+        """The round's replies, and the sums of all groups that there are; groups that never came are left out.
+
+        Where replies are checked, a client whose metrics or gradients have other names than those of most clients is
+        refused, with the sum that it is in.
+        """
         for group in sorted(self._early):
             self._total.merge(self._early.pop(group))
-        return self._total.contents()
+        judged = list(replies)
+        if self._rules is not None:
+            judged = self._alike(messages, judged, "metrics", _metrics, lambda key: key.metrics)
+            if self._rules.kind == "gradient":
+                tensors = partial(_tensors, rules=self._rules)
+                judged = self._alike(messages, judged, "tensors", tensors, lambda key: key.tensors)
+        return judged, self._total.contents()
+
+    def _alike(
+        self,
+        messages: Sequence[Message],
+        replies: Sequence[Message],
+        what: str,
+        names_of: Callable[[RecordDict], Names],
+        names_in: Callable[[Key], Names],
+    ) -> list[Message]:
+        names = [() if reply.has_error() else names_of(reply.content) for reply in replies]
+        usual = usual_names(names)
+        by_key = self._total.by_key
+        self._total.by_key = {key: total for key, total in by_key.items() if names_in(key) == usual}
+        return [
+            malformed(message, unlike(what, found, usual)) if found and found != usual else reply
+            for message, reply, found in zip(messages, replies, names, strict=True)
+        ]
 
     def _add(self, group: int, sums: PartialSums) -> None:
         self._early[group] = sums
         while self._next in self._early:
             self._total.merge(self._early.pop(self._next))
             self._next += 1
+
+
+def _metrics(content: RecordDict) -> Names:
+    return tuple(sorted(name for name in content.metric_records[METRICS] if name != NUM_EXAMPLES))
+
+
+def _tensors(content: RecordDict, rules: ReplyRules) -> Names:
+    """What a client shared whose reply was checked, also where its arrays are no longer there."""
+    if ARRAYS in content:
+        return tuple(sorted(content.array_records[ARRAYS]))
+    withheld = json.loads(str(content.config_records[UPDATE]["withheld"]))
+    return tuple(sorted((rules.trained - set(withheld)).union(buffer_names(content))))

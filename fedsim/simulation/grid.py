@@ -17,27 +17,19 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.partial_sums import SUM, SUM_OF, SUM_UPDATE, SUM_WANTED, WHOLE
 from fedsim.records import CONFIG
+from fedsim.reply_checks import ReplyRules
 from fedsim.simulation.bundle import Answer, Bundle
-from fedsim.simulation.delivery import error_reply
+from fedsim.simulation.delivery import FIRST_CLIENT_NODE_ID, error_reply, partition_of
 from fedsim.simulation.folding import Fold
 from fedsim.simulation.traffic import Traffic
 
 logger = getLogger(__name__)
 
 SERVER_NODE_ID = 1
-FIRST_CLIENT_NODE_ID = 2
 RUN_ID = 1
 
 ClientAppFactory = Callable[[], ClientApp]
 OnReply = Callable[[Message], None]
-
-
-def node_id_of(partition_id: int) -> int:
-    return partition_id + FIRST_CLIENT_NODE_ID
-
-
-def partition_of(node_id: int) -> int:
-    return node_id - FIRST_CLIENT_NODE_ID
 
 
 @dataclass(frozen=True)
@@ -64,6 +56,7 @@ class SimulatedGrid(Grid):
         on_reply: called in the server's thread for each reply as it arrives.
         work_of: how much a partition has to do, in any unit: the heaviest begin. Part of the configuration where
             updates are summed, since it decides the order of the additions.
+        rules: what an honest reply is like: a malformed one is an error before it gets into a sum.
 
     Attributes:
         on_waiting: told, now and then, that a round waits for workers that nothing has room for, and what they ask for.
@@ -72,19 +65,29 @@ class SimulatedGrid(Grid):
     """
 
     def __init__(
-        self, num_clients: int, on_reply: OnReply | None = None, work_of: Callable[[int], float] | None = None
+        self,
+        num_clients: int,
+        on_reply: OnReply | None = None,
+        work_of: Callable[[int], float] | None = None,
+        rules: ReplyRules | None = None,
     ) -> None:
         self.num_clients = num_clients
         self.on_reply = on_reply
         self.on_waiting: Callable[[str], None] = logger.warning
         self.states: dict[int, RecordDict] = {}
         self.traffic = Traffic()
+        self.rules = rules
         self._work_of = work_of
         self._message_ids = itertools.count(1)
         self._arrived: dict[str, Message] = {}
         self._run = Run.create_empty(run_id=RUN_ID)
         # Flower's strategies construct messages without naming their sender: it is read from here.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SERVER_NODE_ID, 1
+
+    @property
+    def checks_replies(self) -> bool:
+        """Whether no malformed reply is in the sums."""
+        return self.rules is not None
 
     def set_run(self, run: Run) -> None:
         self._run = run
@@ -124,7 +127,7 @@ class SimulatedGrid(Grid):
         order = [self._number(message) for message in ordered]
         deadline = None if timeout is None else monotonic() + timeout
         size, whole = _sums_wanted(ordered)
-        fold = None if size == 0 else Fold(whole)
+        fold = None if size == 0 else Fold(whole, self.rules)
         replies: dict[str, Message] = {}
         for reply in self._exchange(
             self._bundles(ordered, max(size, 1), None if fold is None else whole), fold, deadline
@@ -141,7 +144,8 @@ class SimulatedGrid(Grid):
         answered = [replies[message_id] for message_id in order]
         if fold is not None:
             before = perf_counter()
-            _attach(fold.result(), answered)
+            answered, sums = fold.result(ordered, answered)
+            _attach(sums, answered)
             self.traffic.receive += perf_counter() - before
         return answered
 

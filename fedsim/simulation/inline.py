@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from flwr.clientapp import ClientApp
 
+from fedsim.reply_checks import ReplyRules
 from fedsim.simulation.bundle import Bundle, run_bundle
 from fedsim.simulation.grid import ClientAppFactory, Ended, OnReply, SimulatedGrid
 
@@ -20,8 +21,9 @@ class InlineGrid(SimulatedGrid):
         threads: int = 1,
         on_reply: OnReply | None = None,
         work_of: Callable[[int], float] | None = None,
+        rules: ReplyRules | None = None,
     ) -> None:
-        super().__init__(num_clients, on_reply, work_of)
+        super().__init__(num_clients, on_reply, work_of, rules)
         self._make_client_app = make_client_app
         self._app: ClientApp | None = None
         self._threads = threads
@@ -43,7 +45,7 @@ class InlineGrid(SimulatedGrid):
         threads = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
-            return [Ended(bundle, run_bundle(self._app, bundle.messages, self.context_of, bundle.whole))]
+            return [Ended(bundle, run_bundle(self._app, bundle.messages, self.context_of, bundle.whole, self.rules))]
         finally:
             torch.set_num_threads(threads)
 

@@ -10,6 +10,7 @@ from flwr.app import Message, Metadata, RecordDict
 
 from fedsim.errors import ConfigError
 from fedsim.memory import Meter
+from fedsim.reply_checks import ReplyRules
 from fedsim.simulation.actor_pool import ActorPool, Finished, PooledWorker
 from fedsim.simulation.bundle import Answer, Bundle, run_bundle
 from fedsim.simulation.grid import ClientAppFactory, Ended, OnReply, SimulatedGrid, make_context
@@ -26,8 +27,11 @@ class ClientWorker(PooledWorker):
         ConfigError: the ClientApp cannot be built on this node, which is named.
     """
 
-    def __init__(self, make_client_app: ClientAppFactory, num_clients: int, threads: int) -> None:
+    def __init__(
+        self, make_client_app: ClientAppFactory, num_clients: int, threads: int, rules: ReplyRules | None = None
+    ) -> None:
         torch.set_num_threads(threads)
+        self._rules = rules
         self._num_clients = num_clients
         try:
             self._app = make_client_app()
@@ -52,7 +56,11 @@ class ClientWorker(PooledWorker):
             self._content_id = reference.hex()
         messages = [Message(self._content, metadata=one) for one in metadata]  # type: ignore[call-overload]
         answer = run_bundle(
-            self._app, messages, lambda node: make_context(node, self._num_clients, states.get(node)), whole
+            self._app,
+            messages,
+            lambda node: make_context(node, self._num_clients, states.get(node)),
+            whole,
+            self._rules,
         )
         answer.memory = self._meter.read()
         return answer
@@ -81,15 +89,16 @@ class RayGrid(SimulatedGrid):
         on_reply: OnReply | None = None,
         work_of: Callable[[int], float] | None = None,
         place: Callable[[int], Any] = anywhere,
+        rules: ReplyRules | None = None,
     ) -> None:
-        super().__init__(num_clients, on_reply, work_of)
+        super().__init__(num_clients, on_reply, work_of, rules)
         self._request = request or Request()
         actor = ray.remote(ClientWorker)
         self._workers = workers
 
         def start(number: int) -> Any:
             options = self._request.options() | {"scheduling_strategy": place(number)}
-            return actor.options(**options).remote(make_client_app, num_clients, threads)
+            return actor.options(**options).remote(make_client_app, num_clients, threads, rules)
 
         self._pool: ActorPool[Bundle] = ActorPool(start, workers, max_retries, self._tell_waiting)
         self._content: tuple[RecordDict, Any] | None = None

@@ -180,6 +180,7 @@ CONTENTS = {
     "a negative partition": (_set(UPDATE, "partition-id", -1), "partition-id is -1"),
     "a word for a partition": (_set(UPDATE, "partition-id", "0"), "partition-id is '0'"),
     "withheld by nobody": (_set(UPDATE, "withheld", '{"scale": "mjp"}'), "none of the defenses that run"),
+    "withheld and there": (_set(UPDATE, "withheld", '{"scale": "fixed_pe"}'), "tensor scale is there, and is said"),
     "withheld by a list": (_set(UPDATE, "withheld", '{"scale": []}'), "by 0 entries"),
     "withheld with a path": (_set(UPDATE, "withheld", '{"../x": "fixed_pe"}'), "no tensor's name"),
     "withheld no JSON": (_set(UPDATE, "withheld", "{"), "no JSON"),

@@ -1,0 +1,160 @@
+"""Sums of replies that were checked: honest ones to the same bits, and nothing of any other."""
+
+import json
+
+import numpy as np
+import pytest
+from flwr.app import Array, ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedsim.partial_sums import SUM, SUM_OF, SUM_WANTED, PartialSums
+from fedsim.records import ARRAYS, CONFIG, METRICS, UPDATE, from_arrays
+from fedsim.simulation import InlineGrid, node_id_of
+from fedsim.simulation.bundle import Answer, Bundle
+from fedsim.simulation.delivery import deliver
+from fedsim.simulation.folding import Fold
+from tests.fuzz.federation import KINDS, honest, make_rules, start
+
+CLIENTS = 7
+
+
+class Answering(ClientApp):
+    """Answers with whatever `answer` gives."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self._answer = answer
+
+    def __call__(self, message, context):
+        return self._answer(message, context)
+
+
+def _nan(content):
+    content[ARRAYS]["head.bias"] = Array(np.full(2, np.nan, dtype=np.float32))
+
+
+def _without_head(content):
+    del content[ARRAYS]["head.bias"]
+    content[UPDATE]["withheld"] = json.dumps({"head.bias": "local_dp"})
+
+
+def _other_metric(content):
+    content[METRICS]["local_dp_more"] = 1.0
+
+
+def _fewer_metrics(content):
+    del content[METRICS]["local_dp_epsilon"]
+
+
+def instructions(size=3):
+    return RecordDict({ARRAYS: start(), CONFIG: ConfigRecord({SUM_WANTED: size})})
+
+
+def round_of(kind, rules, changes=None, left_out=()):
+    """Replies, and the sum in them, of honest clients but for `changes`, by client; those `left_out` raise."""
+
+    def app(message, context):
+        client = context.node_config["partition-id"]
+        if client in left_out:
+            raise RuntimeError("no")
+        content = honest(kind, client)
+        (changes or {}).get(client, lambda content: None)(content)
+        return Message(content, reply_to=message)
+
+    grid = InlineGrid(CLIENTS, lambda: Answering(app), rules=rules)
+    content = instructions()
+    replies = list(grid.send_and_receive([Message(content, node, "train") for node in grid.get_node_ids()]))
+    return replies, [reply.content for reply in replies if not reply.has_error() and SUM in reply.content]
+
+
+def same_sums(left, right):
+    (a,), (b,) = left, right
+    one, other = from_arrays(a[SUM]), from_arrays(b[SUM])
+    return list(one) == list(other) and all(t.equal(other[n]) for n, t in one.items()) and a[SUM_OF] == b[SUM_OF]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_checks_change_no_bit_of_an_honest_sum(kind):
+    replies, checked = round_of(kind, make_rules(kind))
+    assert not any(reply.has_error() for reply in replies)
+    assert same_sums(checked, round_of(kind, None)[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_nan, "tensor head.bias has values that are not finite"),
+        (_other_metric, "its metrics are not those of most clients: 'local_dp_more' is additional"),
+        (_fewer_metrics, "its metrics are not those of most clients: 'local_dp_epsilon' is missing"),
+    ],
+)
+def test_nothing_of_a_refused_client_is_in_the_sum(kind, change, words):
+    # Client 0 carries the sum of the others while it is honest, and 3 begins a group.
+    replies, sums = round_of(kind, make_rules(kind), {0: change, 3: change})
+    failures = {number: reply.error.reason for number, reply in enumerate(replies) if reply.has_error()}
+    assert failures == dict.fromkeys((0, 3), f"malformed reply: {words}")
+    assert same_sums(sums, round_of(kind, make_rules(kind), left_out=(0, 3))[1])
+
+
+def test_of_gradients_those_with_other_tensors_than_most_are_refused():
+    replies, sums = round_of("gradient", make_rules("gradient"), {1: _without_head})
+    assert [reply.has_error() for reply in replies] == [client == 1 for client in range(CLIENTS)]
+    assert replies[1].error.reason.endswith("its tensors are not those of most clients: 'head.bias' is missing")
+    assert same_sums(sums, round_of("gradient", make_rules("gradient"), left_out=(1,))[1])
+
+
+def test_deltas_may_lack_different_tensors():
+    replies, sums = round_of("delta", make_rules("delta"), {1: _without_head})
+    assert not any(reply.has_error() for reply in replies)
+    assert len(sums) == 2
+
+
+def test_the_order_of_tensors_makes_no_sum_of_its_own():
+    def reverse(content):
+        content[ARRAYS] = type(content[ARRAYS])(dict(reversed(content[ARRAYS].items())))
+
+    _, sums = round_of("gradient", make_rules("gradient"), {4: reverse})
+    assert same_sums(sums, round_of("gradient", make_rules("gradient"))[1])
+
+
+def test_a_group_whose_worker_died_is_checked_where_its_sum_is_made():
+    content, rules = instructions(), make_rules("delta")
+    messages = tuple(Message(content, node_id_of(client), "train") for client in range(3))
+    for number, message in enumerate(messages):
+        message.metadata.__dict__["_message_id"] = str(number)
+    contents = [honest("delta", client) for client in range(3)]
+    _nan(contents[1])
+    fold, light = Fold(frozenset(), rules), []
+    for part in fold.split(Bundle(messages, frozenset(), 0)):
+        (message,) = part.messages
+        reply = Message(contents[int(message.metadata.message_id)], reply_to=message)
+        light += fold.put(part, Answer([reply]))
+    assert [reply.has_error() for reply in light] == [False, True, False]
+    _, sums = fold.result(messages, light)
+    ((_, total),) = PartialSums.read(sums).by_key.items()
+    assert total.clients == 2
+
+
+def test_a_grid_without_rules_does_not_claim_to_check():
+    assert not InlineGrid(1, lambda: None).checks_replies
+    assert InlineGrid(1, lambda: None, rules=make_rules("delta")).checks_replies
+
+
+def test_a_reply_answers_the_message_that_was_sent():
+    grid = InlineGrid(2, lambda: None)
+    messages = [Message(RecordDict(), node_id_of(client), "train") for client in (0, 1)]
+    for number, message in enumerate(messages):
+        message.metadata.__dict__["_message_id"] = str(number)
+    context = grid.context_of(node_id_of(0))
+    answers = {
+        "right": lambda message, _: Message(RecordDict(), reply_to=message),
+        "another's": lambda *_: Message(RecordDict(), reply_to=messages[1]),
+        "none": lambda *_: None,
+        "a record": lambda *_: RecordDict(),
+        "the question": lambda message, _: message,
+    }
+    replies = {name: deliver(Answering(app), messages[0], context) for name, app in answers.items()}
+    assert [name for name, reply in replies.items() if not reply.has_error()] == ["right"]
+    assert {reply.metadata.src_node_id for reply in replies.values()} == {node_id_of(0)}
+    assert replies["none"].error.reason == "malformed reply: it is no answer to what was asked"
