@@ -54,7 +54,7 @@ def test_what_the_attack_refuses_and_does_not_certify():
     both = observe(PERCEPTRON, PICTURES, [1, 2])
     check_refusal(BiasRows(), both, "at most 1 can be served")
     mixed = BiasRows().run(both, torch.Generator(), torch.device("cpu"))
-    assert mixed.certificate.values["proven"] == 0.0
+    assert mixed.certificate.values["proven"] < 0.02  # pixels in which the pictures are alike
     vit = observe(ModelSpec("vit_nano_patch2_8", 4), torch.rand(1, 3, 8, 8), [1])
     check_refusal(BiasRows(), vit, "not the picture as a whole")
 
