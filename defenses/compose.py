@@ -1,5 +1,7 @@
 """From the configured defenses to a chain."""
 
+import inspect
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +11,7 @@ from defenses.base import Defense, DefenseChain
 from fedsim.components import build_component
 from fedsim.errors import ConfigError
 from fedsim.models import ModelWrapper
+from fedsim.plugins import load_plugins
 
 
 def build_chain(config: dict[str, Any] | None) -> DefenseChain:
@@ -26,18 +29,20 @@ def build_chain(config: dict[str, Any] | None) -> DefenseChain:
 def load_wrappers(recorded: Iterable[dict[str, Any]]) -> tuple[ModelWrapper, ...]:
     """Rebuild the defenses named in an observation on disk.
 
-    Nothing is imported for it: a name from disk finds only subclasses of Defense that are loaded already, those of
-    this package and of whatever the caller has imported.
+    A name from disk imports nothing and finds only subclasses of Defense that are loaded already, as `module.Class`:
+    those of this package, of whatever the caller has imported, and of the modules that installed plug-ins declare.
 
     Raises:
-        ConfigError: the record names something else.
+        ConfigError: the record names something else, or a plug-in cannot be imported.
     """
-    known = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in _subclasses(Defense)}
-    known |= {f"defenses.{cls.__qualname__}": cls for cls in known.values() if cls.__module__.startswith("defenses.")}
     wrappers = []
     for described in recorded:
+        target = str(described.get("_target_"))
         settings = {key: value for key, value in described.items() if key not in ("name", "_target_")}
-        cls = known.get(str(described.get("_target_")))
+        cls = _loaded(target)
+        if cls is None:
+            load_plugins()
+            cls = _loaded(target)
         if cls is None or any(str(key).startswith("_") for key in settings):
             raise ConfigError(
                 "observation", described.get("_target_"), "a recorded defense must be a loaded subclass of Defense"
@@ -46,6 +51,8 @@ def load_wrappers(recorded: Iterable[dict[str, Any]]) -> tuple[ModelWrapper, ...
     return tuple(wrappers)
 
 
-def _subclasses(cls: type[Defense]) -> set[type[Defense]]:
-    direct = set(cls.__subclasses__())
-    return direct.union(*(_subclasses(sub) for sub in direct)) if direct else direct
+def _loaded(target: str) -> type[Defense] | None:
+    module, _, name = target.rpartition(".")
+    # Not getattr: a module may import on demand what it is asked for.
+    found = vars(sys.modules[module]).get(name) if module in sys.modules else None
+    return found if inspect.isclass(found) and issubclass(found, Defense) and found is not Defense else None

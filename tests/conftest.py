@@ -15,6 +15,7 @@ COMMANDS = {
     "fedsim-measure": measure.main,
     "fedsim-matrix": leakage_matrix.main,
 }
+collect_ignore = ["plugin_example"]  # a package of its own: test_plugin.py installs it and runs its tests
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 

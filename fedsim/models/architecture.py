@@ -22,6 +22,7 @@ from fedsim.models import nano as nano
 from fedsim.models import resnet as resnet
 from fedsim.models import swin as swin
 from fedsim.models.april import read_embedding_directly
+from fedsim.plugins import load_plugins
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 VARIANTS = ("stock", "april")
@@ -72,6 +73,8 @@ class ModelSpec:
         Raises:
             ConfigError: unknown name, variant or dtype, a missing checkpoint.
         """
+        if not timm.is_model(self.name):
+            load_plugins()
         if not timm.is_model(self.name):
             raise ConfigError("model.name", self.name, f"timm has no such model.{_similar(self.name)}")
         if self.variant not in VARIANTS:

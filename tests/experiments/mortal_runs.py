@@ -1,8 +1,8 @@
 """Runs in processes of their own that end at a chosen call; `python -m` starts a server of such processes.
 
 The server imports everything once and forks for each line that it reads: {"arguments": […], "end": null or {"at":
-"module:name.of.function", "call": 3, "how": "before"}, "report": false}. It answers with a line {"code": exit code,
-negative for a signal, "out": …, "err": …}.
+"module:name.of.function", "call": 3, "how": "before"}, "report": false,
+"command": "fedsim"}. It answers with a line {"code": exit code, negative for a signal, "out": …, "err": …}.
 """
 
 import errno
@@ -20,13 +20,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+COMMANDS = {
+    "fedsim": "experiments.federated",
+    "fedsim-audit": "experiments.audit",
+    "fedsim-matrix": "experiments.leakage_matrix",
+    "fedsim-measure": "experiments.measure",
+}
+
 
 class MortalRuns:
-    """The server from the outside."""
+    """The server from the outside.
+
+    Args:
+        path: a folder of further packages, in front of all others.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "tests.experiments.mortal_runs"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if self._path is not None:
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(self._path), os.environ.get("PYTHONPATH"))))
         root = Path(__file__).parents[2]
         self._server = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root, env=environment
@@ -50,8 +66,9 @@ class MortalRuns:
         how: str = "before",
         code: int | None = None,
         report: bool = False,
+        command: str = "fedsim",
     ) -> dict[str, Any]:
-        """`fedsim` with these arguments.
+        """The command with these arguments.
 
         Args:
             at: a function at whose nth call something happens.
@@ -61,7 +78,8 @@ class MortalRuns:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         end = None if at is None else {"at": at, "call": call, "how": how}
-        self._server.stdin.write(json.dumps({"arguments": arguments, "end": end, "report": report}) + "\n")
+        asked = {"arguments": arguments, "end": end, "report": report, "command": command}
+        self._server.stdin.write(json.dumps(asked) + "\n")
         self._server.stdin.flush()
         answer: dict[str, Any] = json.loads(self._server.stdout.readline())
         expected = code if code is not None else 0 if at is None else -signal.SIGKILL
@@ -111,15 +129,15 @@ def end_at(at: str, call: int, how: str) -> None:
 
 
 def _call(asked: dict[str, Any]) -> int:
-    from experiments import federated, setup
+    from experiments import setup
 
     try:
         if asked["end"] is not None:
             end_at(**asked["end"])
         if not asked["report"]:
             setup.build_report = lambda folder: folder / "report.html"
-        sys.argv = ["fedsim", *asked["arguments"]]
-        federated.main()
+        sys.argv = [asked["command"], *asked["arguments"]]
+        importlib.import_module(COMMANDS[asked["command"]]).main()
     except SystemExit as stop:
         return int(stop.code or 0)
     except Exception:  # noqa: BLE001 - whatever it is, the caller shows it
@@ -132,7 +150,8 @@ def _call(asked: dict[str, Any]) -> int:
 
 
 def serve() -> None:
-    importlib.import_module("experiments.federated")
+    for module in COMMANDS.values():
+        importlib.import_module(module)
     for line in sys.stdin:
         asked = json.loads(line)
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:

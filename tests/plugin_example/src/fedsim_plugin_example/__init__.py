@@ -1,0 +1,1 @@
+"""An attack, a defense, a data set and a model for fedsim."""

@@ -1,0 +1,1 @@
+"""Options for the groups attack, defense, data and model."""
