@@ -1,0 +1,203 @@
+"""Faults of the disk and of the whole machine: a killed driver, a full disk, damaged resume points."""
+
+import os
+import random
+import resource
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from experiments.benchmarks.fault_runs import ROUNDS, SECONDS_OF_A_CLIENT, Bench, Run, check_same, results
+from experiments.benchmarks.fault_table import Finding
+
+MOMENTS, CHAINS = 10, 2
+SEED = 5
+DISK = 64 * 2**20
+"""Bytes of the small disk: a run takes some 6 MB."""
+
+TOO_LITTLE = 100_000
+ARRAYS = "arrays.safetensors"
+
+
+def driver_killed(bench: Bench, finding: Finding) -> None:
+    """Two runs, each killed and resumed at five moments drawn over all its rounds and what comes after the last."""
+    reference = bench.reference()
+    draw = random.Random(SEED)  # noqa: S311 - moments, no secrets
+    killed, moments, lost, left = 0, [], 0, 0
+    for chain in range(CHAINS):
+        # A moment is a round and a part of one; past the last round attacks are still at work.
+        chosen = sorted(draw.uniform(-1.0, ROUNDS + 1.0) for _ in range(MOMENTS // CHAINS))
+        run = bench.small()
+        for moment in chosen:
+            bench.show(f"run {chain + 1} of {CHAINS}, killed at round {moment:.2f}")
+            if not _reach(run, moment):
+                run.wait()
+                break
+            had = results(run.folder) if run.folder.exists() else {}
+            left += len(bench.kill_driver(run))
+            killed += 1
+            moments.append(f"{moment:.2f}")
+            lost += sum(had[key] != results(run.folder).get(key) for key in had)
+            if not (run.folder / "config.yaml").exists():
+                run = bench.small(folder=run.folder)
+                continue
+            run = bench.resume(run.folder)
+        bench.show(f"run {chain + 1} of {CHAINS}, to its end")
+        check_same(finding, run, reference)
+    finding.say(f"{killed} kills, at rounds {', '.join(moments)}")
+    finding.check(killed == MOMENTS, "", f"{MOMENTS - killed} moments came after the end of the run")
+    finding.check(lost == 0, "no result on disk lost by a kill", f"{lost} results were lost by a kill")
+    finding.check(left == 0, "Ray's processes ended with their driver", f"{left} processes outlived their drivers")
+
+
+def _reach(run: Run, moment: float) -> bool:
+    """Wait for the moment; False where the run has ended by then."""
+    if moment < 0:  # before round 0: while settings are read, models built, workers started
+        deadline = time.monotonic() + 10.0 * (moment + 1.0)
+        while time.monotonic() < deadline and run.process.poll() is None:
+            time.sleep(0.02)
+        return run.process.poll() is None
+    try:
+        run.wait_for_round(min(int(moment), ROUNDS))
+    except RuntimeError:
+        return False
+    time.sleep((moment - int(moment)) * 3.0 * SECONDS_OF_A_CLIENT)
+    return run.process.poll() is None
+
+
+def disk_full(bench: Bench, finding: Finding) -> None:
+    """Nothing but a run on a small disk, then something that takes all its room."""
+    reference = bench.reference()
+    with small_disk(bench.folder("disk")) as disk:
+        if disk is None:
+            finding.say("tmpfs cannot be mounted here, files limited by RLIMIT_FSIZE instead")
+            _file_limit(bench, finding, reference)
+            return
+        finding.say(f"tmpfs of {DISK // 2**20} MiB")
+        ballast = disk / "ballast"
+        _fill(ballast, shutil.disk_usage(disk).free - TOO_LITTLE)
+        early = bench.small(folder=disk / "early")
+        code, line = early.wait(), _error(early)
+        right = code == 2 and "MB free for a resume point" in line and not early.rows("metrics")
+        finding.check(right, f"{TOO_LITTLE} bytes free: refused before it starts", f"{TOO_LITTLE} bytes: {code} {line}")
+        ballast.unlink()
+        shutil.rmtree(disk / "early")
+        run = bench.small(folder=disk / "run")
+        run.wait_for_round(2)
+        _fill(ballast, None)
+        code, line = run.wait(), _error(run)
+        kept = results(run.folder)
+        right = code == 2 and "No space left on device" in line and "goes on" in line
+        finding.check(right, f"full after round 2: exit 2, `{_short(line, disk)}`", f"exit {code}: {run.last_words}")
+        finding.check("Traceback" not in run.said, "no traceback", "a traceback")
+        ballast.unlink()
+        again = bench.resume(run.folder)
+        check_same(finding, again, reference)
+        lost = [key for key, row in kept.items() if results(again.folder).get(key) != row]
+        finding.check(not lost, f"{len(kept)} results from before are kept", f"lost: {lost}")
+        left = bench.tree.left_after(30.0)
+        finding.check(not left, "no process left", f"processes left: {[one.title for one in left]}")
+
+
+def _file_limit(bench: Bench, finding: Finding, reference: Path) -> None:
+    """In one process: Ray's shared memory is a file too, and would not start."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        run = bench.small("simulation=inline")
+        code = run.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    finding.check(code != 0, f"exit {code}: {_error(run)}", "the run ended well")
+    check_same(finding, bench.resume(run.folder), reference)
+
+
+def point_corrupted(bench: Bench, finding: Finding) -> None:
+    """One bit of the newest resume point is another."""
+
+    def flip(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+    _damaged_point(bench, finding, flip)
+
+
+def point_truncated(bench: Bench, finding: Finding) -> None:
+    """The newest resume point lacks its end."""
+
+    def cut(path: Path) -> None:
+        path.write_bytes(path.read_bytes()[:-100])
+
+    _damaged_point(bench, finding, cut)
+
+
+def _damaged_point(bench: Bench, finding: Finding, damage: Callable[[Path], None]) -> None:
+    """The newest of two points, then both: one is enough, none is a clear line that changes nothing."""
+    reference = bench.reference()
+    run = bench.small()
+    run.wait_for_round(3)
+    bench.kill_driver(run)
+    points = sorted((run.folder / "resume").glob("round-*"))
+    if len(points) != 2:
+        raise RuntimeError(f"{len(points)} resume points after round 3, not 2")
+    damage(points[-1] / ARRAYS)
+    every = bench.folder("run")
+    shutil.copytree(run.folder, every)
+    again = bench.resume(run.folder)
+    check_same(finding, again, reference)
+    told = (
+        f"{points[-1].name} is damaged" in again.said and f"goes on after round {int(points[0].name[6:])}" in again.said
+    )
+    finding.check(told, f"{points[-1].name} said to be damaged, {points[0].name} used", f"said: {again.said[:300]}")
+    damage(every / "resume" / points[0].name / ARRAYS)
+    before = _content(every)
+    none = bench.resume(every)
+    code, line = none.wait(), _error(none)
+    right = code == 2 and "every resume point in it is damaged" in line
+    finding.check(right, "both damaged: exit 2 and one line", f"both damaged: {code} {none.last_words}")
+    finding.check(_content(every) == before, "nothing touched then", "files changed though nothing could be resumed")
+
+
+@contextmanager
+def small_disk(path: Path) -> Iterator[Path | None]:
+    """A tmpfs of `DISK` bytes for the block; None where this user may not mount one."""
+    path.mkdir()
+    mount, unmount = shutil.which("mount"), shutil.which("umount")
+    if os.geteuid() != 0 or mount is None or unmount is None:
+        yield None
+        return
+    command = [mount, "-t", "tmpfs", "-o", f"size={DISK}", "fedsim-faults", str(path)]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:  # noqa: S603 - a path of our own
+        yield None
+        return
+    try:
+        yield path
+    finally:
+        # Lazily: a process that is still at work in it is ended with the table.
+        subprocess.run([unmount, "-l", str(path)], capture_output=True, check=True)  # noqa: S603
+
+
+def _fill(path: Path, size: int | None) -> None:
+    """A file of so many bytes; None: of all that there is room for."""
+    block = bytes(2**16)
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while size is None or file.tell() < size:
+            file.write(block if size is None else block[: size - file.tell()])
+
+
+def _error(run: Run) -> str:
+    """The line that says why."""
+    return next((line for line in run.said.splitlines() if line.startswith("error: ")), "no line `error: …`")
+
+
+def _short(line: str, disk: Path) -> str:
+    return line.replace(str(disk), "DISK")
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}

@@ -1,0 +1,122 @@
+"""The fault table's own parts, and one cheap row of it."""
+
+import csv
+import io
+import os
+import sys
+
+import pytest
+
+from experiments.benchmarks import faults
+from experiments.benchmarks.fault_processes import ProcessTree, wait_until
+from experiments.benchmarks.fault_runs import Bench, differences, doubled
+from experiments.benchmarks.fault_table import COLUMNS, Finding, Row, to_csv, to_markdown
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+SLEEPS = (sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '600'])")
+
+
+def row(*wrong):
+    return Row("nan", "a | in it", "two\nlines", Finding(["it went on"], list(wrong)), 12.6)
+
+
+def test_a_row_is_ok_where_nothing_is_wrong():
+    assert row().ok
+    assert not row("bits differ").ok
+    assert row("bits differ").cells[-3:] == ("it went on; WRONG: bits differ", "13", "not ok")
+
+
+def test_a_finding_says_what_was_found():
+    finding = Finding()
+    finding.say("killed")
+    finding.check(True, "same bits", "other bits")
+    finding.check(False, "nothing left", "two processes left")
+    assert finding == Finding(["killed", "same bits"], ["two processes left"])
+
+
+def test_markdown_keeps_a_row_on_its_line_and_a_pipe_in_its_cell():
+    lines = to_markdown([row(), row("x")]).splitlines()
+    assert lines[0] == "| fault | injected | expected | happened | seconds | ok |"
+    assert lines[2] == "| nan | a \\| in it | two lines | it went on | 13 | ok |"
+    assert len(lines) == 4
+
+
+def test_csv_gives_back_what_went_in():
+    read = list(csv.reader(io.StringIO(to_csv([row()]), newline="")))
+    assert read == [list(COLUMNS), list(row().cells)]
+
+
+@pytest.fixture
+def written(tmp_path):
+    """`written(name, attacks=…, metrics=…)`: the folder of a finished run."""
+
+    def call(name, attacks=(("o", "a", 1),), metrics="{}\n"):
+        folder = tmp_path / name
+        for part in ("checkpoints", "reconstructions"):
+            (folder / part).mkdir(parents=True)
+            (folder / part / "file").write_text(part)
+        (folder / "summary.json").write_text('{"finished": true}')
+        (folder / "metrics.jsonl").write_text(metrics)
+        line = '{{"observation": "{}", "attack": "{}", "value": {}, "seconds": {}, "attempts": 1}}\n'
+        (folder / "attacks.jsonl").write_text("".join(line.format(*one, len(name)) for one in attacks))
+        return folder
+
+    return call
+
+
+def test_a_run_that_differs_is_told_by_what_differs(written):
+    whole = written("whole")
+    assert differences(written("again"), whole) == []
+    assert differences(written("bits", metrics="{} \n"), whole) == ["metrics.jsonl has other bytes"]
+    (lost,) = differences(written("lost", attacks=()), whole)
+    assert lost == "results of attacks lost: 1, o a first"
+    (others,) = differences(written("others", attacks=[("o", "a", 2)]), whole)
+    assert others.startswith("results of attacks others")
+    twice = written("twice", attacks=[("o", "a", 1)] * 2)
+    assert doubled(twice) == [("o", "a")]
+    assert differences(twice, whole) == ["results of attacks doubled: 1, o a first"]
+    (more,) = differences(written("more", attacks=[("o", "a", 1), ("o", "b", 1)]), whole)
+    assert more.startswith("results of attacks too many")
+    picture = written("picture")
+    (picture / "reconstructions" / "file").write_text("other")
+    (picture / "resume").mkdir()
+    assert differences(picture, whole) == [
+        "reconstructions: 1 files differ, file first",
+        "resume points are left over",
+    ]
+
+
+@linux
+def test_what_a_process_starts_is_found_and_ended_even_without_it(tmp_path):
+    with ProcessTree(tmp_path) as tree, ProcessTree(tmp_path) as other:
+        other.start("sleep", "600", log=tmp_path / "log")
+        first = tree.start(*SLEEPS, log=tmp_path / "log")
+        wait_until(lambda: len(tree.members()) == 2, 60.0, "a process and its child")
+        (child,) = [one for one in tree.members("sleep 600") if one.pid != first.pid]
+        assert child.parent == first.pid
+        first.kill()
+        first.wait()
+        assert [one.pid for one in tree.left_after(0.0)] == [child.pid]
+        tree.end_all()
+        assert tree.members() == []
+        assert len(other.members()) == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
+
+
+def test_a_fault_that_cannot_be_injected_is_a_row_that_is_not_ok(capsys):
+    def inject(bench, finding):
+        raise TimeoutError("no worker: not within 5 s")
+
+    found = faults.observe("x", faults.Fault("a", "b", inject), None)
+    assert found.finding.wrong == ["TimeoutError: no worker: not within 5 s"]
+    assert "Traceback" in capsys.readouterr().err
+
+
+@linux
+def test_a_superlink_on_a_taken_port_is_as_expected(tmp_path):
+    with ProcessTree(tmp_path) as tree:
+        bench = Bench(tree, tmp_path, 1, print)
+        found = faults.observe("superlink-port", faults.FAULTS["superlink-port"], bench)
+        assert tree.members() == []
+    assert found.ok, found.cells
