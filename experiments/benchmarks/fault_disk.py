@@ -50,7 +50,7 @@ def driver_killed(bench: Bench, finding: Finding) -> None:
     finding.say(f"{killed} kills, at rounds {', '.join(moments)}")
     finding.check(killed == MOMENTS, "", f"{MOMENTS - killed} moments came after the end of the run")
     finding.check(lost == 0, "no result on disk lost by a kill", f"{lost} results were lost by a kill")
-    finding.check(left == 0, "Ray's processes ended with their driver", f"{left} processes outlived their drivers")
+    finding.check(left == 0, "nothing outlived a driver", f"{left} processes outlived their drivers")
 
 
 def _reach(run: Run, moment: float) -> bool:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ NOT_STARTED = "The current node timed out during startup"
 """Ray gives itself 30 s to start, whatever else the machine is doing."""
 
 
-class RayNotStarted(RuntimeError):
+class RayStartError(RuntimeError):
     """The machine was too busy: no fault was injected, and nothing is known of it."""
 
 
@@ -89,9 +89,9 @@ class Run:
         self.wait_until(lambda: len(self.rows("metrics")) > server_round, f"round {server_round}")
 
     def check_started(self) -> None:
-        """Raises RayNotStarted where that is why the run ended."""
+        """Raises RayStartError where that is why the run ended."""
         if NOT_STARTED in self.said:
-            raise RayNotStarted(NOT_STARTED)
+            raise RayStartError(NOT_STARTED)
 
     @property
     def last_words(self) -> str:
@@ -104,10 +104,18 @@ class Bench:
     Args:
         scratch: everything is made in here.
         workers: client workers of a run.
+        settings: more of the small run, as after `fedsim`.
     """
 
-    def __init__(self, tree: ProcessTree, scratch: Path, workers: int, show: Callable[[str], None]) -> None:
-        self.tree, self.scratch, self.workers, self.show = tree, scratch, workers, show
+    def __init__(
+        self,
+        tree: ProcessTree,
+        scratch: Path,
+        workers: int,
+        show: Callable[[str], None],
+        settings: Sequence[str] = (),
+    ) -> None:
+        self.tree, self.scratch, self.workers, self.show, self.settings = tree, scratch, workers, show, settings
         self._reference: Path | None = None
 
     def folder(self, name: str) -> Path:
@@ -125,7 +133,7 @@ class Bench:
     def small(self, *more: str, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> Run:
         """The small run."""
         workers = f"simulation.workers={self.workers}"
-        return self.start(*SETTINGS, workers, *more, folder=folder, environment=environment)
+        return self.start(*SETTINGS, workers, *self.settings, *more, folder=folder, environment=environment)
 
     def resume(self, folder: Path, *more: str) -> Run:
         return self.start(f"resume={folder}", *more, folder=folder)

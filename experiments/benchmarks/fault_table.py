@@ -24,11 +24,11 @@ class Finding:
         self.said.append(text)
 
     def check(self, right: bool, said: str, otherwise: str) -> None:
-        """`said` is what happened where it is right, `otherwise` where it is not."""
-        if right:
-            self.said.append(said)
-        else:
+        """`said` is what happened where it is right, `otherwise` where it is not; an empty `said` is left out."""
+        if not right:
             self.wrong.append(otherwise)
+        elif said:
+            self.said.append(said)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from experiments.benchmarks import fault_clients, fault_disk, fault_resources, fault_workers
 from experiments.benchmarks.fault_processes import ProcessTree
-from experiments.benchmarks.fault_runs import Bench, RayNotStarted
+from experiments.benchmarks.fault_runs import Bench, RayStartError
 from experiments.benchmarks.fault_table import Finding, Row, to_csv, to_markdown
 
 MAX_STARTS = 3
@@ -111,7 +112,8 @@ def main() -> None:
     rows: list[Row] = []
     try:
         with ProcessTree(scratch) as tree:
-            bench = Bench(tree, scratch, arguments.workers, lambda text: print(f"  {text}", flush=True))
+            show = partial(print, " ", flush=True)
+            bench = Bench(tree, scratch, arguments.workers, show, arguments.set)
             for number, name in enumerate(arguments.only, 1):
                 print(f"[{number}/{len(arguments.only)}] {name}: {FAULTS[name].injected}", flush=True)
                 rows.append(observe(name, FAULTS[name], bench))
@@ -134,7 +136,7 @@ def observe(name: str, fault: Fault, bench: Bench) -> Row:
         finding = Finding()
         try:
             fault.inject(bench, finding)
-        except RayNotStarted as error:
+        except RayStartError as error:
             finding.wrong.append(str(error))
             if attempt < MAX_STARTS:
                 bench.show(f"once more: {error}")
@@ -161,6 +163,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/faults"), help="folder of the table")
     parser.add_argument("--workers", type=int, default=2, help="client workers of a run")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="more settings of the small run")
     return parser.parse_args()
 
 

@@ -85,9 +85,9 @@ def watch(bench: Bench, run: Run, rounds: int) -> list[Sample]:
     samples: list[Sample] = []
     start = said = time.monotonic()
     while run.process.poll() is None:
-        done = _rounds_of(run.folder)
-        if done > len(samples):
-            samples.append(take_sample(done - 1, time.monotonic() - start, run.process.pid, bench.tree.members()))
+        server_round = _last_round(run.folder)
+        if server_round > (samples[-1].server_round if samples else -1):
+            samples.append(take_sample(server_round, time.monotonic() - start, run.process.pid, bench.tree.members()))
         if time.monotonic() - said > SECONDS_BETWEEN_LINES and samples:
             said = time.monotonic()
             own = sum(held.own for held in samples[-1].roles.values()) / 2**20
@@ -96,10 +96,10 @@ def watch(bench: Bench, run: Run, rounds: int) -> list[Sample]:
     return samples
 
 
-def _rounds_of(folder: Path) -> int:
-    """Lines of the metrics, the one of round 0 among them."""
+def _last_round(folder: Path) -> int:
+    """That has a line in the metrics, which begin with round 0; -1: none has."""
     path = folder / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    return path.read_bytes().count(b"\n") - 1 if path.exists() else -1
 
 
 def left_over(bench: Bench, run: Run, samples: Sequence[Sample]) -> dict[str, list[str]]:
