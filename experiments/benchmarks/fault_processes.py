@@ -123,6 +123,16 @@ class ProcessTree:
         self._started.clear()
 
 
+def hear_signals() -> None:
+    """SIGINT and SIGTERM raise KeyboardInterrupt, so that everything is cleaned up after either.
+
+    A shell lets what it starts in the background ignore SIGINT, and so does all that is started from there: processes
+    started after this call hear it again.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+
+
 def wait_until(happened: Callable[[], bool], seconds: float, what: str, pause: float = 0.02) -> None:
     """Raises TimeoutError, with `what` in its text."""
     deadline = time.monotonic() + seconds

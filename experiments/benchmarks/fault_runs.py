@@ -139,14 +139,14 @@ class Bench:
         return self.start(f"resume={folder}", *more, folder=folder)
 
     def reference(self) -> Path:
-        """The undisturbed small run's folder, made once.
+        """The undisturbed small run's folder, made once, in one process: its bits are those of any number of workers.
 
         Raises:
             RuntimeError: it failed.
         """
         if self._reference is None:
             self.show("the undisturbed run")
-            self._reference = self.finished(self.small()).folder
+            self._reference = self.finished(self.small("simulation=inline")).folder
         return self._reference
 
     def finished(self, run: Run) -> Run:

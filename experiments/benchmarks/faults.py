@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from experiments.benchmarks import fault_clients, fault_disk, fault_resources, fault_workers
-from experiments.benchmarks.fault_processes import ProcessTree
+from experiments.benchmarks.fault_processes import ProcessTree, hear_signals
 from experiments.benchmarks.fault_runs import Bench, RayStartError
 from experiments.benchmarks.fault_table import Finding, Row, to_csv, to_markdown
 
@@ -106,6 +106,7 @@ FAULTS = {
 
 def main() -> None:
     arguments = _arguments()
+    hear_signals()
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="ff-", dir="/tmp"))  # Ray's sockets need a short path

@@ -12,15 +12,17 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.fault_processes import ProcessTree
+from experiments.benchmarks.fault_processes import ProcessTree, hear_signals
 from experiments.benchmarks.fault_runs import Bench, Run
 from experiments.benchmarks.soak_sampling import Sample, still_there, take_sample
 from experiments.benchmarks.soak_slope import Slope, fit_slope, second_half
@@ -28,8 +30,14 @@ from experiments.benchmarks.soak_slope import Slope, fit_slope, second_half
 SECONDS_TO_END = 20.0
 """For processes to notice that their run is over."""
 
+SECONDS_TO_STOP = 120.0
+"""After Ctrl-C."""
+
 SECONDS_BETWEEN_LOOKS = 0.05
 SECONDS_BETWEEN_LINES = 10.0
+KEPT = ("ray", "torchinductor_")
+"""Temporary folders that are no run's own."""
+
 INTERRUPTED_AFTER = 3
 """Rounds of the second run."""
 
@@ -48,6 +56,7 @@ JUDGED = ("driver's own memory, bytes", "client workers' own memory, bytes", "at
 
 def main() -> None:
     arguments = _arguments()
+    hear_signals()
     arguments.out.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="fs-", dir="/tmp"))  # Ray's sockets need a short path
     size = [f"num_clients={arguments.clients}", f"simulation.workers={arguments.workers}", *arguments.override]
@@ -105,11 +114,12 @@ def _last_round(folder: Path) -> int:
 def left_over(bench: Bench, run: Run, samples: Sequence[Sample]) -> dict[str, list[str]]:
     """What a run should have taken with it: processes, names in shared memory, temporary and partial files.
 
-    Ray leaves the logs of its sessions on purpose.
+    Ray leaves the logs of its sessions on purpose, and a socket among them, which is told and not judged; torch has one
+    folder for each user, whatever runs.
     """
     processes = [one.title for one in bench.tree.left_after(SECONDS_TO_END)]
     mine = {run.log, run.folder}
-    files = [path for path in bench.scratch.iterdir() if path not in mine and path.name != "ray"]
+    files = [path for path in bench.scratch.iterdir() if path not in mine and not path.name.startswith(KEPT)]
     sockets = [path for path in (bench.scratch / "ray").rglob("*") if path.is_socket()]
     partial = [path for path in run.folder.rglob("*") if path.suffix == ".partial" or path.name == "partial"]
     return {
@@ -130,9 +140,10 @@ def interrupt(bench: Bench, size: Sequence[str]) -> dict[str, Any]:
     samples = [take_sample(INTERRUPTED_AFTER, 0.0, run.process.pid, bench.tree.members())]
     os.killpg(run.process.pid, signal.SIGINT)
     start = time.monotonic()
-    code = run.wait()
+    with suppress(subprocess.TimeoutExpired):
+        run.wait(SECONDS_TO_STOP)
     return {
-        "exit": code,
+        "exit": run.process.returncode,  # null: it goes on
         "seconds": time.monotonic() - start,
         "said": run.last_words,
         **left_over(bench, run, samples),
