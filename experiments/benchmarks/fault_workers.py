@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 from experiments.benchmarks.fault_processes import Process, wait_until
 from experiments.benchmarks.fault_runs import SECONDS_FOR_A_RUN, Bench, Run, check_same, rows
@@ -40,6 +41,14 @@ def attack_worker_killed(bench: Bench, finding: Finding) -> None:
 def node_lost(bench: Bench, finding: Finding) -> None:
     """One of three nodes goes in mid-round, with its raylet and its workers."""
     reference = bench.reference()
+    try:
+        _lose_node(bench, finding, reference)
+    finally:
+        # A cluster that was killed leaves its address, and Ray would take it for one to join.
+        (bench.scratch / "ray" / "ray_current_cluster").unlink(missing_ok=True)
+
+
+def _lose_node(bench: Bench, finding: Finding, reference: Path) -> None:
     log = bench.folder("log")
     command = (sys.executable, "-m", "experiments.benchmarks.fault_nodes", str(NODES))
     cluster = bench.tree.start(*command, log=log, pipe=True)
