@@ -151,6 +151,10 @@ class ActorPool(Generic[Tag]):
         self._tell()
         return finished
 
+    def at_work(self) -> list[tuple[Tag, Any]]:
+        """Calls that are running, and the actor of each."""
+        return [(pending.tag, actor) for actor, pending in self._running.values()]
+
     def cancel(self, chosen: Callable[[Tag], bool]) -> list[Finished[Tag]]:
         """Give up calls: queued ones are dropped, a running one loses its process, which is replaced."""
         dropped = [pending for pending in self._queue if chosen(pending.tag)]

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from logging import getLogger
+from threading import Lock
+from time import perf_counter
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -45,40 +47,67 @@ class Bundle:
 
 @dataclass
 class Answer:
-    """A reply for each message of a bundle, in their order, what their nodes keep, and the sums of their updates.
+    """A reply for each message of a bundle in their order, or for the first of them; states and sums besides.
 
     Attributes:
+        states: what nodes keep, by their ids.
+        sums: of the clients' updates, where they are summed.
+        seconds: that it took.
         memory: what the process that answered has needed so far, where it is one of its own and has looked just now.
     """
 
     replies: list[Message] = field(default_factory=list)
     states: dict[int, RecordDict] = field(default_factory=dict)
     sums: list[RecordDict] = field(default_factory=list)
+    seconds: float = 0.0
     memory: Memory | None = None
 
 
-def run_bundle(
-    app: ClientApp,
-    messages: Sequence[Message],
-    context_of: ContextOf,
-    whole: frozenset[int] | None,
-    rules: ReplyRules | None = None,
-) -> Answer:
-    """Deliver the messages in order; with `whole`, add the updates up and take them out of the replies.
+class Growing:
+    """A bundle's answer while it is made; another thread may end it and take what there is.
 
     Args:
+        whole: as in `Bundle`: updates are added up and taken out of the replies unless it is None.
         rules: what a reply must be like before its update is in a sum; None: anything that can be added up.
     """
-    answer = Answer()
-    sums = PartialSums()
+
+    def __init__(self, whole: frozenset[int] | None, rules: ReplyRules | None = None) -> None:
+        self._whole = whole
+        self._rules = rules
+        self._answer = Answer()
+        self._sums = PartialSums()
+        self._lock = Lock()
+        self._ended = False
+        self._start = perf_counter()
+
+    def add(self, message: Message, reply: Message, context: Context) -> bool:
+        """Take one client's reply; False where the answer has been ended."""
+        with self._lock:
+            if self._ended:
+                return False
+            if context.state:
+                self._answer.states[context.node_id] = context.state
+            if self._whole is not None:
+                reply = summed(reply, message, self._sums, self._whole, self._rules)
+            self._answer.replies.append(reply)
+            return True
+
+    def end(self) -> Answer:
+        """The answer, of as many clients as there are."""
+        with self._lock:
+            self._ended = True
+            self._answer.sums = self._sums.contents()
+            self._answer.seconds = perf_counter() - self._start
+            return self._answer
+
+
+def run_bundle(app: ClientApp, messages: Sequence[Message], context_of: ContextOf, growing: Growing) -> Answer:
+    """Deliver the messages in order."""
     for message in messages:
         context = context_of(message.metadata.dst_node_id)
-        reply = deliver(app, message, context)
-        if context.state:
-            answer.states[context.node_id] = context.state
-        answer.replies.append(reply if whole is None else summed(reply, message, sums, whole, rules))
-    answer.sums = sums.contents()
-    return answer
+        if not growing.add(message, deliver(app, message, context), context):
+            break
+    return growing.end()
 
 
 def summed(

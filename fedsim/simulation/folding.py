@@ -43,7 +43,7 @@ class Fold:
             self._add(bundle.group, PartialSums.read(answer.sums))
             return answer.replies
         group, replies = self._parts[bundle.group]
-        replies[bundle.key] = answer.replies[0]
+        (replies[bundle.key],) = answer.replies
         if len(replies) < len(group.messages):
             return []
         del self._parts[bundle.group]

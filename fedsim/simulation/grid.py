@@ -1,6 +1,7 @@
 """What every simulated Grid has in common: node ids, message ids, order of replies, sums of updates."""
 
 import itertools
+import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -76,6 +77,7 @@ class SimulatedGrid(Grid):
         self.on_waiting: Callable[[str], None] = logger.warning
         self.states: dict[int, RecordDict] = {}
         self.traffic = Traffic()
+        self._seconds: dict[str, float] = {}
         self.rules = rules
         self._work_of = work_of
         self._message_ids = itertools.count(1)
@@ -152,31 +154,58 @@ class SimulatedGrid(Grid):
     def _exchange(self, bundles: list[Bundle], fold: Fold | None, deadline: float | None) -> Iterable[Message]:
         """Replies as they arrive, until there are no more or the deadline is over; then the rest is abandoned."""
         waiting, under_way = deque(bundles), set[str]()
+
+        def submit(bundle: Bundle) -> None:
+            under_way.add(bundle.key)
+            self._submit(bundle)
+
         while waiting or under_way:
             left = None if deadline is None else deadline - monotonic()
             if left is not None and left <= 0:
-                self._abandon(under_way)
+                for end in self._abandon(under_way):
+                    yield from self._taken(end, fold)
                 return
-            # A group that takes long holds up the sum: few may run ahead of it, or their sums would fill the memory.
-            first = 0 if fold is None else fold.folded
-            while waiting and (fold is None or fold.is_part(waiting[0]) or waiting[0].group < first + self._ahead):
-                under_way.add(waiting[0].key)
-                self._submit(waiting.popleft())
+            while waiting and self._may_start(waiting[0], len(under_way), fold):
+                submit(self._joined(waiting) if fold is None else waiting.popleft())
             for end in self._poll(left):
                 under_way.discard(end.bundle.key)
-                if end.answer is not None and end.answer.memory is not None:
-                    self.traffic.workers |= end.answer.memory
-                if fold is None:
-                    yield from self._replies(end)
-                elif end.answer is None and len(end.bundle.messages) > 1:
+                if end.answer is not None or len(end.bundle.messages) == 1:
+                    yield from self._taken(end, fold)
+                elif fold is not None:
                     waiting.extendleft(reversed(fold.split(end.bundle)))
                 else:
-                    answer = end.answer or Answer(self._replies(end))
-                    self.states |= answer.states
-                    before = perf_counter()
-                    folded = fold.put(end.bundle, answer)
-                    self.traffic.receive += perf_counter() - before
-                    yield from folded
+                    for message in end.bundle:
+                        submit(Bundle((message,)))
+
+    def _may_start(self, bundle: Bundle, under_way: int, fold: Fold | None) -> bool:
+        """A group that takes long holds up the sum: few may run ahead of it, or their sums would fill the memory."""
+        if fold is None:
+            return under_way < self._ahead
+        return fold.is_part(bundle) or bundle.group < fold.folded + self._ahead
+
+    def _joined(self, waiting: deque[Bundle]) -> Bundle:
+        """The first messages that wait, as many as are best sent together; their content must be the same."""
+        (first,) = waiting.popleft().messages
+        most = self._together(len(waiting) + 1, self._seconds.get(first.metadata.message_type, math.inf))
+        messages = [first]
+        while waiting and len(messages) < most and waiting[0].messages[0].content is first.content:
+            messages += waiting.popleft().messages
+        return Bundle(tuple(messages))
+
+    def _taken(self, end: Ended, fold: Fold | None) -> list[Message]:
+        """The replies of a bundle, once its sums are in the fold."""
+        answer = end.answer or Answer(self._replies(end))
+        self.states |= answer.states
+        if answer.memory is not None:
+            self.traffic.workers |= answer.memory
+        if answer.replies and answer.seconds:
+            self._seconds[end.bundle.messages[0].metadata.message_type] = answer.seconds / len(answer.replies)
+        if fold is None:
+            return answer.replies
+        before = perf_counter()
+        folded = fold.put(end.bundle, answer)
+        self.traffic.receive += perf_counter() - before
+        return folded
 
     def _replies(self, end: Ended) -> list[Message]:
         if end.answer is None:
@@ -206,7 +235,11 @@ class SimulatedGrid(Grid):
     @property
     @abstractmethod
     def _ahead(self) -> int:
-        """How many groups may be under way before the first of them is in the sum."""
+        """How many bundles may be under way, or groups before the first of them is in the sum."""
+
+    def _together(self, waiting: int, seconds: float) -> int:
+        """How many of the waiting messages are best sent together, where the last took so many seconds each."""
+        return 1
 
     @abstractmethod
     def _submit(self, bundle: Bundle) -> None:
@@ -217,8 +250,8 @@ class SimulatedGrid(Grid):
         """Bundles that ended: at least one, unless `timeout` seconds pass first or none is under way."""
 
     @abstractmethod
-    def _abandon(self, keys: set[str]) -> None:
-        """Forget these bundles."""
+    def _abandon(self, keys: set[str]) -> list[Ended]:
+        """Forget these bundles; what some of them had finished."""
 
     @abstractmethod
     def close(self) -> None:

@@ -7,7 +7,7 @@ import torch
 from flwr.clientapp import ClientApp
 
 from fedsim.reply_checks import ReplyRules
-from fedsim.simulation.bundle import Bundle, run_bundle
+from fedsim.simulation.bundle import Bundle, Growing, run_bundle
 from fedsim.simulation.grid import ClientAppFactory, Ended, OnReply, SimulatedGrid
 
 
@@ -45,12 +45,14 @@ class InlineGrid(SimulatedGrid):
         threads = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
-            return [Ended(bundle, run_bundle(self._app, bundle.messages, self.context_of, bundle.whole, self.rules))]
+            growing = Growing(bundle.whole, self.rules)
+            return [Ended(bundle, run_bundle(self._app, bundle.messages, self.context_of, growing))]
         finally:
             torch.set_num_threads(threads)
 
-    def _abandon(self, keys: set[str]) -> None:
+    def _abandon(self, keys: set[str]) -> list[Ended]:
         self._queue = deque(bundle for bundle in self._queue if bundle.key not in keys)
+        return []
 
     def close(self) -> None:
         self._queue.clear()

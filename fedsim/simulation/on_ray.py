@@ -1,23 +1,39 @@
 """The Grid on Ray actors: one ClientApp a worker, the global state put once a round."""
 
+import math
 import time
 from collections.abc import Callable
+from logging import getLogger
 from typing import Any
 
 import ray
 import torch
 from flwr.app import Message, Metadata, RecordDict
+from ray.exceptions import RayError
 
 from fedsim.errors import ConfigError
 from fedsim.memory import Meter
 from fedsim.reply_checks import ReplyRules
 from fedsim.simulation.actor_pool import ActorPool, Finished, PooledWorker
-from fedsim.simulation.bundle import Answer, Bundle, run_bundle
+from fedsim.simulation.bundle import Answer, Bundle, Growing, run_bundle
 from fedsim.simulation.grid import ClientAppFactory, Ended, OnReply, SimulatedGrid, make_context
 from fedsim.simulation.placement import Request, anywhere, describe_room
 
+logger = getLogger(__name__)
+
 AHEAD = 2
-"""Groups under way for each worker."""
+"""Bundles under way for each worker."""
+
+SPAN = 0.05
+"""Seconds of work that messages are put together for: a call costs Ray one or two milliseconds, whatever is in it."""
+
+MOST_TOGETHER = 16
+
+SECONDS_TO_TELL = 5.0
+"""For workers that ran out of time to say what they had finished."""
+
+WATCH = "watch"
+"""Ray's name for the thread that answers while a client is at work."""
 
 
 class ClientWorker(PooledWorker):
@@ -39,6 +55,7 @@ class ClientWorker(PooledWorker):
             where = f"on node {ray.util.get_node_ip_address()} of the cluster"
             raise ConfigError(error.key, error.value, f"{error.expected} ({where})") from error
         self._meter = Meter()
+        self._growing = Growing(None)
         self._content_id = ""
         self._content = RecordDict()
 
@@ -55,15 +72,17 @@ class ClientWorker(PooledWorker):
             self._content = ray.get(reference)
             self._content_id = reference.hex()
         messages = [Message(self._content, metadata=one) for one in metadata]  # type: ignore[call-overload]
+        self._growing = Growing(whole, self._rules)
         answer = run_bundle(
-            self._app,
-            messages,
-            lambda node: make_context(node, self._num_clients, states.get(node)),
-            whole,
-            self._rules,
+            self._app, messages, lambda node: make_context(node, self._num_clients, states.get(node)), self._growing
         )
         answer.memory = self._meter.read()
         return answer
+
+    @ray.method(concurrency_group=WATCH)
+    def so_far(self) -> Answer:
+        """What has come of the bundle that it is at; what comes later is lost."""
+        return self._growing.end()
 
 
 class RayGrid(SimulatedGrid):
@@ -97,7 +116,7 @@ class RayGrid(SimulatedGrid):
         self._workers = workers
 
         def start(number: int) -> Any:
-            options = self._request.options() | {"scheduling_strategy": place(number)}
+            options = {"scheduling_strategy": place(number), "concurrency_groups": {WATCH: 1}} | self._request.options()
             return actor.options(**options).remote(make_client_app, num_clients, threads, rules)
 
         self._pool: ActorPool[Bundle] = ActorPool(start, workers, max_retries, self._tell_waiting)
@@ -139,8 +158,22 @@ class RayGrid(SimulatedGrid):
         self.traffic.receive += self._pool.seconds_fetching - before
         return ended
 
-    def _abandon(self, keys: set[str]) -> None:
+    def _together(self, waiting: int, seconds: float) -> int:
+        fair = math.ceil(waiting / self._ahead)
+        return max(1, min(MOST_TOGETHER, fair, int(SPAN / max(seconds, 1e-6))))
+
+    def _abandon(self, keys: set[str]) -> list[Ended]:
+        late = [(bundle, actor) for bundle, actor in self._pool.at_work() if bundle.key in keys]
+        asked = {actor.so_far.remote(): bundle for bundle, actor in late if len(bundle.messages) > 1}
+        ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=SECONDS_TO_TELL) if asked else ([], [])
+        ended = []
+        for reference in ready:
+            try:
+                ended.append(Ended(asked[reference], ray.get(reference)))
+            except RayError as error:
+                logger.warning("a worker that ran out of time says nothing: %s", type(error).__name__)
         self._pool.cancel(lambda bundle: bundle.key in keys)
+        return ended
 
     def close(self) -> None:
         """Stop the workers, so that their CPUs and GPUs are free for attacks that are still queued."""
