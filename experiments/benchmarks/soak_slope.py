@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from scipy.stats import t as student
+
+T = TypeVar("T")
 
 CONFIDENCE = 0.95
 MOST_CORRELATED = 0.95
@@ -48,6 +51,6 @@ def fit_slope(steps: Sequence[float], values: Sequence[float]) -> Slope:
     return Slope(value, value - reach, value + reach)
 
 
-def second_half(values: Sequence[float]) -> Sequence[float]:
+def second_half(values: Sequence[T]) -> Sequence[T]:
     """Without the first half, in which caches fill."""
     return values[len(values) // 2 :]
