@@ -26,6 +26,9 @@ from fedsim.simulation.traffic import Traffic
 
 logger = getLogger(__name__)
 
+SECONDS_BETWEEN_LOOKS = 1.0
+"""At the clock of a round."""
+
 SERVER_NODE_ID = 1
 RUN_ID = 1
 
@@ -127,12 +130,11 @@ class SimulatedGrid(Grid):
         self.traffic = Traffic(workers=self.traffic.workers)
         ordered = list(messages)
         order = [self._number(message) for message in ordered]
-        deadline = None if timeout is None else monotonic() + timeout
         size, whole = _sums_wanted(ordered)
         fold = None if size == 0 else Fold(whole, self.rules)
         replies: dict[str, Message] = {}
         for reply in self._exchange(
-            self._bundles(ordered, max(size, 1), None if fold is None else whole), fold, deadline
+            self._bundles(ordered, max(size, 1), None if fold is None else whole), fold, timeout
         ):
             replies[reply.metadata.reply_to_message_id] = reply
             if self.on_reply is not None:
@@ -151,23 +153,28 @@ class SimulatedGrid(Grid):
             self.traffic.receive += perf_counter() - before
         return answered
 
-    def _exchange(self, bundles: list[Bundle], fold: Fold | None, deadline: float | None) -> Iterable[Message]:
-        """Replies as they arrive, until there are no more or the deadline is over; then the rest is abandoned."""
-        waiting, under_way = deque(bundles), set[str]()
+    def _exchange(self, bundles: list[Bundle], fold: Fold | None, timeout: float | None) -> Iterable[Message]:
+        """Replies as they arrive, until there are no more or the time is over; then the rest is abandoned.
+
+        The clock starts with the first worker: what it takes to start one is not the clients' doing.
+        """
+        waiting, under_way, deadline = deque(bundles), set[str](), math.inf
 
         def submit(bundle: Bundle) -> None:
             under_way.add(bundle.key)
             self._submit(bundle)
 
         while waiting or under_way:
-            left = None if deadline is None else deadline - monotonic()
-            if left is not None and left <= 0:
+            if timeout is not None and deadline == math.inf and self._ready:
+                deadline = monotonic() + timeout
+            left = deadline - monotonic()
+            if left <= 0:
                 for end in self._abandon(under_way):
                     yield from self._taken(end, fold)
                 return
             while waiting and self._may_start(waiting[0], len(under_way), fold):
                 submit(self._joined(waiting) if fold is None else waiting.popleft())
-            for end in self._poll(left):
+            for end in self._poll(None if timeout is None else min(left, SECONDS_BETWEEN_LOOKS)):
                 under_way.discard(end.bundle.key)
                 if end.answer is not None or len(end.bundle.messages) == 1:
                     yield from self._taken(end, fold)
@@ -231,6 +238,11 @@ class SimulatedGrid(Grid):
     def context_of(self, node_id: int) -> Context:
         """The node's context; its state persists between messages only where the client wrote to it."""
         return make_context(node_id, self.num_clients, self.states.get(node_id))
+
+    @property
+    def _ready(self) -> bool:
+        """Whether there is a worker."""
+        return True
 
     @property
     @abstractmethod

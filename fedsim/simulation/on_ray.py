@@ -79,7 +79,6 @@ class ClientWorker(PooledWorker):
         answer.memory = self._meter.read()
         return answer
 
-    @ray.method(concurrency_group=WATCH)
     def so_far(self) -> Answer:
         """What has come of the bundle that it is at; what comes later is lost."""
         return self._growing.end()
@@ -112,15 +111,19 @@ class RayGrid(SimulatedGrid):
     ) -> None:
         super().__init__(num_clients, on_reply, work_of, rules)
         self._request = request or Request()
-        actor = ray.remote(ClientWorker)
+        actor = ray.remote(concurrency_groups={WATCH: 1})(ClientWorker)  # type: ignore[call-overload]  # absent from its stubs
         self._workers = workers
 
         def start(number: int) -> Any:
-            options = {"scheduling_strategy": place(number), "concurrency_groups": {WATCH: 1}} | self._request.options()
+            options = {"scheduling_strategy": place(number)} | self._request.options()
             return actor.options(**options).remote(make_client_app, num_clients, threads, rules)
 
         self._pool: ActorPool[Bundle] = ActorPool(start, workers, max_retries, self._tell_waiting)
         self._content: tuple[RecordDict, Any] | None = None
+
+    @property
+    def _ready(self) -> bool:
+        return self._pool.started > 0
 
     @property
     def _ahead(self) -> int:
@@ -164,7 +167,11 @@ class RayGrid(SimulatedGrid):
 
     def _abandon(self, keys: set[str]) -> list[Ended]:
         late = [(bundle, actor) for bundle, actor in self._pool.at_work() if bundle.key in keys]
-        asked = {actor.so_far.remote(): bundle for bundle, actor in late if len(bundle.messages) > 1}
+        asked = {
+            actor.so_far.options(concurrency_group=WATCH).remote(): bundle
+            for bundle, actor in late
+            if len(bundle.messages) > 1
+        }
         ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=SECONDS_TO_TELL) if asked else ([], [])
         ended = []
         for reference in ready:

@@ -10,13 +10,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, RunError
 
 ADDRESS = re.compile(r"(?:ray://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/:\[\]]+):(?P<port>\d{1,5})")
 EXPECTED = "null, auto, HOST:PORT or ray://HOST:PORT"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SECONDS_TO_ANSWER = 5.0
 """For a TCP connection; Ray itself would try for minutes."""
+STARTS = 3
+"""Attempts at a Ray of one's own; each waits 30 s, which Ray does not let us choose."""
+SLOW_START = "timed out during startup"
 
 
 def quiet_environment() -> None:
@@ -70,8 +73,7 @@ def ray_cluster(
         _check_answer(address)
         options |= {"address": address, "runtime_env": dict(runtime_env or {})}
     try:
-        with _quiet_stderr():
-            ray.init(**options)
+        _init(options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         if address is None:
             raise
@@ -80,6 +82,29 @@ def ray_cluster(
         yield
     finally:
         ray.shutdown()
+
+
+def _init(options: dict[str, Any]) -> None:
+    """`ray.init`, tried again where a busy machine takes longer than Ray waits for its own processes.
+
+    Raises:
+        RunError: they did not come in the end.
+    """
+    import ray
+
+    for left in reversed(range(STARTS)):
+        try:
+            with _quiet_stderr():
+                ray.init(**options)
+            return
+        except Exception as error:  # Ray has no class of its own for it
+            if SLOW_START not in str(error):
+                raise
+            ray.shutdown()
+            if left == 0:
+                raise RunError(
+                    f"Ray's own processes did not start in {STARTS} attempts: is the machine busy?"
+                ) from error
 
 
 def _reason(error: Exception) -> str:

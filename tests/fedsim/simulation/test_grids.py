@@ -5,7 +5,7 @@ import time
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from fedsim.simulation import InlineGrid, node_id_of, partition_of
+from fedsim.simulation import InlineGrid, node_id_of, on_ray, partition_of
 from fedsim.simulation.on_ray import RayGrid
 from fedsim.simulation.placement import Request
 from tests.fedsim.simulation.obedient_client import make_client_app
@@ -73,6 +73,29 @@ def test_a_late_client_answers_with_an_error_and_the_next_round_is_whole(ray_on_
         replies = answers(grid.send_and_receive(messages(grid, "hang", [1]), timeout=8.0))
         assert replies == [0, "no reply within 8 s", 2]
         assert answers(grid.send_and_receive(messages(grid))) == [0, 1, 2]
+    finally:
+        grid.close()
+
+
+def test_quick_clients_travel_together_and_one_that_hangs_costs_only_those_behind_it(ray_on_this_machine, monkeypatch):
+    monkeypatch.setattr(on_ray, "SPAN", 1e6)  # however slow the machine: these are quick clients
+    grid = RayGrid(24, make_client_app, workers=2, request=Request(cpus=0.5))
+    sent = []
+    submit = grid._submit
+    monkeypatch.setattr(grid, "_submit", lambda bundle: (sent.append(len(bundle.messages)), submit(bundle)))
+    try:
+        assert answers(grid.send_and_receive(messages(grid))) == list(range(24))
+        assert sent[:4] == [1, 1, 1, 1]  # nothing is known of these clients yet
+        sent.clear()
+        assert answers(grid.send_and_receive(messages(grid))) == list(range(24))
+        assert sent[0] == 6
+        assert len(sent) < sum(sent) == 24
+        replies = answers(grid.send_and_receive(messages(grid, "hang", [3]), timeout=8.0))
+        late = "no reply within 8 s"
+        assert replies == [0, 1, 2, late, late, late, *range(6, 24)]
+        sent.clear()
+        replies = answers(grid.send_and_receive(messages(grid, "die", [20])))
+        assert replies == [*range(20), "its worker died 3 times", *range(21, 24)]
     finally:
         grid.close()
 

@@ -6,7 +6,7 @@ import time
 import pytest
 import ray
 
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, RunError
 from fedsim.simulation.ray_cluster import check_address, ray_cluster
 
 
@@ -92,3 +92,22 @@ def test_what_travels_is_handed_to_ray(without_ray, open_port, monkeypatch):
         pass
     assert seen["runtime_env"] == {"working_dir": "/code"}
     assert "num_cpus" not in seen
+
+
+@pytest.mark.parametrize("slow", [1, 3])
+def test_a_ray_that_is_slow_to_start_is_tried_again(without_ray, monkeypatch, slow):
+    calls = []
+
+    def init(**options):
+        calls.append(options)
+        if len(calls) <= slow:
+            raise Exception("The current node timed out during startup. This could happen")
+
+    monkeypatch.setattr(ray, "init", init)
+    if slow == 1:
+        with ray_cluster(None, 1, 0):
+            assert len(calls) == 2
+    else:
+        with pytest.raises(RunError, match="did not start in 3 attempts"), ray_cluster(None, 1, 0):
+            pass
+        assert len(calls) == 3
