@@ -1,7 +1,7 @@
 """What a client shares, and what it amounts to as a gradient."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from torch import Tensor
@@ -39,8 +39,10 @@ class LocalProtocol:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "LocalProtocol":
-        tuples = {key: tuple(values[key]) for key in ("lrs", "betas") if key in values}
-        return cls(**{**values, **tuples})
+        """From JSON, in which a whole number may stand for a float."""
+        tuples = {key: tuple(map(_as_float, values[key])) for key in ("lrs", "betas") if key in values}
+        names = [one.name for one in fields(cls) if one.type is float and one.name in values]
+        return cls(**{**values, **{name: _as_float(values[name]) for name in names}, **tuples})
 
     def gradient_scale(self) -> float:
         """The factor s in `delta = -s·(gradient + weight_decay·weights)` for constant gradients.
@@ -67,6 +69,12 @@ class LocalProtocol:
         if scale <= 0.0:
             raise NotApplicable("the learning rate was zero in every local step: the delta holds nothing")
         return scale
+
+
+def _as_float(value: Any) -> Any:
+    """A whole number that a float can hold exactly as one; anything else as it is."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**53
+    return float(value) if whole else value
 
 
 @dataclass(frozen=True)

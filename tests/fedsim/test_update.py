@@ -64,6 +64,13 @@ def test_protocol_survives_json():
     assert LocalProtocol.from_dict(protocol.to_dict()) == protocol
 
 
+def test_a_whole_number_may_stand_for_a_float():
+    values = {**LocalProtocol(2, 1, "sgd", (1.0,), momentum=1.0).to_dict(), "lrs": [1], "momentum": 1, "betas": [0, 0]}
+    protocol = LocalProtocol.from_dict(values)
+    assert protocol == LocalProtocol(2, 1, "sgd", (1.0,), momentum=1.0, betas=(0.0, 0.0))
+    assert isinstance(protocol.momentum, float)
+
+
 @pytest.mark.parametrize("kind", ["gradient", "delta", "weights"])
 def test_buffers_have_values_and_no_gradient(kind):
     start = {"w": torch.ones(1), "mean": torch.tensor([2.0])}
