@@ -132,7 +132,7 @@ def make_grid(setup: Setup) -> SimulatedGrid:
     on_cluster = config["ray"]["address"] is not None
     return RayGrid(
         config["num_clients"],
-        partial(_client_app, absolute(config) if on_cluster else config),
+        partial(_client_app, build_client_app, absolute(config) if on_cluster else config),
         workers=worker_counts(config, config["num_clients"]),
         threads=simulation["threads"],
         request=wanted.clients,
@@ -143,9 +143,9 @@ def make_grid(setup: Setup) -> SimulatedGrid:
     )
 
 
-def _client_app(config: Config) -> ClientApp:
+def _client_app(build: Callable[[Config, FederatedData], ClientApp], config: Config) -> ClientApp:
     """With the data loaded: a worker that lacks them fails as it starts, not in a round."""
-    return build_client_app(config, build_data(config))
+    return build(config, build_data(config))
 
 
 def _work(setup: Setup) -> Callable[[int], float] | None:

@@ -153,7 +153,7 @@ class SimulatedGrid(Grid):
             self.traffic.receive += perf_counter() - before
         return answered
 
-    def _exchange(self, bundles: list[Bundle], fold: Fold | None, timeout: float | None) -> Iterable[Message]:
+    def _exchange(self, bundles: list[Bundle], fold: Fold | None, timeout: float | int | None) -> Iterable[Message]:
         """Replies as they arrive, until there are no more or the time is over; then the rest is abandoned.
 
         The clock starts with the first worker: what it takes to start one is not the clients' doing.
