@@ -35,6 +35,9 @@ FAMILIES = (
 )
 """Headings of the navigation and of the index tables, by the beginning of `_target_`."""
 
+LETTER = re.compile(r"(?<![\w/])((?:∂\w/)?∂?\w)_(\w{1,4})(?!\w)")
+"""A letter with its index in running text: W_p, σ_n, ∂L/∂W_qkv; no name_of_an_option."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -73,7 +76,8 @@ def settings(folder: str, name: str) -> dict[str, Any]:
 
 
 def on_config(config: Any) -> Any:
-    """Adds the pages of all options to the navigation."""
+    """Adds to the navigation the pages of all options, and those that it does not name: of docs/results, and others."""
+    named = set(_pages(config["nav"]))
     for entry in config["nav"]:
         for folder in GROUPS:
             if isinstance(entry, dict) and [f"{folder}/index.md"] in entry.values():
@@ -81,6 +85,10 @@ def on_config(config: Any) -> Any:
                 for heading, names in families(folder):
                     pages.append({heading: [{name: f"{folder}/{name}.md"} for name in names]})
                 entry[next(iter(entry))] = pages
+    for heading, pattern in (("Results", "results/*.md"), ("More", "*.md")):
+        found = sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").glob(pattern))
+        if rest := [page for page in found if page not in named]:
+            config["nav"].append({heading: rest})
     return config
 
 
@@ -101,12 +109,17 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """Sets the subscripts of formulas."""
+    """Sets sub- and superscripts: all in formulas, indices of single letters (W_p) in text; code stays as it is."""
 
     def set_formula(match: re.Match[str]) -> str:
-        return re.sub(r"_(?:\{([^}]*)\}|(\w+))", lambda m: f"<sub>{m[1] or m[2]}</sub>", match[0])
+        text = re.sub(r"\^(?:\{([^}]*)\}|(\w+))", lambda m: f"<sup>{m[1] or m[2]}</sup>", match[0])
+        return re.sub(r"_(?:\{([^}]*)\}|(\w+))", lambda m: f"<sub>{m[1] or m[2]}</sub>", text)
 
-    return re.sub(r'<div class="formula">.*?</div>', set_formula, html, flags=re.DOTALL)
+    html = re.sub(r'<div class="formula">.*?</div>', set_formula, html, flags=re.DOTALL)
+    parts = re.split(r"(<(code|pre|svg)\b.*?</\2>|<[^>]+>)", html, flags=re.DOTALL)
+    for place in range(0, len(parts), 3):  # text, what was split at, the name of its tag, text, …
+        parts[place] = LETTER.sub(r"\1<sub>\2</sub>", parts[place])
+    return "".join(part for place, part in enumerate(parts) if place % 3 != 2)
 
 
 # Parts of a page
@@ -188,7 +201,7 @@ def read_settings(folder: str, name: str) -> Iterator[Setting]:
         while path and path[-1][0] >= indent:
             path.pop()
         path.append((indent, match["key"]))
-        if indent == 0 or match["key"] == "_target_" and len(path) == 2:
+        if indent == 0 or (match["key"] == "_target_" and len(path) == 2):
             continue
         key = ".".join(part for _, part in path[1:])
         remark = " ".join([*pending, match["remark"] or ""]).strip()
@@ -202,7 +215,9 @@ def read_settings(folder: str, name: str) -> Iterator[Setting]:
 
 def readme(section: str) -> str:
     """A section of README.md, its links made to fit docs/."""
-    found = re.search(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", _read("README.md"), flags=re.DOTALL | re.MULTILINE)
+    found = re.search(
+        rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", _read("README.md"), flags=re.DOTALL | re.MULTILINE
+    )
     if found is None:
         raise ValueError(f"README.md has no section {section!r}")
     return found[1].strip().replace("](docs/", "](")
@@ -213,6 +228,15 @@ def readme(section: str) -> str:
 
 def _read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
+
+
+def _pages(entry: Any) -> Iterator[str]:
+    """The pages that an entry of the navigation names, at any depth."""
+    if isinstance(entry, str):
+        yield entry
+    else:
+        for inner in entry.values() if isinstance(entry, dict) else entry:
+            yield from _pages(inner)
 
 
 def _text(folder: str, name: str) -> str:
@@ -234,7 +258,7 @@ def _linked(folder: str, value: Any) -> str:
     if not isinstance(value, list):
         return _cell(str(value))
     other = next(name for name in GROUPS if name != folder)
-    known = {name: "" for name in options(folder)} | {name: f"../{other}/" for name in options(other)}
+    known = dict.fromkeys(options(folder), "") | dict.fromkeys(options(other), f"../{other}/")
     words = [f"[`{word}`]({known[word]}{word}.md)" if word in known else _cell(str(word)) for word in value]
     return ", ".join(words) if words else "nothing here"
 
@@ -302,4 +326,5 @@ def _unlisted(folder: str, name: str) -> Iterator[Setting]:
     described = _described(found)
     for key, default in _arguments(found).items():
         if key not in given and described.get(key):
-            yield Setting(f"+{GROUPS[folder]}.{name}.{key}", str(default).strip("'\"").replace("None", "null"), described[key])
+            value = "null" if default == "None" else str(default).strip("'\"")
+            yield Setting(f"+{GROUPS[folder]}.{name}.{key}", value, described[key])
