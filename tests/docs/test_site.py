@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedsim import __version__
 from tests.docs.blocks import ROOT
 
 GROUPS = {"attacks": "attack", "defenses": "defense"}
@@ -19,7 +20,7 @@ LARGEST, ALL = 60_000, 2_000_000
 def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)  # pytest-timeout guards it
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -70,6 +71,13 @@ def test_pictures_are_small_and_shown():
         assert path.stat().st_size <= LARGEST, path
         assert path.stem in names(GROUPS[path.parent.name], ".yaml", "conf"), path
     assert sum(path.stat().st_size for path in (ROOT / "docs" / "images").rglob("*.png")) < ALL
+
+
+def test_the_citation_names_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert str(citation["version"]) == __version__
+    assert f"## {__version__}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 def leaves(settings: dict, prefix: str = "") -> list[str]:
