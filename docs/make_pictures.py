@@ -1,0 +1,176 @@
+"""The pictures of the attack and defense pages, made by the product itself on scikit-learn's two photographs.
+
+python docs/make_pictures.py                 all of them, in docs/images; minutes on two cores
+python docs/make_pictures.py row_space mjp   some of them
+
+First what the client's model saw, then what came out, with its PSNR. The photographs (china.jpg,
+flower.jpg) are CC BY 2.0, see README.md.
+"""
+
+import argparse
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import torch
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+import PIL.Image
+
+from experiments.audit import run_audit
+
+IMAGES = Path(__file__).parent / "images"
+SMALL = "model=vit_tiny_4_32 data.size=32 +model.kwargs.depth=2"  # the model of the searches in README.md
+REFUSED = (225, 225, 225)
+"""The colour of a picture that there is not."""
+
+SEARCH = "attack.{0}.steps={1} attack.{0}.frames=0 attack.{0}.save_every=0"
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One figure: the results of `attacks`, or those of one attack in several audits.
+
+    Attributes:
+        settings: Hydra overrides of the audit, in words.
+        attacks: options of conf/attack; a defense page shows them side by side.
+    """
+
+    settings: str
+    attacks: tuple[str, ...]
+    pictures: int = 2
+
+
+ATTACKS = {
+    "patch_gradient": Strip(SMALL, ("patch_gradient",)),
+    "april": Strip("model=april_tiny_4_32 data.size=32", ("april",)),
+    "row_space": Strip(SMALL + " defense=[withhold_pe]", ("patch_gradient", "row_space")),
+    "first_block": Strip(
+        "model=vit_tiny_4_32 model.patch_size=8 data.size=32 audit.batch_size=2 model.dtype=float64", ("first_block",)
+    ),
+    "mjp_adaptive": Strip(SMALL + " defense=[mjp] defense.mjp.ratio=0.2 seed=1", ("patch_gradient", "mjp_adaptive")),
+    "fc_bias": Strip("model=mlp data.size=32", ("fc_bias",)),
+    "rgap": Strip("model=cnn_rgap data.size=32", ("rgap",)),
+    "dlg": Strip(SMALL + " " + SEARCH.format("dlg", 6), ("dlg",)),
+    "idlg": Strip(SMALL + " attack.idlg.labels=auto " + SEARCH.format("idlg", 6), ("idlg",)),
+    "inverting_gradients": Strip(SMALL + " " + SEARCH.format("inverting_gradients", 200), ("inverting_gradients",)),
+    "april_optimization": Strip(SMALL + " " + SEARCH.format("april_optimization", 400), ("april_optimization",)),
+    "tag": Strip(SMALL + " " + SEARCH.format("tag", 200), ("tag",)),
+    "sme": Strip(
+        SMALL + " client.share=delta client.local_steps=4 client.optimizer.lr=0.01 " + SEARCH.format("sme", 150),
+        ("sme",),
+    ),
+    "gradinversion": Strip(
+        f"{SMALL} attack.gradinversion.priors.batch_norm=null attack.gradinversion.restarts=2 "
+        f"attack.gradinversion.labels=auto {SEARCH.format('gradinversion', 150)}",
+        ("gradinversion",),
+    ),
+    "gradvit": Strip(SMALL + " attack.gradvit.priors.image_prior=null " + SEARCH.format("gradvit", 200), ("gradvit",)),
+    "row_space_batch": Strip(
+        SMALL + " model.patch_size=8 audit.batch_size=2 " + SEARCH.format("row_space_batch", 200), ("row_space_batch",)
+    ),
+    "feature_target": Strip(
+        SMALL + " model.num_classes=10 audit.batch_size=2 " + SEARCH.format("feature_target", 200), ("feature_target",)
+    ),
+}
+
+BOTH = ("patch_gradient", "row_space")
+DEFENSES = {
+    name: Strip(f"{SMALL} defense=[{name}] {more}", attacks)
+    for name, more, attacks in (
+        ("fixed_pe", "", BOTH),
+        ("withhold_pe", "", BOTH),
+        ("no_pe", "", BOTH),
+        ("withhold", "", BOTH),
+        ("gradient_noise", "defense.gradient_noise.relative_norm=1e-2", BOTH),
+        ("gradient_clip", "", BOTH),
+        ("dp_sgd", "", BOTH),
+        ("local_dp", "defense.local_dp.epsilon=0.9", BOTH),
+        ("topk", "", BOTH),
+        ("sign", "", BOTH),
+        ("qsgd", "", BOTH),
+        ("half", "", BOTH),
+        ("soteria", "", BOTH),
+        ("precode", "", BOTH),
+        ("outpost", "", BOTH),
+        ("ats", "", ("patch_gradient",)),
+        ("mixup", "audit.batch_size=2", ("patch_gradient",)),
+        ("cutmix", "audit.batch_size=2", ("patch_gradient",)),
+        ("instahide", "audit.batch_size=2 defense.instahide.k=2", ("patch_gradient",)),
+        ("secure_aggregation", "", ("patch_gradient",)),
+        ("mjp", "defense.mjp.ratio=0.2 seed=1", ("patch_gradient", "mjp_adaptive")),
+        ("mjp_jp", "defense.mjp_jp.ratio=0.5", ("patch_gradient",)),
+        ("mjp_jp_idx", "defense.mjp_jp_idx.ratio=0.5", ("patch_gradient",)),
+        ("mjp_jp_unk", "defense.mjp_jp_unk.ratio=0.2 seed=1", ("patch_gradient", "mjp_adaptive")),
+        ("mjp_spp", "", ("patch_gradient",)),
+        ("mjp_dal", "", ("patch_gradient",)),
+        ("mjp_linear", "defense.mjp_linear.ratio=0.2 seed=1", ("patch_gradient", "mjp_adaptive")),
+        ("mjp_pca", "defense.mjp_pca.ratio=0.2 seed=1", ("patch_gradient", "mjp_adaptive")),
+    )
+}
+
+
+def main() -> None:
+    """Makes the figures that are named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="options of conf/attack and conf/defense; none: all")
+    torch.set_num_threads(1)
+    for name in parser.parse_args().names or (*ATTACKS, *DEFENSES):
+        folder, strip = ("attacks", ATTACKS[name]) if name in ATTACKS else ("defenses", DEFENSES[name])
+        print(name, *draw(strip, IMAGES / folder / f"{name}.png"), flush=True)
+
+
+def draw(strip: Strip, target: Path) -> list[str]:
+    """Run the audit, write the figure, and say what each attack came to."""
+    words = [
+        "simulation=inline",
+        f"audit.num_images={strip.pictures}",
+        "audit.victims=2",
+        "data=photos",
+        *strip.settings.split(),
+    ]
+    words.append(f"attack=[{','.join(strip.attacks)}]")
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "run"
+        with initialize_config_module("conf", version_base=None):
+            config: Any = OmegaConf.to_container(compose("audit", [*words, f"run_dir={root}"]), resolve=True)
+        root.mkdir()
+        run_audit(config, root)
+        rows = [json.loads(line) for line in (root / "attacks.jsonl").read_text().splitlines()]
+        return plot(rows, strip, root, target)
+
+
+def plot(rows: list[dict[str, Any]], strip: Strip, root: Path, target: Path) -> list[str]:
+    """Columns of pictures: the client's, then each attack's."""
+    said = [f"{row['attack']}: {row['status']} {row['reason']}" for row in rows if row["status"] != "done"]
+    cells = [(row["attack"], image) for row in rows for image in row["images"] or () if image["reconstruction"]]
+    said += [f"{attack}: {image['psnr']:.1f}/{image['private_psnr']:.1f} dB" for attack, image in cells]
+    panels: list[tuple[str, Path | None]] = []
+    for original in sorted({image["original"] for _, image in cells})[: strip.pictures]:
+        results = {attack: image for attack, image in cells if image["original"] == original}
+        panels.append(("model's input", root / original))
+        for attack in strip.attacks:
+            image = results.get(attack)
+            title = f"{attack}\nrefused" if image is None else f"{attack}\n{image['psnr']:.0f} dB"
+            panels.append((title, None if image is None else root / image["reconstruction"]))
+    if panels:
+        figure, axes = plt.subplots(1, len(panels), figsize=(1.3 * len(panels), 1.75), dpi=100, squeeze=False)
+        for axis, (title, path) in zip(axes[0], panels, strict=True):
+            axis.set_axis_off()
+            axis.set_title(title, fontsize=7)
+            picture = PIL.Image.new("RGB", (32, 32), REFUSED) if path is None else PIL.Image.open(path).convert("RGB")
+            axis.imshow(picture, interpolation="nearest")
+        figure.savefig(target, bbox_inches="tight", pad_inches=0.05)
+        plt.close(figure)
+    return said
+
+
+if __name__ == "__main__":
+    main()

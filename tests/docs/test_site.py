@@ -1,0 +1,91 @@
+"""The site builds without a warning, loads nothing from elsewhere, and has a page for each attack and defense."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedsim import __version__
+from tests.docs.blocks import ROOT
+
+GROUPS = {"attacks": "attack", "defenses": "defense"}
+LARGEST, ALL = 60_000, 2_000_000
+"""Bytes of a picture made by docs/make_pictures.py, and of all pictures."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)  # pytest-timeout guards it
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def names(folder: str, suffix: str, below: str) -> set[str]:
+    return {path.stem for path in (ROOT / below / folder).glob(f"*{suffix}")}
+
+
+@pytest.mark.parametrize("folder", GROUPS)
+def test_every_option_has_its_page_and_every_page_its_option(folder):
+    assert names(folder, ".md", "docs") - {"index"} == names(GROUPS[folder], ".yaml", "conf")
+
+
+@pytest.mark.parametrize("folder", GROUPS)
+def test_every_page_lists_every_setting_of_its_option(folder, site):
+    for name in names(GROUPS[folder], ".yaml", "conf"):
+        page = (site / folder / f"{name}.html").read_text(encoding="utf-8")
+        settings = yaml.safe_load((ROOT / "conf" / GROUPS[folder] / f"{name}.yaml").read_text(encoding="utf-8"))[name]
+        for key in leaves(settings):
+            assert f"<code>{key}</code>" in page, f"{name}: {key}"
+
+
+@pytest.mark.parametrize("folder", GROUPS)
+def test_every_page_says_how_to_run_its_option(folder, site):
+    for name in names(GROUPS[folder], ".yaml", "conf"):
+        text = (ROOT / "docs" / folder / f"{name}.md").read_text(encoding="utf-8")
+        assert re.search(rf"```bash\n.*{GROUPS[folder]}=\[(\w+,)*{name}[,\]]", text), name
+        assert f'href="{name}.html"' in (site / folder / "index.html").read_text(encoding="utf-8")
+
+
+def test_no_page_loads_anything_from_elsewhere(site):
+    outside = (r'(?:script|img|iframe)[^>]+src="(?:https?:)?//', r'link[^>]+rel="(?:stylesheet|pre\w+)"[^>]+href="http')
+    loads = re.compile(f"<(?:{'|'.join(outside)})")
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 70
+    for page in pages:
+        assert not loads.search(page.read_text(encoding="utf-8")), page
+
+
+def test_scripts_stay_out_of_the_site(site):
+    assert not list(site.rglob("*.py"))
+
+
+def test_pictures_are_small_and_shown():
+    small = [path for folder in GROUPS for path in (ROOT / "docs" / "images" / folder).glob("*.png")]
+    assert small
+    for path in small:
+        assert path.stat().st_size <= LARGEST, path
+        assert path.stem in names(GROUPS[path.parent.name], ".yaml", "conf"), path
+    assert sum(path.stat().st_size for path in (ROOT / "docs" / "images").rglob("*.png")) < ALL
+
+
+def test_the_citation_names_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert str(citation["version"]) == __version__
+    assert f"## {__version__}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def leaves(settings: dict, prefix: str = "") -> list[str]:
+    """Dotted keys of all values, without the option's own class."""
+    found = []
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            found += leaves(value, f"{prefix}{key}.")
+        elif prefix or key != "_target_":
+            found.append(f"{prefix}{key}")
+    return found
