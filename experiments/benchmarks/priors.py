@@ -1,7 +1,7 @@
 """What learned priors are worth: generators and LTI against their baselines and free pixels, on classes held out.
 
 python -m experiments.benchmarks.priors --data DIR --out DIR --small       under 25 minutes on two cores
-python -m experiments.benchmarks.priors --data DIR --out DIR               the budgets of conf/prior.yaml and conf/attack
+python -m experiments.benchmarks.priors --data DIR --out DIR   the full budgets
 
 DIR is a folder of class folders. Priors are trained on public pictures of all other classes, pictures of the classes
 held out are attacked. The same --out goes on where an earlier call stopped.
