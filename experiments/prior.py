@@ -113,7 +113,8 @@ def _train(
         pairs = [inverted(setup, trained, part, device) for part in (pictures.validation, pictures.excluded)]
         originals, made = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         rows = [originals[0], made[0], originals[1], made[1]]
-    write_sheet(rows, folder.root / "samples.png", SHOWN)
+    if any(len(row) for row in rows):  # a defense may withhold every update
+        write_sheet(rows, folder.root / "samples.png", SHOWN)
     return _figures(pictures, originals, made)
 
 

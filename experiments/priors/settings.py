@@ -119,6 +119,8 @@ def check_prior(config: Config) -> GeneratorSettings | InversionSettings:
             raise ConfigError("prior.generator.any_class", settings.any_class, "a share, 0 to 1")
         return settings
     _whole("prior.lti.updates", settings.updates, 2)
+    if (held := prior["validation"]) < (batch := config["client"]["batch_size"]):
+        raise ConfigError("prior.validation", held, f"at least the {batch} pictures of a batch")
     if settings.bins is not None:
         _whole("prior.lti.bins", settings.bins, 1)
     return settings
@@ -149,11 +151,12 @@ def public_pictures(setup: Setup) -> PublicPictures:
     """
     config, data = setup.config, setup.data
     prior, names = config["prior"], data.class_names
-    for name in prior["exclude_classes"]:
+    excluded = [str(name) for name in prior["exclude_classes"]]  # a class may be called 3
+    for name in excluded:
         if name not in names:
             some = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
-            raise ConfigError("prior.exclude_classes", name, f"a class of the data: {some}{nearest(str(name), names)}")
-    left_out = {names.index(name) for name in prior["exclude_classes"]}
+            raise ConfigError("prior.exclude_classes", name, f"a class of the data: {some}{nearest(name, names)}")
+    left_out = {names.index(name) for name in excluded}
     labels = data.auxiliary.labels.tolist()
     kept = [place for place, label in enumerate(labels) if label not in left_out]
     others = [place for place, label in enumerate(labels) if label in left_out]

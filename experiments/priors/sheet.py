@@ -16,8 +16,14 @@ SMALLEST = 64
 
 
 def write_sheet(rows: Sequence[Float[Tensor, "n c h w"]], path: Path, columns: int = 16) -> None:
-    """One row of pictures in [0, 1] for each set, cut to `columns`; empty sets are left out."""
+    """One row of pictures in [0, 1] for each set, cut to `columns`; empty sets are left out.
+
+    Raises:
+        ValueError: there is no picture at all.
+    """
     shown = [row[:columns] for row in rows if len(row)]
+    if not shown:
+        raise ValueError("a sheet without pictures")
     side = shown[0].shape[-1]
     factor = max(1, -(-SMALLEST // side))
     cell = side * factor + GAP

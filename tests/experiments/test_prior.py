@@ -19,7 +19,7 @@ LTI += ["prior.lti.steps=150", "prior.lti.hidden=64", "prior.lti.bins=256", "pri
 
 def test_a_generator_of_all_classes_but_some(command, tmp_path):
     root = tmp_path / "prior"
-    call = ["fedsim-prior", f"run_dir={root}", *PUBLIC, *GENERATOR, "prior.exclude_classes=['3','8']"]
+    call = ["fedsim-prior", f"run_dir={root}", *PUBLIC, *GENERATOR, "prior.exclude_classes=[3,8]"]
     code, out, err = command(*call)
     assert code == 0, err
     assert out.strip().splitlines()[-1] == str(root)
