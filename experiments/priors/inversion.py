@@ -42,6 +42,10 @@ class Simulator:
         self._state = {name: tensor.detach().clone() for name, tensor in setup.model.state_dict().items()}
         self._factory = setup.factory()
 
+    @property
+    def num_classes(self) -> int:
+        return self._setup.data.num_classes
+
     def observe(self, pictures: ImageSet, client: int) -> Observation:
         """What the server would see of a client with these pictures; it may share nothing."""
         self._runtime.load(self._state)
@@ -61,30 +65,32 @@ class Updates:
 def simulate(
     setup: Setup,
     pictures: ImageSet,
-    count: int,
-    bins: int | None,
+    settings: InversionSettings,
     hash_seed: int,
     folder: Path,
     progress: Callable[[int], None],
 ) -> tuple[Updates, Circumstances, UpdateHash]:
-    """`count` updates of random batches; those of files that an earlier call left are read instead.
+    """Updates of random batches; those of files that an earlier call left are read instead.
 
     Raises:
         ConfigError: the defense shares nothing, or now this and now that.
     """
-    simulator = Simulator(setup)
+    simulator, count = Simulator(setup), settings.updates
     seed, batch = setup.config["seed"], setup.config["client"]["batch_size"]
 
     def observed(number: int) -> tuple[Observation, list[int]]:
         rng = torch_generator(seed, "prior-batch", number)
         chosen = torch.randperm(len(pictures), generator=rng)[:batch].tolist()
-        return simulator.observe(pictures.subset(chosen), number), chosen
+        own = pictures.subset(chosen)
+        others = torch.randint(simulator.num_classes, (batch,), generator=rng)
+        own.labels = torch.where(torch.rand(batch, generator=rng) < settings.any_label, others, own.labels)
+        return simulator.observe(own, number), chosen
 
     first = next((seen for number in range(CHUNK) if (seen := observed(number)[0]).update.tensors), None)
     if first is None:
         raise ConfigError("defense", list(setup.config["defense"]), "one that shares updates: none of 256 was")
     circumstances = Circumstances.of(first)
-    hashing = UpdateHash({name: t.numel() for name, t in first.update.tensors.items()}, bins, hash_seed)
+    hashing = UpdateHash({name: t.numel() for name, t in first.update.tensors.items()}, settings.bins, hash_seed)
     parts: list[Updates] = []
     for start in range(0, count, CHUNK):
         path = folder / f"updates-{start // CHUNK:05d}.safetensors"
@@ -142,9 +148,7 @@ def train_inversion(
     """From the seed alone, whatever kills it on the way."""
     seed = setup.config["seed"]
     hash_seed = derive_seed(seed, "prior-hash")
-    updates, circumstances, hashing = simulate(
-        setup, pictures.train, settings.updates, settings.bins, hash_seed, folder, simulated
-    )
+    updates, circumstances, hashing = simulate(setup, pictures.train, settings, hash_seed, folder, simulated)
     batch = updates.positions.shape[1]
     with seeded_globals(seed, "prior-weights"):
         network = InversionNetwork(hashing.length, batch, circumstances.image_shape, **settings.network)

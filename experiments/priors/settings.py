@@ -4,11 +4,15 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
+from attacks.learned.network import InversionNetwork
 from experiments.setup import Setup
 from fedsim.components import check_arguments
 from fedsim.composition import Config
 from fedsim.data import ImageSet
 from fedsim.errors import ConfigError, nearest
+from fedsim.models.generator import ConvGenerator
 
 KINDS = ("generator", "lti")
 SHOWN = 16
@@ -67,10 +71,13 @@ class InversionSettings:
 
     Attributes:
         updates: how many updates of simulated clients it is trained on.
+        any_label: share of the pictures that are given a label at random: a network that has seen updates of some
+            classes alone, whose rows of the head are all that move, is lost on those of others.
         bins: numbers that an update is hashed to; None: all its entries.
     """
 
     updates: int
+    any_label: float
     bins: int | None
     hidden: int
     depth: int
@@ -117,10 +124,16 @@ def check_prior(config: Config) -> GeneratorSettings | InversionSettings:
             raise ConfigError("prior.generator.beta", settings.beta, "a number that is not negative")
         if not 0 <= settings.any_class <= 1:
             raise ConfigError("prior.generator.any_class", settings.any_class, "a share, 0 to 1")
+        with torch.device("meta"):
+            ConvGenerator(settings.latent, channels=settings.channels)
         return settings
     _whole("prior.lti.updates", settings.updates, 2)
+    if not 0 <= settings.any_label <= 1:
+        raise ConfigError("prior.lti.any_label", settings.any_label, "a share, 0 to 1")
     if (held := prior["validation"]) < (batch := config["client"]["batch_size"]):
         raise ConfigError("prior.validation", held, f"at least the {batch} pictures of a batch")
+    with torch.device("meta"):
+        InversionNetwork(1, 1, (3, 4, 4), **settings.network)
     if settings.bins is not None:
         _whole("prior.lti.bins", settings.bins, 1)
     return settings
