@@ -28,7 +28,7 @@ from fedsim.errors import ConfigError, NotApplicable
 
 logger = getLogger(__name__)
 
-COVARIANCES = {"full": CMA, "diagonal": SepCMA}
+COVARIANCES: dict[str, Any] = {"full": CMA, "diagonal": SepCMA}
 WORST = 1e30
 """What a candidate is worth whose objective is not finite."""
 

@@ -98,8 +98,9 @@ def simulate(
         if part is None:
             part = _simulated(observed, range(start, min(start + CHUNK, count)), circumstances, hashing, progress)
             write_whole(path, save({"hashed": part.hashed, "positions": part.positions}))
+        else:
+            progress(min(start + CHUNK, count))
         parts.append(part)
-        progress(min(start + CHUNK, count))
     whole = Updates(torch.cat([part.hashed for part in parts]), torch.cat([part.positions for part in parts]))
     return whole, circumstances, hashing
 
@@ -114,7 +115,7 @@ def _simulated(
     hashed, positions = [], []
     for number in numbers:
         observation, chosen = observed(number)
-        progress(number)
+        progress(number + 1)
         if not observation.update.tensors:  # withheld: the server sees nothing to invert
             continue
         shapes = {name: list(tensor.shape) for name, tensor in observation.update.tensors.items()}
