@@ -201,7 +201,8 @@ class _Evolution:
 
     def ask(self) -> Float[Tensor, "population batch latent"]:
         self._asked = [self._cma.ask() for _ in range(self._cma.population_size)]
-        return torch.from_numpy(np.stack(self._asked)).unflatten(1, self._shape)
+        points: Tensor = torch.from_numpy(np.stack(self._asked)).unflatten(1, self._shape)
+        return points
 
     def tell(self, objective: Float[Tensor, " population"], matching: Float[Tensor, " population"]) -> None:
         finite = torch.where(objective.isfinite(), objective, torch.full_like(objective, WORST))

@@ -78,4 +78,5 @@ class InversionNetwork(nn.Module):
     def forward(self, updates: Float[Tensor, "updates inputs"]) -> Float[Tensor, "updates batch c h w"]:
         features = self.last(self.body((updates - self.mean) / self.deviation))
         pictures: Tensor = self.paint(features.unflatten(1, (self.batch, -1)).flatten(0, 1))
-        return pictures.unflatten(0, (len(updates), self.batch))
+        grouped: Tensor = pictures.unflatten(0, (len(updates), self.batch))
+        return grouped

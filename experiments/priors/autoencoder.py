@@ -36,7 +36,8 @@ class Autoencoder(nn.Module):
         mean, log_variance = self.encoder(images)
         rebuilt = self.rebuild(mean + (0.5 * log_variance).exp() * noise, labels)
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).sum(dim=1).mean()
-        return (rebuilt - images).square().mean() + beta * divergence / images[0].numel()
+        total: Tensor = (rebuilt - images).square().mean() + beta * divergence / images[0].numel()
+        return total
 
     def rebuild(
         self, codes: Float[Tensor, "batch latent"], labels: Int[Tensor, " batch"] | None
@@ -106,4 +107,5 @@ def drawn(generator: ConvGenerator, count: int, seed: int) -> Float[Tensor, "n c
     """Pictures of any class from a standard normal latent."""
     latent = torch.randn(count, generator.latent, generator=torch_generator(seed, "prior-samples"))
     device = generator.mean.device
-    return generator(latent.to(device)).cpu()
+    made: Tensor = generator(latent.to(device)).cpu()
+    return made
