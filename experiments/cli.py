@@ -100,7 +100,7 @@ def _interrupted(config_name: str, folder: Path | None) -> str:
     if folder is None:
         return "interrupted before anything started"
     kept = f"interrupted: what had finished is in {_relative(folder)}"
-    return kept + "; the same command with run_dir=THAT_FOLDER goes on there" * (config_name == "audit")
+    return kept + "; the same command with run_dir=THAT_FOLDER goes on there" * (config_name in ("audit", "prior"))
 
 
 def _relative(path: Path) -> Path:

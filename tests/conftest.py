@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments import audit, federated, leakage_matrix, measure
+from experiments import audit, federated, leakage_matrix, measure, prior
 from fedsim.simulation.ray_cluster import ray_cluster
 
 COMMANDS = {
@@ -14,6 +14,7 @@ COMMANDS = {
     "fedsim-audit": audit.main,
     "fedsim-measure": measure.main,
     "fedsim-matrix": leakage_matrix.main,
+    "fedsim-prior": prior.main,
 }
 collect_ignore = ["plugin_example"]  # a package of its own: test_plugin.py installs it and runs its tests
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -13,13 +13,12 @@ from attacks.optimization.objectives import (
     TagDistance,
 )
 from attacks.optimization.optimisers import OptimiserSettings
-from attacks.optimization.parametrisation import GeneratorLatent, Parametrisation, PatchRowSpace, Pixels
+from attacks.optimization.parametrisation import Parametrisation, PatchRowSpace, Pixels
 from attacks.optimization.schedule import Schedule
 
 __all__ = [
     "L1",
     "Cosine",
-    "GeneratorLatent",
     "GradientMatching",
     "GroupConsistency",
     "LayerCosine",

@@ -198,10 +198,17 @@ class GradientMatching(Attack):
         return local_updates(self.local_updates, problems[0].observation) if problems else "gradient"
 
     def _search(
-        self, problems: list[Problem], rngs: Sequence[torch.Generator], device: torch.device, session: Session
+        self,
+        problems: list[Problem],
+        rngs: Sequence[torch.Generator],
+        device: torch.device,
+        session: Session,
+        settings: SearchSettings | None = None,
     ) -> list[Found]:
+        """One search; `settings` in place of the attack's own where it is not the first of several."""
+        settings = settings or self.settings
         local = self._local(problems)
-        together = len(problems) * self.settings.restarts if self.settings.optimiser.elementwise else 1
+        together = len(problems) * settings.restarts if settings.optimiser.elementwise else 1
         derivative, method = self._derivative(problems[0].observation, problems[0].target, local, together, device)
         trained = derivative.update.victim.params
         # In the model's order, which observations read from disk have lost.
@@ -209,17 +216,17 @@ class GradientMatching(Attack):
         generators = [
             torch.Generator().manual_seed(int(seed))
             for rng in rngs
-            for seed in torch.randint(2**62, (self.settings.restarts,), generator=rng)
+            for seed in torch.randint(2**62, (settings.restarts,), generator=rng)
         ]
         surrogate = local == "surrogate"
-        if self.settings.optimiser.elementwise:
-            search = Search(problems, derivative, self.settings, generators, device, surrogate)
+        if settings.optimiser.elementwise:
+            search = Search(problems, derivative, settings, generators, device, surrogate)
             search.chunk = self._chunk(search, derivative, method, device)
             if search.chunk == 1 and method in DIFFERENCES:
                 set_fused_attention(derivative.update.victim.model, True)
             return search.run(session)
         self._chunked = 1
-        alone = replace(self.settings, restarts=1)
+        alone = replace(settings, restarts=1)
         found: list[Found] = []
         for index, generator in enumerate(generators):
             search = Search(problems, derivative, alone, [generator], device, surrogate)

@@ -1,12 +1,10 @@
 """What an attack varies, and the pictures that it stands for."""
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 import torch
-from hydra.utils import instantiate
-from jaxtyping import Float
-from torch import Tensor, nn
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from attacks.analytic.patches import unpatchify
 from attacks.analytic.row_space import batch_subspace
@@ -20,8 +18,17 @@ class Parametrisation(ABC):
     """Candidates as a tensor of free numbers. Stateless between victims: `prepare` gives what belongs to one."""
 
     @abstractmethod
-    def prepare(self, observation: Observation, count: int, device: torch.device) -> "Space":
+    def prepare(
+        self,
+        observation: Observation,
+        count: int,
+        device: torch.device,
+        labels: Int[Tensor, " batch"] | None = None,
+    ) -> "Space":
         """The search space of `count` pictures.
+
+        Args:
+            labels: of the pictures, None where they are searched for too; only what is made for a class reads them.
 
         Raises:
             NotApplicable: the observation does not span one.
@@ -42,6 +49,10 @@ class Space(ABC):
     def project(self, point: Float[Tensor, "candidates *shape"]) -> None:  # noqa: B027 - most spaces have no bounds
         """Move a point back into the space, in place."""
 
+    def penalty(self, point: Float[Tensor, "candidates *shape"]) -> Float[Tensor, " candidates"]:
+        """What is added to the objective for a point that is unlikely in itself, differentiable."""
+        return point.new_zeros(len(point))
+
 
 class Pixels(Parametrisation):
     """The pixels of the model's input.
@@ -57,7 +68,13 @@ class Pixels(Parametrisation):
             raise ConfigError("parametrisation.init", init, f"one of {', '.join(INITIAL)}")
         self.init, self.scale, self.boxed = init, float(scale), boxed
 
-    def prepare(self, observation: Observation, count: int, device: torch.device) -> "PixelSpace":
+    def prepare(
+        self,
+        observation: Observation,
+        count: int,
+        device: torch.device,
+        labels: Int[Tensor, " batch"] | None = None,
+    ) -> "PixelSpace":
         return PixelSpace(self, observation, count, device)
 
 
@@ -103,7 +120,13 @@ class PatchRowSpace(Parametrisation):
     def __init__(self, scale: float | int = 0.5) -> None:
         self.scale = float(scale)
 
-    def prepare(self, observation: Observation, count: int, device: torch.device) -> "RowSpace":
+    def prepare(
+        self,
+        observation: Observation,
+        count: int,
+        device: torch.device,
+        labels: Int[Tensor, " batch"] | None = None,
+    ) -> "RowSpace":
         if count < 2:
             raise NotApplicable("one picture leaves nothing free in its row space: attack=[row_space] solves for it")
         return RowSpace(self.scale, observation, count, device)
@@ -129,46 +152,3 @@ class RowSpace(Space):
         pictures = [unpatchify(one, self._grid, self._patch) for one in patches.flatten(0, 1)]
         found: Tensor = torch.cat(pictures).unflatten(0, patches.shape[:2])
         return found
-
-
-class GeneratorLatent(Parametrisation):
-    """The latent of a generator: any module that maps [batch, latent] to pictures in [0, 1].
-
-    Args:
-        generator: Hydra config of the module, with `_target_`.
-        latent: its length.
-        scale: standard deviation of the start.
-    """
-
-    def __init__(self, generator: dict[str, Any], latent: int, scale: float | int = 1.0) -> None:
-        if latent < 1:
-            raise ConfigError("parametrisation.latent", latent, "the length of the generator's input")
-        self.generator, self.latent, self.scale = generator, latent, float(scale)
-
-    def prepare(self, observation: Observation, count: int, device: torch.device) -> "LatentSpace":
-        module = self.generator if isinstance(self.generator, nn.Module) else instantiate(self.generator)
-        if not isinstance(module, nn.Module):
-            raise ConfigError("parametrisation.generator", self.generator, "a torch module that makes pictures")
-        return LatentSpace(module.to(device).eval().requires_grad_(False), self, observation, count)
-
-
-class LatentSpace(Space):
-    """Latents of one victim's pictures."""
-
-    def __init__(self, generator: nn.Module, settings: GeneratorLatent, observation: Observation, count: int) -> None:
-        self._generator = generator
-        self._settings = settings
-        self._observation = observation
-        self._count = count
-
-    def initial(self, rng: torch.Generator) -> Float[Tensor, "*shape"]:
-        return self._settings.scale * torch.randn(self._count, self._settings.latent, generator=rng)
-
-    def images(self, point: Float[Tensor, "candidates *shape"]) -> Float[Tensor, "candidates batch c h w"]:
-        unit = self._generator(point.flatten(0, 1))
-        expected = self._observation.image_shape
-        if tuple(unit.shape[1:]) != expected:
-            raise NotApplicable(f"the generator makes pictures of {tuple(unit.shape[1:])}, the model reads {expected}")
-        mean, std = (unit.new_tensor(v).view(1, -1, 1, 1) for v in (self._observation.mean, self._observation.std))
-        pictures: Tensor = ((unit - mean) / std).reshape(len(point), self._count, *expected)
-        return pictures

@@ -155,7 +155,7 @@ def make_problem(
     terms: dict[str, Any] = {
         name: (prior, prior.prepare(observation, labels, device)) for name, prior in priors.items()
     }
-    space = parametrisation.prepare(observation, count, device)
+    space = parametrisation.prepare(observation, count, device, labels)
     return Problem(observation, target, labels, count, space, terms)
 
 

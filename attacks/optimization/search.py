@@ -50,11 +50,16 @@ class SearchSettings:
 
 @dataclass
 class Found:
-    """The best candidate of one victim, as the model's input, and how the search went."""
+    """The best candidate of one victim, as the model's input, and how the search went.
+
+    Attributes:
+        point: the same in the space that was searched.
+    """
 
     images: Float[Tensor, "batch c h w"]
     labels: Tensor
     values: dict[str, float]
+    point: Tensor
     trace: list[dict[str, float]] = field(default_factory=list)
     frames: list[Frame] = field(default_factory=list)
 
@@ -150,13 +155,13 @@ class Search:
         weight = piecewise(self.settings.matching_weight, fraction)
         for variable in self.smooth.values():
             variable.grad = None
-        images = self.images()
+        images, penalty = self.images(), self._penalty()
         matching, by = self._differentiate(images.detach())
         prior, by_prior = self._priors(images.detach(), fraction)
-        ((weight * by.pop("images") + by_prior) * images).sum().backward()
+        (((weight * by.pop("images") + by_prior) * images).sum() + penalty.sum()).backward()
         for name, derivative in by.items():
             self.smooth[name].grad = weight * derivative
-        totals = weight * matching + prior
+        totals = weight * matching + prior + penalty.detach()
         self._guard(totals)
         self._remember(totals, matching, weight)
         return totals
@@ -168,6 +173,10 @@ class Search:
     def images(self) -> Float[Tensor, "candidates batch c h w"]:
         points = self.variables["point"].split(self.settings.restarts)
         return torch.cat([problem.space.images(own) for problem, own in zip(self.problems, points, strict=True)])
+
+    def _penalty(self) -> Float[Tensor, "candidates"]:
+        points = self.variables["point"].split(self.settings.restarts)
+        return torch.cat([problem.space.penalty(own) for problem, own in zip(self.problems, points, strict=True)])
 
     def _differentiate(self, images: Tensor) -> tuple[Tensor, Variables]:
         """Chunk by chunk, so that memory does not grow with the number of candidates."""
@@ -324,7 +333,8 @@ class Search:
             }
             if "alpha" in self.variables:
                 values["alpha"] = float(self.best_variables["alpha"][row])
-            found.append(Found(self._best_images(row), labels, values, self.rows[victim], self.frames[victim]))
+            images, point = self._best_images(row), self.best_variables["point"][row].detach()
+            found.append(Found(images, labels, values, point, self.rows[victim], self.frames[victim]))
         return found
 
     def _rows(self, victim: int) -> slice:

@@ -1,8 +1,7 @@
 import pytest
 import torch
-from torch import nn
 
-from attacks.optimization.parametrisation import GeneratorLatent, PatchRowSpace, Pixels
+from attacks.optimization.parametrisation import PatchRowSpace, Pixels
 from fedsim.errors import ConfigError, NotApplicable
 
 
@@ -52,32 +51,6 @@ def test_one_picture_has_nothing_free(small, cpu):
         PatchRowSpace().prepare(observation, 1, cpu)
 
 
-class Painter(nn.Module):
-    def __init__(self, side=16):
-        super().__init__()
-        self.layer = nn.Linear(5, 3 * side * side)
-        self.side = side
-
-    def forward(self, latent):
-        return self.layer(latent).sigmoid().reshape(-1, 3, self.side, self.side)
-
-
-def test_a_generator_makes_the_pictures(small, cpu, rng):
-    observation, _ = small()
-    config = {"_target_": f"{__name__}.Painter"}
-    space = GeneratorLatent(config, latent=5).prepare(observation, 2, cpu)
-    point = space.initial(rng)[None].requires_grad_()
-    images = space.images(point)
-    assert images.shape == (1, 2, 3, 16, 16)
-    images.sum().backward()
-    assert point.grad.abs().sum() > 0
-    small_painter = GeneratorLatent({**config, "side": 8}, latent=5).prepare(observation, 2, cpu)
-    with pytest.raises(NotApplicable, match="8, 8"):
-        small_painter.images(point)
-
-
 def test_wrong_settings_are_named():
     with pytest.raises(ConfigError, match="init"):
         Pixels("black")
-    with pytest.raises(ConfigError, match="latent"):
-        GeneratorLatent({}, latent=0)

@@ -1,0 +1,110 @@
+"""A generator from somebody's checkpoint, in one shape: latents and labels in, pictures in [0, 1] out."""
+
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedsim.errors import ConfigError, NotApplicable
+from fedsim.models.generator import load_generator
+
+WRAPPERS = ("generator", "g_ema", "model", "state_dict")
+"""Keys under which checkpoints keep the state dict."""
+
+
+class Generator:
+    """A torch module that makes pictures, its weights, and what there is to know of its input.
+
+    Args:
+        checkpoint: `generator.safetensors` of fedsim-prior; or a state dict of `module`, as `.safetensors` or as
+            `.pt` that is read with `weights_only=True`.
+        module: by its `_target_`: maps [batch, latent] to pictures. With an attribute `num_classes` above 0 it takes
+            labels as well; with `stages` (a list of modules, applied one after the other to `embed(latent, labels)`,
+            or to the latent where it has no `embed`) its inner features can be searched. An `nn.Sequential` is its
+            own stages. None: the checkpoint of fedsim-prior says.
+        latent: length of the input; None: the module's attribute `latent`.
+        symmetric: the module makes pictures in [-1, 1].
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | None = None,
+        module: nn.Module | None = None,
+        latent: int | None = None,
+        symmetric: bool = False,
+    ) -> None:
+        if module is None:
+            if checkpoint is None:
+                raise ConfigError(
+                    "generator.checkpoint", None, "generator.safetensors of fedsim-prior, or a module too"
+                )
+            module = load_generator(Path(checkpoint).expanduser())
+        elif checkpoint is not None:
+            _load(module, Path(checkpoint).expanduser())
+        length = latent or getattr(module, "latent", None)
+        if not isinstance(length, int) or length < 1:
+            raise ConfigError("generator.latent", length, "the length of the generator's input")
+        self.module = module.eval().requires_grad_(False)
+        self.latent, self.symmetric = length, symmetric
+        self.num_classes = int(getattr(module, "num_classes", 0))
+        found: Any = module if isinstance(module, nn.Sequential) else getattr(module, "stages", ())
+        self.stages: tuple[nn.Module, ...] = tuple(found)
+
+    def to(self, device: torch.device) -> "Generator":
+        self.module.to(device)
+        return self
+
+    def embed(self, latent: Float[Tensor, "batch latent"], labels: Int[Tensor, " batch"] | None) -> Tensor:
+        """What the first stage reads."""
+        embed = getattr(self.module, "embed", None)
+        if embed is None:
+            return latent
+        found: Tensor = embed(latent, labels) if self.num_classes else embed(latent)
+        return found
+
+    def run(self, features: Tensor, first: int, last: int | None = None) -> Tensor:
+        """Stages `first` … `last` - 1 of features."""
+        for stage in self.stages[first:last]:
+            features = stage(features)
+        return features
+
+    def pictures(
+        self, latent: Float[Tensor, "batch latent"], labels: Int[Tensor, " batch"] | None
+    ) -> Float[Tensor, "batch c h w"]:
+        """Pictures in [0, 1], differentiable."""
+        return self.as_pictures(self.module(latent, labels) if self.num_classes else self.module(latent))
+
+    def as_pictures(self, made: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch c h w"]:
+        return 0.5 * (made + 1.0) if self.symmetric else made
+
+    def check(self, shape: tuple[int, ...], device: torch.device) -> None:
+        """Refuse pictures of another shape than the model's.
+
+        Raises:
+            NotApplicable: with both shapes.
+        """
+        with torch.no_grad():
+            labels = torch.zeros(1, dtype=torch.long, device=device) if self.num_classes else None
+            made = tuple(self.pictures(torch.zeros(1, self.latent, device=device), labels).shape[1:])
+        if made != shape:
+            raise NotApplicable(f"the generator makes pictures of {made}, the model reads {shape}")
+
+
+def _load(module: nn.Module, path: Path) -> None:
+    if not path.is_file():
+        raise ConfigError("generator.checkpoint", path, "there is no such file")
+    try:
+        if path.suffix == ".safetensors":
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            state = next((state[key] for key in WRAPPERS if key in state), state)
+        module.load_state_dict(state)
+    except (RuntimeError, SafetensorError, UnpicklingError, AttributeError, TypeError, EOFError) as error:
+        what = " ".join(str(error).split())[:200]
+        raise ConfigError("generator.checkpoint", path, f"a state dict that fits the module: {what}") from error

@@ -1,0 +1,257 @@
+"""GGL: a search of the generator's latent that needs no derivative (Li et al. 2022)."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from logging import getLogger
+from typing import Any
+
+import numpy as np
+import torch
+from cmaes import CMA, SepCMA
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import vmap
+
+from attacks.base import Frame
+from attacks.generative.generator import Generator
+from attacks.generative.spaces import GeneratorLatent
+from attacks.optimization.derivative import MixedDerivative
+from attacks.optimization.engine import GradientMatching
+from attacks.optimization.memory import candidate_bytes, chunk_size, default_budget
+from attacks.optimization.objectives import Objective
+from attacks.optimization.priors.base import Prior
+from attacks.optimization.problem import Problem
+from attacks.optimization.search import Found, NotFiniteError, SearchSettings
+from attacks.session import Session
+from fedsim.errors import ConfigError, NotApplicable
+
+logger = getLogger(__name__)
+
+COVARIANCES: dict[str, Any] = {"full": CMA, "diagonal": SepCMA}
+WORST = 1e30
+"""What a candidate is worth whose objective is not finite."""
+
+
+class GGL(GradientMatching):
+    """CMA-ES over the latents of a generator that is asked for the recovered labels.
+
+    Args:
+        generator: the prior; of a batch all latents are searched together.
+        population: candidates of a generation; None: 4 + 3 ln(dimensions), rounded down.
+        sigma: standard deviation of the first generation.
+        covariance: `full`, or `diagonal`, which learns faster where there are hundreds of dimensions.
+        norm_weight: factor on the latent's mean square, which keeps it likely.
+        conditional: ask for the recovered labels, where the generator knows classes.
+        generations: of candidates.
+
+    The others are those of `GradientMatching`.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        objective: Objective | None = None,
+        priors: Mapping[str, Prior | None] | None = None,
+        generations: int = 500,
+        population: int | None = None,
+        sigma: float = 1.0,
+        covariance: str = "diagonal",
+        norm_weight: float | int = 0.0,
+        conditional: bool = True,
+        restarts: int = 1,
+        labels: str = "auto",
+        local_updates: str = "auto",
+        memory_gib: float | int | None = None,
+        frames: int = 10,
+        save_every: int = 50,
+        target: str = "observed",
+    ) -> None:
+        for key, value, good, expected in (
+            ("generations", generations, generations >= 1, "1 or more"),
+            ("population", population, population is None or population >= 4, "4 or more, or null"),
+            ("sigma", sigma, sigma > 0, "a positive number"),
+            ("covariance", covariance, covariance in COVARIANCES, f"one of {', '.join(COVARIANCES)}"),
+            ("labels", labels, labels != "joint", "a rule: soft labels would need a derivative"),
+            ("local_updates", local_updates, local_updates != "surrogate", "auto, gradient or unroll"),
+        ):
+            if not good:
+                raise ConfigError(key, value, expected)
+        super().__init__(
+            objective=objective,
+            parametrisation=GeneratorLatent(generator, norm_weight=norm_weight, conditional=conditional),
+            priors=priors,
+            steps=generations,
+            restarts=restarts,
+            labels=labels,
+            derivative="double_backward",
+            local_updates=local_updates,
+            memory_gib=memory_gib,
+            frames=frames,
+            save_every=save_every,
+            target=target,
+        )
+        self.population, self.sigma, self.covariance = population, float(sigma), covariance
+
+    def _search(
+        self,
+        problems: list[Problem],
+        rngs: Sequence[torch.Generator],
+        device: torch.device,
+        session: Session,
+        settings: SearchSettings | None = None,
+    ) -> list[Found]:
+        """Victim after victim; each generation is computed at once, as far as memory allows."""
+        settings = settings or self.settings
+        local = self._local(problems)
+        derivative, method = self._derivative(problems[0].observation, problems[0].target, local, 1, device)
+        trained = derivative.update.victim.params
+        results = []
+        for index, (problem, rng) in enumerate(zip(problems, rngs, strict=True)):
+            if problem.labels is None:
+                raise NotApplicable("a search without derivatives needs the labels first")
+            target = {name: problem.target[name] for name in trained if name in problem.target}
+            evaluate = self._evaluation(replace(problem, target=target), derivative, method, device)
+            tries = []
+            for restart, seed in enumerate(torch.randint(2**31, (settings.restarts,), generator=rng).tolist()):
+                part = session.part(f"victim-{index}-restart-{restart}")
+                tries.append(self._evolve(problem, evaluate, seed, settings, device, part))
+            results.append(min(tries, key=lambda one: one.values["objective"]))
+        return results
+
+    def _evaluation(
+        self, problem: Problem, derivative: MixedDerivative, method: str, device: torch.device
+    ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """(objective, distance of the gradients) of [candidates, batch, latent]."""
+        assert problem.labels is not None
+        labels = problem.labels
+        one = {"images": torch.zeros(problem.count, *problem.observation.image_shape, device=device), "labels": labels}
+        each = candidate_bytes(derivative, method, one, problem.observation.protocol.steps)
+        weight = self.settings.matching_weight
+
+        def distance(images: Tensor) -> Tensor:
+            return derivative.objective(derivative.update({"images": images, "labels": labels}), problem.target)
+
+        def evaluate(points: Tensor) -> tuple[Tensor, Tensor]:
+            found, priors = [], []
+            budget = self.memory_gib or default_budget(device)
+            for part in points.split(chunk_size(len(points), each, budget)):
+                with torch.no_grad():
+                    images = problem.space.images(part)
+                found.append(vmap(distance)(images).detach())
+                total = problem.space.penalty(part)
+                for prior, term in problem.terms.values():
+                    total = total + prior.weight_at(0.0) * torch.stack([term(picture) for picture in images]).detach()
+                priors.append(total.detach())
+            matching = torch.cat(found)
+            return weight * matching + torch.cat(priors), matching
+
+        return evaluate
+
+    def _evolve(
+        self,
+        problem: Problem,
+        evaluate: Callable[[Tensor], tuple[Tensor, Tensor]],
+        seed: int,
+        settings: SearchSettings,
+        device: torch.device,
+        session: Session,
+    ) -> Found:
+        evolution = _Evolution(problem, self.covariance, self.sigma, self.population, seed)
+        saved = session.load()
+        if saved is not None:
+            evolution.replay(*saved)
+        every = max(1, settings.steps // max(1, settings.frames))
+        dtype = next(iter(problem.target.values())).dtype
+        while evolution.generation < settings.steps:
+            points = evolution.ask()
+            objective, matching = evaluate(points.to(device=device, dtype=dtype))
+            evolution.tell(objective.double().cpu(), matching.double().cpu())
+            if evolution.generation % every == 0 or evolution.generation == settings.steps:
+                evolution.record(settings.frames > 0, device, dtype)
+            if settings.save_every and evolution.generation % settings.save_every == 0:
+                session.save(*evolution.memory())
+            session.progress(evolution.generation, settings.steps, {"objective": evolution.best})
+        return evolution.result(device, dtype)
+
+
+class _Evolution:
+    """CMA-ES of one victim: what was told to it, so that another try can be told the same, and the best so far.
+
+    The optimiser's own state would have to be pickled. It follows from its seed and the values that it was told: a
+    search goes on by hearing them again, without computing any gradient.
+    """
+
+    def __init__(self, problem: Problem, covariance: str, sigma: float, population: int | None, seed: int) -> None:
+        space: Any = problem.space
+        self._problem, self._shape = problem, (problem.count, space.generator.latent)
+        dimensions = math.prod(self._shape)
+        size = population or 4 + math.floor(3 * math.log(dimensions))
+        self._cma = COVARIANCES[covariance](np.zeros(dimensions), sigma, seed=seed, population_size=size)
+        self._asked: list[np.ndarray] = []
+        self._told: list[Float[Tensor, " population"]] = []
+        self.best, self._matching = math.inf, math.inf
+        self._point = torch.zeros(self._shape, dtype=torch.float64)
+        self._rows: list[dict[str, float]] = []
+        self._frames: list[Frame] = []
+
+    @property
+    def generation(self) -> int:
+        return len(self._told)
+
+    def ask(self) -> Float[Tensor, "population batch latent"]:
+        self._asked = [self._cma.ask() for _ in range(self._cma.population_size)]
+        points: Tensor = torch.from_numpy(np.stack(self._asked)).unflatten(1, self._shape)
+        return points
+
+    def tell(self, objective: Float[Tensor, " population"], matching: Float[Tensor, " population"]) -> None:
+        finite = torch.where(objective.isfinite(), objective, torch.full_like(objective, WORST))
+        self._cma.tell(list(zip(self._asked, finite.tolist(), strict=True)))
+        self._told.append(finite)
+        first = int(finite.argmin())
+        if float(finite[first]) < min(self.best, WORST):
+            self.best, self._matching = float(finite[first]), float(matching[first])
+            self._point = torch.from_numpy(self._asked[first].copy()).view(self._shape)
+
+    def record(self, with_frame: bool, device: torch.device, dtype: torch.dtype) -> None:
+        values = {"objective": float(self._told[-1].min()), "best": self.best, "matching": self._matching}
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        self._rows.append({"step": float(self.generation), **finite})
+        if with_frame:
+            observation = self._problem.observation
+            images = observation.to_unit_range(self._images(device, dtype)).clamp(0, 1).float().cpu()
+            self._frames.append(Frame(self.generation, images, finite))
+
+    def memory(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors = {"told": torch.stack(self._told)}
+        tensors |= {f"frame/{index}": frame.images for index, frame in enumerate(self._frames)}
+        frames = [[frame.step, frame.values] for frame in self._frames]
+        return tensors, {"rows": self._rows, "frames": frames, "matching": self._matching}
+
+    def replay(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+        for values in tensors["told"]:
+            self.ask()
+            self.tell(values, values)
+        self._matching = float(record["matching"])
+        self._rows = record["rows"]
+        self._frames = [
+            Frame(step, tensors[f"frame/{index}"], values) for index, (step, values) in enumerate(record["frames"])
+        ]
+
+    def result(self, device: torch.device, dtype: torch.dtype) -> Found:
+        """Raises NotFiniteError where no candidate's objective was finite."""
+        if not math.isfinite(self.best):
+            raise NotFiniteError("the objective was finite for no candidate")
+        assert self._problem.labels is not None
+        values = {
+            "objective": self.best,
+            "matching": self._matching,
+            "steps": float(self.generation),
+            "candidates": float(self._cma.population_size),
+        }
+        images, point = self._images(device, dtype), self._point.to(device)
+        return Found(images, self._problem.labels, values, point, self._rows, self._frames)
+
+    def _images(self, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "batch c h w"]:
+        with torch.no_grad():
+            return self._problem.space.images(self._point[None].to(device=device, dtype=dtype))[0]

@@ -1,0 +1,46 @@
+"""What a generator gives without any gradient: the baseline of every attack that uses it."""
+
+import torch
+
+from attacks.analytic.patch_gradient import examples_behind
+from attacks.base import Attack, Certificate, Reconstruction
+from attacks.generative.generator import Generator
+from fedsim.errors import ConfigError
+from fedsim.observation import Observation
+
+PICKS = ("mean", "best")
+
+
+class GeneratorSamples(Attack):
+    """Pictures that the generator draws, whatever was shared.
+
+    Args:
+        samples: how many are drawn.
+        pick: `mean`: their mean, as every picture of the batch. `best`: all of them are given, and the scorer, which
+            knows the truth, holds each original against the one that suits it: a bound for luck, no attack.
+    """
+
+    def __init__(self, generator: Generator, samples: int = 64, pick: str = "mean") -> None:
+        if samples < 1:
+            raise ConfigError("samples", samples, "1 or more")
+        if pick not in PICKS:
+            raise ConfigError("pick", pick, f"one of {', '.join(PICKS)}")
+        self.generator, self.samples, self.pick = generator, samples, pick
+
+    def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
+        """Raises NotApplicable where the generator makes pictures of another shape."""
+        generator = self.generator.to(device)
+        generator.check(observation.image_shape, device)
+        count = examples_behind(observation)
+        drawn = torch.randn(max(self.samples, count), generator.latent, generator=rng).to(device)
+        with torch.no_grad():
+            # Of any class, by a generator that knows how; else of the first.
+            labels = None if hasattr(generator.module, "trained_on") else _first_class(generator, drawn)
+            pictures = generator.pictures(drawn, labels).clamp(0, 1)
+        if self.pick == "mean":
+            pictures = pictures.mean(dim=0, keepdim=True).expand(count, -1, -1, -1).contiguous()
+        return Reconstruction(pictures, certificate=Certificate("none", "drawn without any gradient"))
+
+
+def _first_class(generator: Generator, drawn: torch.Tensor) -> torch.Tensor | None:
+    return torch.zeros(len(drawn), dtype=torch.long, device=drawn.device) if generator.num_classes else None

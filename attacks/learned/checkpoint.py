@@ -1,0 +1,77 @@
+"""A trained inversion network in one file: weights as safetensors, what it was trained for as JSON in its header."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from attacks.learned.circumstances import Circumstances
+from attacks.learned.hashing import UpdateHash
+from attacks.learned.network import InversionNetwork
+from fedsim.errors import ConfigError
+
+FORMAT = "fedsim-inversion-1"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network with all that is needed to use it."""
+
+    network: InversionNetwork
+    hash: UpdateHash
+    hash_seed: int
+    circumstances: Circumstances
+
+
+def save_trained(trained: Trained, path: Path) -> None:
+    """Whole or not at all."""
+    record = {
+        "network": trained.network.settings,
+        "bins": trained.hash.bins,
+        "hash_seed": trained.hash_seed,
+        "circumstances": trained.circumstances.to_dict(),
+    }
+    tensors = {n: t.detach().cpu().contiguous().clone() for n, t in trained.network.state_dict().items()}
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(save(tensors, {"format": FORMAT, "record": json.dumps(record)}))
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def load_trained(path: Path) -> Trained:
+    """What `save_trained` wrote.
+
+    Raises:
+        ConfigError: no such file, or not one of these.
+    """
+    if not path.is_file():
+        raise ConfigError(
+            "checkpoint", path, "there is no such file; fedsim-prior kind=lti writes inversion.safetensors"
+        )
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise ConfigError("checkpoint", path, "an inversion.safetensors of fedsim-prior kind=lti")
+            record = json.loads(metadata["record"])
+            network = InversionNetwork(**record["network"])
+            network.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        circumstances = Circumstances(**record["circumstances"])
+        sizes = {name: _count(shape) for name, shape in circumstances.tensors.items()}
+        hashed = UpdateHash(sizes, record["bins"], record["hash_seed"])
+    except (SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        what = " ".join(str(error).split())[:200]
+        raise ConfigError("checkpoint", path, f"a whole inversion.safetensors: {what}") from error
+    return Trained(network.eval().requires_grad_(False), hashed, record["hash_seed"], circumstances)
+
+
+def _count(shape: list[int]) -> int:
+    found = 1
+    for side in shape:
+        found *= side
+    return found

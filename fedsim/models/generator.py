@@ -1,0 +1,181 @@
+"""A small generator of pictures, and the encoder that it is trained with: priors of attacks, never a client's model."""
+
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fedsim.errors import ConfigError
+
+FORMAT = "fedsim-generator-1"
+GROUPS = 8
+"""Of the normalisation between convolutions, which mixes no pictures of a batch."""
+
+UNTOLD = -1
+"""The label of a picture whose class the generator is not told."""
+
+
+class ConvGenerator(nn.Module):
+    """From [batch, latent] numbers, standard normal, to pictures in [0, 1], through `stages` that can be entered alone.
+
+    A first linear stage gives feature maps of the least size, each further one doubles it, the last makes colours.
+
+    Args:
+        latent: length of the input.
+        side: of the square pictures in pixels.
+        channels: of the feature maps, from the first stage on; the last count is repeated where more are needed.
+        num_classes: classes to choose from; 0: unconditional. A class that was not trained on is asked for as "any".
+        colours: 3, or 1 for grey pictures.
+    """
+
+    def __init__(
+        self,
+        latent: int = 128,
+        side: int = 32,
+        channels: tuple[int, ...] | list[int] = (128, 64, 32),
+        num_classes: int = 0,
+        colours: int = 3,
+    ) -> None:
+        super().__init__()
+        if latent < 1 or side < 4 or not channels or any(c < GROUPS or c % GROUPS for c in channels):
+            wanted = f"latent of 1 or more, side of 4 or more, channels in multiples of {GROUPS}"
+            raise ConfigError("generator", f"latent {latent}, side {side}, channels {list(channels)}", wanted)
+        self.settings: dict[str, Any] = {
+            "latent": latent,
+            "side": side,
+            "channels": list(channels),
+            "num_classes": num_classes,
+            "colours": colours,
+        }
+        self.latent, self.num_classes = latent, num_classes
+        doublings = doublings_of(side)
+        widths = [channels[min(index, len(channels) - 1)] for index in range(doublings + 1)]
+        small = side // 2**doublings
+        stages: list[nn.Module] = [
+            nn.Sequential(nn.Linear(latent, widths[0] * small**2), nn.Unflatten(1, (widths[0], small, small)))
+        ]
+        for before, after in pairwise(widths):
+            stages.append(_Doubling(before, after))
+        stages.append(nn.Sequential(nn.SiLU(), nn.Conv2d(widths[-1], colours, 3, padding=1), nn.Sigmoid()))
+        self.stages = nn.ModuleList(stages)
+        self.classes = nn.Embedding(num_classes + 1, latent) if num_classes else None
+        # Codes of pictures have this mean and spread: with them a standard normal input is a likely code.
+        self.mean = nn.Buffer(torch.zeros(latent))
+        self.spread = nn.Buffer(torch.eye(latent))
+        self.trained_on = nn.Buffer(torch.zeros(num_classes, dtype=torch.bool))
+
+    def embed(
+        self, latent: Float[Tensor, "batch latent"], labels: Int[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch latent"]:
+        """The input of the first stage. None is a picture of any class."""
+        return self.code(self.mean + latent @ self.spread.T, labels)
+
+    def code(
+        self, codes: Float[Tensor, "batch latent"], labels: Int[Tensor, " batch"] | None
+    ) -> Float[Tensor, "batch latent"]:
+        """An encoder's codes with what the class adds to them."""
+        if self.classes is None:
+            return codes
+        if labels is None:
+            return codes + self.classes.weight[-1]
+        known = torch.where((labels >= 0) & self.trained_on[labels], labels, torch.full_like(labels, self.num_classes))
+        shifted: Tensor = codes + self.classes(known)
+        return shifted
+
+    def forward(
+        self, latent: Float[Tensor, "batch latent"], labels: Int[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch colours side side"]:
+        return self.decode(self.embed(latent, labels))
+
+    def decode(self, features: Tensor) -> Float[Tensor, "batch colours side side"]:
+        for stage in self.stages:
+            features = stage(features)
+        return features
+
+
+class Encoder(nn.Module):
+    """Mean and log-variance of the code of each picture; the generator's other half while it is trained."""
+
+    def __init__(self, generator: ConvGenerator) -> None:
+        super().__init__()
+        settings = generator.settings
+        doublings, channels = doublings_of(settings["side"]), settings["channels"]
+        widths = [channels[min(index, len(channels) - 1)] for index in range(doublings + 1)][::-1]
+        layers: list[nn.Module] = [nn.Conv2d(settings["colours"], widths[0], 3, padding=1)]
+        for before, after in pairwise(widths):
+            layers += [nn.GroupNorm(GROUPS, before), nn.SiLU(), nn.Conv2d(before, after, 4, 2, padding=1)]
+        small = settings["side"] // 2**doublings
+        layers += [nn.SiLU(), nn.Flatten(), nn.Linear(widths[-1] * small**2, 2 * settings["latent"])]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(
+        self, images: Float[Tensor, "batch colours side side"]
+    ) -> tuple[Float[Tensor, "batch latent"], Float[Tensor, "batch latent"]]:
+        mean, log_variance = self.layers(2.0 * images - 1.0).chunk(2, dim=1)
+        return mean, log_variance.clamp(-10.0, 4.0)
+
+
+class _Doubling(nn.Module):
+    """Twice the side: nearest neighbours and two convolutions with a shortcut, no checkerboard."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.larger = nn.Upsample(scale_factor=2)
+        self.first = nn.Sequential(nn.GroupNorm(GROUPS, before), nn.SiLU(), nn.Conv2d(before, after, 3, padding=1))
+        self.second = nn.Sequential(nn.GroupNorm(GROUPS, after), nn.SiLU(), nn.Conv2d(after, after, 3, padding=1))
+        self.shortcut = nn.Conv2d(before, after, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        larger = self.larger(features)
+        found: Tensor = self.shortcut(larger) + self.second(self.first(larger))
+        return found
+
+
+def doublings_of(side: int) -> int:
+    """How often a side can be halved until it is odd or at most 4 pixels."""
+    count = 0
+    while side % 2 == 0 and side > 4:
+        side //= 2
+        count += 1
+    return count
+
+
+def save_generator(generator: ConvGenerator, path: Path) -> None:
+    """Weights and what they fit into, in one safetensors file: whole or not at all."""
+    metadata = {"format": FORMAT, "settings": json.dumps(generator.settings)}
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in generator.state_dict().items()}
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(save(tensors, metadata))
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def load_generator(path: Path) -> ConvGenerator:
+    """What `save_generator` wrote.
+
+    Raises:
+        ConfigError: no such file, or not one of these.
+    """
+    if not path.is_file():
+        raise ConfigError("generator.checkpoint", path, "there is no such file; fedsim-prior writes one")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                wanted = "a generator.safetensors of fedsim-prior; for other weights name their module as well"
+                raise ConfigError("generator.checkpoint", path, wanted)
+            generator = ConvGenerator(**json.loads(metadata["settings"]))
+            generator.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    except (SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        what = " ".join(str(error).split())[:200]
+        raise ConfigError("generator.checkpoint", path, f"a whole safetensors file of fedsim-prior: {what}") from error
+    return generator

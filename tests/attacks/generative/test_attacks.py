@@ -1,0 +1,157 @@
+"""Pictures that the generator can make: the attacks must find them, and go on after a kill to the same bits."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attacks.generative import GGL, GIAS, GIFD, Generator, GeneratorSamples
+from attacks.optimization import Cosine, OptimiserSettings, Schedule, SquaredL2
+from attacks.session import Session
+from fedsim.errors import ConfigError
+from fedsim.models import ModelSpec
+
+
+class Kept(Session):
+    """Keeps states in memory, and may be told to die after so many."""
+
+    def __init__(self, store, budget):
+        self.store, self.budget, self.name = store, budget, ""
+
+    def load(self):
+        return self.store.get(self.name)
+
+    def save(self, tensors, record):
+        self.store[self.name] = ({n: t.detach().clone() for n, t in tensors.items()}, json.loads(json.dumps(record)))
+        self.budget[0] -= 1
+        if self.budget[0] == 0:
+            raise KeyboardInterrupt
+
+    def part(self, name):
+        part = Kept(self.store, self.budget)
+        part.name = f"{self.name}/{name}"
+        return part
+
+
+@pytest.fixture
+def scene(painter, tools):
+    """An observation of one picture that the generator makes, the picture, and the generator."""
+    generator = Generator(module=painter())
+    latent = 0.7 * torch.randn(1, 6, generator=torch.Generator().manual_seed(3))
+    pictures = generator.pictures(latent, None).double()
+    return tools.observe(ModelSpec("lenet_dlg_32", 10, img_size=16), pictures, [3]), pictures, generator
+
+
+def searches(generator, steps=60):
+    common = {
+        "objective": Cosine(),
+        "optimiser": OptimiserSettings(lr=0.05),
+        "schedule": Schedule("cosine"),
+        "steps": steps,
+        "restarts": 2,
+        "frames": 3,
+        "save_every": 10,
+    }
+    return {
+        "gias": GIAS(generator, weight_steps=20, weight_lr=1e-3, **common),
+        "gifd": GIFD(
+            generator, layers=[1, 2], radii=[0.5, 0.5], layer_steps=[20, 20], layer_lrs=[0.01, 0.01], **common
+        ),
+        "ggl": GGL(generator, SquaredL2(relative=True), generations=steps, population=16, frames=3, save_every=10),
+    }
+
+
+@pytest.mark.parametrize("name", ["gias", "gifd", "ggl"])
+def test_it_finds_what_the_generator_can_make(scene, tools, cpu, rng, name):
+    observation, pictures, generator = scene
+    found = searches(generator)[name](observation, rng, cpu)
+    baseline = GeneratorSamples(generator, 64)(observation, torch.Generator().manual_seed(0), cpu)
+    reached, guessed = tools.psnr(found.images, pictures), tools.psnr(baseline.images, pictures)
+    assert reached > guessed + 3
+    steps = [frame.step for frame in found.frames]
+    assert steps == sorted(steps)
+    torch.testing.assert_close(found.frames[-1].images, found.images.float(), atol=1e-5, rtol=0)
+    random = searches(generator)[name]
+    random.target = "random"
+    blind = random(observation, torch.Generator().manual_seed(0), cpu)
+    assert tools.psnr(blind.images, pictures) < reached - 3
+
+
+@pytest.mark.parametrize(("name", "deaths"), [("gias", (2, 4)), ("gifd", (5,)), ("ggl", (2,))])
+def test_a_killed_search_comes_to_the_same_bits(scene, cpu, name, deaths):
+    observation, _, generator = scene
+
+    def attack(session):
+        chosen = searches(generator, steps=40)[name]
+        chosen.session = session
+        return chosen.run(observation, torch.Generator().manual_seed(5), cpu)
+
+    whole = attack(Session())
+    for death in deaths:
+        store = {}
+        with pytest.raises(KeyboardInterrupt):
+            attack(Kept(store, [death]))
+        again = attack(Kept(store, [-1]))
+        assert torch.equal(again.images, whole.images)
+        assert again.trace == whole.trace
+        assert again.certificate == whole.certificate
+
+
+def test_the_feature_search_keeps_the_best_layer_and_the_weight_search_its_last(scene, cpu, rng):
+    observation, _, generator = scene
+    harmful = GIFD(
+        generator, layers=[1], radii=[5.0], layer_steps=[1], layer_lrs=[50.0],
+        optimiser=OptimiserSettings(lr=0.05), steps=40, frames=2,
+    )  # fmt: skip
+    kept = harmful(observation, rng, cpu)
+    assert kept.certificate.values["stage"] in (0.0, 1.0)
+    assert kept.certificate.values["matching"] <= min(row["best"] for row in kept.trace) + 1e-6
+    assert searches(generator)["gias"](observation, rng, cpu).certificate.values["stage"] == 1.0
+
+
+def test_several_victims_at_once(scene, cpu):
+    observation, pictures, generator = scene
+    gias = searches(generator, steps=20)["gias"]
+    twice = [observation, replace(observation, client=1)]
+    found = gias.run_many(twice, [torch.Generator().manual_seed(n) for n in (0, 1)], cpu)
+    assert [one.images.shape for one in found] == [pictures.shape, pictures.shape]
+
+
+def test_all_samples_for_the_scorer_or_their_mean(scene, cpu):
+    observation, _, generator = scene
+    every = GeneratorSamples(generator, 8, "best")(observation, torch.Generator().manual_seed(0), cpu).images
+    mean = GeneratorSamples(generator, 8, "mean")(observation, torch.Generator().manual_seed(0), cpu).images
+    assert every.shape == (8, 3, 16, 16)
+    torch.testing.assert_close(mean[0], every.mean(dim=0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"layers": [2, 1]}, "layers"),
+        ({"layers": [1, 9]}, "layers"),
+        ({"radii": [1.0]}, "radii"),
+        ({"layer_lrs": [0.1, -1.0]}, "layer_lrs"),
+    ],
+)
+def test_wrong_layers_are_named(painter, settings, key):
+    good = {"layers": [1, 2], "radii": [1.0, 1.0], "layer_steps": [5, 5], "layer_lrs": [0.1, 0.1]}
+    with pytest.raises(ConfigError, match=key):
+        GIFD(Generator(module=painter()), **{**good, **settings})
+
+
+def test_wrong_settings_are_named(painter):
+    generator = Generator(module=painter())
+    for settings, key in (({"covariance": "round"}, "covariance"), ({"population": 2}, "population")):
+        with pytest.raises(ConfigError, match=key):
+            GGL(generator, **settings)
+    for settings, key in (({"labels": "joint"}, "labels"), ({"sigma": 0.0}, "sigma")):
+        with pytest.raises(ConfigError, match=key):
+            GGL(generator, **settings)
+    with pytest.raises(ConfigError, match="weight_lr"):
+        GIAS(generator, weight_lr=0.0)
+    with pytest.raises(ConfigError, match="adam"):
+        GIAS(generator, optimiser=OptimiserSettings("lbfgs"))
+    with pytest.raises(ConfigError, match="pick"):
+        GeneratorSamples(generator, pick="worst")

@@ -1,0 +1,78 @@
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from attacks.generative import Generator
+from fedsim.errors import ConfigError, NotApplicable
+from fedsim.models.generator import UNTOLD, doublings_of, load_generator, save_generator
+
+
+def test_a_checkpoint_of_fedsim_prior_needs_no_module(painter, checkpoint, rng):
+    latent = torch.randn(3, 6, generator=rng)
+    found = Generator(str(checkpoint))
+    assert found.latent == 6
+    assert torch.equal(found.pictures(latent, None), painter()(latent))
+    by_stages = found.as_pictures(found.run(found.run(found.embed(latent, None), 0, 2), 2))
+    assert torch.equal(by_stages, painter()(latent))
+    assert not any(parameter.requires_grad for parameter in found.module.parameters())
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_any_module_takes_a_state_dict(tmp_path, rng, suffix):
+    module = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Unflatten(1, (3, 2, 2)))
+    path = tmp_path / f"weights.{suffix}"
+    if suffix == "pt":
+        torch.save({"g_ema": module.state_dict()}, path)
+    else:
+        save_file(module.state_dict(), path)
+    fresh = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Unflatten(1, (3, 2, 2)))
+    found = Generator(str(path), fresh, latent=4, symmetric=True)
+    latent = torch.randn(2, 4, generator=rng)
+    torch.testing.assert_close(found.pictures(latent, None), 0.5 * (module(latent) + 1))
+    assert len(found.stages) == 3
+
+
+def test_what_cannot_be_loaded_is_named(tmp_path, checkpoint):
+    with pytest.raises(ConfigError, match="checkpoint=None"):
+        Generator()
+    with pytest.raises(ConfigError, match="no such file"):
+        Generator(str(tmp_path / "nothing"))
+    with pytest.raises(ConfigError, match="a state dict that fits"):
+        Generator(str(checkpoint), nn.Linear(2, 2), latent=2)
+    with pytest.raises(ConfigError, match=r"generator\.latent=None"):
+        Generator(module=nn.Linear(2, 2))
+    other = tmp_path / "other.safetensors"
+    save_file({"a": torch.zeros(1)}, other)
+    with pytest.raises(ConfigError, match="name their module"):
+        Generator(str(other))
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(checkpoint.read_bytes()[:-10])
+    with pytest.raises(ConfigError, match="whole safetensors"):
+        Generator(str(broken))
+    pickled = tmp_path / "evil.pt"
+    torch.save(print, pickled)
+    with pytest.raises(ConfigError, match="state dict"):
+        Generator(str(pickled), nn.Linear(2, 2), latent=2)
+
+
+def test_pictures_of_another_shape_are_refused(checkpoint, cpu):
+    with pytest.raises(NotApplicable, match=r"\(3, 16, 16\), the model reads \(3, 8, 8\)"):
+        Generator(str(checkpoint)).check((3, 8, 8), cpu)
+
+
+def test_classes_that_were_not_learned_are_any_class(painter, rng, tmp_path):
+    generator = painter(num_classes=4, trained_on=(1, 2))
+    save_generator(generator, tmp_path / "g.safetensors")
+    again = load_generator(tmp_path / "g.safetensors")
+    latent = torch.randn(4, 6, generator=rng)
+    made = again(latent, torch.tensor([1, 2, 3, UNTOLD]))
+    assert torch.equal(made, generator(latent, torch.tensor([1, 2, 3, UNTOLD])))
+    anything = again(latent)
+    torch.testing.assert_close(made[2:], anything[2:])
+    assert not torch.allclose(made[:2], anything[:2])
+
+
+@pytest.mark.parametrize(("side", "count"), [(4, 0), (8, 1), (28, 2), (32, 3), (224, 5)])
+def test_sides_are_halved_down_to_four_or_odd(side, count):
+    assert doublings_of(side) == count

@@ -1,0 +1,60 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.benchmarks.priors import FULL, ROWS, SMALL, Benchmark, Case, chosen, markdown
+from experiments.priors.settings import check_prior
+from fedsim.errors import ConfigError
+from fedsim.models.generator import ConvGenerator, save_generator
+from server.attacking import build_attack
+
+
+@pytest.fixture
+def benchmark_of(tmp_path):
+    def make(budgets, data=Path("nowhere"), **settings):
+        plain = Benchmark(data, tmp_path, ("cat", "ship"), (), "lenet_dlg", 4, budgets, 0, 1)
+        return replace(plain, **settings)
+
+    return make
+
+
+@pytest.mark.parametrize("budgets", [SMALL, FULL])
+def test_every_case_composes(benchmark_of, tmp_path, budgets):
+    plan = benchmark_of(budgets)
+    (tmp_path / "generator").mkdir()
+    save_generator(ConvGenerator(8, 32, [16, 8]), tmp_path / "generator" / "generator.safetensors")
+    check_prior(plan.generator())
+    for case in (Case(1, "none"), Case(4, "noise"), Case(4, "topk")):
+        network, audit = plan.lti(case), plan.audit(case, ["a", "b"])
+        check_prior(network)
+        # LTI is trained for exactly what is attacked.
+        for key in ("client", "defense", "model", "data", "seed"):
+            assert network[key] == audit[key]
+        assert sorted(audit["attack"]) == sorted(ROWS)
+        for name, settings in audit["attack"].items():
+            if not name.startswith("lti"):
+                build_attack(name, settings)
+        masked = {name: audit["attack"][name]["objective"].get("mask_zeros", False) for name in ("gias", "gifd", "ggl")}
+        assert masked == {"gias": case.defense == "topk", "gifd": case.defense == "topk", "ggl": True}
+
+
+def test_only_pictures_of_the_classes_held_out_are_attacked(benchmark_of, cifar10_sample):
+    plan = benchmark_of(SMALL, cifar10_sample, pictures=6)
+    ids = chosen(plan, plan.generator())
+    assert len(set(ids)) == 6
+    assert {name.split("/")[1] for name in ids} <= {"cat", "ship"}
+    with pytest.raises(ConfigError, match="--held=boat"):
+        chosen(replace(plan, held=("boat",)), plan.generator())
+
+
+def test_the_table_has_a_row_for_each_attack_and_says_where_there_is_no_result(benchmark_of):
+    plan = benchmark_of(SMALL, cases=(Case(1, "none"), Case(4, "topk")))
+    scores = ((20.0, 0.5, 0.1), (24.0, 0.7, 0.3))
+    rows = [
+        {"case": "none-batch-1", "attack": "gias", "picture": str(n), "psnr": p, "ssim": s, "feature": f}
+        for n, (p, s, f) in enumerate(scores)
+    ]
+    lines = markdown(rows, plan).splitlines()
+    assert "| GIAS | 22.00 ± 2.83 / 0.600 / 0.200 | refused or failed |" in lines
+    assert len([line for line in lines if line.startswith("|")]) == len(ROWS) + 2

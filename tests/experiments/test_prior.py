@@ -1,0 +1,117 @@
+"""`fedsim-prior` as a user calls it, on digits."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from experiments.priors import training
+from fedsim.models.generator import load_generator
+
+PUBLIC = ["data.auxiliary_fraction=0.3", "prior.validation=8", "threads=1"]
+GENERATOR = ["prior.generator.steps=30", "prior.generator.channels=[16,8]", "prior.generator.latent=8"]
+GENERATOR += ["prior.generator.batch_size=16", "prior.generator.save_every=10"]
+LTI = ["kind=lti", "model=mlp", "model.img_size=8", "model.kwargs.hidden=[16]", "prior.lti.updates=270"]
+LTI += ["prior.lti.steps=150", "prior.lti.hidden=64", "prior.lti.bins=256", "prior.lti.save_every=20"]
+
+
+def test_a_generator_of_all_classes_but_some(command, tmp_path):
+    root = tmp_path / "prior"
+    call = ["fedsim-prior", f"run_dir={root}", *PUBLIC, *GENERATOR, "prior.exclude_classes=[3,8]"]
+    code, out, err = command(*call)
+    assert code == 0, err
+    assert out.strip().splitlines()[-1] == str(root)
+    assert "attack.gias.generator.checkpoint=" in out
+    generator = load_generator(root / "generator.safetensors")
+    assert generator.trained_on.nonzero().flatten().tolist() == [0, 1, 2, 4, 5, 6, 7, 9]
+    assert generator(torch.zeros(1, 8)).shape == (1, 3, 8, 8)
+    summary = json.loads((root / "summary.json").read_text())
+    assert summary["classes"] == 8
+    assert summary["excluded_pictures"] == 8
+    with Image.open(root / "samples.png") as sheet:
+        assert sheet.size[0] > sheet.size[1] > 100
+    code, out, _ = command(*call)
+    assert code == 0
+    assert "finished by an earlier call" in out
+    code, _, err = command(*call, "seed=1")
+    assert code == 2
+    assert "seed=1 now, 0 there" in err
+
+
+@pytest.mark.parametrize(("kind", "settings", "result"), [
+    ("generator", GENERATOR, "generator.safetensors"),
+    ("lti", LTI, "inversion.safetensors"),
+])  # fmt: skip
+def test_a_killed_training_comes_to_the_same_bits(command, tmp_path, monkeypatch, kind, settings, result):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert command("fedsim-prior", f"run_dir={whole}", *PUBLIC, *settings)[0] == 0
+    save = training.Training._save
+
+    def deadly(self):
+        save(self)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Training, "_save", deadly)
+        code, _, err = command("fedsim-prior", f"run_dir={killed}", *PUBLIC, *settings)
+    assert code == 130
+    assert "goes on" in err
+    assert not (killed / result).exists()
+    assert command("fedsim-prior", f"run_dir={killed}", *PUBLIC, *settings)[0] == 0
+    first, again = load_file(whole / result), load_file(killed / result)
+    assert first.keys() == again.keys()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
+
+
+def test_lti_is_trained_through_the_defense_and_used_by_an_audit(command, tmp_path):
+    root, audit = tmp_path / "lti", tmp_path / "audit"
+    same = ["model=mlp", "model.img_size=8", "model.kwargs.hidden=[16]", "data.auxiliary_fraction=0.3"]
+    same += ["defense=[topk]", "defense.topk.ratio=0.5"]
+    more = ["prior.lti.updates=1024", "prior.lti.steps=500", "prior.lti.lr=2e-3", "prior.lti.any_label=0"]
+    code, _, err = command("fedsim-prior", f"run_dir={root}", *PUBLIC, *LTI, *same, *more)
+    assert code == 0, err
+    summary = json.loads((root / "summary.json").read_text())
+    assert summary["validation_psnr"] > summary["validation_psnr_of_mean_picture"] + 1
+    network = f"checkpoint={root / 'inversion.safetensors'}"
+    attack = ["data=digits", "simulation=inline", "attack=[lti,lti_mean]", f"attack.lti.{network}"]
+    attack += [f"attack.lti_mean.{network}", "audit.num_images=4"]
+    code, _, err = command("fedsim-audit", f"run_dir={audit}", *same, *attack)
+    assert code == 0, err
+    results = [json.loads(line) for line in (audit / "attacks.jsonl").read_text().splitlines()]
+    mean = {
+        name: sum(r["images"][0]["psnr"] for r in results if r["attack"] == name) / 4 for name in ("lti", "lti_mean")
+    }
+    assert mean["lti"] > mean["lti_mean"]
+    code, _, err = command("fedsim-audit", f"run_dir={tmp_path / 'other'}", *same, *attack, "defense.topk.ratio=0.4")
+    assert code == 0, err
+    other = [json.loads(line) for line in (tmp_path / "other" / "attacks.jsonl").read_text().splitlines()]
+    assert {r["reason"] for r in other if r["attack"] == "lti"} == {
+        "the network was trained for something else: defense was topk, now topk: ratio was 0.5, now 0.4"
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["kind=gan"], "kind=gan: one of generator, lti"),
+        (["prior.exclude_classes=[tree]"], "prior.exclude_classes=tree: a class of the data: 0, 1"),
+        (["prior.exclude_classes=3"], "a list of names"),
+        (["data.auxiliary_fraction=0"], "data.auxiliary_fraction=0: more than 64 public pictures"),
+        (["prior.generator.steps=0"], "prior.generator.steps=0: a whole number of at least 1"),
+        (["prior.generator.channels=[7]"], "channels in multiples of 8"),
+        (["+prior.generator.depth=3"], "prior.generator.depth=3: there is no such setting"),
+        (["kind=lti", "prior.lti.any_label=2"], "prior.lti.any_label=2: a share"),
+        (["kind=lti", "prior.validation=1", "client.batch_size=2"], "prior.validation=1: at least the 2 pictures"),
+        (["kind=lti", "prior.lti.decoder=magic"], "decoder=magic: one of linear, conv"),
+        (["kind=lti", "defense=[secure_aggregation]"], "the server sees single clients"),
+        (["kind=lti", "client.batch_size=64", "data.auxiliary_fraction=0.05"], "client.batch_size=64: at most the"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(command, tmp_path, settings, words):
+    root = tmp_path / "none"
+    code, _, err = command("fedsim-prior", f"run_dir={root}", "prior.lti.updates=4", *settings)
+    assert code == 2
+    assert words in err
+    assert not root.exists() or not any(path.is_file() for path in root.glob("*.yaml"))
