@@ -39,6 +39,7 @@ from experiments.validation import (
     worker_counts,
 )
 from fedsim.composition import Config, build_data
+from fedsim.data.federated import FederatedData
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation, observation_name
 from fedsim.simulation import InlineGrid, SimulatedGrid, partition_of
