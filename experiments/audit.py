@@ -61,25 +61,26 @@ def run_audit(config: Config, root: Path) -> None:
     setup = prepare(config)
     updates = divide(choose_pictures(setup), config["audit"]["batch_size"], setup.sums)
     folder = open_or_resume(config, root)
-    trackers = Trackers(config["tracker"], root)
-    writer = make_writer(config, folder, trackers)
-    batches = list(_unfinished(config, updates, writer))
-    total, left = len(updates), len(batches)
-    if left < total:
-        console.print(f"{total - left} of {total} updates were finished by an earlier call", markup=False)
-    groups = [tuple(batches[start : start + victims]) for start in range(0, left, victims)]
-    with (
-        trackers,
-        reported(folder, "audit", start),
-        log_to(folder.log),
-        Bars(console) as bars,
-        scratch_folder(folder, bars, resumable=True) as scratch,
-    ):
-        try:
-            with engine(config, max(len(groups), 1), attackers=False):
-                _write_results(setup, groups, writer, bars, total, scratch)
-        finally:
-            writer.finish()
+    with folder.locked():
+        trackers = Trackers(config["tracker"], root)
+        writer = make_writer(config, folder, trackers)
+        batches = list(_unfinished(config, updates, writer))
+        total, left = len(updates), len(batches)
+        if left < total:
+            console.print(f"{total - left} of {total} updates were finished by an earlier call", markup=False)
+        groups = [tuple(batches[start : start + victims]) for start in range(0, left, victims)]
+        with (
+            trackers,
+            reported(folder, "audit", start),
+            log_to(folder.log),
+            Bars(console) as bars,
+            scratch_folder(folder, bars, resumable=True) as scratch,
+        ):
+            try:
+                with engine(config, max(len(groups), 1), attackers=False):
+                    _write_results(setup, groups, writer, bars, total, scratch)
+            finally:
+                writer.finish()
 
 
 def _write_results(
@@ -233,27 +234,28 @@ def _attack_recorded(config: Config, root: Path, start: float) -> None:
     paths = list(find_observations(Path(config["observation"])))
     recorded = _as_recorded(config, _load(paths[0]))
     folder = open_or_resume(recorded, root)
-    trackers = Trackers(config["tracker"], root)
-    writer = make_writer(recorded, folder, trackers)
-    with (
-        trackers,
-        reported(folder, "audit", start),
-        log_to(folder.log),
-        Bars(console) as bars,
-        scratch_folder(folder, bars, resumable=True) as scratch,
-        engine(config, 1),
-    ):
-        scheduler = make_scheduler(config, writer.write, scratch)
-        try:
-            for path in paths:
-                observation = _load(path)
-                finished = frozenset(attack for name, attack in writer.done if name == path.name)
-                scheduler.submit(observation, None, finished)
-                bars.set("attacks", scheduler.finished, len(paths) * len(config["attack"]))
-            scheduler.drain(lambda: bars.set("attacks", scheduler.finished, scheduler.submitted))
-        finally:
-            scheduler.close()
-            writer.finish()
+    with folder.locked():
+        trackers = Trackers(config["tracker"], root)
+        writer = make_writer(recorded, folder, trackers)
+        with (
+            trackers,
+            reported(folder, "audit", start),
+            log_to(folder.log),
+            Bars(console) as bars,
+            scratch_folder(folder, bars, resumable=True) as scratch,
+            engine(config, 1),
+        ):
+            scheduler = make_scheduler(config, writer.write, scratch)
+            try:
+                for path in paths:
+                    observation = _load(path)
+                    finished = frozenset(attack for name, attack in writer.done if name == path.name)
+                    scheduler.submit(observation, None, finished)
+                    bars.set("attacks", scheduler.finished, len(paths) * len(config["attack"]))
+                scheduler.drain(lambda: bars.set("attacks", scheduler.finished, scheduler.submitted))
+            finally:
+                scheduler.close()
+                writer.finish()
 
 
 def _as_recorded(config: Config, observation: Observation) -> Config:

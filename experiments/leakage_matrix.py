@@ -27,6 +27,7 @@ from experiments.validation import check_audit, check_federated, cores, worker_c
 from fedsim.composition import Config
 from fedsim.errors import ConfigError, nearest
 from fedsim.report.matrix import build_matrix_report, write_matrix
+from fedsim.tracking.durable import locked
 
 SECONDS_BETWEEN_LOOKS = 1.0
 """Between two looks at the runs on Ray."""
@@ -44,6 +45,13 @@ def run_matrix(config: Config, root: Path) -> None:
         ConfigError: a setting that no row can work with; nothing has been started then.
     """
     progress = plan_matrix(config, root)
+    root.mkdir(parents=True, exist_ok=True)
+    with locked(root):
+        _run(progress)
+
+
+def _run(progress: Progress) -> None:
+    config, root = progress.config, progress.root
     for unit in progress.units:
         check_unit(unit)
         if (end := finished(unit)) is not None:
@@ -58,7 +66,6 @@ def run_matrix(config: Config, root: Path) -> None:
                 write_matrix(read_matrix(progress), root)
                 bars.say(describe_end(progress, unit, end))
     finally:
-        root.mkdir(parents=True, exist_ok=True)
         write_matrix(read_matrix(progress), root)
         page = build_matrix_report(root)
     failed = [unit.title for unit, end in progress.ends.items() if end.status == "failed"]

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from fedsim.tracking.durable import locked
 from server.results import COLUMNS
 from tests.experiments.run_files import rows
 
@@ -80,6 +81,16 @@ def test_other_settings_in_the_same_folder_are_refused(audit, command):
     code, _, err = command("fedsim-audit", f"run_dir={folder}", *SMALL, "audit.num_images=2")
     assert code == 2
     assert "other settings: audit.num_images=2 now, 1 there" in err
+
+
+def test_two_processes_are_not_at_work_in_one_folder(audit, command):
+    folder = audit("audit.num_images=1")
+    before = (folder / "attacks.jsonl").read_bytes()
+    with locked(folder):
+        code, _, err = command("fedsim-audit", f"run_dir={folder}", *SMALL, "audit.num_images=1")
+    assert code == 2
+    assert "another process is at work in this folder" in err
+    assert (folder / "attacks.jsonl").read_bytes() == before
 
 
 def test_more_pictures_than_there_are_is_one_clear_line(command, tmp_path):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from experiments import matrix_units
+from fedsim.tracking.durable import locked
 from server.results import ResultWriter
 from tests.experiments.run_files import rows
 
@@ -209,6 +210,14 @@ def test_the_trained_model_is_attacked_too_seeds_give_a_spread_and_a_moved_folde
     assert set(computed) == {
         f"none/audit-{state}/labels/{update}" for state in ("initial", "trained") for update in (0, 1)
     }
+
+
+def test_two_processes_are_not_at_work_in_one_folder(matrix, computed, tmp_path):
+    (tmp_path / "matrix").mkdir()
+    with locked(tmp_path / "matrix"):
+        _, _, err = matrix(code=2)
+    assert "another process is at work in this folder" in err
+    assert not computed
 
 
 @pytest.mark.parametrize(
