@@ -60,8 +60,8 @@ def run_audit(config: Config, root: Path) -> None:
     victims = config["audit"]["victims"]
     setup = prepare(config)
     updates = divide(choose_pictures(setup), config["audit"]["batch_size"], setup.sums)
-    folder = open_or_resume(config, root)
-    with folder.locked():
+    with RunFolder(root).locked():
+        folder = open_or_resume(config, root)
         trackers = Trackers(config["tracker"], root)
         writer = make_writer(config, folder, trackers)
         batches = list(_unfinished(config, updates, writer))
@@ -233,8 +233,8 @@ def _attack_recorded(config: Config, root: Path, start: float) -> None:
         build_attack(name, settings)
     paths = list(find_observations(Path(config["observation"])))
     recorded = _as_recorded(config, _load(paths[0]))
-    folder = open_or_resume(recorded, root)
-    with folder.locked():
+    with RunFolder(root).locked():
+        folder = open_or_resume(recorded, root)
         trackers = Trackers(config["tracker"], root)
         writer = make_writer(recorded, folder, trackers)
         with (

@@ -59,6 +59,9 @@ RunGrid = SimulatedGrid | NumberedGrid
 
 logger = getLogger(__name__)
 
+SECONDS_BETWEEN_COLLECTIONS = 0.5
+"""Of attacks that finished during a round: their workers get the next ones then."""
+
 
 def main() -> None:
     """Entry point of the console script."""
@@ -86,8 +89,11 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
     check_strategy(strategy, config["num_clients"])
     setup = prepare(config)
     check_observed(config, setup.sums)
-    folder = RunFolder(root) if resumed else open_folder(config, root)
+    folder = RunFolder(root)
     with folder.locked():
+        if not resumed:
+            refuse_used(root)
+            open_folder(config, root)
         check_room(folder, setup)
         pending = PendingObservations(folder.resume_points / "pending", folder.observations)
         point = go_back(folder, pending, config["resume_every_seconds"]) if resumed else None
@@ -157,6 +163,20 @@ def _work(setup: Setup) -> Callable[[int], float] | None:
     return setup.data.partition_sizes().__getitem__
 
 
+class _Throttled:
+    """Calls on, but not again within so many seconds."""
+
+    def __init__(self, call: Callable[[], object], seconds: float) -> None:
+        self._call, self._seconds = call, seconds
+        self._next = 0.0
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._call()
+            self._next = time.monotonic() + self._seconds
+
+
 @dataclass(frozen=True)
 class _Run:
     """The parts of a run once its workers are there."""
@@ -191,6 +211,8 @@ class _Run:
             self._attack(observation, truth)
 
         self.grid.on_reply = on_reply
+        if isinstance(self.grid, SimulatedGrid):
+            self.grid.on_look = _Throttled(self.scheduler.collect, SECONDS_BETWEEN_COLLECTIONS)
         self._share_the_cluster()
         if point is not None:
             self._take_up(point)

@@ -64,7 +64,6 @@ class RoundRecorder(StrategyWrapper):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        self._lap("train")
         replies = self._told_apart(replies)
         self.record.metrics["clients"] = sum(not reply.has_error() for reply in replies)
         arrays, metrics = self.inner.aggregate_train(server_round, replies)
@@ -79,7 +78,8 @@ class RoundRecorder(StrategyWrapper):
         return arrays, metrics
 
     def exchanged(self, traffic: Traffic | None) -> None:
-        """Keep what the round's instructions to train cost, where the Grid measures it."""
+        """The replies are there: keep what the exchange cost, where the Grid measures it."""
+        self._lap("train")
         self.record.traffic = traffic
 
     def configure_evaluate(

@@ -6,7 +6,7 @@ from logging import getLogger
 from threading import Lock
 from time import perf_counter
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedsim.memory import Memory
@@ -36,13 +36,18 @@ class Bundle:
     @property
     def key(self) -> str:
         """Names the bundle among all that are under way."""
-        return str(self.messages[0].metadata.message_id)
+        return key_of([message.metadata for message in self.messages])
 
     def __str__(self) -> str:
         return f"the messages to nodes {', '.join(str(message.metadata.dst_node_id) for message in self.messages)}"
 
     def __iter__(self) -> Iterator[Message]:
         return iter(self.messages)
+
+
+def key_of(metadata: Sequence[Metadata]) -> str:
+    """The name of the bundle of these messages."""
+    return str(metadata[0].message_id)
 
 
 @dataclass

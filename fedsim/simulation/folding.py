@@ -46,11 +46,21 @@ class Fold:
         (replies[bundle.key],) = answer.replies
         if len(replies) < len(group.messages):
             return []
-        del self._parts[bundle.group]
+        return self._sum_parts(bundle.group)
+
+    def rest(self) -> list[Message]:
+        """The replies of split groups that never became whole; their sums are of those who answered."""
+        return [reply for group in sorted(self._parts) for reply in self._sum_parts(group)]
+
+    def _sum_parts(self, number: int) -> list[Message]:
+        group, replies = self._parts.pop(number)
         sums = PartialSums()
-        ordered = [(replies[message.metadata.message_id], message) for message in group]
-        light = [summed(reply, message, sums, self._whole, self._rules) for reply, message in ordered]
-        self._add(bundle.group, sums)
+        answered = [message for message in group if message.metadata.message_id in replies]
+        light = [
+            summed(replies[message.metadata.message_id], message, sums, self._whole, self._rules)
+            for message in answered
+        ]
+        self._add(number, sums)
         return light
 
     def split(self, bundle: Bundle) -> list[Bundle]:

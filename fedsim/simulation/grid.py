@@ -27,7 +27,7 @@ from fedsim.simulation.traffic import Traffic
 logger = getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 1.0
-"""At the clock of a round."""
+"""At the clock of a round, and for who has something to do besides."""
 
 SERVER_NODE_ID = 1
 RUN_ID = 1
@@ -63,6 +63,7 @@ class SimulatedGrid(Grid):
         rules: what an honest reply is like: a malformed one is an error before it gets into a sum.
 
     Attributes:
+        on_look: called at least every second of an exchange, in the server's thread.
         on_waiting: told, now and then, that a round waits for workers that nothing has room for, and what they ask for.
         states: what nodes keep between messages, by node id; only nodes that wrote to their state are in it.
         traffic: what the last `send_and_receive` cost.
@@ -77,6 +78,7 @@ class SimulatedGrid(Grid):
     ) -> None:
         self.num_clients = num_clients
         self.on_reply = on_reply
+        self.on_look: Callable[[], None] = lambda: None
         self.on_waiting: Callable[[str], None] = logger.warning
         self.states: dict[int, RecordDict] = {}
         self.traffic = Traffic()
@@ -171,10 +173,12 @@ class SimulatedGrid(Grid):
             if left <= 0:
                 for end in self._abandon(under_way):
                     yield from self._taken(end, fold)
+                yield from fold.rest() if fold is not None else ()
                 return
             while waiting and self._may_start(waiting[0], len(under_way), fold):
                 submit(self._joined(waiting) if fold is None else waiting.popleft())
-            for end in self._poll(None if timeout is None else min(left, SECONDS_BETWEEN_LOOKS)):
+            self.on_look()
+            for end in self._poll(min(left, SECONDS_BETWEEN_LOOKS)):
                 under_way.discard(end.bundle.key)
                 if end.answer is not None or len(end.bundle.messages) == 1:
                     yield from self._taken(end, fold)

@@ -15,7 +15,7 @@ from fedsim.errors import ConfigError
 from fedsim.memory import Meter
 from fedsim.reply_checks import ReplyRules
 from fedsim.simulation.actor_pool import ActorPool, Finished, PooledWorker
-from fedsim.simulation.bundle import Answer, Bundle, Growing, run_bundle
+from fedsim.simulation.bundle import Answer, Bundle, Growing, key_of, run_bundle
 from fedsim.simulation.grid import ClientAppFactory, Ended, OnReply, SimulatedGrid, make_context
 from fedsim.simulation.placement import Request, anywhere, describe_room
 
@@ -55,7 +55,7 @@ class ClientWorker(PooledWorker):
             where = f"on node {ray.util.get_node_ip_address()} of the cluster"
             raise ConfigError(error.key, error.value, f"{error.expected} ({where})") from error
         self._meter = Meter()
-        self._growing = Growing(None)
+        self._at = "", Growing(None)
         self._content_id = ""
         self._content = RecordDict()
 
@@ -66,22 +66,24 @@ class ClientWorker(PooledWorker):
         states: dict[int, RecordDict],
         whole: frozenset[int] | None,
     ) -> Answer:
+        growing = Growing(whole, self._rules)
+        self._at = key_of(metadata), growing
         # In a list a reference arrives as a reference: fetched and decoded once a round, not once a message.
         (reference,) = content_ref
         if reference.hex() != self._content_id:
             self._content = ray.get(reference)
             self._content_id = reference.hex()
         messages = [Message(self._content, metadata=one) for one in metadata]  # type: ignore[call-overload]
-        self._growing = Growing(whole, self._rules)
         answer = run_bundle(
-            self._app, messages, lambda node: make_context(node, self._num_clients, states.get(node)), self._growing
+            self._app, messages, lambda node: make_context(node, self._num_clients, states.get(node)), growing
         )
         answer.memory = self._meter.read()
         return answer
 
-    def so_far(self) -> Answer:
-        """What has come of the bundle that it is at; what comes later is lost."""
-        return self._growing.end()
+    def so_far(self, key: str) -> Answer:
+        """What has come of this bundle, where it is at it; what comes later is lost."""
+        at, growing = self._at
+        return growing.end() if at == key else Answer()
 
 
 class RayGrid(SimulatedGrid):
@@ -168,7 +170,7 @@ class RayGrid(SimulatedGrid):
     def _abandon(self, keys: set[str]) -> list[Ended]:
         late = [(bundle, actor) for bundle, actor in self._pool.at_work() if bundle.key in keys]
         asked = {
-            actor.so_far.options(concurrency_group=WATCH).remote(): bundle
+            actor.so_far.options(concurrency_group=WATCH).remote(bundle.key): bundle
             for bundle, actor in late
             if len(bundle.messages) > 1
         }

@@ -136,6 +136,23 @@ def test_a_group_whose_worker_died_is_checked_where_its_sum_is_made():
     assert total.clients == 2
 
 
+def test_of_a_split_group_that_runs_out_of_time_those_who_answered_are_in_the_sum():
+    content, rules = instructions(), make_rules("delta")
+    messages = tuple(Message(content, node_id_of(client), "train") for client in range(3))
+    for number, message in enumerate(messages):
+        message.metadata.__dict__["_message_id"] = str(number)
+    fold = Fold(frozenset(), rules)
+    parts = fold.split(Bundle(messages, frozenset(), 0))
+    for part, client in ((parts[2], 2), (parts[0], 0)):
+        assert fold.put(part, Answer([Message(honest("delta", client), reply_to=part.messages[0])])) == []
+    light = fold.rest()
+    assert [reply.metadata.reply_to_message_id for reply in light] == ["0", "2"]
+    _, sums = fold.result([messages[0], messages[2]], light)
+    ((_, total),) = PartialSums.read(sums).by_key.items()
+    assert total.clients == 2
+    assert fold.rest() == []
+
+
 def test_a_grid_without_rules_does_not_claim_to_check():
     assert not InlineGrid(1, lambda: None).checks_replies
     assert InlineGrid(1, lambda: None, rules=make_rules("delta")).checks_replies

@@ -1,12 +1,13 @@
 """Both Grids keep the same contract: order, faults, state, timeouts."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedsim.simulation import InlineGrid, node_id_of, on_ray, partition_of
-from fedsim.simulation.on_ray import RayGrid
+from fedsim.simulation.on_ray import ClientWorker, RayGrid
 from fedsim.simulation.placement import Request
 from tests.fedsim.simulation.obedient_client import make_client_app
 
@@ -98,6 +99,20 @@ def test_quick_clients_travel_together_and_one_that_hangs_costs_only_those_behin
         assert replies == [*range(20), "its worker died 3 times", *range(21, 24)]
     finally:
         grid.close()
+
+
+def test_a_worker_tells_of_the_bundle_that_it_is_asked_for_alone():
+    worker = ClientWorker(make_client_app, 3, 1)
+    grid = InlineGrid(3, make_client_app)
+    (first, second, _) = messages(grid)
+    for number, message in enumerate((first, second)):
+        message.metadata.__dict__["_message_id"] = str(number)
+    worker._content_id = "held"
+    reference = SimpleNamespace(hex=lambda: "held")
+    worker._content = first.content
+    assert answers(worker.run([reference], [first.metadata], {}, None).replies) == [0]
+    assert worker.so_far("1").replies == []  # handed over, and not begun
+    assert answers(worker.so_far("0").replies) == [0]
 
 
 def test_a_killed_worker_is_replaced_and_its_client_tried_again(ray_on_this_machine, tmp_path):
