@@ -24,6 +24,7 @@ GLANCE = {
 FAMILIES = (
     ("Closed forms", "attacks.analytic"),
     ("Searches", "attacks.optimization"),
+    ("Learned priors", ("attacks.generative", "attacks.learned")),
     ("Labels", "attacks.label"),
     ("Masked Jigsaw Puzzle", "defenses.MaskedJigsawPuzzle"),
     ("Positions and parts", ("defenses.FixedPosition", "defenses.Withhold", "defenses.NoPosition")),

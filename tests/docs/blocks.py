@@ -15,7 +15,7 @@ NEEDS = {
     "DIR": "a folder of the reader's pictures",
     "RUN": "the folder of an earlier run",
     "minutes": "more than ten seconds",
-    "example": "the example above it: tests/test_readme.py runs both",
+    "example": "the example beside it: tests/test_readme.py or tests/test_plugin.py runs it",
 }
 """Why a block may be left alone; `<!-- needs: minutes, DIR -->` on the line before it."""
 

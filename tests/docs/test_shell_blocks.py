@@ -13,7 +13,7 @@ from PIL import Image
 from tests.docs.blocks import NEEDS, Block, blocks
 
 SHELL = tuple(blocks("bash", "sh", "shell", "console"))
-COMMANDS = ("fedsim", "fedsim-audit", "fedsim-measure", "fedsim-matrix")
+COMMANDS = ("fedsim", "fedsim-audit", "fedsim-measure", "fedsim-matrix", "fedsim-prior")
 RUN, COMPOSED = [b for b in SHELL if not b.needs], [b for b in SHELL if b.needs and "example" not in b.needs]
 
 
@@ -142,6 +142,6 @@ def _first_choice(word: str) -> str:
     head, sign, value = word.partition("=")
     if "],[" in value:
         value = value.split("],[")[0] + "]"
-    elif "," in value and "[" not in value:
+    elif "," in value and not set("[{") & set(value):
         value = value.split(",")[0]
     return f"{head}{sign}{value}"
