@@ -156,26 +156,22 @@ def test_cheap_attacks_first_and_dear_ones_on_workers_of_their_own(run, tmp_path
     assert order in (["closed", "closed", "search", "search"], ["closed", "search", "closed", "search"])
 
 
-@pytest.mark.parametrize("says", ["memory", "cuda", "cpu"])
-def test_out_of_memory_is_answered_by_a_smaller_chunk(run, says):
-    def hungry(chunk):
-        return {"hungry": {"_target_": HUNGRY, "chunk": chunk, "fits": 3, "says": says}}
+def test_out_of_memory_is_answered_by_a_smaller_chunk_where_there_is_one(run):
+    def hungry(says, chunk=16, fits=3):
+        return {"_target_": HUNGRY, "chunk": chunk, "fits": fits, "says": says}
 
-    results, small = run(hungry(16), inline=True), run(hungry(2), inline=True)
-    for key, (outcome, scores, _) in results.items():
-        assert (outcome.status, outcome.reason) == ("done", "out of memory until chunk=2")
-        assert torch.equal(outcome.reconstruction.images, small[key][0].reconstruction.images)
-        assert scores == small[key][1]
-        assert small[key][0].reason == ""
-
-
-def test_what_no_smaller_chunk_can_help_fails(run):
-    never = run({"hungry": {"_target_": HUNGRY, "chunk": 8, "fits": 0, "says": "cuda"}}, inline=True)
-    assert {outcome.reason for outcome, _, _ in never.values()} == {
-        "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-    }
-    other = run({"hungry": {"_target_": HUNGRY, "chunk": 8, "fits": 4, "says": "other"}}, inline=True)
-    assert {outcome.reason for outcome, _, _ in other.values()} == {"RuntimeError: shapes do not match"}
+    words = ("memory", "cuda", "cpu")
+    attacks = {says: hungry(says) for says in words} | {"never": hungry("cuda", 8, 0), "other": hungry("other", 8, 4)}
+    results = run(attacks, inline=True)
+    small = run({says: hungry(says, chunk=2) for says in words}, inline=True)
+    for key, (outcome, scores, _) in small.items():
+        assert (results[key][0].status, results[key][0].reason) == ("done", "out of memory until chunk=2")
+        assert torch.equal(results[key][0].reconstruction.images, outcome.reconstruction.images)
+        assert results[key][1] == scores
+        assert outcome.reason == ""
+    said = {name: outcome.reason for (_, name), (outcome, _, _) in results.items()}
+    assert said["never"] == "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert said["other"] == "RuntimeError: shapes do not match"
 
 
 @pytest.fixture
