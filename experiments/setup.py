@@ -29,7 +29,7 @@ from fedsim.reply_checks import ReplyRules
 from fedsim.report import build_report
 from fedsim.simulation.placement import anywhere
 from fedsim.simulation.ray_cluster import ray_cluster
-from fedsim.simulation.shipping import runtime_env
+from fedsim.simulation.shipping import absolute, runtime_env
 from fedsim.tracking import RunFolder, Trackers
 from fedsim.tracking.sealed import SealedStates
 from server.attacking import build_attack
@@ -154,7 +154,7 @@ def make_scheduler(config: Config, on_result: OnResult, scratch: Path | None = N
     crew, own = crews(config)
     on_cluster = config["ray"]["address"] is not None
     return RayAttacks(
-        config["attack"],
+        absolute(config)["attack"] if on_cluster else config["attack"],
         config["seed"],
         on_result,
         crew=crew,

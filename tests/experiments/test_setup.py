@@ -8,6 +8,7 @@ from experiments import setup, validation
 from fedsim.errors import ConfigError
 from fedsim.simulation import placement
 from fedsim.simulation.placement import Node
+from server.scheduling import InlineAttacks
 
 SIMULATION = {
     "engine": "ray",
@@ -64,3 +65,15 @@ def test_only_who_starts_must_find_room():
 def test_to_a_cluster_a_node_may_come():
     with setup.engine(config("10.0.0.1:6379", resources={"moon": 1}), 1):
         pass
+
+
+@pytest.mark.parametrize("address", [None, "10.0.0.1:6379"])
+def test_attack_workers_of_a_cluster_find_relative_checkpoints(address, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "g.safetensors").touch()
+    monkeypatch.setattr(setup, "RayAttacks", lambda *given, **_: InlineAttacks(*given))
+    settings = config(address, attack_backlog=1, attack_retries=0) | {"seed": 0, "data": {}}
+    settings["attack"] = {"a": {"generator": {"checkpoint": "g.safetensors"}}}
+    attacks = setup.make_scheduler(settings, lambda *_: None).attacks
+    there = "g.safetensors" if address is None else str(tmp_path / "g.safetensors")
+    assert attacks == {"a": {"generator": {"checkpoint": there}}}
