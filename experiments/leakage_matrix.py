@@ -23,7 +23,7 @@ from experiments.matrix_rows import (
 from experiments.matrix_units import AUDIT, TRAINING, End, Unit, UnitWorker, check_unit, finished, run_unit
 from experiments.progress import Bars
 from experiments.setup import engine, prepare
-from experiments.validation import check_audit, check_federated, cores, worker_counts
+from experiments.validation import attacks_timeout, check_audit, check_federated, cores, worker_counts
 from fedsim.composition import Config
 from fedsim.errors import ConfigError, nearest
 from fedsim.report.matrix import build_matrix_report, write_matrix
@@ -184,7 +184,7 @@ def _limit(progress: Progress) -> float:
     """Seconds that one unit may take: as long as all of its attacks, or all of its rounds, may take together."""
     config = progress.config
     updates = int(config["audit"]["num_images"])
-    attacks = float(config["simulation"]["attack_timeout"]) * len(progress.attacks) * updates
+    attacks = attacks_timeout(config, {name for unit in progress.units for name in unit.config["attack"]}) * updates
     rounds = float(config["round_timeout"]) * int(config["num_rounds"])
     return max(attacks, rounds)
 

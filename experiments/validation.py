@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -134,6 +134,11 @@ def check_audit(config: Config) -> None:
         _one_of("audit.select", audit["select"], ("random", "per_class", "first"))
     if not config["attack"]:
         raise ConfigError("attack", "[]", "at least one attack, for example attack=[patch_gradient]")
+    for name, crew in config["simulation"]["attack_crews"].items():
+        for key in crew:
+            if key != "timeout":
+                expected = "left out: here the workers of clients attack, as simulation.num_gpus and its like set them"
+                raise ConfigError(f"simulation.attack_crews.{name}.{key}", crew[key], expected)
 
 
 def takes_gradients(config: Config) -> bool:
@@ -163,6 +168,12 @@ def crews(config: Config) -> tuple[Crew, dict[str, Crew]]:
     }
     own = {name: _crew({**common, **crew}) for name, crew in simulation["attack_crews"].items()}
     return _crew(common), own
+
+
+def attacks_timeout(config: Config, attacks: Iterable[str]) -> float:
+    """Seconds that these attacks may take one after the other, each as long as its workers would let it."""
+    common, own = crews(config)
+    return sum(own.get(name, common).timeout for name in attacks)
 
 
 def _crew(settings: dict[str, Any]) -> Crew:

@@ -77,3 +77,9 @@ def test_attack_workers_of_a_cluster_find_relative_checkpoints(address, tmp_path
     attacks = setup.make_scheduler(settings, lambda *_: None).attacks
     there = "g.safetensors" if address is None else str(tmp_path / "g.safetensors")
     assert attacks == {"a": {"generator": {"checkpoint": there}}}
+
+
+def test_an_audit_lets_each_attack_take_as_long_as_its_crew_would():
+    settings = config(attack_crews={"b": {"timeout": 86400.0}})
+    assert validation.attacks_timeout(settings, ["a", "b"]) == 86460.0
+    assert validation.attacks_timeout(settings, ["a"]) == 60.0
