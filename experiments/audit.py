@@ -25,7 +25,7 @@ from experiments.setup import (
     prepare,
     reported,
 )
-from experiments.validation import check_audit, check_common, placement, worker_counts
+from experiments.validation import attacks_timeout, check_audit, check_common, placement, worker_counts
 from fedsim.composition import Config
 from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals, torch_generator
@@ -211,7 +211,7 @@ def _results(
         pool.submit(group, partial(_run_on, group))
     while pool.pending:
         # One call may take as long as its attacks on all of its updates may take together.
-        limit = float(simulation["attack_timeout"]) * len(config["attack"]) * config["audit"]["victims"]
+        limit = attacks_timeout(config, config["attack"]) * config["audit"]["victims"]
         for end in pool.wait(1.0) + pool.expire(limit):
             group, stopped = end.tag, end.error is not None
             lost = [result for batch in group for result in failed(batch, setup, end.error or "")] if stopped else []

@@ -256,8 +256,9 @@ class _Run:
         self.bars.say(f"attacks {scheduler.finished}/{scheduler.submitted}")
 
     def _share_the_cluster(self) -> None:
-        """Whoever waits for room says so, and clients come first: without them nothing goes on."""
+        """Whoever waits for room says so, and on a cluster clients come first: without them nothing goes on."""
         grid, scheduler = self.grid, self.scheduler
+        on_cluster = self.setup.config["ray"]["address"] is not None  # a Ray of one's own has room for all workers
         if isinstance(scheduler, RayAttacks):
             scheduler.on_waiting = self._say
         if not isinstance(grid, SimulatedGrid):
@@ -265,7 +266,7 @@ class _Run:
 
         def clients_wait(text: str) -> None:
             self._say(text)
-            if isinstance(scheduler, RayAttacks):
+            if on_cluster and isinstance(scheduler, RayAttacks):
                 scheduler.give_way()
 
         grid.on_waiting = clients_wait

@@ -23,10 +23,11 @@ from experiments.matrix_rows import (
 from experiments.matrix_units import AUDIT, TRAINING, End, Unit, UnitWorker, check_unit, finished, run_unit
 from experiments.progress import Bars
 from experiments.setup import engine, prepare
-from experiments.validation import check_audit, check_federated, cores, worker_counts
+from experiments.validation import attacks_timeout, check_audit, check_federated, cores, worker_counts
 from fedsim.composition import Config
 from fedsim.errors import ConfigError, nearest
 from fedsim.report.matrix import build_matrix_report, write_matrix
+from fedsim.simulation.shipping import absolute
 from fedsim.tracking.durable import locked
 
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -161,13 +162,18 @@ def _side_by_side(progress: Progress) -> Iterator[tuple[Unit, End]]:
                 if (end := _untrained(progress, unit)) is not None:
                     yield unit, end
                     continue
-                alone = replace(unit, config={**unit.config, "simulation": {**simulation, "engine": "inline"}})
-                pool.submit(unit, partial(_run_on, alone))
+                pool.submit(unit, partial(_run_on, _alone(unit, simulation)))
                 progress.running.append(unit)
             for ended in pool.wait(SECONDS_BETWEEN_LOOKS) + pool.expire(_limit(progress)):
                 yield ended.tag, ended.value or End("failed", ended.error or "")
     finally:
         pool.close()
+
+
+def _alone(unit: Unit, simulation: Config) -> Unit:
+    """The unit for a worker, which runs it within its process, on a cluster in another working directory."""
+    config = unit.config if unit.config["ray"]["address"] is None else absolute(unit.config)
+    return replace(unit, config={**config, "simulation": {**simulation, "engine": "inline"}})
 
 
 def _run_on(unit: Unit, worker: Any) -> Any:
@@ -178,7 +184,7 @@ def _limit(progress: Progress) -> float:
     """Seconds that one unit may take: as long as all of its attacks, or all of its rounds, may take together."""
     config = progress.config
     updates = int(config["audit"]["num_images"])
-    attacks = float(config["simulation"]["attack_timeout"]) * len(progress.attacks) * updates
+    attacks = attacks_timeout(config, {name for unit in progress.units for name in unit.config["attack"]}) * updates
     rounds = float(config["round_timeout"]) * int(config["num_rounds"])
     return max(attacks, rounds)
 

@@ -27,6 +27,7 @@ from fedsim.metrics.image import psnr
 from fedsim.report.matrix_read import BASELINE, read_cells
 from fedsim.simulation.actor_pool import PooledWorker
 from fedsim.simulation.ray_cluster import quiet_environment
+from fedsim.simulation.shipping import absolute, absolute_checkpoints
 
 TRAINING, AUDIT = "training", "audit"
 
@@ -92,7 +93,7 @@ def finished(unit: Unit) -> End | None:
 
 
 def check_unit(unit: Unit) -> None:
-    """Refuse a folder that holds the unit with other settings.
+    """Refuse a folder that holds the unit with other settings. A path and its absolute form, as on a cluster, are one.
 
     Raises:
         ConfigError: naming what differs.
@@ -100,13 +101,14 @@ def check_unit(unit: Unit) -> None:
     asked = _read(unit.folder / ASKED)
     if asked is None:
         return
-    differing = _differing(asked["settings"], unit.settings)
+    differing = _differing(absolute(asked["settings"]), absolute(unit.settings))
     if differing and (unit.kind == AUDIT or (unit.folder / SEAL).exists()):
         key, before, now = differing
         there = f"in this one {unit.row} was run with {key}={before}, not {now}"
         raise ConfigError("run_dir", unit.folder.parents[2], f"a new folder: {there}")
     for name, settings in unit.config["attack"].items():
-        differing = _differing(asked["attacks"].get(name, settings), settings)
+        before = asked["attacks"].get(name, settings)
+        differing = _differing(absolute_checkpoints(before), absolute_checkpoints(settings))
         if differing:
             key, before, now = differing
             raise ConfigError(

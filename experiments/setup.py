@@ -17,7 +17,7 @@ from defenses.base import DefenseChain, Plan
 from defenses.compose import build_chain
 from defenses.secure_aggregation import SecureAggregation
 from experiments.cli import console, errors
-from experiments.validation import check_common, cores, crews, placement, worker_counts
+from experiments.validation import check_common, check_room, cores, crews, placement, worker_counts
 from fedsim.composition import Config, build_data, build_spec, image_side
 from fedsim.data import FederatedData
 from fedsim.errors import ConfigError, RunError
@@ -29,7 +29,7 @@ from fedsim.reply_checks import ReplyRules
 from fedsim.report import build_report
 from fedsim.simulation.placement import anywhere
 from fedsim.simulation.ray_cluster import ray_cluster
-from fedsim.simulation.shipping import runtime_env
+from fedsim.simulation.shipping import absolute, runtime_env
 from fedsim.tracking import RunFolder, Trackers
 from fedsim.tracking.sealed import SealedStates
 from server.attacking import build_attack
@@ -154,7 +154,7 @@ def make_scheduler(config: Config, on_result: OnResult, scratch: Path | None = N
     crew, own = crews(config)
     on_cluster = config["ray"]["address"] is not None
     return RayAttacks(
-        config["attack"],
+        absolute(config)["attack"] if on_cluster else config["attack"],
         config["seed"],
         on_result,
         crew=crew,
@@ -174,6 +174,9 @@ def engine(config: Config, jobs: int, attackers: bool = True, folder: RunFolder 
     Args:
         attackers: attacks have workers of their own.
         folder: of the run, which is not sent to a cluster.
+
+    Raises:
+        ConfigError: without a cluster, a worker that this machine has no room for and would wait for without end.
     """
     simulation = config["simulation"]
     if simulation["engine"] == "inline":
@@ -192,6 +195,7 @@ def engine(config: Config, jobs: int, attackers: bool = True, folder: RunFolder 
     cpus = workers * wanted.clients.cpus + sum(request.cpus * count for request, count in wanted.attacks)
     gpus = workers * wanted.clients.gpus + sum(request.gpus * count for request, count in wanted.attacks)
     with ray_cluster(None, max(cores(), ceil(cpus)), ceil(gpus), ray["dashboard"]):
+        check_room(config, attackers)
         yield
 
 

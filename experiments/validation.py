@@ -2,6 +2,8 @@
 
 import math
 import os
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from hydra.utils import get_class
 from experiments.completeness import check_complete
 from fedsim.composition import Config
 from fedsim.errors import ConfigError, nearest
-from fedsim.simulation.placement import Placement, Request
+from fedsim.simulation.placement import Placement, Request, describe_room, living_nodes
 from fedsim.simulation.ray_cluster import check_address
 from server.scheduling import Crew
 from server.summing import FEWEST, Sums
@@ -132,6 +134,11 @@ def check_audit(config: Config) -> None:
         _one_of("audit.select", audit["select"], ("random", "per_class", "first"))
     if not config["attack"]:
         raise ConfigError("attack", "[]", "at least one attack, for example attack=[patch_gradient]")
+    for name, crew in config["simulation"]["attack_crews"].items():
+        for key in crew:
+            if key != "timeout":
+                expected = "left out: here the workers of clients attack, as simulation.num_gpus and its like set them"
+                raise ConfigError(f"simulation.attack_crews.{name}.{key}", crew[key], expected)
 
 
 def takes_gradients(config: Config) -> bool:
@@ -163,6 +170,12 @@ def crews(config: Config) -> tuple[Crew, dict[str, Crew]]:
     return _crew(common), own
 
 
+def attacks_timeout(config: Config, attacks: Iterable[str]) -> float:
+    """Seconds that these attacks may take one after the other, each as long as its workers would let it."""
+    common, own = crews(config)
+    return sum(own.get(name, common).timeout for name in attacks)
+
+
 def _crew(settings: dict[str, Any]) -> Crew:
     request = Request(float(settings["num_cpus"]), float(settings["num_gpus"]), settings["resources"])
     return Crew(int(settings["workers"]), request, int(settings["threads"]), float(settings["timeout"]))
@@ -175,6 +188,35 @@ def placement(config: Config) -> Placement:
     common, own = crews(config)
     needed = dict.fromkeys(own.get(name, common) for name in config["attack"])
     return Placement(clients, tuple((crew.request, crew.workers) for crew in needed))
+
+
+def check_room(config: Config, attackers: bool = True) -> None:
+    """On a Ray of one's own, where no further node can come: every worker must fit on what is there.
+
+    Args:
+        attackers: attacks have workers of their own.
+
+    Raises:
+        ConfigError: a worker would wait without end; it names the key and what is missing.
+    """
+    common, own = crews(config)
+    _refuse_homeless(placement(config).clients, "simulation.")
+    for name in config["attack"] if attackers else ():
+        request, apart = own.get(name, common).request, config["simulation"]["attack_crews"].get(name, {})
+        prefixes = dict.fromkeys(apart, f"simulation.attack_crews.{name}.")
+        _refuse_homeless(request, "simulation.attack_", prefixes)
+
+
+def _refuse_homeless(request: Request, prefix: str, prefixes: Mapping[str, str] = MappingProxyType({})) -> None:
+    """`prefixes`: of keys that are not set under `prefix`."""
+    nodes = living_nodes()
+    if any(node.room(request) for node in nodes):
+        return
+    lacking = [n for n, amount in request.amounts.items() if all(node.has.get(n, 0.0) < amount for node in nodes)]
+    key = next(({"CPU": "num_cpus", "GPU": "num_gpus"}.get(name, "resources") for name in lacking), "resources")
+    value = {"num_cpus": request.cpus, "num_gpus": request.gpus, "resources": dict(request.resources)}[key]
+    expected = f"what this machine's Ray has, or ray.address of a cluster that has it ({describe_room(request)})"
+    raise ConfigError(f"{prefixes.get(key, prefix)}{key}", value, expected)
 
 
 def worker_counts(config: Config, jobs: int) -> int:

@@ -28,7 +28,7 @@ from server.results import Job
 logger = getLogger(__name__)
 
 PATIENCE = 60.0
-"""Seconds that training waits for a full queue while no attack worker could start; then the queue may grow."""
+"""Seconds that training waits in all for a full queue while no attack worker could start; then the queue may grow."""
 
 OnResult = Callable[[Job, Outcome, Scores | None, GroundTruth | None, int], None]
 
@@ -230,6 +230,7 @@ class RayAttacks(AttackScheduler):
         self._unfinished: dict[str, Unfinished] = {}
         self._left: Counter[str] = Counter()
         self._backlog, self._lazy = backlog, lazy
+        self._helpless_since: float | None = None
         self._staff()
 
     @property
@@ -269,8 +270,7 @@ class RayAttacks(AttackScheduler):
             pool = self._pools[self._crew_of[job.attack]]
             pool.submit(_Queued(job, truth), self._call(job, truth, light, state), self._cost[job.attack])
         self.collect()
-        helpless_until = time.monotonic() + PATIENCE
-        while self.pending > self._backlog and (self._any_started() or time.monotonic() < helpless_until):
+        while self.pending > self._backlog and self._may_wait():
             self._take(1.0)
 
     def unfinished(self) -> list[Unfinished]:
@@ -311,6 +311,14 @@ class RayAttacks(AttackScheduler):
     def _any_started(self) -> bool:
         return any(pool.started for pool in self._pools.values() if pool.pending)
 
+    def _may_wait(self) -> bool:
+        """Whether the queue may yet get shorter. Without workers it is waited for once, not for each observation."""
+        if self._any_started():
+            return True
+        if self._helpless_since is None:
+            self._helpless_since = time.monotonic()
+        return time.monotonic() - self._helpless_since < PATIENCE
+
     def _call(self, job: Job, truth: GroundTruth | None, observation: Any, state: Any) -> Callable[[Any], Any]:
         settings = self.attacks[job.attack]
 
@@ -333,6 +341,8 @@ class RayAttacks(AttackScheduler):
             ended += pool.expire(crew.timeout)
         for end in ended:
             self._end(end)
+        if self._any_started() or not self.pending:
+            self._helpless_since = None
 
     def _end(self, end: Finished[_Queued]) -> None:
         outcome, scores = end.value or (Outcome("failed", end.error or ""), None)

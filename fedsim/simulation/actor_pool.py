@@ -9,7 +9,7 @@ from logging import getLogger
 from typing import Any, Generic, TypeVar
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from fedsim.errors import ConfigError, RunError
 
@@ -20,6 +20,9 @@ MAX_FAILED_STARTS = 3
 
 PATIENCE = 30.0
 """Seconds that calls wait without any worker until somebody is told, and then until told again."""
+
+NODE_DIED = "its node has died"
+"""What Ray says of actors, started or not, whose node is gone; the error has no other sign of it."""
 
 REFUSAL = f"{ConfigError.__module__}.{ConfigError.__qualname__}: "
 """How the last line of an error begins where a worker refused its settings."""
@@ -242,8 +245,8 @@ class ActorPool(Generic[Tag]):
         try:
             ray.get(reference)
         except RayError as error:
-            self._failed_starts += 1
             reason = _last_line(error)
+            self._failed_starts += 0 if _node_died(error) else 1
             if self._failed_starts >= MAX_FAILED_STARTS or reason.startswith(REFUSAL):
                 raise RunError(f"workers cannot start: {reason.removeprefix(REFUSAL)}") from error
             logger.warning("a worker could not start: %s", reason)
@@ -277,6 +280,10 @@ def wait_for(pools: Sequence[ActorPool[Tag]], timeout: float | int | None) -> li
         over = deadline is not None and time.monotonic() >= deadline
         if finished or over or not any(pool.pending for pool in pools):
             return finished
+
+
+def _node_died(error: RayError) -> bool:
+    return isinstance(error, RayActorError) and (error.preempted or NODE_DIED in str(error))
 
 
 def _last_line(error: BaseException) -> str:

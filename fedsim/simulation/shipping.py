@@ -48,7 +48,21 @@ def absolute(config: Mapping[str, Any]) -> dict[str, Any]:
         value = data.get(key)
         if isinstance(value, str) and (key != "name" or Path(value).is_dir()):
             data[key] = str(Path(value).expanduser().absolute())
-    return {**config, "data": data}
+    parts = {key: absolute_checkpoints(config[key]) for key in ("model", "attack") if key in config}
+    return {**config, **parts, "data": data}
+
+
+def absolute_checkpoints(settings: Any) -> Any:
+    """Files that a `checkpoint` names, at any depth, by their absolute paths; what is no file here stays as it is."""
+    if isinstance(settings, list):
+        return [absolute_checkpoints(value) for value in settings]
+    if not isinstance(settings, Mapping):
+        return settings
+    known = {key: absolute_checkpoints(value) for key, value in settings.items()}
+    path = known.get("checkpoint")
+    if isinstance(path, str) and Path(path).expanduser().is_file():
+        known["checkpoint"] = str(Path(path).expanduser().absolute())
+    return known
 
 
 def _shipped_by_the_job() -> bool:

@@ -270,3 +270,10 @@ def test_an_attacks_name_is_no_path(audit, tmp_path):
         assert (folder / name).is_file()
         assert name.count("/") == 1
     assert {path.name for path in tmp_path.iterdir()} == {"a", "log"}
+
+
+def test_what_an_audit_would_not_use_of_a_crew_is_refused(command, tmp_path):
+    crew = "+simulation.attack_crews={patch_gradient: {timeout: 60, threads: 2}}"
+    code, _, err = command("fedsim-audit", "attack=[patch_gradient]", crew, f"run_dir={tmp_path / 'a'}")
+    assert code == 2
+    assert "simulation.attack_crews.patch_gradient.threads=2: left out" in err

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import matrix_units
+from experiments import leakage_matrix, matrix_units
 from fedsim.tracking.durable import locked
 from server.results import ResultWriter
 from tests.experiments.run_files import rows
@@ -279,3 +279,27 @@ def test_sigkill_in_the_middle(matrix, tmp_path):
     assert len(lines) == len(set(lines)) == 4
     whole, *_ = matrix()
     assert numbers(whole) == numbers(root)
+
+
+def test_workers_of_a_cluster_find_relative_paths_and_the_folder_stays_the_same_matrix(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "g.safetensors").touch()
+    config = {
+        "data": {"path": "pictures"},
+        "model": {"checkpoint": "g.safetensors"},
+        "attack": {"gias": {"generator": {"checkpoint": "g.safetensors"}}},
+        "ray": {"address": "10.0.0.1:6379"},
+        "simulation": {"engine": "ray", "threads": 2},
+        "audit": {"victims": 1},
+    }
+    unit = matrix_units.Unit("none", matrix_units.AUDIT, "untrained", tmp_path / "m" / "rows" / "none" / "a", config)
+    sent = leakage_matrix._alone(unit, config["simulation"])
+    assert sent.config["simulation"] == {"engine": "inline", "threads": 2}
+    assert sent.config["data"] == {"path": str(tmp_path / "pictures")}
+    assert sent.config["model"] == {"checkpoint": str(tmp_path / "g.safetensors")}
+    asked = {"settings": sent.settings, "attacks": sent.config["attack"]}
+    unit.folder.mkdir(parents=True)
+    (unit.folder / matrix_units.ASKED).write_text(json.dumps(asked))
+    matrix_units.check_unit(unit)
+    here = matrix_units.Unit("none", unit.kind, unit.label, unit.folder, config | {"ray": {"address": None}})
+    assert leakage_matrix._alone(here, config["simulation"]).config["data"] == {"path": "pictures"}

@@ -1,8 +1,11 @@
 """Attacks beside the training: faults lose nothing and name themselves."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from fedsim.simulation.actor_pool import ActorPool
 from fedsim.simulation.placement import Request
 from server import scheduling
 from server.honest_but_curious import HonestButCurious
@@ -121,6 +124,44 @@ def test_training_does_not_wait_for_workers_that_nothing_has_room_for(observed, 
         assert scheduler.pending == 2
     finally:
         scheduler.close()
+
+
+class FakePool(ActorPool):
+    """Holds what it is given; its workers start when they are told to, and end nothing."""
+
+    size, started, waiting, running, pending = 1, 0, 0, 0, 0
+
+    def __init__(self, *_):
+        """Starts nobody."""
+
+    def submit(self, *_):
+        self.pending += 1
+
+    def expire(self, seconds):
+        return []
+
+
+def test_a_full_queue_without_workers_is_waited_for_once_and_not_for_each_observation(observed, monkeypatch):
+    now = [0.0]
+
+    def passing(pools, seconds):
+        now[0] += seconds
+        return []
+
+    monkeypatch.setattr(scheduling, "ActorPool", FakePool)
+    monkeypatch.setattr(scheduling, "wait_for", passing)
+    monkeypatch.setattr(scheduling, "ray", SimpleNamespace(remote=lambda cls: cls, put=lambda value: value))
+    monkeypatch.setattr(scheduling, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    scheduler = RayAttacks({"a": {"_target_": FAULTY, "fault": "none"}}, 0, lambda *_: None, backlog=0)
+    for observation, truth in observed:
+        scheduler.submit(observation, truth)
+    assert now[0] == scheduling.PATIENCE
+    (pool,) = scheduler._pools.values()
+    pool.started = 1
+    scheduler.collect()
+    pool.started = 0  # and is lost again: waited for anew
+    scheduler.submit(*observed[0])
+    assert now[0] == 2 * scheduling.PATIENCE
 
 
 def test_clients_without_room_get_that_of_attacks_and_no_attack_is_lost(observed, ray_on_this_machine):

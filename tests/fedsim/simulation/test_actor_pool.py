@@ -1,9 +1,11 @@
 """The pool's own promises; what a Grid and a scheduler make of it is tested with them."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 import ray
+from ray.exceptions import ActorDiedError
 
 from fedsim.errors import RunError
 from fedsim.simulation import actor_pool
@@ -47,6 +49,39 @@ def test_workers_that_cannot_start_are_an_error_not_a_loop(ray_on_this_machine):
     with pytest.raises(RunError, match=r"workers cannot start: .*no data here"):
         everything(pool)
     pool.close()
+
+
+class Started:
+    """In place of an actor; `ray.get` is asked how its start ended."""
+
+    def __init__(self, number):
+        self.number = number
+        self.ready = SimpleNamespace(remote=lambda: f"start of {number} at {id(self)}")
+
+
+def pool_whose_starts_end_with(error, monkeypatch):
+    def get(reference):
+        raise error
+
+    monkeypatch.setattr(actor_pool, "ray", SimpleNamespace(get=get))
+    return ActorPool(Started, actor_pool.MAX_FAILED_STARTS)
+
+
+def test_a_node_lost_with_all_its_starting_workers_is_no_failed_start(monkeypatch):
+    # As the GCS words it; only the class is Ray's.
+    lost = ActorDiedError()
+    lost.error_msg = "The actor died because its node has died. Node Id: 6f\n\tthe actor's node was terminated"
+    pool = pool_whose_starts_end_with(lost, monkeypatch)
+    before = list(pool._numbers)
+    assert pool.take(pool.references) == []
+    assert (pool.size, pool.started) == (actor_pool.MAX_FAILED_STARTS, 0)
+    assert not set(before) & set(pool._numbers)
+
+
+def test_workers_that_die_as_they_start_are_an_error_not_a_loop(monkeypatch):
+    pool = pool_whose_starts_end_with(ActorDiedError(), monkeypatch)
+    with pytest.raises(RunError, match="workers cannot start"):
+        pool.take(pool.references)
 
 
 def test_a_worker_without_its_data_ends_the_run_with_the_key_and_the_node(ray_on_this_machine):

@@ -70,3 +70,24 @@ def test_paths_are_absolute_for_workers_elsewhere(tmp_path, monkeypatch):
         "cache_dir": os.path.expanduser("~/c"),  # noqa: PTH111 - what a shell would make of it
     }
     assert absolute({"data": {"name": "uoft-cs/cifar10"}})["data"] == {"name": "uoft-cs/cifar10"}
+
+
+def test_checkpoints_are_absolute_wherever_they_stand(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.safetensors").touch()
+    there = str(tmp_path / "a.safetensors")
+    config = {
+        "data": {},
+        "model": {"name": "vit_nano", "checkpoint": "a.safetensors"},
+        "attack": {
+            "gias": {"generator": {"checkpoint": "a.safetensors"}, "steps": 3},
+            "many": {"priors": [{"network": {"checkpoint": "a.safetensors"}}, 1.0]},
+            "other": {"checkpoint": "a name that some hub knows", "path": "a.safetensors"},
+        },
+    }
+    sent = absolute(config)
+    assert sent["model"] == {"name": "vit_nano", "checkpoint": there}
+    assert sent["attack"]["gias"] == {"generator": {"checkpoint": there}, "steps": 3}
+    assert sent["attack"]["many"] == {"priors": [{"network": {"checkpoint": there}}, 1.0]}
+    assert sent["attack"]["other"] == config["attack"]["other"]
+    assert config["model"]["checkpoint"] == "a.safetensors"

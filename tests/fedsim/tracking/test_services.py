@@ -1,6 +1,7 @@
 """Optional trackers: what is missing is named in one line, and a run is found again."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,3 +54,24 @@ def test_settings_become_flat():
     nested = {"a": {"b": {"c": 1}, "none": None}, "list": [1, {"x": 2}], "text": "t", "empty": {}}
     expected = {"a.b.c": "1", "a.none": "null", "list": '[1, {"x": 2}]', "text": "t", "empty": "{}"}
     assert dict(flat(nested)) == expected
+
+
+@pytest.mark.parametrize("fails", ["log", "finish"])
+def test_a_service_of_weights_and_biases_that_died_is_left_out(fails, tmp_path, monkeypatch, caplog):
+    class Refused(Exception):  # noqa: N818 - the library calls its own Error
+        """In place of wandb.errors.Error, which is no OSError either."""
+
+    def call(name):
+        def answer(*_, **__):
+            if name == fails:
+                raise Refused("the service\nis gone")
+
+        return answer
+
+    run = SimpleNamespace(dir=str(tmp_path), define_metric=call("define"), log=call("log"), finish=call("finish"))
+    fake = SimpleNamespace(init=lambda **_: run, Settings=lambda **_: None)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setitem(sys.modules, "wandb.errors", SimpleNamespace(Error=Refused))
+    with Trackers({"wandb": {"_target_": CLASSES["wandb"]}}, tmp_path) as trackers:
+        trackers.log(1, {"accuracy": 0.5})
+    assert "tracker.wandb gets nothing from here on: the service is gone" in caplog.text
