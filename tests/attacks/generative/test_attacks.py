@@ -126,6 +126,22 @@ def test_all_samples_for_the_scorer_or_their_mean(scene, cpu):
     torch.testing.assert_close(mean[0], every.mean(dim=0))
 
 
+class Shades(torch.nn.Module):
+    """Somebody's conditional generator: a class is a shade of grey."""
+
+    latent, num_classes = 6, 4
+
+    def forward(self, latent, labels):
+        return (labels / 4.0).reshape(-1, 1, 1, 1).expand(-1, 3, 16, 16)
+
+
+def test_samples_of_a_foreign_generator_are_of_all_its_classes(scene, cpu):
+    observation, _, _ = scene
+    samples = GeneratorSamples(Generator(module=Shades()), 64, "best")
+    drawn = samples(observation, torch.Generator().manual_seed(0), cpu).images
+    assert drawn[:, 0, 0, 0].unique().tolist() == [0.0, 0.25, 0.5, 0.75]
+
+
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
