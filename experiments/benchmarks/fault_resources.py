@@ -1,5 +1,6 @@
 """Faults of what a run shares with others: Ray's object store, the ports of Flower's processes."""
 
+import re
 import secrets
 import socket
 import subprocess
@@ -35,6 +36,7 @@ DEPLOYED = (
     "tracker=[]",
     "simulation.worker_sums=0",
 )
+TAKEN = re.compile(r"\balready in use\b|\bbind\b", re.IGNORECASE)
 FLOWER = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -75,7 +77,7 @@ def superlink_port_taken(bench: Bench, finding: Finding) -> None:
     """A SuperLink at a port where somebody else listens."""
     flower = _Flower(bench)
     with taken_port() as port:
-        finding.check(*_told("SuperLink", *flower.ends(*flower.superlink(port))))
+        finding.check(*told("SuperLink", port, *flower.ends(*flower.superlink(port))))
     left = bench.tree.left_after(30.0)
     finding.check(not left, "no process left", f"processes left: {[one.title for one in left]}")
 
@@ -88,7 +90,7 @@ def supernode_port_taken(bench: Bench, finding: Finding) -> None:
     wait_until(lambda: link.poll() is not None or _listens(port), 120.0, "a SuperLink that answers", pause=0.2)
     finding.check(link.poll() is None, "the SuperLink starts", f"the SuperLink ended: {flower.said()}")
     with taken_port() as other:
-        finding.check(*_told("SuperNode", *flower.ends(*flower.supernode(port, other, 0))))
+        finding.check(*told("SuperNode", other, *flower.ends(*flower.supernode(port, other, 0))))
     for number in range(2):
         flower.start(*flower.supernode(port, free_port(), number))
     deployed = bench.folder("run")
@@ -149,9 +151,10 @@ class _Flower:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
 
-def _told(who: str, code: int | None, words: str) -> tuple[bool, str, str]:
-    """Arguments of `Finding.check`: it ended by itself, not well, and the reason names the address."""
-    lines = [line.strip() for line in words.splitlines() if "use" in line.lower() or "bind" in line.lower()]
+def told(who: str, port: int, code: int | None, words: str) -> tuple[bool, str, str]:
+    """Arguments of `Finding.check`: it ended by itself, not well, and one line names the port and says it is taken."""
+    named = re.compile(rf"\b{port}\b")
+    lines = [line.strip() for line in words.splitlines() if named.search(line) and TAKEN.search(line)]
     line = lines[-1] if lines else " ".join(words.split())[-200:]
     right = code not in (None, 0) and bool(lines)
     return right, f"{who}: exit {code}, `{line}`", f"{who}: {'goes on' if code is None else f'exit {code}'}, `{line}`"

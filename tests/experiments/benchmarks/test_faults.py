@@ -2,13 +2,17 @@
 
 import csv
 import io
+import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from experiments.benchmarks import faults
+from experiments.benchmarks.fault_clients import AT_CLIENT, AT_ROUND, client_shares_nan
 from experiments.benchmarks.fault_processes import ProcessTree, wait_until
-from experiments.benchmarks.fault_runs import Bench, differences, doubled
+from experiments.benchmarks.fault_resources import told
+from experiments.benchmarks.fault_runs import CLIENTS, Bench, Run, differences, doubled
 from experiments.benchmarks.fault_table import COLUMNS, Finding, Row, to_csv, to_markdown
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
@@ -84,6 +88,42 @@ def test_a_run_that_differs_is_told_by_what_differs(written):
         "reconstructions: 1 files differ, file first",
         "resume points are left over",
     ]
+
+
+@pytest.mark.parametrize(("error", "ok"), [
+    ("client 1: layer has values that are not finite", True),
+    ("TypeError: Update() got an unexpected keyword argument", False),
+])  # fmt: skip
+def test_a_client_that_failed_for_another_reason_has_shared_no_nan(written, error, ok):
+    def metrics(failed):
+        failures = {AT_ROUND: [{"client": AT_CLIENT, "error": error}]} if failed else {}
+        taking_part = [
+            {"round": n, "loss": 1.0, "clients": CLIENTS - len(failures.get(n, ())), "failures": failures.get(n, [])}
+            for n in range(AT_ROUND + 1)
+        ]
+        return "".join(f"{json.dumps(line)}\n" for line in taking_part)
+
+    reference, failed = written("whole", metrics=metrics(False)), written("failed", metrics=metrics(True))
+    result = {"observation": "o", "attack": "labels", "round": AT_ROUND, "client": AT_CLIENT}
+    (reference / "attacks.jsonl").write_text(json.dumps({**result, "images": [{"image": "p"}]}) + "\n")
+    (failed / "attacks.jsonl").write_text("")
+    run = Run(None, failed, failed / "log")
+    bench = SimpleNamespace(reference=lambda: reference, small=lambda *settings: settings, finished=lambda _: run)
+    found = faults.observe("nan", faults.Fault("a", "b", client_shares_nan), bench)
+    assert found.ok == ok, found.cells
+
+
+@pytest.mark.parametrize(("code", "words", "right"), [
+    (600, "ERROR: Unable to bind to address 127.0.0.1:20123", True),
+    (1, "[Errno 98] Address already in use: ('127.0.0.1', 20123)", True),
+    (1, "Port in server address 127.0.0.1:20123 is already in use.", True),
+    (2, "usage: flower-superlink [--port 20123]\nerror: unrecognized arguments: --host", False),
+    (1, "because the user may not\n20123", False),
+    (1, "Unable to bind to address 127.0.0.1:201234", False),
+    (None, "Unable to bind to address 127.0.0.1:20123", False),
+])  # fmt: skip
+def test_a_taken_port_is_told_by_a_line_that_names_it(code, words, right):
+    assert told("SuperLink", 20123, code, words)[0] == right
 
 
 @linux
