@@ -5,8 +5,9 @@ import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from experiments.benchmarks.fault_processes import wait_until
 from experiments.benchmarks.fault_runs import SECONDS_FOR_A_RUN, Bench, differences
@@ -14,6 +15,9 @@ from experiments.benchmarks.fault_table import Finding
 
 STORE = 75 * 2**20
 """Bytes; Ray starts with no less."""
+
+MAPPED = re.compile(r"create_and_mmap_buffer\((\d+), ([^)]+)\)")
+"""Ray's word for memory that an object store takes."""
 
 BIG = (
     "model.name=vit_small_patch16_224",  # 88 MB of parameters
@@ -61,9 +65,17 @@ overrides = ""
 def store_too_small(bench: Bench, finding: Finding) -> None:
     alone = bench.finished(bench.start(*BIG, "simulation=inline"))
     small = {"RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(STORE)}
+    others = set(ray_logs(bench.scratch))
     run = bench.start(*BIG, f"simulation.workers={bench.workers}", environment=small)
     code = run.wait()
-    finding.say(f"store of {STORE // 2**20} MiB, state of 84 MiB")
+    stores, beside = allocations(log.read_text(errors="replace") for log in set(ray_logs(bench.scratch)) - others)
+    shown = f"{[size // 2**20 for size in stores]} MiB"
+    finding.check(
+        max(stores, default=2 * STORE) < 1.01 * STORE, f"stores of {shown}", f"stores of {shown} by Ray's log"
+    )
+    fell_back = [size for size in beside if size > STORE]
+    said = f"{len(fell_back)} times a file on disk for what is larger, {max(fell_back, default=0) // 2**20} MiB at most"
+    finding.check(bool(fell_back), said, "Ray's log tells of nothing that did not fit")
     if code != 0:
         finding.check(False, "", f"the run ended with {code}: {run.last_words}")
         return
@@ -71,6 +83,18 @@ def store_too_small(bench: Bench, finding: Finding) -> None:
     finding.check(not found, "completed with the same bits", "; ".join(found))
     left = bench.tree.left_after(30.0)
     finding.check(not left, "no process left", f"processes left: {[one.title for one in left]}")
+
+
+def ray_logs(scratch: Path) -> Iterator[Path]:
+    """Of the raylets, which hold the object stores, one a session; `session_latest` is a link to one of them."""
+    return (path for path in scratch.glob("ray/session_*/logs/raylet.out") if not path.parents[1].is_symlink())
+
+
+def allocations(logs: Iterable[str]) -> tuple[list[int], list[int]]:
+    """Bytes that object stores took in shared memory, and in files elsewhere where an object did not fit."""
+    found = [(int(size), path) for log in logs for size, path in MAPPED.findall(log)]
+    shared = [size for size, path in found if path.startswith("/dev/shm/")]  # noqa: S108 - as Ray's log has it
+    return shared, [size for size, path in found if not path.startswith("/dev/shm/")]  # noqa: S108
 
 
 def superlink_port_taken(bench: Bench, finding: Finding) -> None:
