@@ -34,13 +34,15 @@ class GeneratorSamples(Attack):
         count = examples_behind(observation)
         drawn = torch.randn(max(self.samples, count), generator.latent, generator=rng).to(device)
         with torch.no_grad():
-            # Of any class, by a generator that knows how; else of the first.
-            labels = None if hasattr(generator.module, "trained_on") else _first_class(generator, drawn)
+            # Of any class, by a generator that knows how; else each of one drawn at random.
+            labels = None if hasattr(generator.module, "trained_on") else _any_classes(generator, drawn, rng)
             pictures = generator.pictures(drawn, labels).clamp(0, 1)
         if self.pick == "mean":
             pictures = pictures.mean(dim=0, keepdim=True).expand(count, -1, -1, -1).contiguous()
         return Reconstruction(pictures, certificate=Certificate("none", "drawn without any gradient"))
 
 
-def _first_class(generator: Generator, drawn: torch.Tensor) -> torch.Tensor | None:
-    return torch.zeros(len(drawn), dtype=torch.long, device=drawn.device) if generator.num_classes else None
+def _any_classes(generator: Generator, drawn: torch.Tensor, rng: torch.Generator) -> torch.Tensor | None:
+    if not generator.num_classes:
+        return None
+    return torch.randint(generator.num_classes, (len(drawn),), generator=rng).to(drawn.device)

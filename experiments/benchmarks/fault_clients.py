@@ -16,7 +16,7 @@ def client_raises(bench: Bench, finding: Finding) -> None:
 
 
 def client_shares_nan(bench: Bench, finding: Finding) -> None:
-    _beside_inline(bench, finding, "not-a-number", "")
+    _beside_inline(bench, finding, "not-a-number", "values that are not finite")
 
 
 def client_hangs(bench: Bench, finding: Finding) -> None:

@@ -1,11 +1,13 @@
 """Faults of what a run shares with others: Ray's object store, the ports of Flower's processes."""
 
+import re
 import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from experiments.benchmarks.fault_processes import wait_until
 from experiments.benchmarks.fault_runs import SECONDS_FOR_A_RUN, Bench, differences
@@ -13,6 +15,9 @@ from experiments.benchmarks.fault_table import Finding
 
 STORE = 75 * 2**20
 """Bytes; Ray starts with no less."""
+
+MAPPED = re.compile(r"create_and_mmap_buffer\((\d+), ([^)]+)\)")
+"""Ray's word for memory that an object store takes."""
 
 BIG = (
     "model.name=vit_small_patch16_224",  # 88 MB of parameters
@@ -35,6 +40,7 @@ DEPLOYED = (
     "tracker=[]",
     "simulation.worker_sums=0",
 )
+TAKEN = re.compile(r"\balready in use\b|\bbind\b", re.IGNORECASE)
 FLOWER = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -59,9 +65,17 @@ overrides = ""
 def store_too_small(bench: Bench, finding: Finding) -> None:
     alone = bench.finished(bench.start(*BIG, "simulation=inline"))
     small = {"RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(STORE)}
+    others = set(ray_logs(bench.scratch))
     run = bench.start(*BIG, f"simulation.workers={bench.workers}", environment=small)
     code = run.wait()
-    finding.say(f"store of {STORE // 2**20} MiB, state of 84 MiB")
+    stores, beside = allocations(log.read_text(errors="replace") for log in set(ray_logs(bench.scratch)) - others)
+    shown = f"{[size // 2**20 for size in stores]} MiB"
+    finding.check(
+        max(stores, default=2 * STORE) < 1.01 * STORE, f"stores of {shown}", f"stores of {shown} by Ray's log"
+    )
+    fell_back = [size for size in beside if size > STORE]
+    said = f"{len(fell_back)} times a file on disk for what is larger, {max(fell_back, default=0) // 2**20} MiB at most"
+    finding.check(bool(fell_back), said, "Ray's log tells of nothing that did not fit")
     if code != 0:
         finding.check(False, "", f"the run ended with {code}: {run.last_words}")
         return
@@ -71,11 +85,23 @@ def store_too_small(bench: Bench, finding: Finding) -> None:
     finding.check(not left, "no process left", f"processes left: {[one.title for one in left]}")
 
 
+def ray_logs(scratch: Path) -> Iterator[Path]:
+    """Of the raylets, which hold the object stores, one a session; `session_latest` is a link to one of them."""
+    return (path for path in scratch.glob("ray/session_*/logs/raylet.out") if not path.parents[1].is_symlink())
+
+
+def allocations(logs: Iterable[str]) -> tuple[list[int], list[int]]:
+    """Bytes that object stores took in shared memory, and in files elsewhere where an object did not fit."""
+    found = [(int(size), path) for log in logs for size, path in MAPPED.findall(log)]
+    shared = [size for size, path in found if path.startswith("/dev/shm/")]  # noqa: S108 - as Ray's log has it
+    return shared, [size for size, path in found if not path.startswith("/dev/shm/")]  # noqa: S108
+
+
 def superlink_port_taken(bench: Bench, finding: Finding) -> None:
     """A SuperLink at a port where somebody else listens."""
     flower = _Flower(bench)
     with taken_port() as port:
-        finding.check(*_told("SuperLink", *flower.ends(*flower.superlink(port))))
+        finding.check(*told("SuperLink", port, *flower.ends(*flower.superlink(port))))
     left = bench.tree.left_after(30.0)
     finding.check(not left, "no process left", f"processes left: {[one.title for one in left]}")
 
@@ -88,7 +114,7 @@ def supernode_port_taken(bench: Bench, finding: Finding) -> None:
     wait_until(lambda: link.poll() is not None or _listens(port), 120.0, "a SuperLink that answers", pause=0.2)
     finding.check(link.poll() is None, "the SuperLink starts", f"the SuperLink ended: {flower.said()}")
     with taken_port() as other:
-        finding.check(*_told("SuperNode", *flower.ends(*flower.supernode(port, other, 0))))
+        finding.check(*told("SuperNode", other, *flower.ends(*flower.supernode(port, other, 0))))
     for number in range(2):
         flower.start(*flower.supernode(port, free_port(), number))
     deployed = bench.folder("run")
@@ -149,9 +175,10 @@ class _Flower:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
 
-def _told(who: str, code: int | None, words: str) -> tuple[bool, str, str]:
-    """Arguments of `Finding.check`: it ended by itself, not well, and the reason names the address."""
-    lines = [line.strip() for line in words.splitlines() if "use" in line.lower() or "bind" in line.lower()]
+def told(who: str, port: int, code: int | None, words: str) -> tuple[bool, str, str]:
+    """Arguments of `Finding.check`: it ended by itself, not well, and one line names the port and says it is taken."""
+    named = re.compile(rf"\b{port}\b")
+    lines = [line.strip() for line in words.splitlines() if named.search(line) and TAKEN.search(line)]
     line = lines[-1] if lines else " ".join(words.split())[-200:]
     right = code not in (None, 0) and bool(lines)
     return right, f"{who}: exit {code}, `{line}`", f"{who}: {'goes on' if code is None else f'exit {code}'}, `{line}`"

@@ -253,16 +253,17 @@ def markdown(rows: list[dict[str, Any]], benchmark: Benchmark) -> str:
         cells = []
         for case in benchmark.cases:
             own = [row for row in rows if row["case"] == case.name and row["attack"] == attack]
-            cells.append(_cell(own) if own else "refused or failed")
+            cells.append(_cell(own, benchmark.pictures) if own else "refused or failed")
         lines.append(f"| {title} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _cell(rows: list[dict[str, Any]]) -> str:
+def _cell(rows: list[dict[str, Any]], pictures: int) -> str:
     psnrs = [row["psnr"] for row in rows if isfinite(row["psnr"])]
     spread = stdev(psnrs) if len(psnrs) > 1 else 0.0
     others = " / ".join(f"{mean(row[name] for row in rows):.3f}" for name in MEASURES[1:])
-    return f"{mean(psnrs):.2f} ± {spread:.2f} / {others}"
+    missing = f" ({len(rows)} of {pictures})" if len(rows) < pictures else ""
+    return f"{mean(psnrs):.2f} ± {spread:.2f} / {others}{missing}"
 
 
 def composed(name: str, overrides: list[str]) -> Config:

@@ -86,20 +86,23 @@ def simulate(
         own.labels = torch.where(torch.rand(batch, generator=rng) < settings.any_label, others, own.labels)
         return simulator.observe(own, number), chosen
 
-    first = next((seen for number in range(CHUNK) if (seen := observed(number)[0]).update.tensors), None)
+    tried = range(min(CHUNK, count))
+    first = next((seen for number in tried if (seen := observed(number)[0]).update.tensors), None)
     if first is None:
-        raise ConfigError("defense", list(setup.config["defense"]), "one that shares updates: none of 256 was")
+        wanted = f"one that shares updates: none of {len(tried)} was"
+        raise ConfigError("defense", list(setup.config["defense"]), wanted)
     circumstances = Circumstances.of(first)
     hashing = UpdateHash({name: t.numel() for name, t in first.update.tensors.items()}, settings.bins, hash_seed)
     parts: list[Updates] = []
     for start in range(0, count, CHUNK):
         path = folder / f"updates-{start // CHUNK:05d}.safetensors"
+        numbers = range(start, min(start + CHUNK, count))
         part = _read(path)
         if part is None:
-            part = _simulated(observed, range(start, min(start + CHUNK, count)), circumstances, hashing, progress)
+            part = _simulated(observed, numbers, batch, circumstances, hashing, progress)
             write_whole(path, save({"hashed": part.hashed, "positions": part.positions}))
         else:
-            progress(min(start + CHUNK, count))
+            progress(numbers.stop)
         parts.append(part)
     whole = Updates(torch.cat([part.hashed for part in parts]), torch.cat([part.positions for part in parts]))
     return whole, circumstances, hashing
@@ -108,6 +111,7 @@ def simulate(
 def _simulated(
     observed: Callable[[int], tuple[Observation, list[int]]],
     numbers: range,
+    batch: int,
     circumstances: Circumstances,
     hashing: UpdateHash,
     progress: Callable[[int], None],
@@ -125,7 +129,7 @@ def _simulated(
         hashed.append(hashing(change(observation)))
         positions.append(torch.tensor(chosen))
     if not hashed:
-        return Updates(torch.empty(0, hashing.length), torch.empty(0, 1, dtype=torch.int64))
+        return Updates(torch.empty(0, hashing.length), torch.empty(0, batch, dtype=torch.int64))
     return Updates(torch.stack(hashed), torch.stack(positions))
 
 

@@ -1,13 +1,14 @@
 """`fedsim-prior` as a user calls it, on digits."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from experiments.priors import training
+from experiments.priors import inversion, training
 from fedsim.models.generator import load_generator
 
 PUBLIC = ["data.auxiliary_fraction=0.3", "prior.validation=8", "threads=1"]
@@ -90,6 +91,40 @@ def test_lti_is_trained_through_the_defense_and_used_by_an_audit(command, tmp_pa
     assert {r["reason"] for r in other if r["attack"] == "lti"} == {
         "the network was trained for something else: defense was topk, now topk: ratio was 0.5, now 0.4"
     }
+
+
+WITHHELD = ["client.batch_size=2", "prior.lti.updates=9", "prior.lti.steps=2"]
+
+
+@pytest.fixture
+def withholding(monkeypatch):
+    """`withholding(numbers)`: updates of these simulated clients are not shared; four updates are in a file."""
+    observe = inversion.Simulator.observe
+    monkeypatch.setattr(inversion, "CHUNK", 4)
+
+    def withhold(numbers):
+        def gated(self, pictures, client):
+            seen = observe(self, pictures, client)
+            return replace(seen, update=replace(seen.update, tensors={})) if client in numbers else seen
+
+        monkeypatch.setattr(inversion.Simulator, "observe", gated)
+
+    return withhold
+
+
+def test_updates_that_a_defense_withholds_are_left_out_even_a_whole_file_of_them(command, tmp_path, withholding):
+    withholding({0, *range(4, 8)})
+    root = tmp_path / "gated"
+    code, _, err = command("fedsim-prior", f"run_dir={root}", *PUBLIC, *LTI, *WITHHELD)
+    assert code == 0, err
+    assert (root / "inversion.safetensors").exists()
+
+
+def test_a_defense_that_withholds_every_update_is_named(command, tmp_path, withholding):
+    withholding(range(9))
+    code, _, err = command("fedsim-prior", f"run_dir={tmp_path / 'none'}", *PUBLIC, *LTI, *WITHHELD)
+    assert code == 2
+    assert "none of 4 was" in err
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,18 @@
 
 import csv
 import io
+import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from experiments.benchmarks import faults
+from experiments.benchmarks.fault_clients import AT_CLIENT, AT_ROUND, client_shares_nan
+from experiments.benchmarks.fault_disk import not_kept, reach
 from experiments.benchmarks.fault_processes import ProcessTree, wait_until
-from experiments.benchmarks.fault_runs import Bench, differences, doubled
+from experiments.benchmarks.fault_resources import STORE, allocations, ray_logs, store_too_small, told
+from experiments.benchmarks.fault_runs import CLIENTS, Bench, Run, differences, doubled
 from experiments.benchmarks.fault_table import COLUMNS, Finding, Row, to_csv, to_markdown
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
@@ -84,6 +89,101 @@ def test_a_run_that_differs_is_told_by_what_differs(written):
         "reconstructions: 1 files differ, file first",
         "resume points are left over",
     ]
+
+
+@pytest.mark.parametrize(("error", "ok"), [
+    ("client 1: layer has values that are not finite", True),
+    ("TypeError: Update() got an unexpected keyword argument", False),
+])  # fmt: skip
+def test_a_client_that_failed_for_another_reason_has_shared_no_nan(written, error, ok):
+    def metrics(failed):
+        failures = {AT_ROUND: [{"client": AT_CLIENT, "error": error}]} if failed else {}
+        taking_part = [
+            {"round": n, "loss": 1.0, "clients": CLIENTS - len(failures.get(n, ())), "failures": failures.get(n, [])}
+            for n in range(AT_ROUND + 1)
+        ]
+        return "".join(f"{json.dumps(line)}\n" for line in taking_part)
+
+    reference, failed = written("whole", metrics=metrics(False)), written("failed", metrics=metrics(True))
+    result = {"observation": "o", "attack": "labels", "round": AT_ROUND, "client": AT_CLIENT}
+    (reference / "attacks.jsonl").write_text(json.dumps({**result, "images": [{"image": "p"}]}) + "\n")
+    (failed / "attacks.jsonl").write_text("")
+    run = Run(None, failed, failed / "log")
+    bench = SimpleNamespace(reference=lambda: reference, small=lambda *settings: settings, finished=lambda _: run)
+    found = faults.observe("nan", faults.Fault("a", "b", client_shares_nan), bench)
+    assert found.ok == ok, found.cells
+
+
+@pytest.mark.parametrize(("code", "words", "right"), [
+    (600, "ERROR: Unable to bind to address 127.0.0.1:20123", True),
+    (1, "[Errno 98] Address already in use: ('127.0.0.1', 20123)", True),
+    (1, "Port in server address 127.0.0.1:20123 is already in use.", True),
+    (2, "usage: flower-superlink [--port 20123]\nerror: unrecognized arguments: --host", False),
+    (1, "because the user may not\n20123", False),
+    (1, "Unable to bind to address 127.0.0.1:201234", False),
+    (None, "Unable to bind to address 127.0.0.1:20123", False),
+])  # fmt: skip
+def test_a_taken_port_is_told_by_a_line_that_names_it(code, words, right):
+    assert told("SuperLink", 20123, code, words)[0] == right
+
+
+def test_a_result_that_was_made_again_after_a_kill_is_not_kept(written):
+    kept = [{"observation": "o", "attack": "a", "value": 1, "seconds": 5, "attempts": 1}]
+    assert not_kept(kept, written("whole")) == []
+    assert not_kept(kept, written("again, in more seconds")) == [("o", "a")]
+    assert not_kept(kept, written("lost", attacks=())) == [("o", "a")]
+
+
+@linux
+def test_a_moment_of_a_resumed_run_comes_after_it_goes_on(written, tmp_path):
+    folder, log = written("resumed", metrics='{"round": 0}\n{"round": 1}\n'), tmp_path / "log"
+    says = "import time; time.sleep(0.5); print('goes on after round 1', flush=True); time.sleep(600)"
+    with ProcessTree(tmp_path) as tree:
+        run = Run(tree.start(sys.executable, "-c", says, log=log), folder, log)
+        assert reach(run, 1.0, resumed=False)
+        assert run.said == ""
+        assert reach(run, 1.0, resumed=True)
+        assert "goes on" in run.said
+        run.process.kill()
+        assert not reach(run, 2.0, resumed=True)
+
+
+LOG = "(raylet) dlmalloc.cc:153: create_and_mmap_buffer({}, /dev/shm/plasmaXXXXXX)\n"
+BESIDE = "(raylet) dlmalloc.cc:153: create_and_mmap_buffer({}, /tmp/fs-x/ray/session_2026/plasmaXXXXXX)\n"
+
+
+@pytest.mark.parametrize(("log", "ok"), [
+    (LOG.format(STORE + 8) + BESIDE.format(92_278_792), True),
+    (LOG.format(2_889_875_464), False),
+    (LOG.format(2_889_875_464) + BESIDE.format(92_278_792), False),
+    (LOG.format(STORE + 8), False),
+    ("", False),
+])  # fmt: skip
+def test_a_store_that_was_large_enough_is_no_fault(written, tmp_path, log, ok):
+    folder = written("run")
+    earlier = tmp_path / "ray" / "session_1" / "logs" / "raylet.out"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text(LOG.format(2_889_875_464))
+
+    def wait():
+        session = tmp_path / "ray" / "session_2"
+        (session / "logs").mkdir(parents=True)
+        (session / "logs" / "raylet.out").write_text(log)
+        (tmp_path / "ray" / "session_latest").symlink_to(session)
+        return 0
+
+    run = SimpleNamespace(folder=folder, wait=wait)
+    bench = SimpleNamespace(
+        scratch=tmp_path,
+        workers=1,
+        start=lambda *settings, environment=None: run,
+        finished=lambda one: one,
+        tree=SimpleNamespace(left_after=lambda seconds: []),
+    )
+    found = faults.observe("object-store", faults.Fault("a", "b", store_too_small), bench)
+    assert found.ok == ok, found.cells
+    assert len(list(ray_logs(tmp_path))) == 2
+    assert allocations([log])[1] == ([92_278_792] if "/tmp" in log else [])
 
 
 @linux

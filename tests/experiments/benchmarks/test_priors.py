@@ -49,7 +49,7 @@ def test_only_pictures_of_the_classes_held_out_are_attacked(benchmark_of, cifar1
 
 
 def test_the_table_has_a_row_for_each_attack_and_says_where_there_is_no_result(benchmark_of):
-    plan = benchmark_of(SMALL, cases=(Case(1, "none"), Case(4, "topk")))
+    plan = benchmark_of(SMALL, cases=(Case(1, "none"), Case(4, "topk")), pictures=2)
     scores = ((20.0, 0.5, 0.1), (24.0, 0.7, 0.3))
     rows = [
         {"case": "none-batch-1", "attack": "gias", "picture": str(n), "psnr": p, "ssim": s, "feature": f}
@@ -58,3 +58,5 @@ def test_the_table_has_a_row_for_each_attack_and_says_where_there_is_no_result(b
     lines = markdown(rows, plan).splitlines()
     assert "| GIAS | 22.00 ± 2.83 / 0.600 / 0.200 | refused or failed |" in lines
     assert len([line for line in lines if line.startswith("|")]) == len(ROWS) + 2
+    partly = markdown(rows, replace(plan, pictures=3)).splitlines()
+    assert "| GIAS | 22.00 ± 2.83 / 0.600 / 0.200 (2 of 3) | refused or failed |" in partly

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from experiments.benchmarks.fault_processes import Process
+from experiments.benchmarks.soak import MEASURES, tell
 from experiments.benchmarks.soak_sampling import SHARED, role_of, still_there, take_sample
-from experiments.benchmarks.soak_slope import fit_slope, second_half
+from experiments.benchmarks.soak_slope import Slope, fit_slope, second_half
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are read from /proc")
 
@@ -48,6 +49,34 @@ def test_too_few_points_are_refused():
         fit_slope([1, 2, 3], [1, 2, 3])
     with pytest.raises(ValueError, match="4 points"):
         fit_slope([2] * 5, range(5))
+
+
+@pytest.mark.parametrize(("name", "slope", "good"), [
+    ("driver's own memory, bytes", Slope(100.0, -900.0, 1_100.0), True),
+    ("driver's own memory, bytes", Slope(50_000.0, 40_000.0, 60_000.0), False),
+    ("driver's own memory, bytes", Slope(200_000.0, -100_000.0, 500_000.0), False),
+    ("attack workers' own memory, bytes", None, False),
+    ("open files", Slope(1.0, 0.99, 1.01), False),
+    ("shared memory, entries", Slope(1.0, 0.99, 1.01), False),
+    ("processes", Slope(1.0, 0.99, 1.01), False),
+])  # fmt: skip
+def test_a_soak_is_good_only_where_nothing_is_shown_to_grow(name, slope, good):
+    slopes = {**dict.fromkeys(MEASURES, Slope(0.0, 0.0, 0.0)), name: slope}
+    assert tell(report(), slopes, 20_000.0) == good
+
+
+def test_a_role_that_was_never_seen_is_not_flat(capsys):
+    slopes = dict.fromkeys(MEASURES, Slope(0.0, 0.0, 0.0))
+    assert not tell(report(attacks=0), slopes, 20_000.0)
+    assert "never seen: attacks" in capsys.readouterr().out
+
+
+def report(**processes):
+    nothing = {"processes": [], "shared memory": [], "files": [], "sockets": []}
+    counts = {"driver": 1, "clients": 2, "attacks": 1, **processes}
+    sample = {"roles": {role: {"processes": count} for role, count in counts.items()}}
+    interrupted = {**nothing, "exit": 130, "seconds": 1.0, "said": "interrupted"}
+    return {"exit": 0, "ended": nothing, "interrupted": interrupted, "samples": [sample]}
 
 
 def test_the_second_half_is_what_comes_after_the_middle():
