@@ -113,6 +113,6 @@ def test_what_cannot_be_read_is_named(tmp_path, checkpoint):
 
 def test_loading_allocates_and_draws_nothing_by_the_header_alone(checkpoint):
     before = torch.get_rng_state()
-    loaded = load_trained(checkpoint).network
+    loaded = load_trained(checkpoint[0]).network
     assert torch.equal(torch.get_rng_state(), before)
     assert not any(tensor.is_meta for tensor in loaded.state_dict().values())
