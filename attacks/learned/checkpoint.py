@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
@@ -59,15 +60,16 @@ def load_trained(path: Path) -> Trained:
             if metadata.get("format") != FORMAT:
                 raise ConfigError("checkpoint", path, "an inversion.safetensors of fedsim-prior kind=lti")
             record = json.loads(metadata["record"])
-            network = InversionNetwork(**record["network"])
-            network.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+            with torch.device("meta"):  # the header may ask for any size: only what the file holds is allocated
+                network = InversionNetwork(**record["network"])
+            network.load_state_dict({name: file.get_tensor(name) for name in file.keys()}, assign=True)  # noqa: SIM118
         circumstances = Circumstances(**record["circumstances"])
         sizes = {name: _count(shape) for name, shape in circumstances.tensors.items()}
         hashed = UpdateHash(sizes, record["bins"], record["hash_seed"])
     except (SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
         what = " ".join(str(error).split())[:200]
         raise ConfigError("checkpoint", path, f"a whole inversion.safetensors: {what}") from error
-    return Trained(network.eval().requires_grad_(False), hashed, record["hash_seed"], circumstances)
+    return Trained(network.float().eval().requires_grad_(False), hashed, record["hash_seed"], circumstances)
 
 
 def _count(shape: list[int]) -> int:

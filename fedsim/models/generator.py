@@ -173,9 +173,11 @@ def load_generator(path: Path) -> ConvGenerator:
             if metadata.get("format") != FORMAT:
                 wanted = "a generator.safetensors of fedsim-prior; for other weights name their module as well"
                 raise ConfigError("generator.checkpoint", path, wanted)
-            generator = ConvGenerator(**json.loads(metadata["settings"]))
-            generator.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+            with torch.device("meta"):  # the header may ask for any size: only what the file holds is allocated
+                generator = ConvGenerator(**json.loads(metadata["settings"]))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            generator.load_state_dict(tensors, assign=True)
     except (SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
         what = " ".join(str(error).split())[:200]
         raise ConfigError("generator.checkpoint", path, f"a whole safetensors file of fedsim-prior: {what}") from error
-    return generator
+    return generator.float()

@@ -56,6 +56,13 @@ def test_what_cannot_be_loaded_is_named(tmp_path, checkpoint):
         Generator(str(pickled), nn.Linear(2, 2), latent=2)
 
 
+def test_loading_allocates_and_draws_nothing_by_the_header_alone(checkpoint):
+    before = torch.get_rng_state()
+    loaded = load_generator(checkpoint)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any(tensor.is_meta for tensor in loaded.state_dict().values())
+
+
 def test_pictures_of_another_shape_are_refused(checkpoint, cpu):
     with pytest.raises(NotApplicable, match=r"\(3, 16, 16\), the model reads \(3, 8, 8\)"):
         Generator(str(checkpoint)).check((3, 8, 8), cpu)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attacks.learned import LearnedInversion
-from attacks.learned.checkpoint import Trained, save_trained
+from attacks.learned.checkpoint import Trained, load_trained, save_trained
 from attacks.learned.circumstances import Circumstances, change
 from attacks.learned.hashing import UpdateHash
 from attacks.learned.network import InversionNetwork
@@ -109,3 +109,10 @@ def test_what_cannot_be_read_is_named(tmp_path, checkpoint):
         LearnedInversion(str(broken))
     with pytest.raises(ConfigError, match="output"):
         LearnedInversion(str(checkpoint[0]), output="best")
+
+
+def test_loading_allocates_and_draws_nothing_by_the_header_alone(checkpoint):
+    before = torch.get_rng_state()
+    loaded = load_trained(checkpoint[0]).network
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any(tensor.is_meta for tensor in loaded.state_dict().values())
