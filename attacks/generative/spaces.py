@@ -98,6 +98,8 @@ class LatentSpace(GeneratedSpace):
 class WeightSpace(GeneratedSpace):
     """The generator's weights, as one vector for each candidate, at latents that stay (Jeon et al. 2021, GIAS).
 
+    All pictures of a batch share the vector; the authors' code gives each picture a generator of its own.
+
     Args:
         latent: [batch, latent].
     """

@@ -1,6 +1,6 @@
 """What learned priors are worth: generators and LTI against their baselines and free pixels, on classes held out.
 
-python -m experiments.benchmarks.priors --data DIR --out DIR --small       under 25 minutes on two cores
+python -m experiments.benchmarks.priors --data DIR --out DIR --small       fewer pictures and steps, for two cores
 python -m experiments.benchmarks.priors --data DIR --out DIR   the full budgets
 
 DIR is a folder of class folders. Priors are trained on public pictures of all other classes, pictures of the classes
