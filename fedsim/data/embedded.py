@@ -1,4 +1,7 @@
-"""Pictures that come with scikit-learn: nothing to download, small enough for every test."""
+"""Pictures that come with scikit-learn: nothing to download, small enough for every test.
+
+Imported where they are loaded: it takes a second, and most workers need none.
+"""
 
 import io
 from collections.abc import Sequence
@@ -7,7 +10,6 @@ import numpy as np
 import PIL.Image
 from datasets import Dataset
 from jaxtyping import UInt8
-from sklearn.datasets import load_digits, load_sample_images
 
 from fedsim.data.sources import Splits, divide, features
 from fedsim.determinism import derive_seed
@@ -25,6 +27,8 @@ class Digits:
         self._seed = seed
 
     def load(self) -> Splits:
+        from sklearn.datasets import load_digits
+
         digits = load_digits()
         labels = digits.target.tolist()
         class_names = tuple(str(name) for name in digits.target_names)
@@ -68,6 +72,8 @@ class Photos:
             raise ConfigError("data.size", self._size, "a positive number of pixels")
         if self._count < 1:
             raise ConfigError("data.count", self._count, "a positive number of pictures")
+        from sklearn.datasets import load_sample_images
+
         photos = load_sample_images()
         class_names = tuple(name.replace("\\", "/").rsplit("/", 1)[-1].split(".")[0] for name in photos.filenames)
         rows = divide([row % 2 for row in range(self._count)], *self._fractions, self._seed)

@@ -7,14 +7,18 @@ import threading
 import warnings
 from collections.abc import Iterator
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from datasets import Dataset, Value
-from flwr_datasets.partitioner import Partitioner
 
 from fedsim.data.image_set import ImageSet
 from fedsim.data.pictures import PictureCache, one_line
 from fedsim.data.sources import Source
 from fedsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    # Brings pandas and matplotlib along: only who divides pictures needs it.
+    from flwr_datasets.partitioner import Partitioner
 
 # What Flower's partitioners raise for settings that the data cannot satisfy: among them a division by an empty shard.
 REFUSALS = (ValueError, KeyError, IndexError, TypeError, AssertionError, ArithmeticError)
@@ -31,7 +35,7 @@ class FederatedData:
     """
 
     def __init__(
-        self, source: Source, partitioner: Partitioner | None, image_size: int, cache_bytes: int = 4 * 2**30
+        self, source: Source, partitioner: "Partitioner | None", image_size: int, cache_bytes: int = 4 * 2**30
     ) -> None:
         if image_size < 1:
             raise ConfigError("image_size", image_size, "a positive number of pixels")

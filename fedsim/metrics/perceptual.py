@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
 from torchvision.models import AlexNet_Weights
 
 SMALLEST_SIDE = 64
@@ -49,6 +48,8 @@ def weights_file() -> Path:
 @lru_cache(maxsize=2)
 def _network(weights: Path, device: torch.device) -> nn.Module:
     """LPIPS' network, loaded once per file and device."""
+    from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity  # takes a second, weights or not
+
     network = LearnedPerceptualImagePatchSimilarity(net_type="alex", normalize=True).net
     assert isinstance(network, nn.Module)
     return network.to(device).eval()

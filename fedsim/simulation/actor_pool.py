@@ -154,6 +154,16 @@ class ActorPool(Generic[Tag]):
         self._tell()
         return finished
 
+    @property
+    def has_nothing_to_do(self) -> bool:
+        """Whether an actor waits for calls."""
+        return bool(self._idle) and not self._queue
+
+    def overdue(self, seconds: float) -> list[tuple[Tag, Any]]:
+        """Calls that have been running for longer than this, and the actor of each."""
+        now = time.monotonic()
+        return [(one.tag, actor) for actor, one in self._running.values() if now - one.since > seconds]
+
     def at_work(self) -> list[tuple[Tag, Any]]:
         """Calls that are running, and the actor of each."""
         return [(pending.tag, actor) for actor, pending in self._running.values()]

@@ -1,5 +1,6 @@
 """Messages that one worker answers one after the other, and what comes back of them."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from logging import getLogger
@@ -83,7 +84,22 @@ class Growing:
         self._sums = PartialSums()
         self._lock = Lock()
         self._ended = False
+        self._begun, self._until = 0, math.inf
         self._start = perf_counter()
+
+    def begin(self) -> bool:
+        """Count one more message as begun; False where it is another worker's by now."""
+        with self._lock:
+            if self._begun >= self._until:
+                return False
+            self._begun += 1
+            return True
+
+    def stop_early(self) -> int:
+        """Begin no more messages than have been begun, the first at least: so many will be answered."""
+        with self._lock:
+            self._until = max(self._begun, 1)
+            return self._until
 
     def add(self, message: Message, reply: Message, context: Context) -> bool:
         """Take one client's reply; False where the answer has been ended."""
@@ -107,8 +123,10 @@ class Growing:
 
 
 def run_bundle(app: ClientApp, messages: Sequence[Message], context_of: ContextOf, growing: Growing) -> Answer:
-    """Deliver the messages in order."""
+    """Deliver the messages in order, as many as are wanted of it."""
     for message in messages:
+        if not growing.begin():
+            break
         context = context_of(message.metadata.dst_node_id)
         if not growing.add(message, deliver(app, message, context), context):
             break

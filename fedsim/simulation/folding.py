@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from flwr.app import Message, RecordDict
@@ -14,11 +15,31 @@ from fedsim.simulation.bundle import Answer, Bundle, summed
 from fedsim.simulation.delivery import malformed
 
 
+@dataclass
+class _Parts:
+    """A group that comes in parts.
+
+    Attributes:
+        head: the sum of its first clients, made where they were.
+        light: the replies of those, without their updates.
+        whole: replies of others, with theirs, by message.
+    """
+
+    group: Bundle
+    head: PartialSums = field(default_factory=PartialSums)
+    light: list[Message] = field(default_factory=list)
+    whole: dict[str, Message] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.light) + len(self.whole) == len(self.group.messages)
+
+
 class Fold:
     """Holds one running sum, and those of groups that came before their turn.
 
-    A group whose worker keeps dying is answered client by client; its sum is made here then, of the same additions in
-    the same order.
+    Clients of a group are answered one by one where its worker keeps dying, and the last of them where it is slow while
+    others have nothing to do; the group's sum is made here then, of the same additions in the same order.
 
     Args:
         whole: nodes whose updates stay in their replies.
@@ -30,7 +51,7 @@ class Fold:
         self._total = PartialSums()
         self._early: dict[int, PartialSums] = {}
         self._next = 0
-        self._parts: dict[int, tuple[Bundle, dict[str, Message]]] = {}
+        self._parts: dict[int, _Parts] = {}
 
     @property
     def folded(self) -> int:
@@ -38,35 +59,39 @@ class Fold:
         return self._next
 
     def put(self, bundle: Bundle, answer: Answer) -> list[Message]:
-        """Take a group's sum, or one client of a group that was split; the replies, without their updates."""
+        """Take a group's sum, or one of its parts; the replies, without their updates."""
         if bundle.group not in self._parts:
             self._add(bundle.group, PartialSums.read(answer.sums))
             return answer.replies
-        group, replies = self._parts[bundle.group]
-        (replies[bundle.key],) = answer.replies
-        if len(replies) < len(group.messages):
-            return []
-        return self._sum_parts(bundle.group)
+        parts = self._parts[bundle.group]
+        if bundle.whole is None:
+            (parts.whole[bundle.key],) = answer.replies
+        else:
+            parts.head.merge(PartialSums.read(answer.sums))
+            parts.light += answer.replies
+        return self._sum_parts(bundle.group) if parts.complete else []
 
     def rest(self) -> list[Message]:
-        """The replies of split groups that never became whole; their sums are of those who answered."""
+        """The replies of groups in parts that never became whole; their sums are of those who answered."""
         return [reply for group in sorted(self._parts) for reply in self._sum_parts(group)]
 
     def _sum_parts(self, number: int) -> list[Message]:
-        group, replies = self._parts.pop(number)
-        sums = PartialSums()
-        answered = [message for message in group if message.metadata.message_id in replies]
+        parts = self._parts.pop(number)
+        answered = [message for message in parts.group if message.metadata.message_id in parts.whole]
         light = [
-            summed(replies[message.metadata.message_id], message, sums, self._whole, self._rules)
+            summed(parts.whole[message.metadata.message_id], message, parts.head, self._whole, self._rules)
             for message in answered
         ]
-        self._add(number, sums)
-        return light
+        self._add(number, parts.head)
+        return parts.light + light
 
-    def split(self, bundle: Bundle) -> list[Bundle]:
-        """The group's clients one by one, their updates whole."""
-        self._parts[bundle.group] = (bundle, {})
-        return [Bundle((message,), None, bundle.group) for message in bundle]
+    def split(self, bundle: Bundle, begun: int = 0) -> list[Bundle]:
+        """The clients after the first `begun`, one by one, their updates whole; the bundle's own sum is of the others.
+
+        Of a group that was split before, the bundle is its first clients.
+        """
+        self._parts.setdefault(bundle.group, _Parts(bundle))
+        return [Bundle((message,), None, bundle.group) for message in bundle.messages[begun:]]
 
     def is_part(self, bundle: Bundle) -> bool:
         return bundle.group in self._parts

@@ -178,15 +178,19 @@ class SimulatedGrid(Grid):
             while waiting and self._may_start(waiting[0], len(under_way), fold):
                 submit(self._joined(waiting) if fold is None else waiting.popleft())
             self.on_look()
-            for end in self._poll(min(left, SECONDS_BETWEEN_LOOKS)):
+            ended = self._poll(min(left, SECONDS_BETWEEN_LOOKS))
+            for bundle, begun in self._taken_back():
+                for one in _one_by_one(bundle, begun) if fold is None else fold.split(bundle, begun):
+                    submit(one)
+            for end in ended:
                 under_way.discard(end.bundle.key)
                 if end.answer is not None or len(end.bundle.messages) == 1:
                     yield from self._taken(end, fold)
                 elif fold is not None:
                     waiting.extendleft(reversed(fold.split(end.bundle)))
                 else:
-                    for message in end.bundle:
-                        submit(Bundle((message,)))
+                    for one in _one_by_one(end.bundle):
+                        submit(one)
 
     def _may_start(self, bundle: Bundle, under_way: int, fold: Fold | None) -> bool:
         """A group that takes long holds up the sum: few may run ahead of it, or their sums would fill the memory."""
@@ -265,6 +269,10 @@ class SimulatedGrid(Grid):
     def _poll(self, timeout: float | int | None) -> list[Ended]:
         """Bundles that ended: at least one, unless `timeout` seconds pass first or none is under way."""
 
+    def _taken_back(self) -> list[tuple[Bundle, int]]:
+        """Bundles under way whose worker has agreed to answer only their first messages, so many; the rest is ours."""
+        return []
+
     @abstractmethod
     def _abandon(self, keys: set[str]) -> list[Ended]:
         """Forget these bundles; what some of them had finished."""
@@ -283,6 +291,10 @@ def make_context(node_id: int, num_clients: int, state: RecordDict | None) -> Co
         state=RecordDict() if state is None else state,
         run_config={},
     )
+
+
+def _one_by_one(bundle: Bundle, begun: int = 0) -> list[Bundle]:
+    return [Bundle((message,)) for message in bundle.messages[begun:]]
 
 
 def _sums_wanted(messages: Sequence[Message]) -> tuple[int, frozenset[int]]:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from logging import getLogger
 from typing import Any
 
@@ -28,6 +29,9 @@ SPAN = 0.05
 """Seconds of work that messages are put together for: a call costs Ray one or two milliseconds, whatever is in it."""
 
 MOST_TOGETHER = 16
+
+OVERDUE = 2.0
+"""Seconds after which a worker's messages that it has not begun go to workers that have nothing to do."""
 
 SECONDS_TO_TELL = 5.0
 """For workers that ran out of time to say what they had finished."""
@@ -85,6 +89,11 @@ class ClientWorker(PooledWorker):
         at, growing = self._at
         return growing.end() if at == key else Answer()
 
+    def stop_early(self, key: str) -> int | None:
+        """How many messages of this bundle it will answer, at work on the last of them; None where it is done."""
+        at, growing = self._at
+        return growing.stop_early() if at == key else None
+
 
 class RayGrid(SimulatedGrid):
     """Clients run on `workers` Ray actors; Ray must be initialised.
@@ -122,6 +131,9 @@ class RayGrid(SimulatedGrid):
 
         self._pool: ActorPool[Bundle] = ActorPool(start, workers, max_retries, self._tell_waiting)
         self._content: tuple[RecordDict, Any] | None = None
+        self._asked: dict[str, tuple[Bundle, Any]] = {}
+        self._begun: dict[str, int] = {}
+        self._rest: list[tuple[Bundle, int]] = []
 
     @property
     def _ready(self) -> bool:
@@ -134,11 +146,12 @@ class RayGrid(SimulatedGrid):
     def _submit(self, bundle: Bundle) -> None:
         # The content travels by reference: of the messages only their metadata are sent.
         content = self._put(bundle.messages[0].content)
-        metadata = [message.metadata for message in bundle]
-        nodes = [one.dst_node_id for one in metadata]
 
         def call(worker: Any) -> Any:
             before = time.perf_counter()
+            self._asked.pop(bundle.key, None)  # whoever was asked is dead
+            metadata = [message.metadata for message in self._kept(bundle)]
+            nodes = [one.dst_node_id for one in metadata]
             states = {node: self.states[node] for node in nodes if node in self.states}
             reference = worker.run.remote([content], metadata, states, bundle.whole)
             self.traffic.send += time.perf_counter() - before
@@ -159,7 +172,7 @@ class RayGrid(SimulatedGrid):
 
     def _poll(self, timeout: float | int | None) -> list[Ended]:
         before = self._pool.seconds_fetching
-        ended = [_ended(end) for end in self._pool.wait(timeout)]
+        ended = [self._ended(end) for end in self._pool.wait(timeout)]
         self.traffic.receive += self._pool.seconds_fetching - before
         return ended
 
@@ -167,8 +180,46 @@ class RayGrid(SimulatedGrid):
         fair = math.ceil(waiting / self._ahead)
         return max(1, min(MOST_TOGETHER, fair, int(SPAN / max(seconds, 1e-6))))
 
+    def _taken_back(self) -> list[tuple[Bundle, int]]:
+        """Asked of those who are slow while others have nothing to do; most answers come at a later call."""
+        if self._pool.has_nothing_to_do:
+            for bundle, actor in self._pool.overdue(OVERDUE):
+                if len(bundle.messages) > 1 and bundle.key not in {*self._begun, *self._asked}:
+                    reference = actor.stop_early.options(concurrency_group=WATCH).remote(bundle.key)
+                    self._asked[bundle.key] = bundle, reference
+        references = [reference for _, reference in self._asked.values()]
+        ready = set(ray.wait(references, num_returns=len(references), timeout=0)[0] if references else ())
+        for key, (bundle, reference) in list(self._asked.items()):
+            if reference in ready:
+                del self._asked[key]
+                if (begun := _told(reference)) is not None:
+                    self._begun[key] = begun
+                    self._rest.append((bundle, begun))
+        taken, self._rest = self._rest, []
+        return taken
+
+    def _kept(self, bundle: Bundle) -> Bundle:
+        """Without what was taken back."""
+        begun = self._begun.get(bundle.key)
+        return bundle if begun is None else replace(bundle, messages=bundle.messages[:begun])
+
+    def _ended(self, end: Finished[Bundle]) -> Ended:
+        assert end.value is None or isinstance(end.value, Answer)
+        bundle, answer = self._kept(end.tag), end.value
+        self._forget(bundle)
+        if answer is not None and len(answer.replies) < len(bundle.messages):
+            # It stopped early, and its word for that is still on the way.
+            self._rest.append((bundle, len(answer.replies)))
+        return Ended(bundle, answer, end.error or "")
+
+    def _forget(self, bundle: Bundle) -> None:
+        self._asked.pop(bundle.key, None)
+        self._begun.pop(bundle.key, None)
+
     def _abandon(self, keys: set[str]) -> list[Ended]:
         late = [(bundle, actor) for bundle, actor in self._pool.at_work() if bundle.key in keys]
+        for bundle, _ in late:
+            self._forget(bundle)
         asked = {
             actor.so_far.options(concurrency_group=WATCH).remote(bundle.key): bundle
             for bundle, actor in late
@@ -190,6 +241,10 @@ class RayGrid(SimulatedGrid):
         self._content = None
 
 
-def _ended(end: Finished[Bundle]) -> Ended:
-    assert end.value is None or isinstance(end.value, Answer)
-    return Ended(end.tag, end.value, end.error or "")
+def _told(reference: Any) -> int | None:
+    try:
+        begun: int | None = ray.get(reference)
+    except RayError as error:
+        logger.warning("a worker that is slow says nothing: %s", type(error).__name__)
+        return None
+    return begun

@@ -56,7 +56,7 @@ def test_the_same_seed_gives_the_same_bytes_inline_and_on_one_or_two_workers(fed
     assert (other / "metrics.jsonl").read_bytes() != first
 
 
-def test_weights_are_shared_and_trained_alike_inline_and_on_ray(fedsim, ray_on_this_machine):
+def test_weights_are_shared_and_trained_alike_inline_and_on_ray_whose_workers_tell_what_they_need(fedsim, ray_on_this_machine):
     settings = [
         "strategy=fedavg",
         "client.batch_size=64",
@@ -69,6 +69,12 @@ def test_weights_are_shared_and_trained_alike_inline_and_on_ray(fedsim, ray_on_t
     last = rows(inline, "metrics")[-1]
     assert last["clients"] == 2
     assert 0 <= last["client_accuracy"] <= 1
+    for row in rows(on_ray, "timings")[1:]:
+        assert row["send"] > 0
+        assert row["receive"] > 0
+        assert row["send"] + row["receive"] < row["train"]
+        assert row["client_evaluate"] > 0
+        assert row["worker_memory_gib"] > 0.1
 
 
 @pytest.mark.parametrize("defense", ["fixed_pe", "withhold_pe", "no_pe"])
@@ -217,13 +223,3 @@ def test_round_timings_reach_the_report(fedsim):
     events.Reload()
     shown = [(event.step, event.value) for event in events.Scalars("timings/train")]
     assert shown == [(row["round"], pytest.approx(row["train"])) for row in timings[1:]]
-
-
-def test_workers_on_ray_tell_what_they_need(fedsim, ray_on_this_machine):
-    settings = ["strategy=fedavg", "strategy.fraction_evaluate=1.0", "simulation.workers=2", "attack=[]"]
-    for row in rows(fedsim(*settings), "timings")[1:]:
-        assert row["send"] > 0
-        assert row["receive"] > 0
-        assert row["send"] + row["receive"] < row["train"]
-        assert row["client_evaluate"] > 0
-        assert row["worker_memory_gib"] > 0.1

@@ -27,6 +27,8 @@ def make_client_app():
                 os.kill(os.getpid(), signal.SIGKILL)
             if config["order"] == "hang":
                 time.sleep(600)
+            if config["order"] == "slow":
+                time.sleep(6)
         visits = context.state.config_records.get("memory", ConfigRecord({"visits": 0}))["visits"] + 1
         if config["order"] == "remember":
             context.state["memory"] = ConfigRecord({"visits": visits})

@@ -1,6 +1,7 @@
 """Sums of replies that were checked: honest ones to the same bits, and nothing of any other."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from flwr.clientapp import ClientApp
 from fedsim.partial_sums import SUM, SUM_OF, SUM_WANTED, PartialSums
 from fedsim.records import ARRAYS, CONFIG, METRICS, UPDATE, from_arrays
 from fedsim.simulation import InlineGrid, node_id_of
-from fedsim.simulation.bundle import Answer, Bundle
-from fedsim.simulation.delivery import deliver
+from fedsim.simulation.bundle import Answer, Bundle, Growing, run_bundle
+from fedsim.simulation.delivery import deliver, partition_of
 from fedsim.simulation.folding import Fold
+from fedsim.simulation.grid import make_context
 from tests.fuzz.federation import KINDS, honest, make_rules, start
 
 CLIENTS = 7
@@ -67,6 +69,14 @@ def round_of(kind, rules, changes=None, left_out=()):
     return replies, [reply.content for reply in replies if not reply.has_error() and SUM in reply.content]
 
 
+def group_of_three():
+    content = instructions()
+    messages = tuple(Message(content, node_id_of(client), "train") for client in range(3))
+    for number, message in enumerate(messages):
+        message.metadata.__dict__["_message_id"] = str(number)
+    return messages
+
+
 def same_sums(left, right):
     (a,), (b,) = left, right
     one, other = from_arrays(a[SUM]), from_arrays(b[SUM])
@@ -119,10 +129,7 @@ def test_the_order_of_tensors_makes_no_sum_of_its_own():
 
 
 def test_a_group_whose_worker_died_is_checked_where_its_sum_is_made():
-    content, rules = instructions(), make_rules("delta")
-    messages = tuple(Message(content, node_id_of(client), "train") for client in range(3))
-    for number, message in enumerate(messages):
-        message.metadata.__dict__["_message_id"] = str(number)
+    messages, rules = group_of_three(), make_rules("delta")
     contents = [honest("delta", client) for client in range(3)]
     _nan(contents[1])
     fold, light = Fold(frozenset(), rules), []
@@ -137,10 +144,7 @@ def test_a_group_whose_worker_died_is_checked_where_its_sum_is_made():
 
 
 def test_of_a_split_group_that_runs_out_of_time_those_who_answered_are_in_the_sum():
-    content, rules = instructions(), make_rules("delta")
-    messages = tuple(Message(content, node_id_of(client), "train") for client in range(3))
-    for number, message in enumerate(messages):
-        message.metadata.__dict__["_message_id"] = str(number)
+    messages, rules = group_of_three(), make_rules("delta")
     fold = Fold(frozenset(), rules)
     parts = fold.split(Bundle(messages, frozenset(), 0))
     for part, client in ((parts[2], 2), (parts[0], 0)):
@@ -151,6 +155,34 @@ def test_of_a_split_group_that_runs_out_of_time_those_who_answered_are_in_the_su
     ((_, total),) = PartialSums.read(sums).by_key.items()
     assert total.clients == 2
     assert fold.rest() == []
+
+
+def answer_to(messages, rules, whole):
+    """As a worker gives it: the sum of these clients, and their replies without updates."""
+    growing = Growing(whole, rules)
+    app = Answering(
+        lambda message, context: Message(honest("delta", partition_of(message.metadata.dst_node_id)), reply_to=message)
+    )
+    return run_bundle(app, messages, lambda node: make_context(node, 3, None), growing)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("begun", [1, 2])
+def test_a_group_whose_last_clients_were_taken_back_has_the_same_sum(begun, lost):
+    messages, rules = group_of_three(), make_rules("delta")
+    group, whole = Bundle(messages, frozenset({node_id_of(2)}), 0), frozenset({node_id_of(2)})
+    fold = Fold(whole, rules)
+    _, undisturbed = fold.result(messages, fold.put(group, answer_to(messages, rules, whole)))
+    fold, light = Fold(whole, rules), []
+    rest = fold.split(group, begun)
+    assert [part.key for part in rest] == [message.metadata.message_id for message in messages[begun:]]
+    head = replace(group, messages=messages[:begun])
+    parts = [*reversed(rest), *(fold.split(head) if lost else [head])]
+    for part in parts:
+        light += fold.put(part, answer_to(part.messages, rules, part.whole))
+    replies = {reply.metadata.reply_to_message_id: reply for reply in light}
+    assert [ARRAYS in replies[message.metadata.message_id].content for message in messages] == [False, False, True]
+    assert same_sums(fold.result(messages, light)[1], undisturbed)
 
 
 def test_a_grid_without_rules_does_not_claim_to_check():

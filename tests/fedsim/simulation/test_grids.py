@@ -4,7 +4,8 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 
 from fedsim.simulation import InlineGrid, node_id_of, on_ray, partition_of
 from fedsim.simulation.on_ray import ClientWorker, RayGrid
@@ -78,7 +79,8 @@ def test_a_late_client_answers_with_an_error_and_the_next_round_is_whole(ray_on_
         grid.close()
 
 
-def test_quick_clients_travel_together_and_one_that_hangs_costs_only_those_behind_it(ray_on_this_machine, monkeypatch):
+def test_quick_clients_travel_together_and_one_that_hangs_costs_itself_alone(ray_on_this_machine, monkeypatch):
+    monkeypatch.setattr(on_ray, "OVERDUE", 0.5)
     monkeypatch.setattr(on_ray, "SPAN", 1e6)  # however slow the machine: these are quick clients
     grid = RayGrid(24, make_client_app, workers=2, request=Request(cpus=0.5))
     sent = []
@@ -92,8 +94,7 @@ def test_quick_clients_travel_together_and_one_that_hangs_costs_only_those_behin
         assert sent[0] == 6
         assert len(sent) < sum(sent) == 24
         replies = answers(grid.send_and_receive(messages(grid, "hang", [3]), timeout=8.0))
-        late = "no reply within 8 s"
-        assert replies == [0, 1, 2, late, late, late, *range(6, 24)]
+        assert replies == [0, 1, 2, "no reply within 8 s", *range(4, 24)]
         sent.clear()
         replies = answers(grid.send_and_receive(messages(grid, "die", [20])))
         assert replies == [*range(20), "its worker died 3 times", *range(21, 24)]
@@ -113,6 +114,45 @@ def test_a_worker_tells_of_the_bundle_that_it_is_asked_for_alone():
     assert answers(worker.run([reference], [first.metadata], {}, None).replies) == [0]
     assert worker.so_far("1").replies == []  # handed over, and not begun
     assert answers(worker.so_far("0").replies) == [0]
+
+
+def test_what_a_slow_worker_has_not_begun_is_done_by_others_and_answered_once(ray_on_this_machine, monkeypatch):
+    monkeypatch.setattr(on_ray, "SPAN", 1e6)
+    monkeypatch.setattr(on_ray, "OVERDUE", 0.5)
+    grid, seen = RayGrid(8, make_client_app, workers=2, request=Request(cpus=0.5)), []
+    try:
+        list(grid.send_and_receive(messages(grid)))
+        grid.on_reply = lambda reply: seen.append(reply.content["m"]["client"])
+        assert answers(grid.send_and_receive(messages(grid, "slow", [0]))) == list(range(8))
+        assert seen[-1] == 0  # the one behind it did not wait
+        assert sorted(seen) == list(range(8))
+        seen.clear()
+        assert answers(grid.send_and_receive(messages(grid, "remember"))) == list(range(8))
+        assert sorted(seen) == list(range(8))
+    finally:
+        grid.close()
+
+
+def test_a_worker_agrees_to_stop_early_while_it_is_at_the_bundle():
+    def app_that_stops_in(client):
+        app = ClientApp()
+
+        @app.train()
+        def train(message, context):
+            number = partition_of(context.node_id)
+            if number == client:
+                told.append(growing.stop_early())
+            return Message(RecordDict({"m": MetricRecord({"client": number})}), reply_to=message)
+
+        return app
+
+    for client, expected in ((0, [0]), (1, [0, 1]), (2, [0, 1, 2])):
+        growing, told = on_ray.Growing(None), []
+        grid = InlineGrid(3, make_client_app)
+        answer = on_ray.run_bundle(app_that_stops_in(client), messages(grid), grid.context_of, growing)
+        assert answers(answer.replies) == expected
+        assert told == [len(expected)]
+    assert ClientWorker(make_client_app, 3, 1).stop_early("another") is None
 
 
 def test_a_killed_worker_is_replaced_and_its_client_tried_again(ray_on_this_machine, tmp_path):
