@@ -99,7 +99,6 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
         point = go_back(folder, pending, config["resume_every_seconds"]) if resumed else None
         start -= 0.0 if point is None else point.seconds
         trackers = Trackers(config["tracker"], root)
-        writer = make_writer(config, folder, trackers)
         with (
             trackers,
             reported(folder, "federated", start),
@@ -108,6 +107,7 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
             scratch_folder(folder, bars, resumable=False) as scratch,
             engine(config, config["num_clients"], folder=folder),
         ):
+            writer = make_writer(config, folder, trackers)
             scheduler = make_scheduler(config, writer.write, scratch)
             run = _Run(setup, folder, trackers, writer, pending, scheduler, (grid_of or make_grid)(setup), bars)
             try:

@@ -5,18 +5,19 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, ClassVar
 
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 
 from fedsim.errors import ConfigError
@@ -69,7 +70,7 @@ class SideBySide(Launcher):
         waiting = [(initial_job_idx + index, list(overrides)) for index, overrides in enumerate(job_overrides)]
         ends: dict[int, JobReturn] = {}
         running: list[_Run] = []
-        with self._shared_ray() as address:
+        with _ended_by_sigterm(), self._shared_ray() as address:
             try:
                 while waiting or running:
                     while waiting and len(running) < self.at_once:
@@ -108,9 +109,7 @@ class SideBySide(Launcher):
             yield self.config.ray.address
             return
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        simulation: Any = OmegaConf.to_container(self.config.simulation, resolve=True)
-        gpus = _gpus() if simulation["num_gpus"] or simulation["attack_num_gpus"] else 0
-        with ray_cluster(None, cores, gpus, self.config.ray.dashboard):
+        with ray_cluster(None, cores, _gpus(), self.config.ray.dashboard):
             import ray
 
             yield ray.get_runtime_context().gcs_address
@@ -121,6 +120,8 @@ class SideBySide(Launcher):
         command = [sys.executable, "-P", "-m", MODULES[hydra.job.config_name], *overrides]
         command += [word for path in folders for word in ("--config-dir", str(path))]
         command += [f"run_dir='{folder}'"] + ([] if address is None else [f"ray.address='{address}'"])
+        if address is not None and self.config.ray.address is None:
+            command.append("ray.grows=false")
         output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the run has ended
         checkout = str(Path(__file__).parents[1])
         path = os.pathsep.join([checkout, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -134,6 +135,23 @@ class SideBySide(Launcher):
         )
         console.print(f"#{number} {' '.join(overrides)}", markup=False)
         return _Run(number, folder, process, output)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM (kill, systemd, Slurm) ends the sweep as Ctrl-C does: its runs would otherwise go on without it."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # handlers are the main thread's
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def register() -> None:

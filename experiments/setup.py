@@ -176,7 +176,8 @@ def engine(config: Config, jobs: int, attackers: bool = True, folder: RunFolder 
         folder: of the run, which is not sent to a cluster.
 
     Raises:
-        ConfigError: without a cluster, a worker that this machine has no room for and would wait for without end.
+        ConfigError: a worker that nothing has room for, on this machine or a cluster that will not grow: it would
+            wait without end.
     """
     simulation = config["simulation"]
     if simulation["engine"] == "inline":
@@ -188,6 +189,8 @@ def engine(config: Config, jobs: int, attackers: bool = True, folder: RunFolder 
         kept_back = [Path(path)] if isinstance(path, str) else []
         kept_back += [folder.root] if folder is not None else []
         with ray_cluster(ray["address"], 0, 0, runtime_env=runtime_env(Path(__file__).parents[1], config, kept_back)):
+            if not ray["grows"]:
+                check_room(config, attackers)
             yield
         return
     wanted = placement(config if attackers else {**config, "attack": {}})

@@ -41,7 +41,8 @@ def check_common(config: Config) -> None:
     if not isinstance(config["seed"], int) or isinstance(config["seed"], bool):
         raise ConfigError("seed", config["seed"], "a whole number")
     check_address(config["ray"]["address"])
-    _true_or_false("ray.dashboard", config["ray"]["dashboard"])
+    for key in ("dashboard", "grows"):
+        _true_or_false(f"ray.{key}", config["ray"][key])
     if not config["attack"] and config.get("observation") is not None:
         raise ConfigError("attack", "[]", "at least one attack, for example attack=[patch_gradient]")
     _check_simulation(config)
@@ -134,11 +135,20 @@ def check_audit(config: Config) -> None:
         _one_of("audit.select", audit["select"], ("random", "per_class", "first"))
     if not config["attack"]:
         raise ConfigError("attack", "[]", "at least one attack, for example attack=[patch_gradient]")
-    for name, crew in config["simulation"]["attack_crews"].items():
+    _check_no_crews(config["simulation"])
+
+
+def _check_no_crews(simulation: Config) -> None:
+    """In an audit whoever computed an update attacks it."""
+    for name, crew in simulation["attack_crews"].items():
         for key in crew:
             if key != "timeout":
                 expected = "left out: here the workers of clients attack, as simulation.num_gpus and its like set them"
                 raise ConfigError(f"simulation.attack_crews.{name}.{key}", crew[key], expected)
+    for key, usual in (("attack_num_gpus", 0.0), ("attack_threads", 1), ("attack_resources", {})):
+        if simulation[key] != usual:
+            expected = f"{usual} in an audit: its workers attack too, and simulation.{key[7:]} is of them"
+            raise ConfigError(f"simulation.{key}", simulation[key], expected)
 
 
 def takes_gradients(config: Config) -> bool:
@@ -191,7 +201,7 @@ def placement(config: Config) -> Placement:
 
 
 def check_room(config: Config, attackers: bool = True) -> None:
-    """On a Ray of one's own, where no further node can come: every worker must fit on what is there.
+    """Where no further node can come: every worker must fit on what is there.
 
     Args:
         attackers: attacks have workers of their own.
@@ -215,7 +225,7 @@ def _refuse_homeless(request: Request, prefix: str, prefixes: Mapping[str, str] 
     lacking = [n for n, amount in request.amounts.items() if all(node.has.get(n, 0.0) < amount for node in nodes)]
     key = next(({"CPU": "num_cpus", "GPU": "num_gpus"}.get(name, "resources") for name in lacking), "resources")
     value = {"num_cpus": request.cpus, "num_gpus": request.gpus, "resources": dict(request.resources)}[key]
-    expected = f"what this machine's Ray has, or ray.address of a cluster that has it ({describe_room(request)})"
+    expected = f"what there is, or ray.address of a cluster that has it ({describe_room(request)})"
     raise ConfigError(f"{prefixes.get(key, prefix)}{key}", value, expected)
 
 

@@ -36,6 +36,7 @@ FAULTS = [
         ["strategy.min_evaluate_nodes=50", "num_clients=40"],
     ),
     (["seed=abc"], ["seed=abc", "whole number"]),
+    (["ray.grows=perhaps"], ["ray.grows=perhaps", "true or false"]),
 ]
 
 

@@ -56,7 +56,9 @@ def test_the_same_seed_gives_the_same_bytes_inline_and_on_one_or_two_workers(fed
     assert (other / "metrics.jsonl").read_bytes() != first
 
 
-def test_weights_are_shared_and_trained_alike_inline_and_on_ray_whose_workers_tell_what_they_need(fedsim, ray_on_this_machine):
+def test_weights_are_shared_and_trained_alike_inline_and_on_ray_whose_workers_tell_what_they_need(
+    fedsim, ray_on_this_machine
+):
     settings = [
         "strategy=fedavg",
         "client.batch_size=64",

@@ -1,10 +1,14 @@
 """Runs of a sweep side by side; what each computes is tested elsewhere."""
 
 import json
+import signal
+import subprocess
 
 import pytest
 import ray
+from omegaconf import OmegaConf
 
+from experiments import launcher
 from experiments.launcher import SideBySide
 from tests.experiments.run_files import rows
 
@@ -54,3 +58,26 @@ def test_only_commands_that_it_knows(command, tmp_path):
     code, _, err = command("fedsim-measure", "-m", "hydra/launcher=side_by_side", "seed=0,1", f"run_dir={tmp_path}/x")
     assert code == 2
     assert "only fedsim and fedsim-audit" in err
+
+
+def test_sigterm_ends_a_sweep_as_ctrl_c_does():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), launcher._ended_by_sigterm():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+class Unstarted(subprocess.Popen):
+    def __init__(self, args, **settings):
+        self.args = args
+
+
+@pytest.mark.parametrize(("own", "grows"), [(None, ["ray.grows=false"]), ("10.0.0.1:6379", [])])
+def test_to_a_ray_of_the_sweeps_own_no_node_comes(monkeypatch, tmp_path, own, grows):
+    monkeypatch.setattr(subprocess, "Popen", Unstarted)
+    sweep = SideBySide()
+    sources = {"runtime": {"config_sources": []}, "job": {"config_name": "config"}}
+    sweep.config = OmegaConf.create({"hydra": sources, "ray": {"address": own}})
+    run = sweep._start(0, tmp_path, ["seed=0"], "10.0.0.1:6379")
+    run.output.close()
+    assert run.process.args[-1 - len(grows) :] == ["ray.address='10.0.0.1:6379'", *grows]

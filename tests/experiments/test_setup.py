@@ -34,9 +34,13 @@ def ray_of_ones_own(monkeypatch):
     monkeypatch.setattr(setup, "ray_cluster", lambda *_, **__: nullcontext())
 
 
-def config(address=None, **simulation):
+def config(address=None, grows=True, **simulation):
     attacks = {"a": {}, "b": {}}
-    return {"attack": attacks, "ray": {"address": address, "dashboard": False}, "simulation": SIMULATION | simulation}
+    return {
+        "attack": attacks,
+        "ray": {"address": address, "dashboard": False, "grows": grows},
+        "simulation": SIMULATION | simulation,
+    }
 
 
 @pytest.mark.parametrize(
@@ -64,6 +68,9 @@ def test_only_who_starts_must_find_room():
 
 def test_to_a_cluster_a_node_may_come():
     with setup.engine(config("10.0.0.1:6379", resources={"moon": 1}), 1):
+        pass
+    refused = pytest.raises(ConfigError, match=r"^simulation\.resources=")
+    with refused, setup.engine(config("10.0.0.1:6379", grows=False, resources={"moon": 1}), 1):
         pass
 
 
