@@ -84,7 +84,7 @@ class Observation:
 
     def build_model(self) -> nn.Module:
         """The client's model in the state that the server had sent it."""
-        model = self.architecture.build()
+        model = self.architecture.build(keep=True)
         model.load_state_dict(self.global_state)
         return model.train(self.protocol.training_mode)
 

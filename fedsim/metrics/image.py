@@ -3,10 +3,11 @@
 Everything is computed in float64, whatever comes in, and returned in float64.
 """
 
+from functools import lru_cache
+
 import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
-from torch.nn import functional as F
 
 C1, C2 = 0.01**2, 0.03**2
 """SSIM's constants for a peak of 1."""
@@ -61,13 +62,21 @@ def ssim(
 
 
 def _blurred(stack: Float[Tensor, "n b c h w"], sigma: float) -> Float[Tensor, "n b c h w"]:
-    """Gaussian window over mirrored borders, one axis after the other: 22 products a pixel in place of 121."""
+    """Gaussian window over mirrored borders, along one axis after the other."""
+    rows, columns = (_window(side, sigma).to(stack.device) for side in stack.shape[-2:])
+    return rows @ stack @ columns.T
+
+
+@lru_cache(maxsize=8)
+def _window(side: int, sigma: float) -> Float[Tensor, "side side"]:
+    """The window at each pixel of a line, as a matrix: torch's float64 convolutions take four times as long."""
     radius = int(3.5 * sigma + 0.5)
-    places = torch.arange(-radius, radius + 1, dtype=stack.dtype, device=stack.device)
-    window = torch.exp(-((places / sigma) ** 2) / 2)
-    window = window / window.sum()
-    flat = F.pad(stack.flatten(0, 2)[:, None], (radius,) * 4, mode="reflect")
-    return F.conv2d(F.conv2d(flat, window.view(1, 1, -1, 1)), window.view(1, 1, 1, -1)).view(stack.shape)
+    places = torch.arange(-radius, radius + 1)
+    weights = torch.exp(-((places.double() / sigma) ** 2) / 2)
+    mirrored = (torch.arange(side)[:, None] + places).abs()
+    mirrored = torch.where(mirrored < side, mirrored, 2 * (side - 1) - mirrored)
+    window = torch.zeros(side, side, dtype=torch.float64)
+    return window.scatter_add_(1, mirrored, (weights / weights.sum()).expand(side, -1))
 
 
 def ssim_sigma(side: int) -> float:

@@ -1,8 +1,11 @@
 """A model as a recipe: what a client, the server and an attacker build the same way."""
 
+import copy
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Protocol, runtime_checkable
@@ -146,11 +149,24 @@ class Architecture:
     wrappers: Sequence[ModelWrapper] = ()
     seed: int = 0
 
-    def build(self) -> nn.Module:
-        model = self.spec.build(self.seed)
+    def build(self, keep: bool = False) -> nn.Module:
+        """The model with its initial weights.
+
+        Args:
+            keep: hold on to the model of this spec, and copy it next time: drawing weights takes longer.
+        """
+        if keep and self.spec.checkpoint is None:
+            model = copy.deepcopy(_kept(json.dumps(self.spec.to_dict(), sort_keys=True), self.seed))
+        else:
+            model = self.spec.build(self.seed)
         for wrapper in self.wrappers:
             model = wrapper.wrap_model(model)
         return model
+
+
+@lru_cache(maxsize=1)
+def _kept(spec: str, seed: int) -> nn.Module:
+    return ModelSpec.from_dict(json.loads(spec)).build(seed)
 
 
 def architecture_seed(seed: int) -> int:

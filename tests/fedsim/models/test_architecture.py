@@ -84,3 +84,13 @@ def test_what_the_model_reads():
     assert normalisation(model) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     assert parameter_count(model) == sum(p.numel() for p in model.parameters())
     assert input_size(ModelSpec("resnet18", 5).build(0)) == 224
+
+
+def test_a_kept_model_is_copied_each_time():
+    architecture = Architecture(SMALL, seed=3)
+    fresh, first = architecture.build(), architecture.build(keep=True)
+    for parameter in first.parameters():
+        parameter.data.zero_()
+    second = architecture.build(keep=True)
+    assert fresh.state_dict().keys() == second.state_dict().keys()
+    assert all(torch.equal(tensor, second.state_dict()[name]) for name, tensor in fresh.state_dict().items())
