@@ -46,7 +46,7 @@ def test_the_same_seed_gives_the_same_bytes_inline_and_on_one_or_two_workers(fed
         fedsim("simulation=inline"),
         fedsim("simulation=inline"),
         fedsim("simulation.workers=1"),
-        fedsim("simulation.workers=2"),
+        fedsim("simulation.workers=2", "attack=[]"),
         fedsim("simulation=inline", "attack=[]", "observe.every=0"),
     ]
     first = (runs[0] / "metrics.jsonl").read_bytes()
