@@ -70,7 +70,7 @@ class SideBySide(Launcher):
         waiting = [(initial_job_idx + index, list(overrides)) for index, overrides in enumerate(job_overrides)]
         ends: dict[int, JobReturn] = {}
         running: list[_Run] = []
-        with _ended_by_sigterm(), self._shared_ray() as address:
+        with self._shared_ray() as address, _ended_by_sigterm():  # after Ray, which sets a handler of its own
             try:
                 while waiting or running:
                     while waiting and len(running) < self.at_once:

@@ -20,6 +20,14 @@ from server.summing import FEWEST, Sums
 SHARES = ("gradient", "delta", "weights")
 ENGINES = ("ray", "inline")
 CREW_KEYS = ("workers", "num_cpus", "num_gpus", "resources", "threads", "timeout")
+ATTACK_WORKERS = {
+    "attack_workers": 1,
+    "attack_num_cpus": 1.0,
+    "attack_num_gpus": 0.0,
+    "attack_threads": 1,
+    "attack_resources": {},
+}
+"""As they are when nobody set them."""
 
 
 def check_common(config: Config) -> None:
@@ -145,7 +153,7 @@ def _check_no_crews(simulation: Config) -> None:
             if key != "timeout":
                 expected = "left out: here the workers of clients attack, as simulation.num_gpus and its like set them"
                 raise ConfigError(f"simulation.attack_crews.{name}.{key}", crew[key], expected)
-    for key, usual in (("attack_num_gpus", 0.0), ("attack_threads", 1), ("attack_resources", {})):
+    for key, usual in ATTACK_WORKERS.items():
         if simulation[key] != usual:
             expected = f"{usual} in an audit: its workers attack too, and simulation.{key[7:]} is of them"
             raise ConfigError(f"simulation.{key}", simulation[key], expected)

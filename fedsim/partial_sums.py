@@ -35,6 +35,7 @@ class PartialSum:
         tensors: Σ n·u, in float32 (float64 where the update is or counts).
         metrics: Σ n·m.
         update: the first client's record of what kind its update is.
+        own: nobody else reads the tensors: they may be added to in place.
     """
 
     tensors: State
@@ -42,6 +43,7 @@ class PartialSum:
     clients: int
     metrics: dict[str, float]
     update: ConfigRecord
+    own: bool = True
 
     @property
     def key(self) -> Key:
@@ -76,6 +78,8 @@ class PartialSums:
             total = self.by_key[key] = PartialSum(_zeros(update), 0.0, 0, dict.fromkeys(metrics, 0.0), record_of)
         if any(update[name].shape != tensor.shape for name, tensor in total.tensors.items()):
             raise ValueError("clients share tensors of different shapes: they have no sum")
+        if not total.own:
+            total.tensors, total.own = {name: tensor.clone() for name, tensor in total.tensors.items()}, True
         _add(total.tensors, update, examples)
         total.examples += examples
         total.clients += 1
@@ -83,14 +87,18 @@ class PartialSums:
         return True
 
     def merge(self, other: "PartialSums") -> None:
-        """Add the sums of another group after this one's."""
+        """Add the sums of another group after this one's, and take over those that this one has not."""
         for key, more in other.by_key.items():
             total = self.by_key.get(key)
             if total is None:
-                zeros = {name: torch.zeros_like(tensor) for name, tensor in more.tensors.items()}
-                metrics = dict.fromkeys(more.metrics, 0.0)
-                total = self.by_key[key] = PartialSum(zeros, 0.0, 0, metrics, more.update)
-            _add(total.tensors, more.tensors, 1.0)
+                self.by_key[key] = more
+                continue
+            if total.own:
+                _add(total.tensors, more.tensors, 1.0)
+            else:
+                parts = [more.tensors[name] for name in total.tensors]
+                sums = torch._foreach_add(list(total.tensors.values()), parts)
+                total.tensors, total.own = dict(zip(total.tensors, sums, strict=True)), True
             total.examples += more.examples
             total.clients += more.clients
             total.metrics = {name: value + more.metrics[name] for name, value in total.metrics.items()}
@@ -161,6 +169,7 @@ def _unpack(content: RecordDict) -> PartialSum:
         clients=int(numbers[CLIENTS]),
         metrics={name.removeprefix("metric."): v for name, v in numbers.items() if name.startswith("metric.")},
         update=content.config_records[SUM_UPDATE],
+        own=False,
     )
 
 

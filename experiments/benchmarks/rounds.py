@@ -4,7 +4,7 @@ python -m experiments.benchmarks.rounds                            both, some mi
 python -m experiments.benchmarks.rounds --only scaling --pairs 5
 
 Linux. `scaling`: clients per second of whole runs in turn, on one worker and on two. `beside`: one run on one client
-worker, whose attack worker searches all the time; it is stopped (SIGSTOP) in every other round. Ratios are medians, of
+worker, whose attack worker searches all the time; it is stopped (SIGSTOP) in half of the rounds. Ratios are medians, of
 pairs that follow one another. The machine must have a core for each worker that is at work.
 """
 
@@ -71,14 +71,23 @@ def show_beside(bench: Bench, pairs: int) -> None:
     # Round 1 is observed, and its attack never ends.
     run = bench.start(*TRAINING, *more, "observe.every=100000")
     attacker = _attacker(bench, run)
-    run.wait_for_round(WARM_UP)
+    seconds: dict[int, list[float]] = {signal.SIGCONT: [], signal.SIGSTOP: []}
+    _timing(run, WARM_UP)
     for number in range(2 * pairs):
-        os.kill(attacker, signal.SIGSTOP if number % 2 else signal.SIGCONT)
-        run.wait_for_round(WARM_UP + number + 1)
-    seconds = [row["seconds"] for row in run.rows("timings")[1 + WARM_UP :][: 2 * pairs]]
-    ratios = [busy / still for busy, still in zip(seconds[::2], seconds[1::2], strict=True)]
-    busy, still = statistics.median(seconds[::2]), statistics.median(seconds[1::2])
-    print(f"a round: {still:.2f} s, {busy:.2f} s beside attacks: {statistics.median(ratios) - 1:+.1%} {_each(ratios)}")
+        # In turn, and so is which comes first.
+        order = signal.SIGSTOP if number % 4 in (1, 2) else signal.SIGCONT
+        os.kill(attacker, order)
+        seconds[order].append(_timing(run, WARM_UP + number + 1))
+    busy, still = seconds[signal.SIGCONT], seconds[signal.SIGSTOP]
+    ratios = [one / other for one, other in zip(busy, still, strict=True)]
+    told = f"{statistics.median(still):.2f} s, {statistics.median(busy):.2f} s beside attacks"
+    print(f"a round: {told}: {statistics.median(ratios) - 1:+.1%} {_each(ratios)}")
+
+
+def _timing(run: Run, server_round: int) -> float:
+    """Seconds of this round, once it has ended."""
+    run.wait_until(lambda: len(run.rows("timings")) > server_round, f"round {server_round}")
+    return float(run.rows("timings")[server_round]["seconds"])
 
 
 def _attacker(bench: Bench, run: Run) -> int:

@@ -1,11 +1,9 @@
 """A model as a recipe: what a client, the server and an attacker build the same way."""
 
 import copy
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Protocol, runtime_checkable
@@ -155,18 +153,28 @@ class Architecture:
         Args:
             keep: hold on to the model of this spec, and copy it next time: drawing weights takes longer.
         """
-        if keep and self.spec.checkpoint is None:
-            model = copy.deepcopy(_kept(json.dumps(self.spec.to_dict(), sort_keys=True), self.seed))
-        else:
-            model = self.spec.build(self.seed)
+        model = _kept.copy_of(self.spec, self.seed) if keep else self.spec.build(self.seed)
         for wrapper in self.wrappers:
             model = wrapper.wrap_model(model)
         return model
 
 
-@lru_cache(maxsize=1)
-def _kept(spec: str, seed: int) -> nn.Module:
-    return ModelSpec.from_dict(json.loads(spec)).build(seed)
+class _Kept:
+    """The model that was built last, where a copy is as good as another: models of others may hold on to themselves."""
+
+    def __init__(self) -> None:
+        self._last: tuple[ModelSpec, int, nn.Module] | None = None
+
+    def copy_of(self, spec: ModelSpec, seed: int) -> nn.Module:
+        if self._last is None or self._last[:2] != (spec, seed):
+            model = spec.build(seed)
+            if spec.checkpoint is not None or not type(model).__module__.startswith(("timm.", "fedsim.")):
+                return model
+            self._last = copy.deepcopy(spec), seed, model
+        return copy.deepcopy(self._last[2])
+
+
+_kept = _Kept()
 
 
 def architecture_seed(seed: int) -> int:

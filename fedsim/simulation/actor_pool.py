@@ -160,9 +160,10 @@ class ActorPool(Generic[Tag]):
         return bool(self._idle) and not self._queue
 
     def overdue(self, seconds: float) -> list[tuple[Tag, Any]]:
-        """Calls that have been running for longer than this, and the actor of each."""
-        now = time.monotonic()
-        return [(one.tag, actor) for actor, one in self._running.values() if now - one.since > seconds]
+        """Calls that have been running for longer than this and the actor of each, the longest first."""
+        before = time.monotonic() - seconds
+        late = [(one.since, one.tag, actor) for actor, one in self._running.values() if one.since < before]
+        return [(tag, actor) for _, tag, actor in sorted(late, key=lambda one: one[0])]
 
     def at_work(self) -> list[tuple[Tag, Any]]:
         """Calls that are running, and the actor of each."""

@@ -1,4 +1,4 @@
-"""The sums of a round's groups become one, in the groups' order whatever the order of arrival."""
+"""The sums of a round's groups become one: added in pairs of a fixed tree, whatever the order of arrival."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -36,7 +36,9 @@ class _Parts:
 
 
 class Fold:
-    """Holds one running sum, and those of groups that came before their turn.
+    """Adds neighbours as soon as both are there: two groups, then two pairs, and so on.
+
+    While a group is missing, the others are held as few sums, logarithmic in their number: nobody waits for it.
 
     Clients of a group are answered one by one where its worker keeps dying, and the last of them where it is slow while
     others have nothing to do; the group's sum is made here then, of the same additions in the same order.
@@ -49,14 +51,8 @@ class Fold:
     def __init__(self, whole: frozenset[int], rules: ReplyRules | None = None) -> None:
         self._whole, self._rules = whole, rules
         self._total = PartialSums()
-        self._early: dict[int, PartialSums] = {}
-        self._next = 0
+        self._sums: dict[int, tuple[int, PartialSums]] = {}  # by first group: how many groups, and their sum
         self._parts: dict[int, _Parts] = {}
-
-    @property
-    def folded(self) -> int:
-        """How many groups are in the sum."""
-        return self._next
 
     def put(self, bundle: Bundle, answer: Answer) -> list[Message]:
         """Take a group's sum, or one of its parts; the replies, without their updates."""
@@ -93,17 +89,14 @@ class Fold:
         self._parts.setdefault(bundle.group, _Parts(bundle))
         return [Bundle((message,), None, bundle.group) for message in bundle.messages[begun:]]
 
-    def is_part(self, bundle: Bundle) -> bool:
-        return bundle.group in self._parts
-
     def result(self, messages: Sequence[Message], replies: Sequence[Message]) -> tuple[list[Message], list[RecordDict]]:
         """The round's replies, and the sums of all groups that there are; groups that never came are left out.
 
         Where replies are checked, a client whose metrics or gradients have other names than those of most clients is
         refused, with the sum that it is in.
         """
-        for group in sorted(self._early):
-            self._total.merge(self._early.pop(group))
+        for group in sorted(self._sums):
+            self._total.merge(self._sums.pop(group)[1])
         judged = list(replies)
         if self._rules is not None:
             judged = self._alike(messages, judged, "metrics", _metrics, lambda key: key.metrics)
@@ -130,10 +123,16 @@ class Fold:
         ]
 
     def _add(self, group: int, sums: PartialSums) -> None:
-        self._early[group] = sums
-        while self._next in self._early:
-            self._total.merge(self._early.pop(self._next))
-            self._next += 1
+        first, count = group, 1
+        while True:
+            neighbour = first ^ count
+            if self._sums.get(neighbour, (0,))[0] != count:
+                break
+            _, other = self._sums.pop(neighbour)
+            left, right = (other, sums) if neighbour < first else (sums, other)
+            left.merge(right)
+            first, count, sums = min(first, neighbour), 2 * count, left
+        self._sums[first] = count, sums
 
 
 def _metrics(content: RecordDict) -> Names:

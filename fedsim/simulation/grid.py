@@ -52,8 +52,8 @@ class SimulatedGrid(Grid):
     client that raises, dies or exceeds the timeout answers with an error message, as Flower's does.
 
     Where a round's instructions ask for sums (`fedsim.partial_sums`), clients are taken in fixed groups, a group's
-    updates are added up where they are made, and the groups' sums in a fixed order: neither the number of workers nor
-    who is observed changes a bit. The sums come back in the replies of as many clients as there are sums.
+    updates are added up where they are made, and the groups' sums in pairs of a fixed tree: neither the number of
+    workers nor who is observed changes a bit. The sums come back in the replies of as many clients as there are sums.
 
     Args:
         num_clients: how many nodes there are; they are numbers, not objects.
@@ -175,7 +175,7 @@ class SimulatedGrid(Grid):
                     yield from self._taken(end, fold)
                 yield from fold.rest() if fold is not None else ()
                 return
-            while waiting and self._may_start(waiting[0], len(under_way), fold):
+            while waiting and len(under_way) < self._ahead:
                 submit(self._joined(waiting) if fold is None else waiting.popleft())
             self.on_look()
             ended = self._poll(min(left, SECONDS_BETWEEN_LOOKS))
@@ -191,12 +191,6 @@ class SimulatedGrid(Grid):
                 else:
                     for one in _one_by_one(end.bundle):
                         submit(one)
-
-    def _may_start(self, bundle: Bundle, under_way: int, fold: Fold | None) -> bool:
-        """A group that takes long holds up the sum: few may run ahead of it, or their sums would fill the memory."""
-        if fold is None:
-            return under_way < self._ahead
-        return fold.is_part(bundle) or bundle.group < fold.folded + self._ahead
 
     def _joined(self, waiting: deque[Bundle]) -> Bundle:
         """The first messages that wait, as many as are best sent together; their content must be the same."""
@@ -255,7 +249,7 @@ class SimulatedGrid(Grid):
     @property
     @abstractmethod
     def _ahead(self) -> int:
-        """How many bundles may be under way, or groups before the first of them is in the sum."""
+        """How many bundles may be under way."""
 
     def _together(self, waiting: int, seconds: float) -> int:
         """How many of the waiting messages are best sent together, where the last took so many seconds each."""

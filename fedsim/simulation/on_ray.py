@@ -181,12 +181,13 @@ class RayGrid(SimulatedGrid):
         return max(1, min(MOST_TOGETHER, fair, int(SPAN / max(seconds, 1e-6))))
 
     def _taken_back(self) -> list[tuple[Bundle, int]]:
-        """Asked of those who are slow while others have nothing to do; most answers come at a later call."""
-        if self._pool.has_nothing_to_do:
+        """Asked of the slowest while others have nothing to do; the answer comes at a later call."""
+        if self._pool.has_nothing_to_do and not self._asked:
             for bundle, actor in self._pool.overdue(OVERDUE):
-                if len(bundle.messages) > 1 and bundle.key not in {*self._begun, *self._asked}:
+                if len(bundle.messages) > 1 and bundle.key not in self._begun:
                     reference = actor.stop_early.options(concurrency_group=WATCH).remote(bundle.key)
                     self._asked[bundle.key] = bundle, reference
+                    break
         references = [reference for _, reference in self._asked.values()]
         ready = set(ray.wait(references, num_returns=len(references), timeout=0)[0] if references else ())
         for key, (bundle, reference) in list(self._asked.items()):
@@ -206,20 +207,20 @@ class RayGrid(SimulatedGrid):
     def _ended(self, end: Finished[Bundle]) -> Ended:
         assert end.value is None or isinstance(end.value, Answer)
         bundle, answer = self._kept(end.tag), end.value
-        self._forget(bundle)
+        self._forget(bundle.key)
         if answer is not None and len(answer.replies) < len(bundle.messages):
             # It stopped early, and its word for that is still on the way.
             self._rest.append((bundle, len(answer.replies)))
         return Ended(bundle, answer, end.error or "")
 
-    def _forget(self, bundle: Bundle) -> None:
-        self._asked.pop(bundle.key, None)
-        self._begun.pop(bundle.key, None)
+    def _forget(self, key: str) -> None:
+        self._asked.pop(key, None)
+        self._begun.pop(key, None)
 
     def _abandon(self, keys: set[str]) -> list[Ended]:
         late = [(bundle, actor) for bundle, actor in self._pool.at_work() if bundle.key in keys]
-        for bundle, _ in late:
-            self._forget(bundle)
+        for key in keys:
+            self._forget(key)
         asked = {
             actor.so_far.options(concurrency_group=WATCH).remote(bundle.key): bundle
             for bundle, actor in late

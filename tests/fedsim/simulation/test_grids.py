@@ -1,16 +1,24 @@
 """Both Grids keep the same contract: order, faults, state, timeouts."""
 
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import torch
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedsim.partial_sums import SUM, SUM_OF, SUM_WANTED, PartialSums
+from fedsim.records import ARRAYS, CONFIG, from_arrays, to_array
 from fedsim.simulation import InlineGrid, node_id_of, on_ray, partition_of
+from fedsim.simulation.bundle import Answer, Bundle
+from fedsim.simulation.folding import Fold
 from fedsim.simulation.on_ray import ClientWorker, RayGrid
 from fedsim.simulation.placement import Request
 from tests.fedsim.simulation.obedient_client import make_client_app
+from tests.fedsim.simulation.summed_client import make_client_app as summed
+from tests.fuzz.federation import PICTURES, honest, make_rules, start
 
 
 def messages(grid, order="answer", who=(), marker=""):
@@ -80,7 +88,6 @@ def test_a_late_client_answers_with_an_error_and_the_next_round_is_whole(ray_on_
 
 
 def test_quick_clients_travel_together_and_one_that_hangs_costs_itself_alone(ray_on_this_machine, monkeypatch):
-    monkeypatch.setattr(on_ray, "OVERDUE", 0.5)
     monkeypatch.setattr(on_ray, "SPAN", 1e6)  # however slow the machine: these are quick clients
     grid = RayGrid(24, make_client_app, workers=2, request=Request(cpus=0.5))
     sent = []
@@ -93,6 +100,7 @@ def test_quick_clients_travel_together_and_one_that_hangs_costs_itself_alone(ray
         assert answers(grid.send_and_receive(messages(grid))) == list(range(24))
         assert sent[0] == 6
         assert len(sent) < sum(sent) == 24
+        monkeypatch.setattr(on_ray, "OVERDUE", 0.5)
         replies = answers(grid.send_and_receive(messages(grid, "hang", [3]), timeout=8.0))
         assert replies == [0, 1, 2, "no reply within 8 s", *range(4, 24)]
         sent.clear()
@@ -131,6 +139,53 @@ def test_what_a_slow_worker_has_not_begun_is_done_by_others_and_answered_once(ra
         assert sorted(seen) == list(range(8))
     finally:
         grid.close()
+
+
+def test_a_slow_group_gives_away_its_rest_and_keeps_its_sum(ray_on_this_machine, monkeypatch):
+    monkeypatch.setattr(on_ray, "OVERDUE", 0.5)
+    rules, content = make_rules("delta"), RecordDict({ARRAYS: start(), CONFIG: ConfigRecord({SUM_WANTED: 4})})
+    taken, sums = [], []
+    for make in (partial(InlineGrid, 10, summed), partial(RayGrid, 10, summed, 2, request=Request(cpus=0.5))):
+        grid = make(rules=rules)
+        back = grid._taken_back
+        monkeypatch.setattr(grid, "_taken_back", lambda back=back: taken.extend(more := back()) or more)
+        try:
+            replies = list(grid.send_and_receive([Message(content, node, "train") for node in grid.get_node_ids()]))
+        finally:
+            grid.close()
+        assert not any(reply.has_error() for reply in replies)
+        (total,) = [reply.content for reply in replies if SUM in reply.content]
+        sums.append(total)
+    ((bundle, begun),) = taken
+    assert (len(bundle.messages), begun) == (4, 1)
+    inline, on_workers = (from_arrays(total[SUM]) for total in sums)
+    assert all(tensor.equal(on_workers[name]) for name, tensor in inline.items())
+    assert sums[0][SUM_OF] == sums[1][SUM_OF]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 5, 8, 13])
+def test_groups_are_added_in_a_fixed_order_and_held_as_few_sums(groups):
+    """However they arrive: floats are added otherwise in each order."""
+    values = torch.randn(groups, 50, generator=torch.Generator().manual_seed(0)) * 1e3
+
+    def total(order):
+        fold, most = Fold(frozenset()), 0
+        for group in order:
+            sums = PartialSums()
+            reply = honest("delta", 0)
+            reply[ARRAYS]["head.bias"] = to_array(values[group], copy=True)
+            assert sums.add(reply)
+            fold.put(Bundle((), frozenset(), group), Answer(sums=sums.contents()))
+            most = max(most, len(fold._sums))
+        _, (content,) = fold.result([], [])
+        return from_arrays(content[SUM])["head.bias"], most
+
+    expected, held = total(range(groups))
+    assert held <= groups.bit_length()
+    torch.testing.assert_close(expected, PICTURES * values.sum(0), rtol=1e-5, atol=1e-1)
+    shuffled = torch.randperm(groups, generator=torch.Generator().manual_seed(1)).tolist()
+    for order in (reversed(range(groups)), shuffled, [*range(1, groups), 0]):
+        assert total(order)[0].equal(expected)
 
 
 def test_a_worker_agrees_to_stop_early_while_it_is_at_the_bundle():
