@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Ray starts many processes: without bytecode each would compile every module anew
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test clean
 
 demo: $(READY)
