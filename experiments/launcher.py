@@ -20,6 +20,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 from rich.console import Console
 
+from experiments.validation import cores
 from fedsim.errors import ConfigError
 from fedsim.simulation.ray_cluster import check_address, ray_cluster
 
@@ -109,7 +110,7 @@ class SideBySide(Launcher):
             yield self.config.ray.address
             return
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        with ray_cluster(None, cores, _gpus(), self.config.ray.dashboard):
+        with ray_cluster(None, cores(), _gpus(), self.config.ray.dashboard):
             import ray
 
             yield ray.get_runtime_context().gcs_address

@@ -14,10 +14,6 @@ MALLOC_TRIM_THRESHOLD_=8000000000 in the environment (glibc) keeps their memory,
 """
 
 import argparse
-from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 from pathlib import Path
 
 from hydra import initialize_config_module
@@ -28,14 +24,14 @@ from experiments.audit import choose_pictures
 from experiments.cli import console
 from experiments.progress import Bars
 from experiments.reproduce.command import call
-from experiments.reproduce.ledger import Entry, Ledger, settle
+from experiments.reproduce.ledger import Ledger, settle
+from experiments.reproduce.processes import spread
 from experiments.reproduce.table5_figure import write_figure
-from experiments.reproduce.table5_job import Job, Portion, Standing, check, portions, read_checkpoints
+from experiments.reproduce.table5_job import Job, Standing, check, portions, read_checkpoints
 from experiments.reproduce.table5_rows import GROUPS, MEAN, choose, plan
 from experiments.reproduce.table5_tables import write_table
 from experiments.reproduce.table5_worker import public_sum, results, run_unit
 from experiments.setup import Setup, prepare
-from fedsim.errors import RunError
 
 
 def main() -> None:
@@ -63,9 +59,12 @@ def run(options: argparse.Namespace) -> None:
         bars.set("pictures", 0, len(job.cases) * len(chosen), "the mean picture")
         public = _public(setup, options) if any(row.attack == MEAN for row in job.rows) else None
         todo = portions(job, configs, setup.data.train.ids, chosen, standing, public)
-        for done, note in _measure(todo, standing, options.workers):
-            bars.set("pictures", done, len(job.cases) * len(chosen), note)
-            bars.say(f"pictures {done}/{len(job.cases) * len(chosen)}: {note}")
+        units = ((portion, portion.unit) for portion in todo if portion.unit is not None)
+        for portion, found in spread(results if options.workers == 1 else run_unit, units, options.workers):
+            for entry in found:
+                standing.add(entry)
+            bars.set("pictures", portion.done, len(job.cases) * len(chosen), portion.note)
+            bars.say(f"pictures {portion.done}/{len(job.cases) * len(chosen)}: {portion.note}")
     entries = [entry for entry in ledger.entries if entry["number"] < len(chosen)]
     write_table(job.rows, entries, options.out, bool(job.checkpoints))
     write_figure(job.rows, entries, min(options.shown, len(chosen)), options.out)
@@ -73,40 +72,6 @@ def run(options: argparse.Namespace) -> None:
     console.print(
         f"{options.out / 'table5.md'}\n{options.out / 'table5.csv'}\n{options.out / 'table5.png'}", markup=False
     )
-
-
-def _measure(todo: Iterator[Portion], standing: Standing, workers: int) -> Iterator[tuple[int, str]]:
-    """Run the units, one after the other or several side by side; results are written as they come."""
-    if workers == 1:
-        for portion in todo:
-            if portion.unit is not None:
-                for entry in results(portion.unit):
-                    standing.add(entry)
-            yield portion.done, portion.note
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        running: dict[Future[list[Entry]], Portion] = {}
-        for portion in todo:
-            if portion.unit is None:
-                continue
-            running[pool.submit(run_unit, portion.unit)] = portion
-            if len(running) > workers:
-                yield from _collect(running, standing)
-        while running:
-            yield from _collect(running, standing)
-
-
-def _collect(running: dict[Future[list[Entry]], Portion], standing: Standing) -> Iterator[tuple[int, str]]:
-    """Wait for one unit at least."""
-    for future in wait(running, return_when=FIRST_COMPLETED).done:
-        portion = running.pop(future)
-        try:
-            entries = future.result()
-        except BrokenProcessPool as error:
-            raise RunError("a worker was killed, for its memory perhaps; the same command goes on from here") from error
-        for entry in entries:
-            standing.add(entry)
-        yield portion.done, portion.note
 
 
 def _public(setup: Setup, options: argparse.Namespace) -> Tensor:

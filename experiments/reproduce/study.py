@@ -1,0 +1,191 @@
+"""What reproductions of papers have in common: options, units of work that are done once, and a page of results.
+
+A study names its units, computes one at a time with a function of its module, and draws its tables from all of them.
+The same command goes on where an earlier call stopped.
+"""
+
+import argparse
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.cli import console
+from experiments.progress import Bars
+from experiments.reproduce.ledger import Entry, Ledger, settle, write_text
+from experiments.reproduce.processes import spread
+from experiments.reproduce.tables import Value, markdown, write_csv
+from experiments.validation import cores
+from fedsim.errors import ConfigError
+
+SCALES = ("small", "paper")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is computed in one go, a minute or so of work.
+
+    Attributes:
+        key: names it in the ledger: of what it depends on, what differs between units.
+        settings: for the function that computes it.
+    """
+
+    key: str
+    settings: Mapping[str, Any]
+    out: Path
+    threads: int
+    device: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a page.
+
+    Attributes:
+        name: of its CSV file.
+        rows: texts as people read them.
+        record: names of the CSV's columns and its rows, in full precision.
+    """
+
+    name: str
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    record: tuple[Sequence[str], Sequence[Sequence[Value]]]
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a study shows.
+
+    Attributes:
+        differs: what differs from the paper, and why, a sentence each.
+        figures: file names beside the page, with what they show.
+    """
+
+    name: str
+    title: str
+    introduction: str
+    tables: Sequence[Table]
+    differs: Sequence[str]
+    figures: Mapping[str, str] = field(default_factory=dict)
+
+
+def parser(doc: str, pictures: str | None = None) -> argparse.ArgumentParser:
+    """The options that all studies have.
+
+    Args:
+        pictures: what `--pictures` has to be; None: the study needs none.
+    """
+    found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if pictures is not None:
+        found.add_argument("--pictures", type=Path, required=True, help=pictures)
+    found.add_argument("--out", type=Path, required=True, help="folder for the page, its tables and figures, results")
+    found.add_argument(
+        "--scale", choices=SCALES, default="small", help="small: half an hour on two cores; paper: the full protocol"
+    )
+    found.add_argument("--seed", type=int, default=0, help="the first of the seeds")
+    found.add_argument("--seeds", type=int, help="how many; default: that of the scale")
+    found.add_argument("--threads", type=int, default=1, help="of torch, in each process")
+    found.add_argument("--workers", type=int, default=cores(), help="processes")
+    found.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    return found
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises ConfigError: an option of every study cannot work."""
+    for name in ("seeds", "threads", "workers"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name}", value, "at least 1")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device", "cuda", "cpu: there is no CUDA device here")
+    pictures = getattr(options, "pictures", None)
+    if pictures is not None and not pictures.is_dir():
+        raise ConfigError("--pictures", pictures, "a folder")
+
+
+def carry_out(
+    units: Sequence[Unit], work: Callable[[Unit], list[Entry]], options: argparse.Namespace, settings: Mapping[str, Any]
+) -> list[Entry]:
+    """The entries of all units, `unit` in each naming the unit it is from.
+
+    Args:
+        work: gives a unit's entries (of numbers and texts that JSON has); a function of a module.
+        settings: what the units' results depend on besides their keys.
+
+    Raises:
+        ConfigError: the folder holds results of other settings.
+        RunError: a worker was killed.
+    """
+    settle(options.out / "settings.json", settings)
+    ledger = Ledger(options.out / "results.jsonl")
+    known: dict[str, list[Entry]] = {line["unit"]: line["entries"] for line in ledger.entries}
+    todo = [unit for unit in units if unit.key not in known]
+    with Bars(console) as bars:
+        bars.set("units", len(units) - len(todo), len(units))
+        for number, (key, entries) in enumerate(spread(work, ((unit.key, unit) for unit in todo), options.workers), 1):
+            ledger.add({"unit": key, "entries": entries})
+            known[key] = entries
+            done = len(units) - len(todo) + number
+            bars.set("units", done, len(units), key)
+            bars.say(f"units {done}/{len(units)}: {key}")
+    return [{"unit": unit.key, **entry} for unit in units for entry in known[unit.key]]
+
+
+def publish(page: Page, options: argparse.Namespace, seeds: Sequence[int], command: str) -> Path:
+    """Write `NAME.md` and each table's CSV, and print the page.
+
+    Args:
+        command: as it was called, with words such as DIR for folders.
+    """
+    lines = [f"# {page.title}", "", page.introduction, "", f"```bash\n{command}\n```", "", stamp(options, seeds), ""]
+    for table in page.tables:
+        if len(page.tables) > 1:
+            lines += [f"## {table.title}", ""]
+        lines += [markdown(table.header, table.rows)]
+        write_csv(options.out / f"{table.name}.csv", *table.record)
+    lines += [f"![{text}]({file})\n" for file, text in page.figures.items()]
+    lines += ["What differs, and why:", "", *(f"- {sentence}" for sentence in page.differs)]
+    path: Path = options.out / f"{page.name}.md"
+    write_text(path, "\n".join(lines) + "\n")
+    console.print(path.read_text(encoding="utf-8"), markup=False)
+    console.print(str(path), markup=False)
+    return path
+
+
+def stamp(options: argparse.Namespace, seeds: Sequence[int]) -> str:
+    """Date, commit, scale, seeds and machine, in a line."""
+    drawn = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
+    place = torch.cuda.get_device_name() if options.device == "cuda" else f"{cores()} CPU cores"
+    return " · ".join([datetime.now(UTC).date().isoformat(), _commit(), f"scale {options.scale}", drawn, place])
+
+
+def seeds(options: argparse.Namespace, default: int) -> list[int]:
+    """The seeds that were asked for."""
+    return list(range(options.seed, options.seed + (options.seeds or default)))
+
+
+def spread_of(values: Iterable[float], form: str = ".1f") -> str:
+    """`mean ± standard deviation` of several, the value of one."""
+    known = torch.tensor(list(values), dtype=torch.float64)
+    if known.numel() == 1:
+        return format(known.item(), form)
+    return f"{format(known.mean().item(), form)} ± {format(known.std().item(), form)}"
+
+
+def _commit() -> str:
+    """Of the code that runs; "no commit" where it is not a checkout."""
+    git = shutil.which("git")
+    if git is None:
+        return "no commit"
+    here = Path(__file__).resolve().parent
+    found = subprocess.run(  # noqa: S603 - git, with constant arguments
+        [git, "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=False
+    )
+    return f"commit {found.stdout.strip()}" if found.returncode == 0 else "no commit"
