@@ -109,7 +109,6 @@ class SideBySide(Launcher):
         if self.config.ray.address is not None or not self._on_ray:
             yield self.config.ray.address
             return
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         with ray_cluster(None, cores(), _gpus(), self.config.ray.dashboard):
             import ray
 
