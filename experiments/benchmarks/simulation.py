@@ -11,6 +11,7 @@ shares with its workers, besides the peak of that.
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -55,7 +56,10 @@ def main() -> None:
 
 def measure(engine: str, clients: int, parameters: int, workers: int, rounds: int) -> dict[str, float]:
     """Milliseconds per message of a later round, seconds of the first with all that is done once, peak MiB."""
-    quiet_environment()
+    if engine == "flower":
+        os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # all else as its users have it
+    else:
+        quiet_environment()
     watch = Stopwatch()
     tensors = TENSORS.get(parameters, 10)
     if engine == "bare":

@@ -8,9 +8,6 @@ Each picture is one client's batch of one, its gradient taken by the client's ow
 weights. APRIL as published attacks its own architecture, `patch_gradient` the stock models on the same pictures; for
 MJP attackers who know the defense follow. Pictures are compared in [0, 1] after rounding to 8 bits. The same
 command goes on where an earlier call stopped; more pictures, ratios and rows may be asked for later.
-
-On virtual machines most of the time can go into page faults of large tensors: MALLOC_MMAP_THRESHOLD_=4000000000
-MALLOC_TRIM_THRESHOLD_=8000000000 in the environment (glibc) keeps their memory, about 4 GB a process.
 """
 
 import argparse

@@ -20,6 +20,13 @@ SECONDS_TO_ANSWER = 5.0
 STARTS = 3
 """Attempts at a Ray of one's own; each waits 30 s, which Ray does not let us choose."""
 SLOW_START = "timed out during startup"
+KEPT_MEMORY = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(512 * 2**20),
+}
+"""For glibc: a worker keeps up to 512 MiB of what it freed. A model's tensors come and go with each client, and what is
+given back to the system has to be faulted in again, page by page."""
 
 
 def quiet_environment() -> None:
@@ -29,6 +36,8 @@ def quiet_environment() -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Workers inherit these: a thread pool per worker would oversubscribe the cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    for name, value in KEPT_MEMORY.items():
+        os.environ.setdefault(name, value)
 
 
 def check_address(address: object) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedsim.simulation.ray_cluster import KEPT_MEMORY
+
 PACKAGES = ("fedsim", "clients", "server", "attacks", "defenses", "experiments", "conf")
 
 EXCLUDED = ("/runs", "/multirun", "/outputs", "/data", "/dist", "/build", "/docs", ".*_cache", "*.egg-info", "*.whl")
@@ -28,7 +30,8 @@ def runtime_env(root: Path, config: Mapping[str, Any], kept_back: Iterable[Path]
         root: the folder that holds the packages.
         kept_back: folders, such as pictures and runs, that never travel.
     """
-    environment: dict[str, Any] = {"env_vars": {"TOKENIZERS_PARALLELISM": "false", "FLWR_TELEMETRY_ENABLED": "0"}}
+    quiet = {"TOKENIZERS_PARALLELISM": "false", "FLWR_TELEMETRY_ENABLED": "0"}
+    environment: dict[str, Any] = {"env_vars": {**quiet, **KEPT_MEMORY}}
     if _shipped_by_the_job():
         return {}
     own = [str(path) for path in _plug_ins(root, config)]
