@@ -58,7 +58,7 @@ def run_measure(config: Config, root: Path) -> None:
     _open(config, root)
     with Bars(console) as bars:
         progress = Progress(bars, _passes(subjects, config["measure"], plan))
-        records = [_measure(subject, config, progress) for subject in subjects]
+        records = [measure_subject(subject, config, progress) for subject in subjects]
         if plan is not None:
             _measure_corruptions(subjects, records, plan, config["measure"]["batch_size"], progress)
             _normalise(records, reference)
@@ -95,7 +95,7 @@ def _passes(subjects: Sequence[Subject], measure: Config, plan: CorruptionPlan |
     return total if plan is None else total + groups * len(plan.names) * len(plan.severities)
 
 
-def _measure(subject: Subject, config: Config, progress: Progress) -> Record:
+def measure_subject(subject: Subject, config: Config, progress: Progress) -> Record:
     """Everything but the corruptions, which several models look at together."""
     measure = config["measure"]
     progress.note(subject.name)
