@@ -42,7 +42,7 @@ def draw(measured: Measured, folders: Mapping[str, Path], measuring: Config, out
     found["figures/masks.png"] = "Block-wise masks at the ratios of Table 3: positions whose patches are shuffled"
     shown = [name for name in COMPARED if name in folders] or list(folders)[:1]
     members = subjects(measuring, {f"{name}: {_label(measured, name)}": folders[name] for name in shown})
-    records = [record for name in shown for record in measured.records[name]]
+    records = [dict(record) for name in shown for record in measured.records[name]]
     for figure in draw_all(members, records, with_projections(measuring), out):
         found[figure["file"]] = figure["caption"]
     return found

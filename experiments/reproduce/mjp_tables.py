@@ -1,5 +1,6 @@
 """MJP's Tables 3, 4, 6 and 8 from the records of `fedsim-measure`, with the paper's numbers in the next column."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +86,7 @@ def tables(measured: Measured) -> tuple[list[Table], list[str]]:
             continue
         made.append(_table(f"mjp_{name}", title, header, rows, columns, measured))
         said += _orders(title.split(":")[0], rows, columns, measured)
+        said += _chance(title.split(":")[0], rows, columns, measured)
     return made, said
 
 
@@ -223,6 +225,20 @@ def _orders(table: str, rows: Sequence[Row], columns: Sequence[Column], measured
             compared.append((ours, [_of_paper(column, row) for row, _ in known]))
         said.append(sentence(f"{table}, {measure}", compared, members[0].form))
     return said
+
+
+def _chance(table: str, rows: Sequence[Row], columns: Sequence[Column], measured: Measured) -> list[str]:
+    """What accuracy cannot settle: the paper's models differ by little."""
+    if columns[0].key != "top1":
+        return []
+    records = [record for row in rows for record in measured.records[row.variant]]
+    pictures, top1 = records[0]["pictures"], sum(record["top1"] for record in records) / len(records)
+    error = 100.0 * math.sqrt(top1 * (1.0 - top1) / pictures)
+    paper = [_of_paper(columns[0], row) for row in rows]
+    between = max(paper) - min(paper)
+    told = "" if between > 4.0 * error else ": the order of such differences is mostly chance here"
+    spread = f"one standard error of {pictures} test pictures is {error:.1f} points"
+    return [f"{table}, {columns[0].title}: {spread}, the paper's rows lie within {between:.1f}{told}."]
 
 
 def _of_paper(column: Column, row: Row) -> float:

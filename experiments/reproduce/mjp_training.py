@@ -39,7 +39,7 @@ ALWAYS = (
     "those of A are others (79.8 and 64.3 %). Likewise its ratio 0.03 is variant J.",
     "Each picture has its own mask and permutation here, in the authors' code a batch shares one.",
     "What Figures 3, 4 and 5 of the paper show could not be established: no text of it with their captions was at "
-    "hand. Its released code has an overview of the shuffle and the method, and recoveries by gradient attacks, without "
+    "hand. Its released code has an overview of the shuffle and the method, and recoveries by attacks, without "
     "their numbers. In their place are masks at the ratios of Table 3 and curves over the ratio; recoveries are "
     "`mjp_table5`'s.",
 )
