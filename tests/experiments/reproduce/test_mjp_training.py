@@ -4,13 +4,14 @@ import csv
 import json
 import shutil
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
-from experiments import measure
+from experiments import federated, measure
 from experiments.reproduce import mjp_training, mjp_unit
 from experiments.reproduce.mjp_scales import SCALES, Scale
 from experiments.reproduce.mjp_variants import (
@@ -42,10 +43,10 @@ TINY = Scale(
 TRAINED = ("A", "B", "D", "J")
 
 
-def call(pictures, out, *arguments):
+def call(pictures, out, *arguments, scale=TINY):
     """Exit code; the pages go to standard output."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(SCALES, "small", TINY)
+        patch.setitem(SCALES, "small", scale)
         fixed = ["--pictures", str(pictures), "--out", str(out), "--workers", "1"]
         patch.setattr(sys, "argv", ["mjp_training", *fixed, *arguments])
         try:
@@ -177,6 +178,27 @@ def test_goes_on_where_it_was_killed(done, pictures, tmp_path, monkeypatch):
     before, after = load_file(done / name), load_file(out / name)
     assert all((before[key] == after[key]).all() for key in before)
     assert lines_of(out, "table3") == lines_of(done, "table3")
+
+
+def test_an_interrupted_training_goes_on_with_its_learning_rate(pictures, tmp_path, monkeypatch):
+    scale = replace(TINY, rounds=3, overrides=("resume_every_seconds=0",))
+    monkeypatch.setattr("experiments.reproduce.mjp_figures.draw_all", lambda *_: [])
+    show, shown = federated._Run._show_round, []
+
+    def interrupted(run, server_round, *rest):
+        shown.append(server_round)
+        if shown == [0, 1, 2]:
+            raise KeyboardInterrupt
+        show(run, server_round, *rest)
+
+    monkeypatch.setattr(federated._Run, "_show_round", interrupted)
+    assert call(pictures, tmp_path / "out", "--variants", "J", scale=scale) == 130
+    assert call(pictures, tmp_path / "out", "--variants", "J", scale=scale) == 0
+    assert shown == [0, 1, 2, 2, 3]
+    assert call(pictures, tmp_path / "whole", "--variants", "J", scale=scale) == 0
+    name = "runs/J-0/checkpoints/round-00003.safetensors"
+    after, whole = load_file(tmp_path / "out" / name), load_file(tmp_path / "whole" / name)
+    assert all((after[key] == whole[key]).all() for key in whole)
 
 
 def test_another_seed_adds_a_spread(done, pictures, tmp_path, monkeypatch):
