@@ -1,5 +1,6 @@
 """One model of MJP's tables: trained in a federation, then measured by `fedsim-measure`'s own code."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ def run_unit(unit: Unit) -> list[Entry]:
     """
     quiet_environment()
     silence_flower()
+    logging.getLogger("flwr").addHandler(logging.NullHandler())  # what it says before a run has its log
     torch.set_num_threads(unit.threads)
     folder = run_folder(unit.out, unit.key)
     with quiet():

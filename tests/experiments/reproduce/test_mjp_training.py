@@ -76,6 +76,12 @@ def done(pictures, tmp_path_factory):
     return out
 
 
+def test_flower_keeps_silent_before_a_run_has_its_log(pictures, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("experiments.reproduce.mjp_figures.draw_all", lambda *_: [])
+    assert call(pictures, tmp_path / "out", "--variants", "A") == 0
+    assert "fraction_evaluate" not in capsys.readouterr().err
+
+
 def lines_of(out, table):
     with (out / f"mjp_{table}.csv").open() as file:
         return list(csv.DictReader(file))
