@@ -131,7 +131,7 @@ SCALES = {
         draws=2,
         differs=(
             "The model is a ViT of 3 blocks of width 64 on a grid of 6x6 patches, trained in 1,000 steps of 128 "
-            "pictures (13 passes over the 10,000 of the CIFAR-10 sample): a model uses positions little before it has "
+            "pictures (13 passes over 10,000): a model uses positions little before it has "
             "learnt much, so that there is less for MJP to take away than in the paper's 300 epochs of ImageNet.",
             "A ratio of 0.03 masks one position of 36 at most, and a puzzle of one patch is none. Table 4's variants "
             "are therefore trained with ratio 0.27, Table 3's last row, in place of the paper's 0.03; the smallest "
