@@ -133,7 +133,7 @@ def _ablation_table(entries: Sequence[Entry]) -> Table:
 
 def figure(labels: Sequence[Entry], ablation: Sequence[Entry], path: Path) -> None:
     """Label shares over the batch size, and the PSNR of each arm with its seeds."""
-    with drawing(path, 10, 3.8) as drawn:
+    with drawing(path, 10.0, 3.8) as drawn:
         left, right = drawn.subplots(1, 2)
         trained = [entry for entry in labels if entry["state"] == "trained"]
         for rule, colour in zip(DRAWN, COLOURS, strict=False):

@@ -135,17 +135,20 @@ def work(unit: Unit) -> list[Entry]:
     scale, seed, sharing = settings["scale"], settings["seed"], settings["sharing"]
     network = scale.vit if sharing is not None and SHARING[sharing].on_vit else scale.mlp
     presets = ",".join(PRESETS.values())
-    config = audit(settings["pictures"], seed, unit.device, *network, f"attack=[{presets}]")
+    size = settings["size"] or sum(SHARING[sharing].groups)
+    overrides = [*network, f"audit.batch_size={size}", f"attack=[{presets}]"]
+    config = audit(settings["pictures"], seed, unit.device, *overrides)
     client = Client(config)
     setup = client.setup
-    groups = evenly(settings["size"], setup.data.num_classes) if sharing is None else SHARING[sharing].groups
+    groups = evenly(size, setup.data.num_classes) if sharing is None else SHARING[sharing].groups
     positions = draw_batch(setup.data.train.labels, groups, torch_generator(seed, "prior-knowledge-batch"))
     if positions is None:
         raise ConfigError("--pictures", settings["pictures"], f"more pictures: batches of classes with {groups}")
     observation, truth, _ = client.shares(positions, seed)
+    assert len(truth.labels) == size
     probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, training_mode=True)
     observation = replace(observation, auxiliary_probs=probs)
-    known = {"sharing": sharing, "batch_size": len(positions), "seed": seed}
+    known = {"sharing": sharing, "batch_size": size, "seed": seed}
     return [{**known, **entry} for entry in results(unit, config, client, observation, truth)]
 
 

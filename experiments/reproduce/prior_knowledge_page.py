@@ -63,7 +63,8 @@ DIFFERS = (
     "batch each picture that two units or more agree upon, whatever its label; of a ViT's pair both pictures, by the "
     "first block's equations, which read no labels at all. What cannot: anything a search gives, the row-space "
     "one and that with certified features included (its targets are certified, its pictures are not), and which of "
-    "two pictures of one label is which. R-GAP certifies one picture and refuses batches.",
+    "two pictures of one label is which. R-GAP certifies single pictures behind invertible activations, and refuses batches and "
+    "ReLUs.",
 )
 
 
@@ -114,7 +115,7 @@ def _sharing_table(entries: Sequence[Entry]) -> Table:
             own = _of([entry for entry in entries if entry["sharing"] == sharing], method)
             refusals = [entry["reason"] for entry in own if entry["status"] != "done"]
             if len(refusals) == len(own):
-                rows.append([sharing, method, "-", "-", "-", f"refused: {refusals[0]}" if refusals else "-"])
+                rows.append([sharing, method, "-", "-", f"refused: {refusals[0]}" if refusals else "-", "-"])
                 continue
             labels = [100 * entry["labels"] for entry in own if "labels" in entry]
             named = f"{spread_of(labels, '.0f')} %" if labels else "-"
@@ -143,7 +144,7 @@ def wrong(method: str, entries: Sequence[Entry]) -> int:
 
 def figure(entries: Sequence[Entry], path: Path) -> None:
     """Curves of one picture, and PSNR over B."""
-    with drawing(path, 10, 3.6) as drawn:
+    with drawing(path, 10.0, 3.6) as drawn:
         left, right = drawn.subplots(1, 2)
         for method, colour in zip(MATCHING, COLOURS, strict=False):
             label: str | None = method

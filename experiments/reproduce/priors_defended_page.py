@@ -117,7 +117,7 @@ def _cell(entries: Sequence[Entry], measure: str, form: str) -> str:
 
 def figure(entries: Sequence[Entry], path: Path) -> None:
     """Bars for each attack in a group for each defense, with the baseline as a line."""
-    with drawing(path, 10, 3.8) as drawn:
+    with drawing(path, 10.0, 3.8) as drawn:
         axes = drawn.subplots()
         shown = [attack for attack in ATTACKS if attack not in BASELINE.values()] + [BASELINE["ggl"]]
         width = 0.8 / len(shown)

@@ -68,7 +68,7 @@ def test_the_whole_study(tiny, study, refuse_work, tmp_path):
     shared = lines_of(out / "repeated-labels.csv")
     assert {line["method"] for line in shared} == set(CERTIFYING[False]) | set(CERTIFYING[True])
     refused = [line for line in shared if line["method"] == RGAP]
-    assert all("refused" in line["status"] and "batch" in line["reason"] for line in refused)
+    assert all(line["status"] == "refused" and "ReLU" in line["reason"] for line in refused)
     labels = {line["sharing"]: line for line in shared if line["method"] == LABELS}
     assert labels["MLP, B = 4, two labels twice"]["certificate"] == "certified"
     assert labels["MLP, B = 4, two labels twice"]["labels_exact"] == "True"
@@ -93,7 +93,7 @@ def test_other_steps_want_another_folder(tiny, study, monkeypatch):
 def test_a_number_is_that_of_the_attack_called_directly(units, six_classes, method):
     unit = units["mlp/B = 3/seed 1"]
     entries = {entry["method"]: entry for entry in prior_knowledge.work(unit)}
-    config = audit(six_classes, 1, "cpu", *TINY.mlp, "attack=[inverting_gradients,fc_bias]")
+    config = audit(six_classes, 1, "cpu", *TINY.mlp, "audit.batch_size=3", "attack=[inverting_gradients,fc_bias]")
     client = Client(config)
     setup = client.setup
     positions = draw_batch(setup.data.train.labels, [1, 1, 1], torch_generator(1, "prior-knowledge-batch"))
@@ -103,6 +103,7 @@ def test_a_number_is_that_of_the_attack_called_directly(units, six_classes, meth
     seen = replace(observation, auxiliary_probs=probs)
     outcome = run_attack(seen, "prior_knowledge", settings, 1, torch.device("cpu"))
     _, found = score_outcome(outcome, truth)
+    assert len(found.images) == 3
     assert entries[method]["psnrs"] == [one.psnr for one in found.images]
 
 
