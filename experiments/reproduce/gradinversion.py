@@ -80,14 +80,14 @@ class Scale:
 SCALES = {
     "small": Scale(
         model=("model=resnet18_32", "+model.kwargs.channels=[16,32,64,128]"),
-        training=400,
+        training=300,
         states=tuple(STATES),
         sizes=(1, 2, 4, 8, 16, 32, 64),
         batches=20,
         pictures=720,
         seeds=3,
         batch=4,
-        search={"steps": 400, "restarts": 4},
+        search={"steps": 300, "restarts": 3},
         warmup=10,
         group_every=10,
     ),

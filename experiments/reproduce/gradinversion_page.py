@@ -47,7 +47,7 @@ INTRODUCTION = (
 )
 DIFFERS = (
     "Network, pictures and budget: at the small scale a ResNet-18 of a quarter of the width with CIFAR's stem at "
-    "32 px, trained for 400 steps on the public half of the pictures, 4 candidates and 400 steps of search, batches "
+    "32 px, trained for 300 steps on the public half of the pictures, 3 candidates and 300 steps of search, batches "
     "of 4; the paper has a trained ResNet-50, 224 px, 8 candidates, 20,000 steps, batches of 8. BatchNorm's "
     "statistics say less after so short a training, and 32 px leave little to register.",
     "The paper prints one label accuracy for batches without repeats; here it depends on the batch size, which the "

@@ -119,6 +119,7 @@ def plan(options: argparse.Namespace, scale: Scale, chosen: list[int]) -> list[U
     units = []
     for seed in chosen:
         common = {"scale": scale, "pictures": options.pictures, "seed": seed}
+        batches: list[tuple[str, dict[str, Any]]]
         batches = [(f"mlp/B = {size}", {"size": size, "sharing": None}) for size in scale.sizes]
         batches += [(name, {"size": None, "sharing": name}) for name in SHARING]
         units += [

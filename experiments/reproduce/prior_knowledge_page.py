@@ -63,8 +63,7 @@ DIFFERS = (
     "batch each picture that two units or more agree upon, whatever its label; of a ViT's pair both pictures, by the "
     "first block's equations, which read no labels at all. What cannot: anything a search gives, the row-space "
     "one and that with certified features included (its targets are certified, its pictures are not), and which of "
-    "two pictures of one label is which. R-GAP certifies single pictures behind invertible activations, and refuses batches and "
-    "ReLUs.",
+    "two pictures of one label is which. R-GAP certifies single pictures, behind invertible activations.",
 )
 
 
@@ -154,8 +153,8 @@ def figure(entries: Sequence[Entry], path: Path) -> None:
                     left.plot(steps, [min(SEEN, value) for value in values], color=colour, alpha=0.7, label=label)
                     label = None
             sizes = sorted({entry["batch_size"] for entry in entries})
-            values = [_capped(_of(entries, method), size) for size in sizes]
-            known = [(size, value) for size, value in zip(sizes, values, strict=True) if value is not None]
+            means = [_capped(_of(entries, method), size) for size in sizes]
+            known = [(size, value) for size, value in zip(sizes, means, strict=True) if value is not None]
             if known:
                 right.plot(*zip(*known, strict=True), color=colour, marker="o", markersize=4, label=method)
         left.set(xlabel="step", ylabel="PSNR, dB", title="One picture, label known")
