@@ -77,7 +77,7 @@ class Scale:
 
 VIT = ("model=vit_tiny", "model.img_size=32", "model.patch_size=8", "+model.kwargs.depth=2")
 SCALES = {
-    "small": Scale(("model=mlp", "model.kwargs.hidden=[512,256,128]"), VIT, (1, 2, 4, 8, 16), 1000, 25, 5),
+    "small": Scale(("model=mlp", "model.kwargs.hidden=[512,256,128]"), VIT, (1, 2, 4, 8, 16), 400, 25, 4),
     "paper": Scale(
         ("model=mlp", "model.img_size=64", "model.kwargs.hidden=[1024,512,256]"),
         VIT,
