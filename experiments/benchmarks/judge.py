@@ -45,10 +45,14 @@ class Judge:
 
     network: SmallClassifier
 
-    @torch.no_grad()
     def distance(self, found: Path, truth: Path) -> float:
-        maps = [self.network.maps(_read(path)) for path in (found, truth)]
-        return float(feature_distance(*maps)[0])
+        return float(self.between(_read(found), _read(truth))[0])
+
+    @torch.no_grad()
+    def between(
+        self, found: Float[Tensor, "batch 3 h w"], truth: Float[Tensor, "batch 3 h w"]
+    ) -> Float[Tensor, " batch"]:
+        return feature_distance(self.network.maps(found), self.network.maps(truth))
 
 
 def train_judge(setup: Setup, left_out: tuple[str, ...], folder: Path) -> Judge:

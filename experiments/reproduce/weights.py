@@ -35,16 +35,19 @@ def read_weights(path: Path) -> State:
         raise ConfigError("--checkpoint", path, f"a state dict: {' '.join(str(error).split())[:150]}") from error
 
 
-def class_count(path: Path) -> int:
+def class_count(path: Path, head: str = "head.bias") -> int:
     """How many classes the weights tell apart.
+
+    Args:
+        head: name of the classifier's bias.
 
     Raises:
         ConfigError: they have no head by that name.
     """
-    head = read_weights(path).get("head.bias")
-    if head is None:
-        raise ConfigError("--checkpoint", path, "weights of a timm ViT, with head.bias")
-    return len(head)
+    bias = read_weights(path).get(head)
+    if bias is None:
+        raise ConfigError("--checkpoint", path, f"weights of a timm model with {head}")
+    return len(bias)
 
 
 def load_weights(model: nn.Module, path: Path, class_names: Sequence[str]) -> None:

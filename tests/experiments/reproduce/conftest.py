@@ -39,3 +39,47 @@ def table5(monkeypatch, capsys, pictures, tmp_path):
         return code, captured.out, captured.err
 
     return call
+
+
+@pytest.fixture(scope="session")
+def six_classes(tmp_path_factory):
+    """Six classes with ten smooth pictures of 32x32 pixels each."""
+    folder = tmp_path_factory.mktemp("six")
+    rng = np.random.default_rng(0)
+    for name in "abcdef":
+        (folder / name).mkdir()
+        for number in range(10):
+            coarse = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8))
+            coarse.resize((32, 32), Image.Resampling.BICUBIC).save(folder / name / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def study(monkeypatch, capsys, six_classes, tmp_path):
+    """`study(module, *arguments)`: exit code, output and errors of a study's command; results in `tmp_path/out`."""
+
+    def call(module, *arguments):
+        fixed = ["--pictures", str(six_classes), "--out", str(tmp_path / "out"), "--workers", "1"]
+        monkeypatch.setattr(sys, "argv", [module.__name__, *fixed, *arguments])
+        code = 0
+        try:
+            module.main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def refuse_work(monkeypatch):
+    """`refuse_work(module)`: from now on a unit that is computed is a failure."""
+
+    def refuse(module):
+        def work(unit):
+            raise AssertionError(f"{unit.key} was computed again")
+
+        monkeypatch.setattr(module, "work", work)
+
+    return refuse

@@ -1,0 +1,218 @@
+"""Gradient inversion seen by its prior knowledge (a blog post): an MLP's gradient without any prior, by one command.
+
+python -m experiments.reproduce.prior_knowledge --pictures DIR --out DIR
+python -m experiments.reproduce.prior_knowledge --pictures DIR --out DIR --scale paper --device cuda
+
+One picture of known label: L2 and cosine matching without priors, and the fully connected layer's closed form. Then
+larger batches, in which information is lost, and the problem that the post leaves open: samples that share a label.
+There each method also says what it certifies, on the MLP and for pairs of pictures on a small ViT.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from experiments.reproduce.client import Client
+from experiments.reproduce.command import call
+from experiments.reproduce.ledger import Entry
+from experiments.reproduce.prior_knowledge_page import (
+    CERTIFYING,
+    CLOSED,
+    COSINE,
+    FEATURES,
+    FIRST_BLOCK,
+    GUESS,
+    LABELS,
+    MATCHING,
+    RANDOM,
+    RGAP,
+    ROW_SPACE,
+    SHARING,
+    SQUARED,
+    page,
+)
+from experiments.reproduce.study import Unit, carry_out, check, parser, publish, seeds
+from experiments.reproduce.victims import attack_batch, audit, draw_batch, guess
+from fedsim.composition import Config
+from fedsim.determinism import torch_generator
+from fedsim.errors import ConfigError
+from fedsim.evaluation import mean_softmax
+from fedsim.ground_truth import GroundTruth
+from fedsim.metrics.image import psnr
+from fedsim.observation import Observation
+from server.attacking import Outcome
+
+PRESETS = {
+    COSINE: "inverting_gradients",
+    CLOSED: "fc_bias",
+    RGAP: "rgap",
+    LABELS: "labels_certified",
+    FEATURES: "feature_target",
+    ROW_SPACE: "row_space_batch",
+    FIRST_BLOCK: "first_block",
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is computed.
+
+    Attributes:
+        mlp, vit: overrides that choose the networks.
+        sizes: batch sizes of the information loss.
+        steps: of a search.
+        frames: pictures kept of its way.
+    """
+
+    mlp: tuple[str, ...]
+    vit: tuple[str, ...]
+    sizes: tuple[int, ...]
+    steps: int
+    frames: int
+    seeds: int
+
+
+VIT = ("model=vit_tiny", "model.img_size=32", "model.patch_size=8", "+model.kwargs.depth=2")
+SCALES = {
+    "small": Scale(("model=mlp", "model.kwargs.hidden=[512,256,128]"), VIT, (1, 2, 4, 8, 16), 400, 25, 4),
+    "paper": Scale(
+        ("model=mlp", "model.img_size=64", "model.kwargs.hidden=[1024,512,256]"),
+        VIT,
+        (1, 2, 4, 8, 16, 32, 64),
+        10_000,
+        100,
+        20,
+    ),
+}
+
+
+def main() -> None:
+    """Entry point of `python -m`."""
+    call(run, arguments())
+
+
+def run(options: argparse.Namespace) -> None:
+    """From settings to the page.
+
+    Raises:
+        ConfigError: an option cannot work.
+        RunError: a worker was killed.
+    """
+    check(options)
+    scale = SCALES[options.scale]
+    chosen = seeds(options, scale.seeds)
+    settings = {
+        "scale": asdict(replace(scale, seeds=0)),
+        "pictures": str(options.pictures.expanduser().resolve()),
+    }
+    entries = carry_out(plan(options, scale, chosen), work, options, settings)
+    larger = "" if options.scale == "small" else f" --scale {options.scale}"
+    command = f"python -m experiments.reproduce.prior_knowledge --pictures DIR --out DIR{larger}"
+    publish(page(entries, options.out), options, chosen, command)
+
+
+def plan(options: argparse.Namespace, scale: Scale, chosen: list[int]) -> list[Unit]:
+    """A unit for each batch: all methods attack the same."""
+    units = []
+    for seed in chosen:
+        common = {"scale": scale, "pictures": options.pictures, "seed": seed}
+        batches: list[tuple[str, dict[str, Any]]]
+        batches = [(f"mlp/B = {size}", {"size": size, "sharing": None}) for size in scale.sizes]
+        batches += [(name, {"size": None, "sharing": name}) for name in SHARING]
+        units += [
+            Unit(f"{name}/seed {seed}", {**common, **own}, options.out, options.threads, options.device)
+            for name, own in batches
+        ]
+    return units
+
+
+def work(unit: Unit) -> list[Entry]:
+    """One entry for each method; a process of its own may run it."""
+    torch.set_num_threads(unit.threads)
+    settings = unit.settings
+    scale, seed, sharing = settings["scale"], settings["seed"], settings["sharing"]
+    network = scale.vit if sharing is not None and SHARING[sharing].on_vit else scale.mlp
+    presets = ",".join(PRESETS.values())
+    size = settings["size"] or sum(SHARING[sharing].groups)
+    overrides = [*network, f"audit.batch_size={size}", f"attack=[{presets}]"]
+    config = audit(settings["pictures"], seed, unit.device, *overrides)
+    client = Client(config)
+    setup = client.setup
+    groups = evenly(size, setup.data.num_classes) if sharing is None else SHARING[sharing].groups
+    positions = draw_batch(setup.data.train.labels, groups, torch_generator(seed, "prior-knowledge-batch"))
+    if positions is None:
+        raise ConfigError("--pictures", settings["pictures"], f"more pictures: batches of classes with {groups}")
+    observation, truth, _ = client.shares(positions, seed)
+    assert len(truth.labels) == size
+    probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, training_mode=True)
+    observation = replace(observation, auxiliary_probs=probs)
+    known = {"sharing": sharing, "batch_size": size, "seed": seed}
+    return [{**known, **entry} for entry in results(unit, config, client, observation, truth)]
+
+
+def results(
+    unit: Unit, config: Config, client: Client, observation: Observation, truth: GroundTruth
+) -> Iterator[Entry]:
+    """What each method makes of one batch."""
+    sharing, seed = unit.settings["sharing"], unit.settings["seed"]
+    methods = MATCHING if sharing is None else CERTIFYING[SHARING[sharing].on_vit]
+    for method in methods:
+        if method == GUESS:
+            yield {"method": method, **guess(client, truth, seed)}
+            continue
+        settings = of_method(method, config["attack"], unit.settings["scale"])
+        entry, outcome = attack_batch(observation, truth, "prior_knowledge", settings, seed, unit.device)
+        yield {"method": method, **entry, **_certified(outcome), "curve": _curve(outcome, truth)}
+
+
+def of_method(method: str, attacks: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
+    """Its settings: matching has no priors and no box, and the same optimiser for both distances."""
+    settings = dict(attacks[PRESETS.get(method, PRESETS[COSINE])])
+    if method in (SQUARED, COSINE, RANDOM):
+        distance = "SquaredL2" if method == SQUARED else "Cosine"
+        return {
+            **settings,
+            "objective": {"_target_": f"attacks.optimization.{distance}"},
+            "parametrisation": {**settings["parametrisation"], "boxed": False},
+            "priors": {},
+            "optimiser": {**settings["optimiser"], "name": "adam"},
+            "schedule": {**settings["schedule"], "kind": "cosine"},
+            "steps": scale.steps,
+            "frames": scale.frames,
+            "target": "random" if method == RANDOM else "observed",
+        }
+    return {**settings, "steps": scale.steps, "frames": 0} if method in (FEATURES, ROW_SPACE) else settings
+
+
+def evenly(size: int, classes: int) -> list[int]:
+    """How many pictures each label has, in batches that repeat labels no more than they must."""
+    labels = min(size, classes)
+    return [size // labels + (place < size % labels) for place in range(labels)]
+
+
+def _certified(outcome: Outcome) -> Entry:
+    """How many pictures the certificate calls exact: in a batch it may be some of them."""
+    if outcome.reconstruction is None or outcome.reconstruction.images is None:
+        return {}
+    images, certificate = outcome.reconstruction.images, outcome.reconstruction.certificate
+    all_or_none = len(images) if certificate.certified else 0
+    return {"pictures_certified": int(certificate.values.get("exact", all_or_none))}
+
+
+def _curve(outcome: Outcome, truth: GroundTruth) -> list[list[float]]:
+    """[step, PSNR] of one picture on the way; in a batch nobody knows which is which."""
+    if outcome.reconstruction is None or len(truth.labels) > 1:
+        return []
+    frames = outcome.reconstruction.frames
+    return [[frame.step, float(psnr(frame.images.clamp(0, 1), truth.images.cpu())[0])] for frame in frames]
+
+
+def arguments() -> argparse.ArgumentParser:
+    return parser(__doc__, "folder with one folder of pictures per class")
+
+
+if __name__ == "__main__":
+    main()
