@@ -102,7 +102,7 @@ SCALES: dict[str, Scale] = {
         seeds=2,
         grids=_grids(4, 1, 1),
         matching=Search((TINY, "+model.kwargs.depth=2"), pictures=4, steps=500),
-        fixed=Search(("model=vit_small", "model.name=vit_small_patch32_224", "+model.kwargs.depth=4"), 3, 200),
+        fixed=Search(("model=vit_small", "model.name=vit_small_patch32_224", "+model.kwargs.depth=2"), 3, 200),
     ),
     "paper": Scale(
         seeds=5,
@@ -188,12 +188,10 @@ def _fixed(options: argparse.Namespace, scale: Scale, seeds: Sequence[int], pict
             composed = _config(options, seed, *scale.fixed.model, *defense)
             theirs = _config(options, seed, *scale.fixed.model, *defense, "model.variant=april")
             attacks = composed["attack"]
-            cosine = {**attacks["inverting_gradients"], "steps": steps, "frames": 0, "save_every": 0}
             settings = {
                 "april_optimization": search(composed, "all", steps, 0),
                 "plain": search(composed, None, steps, 0),
-                "inverting_gradients": cosine,
-                "random": {**cosine, "target": "random"},
+                "inverting_gradients": {**attacks["inverting_gradients"], "steps": steps, "frames": 0, "save_every": 0},
                 "patch_gradient": attacks["patch_gradient"],
                 "row_space": attacks["row_space"],
             }

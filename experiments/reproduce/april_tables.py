@@ -23,7 +23,6 @@ ATTACKS = {
     "inverting_gradients": "Inverting Gradients",
     "patch_gradient": "patch_gradient (ours)",
     "row_space": "row_space (ours)",
-    "random": "no gradient: Inverting Gradients of a random one",
     **GUESSES,
 }
 BLOCKS = {"april": "the paper's", "stock": "stock, pre-norm"}
