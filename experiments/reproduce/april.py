@@ -1,0 +1,130 @@
+"""APRIL (Lu et al. 2022): its closed form, its optimisation, twin data, and its defense, by one command.
+
+python -m experiments.reproduce.april --pictures DIR --out DIR
+python -m experiments.reproduce.april --data photos --parts fixed_pe --out DIR      no pictures of your own
+python -m experiments.reproduce.april --pictures DIR --out DIR --scale paper --device cuda --workers 2
+
+closed_form  the closed form on its own architecture by size of the grid, patch_gradient and row_space on stock models
+curves       gradient matching: plain, aligned as published, over the patch rows, row by row
+twins        the same searches where the position embedding's gradient is withheld
+fixed_pe     a position embedding that is never trained, against published attacks and against row_space
+
+Each picture is one client's batch of one, its gradient taken by the client's own code on a model as it is initialised.
+Seeds draw the model and where searches start; the pictures stay. Beside every attack stands what one has without any
+gradient. The same command goes on where an earlier call stopped; parts and seeds may be asked for later.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.reproduce.april_figures import draw_curves, draw_fixed, draw_twins
+from experiments.reproduce.april_plan import CURVES, FIXED_PE, PARTS, SCALES, TWINS, plan, steps_of
+from experiments.reproduce.april_tables import tables, verdicts
+from experiments.reproduce.april_work import work
+from experiments.reproduce.command import call
+from experiments.reproduce.study import Page, carry_out, check, parser, publish, seeds
+from fedsim.errors import ConfigError
+
+FIGURES = {
+    CURVES: (draw_curves, "PSNR and matching loss over the steps: mean, and the 10th to the 90th percentile"),
+    TWINS: (draw_twins, "Clients' pictures and what searches make of them, with ∂L/∂E_pos and without it"),
+    FIXED_PE: (draw_fixed, "Behind a fixed position embedding: original, published attack, ours, and a guess"),
+}
+
+INTRODUCTION = (
+    "Lu et al. 2022 read a picture out of a vision transformer's gradient: in closed form where the first attention "
+    "reads the embedding directly, else by a search that aligns the position embedding's gradient. Without that "
+    "gradient, they say, searches end at “twin data”, so a fixed position embedding protects. Means over pictures, "
+    "PSNR in dB, ± over seeds."
+)
+DIFFERS = (
+    "The paper's optimiser, steps and α are not in our sources. Those here are ours: signed Adam, 0.1 with a cosine, "
+    "total variation, α in units of the gradient's squared norm; so our numbers are no test of its numbers, only of "
+    "its claims.",
+    "The models are as they are initialised; the paper's architectures are not timm's.",
+    "The closed form is exact where tokens and pixels of a patch are at most the width, and badly conditioned: float32 "
+    "gradients lose most of its digits. Where a patch has more pixels, its second step has no exact solution. Stock "
+    "models have a norm before the first attention, where the formula does not hold: refused.",
+    "The loss is ‖g − g′‖²/‖g′‖² for all searches, whatever each of them minimises.",
+    "A fixed sin-cos embedding spans so few dimensions that row_space is short of equations; one that is fixed at its "
+    "initial values spans as many as there are patches. The paper does not tell them apart.",
+)
+
+
+def main() -> None:
+    """Entry point of `python -m`."""
+    call(run, arguments())
+
+
+def run(options: argparse.Namespace) -> None:
+    """From settings to the page, its tables and its figures.
+
+    Raises:
+        ConfigError: a setting cannot work.
+        RunError: an attack failed, or a worker was killed.
+    """
+    _check(options)
+    drawn = seeds(options, SCALES[options.scale].seeds)
+    parts = [part for part in PARTS if part in options.parts]
+    entries = carry_out(plan(options, drawn), work, options, _settings(options))
+    for part in parts:
+        if part in FIGURES:
+            FIGURES[part][0](entries, options.out / f"{part}.png")
+    figures = {f"{part}.png": text for part, (_, text) in FIGURES.items() if part in parts}
+    differs = [*verdicts(entries, parts), *DIFFERS]
+    page = Page("april", "APRIL, reproduced", INTRODUCTION, tables(entries, parts), differs, figures)
+    publish(page, options, drawn, _command(options, parts))
+
+
+def arguments() -> argparse.ArgumentParser:
+    found = parser(__doc__ or "")
+    found.add_argument(
+        "--pictures", type=Path, help="folder with one folder of pictures per class; needed for --data folder"
+    )
+    found.add_argument(
+        "--data", choices=("folder", "photos"), default="folder", help="photos: crops of scikit-learn's two photographs"
+    )
+    found.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
+    found.add_argument("--count", type=int, help="pictures of each part, at most; default: those of the scale")
+    found.add_argument("--steps", type=int, help="of the searches; default: those of the scale")
+    return found
+
+
+def _check(options: argparse.Namespace) -> None:
+    check(options)
+    for name in ("count", "steps"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name}", value, "at least 1")
+    if options.data == "folder" and options.pictures is None:
+        raise ConfigError("--pictures", None, "a folder of class folders, or --data photos")
+
+
+def _settings(options: argparse.Namespace) -> dict[str, object]:
+    """What results depend on besides the keys of their units."""
+    folder = options.data == "folder"
+    return {
+        "data": str(options.pictures.expanduser().resolve()) if folder else options.data,
+        "scale": options.scale,
+        "pictures from seed": options.seed,
+        "count": options.count,
+        "steps": dict(steps_of(options)),
+    }
+
+
+def _command(options: argparse.Namespace, parts: Sequence[str]) -> str:
+    """As it was called, folders as DIR."""
+    words = ["python -m experiments.reproduce.april"]
+    words.append("--pictures DIR" if options.data == "folder" else "--data photos")
+    words += [f"--parts {' '.join(parts)}"] if len(parts) < len(PARTS) else []
+    for name in ("count", "steps", "seeds"):
+        value = getattr(options, name)
+        words += [] if value is None else [f"--{name} {value}"]
+    words += [f"--seed {options.seed}"] if options.seed else []
+    words += [f"--scale {options.scale}"] if options.scale != "small" else []
+    return " ".join([*words, "--out DIR"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The figures of the reproduction of APRIL: curves with their spread, and pictures with numbers below them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from experiments.reproduce.april_plan import ARMS, FIXED_PE, KINDS, PART_ARMS
+from experiments.reproduce.april_tables import ATTACKS, KIND_LABELS, published
+from experiments.reproduce.april_work import MEAN, ORIGINAL, SHOWN, picture_path
+from experiments.reproduce.ledger import Entry
+from fedsim.report.png import COLOURS, INK, MUTED, drawing
+
+SMALL = 64
+"""Pixels below which a picture is enlarged without smoothing."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A picture on disk, and what is below it."""
+
+    path: Path
+    text: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """Cells of each line, below one title."""
+
+    title: str
+    lines: Sequence[Sequence[Cell]]
+
+
+def draw_curves(entries: Sequence[Entry], path: Path) -> None:
+    """PSNR and matching loss over the steps: mean over pictures and seeds, a band from 10th to 90th percentile."""
+    with drawing(path, 9.6, 3.6) as figure:
+        psnr, loss = figure.subplots(1, 2)
+        for number, arm in enumerate(PART_ARMS["curves"]):
+            group = [entry for entry in entries if entry["part"] == "matching" and entry["arm"] == arm]
+            colour, steps = COLOURS[number], group[0]["steps"]
+            for axes, name in ((psnr, "psnr_curve"), (loss, "loss_curve")):
+                values = np.array([entry[name] for entry in group])
+                low, high = np.quantile(values, [0.1, 0.9], axis=0)
+                middle = values.mean(axis=0) if name == "psnr_curve" else np.exp(np.log(values).mean(axis=0))
+                axes.plot(steps, middle, color=colour, label=ARMS[arm].label if axes is psnr else None)
+                axes.fill_between(steps, low, high, color=colour, alpha=0.12, linewidth=0)
+        guess = [e for e in entries if e["part"] == "matching" and e["arm"] == MEAN]
+        for axes, name in ((psnr, "psnr"), (loss, "loss")):
+            if guess:
+                level = float(np.mean([entry[name] for entry in guess]))
+                label = "no gradient: mean of public pictures" if axes is psnr else None
+                axes.axhline(level, color=MUTED, linestyle="--", linewidth=1.0, label=label)
+            axes.grid(True)
+            axes.set_xlabel("step")
+        psnr.set_title("PSNR of the best candidate (dB)")
+        loss.set_title("‖g − g′‖² / ‖g′‖² of the best candidate")
+        loss.set_yscale("log")
+        figure.legend(loc="outside lower center", ncols=2)
+
+
+def draw_twins(entries: Sequence[Entry], path: Path) -> None:
+    """Clients' pictures, and what the same search makes of them with and without the position embedding's gradient."""
+    found = [entry for entry in entries if entry["part"] == "matching"]
+    labels = {
+        ORIGINAL: ORIGINAL,
+        "row": "∂L/∂E_pos shared,\naligned row by row",
+        "plain": "∂L/∂E_pos shared,\nplain matching",
+        "withheld": "∂L/∂E_pos withheld,\nplain matching",
+        MEAN: "no gradient:\nmean of public pictures",
+    }
+    block = _block("", found, "arm", labels, path.parent, lambda entry: f"loss {entry['loss']:.2g}")
+    draw_pictures(path, list(labels.values()), [block])
+
+
+def draw_fixed(entries: Sequence[Entry], path: Path) -> None:
+    """Original, published attack, ours and a guess, for each kind of embedding."""
+    found = [entry for entry in entries if entry["part"] == FIXED_PE]
+    theirs = published(found)
+    labels = {
+        ORIGINAL: ORIGINAL,
+        theirs: f"published attack:\n{ATTACKS[theirs].split(' (')[0]}",
+        "row_space": "ours:\nrow_space",
+        MEAN: "no gradient:\nmean of public pictures",
+    }
+    blocks = []
+    for kind in KINDS:
+        group = [entry for entry in found if entry["kind"] == kind]
+        title = f"position embedding {KIND_LABELS[kind]}"
+        blocks.append(_block(title, group, "attack", labels, path.parent, lambda entry: f"SSIM {entry['ssim']:.2f}"))
+    draw_pictures(path, list(labels.values()), blocks)
+
+
+def draw_pictures(path: Path, labels: Sequence[str], blocks: Sequence[Block]) -> None:
+    """Lines with their labels on the left, blocks side by side, the numbers below each picture."""
+    columns = [len(block.lines[0]) for block in blocks]
+    with drawing(path, 1.6 + 1.15 * sum(columns) + 0.2 * len(blocks), 0.35 + 1.45 * len(labels)) as figure:
+        parts = figure.subfigures(1, len(blocks), squeeze=False, width_ratios=[1.4 + columns[0], *columns[1:]])[0]
+        for number, (part, block) in enumerate(zip(parts, blocks, strict=True)):
+            part.suptitle(block.title, fontsize=9.5, fontweight="bold")
+            axes = part.subplots(len(labels), columns[number], squeeze=False)
+            for line, cells, label in zip(axes, block.lines, labels, strict=True):
+                if number == 0:
+                    line[0].set_ylabel(label, rotation=0, ha="right", va="center", color=INK, labelpad=8)
+                for axis, cell in zip(line, cells, strict=True):
+                    _draw(axis, cell)
+
+
+def _block(
+    title: str,
+    entries: Sequence[Entry],
+    key: str,
+    names: Iterable[str],
+    folder: Path,
+    more: Callable[[Entry], str],
+) -> Block:
+    """The first seed's pictures; a line for each of the names, that entries have below `key`."""
+    own = [entry for entry in entries if entry["seed"] == entries[0]["seed"] and entry["number"] < SHOWN]
+    columns = {entry["number"]: entry for entry in own}
+    results = {(entry[key], entry["number"]): entry for entry in own}
+    lines = []
+    for name in names:
+        cells = []
+        for number, any_other in sorted(columns.items()):
+            text = "" if name == ORIGINAL else "refused"
+            entry = results.get((name, number))
+            if entry is not None and entry["status"] == "done":
+                text = f"{entry['psnr']:.1f} dB\n{more(entry)}"
+            cells.append(Cell(picture_path(folder, {**any_other, key: name}), text))
+        lines.append(cells)
+    return Block(title, lines)
+
+
+def _draw(axis: Any, cell: Cell) -> None:
+    axis.set(xticks=[], yticks=[])
+    axis.set_xlabel(cell.text, fontsize=8, color=INK, labelpad=3)
+    for side in axis.spines.values():
+        side.set_visible(False)
+    if cell.path.exists():
+        with Image.open(cell.path) as picture:
+            smooth = "nearest" if picture.width < SMALL else "antialiased"
+            axis.imshow(np.asarray(picture.convert("RGB")), interpolation=smooth)
