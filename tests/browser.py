@@ -1,11 +1,12 @@
 """A headless Chromium over its debugging pipe: two file descriptors, no port, no driver."""
 
 import base64
+import fcntl
 import itertools
 import json
 import os
 import shutil
-import subprocess
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,22 +121,25 @@ class Browser:
 @contextmanager
 def browser(command: str, profile: Path) -> Iterator[Browser]:
     """Start it with a fresh profile; it ends with the block."""
-    to_read, from_write = os.pipe()
-    from_read, to_write = os.pipe()
+    (to_read, from_write), (from_read, to_write) = os.pipe(), os.pipe()
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe"]
-    # Chromium reads from descriptor 3 and writes to 4.
-    started = subprocess.Popen(
-        ["sh", "-c", f'exec "$@" 3<&{to_read} 4>&{to_write}', "sh", command, *flags, f"--user-data-dir={profile}"],
-        pass_fds=(to_read, to_write),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+    # Chromium reads from descriptor 3 and writes to 4; copies above them, so that neither overwrites the other.
+    ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (to_read, to_write)]
+    started = os.posix_spawn(
+        command,
+        [command, *flags, f"--user-data-dir={profile}"],
+        os.environ,
+        file_actions=[
+            *((os.POSIX_SPAWN_OPEN, output, os.devnull, os.O_WRONLY, 0) for output in (1, 2)),
+            *((os.POSIX_SPAWN_DUP2, end, number) for number, end in enumerate(ends, start=3)),
+        ],
     )
-    os.close(to_read)
-    os.close(to_write)
+    for end in (to_read, to_write, *ends):
+        os.close(end)
     connection = Browser(from_read, from_write)
     try:
         yield connection
     finally:
         connection.close()
-        started.terminate()
-        started.wait(30)
+        os.kill(started, signal.SIGTERM)
+        os.waitpid(started, 0)
