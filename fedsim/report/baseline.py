@@ -72,7 +72,7 @@ def guessed(run: RunFolder) -> float | None:
 def against_guess(attack: str, psnr: float, baseline: Baseline) -> str:
     """How much more an attack reaches than the baseline, as a sentence."""
     gain = psnr - baseline.psnr
-    more = f"{gain:.1f} dB more" if gain > GUESS_MARGIN else f"no more than that (by a margin of {GUESS_MARGIN:.0f} dB)"
+    more = f"{gain:.1f} dB more" if gain > GUESS_MARGIN else f"no more than that (within {GUESS_MARGIN:.0f} dB)"
     return (
         f"Without any gradient {baseline.name} reaches {decibels(baseline.psnr)} on average; {attack} reaches {more}."
     )

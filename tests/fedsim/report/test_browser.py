@@ -106,6 +106,7 @@ def test_a_report_by_keyboard(page: Page) -> None:
     page.press("Enter")
     assert page.run(f"{SHOWN}.length") == 102
     assert page.run("document.activeElement.matches('.pair')")
+    page.until("[...document.activeElement.querySelectorAll('img')].every(image => image.naturalWidth === 8)")
     page.run("document.querySelector('[role=group] select').focus()")
     focus(page, "[role=group] input")
     page.press(*"digits/9")
