@@ -11,5 +11,5 @@ GUESSED_FROM = 512
 
 def public_mean(data: FederatedData, side: int) -> Tensor:
     """The mean of the pictures that no client holds, [3, side, side]; mid-grey where there are none."""
-    public = data.auxiliary.images(range(min(GUESSED_FROM, len(data.auxiliary))))
-    return public.mean(0) if len(public) else torch.full((3, side, side), 0.5)
+    count = min(GUESSED_FROM, len(data.auxiliary))
+    return data.auxiliary.images(range(count)).mean(0) if count else torch.full((3, side, side), 0.5)
