@@ -1,6 +1,7 @@
 """What MkDocs asks while it builds: pages of attacks and defenses get their tables from conf/ and from docstrings."""
 
 import html
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -97,6 +98,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Fills `{{ … }}`, and puts the tables and the picture into pages of attacks and defenses."""
     markdown = re.sub(r"\{\{ readme ([\w ]+?) \}\}", lambda match: readme(match[1]), markdown)
     markdown = re.sub(r"\{\{ file ([\w.]+) \}\}", lambda match: _read(match[1]), markdown)
+    markdown = re.sub(r"\{\{ notebook (\w+) \}\}", lambda match: notebook(match[1]), markdown)
     folder, _, name = page.file.src_uri.removesuffix(".md").rpartition("/")
     if folder not in GROUPS:
         return markdown
@@ -212,6 +214,17 @@ def read_settings(folder: str, name: str) -> Iterator[Setting]:
         if not row.value:  # the head of nested settings, whose lines follow
             continue
         yield row if row.meaning else Setting(row.key, row.value, _from_class(folder, name, row.key))
+
+
+def notebook(name: str) -> str:
+    """The cells of docs/notebooks/NAME.ipynb as Markdown, less the title, which is the page's."""
+    cells = json.loads(_read(f"docs/notebooks/{name}.ipynb"))["cells"]
+    told = ["".join(cell["source"]) for cell in cells]
+    shown = [
+        text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```"
+        for cell, text in zip(cells, told, strict=True)
+    ]
+    return "\n\n".join(shown).split("\n", 1)[1]
 
 
 def readme(section: str) -> str:

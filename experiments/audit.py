@@ -63,7 +63,7 @@ def run_audit(config: Config, root: Path) -> None:
     with RunFolder(root).locked():
         folder = open_or_resume(config, root)
         trackers = Trackers(config["tracker"], root)
-        writer = make_writer(config, folder, trackers)
+        writer = make_writer(config, folder, trackers, setup.data)
         batches = list(_unfinished(config, updates, writer))
         total, left = len(updates), len(batches)
         if left < total:

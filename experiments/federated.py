@@ -107,7 +107,7 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
             scratch_folder(folder, bars, resumable=False) as scratch,
             engine(config, config["num_clients"], folder=folder),
         ):
-            writer = make_writer(config, folder, trackers)
+            writer = make_writer(config, folder, trackers, setup.data)
             scheduler = make_scheduler(config, writer.write, scratch)
             run = _Run(setup, folder, trackers, writer, pending, scheduler, (grid_of or make_grid)(setup), bars)
             try:

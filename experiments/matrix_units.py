@@ -19,6 +19,7 @@ from experiments import cli
 from experiments.audit import choose_pictures, divide, run_audit
 from experiments.errors import ConfigFault, one_line
 from experiments.federated import run_federated
+from experiments.guess import public_mean
 from experiments.logs import silence_flower
 from experiments.setup import Setup, prepare
 from fedsim.composition import Config
@@ -36,9 +37,6 @@ SEAL, ASKED = "sealed.json", "asked.json"
 
 TRACEBACK = "traceback.txt"
 """Of the fault that ended a run, in its folder."""
-
-GUESSED_FROM = 512
-"""Public pictures at most whose mean is the guess."""
 
 WITHOUT_EFFECT = ("run_dir", "simulation", "ray", "tracker", "attack", "round_timeout")
 
@@ -164,9 +162,7 @@ def guess(setup: Setup) -> dict[str, float]:
     data = setup.data
     chosen = data.train.subset(choose_pictures(setup))
     pictures = chosen.images(range(len(chosen)))
-    public = data.auxiliary.images(range(min(GUESSED_FROM, len(data.auxiliary))))
-    mean = public.mean(0) if len(public) else torch.full_like(pictures[0], 0.5)
-    values: Tensor = psnr(mean.expand_as(pictures), pictures)
+    values: Tensor = psnr(public_mean(data, pictures.shape[-1]).expand_as(pictures), pictures)
     return dict(zip(chosen.ids, values.tolist(), strict=True))
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from defenses.base import DefenseChain, Plan
 from defenses.compose import build_chain
 from defenses.secure_aggregation import SecureAggregation
 from experiments.cli import console, errors
+from experiments.guess import public_mean
 from experiments.validation import check_common, check_room, cores, crews, placement, worker_counts
 from fedsim.composition import Config, build_data, build_spec, image_side
 from fedsim.data import FederatedData
@@ -138,8 +140,16 @@ def _comparable(text: str) -> Config:
     return {key: value for key, value in config.items() if key not in ("run_dir", "simulation", "ray", "tracker")}
 
 
-def make_writer(config: Config, folder: RunFolder, trackers: Trackers) -> ResultWriter:
-    return ResultWriter(folder, trackers, config["model"]["name"], list(config["defense"]))
+def make_writer(
+    config: Config, folder: RunFolder, trackers: Trackers, data: FederatedData | None = None
+) -> ResultWriter:
+    """The run's only writer of results.
+
+    Args:
+        data: whose public pictures give the guess without a gradient; None: there is no guess.
+    """
+    guess = None if data is None else partial(public_mean, data, image_side(config["model"]))
+    return ResultWriter(folder, trackers, config["model"]["name"], list(config["defense"]), guess)
 
 
 def make_scheduler(config: Config, on_result: OnResult, scratch: Path | None = None) -> AttackScheduler:

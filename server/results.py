@@ -2,15 +2,19 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attacks.base import Frame, Reconstruction
 from attacks.session import file_name
 from fedsim.ground_truth import GroundTruth
+from fedsim.metrics.image import psnr
 from fedsim.metrics.score import ImageScore
 from fedsim.observation import observation_name
 from fedsim.report.pictures import path_inside, save_png
@@ -58,9 +62,22 @@ class Job:
 
 
 class ResultWriter:
-    """Writes each result once, when it is there; `done` names what an earlier run had finished."""
+    """Writes each result once, when it is there; `done` names what an earlier run had finished.
 
-    def __init__(self, folder: RunFolder, trackers: Trackers, model: str, defenses: Sequence[str]) -> None:
+    Args:
+        guess: what one would answer without any gradient, [channels, height, width]; asked for once, with the first
+            truth. Beside each picture stands how close it comes.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        trackers: Trackers,
+        model: str,
+        defenses: Sequence[str],
+        guess: Callable[[], Tensor] | None = None,
+    ) -> None:
+        self._make_guess = guess
         self._folder = folder
         self._trackers = trackers
         self._model = model
@@ -145,6 +162,7 @@ class ResultWriter:
         rows = []
         for index, picture in enumerate(per_image):
             row: dict[str, Any] = {**picture.to_dict(), "original": None, "reconstruction": None, "frames": None}
+            row["guess_psnr"] = None if truth is None else self._guess_psnr(truth.originals[index])
             if rebuilt is not None and picture.reconstruction is not None:
                 row["reconstruction"] = self._save(rebuilt[picture.reconstruction], f"{stem}-{index:04d}.png")
                 if frames:
@@ -154,6 +172,18 @@ class ResultWriter:
                     row["original"] = self._save(truth.images[index], f"{job.observation}-{index:04d}-original.png")
             rows.append(row)
         return rows
+
+    @cached_property
+    def _guess(self) -> Tensor | None:
+        return None if self._make_guess is None else self._make_guess()
+
+    def _guess_psnr(self, picture: Tensor) -> float | None:
+        """In dB, against the client's own picture."""
+        guess = self._guess
+        if guess is None or guess.shape != picture.shape:
+            return None
+        value = float(psnr(guess[None].to(picture), picture[None]))
+        return value if isfinite(value) else None
 
     def _save_frames(
         self, frames: Sequence[Frame], candidate: int, curve: list[float | None], stem: str

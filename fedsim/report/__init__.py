@@ -1,6 +1,6 @@
-"""One self-contained page per run or sweep, rebuilt from the folder's files and nothing else."""
+"""One self-contained page per run, sweep or comparison, rebuilt from the folders' files and nothing else."""
 
 from fedsim.report.pictures import save_png
-from fedsim.report.render import build_report, build_sweep_report
+from fedsim.report.render import build_comparison, build_report, build_sweep_report
 
-__all__ = ["build_report", "build_sweep_report", "save_png"]
+__all__ = ["build_comparison", "build_report", "build_sweep_report", "save_png"]

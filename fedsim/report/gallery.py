@@ -1,13 +1,15 @@
-"""Which reconstructions the page shows when there are more than it can hold."""
+"""Which reconstructions the page shows at once, which it holds back as thumbnails, and which it leaves out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from fedsim.report.pictures import EmbeddedPicture, embed_picture, embed_strip
+from fedsim.report.pictures import EmbeddedPicture, embed_picture, embed_strip, embed_thumbnail
 from fedsim.report.read import AttackRecord, ImageRecord, RunFolder
 from fedsim.report.wording import decibels
 
 PAIRS_SHOWN = 60
+THUMBNAILS_HELD = 2000
 FILMS_SHOWN = 24
 
 
@@ -33,30 +35,54 @@ class Pair:
 
 @dataclass(frozen=True)
 class Gallery:
-    """The chosen pairs, and how many rebuilt pictures are left out."""
+    """The chosen pairs, best first.
+
+    Attributes:
+        pairs: shown at once.
+        held: shown when asked for, as thumbnails.
+        left_out: how many rebuilt pictures are in neither.
+    """
 
     pairs: tuple[Pair, ...]
+    held: tuple[Pair, ...]
     left_out: int
 
 
-def build_gallery(run: RunFolder, limit: int = PAIRS_SHOWN) -> Gallery:
+Found = list[tuple[AttackRecord, ImageRecord]]
+Embed = Callable[[Path, str | None], EmbeddedPicture | None]
+
+
+def build_gallery(run: RunFolder, limit: int = PAIRS_SHOWN, held: int = THUMBNAILS_HELD) -> Gallery:
     """Choose pairs: every attack gets its share; in it the best, the worst, and the rest spread over the rounds.
 
     Only reconstructions whose file lies in the run folder are counted and shown.
     """
-    by_attack: dict[str, list[tuple[AttackRecord, ImageRecord]]] = {}
+    by_attack: dict[str, Found] = {}
     for record in run.attacks:
         for image in record.images:
             if image.reconstruction is not None:
                 by_attack.setdefault(record.attack, []).append((record, image))
     total = sum(map(len, by_attack.values()))
+    shown = _share_out(by_attack, limit)
+    taken = {id(image) for found in shown.values() for _, image in found}
+    rest = {name: [one for one in found if id(one[1]) not in taken] for name, found in by_attack.items()}
+    pairs = _pairs(run, shown, embed_picture)
+    thumbnails = _pairs(run, _share_out(rest, held), embed_thumbnail)
+    return Gallery(tuple(_with_films(run, pairs)), tuple(thumbnails), total - len(pairs) - len(thumbnails))
+
+
+def _share_out(by_attack: dict[str, Found], limit: int) -> dict[str, Found]:
+    quotas = _quotas({attack: len(found) for attack, found in by_attack.items()}, limit)
+    return {attack: _choose(found, quotas[attack]) for attack, found in by_attack.items()}
+
+
+def _pairs(run: RunFolder, chosen: dict[str, Found], embed: Embed) -> list[Pair]:
     pairs = []
-    for attack, quota in _quotas({attack: len(found) for attack, found in by_attack.items()}, limit).items():
-        for record, image in _choose(by_attack[attack], quota):
-            reconstruction = embed_picture(run.path, image.reconstruction)
-            if reconstruction is not None:
-                pairs.append(Pair(record, image, embed_picture(run.path, image.original), reconstruction))
-    return Gallery(tuple(_with_films(run, pairs)), total - len(pairs))
+    for record, image in (one for found in chosen.values() for one in found):
+        reconstruction = embed(run.path, image.reconstruction)
+        if reconstruction is not None:
+            pairs.append(Pair(record, image, embed(run.path, image.original), reconstruction))
+    return pairs
 
 
 def _with_films(run: RunFolder, pairs: list[Pair]) -> list[Pair]:
@@ -94,7 +120,7 @@ def _quotas(available: dict[str, int], limit: int) -> dict[str, int]:
     return {attack: quotas[attack] for attack in available}
 
 
-def _choose(found: Sequence[tuple[AttackRecord, ImageRecord]], quota: int) -> list[tuple[AttackRecord, ImageRecord]]:
+def _choose(found: Sequence[tuple[AttackRecord, ImageRecord]], quota: int) -> Found:
     """Best and worst first, then evenly spaced ones of the rest in the order of their rounds."""
     if quota <= 0:
         return []

@@ -1,11 +1,9 @@
 """The cells of a leakage matrix as people read them."""
 
+from fedsim.report.baseline import GUESS_MARGIN
 from fedsim.report.matrix_cells import EXACT, Cell
 from fedsim.report.summary import RECOGNISABLE
 from fedsim.report.wording import DASH, percent
-
-GUESS_MARGIN = 1.0
-"""dB over the guess from which an attack counts as having learned something."""
 
 LEVELS = {
     "guess": f"no better than a guess (+{GUESS_MARGIN:.0f} dB)",

@@ -19,6 +19,8 @@ LARGEST_PNG = 24 * 1024
 TINY_SIDE = 96
 """Pixels below which a picture is enlarged without smoothing."""
 
+THUMBNAIL_SIDE = 72
+"""Pixels of a picture that the page holds back until it is asked for."""
 
 STRIP_SIDE = 96
 """Pixels of one frame of a strip; larger ones are shown smaller."""
@@ -68,8 +70,20 @@ def path_inside(folder: Path, name: str | None) -> Path | None:
     return path if path.is_relative_to(folder.resolve()) and path.is_file() else None
 
 
-def embed_picture(folder: Path, name: str | None) -> EmbeddedPicture | None:
-    """The picture that a record names, ready for the page; None where it is missing, outside or no picture."""
+def embed_thumbnail(folder: Path, name: str | None) -> EmbeddedPicture | None:
+    """`embed_picture`, small in pixels and bytes; one that is as small already stays as it is."""
+    return embed_picture(folder, name, side=THUMBNAIL_SIDE, quality=75)
+
+
+def embed_picture(
+    folder: Path, name: str | None, side: int = LARGEST_SIDE, quality: int = 90
+) -> EmbeddedPicture | None:
+    """The picture that a record names, ready for the page; None where it is missing, outside or no picture.
+
+    Args:
+        side: pixels; a larger picture is shown smaller.
+        quality: of the JPEG that replaces a PNG too large in pixels or bytes.
+    """
     path = path_inside(folder, name)
     if path is None:
         return None
@@ -77,15 +91,16 @@ def embed_picture(folder: Path, name: str | None) -> EmbeddedPicture | None:
         content = path.read_bytes()
         with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as picture:
             width, height = picture.size
-            if picture.format == "PNG" and len(content) <= LARGEST_PNG:
+            small = side == LARGEST_SIDE or max(width, height) <= side
+            if picture.format == "PNG" and small and len(content) <= LARGEST_PNG:
                 picture.verify()
                 return EmbeddedPicture(data_uri(content, "image/png"), width, height)
             shown = picture.convert("RGB")
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None
-    shown.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
+    shown.thumbnail((side, side))
     buffer = io.BytesIO()
-    shown.save(buffer, format="JPEG", quality=90)
+    shown.save(buffer, format="JPEG", quality=quality)
     return EmbeddedPicture(data_uri(buffer.getvalue(), "image/jpeg"), width, height)
 
 

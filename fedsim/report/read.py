@@ -17,7 +17,7 @@ from yaml import YAMLError
 
 Record = TypeVar("Record")
 
-SCORES = ("mse", "psnr", "ssim", "fft2d", "fft2d_mjp", "lpips", "private_psnr", "private_ssim")
+SCORES = ("mse", "psnr", "ssim", "fft2d", "fft2d_mjp", "lpips", "private_psnr", "private_ssim", "guess_psnr")
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ class ImageRecord:
     Attributes:
         psnr: as all scores without a prefix, of what the model saw.
         private_psnr, private_ssim: of the client's own picture, before any defense changed it.
+        guess_psnr: of the client's own picture, what a guess without any gradient reaches.
     """
 
     image: str
@@ -92,6 +93,7 @@ class ImageRecord:
     frames: FramesRecord | None = None
     private_psnr: float | None = None
     private_ssim: float | None = None
+    guess_psnr: float | None = None
 
     @property
     def changed(self) -> bool:

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -9,6 +10,8 @@ from markupsafe import Markup
 
 import fedsim
 from fedsim.report import figures, wording
+from fedsim.report.baseline import reading, split
+from fedsim.report.comparison import Comparison, compare_runs, find_runs
 from fedsim.report.figures import Series
 from fedsim.report.gallery import build_gallery
 from fedsim.report.read import RunFolder, read_run
@@ -27,7 +30,6 @@ from fedsim.report.summary import (
     summarise_attacks,
     summarise_leakage,
 )
-from fedsim.report.sweep import Sweep, read_sweep
 from fedsim.report.timings import TimeSpent, time_spent
 from fedsim.report.verdict import verdict
 from fedsim.report.wording import count, decibels, duration, percent
@@ -59,7 +61,8 @@ def build_report(run_folder: Path) -> Path:
         run=run,
         verdict=verdict(run),
         facts=_facts(run),
-        cards=_cards(run, rows),
+        cards=_cards(reading(run)),
+        baselines={row.attack for row in split(run, rows)[1]},
         shared=SHARED.get(str(run.setting("client.share")), "a model update"),
         plots=_plots(run, rows),
         rows=rows,
@@ -67,7 +70,6 @@ def build_report(run_folder: Path) -> Path:
         with_private=any(row.mean_private_psnr is not None for row in rows),
         gallery=gallery,
         searches={row.attack: figure for row in rows if (figure := _search(run, row.attack)) is not None},
-        script=_script(environment) if any(pair.film for pair in gallery.pairs) else None,
         refusals=refusals(run),
         client_failures=failures[:FAILURES_SHOWN],
         failures_left_out=max(0, len(failures) - FAILURES_SHOWN),
@@ -87,9 +89,22 @@ def build_sweep_report(sweep_folder: Path) -> Path:
     Raises:
         FileNotFoundError: there is no such folder.
     """
-    sweep = read_sweep(sweep_folder)
-    page = _environment().get_template("sweep.html.j2").render(sweep=sweep, plots=_tradeoffs(sweep))
-    return _write(page, sweep_folder / "report.html")
+    comparison = compare_runs(find_runs(sweep_folder), sweep_folder, sweep_folder.resolve().name)
+    return _build_comparison(comparison, sweep_folder / "report.html")
+
+
+def build_comparison(runs: Sequence[Path], path: Path) -> Path:
+    """Write the runs of these folders, wherever they lie, side by side into the file `path`.
+
+    Raises:
+        FileNotFoundError: one of the folders does not exist.
+    """
+    return _build_comparison(compare_runs(runs, path.parent, path.stem), path)
+
+
+def _build_comparison(comparison: Comparison, path: Path) -> Path:
+    page = _environment().get_template("comparison.html.j2").render(comparison=comparison, plots=_tradeoffs(comparison))
+    return _write(page, path)
 
 
 def _environment() -> Environment:
@@ -109,13 +124,14 @@ def _environment() -> Environment:
         "series_shown": len(figures.SERIES),
         "seen_hint": wording.SEEN,
         "private_hint": wording.PRIVATE,
+        "script": _script(environment),
     }
     return environment
 
 
 def _script(environment: Environment) -> tuple[Markup, str]:
-    """What plays the films, and its hash: the page's policy runs this script and no other."""
-    source = environment.get_template("film.js.j2").render()
+    """What the page can do, and its hash: the page's policy runs this script and no other."""
+    source = environment.get_template("page.js.j2").render()
     digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode("ascii")
     return Markup(source), digest  # noqa: S704 - a file of this package, with nothing filled in
 
@@ -155,9 +171,9 @@ def _last_part(dotted: object) -> str | None:
     return str(dotted).rsplit(".", 1)[-1] if dotted else None
 
 
-def _cards(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, str, str]]:
+def _cards(run: RunFolder) -> list[tuple[str, str, str]]:
     """Key figures as (name, value, note)."""
-    leakage, accuracy = summarise_leakage(run), final_accuracy(run)
+    rows, leakage, accuracy = summarise_attacks(run), summarise_leakage(run), final_accuracy(run)
     cards = []
     if leakage.scored:
         share = leakage.recognisable / leakage.pictures if leakage.pictures else None
@@ -211,20 +227,21 @@ def _search(run: RunFolder, attack: str) -> Markup | None:
     )
 
 
-def _tradeoffs(sweep: Sweep) -> list[tuple[str, Markup]]:
+def _tradeoffs(comparison: Comparison) -> list[tuple[str, Markup]]:
     """Accuracy against both measures of leakage; an attack that refused every update leaked no picture."""
     shares: dict[str, list[tuple[float, float]]] = {}
     likeness: dict[str, list[tuple[float, float]]] = {}
-    for row in sweep.rows:
-        if row.attack is None or row.accuracy is None:
+    for row in comparison.rows:
+        defense, accuracy = row.entry.defense, row.entry.accuracy
+        if row.attack is None or accuracy is None:
             continue
         share = row.attack.success[RECOGNISABLE]
         if share is None and row.attack.refused == row.attack.observations:
             share = 0.0
         if share is not None:
-            shares.setdefault(row.defense, []).append((share, row.accuracy))
+            shares.setdefault(defense, []).append((share, accuracy))
         if row.attack.mean_leaked is not None:
-            likeness.setdefault(row.defense, []).append((row.attack.mean_leaked, row.accuracy))
+            likeness.setdefault(defense, []).append((row.attack.mean_leaked, accuracy))
     # Both plots list the same defenses in the same order, so that a colour means the same in both.
     names = list(dict.fromkeys([*shares, *likeness]))
     plots = {

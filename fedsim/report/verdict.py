@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from fedsim.report.baseline import Baseline, against_guess, best_baseline, reading
 from fedsim.report.read import RunFolder
 from fedsim.report.summary import (
     RECOGNISABLE,
@@ -37,10 +38,18 @@ class Verdict:
 
 
 def verdict(run: RunFolder) -> Verdict:
-    """Judge by the best result for each picture, whichever attack it came from."""
+    """Judge by the best result for each picture, whichever attack it came from; baselines are no attacks."""
+    baseline = best_baseline(run, summarise_attacks(run))
+    run = reading(run)
     rows, leakage = summarise_attacks(run), summarise_leakage(run)
     level, sentence = _leakage_sentence(run, rows, leakage)
-    details = [*_refusals(run, rows, leakage), *_certified(leakage), *_labels(rows), *_accuracy(run)]
+    details = [
+        *_refusals(run, rows, leakage),
+        *_guess(rows, baseline),
+        *_certified(leakage),
+        *_labels(rows),
+        *_accuracy(run),
+    ]
     if not run.finished:
         details.append("The run did not finish: this page shows what was there when it stopped.")
     return Verdict(level, sentence, tuple(details))
@@ -103,6 +112,12 @@ def _refusals(run: RunFolder, rows: list[AttackSummary], leakage: Leakage) -> li
     if leakage.scored or (rows and all(row.refused == row.observations for row in rows)):
         sentences.append("That holds for the attacks that ran, not for every attack that exists.")
     return sentences
+
+
+def _guess(rows: list[AttackSummary], baseline: Baseline | None) -> list[str]:
+    if baseline is None or not rows or rows[0].mean_leaked is None:
+        return []
+    return [against_guess(rows[0].attack, rows[0].mean_leaked, baseline)]
 
 
 def _certified(leakage: Leakage) -> list[str]:

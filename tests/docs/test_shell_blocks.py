@@ -66,6 +66,8 @@ def test_what_cannot_run_here_composes(block: Block, command, tmp_path, monkeypa
         if words[0] in COMMANDS and not any(word.startswith("resume=") for word in words):
             code, _, err = command(words[0], *filter(None, map(_first_choice, words[1:])), "--cfg", "job")
             assert code == 0, err
+        elif words[0] == "fedsim-report":
+            _parse("experiments.report", words[1:], monkeypatch)
         elif words[:2] == ["python", "-m"]:
             _parse(words[2], words[3:], monkeypatch)
         elif words[0] == "python":

@@ -1,10 +1,17 @@
 """The gallery holds the best and the worst of each attack and spreads the rest."""
 
+import base64
+import io
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from PIL import Image
 
+from fedsim.report import save_png
 from fedsim.report.gallery import build_gallery
+from fedsim.report.pictures import embed_picture, embed_thumbnail
 from fedsim.report.read import read_run
 
 
@@ -23,7 +30,7 @@ def crowded(write_run: Any, records: Any, picture: Any) -> Any:
 
 
 def test_limit_best_worst_and_spread(crowded: Any) -> None:
-    gallery = build_gallery(crowded, limit=10)
+    gallery = build_gallery(crowded, limit=10, held=0)
     assert len(gallery.pairs) == 10
     assert gallery.left_out == 23
     shown = {attack: [pair for pair in gallery.pairs if pair.record.attack == attack] for attack in ("many", "few")}
@@ -42,7 +49,31 @@ def test_limit_best_worst_and_spread(crowded: Any) -> None:
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 33, 60])
 def test_any_limit_is_kept(crowded: Any, limit: int) -> None:
-    gallery = build_gallery(crowded, limit=limit)
+    gallery = build_gallery(crowded, limit=limit, held=0)
     assert len(gallery.pairs) == min(limit, 33)
     assert gallery.left_out == 33 - len(gallery.pairs)
     assert len({(pair.record.observation, pair.record.attack) for pair in gallery.pairs}) == len(gallery.pairs)
+
+
+@pytest.mark.parametrize(("held", "left_out"), [(5, 18), (23, 0), (2000, 0)])
+def test_what_is_not_shown_is_held_as_thumbnails(crowded: Any, held: int, left_out: int) -> None:
+    gallery = build_gallery(crowded, limit=10, held=held)
+    assert gallery.left_out == left_out
+    assert len(gallery.held) == 23 - left_out
+    every = [pair.image.image for pair in (*gallery.pairs, *gallery.held)]
+    assert len(set(every)) == 33 - left_out
+    assert not any(pair.film for pair in gallery.held)
+
+
+def test_thumbnails_are_small(tmp_path: Path) -> None:
+    noise = torch.rand(3, 224, 224, generator=torch.Generator().manual_seed(0))
+    save_png(noise, tmp_path / "a.png")
+    whole, small = embed_picture(tmp_path, "a.png"), embed_thumbnail(tmp_path, "a.png")
+    assert whole is not None
+    assert small is not None
+    assert (small.width, small.height) == (224, 224)
+    picture = Image.open(io.BytesIO(base64.b64decode(small.uri.split(",")[1])))
+    assert picture.size == (72, 72)
+    assert len(small.uri) < len(whole.uri) / 5
+    save_png(noise[:, :32, :32], tmp_path / "b.png")
+    assert embed_thumbnail(tmp_path, "b.png") == embed_picture(tmp_path, "b.png")

@@ -1,0 +1,52 @@
+"""`fedsim-report`: build the page of a run anew, or put several runs side by side."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.cli import console, errors
+from fedsim.report import build_comparison, build_report, build_sweep_report
+
+MARKS = ("config.yaml", "summary.json", "attacks.jsonl", "metrics.jsonl")
+"""Files that make a folder a run's."""
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    parser = argparse.ArgumentParser(prog="fedsim-report", description=__doc__)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a run, a sweep, or several runs")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="page that compares several (comparison.html)")
+    arguments = parser.parse_args()
+    try:
+        console.print(str(write_page(arguments.folders, arguments.out)), markup=False)
+    except (ValueError, OSError) as error:
+        errors.print(f"error: {error}", markup=False)
+        sys.exit(2)
+
+
+def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
+    """The page of one run, of one sweep, or of several runs side by side.
+
+    Args:
+        out: file of a comparison; None: `comparison.html` here.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: one run was given with a file for a comparison, or one twice.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise FileNotFoundError(f"no folder at {folder}")
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ValueError("each run once")
+    if len(folders) > 1:
+        return build_comparison(folders, out or Path("comparison.html"))
+    if out is not None:
+        raise ValueError("--out is for a comparison of several runs")
+    (folder,) = folders
+    return build_report(folder) if any((folder / name).is_file() for name in MARKS) else build_sweep_report(folder)
+
+
+if __name__ == "__main__":
+    main()

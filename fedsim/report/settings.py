@@ -1,0 +1,46 @@
+"""The settings of a run as flat text, for holding runs against each other."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedsim.report.read import RunFolder
+
+HIDDEN_GROUPS = ("output", "run", "hydra")
+"""Beginnings of groups that say where a run lies, not what it did."""
+
+ENGINE_GROUPS = ("simulation", "ray", "tracker", "resume")
+"""Groups that say how a run was computed; its numbers do not depend on them."""
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Every leaf by its dotted key."""
+    values: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            values |= flatten({str(name): item for name, item in value.items()}, f"{prefix}{key}.")
+        else:
+            values[f"{prefix}{key}"] = str(value)
+    return values
+
+
+def defense_name(run: RunFolder) -> str:
+    """`mjp + fixed_pe`, or `none`."""
+    return " + ".join(run.names("defense")) or "none"
+
+
+def apart_from_defense(run: RunFolder) -> frozenset[tuple[str, str]]:
+    """The settings that a fair comparison of defenses holds equal: all but defense, attack, seeds and engine."""
+    left_out = (*HIDDEN_GROUPS, *ENGINE_GROUPS, "defense", "attack")
+    return frozenset(
+        (key, value)
+        for key, value in flatten(run.config).items()
+        if not key.split(".")[0].startswith(left_out) and key.split(".")[-1] != "seed"
+    )
+
+
+def defense_settings(run: RunFolder) -> frozenset[tuple[str, str]]:
+    """Names and values of its defenses."""
+    defense = run.setting("defense")
+    return (
+        frozenset(flatten(defense).items()) | {("", name) for name in run.names("defense")} if defense else frozenset()
+    )

@@ -1,0 +1,75 @@
+"""The same private pictures in several runs, each as the best attack of the run left it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedsim.report.pictures import EmbeddedPicture, embed_picture
+from fedsim.report.read import AttackRecord, ImageRecord, RunFolder
+
+PICTURES_SHOWN = 6
+RUNS_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """What a run gave away of a picture; `picture` is None where no attack returned one."""
+
+    run: str
+    attack: str
+    psnr: float | None
+    picture: EmbeddedPicture | None
+
+
+@dataclass(frozen=True)
+class SamePicture:
+    """One picture by its name; its original, and one result for each run."""
+
+    name: str
+    original: EmbeddedPicture | None
+    results: tuple[Rebuilt, ...]
+
+
+def same_pictures(runs: Mapping[str, RunFolder]) -> list[SamePicture]:
+    """Pictures that at least two runs observed, those that most runs did first; the first runs alone.
+
+    Args:
+        runs: by the name that the page gives them.
+    """
+    best = {name: _best(run) for name, run in list(runs.items())[:RUNS_SHOWN]}
+    seen: dict[str, int] = {}
+    for pictures in best.values():
+        for image in pictures:
+            seen[image] = seen.get(image, 0) + 1
+    shared = sorted((image for image, number in seen.items() if number > 1), key=lambda image: -seen[image])
+    return [_row(image, best, runs) for image in shared[:PICTURES_SHOWN]]
+
+
+def _best(run: RunFolder) -> dict[str, tuple[AttackRecord, ImageRecord]]:
+    """For each picture the result with the highest PSNR against the client's own; unscored ones come last."""
+    best: dict[str, tuple[AttackRecord, ImageRecord]] = {}
+    for record in run.attacks:
+        for image in record.images:
+            known = best.get(image.image)
+            if known is None or _rank(image) > _rank(known[1]):
+                best[image.image] = record, image
+    return best
+
+
+def _rank(image: ImageRecord) -> tuple[bool, float]:
+    return image.reconstruction is not None, image.leaked if image.leaked is not None else -1.0
+
+
+def _row(
+    name: str, best: Mapping[str, Mapping[str, tuple[AttackRecord, ImageRecord]]], runs: Mapping[str, RunFolder]
+) -> SamePicture:
+    results, original = [], None
+    for run, pictures in best.items():
+        if name not in pictures:
+            results.append(Rebuilt(run, "not observed", None, None))
+            continue
+        record, image = pictures[name]
+        # What a defense changed before the model saw it is not the client's own picture.
+        if original is None and not image.changed:
+            original = embed_picture(runs[run].path, image.original)
+        results.append(Rebuilt(run, record.attack, image.leaked, embed_picture(runs[run].path, image.reconstruction)))
+    return SamePicture(name, original, tuple(results))

@@ -1,0 +1,80 @@
+"""Several runs on one page."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.report import write_page
+from fedsim.report import build_comparison
+from fedsim.report.comparison import compare_runs
+from tests.fedsim.report.test_render import EVIL, check_page
+
+CONFIG = "seed: {seed}\nmodel: {{name: '{model}'}}\ndefense: {defense}\nattack: {{patch_gradient: {{}}}}\n"
+
+
+@pytest.fixture
+def runs(write_run: Any, records: Any, picture: Any) -> list[Path]:
+    """An undefended and a defended run in different folders; the second has an attack more."""
+    folders = []
+    for number, (defense, psnr) in enumerate([("{}", 80.0), ("{mjp: {ratio: 0.1}}", 15.0)]):
+        name = f"{number}/{'run' if number else 'a <b>'}"
+        shown = {"original": "reconstructions/o.png", "reconstruction": "reconstructions/a.png"}
+        rows = [records.attack(1, k, records.image(psnr + k, f"digits/{k}", guess_psnr=9.0, **shown)) for k in (0, 1)]
+        rows += [records.refusal(1, 0, EVIL, attack=f"more {EVIL}")] * number
+        folder = write_run(rows, config=CONFIG.format(seed=0, model="vit", defense=defense), name=name)
+        picture(folder, "reconstructions/a.png")
+        picture(folder, "reconstructions/o.png")
+        folders.append(folder)
+    return folders
+
+
+def test_runs_from_different_folders(runs: list[Path], tmp_path: Path) -> None:
+    for folder in runs:
+        write_page([folder])
+    page = build_comparison(runs, tmp_path / "out.html")
+    parsed = check_page(page)
+    text = page.read_text(encoding="utf-8")
+    assert {link["href"] for link in parsed.all("a")} == {
+        "#main",
+        "0/a%20%3Cb%3E/report.html",
+        "1/run/report.html",
+    }
+    for words in ("Each defense", "Leakage by attack", "The same pictures", "What it cost", "Settings that differ"):
+        assert f"<h2>{words}</h2>" in text
+    assert "defense.mjp.ratio" in text
+    assert "80.5 dB (100 %)" in text
+    assert "not run" in text
+    assert "0 of 2 observed pictures recognisable" in text
+    assert "reaches 6.5 dB more" in text
+    assert "<script>alert" not in text
+    assert "a &lt;b&gt;" in text
+    alts = [image["alt"] for image in parsed.all("img")]
+    assert len(alts) == 2 * 3
+    assert "digits/1 as patch_gradient left it in 1/run" in alts
+
+
+def test_the_numbers_of_a_comparison(runs: list[Path], tmp_path: Path) -> None:
+    comparison = compare_runs(runs, tmp_path / "elsewhere", "x")
+    assert [entry.name for entry in comparison.entries] == ["0/a <b>", "1/run"]
+    assert comparison.entries[0].link is None
+    assert comparison.differing == ("defense.mjp.ratio",)
+    assert comparison.columns == ()
+    assert len(comparison.rows) == 3
+    assert [verdict.name for verdict in comparison.verdicts] == ["mjp"]
+    original = comparison.pictures[0].original
+    assert original is not None
+    assert [result.psnr for result in comparison.pictures[0].results] == [80.0, 15.0]
+
+
+def test_the_command_chooses_the_page(runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert write_page([runs[0]]) == runs[0] / "report.html"
+    assert write_page([tmp_path]) == tmp_path / "report.html"
+    assert "2 finished runs" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert write_page(runs) == Path("comparison.html")
+    for wrong, words in (([runs[0]] * 2, "once"), ([tmp_path / "no"], "no folder")):
+        with pytest.raises((ValueError, FileNotFoundError), match=words):
+            write_page(wrong)
+    with pytest.raises(ValueError, match="several"):
+        write_page([runs[0]], tmp_path / "x.html")
