@@ -5,8 +5,9 @@ python -m experiments.benchmarks.simulation --cases 100x22M --engines flower sum
 
 Clients that do nothing but decode, add one and share; two workers. Flower's engine is `flwr.simulation.run_simulation`
 (deprecated by its authors, still what `flwr run` uses); it needs a Ray that it works with. Each case is a process of
-its own. A round is the median of the rounds after the first; memory is the peak of the server's process, less what Ray
-shares with its workers, besides the peak of that.
+its own. A round is the median of the rounds after the first, processor time their mean over all threads of the
+server's process, and of those that it started. Memory is the peak of the server's process, with what it has mapped of
+Ray's store.
 """
 
 import argparse
@@ -15,10 +16,10 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterable
 
 import torch
+from flwr.app import ArrayRecord
 
 from experiments.benchmarks.simulation_apps import (
     FlowerClientApp,
@@ -44,14 +45,20 @@ def main() -> None:
         return
     for case in arguments.cases:
         figures = {engine: _in_process(engine, case, arguments) for engine in arguments.engines}
-        print(f"\n{case}: ms per message | against Flower's engine | first round, s | peak, MiB")
+        print(
+            f"\n{case}: ms per message | against Flower's engine | CPU ms: server, workers | first round, s | peak, MiB"
+        )
         for engine, figure in figures.items():
             if figure is None:
                 print(f"  {engine:7} failed")
                 continue
             flower = figures.get("flower")
             ratio = f"{flower['ms'] / figure['ms']:6.1f}x" if flower else "      -"
-            print(f"  {engine:7} {figure['ms']:9.2f} {ratio} {figure['first']:8.1f} {figure['mib']:9.0f}", flush=True)
+            cpu = f"{figure['server']:8.2f} {figure['workers']:8.2f}"
+            print(
+                f"  {engine:7} {figure['ms']:9.2f} {ratio} {cpu} {figure['first']:8.1f} {figure['mib']:9.0f}",
+                flush=True,
+            )
 
 
 def measure(engine: str, clients: int, parameters: int, workers: int, rounds: int) -> dict[str, float]:
@@ -69,19 +76,20 @@ def measure(engine: str, clients: int, parameters: int, workers: int, rounds: in
     else:
         _ours(engine, clients, parameters, tensors, workers, rounds, watch)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"ms": 1000 * watch.round / clients, "first": watch.first, "mib": peak}
+    own, others = (1000 * seconds / clients for seconds in watch.processor)
+    return {"ms": 1000 * watch.round / clients, "server": own, "workers": others, "first": watch.first, "mib": peak}
 
 
 def _bare(clients: int, parameters: int, tensors: int, rounds: int, watch: Stopwatch) -> None:
     """What the work itself costs: an update and its share of a mean, in one process."""
     state = make_state(parameters, tensors)
-    watch.marks.append(time.perf_counter())
-    for _ in range(rounds):
+    watch(0, ArrayRecord())
+    for number in range(rounds):
         total = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
         for _ in range(clients):
             torch._foreach_add_(list(total.values()), list(train(state).values()))
         state = {name: tensor / clients for name, tensor in total.items()}
-        watch.marks.append(time.perf_counter())
+        watch(number + 1, ArrayRecord())
 
 
 def _ours(

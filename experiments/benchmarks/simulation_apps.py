@@ -3,6 +3,7 @@
 import os
 import time
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
@@ -47,14 +48,16 @@ def make_client_app() -> ClientApp:
 
 
 class Stopwatch:
-    """When each round ended, and the peak of memory."""
+    """When each round ended, and what processor time had gone into it by then."""
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
         self.marks: list[float] = []
+        self.cpu: list[tuple[float, float]] = []
 
     def __call__(self, server_round: int, arrays: ArrayRecord) -> None:
         self.marks.append(time.perf_counter())
+        self.cpu.append((time.process_time(), seconds_of_descendants()))
 
     @property
     def first(self) -> float:
@@ -66,6 +69,33 @@ class Stopwatch:
         """Seconds of a later round: their median."""
         lengths = sorted(after - before for before, after in zip(self.marks[1:], self.marks[2:], strict=False))
         return lengths[len(lengths) // 2]
+
+    @property
+    def processor(self) -> tuple[float, float]:
+        """Seconds of a later round, of this process and of those that it started: the mean, of all their threads."""
+        rounds = len(self.cpu) - 2
+        (own, others), (own_end, others_end) = self.cpu[1], self.cpu[-1]
+        return (own_end - own) / rounds, (others_end - others) / rounds
+
+
+def seconds_of_descendants() -> float:
+    """Processor time of all processes alive that this one started, or that they did; Linux, elsewhere 0."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (path / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        parents[int(path.name)] = int(fields[1])
+        ticks[int(path.name)] = int(fields[11]) + int(fields[12])
+    total = 0
+    for process in parents:
+        ancestor = parents[process]
+        while ancestor > 1 and ancestor != os.getpid():
+            ancestor = parents.get(ancestor, 0)
+        total += ticks[process] if ancestor == os.getpid() else 0
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def make_server_app(
