@@ -159,10 +159,11 @@ class ResultWriter:
             per_image = [ImageScore(n, label=int(y)) for n, y in zip(truth.ids, truth.labels, strict=True)]
         else:
             per_image = [ImageScore(f"{job.observation}/{i}", i) for i in range(0 if rebuilt is None else len(rebuilt))]
+        originals = [] if truth is None else list(truth.originals)  # none of a client that failed
         rows = []
         for index, picture in enumerate(per_image):
             row: dict[str, Any] = {**picture.to_dict(), "original": None, "reconstruction": None, "frames": None}
-            row["guess_psnr"] = None if truth is None else self._guess_psnr(truth.originals[index])
+            row["guess_psnr"] = self._guess_psnr(originals[index]) if index < len(originals) else None
             if rebuilt is not None and picture.reconstruction is not None:
                 row["reconstruction"] = self._save(rebuilt[picture.reconstruction], f"{stem}-{index:04d}.png")
                 if frames:

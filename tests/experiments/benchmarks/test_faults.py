@@ -191,7 +191,10 @@ def test_what_a_process_starts_is_found_and_ended_even_without_it(tmp_path):
     with ProcessTree(tmp_path) as tree, ProcessTree(tmp_path) as other:
         other.start("sleep", "600", log=tmp_path / "log")
         first = tree.start(*SLEEPS, log=tmp_path / "log")
-        wait_until(lambda: len(tree.members()) == 2, 60.0, "a process and its child")
+        # Between its birth and its own command a child still has its parent's title.
+        wait_until(
+            lambda: [one.title for one in tree.members()].count("sleep 600") == 1, 60.0, "a process and its child"
+        )
         (child,) = [one for one in tree.members("sleep 600") if one.pid != first.pid]
         assert child.parent == first.pid
         first.kill()
