@@ -92,7 +92,6 @@ class Benchmark:
     def common(self, case: Case | None = None) -> list[str]:
         found = [
             "data=imagefolder",
-            f"data.path={self.data.resolve()}",
             "data.verify=false",
             "data.auxiliary_fraction=0.7",
             f"model={self.model}",
@@ -111,7 +110,12 @@ class Benchmark:
     def _prior(self, kind: str, settings: list[str], folder: Path) -> Config:
         names = ",".join(self.held)
         chosen = [f"kind={kind}", f"prior.exclude_classes=[{names}]", f"threads={self.threads}"]
-        return composed("prior", [*settings, *chosen, *self.budgets[kind], f"run_dir={folder}"])
+        return self._placed(composed("prior", [*settings, *chosen, *self.budgets[kind]]), folder)
+
+    def _placed(self, config: Config, folder: Path) -> Config:
+        """With its folders, as they are, whatever characters they have."""
+        data = {**config["data"], "path": str(self.data.resolve())}
+        return {**config, "data": data, "run_dir": str(folder)}
 
     def audit(self, case: Case, ids: list[str]) -> Config:
         attacks = [name for name in ROWS if name != "generator_best"]
@@ -123,12 +127,13 @@ class Benchmark:
             f"audit.num_images={len(ids)}",
             f"audit.victims={len(ids)}",
             f"attack=[{','.join(attacks)}]",
-            *(f"attack.{name}.generator.checkpoint={checkpoint}" for name in GENERATIVE),
-            *(f"attack.{name}.checkpoint={network}" for name in ("lti", "lti_mean")),
             *self.budgets["attack"],
-            f"run_dir={self.out / f'audit-{case.name}'}",
         ]
-        config = composed("audit", settings)
+        config = self._placed(composed("audit", settings), self.out / f"audit-{case.name}")
+        for name in GENERATIVE:
+            config["attack"][name]["generator"]["checkpoint"] = str(checkpoint)
+        for name in ("lti", "lti_mean"):
+            config["attack"][name]["checkpoint"] = str(network)
         config["audit"]["select"] = ids
         config["attack"]["generator_best"] = {**config["attack"]["generator_samples"], "pick": "best"}
         if case.defense in PRUNED:  # the server knows what was pruned: every search compares what was sent alone

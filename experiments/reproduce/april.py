@@ -6,7 +6,7 @@ python -m experiments.reproduce.april --pictures DIR --out DIR --scale paper --d
 
 closed_form  the closed form on its own architecture by size of the grid, patch_gradient and row_space on stock models
 curves       gradient matching: plain, aligned as published, over the patch rows, row by row
-twins        the same searches where the position embedding's gradient is withheld
+twins        plain matching where the position embedding's gradient is withheld, beside the same where it is shared
 fixed_pe     a position embedding that is never trained, against published attacks and against row_space
 
 Each picture is one client's batch of one, its gradient taken by the client's own code on a model as it is initialised.
@@ -15,20 +15,24 @@ gradient. The same command goes on where an earlier call stopped; parts and seed
 """
 
 import argparse
-from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import asdict, replace
+from typing import Any
 
 from experiments.reproduce.april_figures import draw_curves, draw_fixed, draw_twins
-from experiments.reproduce.april_plan import CURVES, FIXED_PE, PARTS, SCALES, TWINS, plan, steps_of
+from experiments.reproduce.april_plan import CURVES, FIXED_PE, PARTS, SCALES, TWINS, plan, search, steps_of
 from experiments.reproduce.april_tables import tables, verdicts
 from experiments.reproduce.april_work import work
 from experiments.reproduce.command import call
-from experiments.reproduce.study import Page, carry_out, check, parser, publish, seeds
+from experiments.reproduce.study import Page, carry_out, check, command_of, folder, parser, publish, seeds
+from experiments.reproduce.victims import presets
 from fedsim.errors import ConfigError
 
 FIGURES = {
     CURVES: (draw_curves, "PSNR and matching loss over the steps: mean, and the 10th to the 90th percentile"),
-    TWINS: (draw_twins, "Clients' pictures and what searches make of them, with ∂L/∂E_pos and without it"),
+    TWINS: (
+        draw_twins,
+        "Clients' pictures and what searches make of them; loss on all tensors but ∂L/∂E_pos",
+    ),
     FIXED_PE: (draw_fixed, "Behind a fixed position embedding: original, published attack, ours, and a guess"),
 }
 
@@ -40,13 +44,17 @@ INTRODUCTION = (
 )
 DIFFERS = (
     "The paper's optimiser, steps and α are not in our sources. Those here are ours: signed Adam, 0.1 with a cosine, "
-    "total variation, α in units of the gradient's squared norm; so our numbers are no test of its numbers, only of "
-    "its claims.",
+    "total variation, α = {alpha:g} in units of the gradient's squared norm; so our numbers are no test of its "
+    "numbers, only of its claims.",
+    "Total variation has one weight relative to the matching term in all arms of ours: {tv:g} beside 1 + α where the "
+    "search aligns, {plain:.2g} beside 1 where it does not. Inverting Gradients keeps the objective and the weight of "
+    "its own file.",
     "The models are as they are initialised; the paper's architectures are not timm's.",
     "The closed form is exact where tokens and pixels of a patch are at most the width, and badly conditioned: float32 "
     "gradients lose most of its digits. Where a patch has more pixels, its second step has no exact solution. Stock "
     "models have a norm before the first attention, where the formula does not hold: refused.",
-    "The loss is ‖g − g′‖²/‖g′‖² for all searches, whatever each of them minimises.",
+    "The loss is ‖g − g′‖²/‖g′‖² for all searches, whatever each of them minimises; for twin data it is over the same "
+    "tensors in all arms, all but ∂L/∂E_pos.",
     "A fixed sin-cos embedding spans so few dimensions that row_space is short of equations; one that is fixed at its "
     "initial values spans as many as there are patches. The paper does not tell them apart.",
 )
@@ -62,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
 
     Raises:
         ConfigError: a setting cannot work.
-        RunError: an attack failed, or a worker was killed.
+        RunError: a unit failed.
     """
     _check(options)
     drawn = seeds(options, SCALES[options.scale].seeds)
@@ -72,15 +80,15 @@ def run(options: argparse.Namespace) -> None:
         if part in FIGURES:
             FIGURES[part][0](entries, options.out / f"{part}.png")
     figures = {f"{part}.png": text for part, (_, text) in FIGURES.items() if part in parts}
-    differs = [*verdicts(entries, parts), *DIFFERS]
+    differs = [*verdicts(entries, parts), *_differs()]
     page = Page("april", "APRIL, reproduced", INTRODUCTION, tables(entries, parts), differs, figures)
-    publish(page, options, drawn, _command(options, parts))
+    publish(page, options, drawn, command_of("april", arguments(), options), entries)
 
 
 def arguments() -> argparse.ArgumentParser:
     found = parser(__doc__ or "")
     found.add_argument(
-        "--pictures", type=Path, help="folder with one folder of pictures per class; needed for --data folder"
+        "--pictures", type=folder, help="folder with one folder of pictures per class; needed for --data folder"
     )
     found.add_argument(
         "--data", choices=("folder", "photos"), default="folder", help="photos: crops of scikit-learn's two photographs"
@@ -103,27 +111,28 @@ def _check(options: argparse.Namespace) -> None:
 
 def _settings(options: argparse.Namespace) -> dict[str, object]:
     """What results depend on besides the keys of their units."""
-    folder = options.data == "folder"
     return {
-        "data": str(options.pictures.expanduser().resolve()) if folder else options.data,
-        "scale": options.scale,
+        "data": str(options.pictures.resolve()) if options.data == "folder" else options.data,
+        "scale": asdict(replace(SCALES[options.scale], seeds=0)),
         "pictures from seed": options.seed,
         "count": options.count,
         "steps": dict(steps_of(options)),
+        "attacks": _attacks(),
     }
 
 
-def _command(options: argparse.Namespace, parts: Sequence[str]) -> str:
-    """As it was called, folders as DIR."""
-    words = ["python -m experiments.reproduce.april"]
-    words.append("--pictures DIR" if options.data == "folder" else "--data photos")
-    words += [f"--parts {' '.join(parts)}"] if len(parts) < len(PARTS) else []
-    for name in ("count", "steps", "seeds"):
-        value = getattr(options, name)
-        words += [] if value is None else [f"--{name} {value}"]
-    words += [f"--seed {options.seed}"] if options.seed else []
-    words += [f"--scale {options.scale}"] if options.scale != "small" else []
-    return " ".join([*words, "--out DIR"])
+def _attacks() -> dict[str, Any]:
+    """As their files have them, and the plain search that is made of one."""
+    found = presets("april", "april_optimization", "inverting_gradients", "patch_gradient", "row_space")
+    return {**found, "plain": search({"attack": found}, None, 0, 0)}
+
+
+def _differs() -> list[str]:
+    attacks = _attacks()
+    weights = [attacks[name]["priors"]["total_variation"]["weight"] for name in ("april_optimization", "plain")]
+    alpha = attacks["april_optimization"]["objective"]["alpha"]
+    first, second, *rest = DIFFERS
+    return [first.format(alpha=alpha), second.format(tv=weights[0], plain=weights[1]), *rest]
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def draw_twins(entries: Sequence[Entry], path: Path) -> None:
         "withheld": "∂L/∂E_pos withheld,\nplain matching",
         MEAN: "no gradient:\nmean of public pictures",
     }
-    block = _block("", found, "arm", labels, path.parent, lambda entry: f"loss {entry['loss']:.2g}")
+    block = _block("", found, "arm", labels, path.parent, lambda entry: f"loss {entry['rest']:.2g}")
     draw_pictures(path, list(labels.values()), [block])
 
 

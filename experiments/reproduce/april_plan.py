@@ -92,8 +92,7 @@ TINY = "model=vit_tiny_4_32"
 
 def _grids(pictures: int, large: int, seeds: int | None, *more: Grid) -> tuple[Grid, ...]:
     """ViT-Ti/4 at several sizes, and the paper's kind of model at 224 pixels."""
-    sides = {16: "4×4", 32: "8×8", 48: "12×12", 56: "14×14"}
-    tiny = (Grid(f"ViT-Ti/4, {side} px", (TINY, f"model.img_size={side}"), pictures) for side, cells in sides.items())
+    tiny = (Grid(f"ViT-Ti/4, {side} px", (TINY, f"model.img_size={side}"), pictures) for side in (16, 32, 48, 56))
     return (*tiny, Grid("ViT-S/16, 224 px", ("model=vit_small",), large, seeds), *more)
 
 
@@ -210,10 +209,18 @@ def _fixed(options: argparse.Namespace, scale: Scale, seeds: Sequence[int], pict
 
 
 def search(config: Config, align: str | None, steps: int, frames: int, target: str = "observed") -> dict[str, Any]:
-    """Settings of a gradient matching that differs from `april_optimization` in what it aligns."""
+    """Settings of a gradient matching that differs from `april_optimization` in what it aligns.
+
+    Distance and alignment have the weights 1 and α. Without the alignment total variation's weight is divided by 1 + α:
+    relative to the matching it is the same in all searches.
+    """
     own = config["attack"]["april_optimization"]
-    objective = SQUARED if align is None else {**own["objective"], "align": align}
-    return {**own, "objective": objective, "steps": steps, "frames": frames, "save_every": 0, "target": target}
+    chosen = {"steps": steps, "frames": frames, "save_every": 0, "target": target}
+    if align is not None:
+        return {**own, **chosen, "objective": {**own["objective"], "align": align}}
+    prior = own["priors"]["total_variation"]
+    lighter = {**prior, "weight": prior["weight"] / (1 + own["objective"]["alpha"])}
+    return {**own, **chosen, "objective": SQUARED, "priors": {**own["priors"], "total_variation": lighter}}
 
 
 def _unit(options: argparse.Namespace, key: str, settings: dict[str, Any]) -> Unit:
@@ -230,7 +237,7 @@ def _config(options: argparse.Namespace, seed: int, *overrides: str) -> Config:
     fixed += [f"client.device={options.device}", f"data.seed={options.seed}"]
     composed: Config = OmegaConf.to_container(compose("audit", overrides=[*fixed, *data, *overrides]), resolve=True)  # type: ignore[assignment]
     if options.data == "folder":
-        composed["data"]["path"] = str(options.pictures.expanduser())  # as it is, whatever characters it has
+        composed["data"]["path"] = str(options.pictures)  # as it is, whatever characters it has
     return composed
 
 

@@ -11,11 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attacks.base import Frame
+from experiments.guess import public_mean
 from experiments.reproduce.april_plan import CLOSED_FORM, FIXED_PE
 from experiments.reproduce.client import Client
 from experiments.reproduce.ledger import Entry
 from experiments.reproduce.study import Unit
-from fedsim.errors import RunError
+from experiments.reproduce.victims import finished
+from fedsim.composition import image_side
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.image import psnr
 from fedsim.metrics.score import score
@@ -29,9 +31,6 @@ GREY, MEAN = "grey", "mean"
 
 ORIGINAL = "original"
 """The client's picture, where pictures are kept."""
-
-MEAN_OF = 512
-"""Public pictures at most that the guess is the mean of."""
 
 SHOWN = 3
 """Pictures of a figure."""
@@ -88,11 +87,11 @@ def _matching(unit: Unit, client: Client) -> Iterator[Entry]:
     victims = list(_victims(unit, client))
     settings, seed, device = unit.settings["attacks"]["matching"], unit.settings["config"]["seed"], unit.device
     observed = [victim.observation for victim in victims]
-    # One name for all arms: they start from the same noise.
+    # One name for all arms: those that search for the client's gradient start from the same noise.
     outcomes = run_attack_on_many(observed, "matching", settings, seed, torch.device(device))
     for victim, outcome in zip(victims, outcomes, strict=True):
         compare = Losses(victim)
-        found = _scored(victim, _done(unit, outcome))
+        found = _scored(victim, finished(outcome, "matching"))
         assert outcome.reconstruction is not None
         assert outcome.reconstruction.images is not None
         _keep(unit, victim, {"arm": unit.settings["tags"]["arm"]}, outcome.reconstruction.images)
@@ -134,21 +133,14 @@ def _victims(unit: Unit, client: Client) -> Iterator[Victim]:
 def _attack(unit: Unit, victim: Victim, name: str, settings: Mapping[str, Any] | None = None) -> Outcome:
     chosen = (settings or unit.settings["attacks"])[name]
     seed = unit.settings["config"]["seed"]
-    return _done(unit, run_attack(victim.observation, name, chosen, seed, torch.device(unit.device)))
-
-
-def _done(unit: Unit, outcome: Outcome) -> Outcome:
-    if outcome.status == "failed":
-        raise RunError(f"{unit.key}: {outcome.reason}; the same command tries it again")
-    return outcome
+    return finished(run_attack(victim.observation, name, chosen, seed, torch.device(unit.device)), name)
 
 
 def guesses(client: Client) -> dict[str, Float[Tensor, "1 c h w"]]:
     """What one has without a gradient: grey, and where there are public pictures, their mean."""
-    public = client.setup.data.auxiliary
-    pictures = public.images(range(min(MEAN_OF, len(public))))
-    found = {GREY: torch.full((1, *pictures.shape[1:]), 0.5)}
-    return found | ({MEAN: pictures.mean(dim=0, keepdim=True)} if len(public) else {})
+    data = client.setup.data
+    picture = public_mean(data, image_side(client.setup.config["model"]))[None]
+    return {GREY: torch.full_like(picture, 0.5)} | ({MEAN: picture} if len(data.auxiliary) else {})
 
 
 def _scored(victim: Victim, result: Outcome | Tensor) -> Entry:
@@ -186,8 +178,8 @@ def _keep(unit: Unit, victim: Victim, more: Mapping[str, Any], images: Tensor) -
 class Losses:
     """How far a picture's gradient is from that of the client's picture, with the client's label, for any search.
 
-    `loss` is ‖g - g'‖²/‖g'‖² over what the client shared, `position` the same over the patch rows of ∂L/∂E_pos,
-    shared or not.
+    `loss` is ‖g - g'‖²/‖g'‖² over what the client shared; `rest` is the same over all tensors but ∂L/∂E_pos, `position`
+    over its patch rows, whether it was shared or not.
 
     Attributes:
         prefix_share: of the squared norm of ∂L/∂E_pos, in the rows of prefix tokens.
@@ -203,9 +195,11 @@ class Losses:
 
     def __call__(self, images: Float[Tensor, "1 c h w"]) -> dict[str, float]:
         found, prefix = self._gradient(images), self._observation.roles.embedded_prefix_tokens
-        shared = [(found[name], self._target[name]) for name in found if name in self._observation.gradient]
+        shared = [name for name in found if name in self._observation.gradient]
+        rest = [name for name in found if name != self._observation.roles.pos_embed]
         rows = (self._rows(found)[prefix:], self._rows(self._target)[prefix:])
-        return {"loss": _relative(shared), "position": _relative([rows])}
+        loss, other = (_relative([(found[n], self._target[n]) for n in names]) for names in (shared, rest))
+        return {"loss": loss, "rest": other, "position": _relative([rows])}
 
     def _rows(self, gradient: Mapping[str, Tensor]) -> Float[Tensor, "tokens width"]:
         return gradient[str(self._observation.roles.pos_embed)].flatten(0, -2)

@@ -6,8 +6,8 @@ python -m experiments.reproduce.gradinversion --pictures DIR --out DIR --scale p
 Labels: every rule on the head's gradient of the same batches, distinct labels and repeated ones. Features are computed
 once in evaluation mode, as the paper's pretrained network is used; a batch's gradient follows from them in closed form.
 Ablation: gradient matching alone, with the fidelity priors, with the lazy group, with the registered one; all from the
-same seeds, beside the same search from a random gradient and the mean public picture. Without --checkpoint the network
-is first trained on the public half of the pictures.
+same candidates, beside the same search for a random gradient and the mean public picture. Without --checkpoint the
+network is first trained on the public half of the pictures.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from experiments.reproduce.client import Client
 from experiments.reproduce.command import call
@@ -36,8 +36,8 @@ from experiments.reproduce.gradinversion_page import (
     page,
 )
 from experiments.reproduce.ledger import Entry
-from experiments.reproduce.study import Unit, carry_out, check, parser, publish, seeds
-from experiments.reproduce.victims import attack_batch, audit, draw_batch, guess
+from experiments.reproduce.study import Unit, carry_out, check, command_of, digest, folder, parser, publish, seeds
+from experiments.reproduce.victims import attack_batch, audit, draw_batch, guess, presets
 from experiments.reproduce.weights import class_count
 from experiments.setup import prepare
 from fedsim.composition import Config
@@ -45,6 +45,7 @@ from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.errors import ConfigError
 from fedsim.evaluation import evaluate
 from fedsim.models import Normaliser
+from fedsim.tracking.durable import write_whole
 
 ATTACK = "gradinversion"
 
@@ -117,7 +118,7 @@ def run(options: argparse.Namespace) -> None:
 
     Raises:
         ConfigError: an option cannot work.
-        RunError: a worker was killed.
+        RunError: a unit failed.
     """
     check(options)
     scale = SCALES[options.scale]
@@ -129,12 +130,25 @@ def run(options: argparse.Namespace) -> None:
     settings = {
         "scale": asdict(replace(scale, seeds=0)),
         "seed": options.seed,
-        "pictures": str(options.pictures.expanduser().resolve()),
-        "checkpoint": None if options.checkpoint is None else str(options.checkpoint.resolve()),
+        "pictures": str(options.pictures.resolve()),
+        "checkpoint": None if options.checkpoint is None else digest(options.checkpoint),
+        "attacks": presets(ATTACK),
     }
     first, rest = plan(options, scale, chosen)
     entries = carry_out(first, work, options, settings) + carry_out(rest, work, options, settings)
-    publish(page(entries, scale.batch, options.out), options, chosen, _command(options))
+    made = page(entries, scale.batch, options.out, budget(scale))
+    publish(made, options, chosen, command_of("gradinversion", arguments(), options), entries)
+
+
+def budget(scale: Scale) -> str:
+    """What differs from the paper in size, in a sentence."""
+    search = {**presets(ATTACK)[ATTACK], **scale.search}
+    trained = f"trained for {scale.training} steps on the public pictures" if scale.training else "trained elsewhere"
+    return (
+        f"Network, pictures and budget: {' '.join(scale.model)}, {trained}, {search['restarts']} candidates and "
+        f"{search['steps']:,} steps of search, batches of {scale.batch}; the paper has a trained ResNet-50, 224 px, 8 "
+        "candidates, 20,000 steps, batches of 8."
+    )
 
 
 def plan(options: argparse.Namespace, scale: Scale, chosen: list[int]) -> tuple[list[Unit], list[Unit]]:
@@ -181,7 +195,7 @@ def configuration(unit: Unit) -> Config:
     overrides = [*scale.model, *batch, *search, *schedule]
     config = audit(unit.settings["pictures"], unit.settings["split"], unit.device, *overrides)
     checkpoint: Path = unit.settings["checkpoint"]
-    if checkpoint.is_file():
+    if unit.settings["kind"] != "training":
         config["model"]["num_classes"] = class_count(checkpoint, "fc.bias")
     return config
 
@@ -204,7 +218,7 @@ def train(unit: Unit) -> list[Entry]:
             optimizer.step()
             schedule.step()
     state = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(state, unit.settings["checkpoint"])
+    write_whole(unit.settings["checkpoint"], save(state))
     accuracy = evaluate(model, setup.data.test, normalise).accuracy if len(setup.data.test) else None
     return [{"accuracy": accuracy, "steps": scale.training}]
 
@@ -232,7 +246,7 @@ def ablate(unit: Unit) -> list[Entry]:
         raise ConfigError("--pictures", settings["pictures"], f"at least {scale.batch} classes")
     observation, truth, _ = client.shares(positions, seed)
     if arm == GUESS:
-        found = guess(client, truth, settings["split"])
+        found = guess(client, truth)
     else:
         found, _ = attack_batch(observation, truth, ATTACK, of_arm(arm, config["attack"][ATTACK]), seed, unit.device)
     return [{"arm": arm, "seed": seed, **found}]
@@ -252,14 +266,8 @@ def of_arm(arm: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def arguments() -> argparse.ArgumentParser:
     found = parser(__doc__, "folder with one folder of pictures per class")
-    found.add_argument("--checkpoint", type=Path, help="trained weights of the network; default: train it first")
+    found.add_argument("--checkpoint", type=folder, help="trained weights of the network; default: train it first")
     return found
-
-
-def _command(options: argparse.Namespace) -> str:
-    given = " --checkpoint FILE" if options.checkpoint is not None else ""
-    scale = "" if options.scale == "small" else f" --scale {options.scale}"
-    return f"python -m experiments.reproduce.gradinversion --pictures DIR --out DIR{scale}{given}"
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from experiments.reproduce.ledger import Entry
-from experiments.reproduce.study import Page, Table, spread_of
+from experiments.reproduce.study import Page, Table, counted, spread_of
 from experiments.reproduce.tables import Value, mean
 from fedsim.metrics.perceptual import lpips_hint
 from fedsim.report.png import COLOURS, drawing
@@ -43,13 +43,10 @@ INTRODUCTION = (
     "GradInversion (Yin et al. 2021). Labels: the share of a batch's labels that each rule names, in per cent, mean ± "
     "standard deviation over the seeds; of the certified rule also the share of batches that it certifies, and how "
     "many of those certificates were wrong. Ablation: mean scores of the batch's pictures, mean ± standard deviation "
-    "over the seeds, each with its own batch of {batch}; every arm starts from the same candidates."
+    "over the seeds, each with its own batch of {batch}, in brackets how many of the batches an arm served. Every "
+    "arm starts from the same candidates, but for the random gradient's, whose draws come first."
 )
 DIFFERS = (
-    "Network, pictures and budget: at the small scale a ResNet-18 of a quarter of the width with CIFAR's stem at "
-    "32 px, trained for 300 steps on the public half of the pictures, 3 candidates and 300 steps of search, batches "
-    "of 4; the paper has a trained ResNet-50, 224 px, 8 candidates, 20,000 steps, batches of 8. BatchNorm's "
-    "statistics say less after so short a training, and 32 px leave little to register.",
     "The paper prints one label accuracy for batches without repeats; here it depends on the batch size, which the "
     "tables show, and on repeats, which the column rules cannot name at all: their share falls as repeats grow.",
     "Certificates need B ≤ classes - 1 and are tried up to B = 16; RLG needs B < classes - 1. A dash: the rule does "
@@ -60,13 +57,17 @@ DIFFERS = (
 )
 
 
-def page(entries: Sequence[Entry], batch: int, out: Path) -> Page:
-    """The page; its figure is written beside it."""
+def page(entries: Sequence[Entry], batch: int, out: Path, budget: str) -> Page:
+    """The page; its figure is written beside it.
+
+    Args:
+        budget: what differs from the paper in size.
+    """
     labels = [entry for entry in entries if entry["kind"] == "labels"]
     ablation = [entry for entry in entries if entry["kind"] == "ablation"]
     figure(labels, ablation, out / "gradinversion.png")
     hint = lpips_hint()
-    differs = [*DIFFERS, *([f"{hint}."] if hint else []), *_training(entries)]
+    differs = [budget, *DIFFERS, *([f"{hint}."] if hint else []), *_training(entries)]
     tables = [*_label_tables(labels), _ablation_table(ablation)]
     text = "left: labels of the trained network, dashed where they repeat; right: PSNR of the ablation's arms"
     introduction = INTRODUCTION.format(batch=batch)
@@ -122,7 +123,9 @@ def _ablation_table(entries: Sequence[Entry]) -> Table:
         cells = []
         for name in present:
             values = [entry[name] for entry in own if name in entry]
-            cells.append(spread_of(values, MEASURES[name][1]) if values else _reason(own))
+            cells.append(
+                counted(spread_of(values, MEASURES[name][1]), len(values), len(own)) if values else _reason(own)
+            )
         paper = [PAPER_ARMS.get(arm, {}).get(name) for name in told]
         row = [arm, *cells, _share([entry for entry in own if "labels" in entry], "labels", "")]
         rows.append([*row, *("" if value is None else f"{value:g}" for value in paper)])

@@ -94,9 +94,13 @@ class Scale:
 
     def defended(self, training: Config, variant: Variant, seed: int) -> Config:
         """The settings of one variant's run."""
-        defense = _composed("config", variant.overrides)["defense"]
+        defense = self.defenses([variant])[variant.name]
         data = {**training["data"], "seed": seed}
         return {**training, "data": data, "seed": seed, "defense": defense}
+
+    def defenses(self, variants: Sequence[Variant]) -> dict[str, Config]:
+        """The settings of their defenses, by their names."""
+        return {variant.name: _composed("config", variant.overrides)["defense"] for variant in variants}
 
     def measuring(self, seed: int, device: str) -> Config:
         """Settings of `fedsim-measure`, without runs."""
@@ -131,8 +135,7 @@ SCALES = {
         draws=2,
         differs=(
             "The model is a ViT of 3 blocks of width 64 on a grid of 6x6 patches, trained in 1,000 steps of 128 "
-            "pictures (13 passes over 10,000): a model uses positions little before it has "
-            "learnt much, so that there is less for MJP to take away than in the paper's 300 epochs of ImageNet.",
+            "pictures; the paper's is trained in 300 epochs of ImageNet.",
             "A ratio of 0.03 masks one position of 36 at most, and a puzzle of one patch is none. Table 4's variants "
             "are therefore trained with ratio 0.27, Table 3's last row, in place of the paper's 0.03; the smallest "
             "block, 8 of 196 patches in the paper, is in proportion to the grid.",

@@ -57,7 +57,8 @@ def run(options: argparse.Namespace) -> None:
         public = _public(setup, options) if any(row.attack == MEAN for row in job.rows) else None
         todo = portions(job, configs, setup.data.train.ids, chosen, standing, public)
         units = ((portion, portion.unit) for portion in todo if portion.unit is not None)
-        for portion, found in spread(results if options.workers == 1 else run_unit, units, options.workers):
+        worker = results if options.workers == 1 else run_unit
+        for portion, found in spread(worker, units, options.workers, lambda portion: portion.note):
             for entry in found:
                 standing.add(entry)
             bars.set("pictures", portion.done, len(job.cases) * len(chosen), portion.note)

@@ -50,7 +50,8 @@ class Column:
         key: of the CSV's column.
         of: the value of a record; None where the model has none.
         paper: by row; None: the paper has no such column.
-        measure: what it shares with other columns, whose order is told together; None: it stands alone.
+        measure: what it shares with columns that depend on it, such as cumulative ones, whose order is told together;
+            None: it stands alone.
     """
 
     key: str

@@ -20,11 +20,10 @@ from experiments.reproduce.mjp_scales import SCALES, Scale
 from experiments.reproduce.mjp_tables import Measured, Record, tables
 from experiments.reproduce.mjp_unit import run_folder, run_unit
 from experiments.reproduce.mjp_variants import Variant, choose, plan
-from experiments.reproduce.study import Page, Unit, carry_out, check, parser, publish, seeds
+from experiments.reproduce.study import Page, Unit, carry_out, check, command_of, parser, publish, seeds
 from fedsim.composition import Config
 
 NAME = "mjp_training"
-COMMAND = f"python -m experiments.reproduce.{NAME} --pictures DIR --out DIR"
 
 INTRODUCTION = (
     "What masks over shuffled patches do to a model that is trained with them: its accuracy, how far its answer moves "
@@ -55,17 +54,19 @@ def run(options: argparse.Namespace) -> None:
 
     Raises:
         ConfigError: a setting cannot work.
-        RunError: a worker was killed.
+        RunError: a unit failed.
     """
     check(options)
     scale = SCALES[options.scale]
     drawn = seeds(options, scale.seeds)
-    variants = choose(plan(scale.ratio), options.variants)
+    every = plan(scale.ratio)
+    variants = choose(every, options.variants)
     with initialize_config_module("conf", version_base=None):
         training = scale.training(options.pictures.resolve(), options.device, options.threads)
         measuring = scale.measuring(options.seed, options.device)
+        defenses = scale.defenses(every)
         todo = units(variants, drawn, scale, training, measuring, options)
-    settings = {"scale": options.scale, "training": training, "measure": measuring}
+    settings = {"ratio": scale.ratio, "defenses": defenses, "training": training, "measure": measuring}
     entries = carry_out(todo, run_unit, options, settings)
     measured = Measured(scale, variants, by_variant(variants, drawn, entries))
     made, said = tables(measured)
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
     count = entries[0]["pictures"]
     introduction = INTRODUCTION.format(headline=scale.headline, pictures=count)
     page = Page(NAME, "MJP: Tables 3, 4, 6 and 8, and figures of trained models", introduction, made, differs, figures)
-    publish(page, options, drawn, f"{COMMAND} --scale {options.scale} --seeds {len(drawn)}")
+    publish(page, options, drawn, command_of(NAME, arguments(), options), entries)
 
 
 def units(

@@ -34,8 +34,8 @@ from experiments.reproduce.prior_knowledge_page import (
     SQUARED,
     page,
 )
-from experiments.reproduce.study import Unit, carry_out, check, parser, publish, seeds
-from experiments.reproduce.victims import attack_batch, audit, draw_batch, guess
+from experiments.reproduce.study import Unit, carry_out, check, command_of, parser, publish, seeds
+from experiments.reproduce.victims import attack_batch, audit, draw_batch, guess, presets
 from fedsim.composition import Config
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
@@ -99,19 +99,28 @@ def run(options: argparse.Namespace) -> None:
 
     Raises:
         ConfigError: an option cannot work.
-        RunError: a worker was killed.
+        RunError: a unit failed.
     """
     check(options)
     scale = SCALES[options.scale]
     chosen = seeds(options, scale.seeds)
     settings = {
         "scale": asdict(replace(scale, seeds=0)),
-        "pictures": str(options.pictures.expanduser().resolve()),
+        "pictures": str(options.pictures.resolve()),
+        "attacks": presets(*PRESETS.values()),
     }
     entries = carry_out(plan(options, scale, chosen), work, options, settings)
-    larger = "" if options.scale == "small" else f" --scale {options.scale}"
-    command = f"python -m experiments.reproduce.prior_knowledge --pictures DIR --out DIR{larger}"
-    publish(page(entries, options.out), options, chosen, command)
+    command = command_of("prior_knowledge", arguments(), options)
+    publish(page(entries, options.out, budget(scale)), options, chosen, command, entries)
+
+
+def budget(scale: Scale) -> str:
+    """What differs from the post in pictures, network and steps, in a sentence."""
+    return (
+        "Pictures and network: the post takes Flowers-17 and does not print widths, picture size and optimiser in our "
+        f"sources; here the given folder's pictures, {' '.join(scale.mlp)}, Adam at 0.1 with a cosine schedule and "
+        f"{scale.steps:,} steps for both distances."
+    )
 
 
 def plan(options: argparse.Namespace, scale: Scale, chosen: list[int]) -> list[Unit]:
@@ -135,9 +144,8 @@ def work(unit: Unit) -> list[Entry]:
     settings = unit.settings
     scale, seed, sharing = settings["scale"], settings["seed"], settings["sharing"]
     network = scale.vit if sharing is not None and SHARING[sharing].on_vit else scale.mlp
-    presets = ",".join(PRESETS.values())
     size = settings["size"] or sum(SHARING[sharing].groups)
-    overrides = [*network, f"audit.batch_size={size}", f"attack=[{presets}]"]
+    overrides = [*network, f"audit.batch_size={size}", f"attack=[{','.join(PRESETS.values())}]"]
     config = audit(settings["pictures"], seed, unit.device, *overrides)
     client = Client(config)
     setup = client.setup
@@ -161,7 +169,7 @@ def results(
     methods = MATCHING if sharing is None else CERTIFYING[SHARING[sharing].on_vit]
     for method in methods:
         if method == GUESS:
-            yield {"method": method, **guess(client, truth, seed)}
+            yield {"method": method, **guess(client, truth)}
             continue
         settings = of_method(method, config["attack"], unit.settings["scale"])
         entry, outcome = attack_batch(observation, truth, "prior_knowledge", settings, seed, unit.device)

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from attacks.analytic.certificate import MIN_EXPECTED_PSNR
 from experiments.reproduce.ledger import Entry
-from experiments.reproduce.study import Page, Table, spread_of
+from experiments.reproduce.study import Page, Table, counted, spread_of
 from experiments.reproduce.tables import Value, mean
 from fedsim.report.png import COLOURS, drawing
 
@@ -52,13 +53,10 @@ INTRODUCTION = (
     "method itself says that its labels are the right multiset, or its pictures exact, without seeing the truth."
 )
 DIFFERS = (
-    "Pictures and network: the post takes Flowers-17 and does not print widths, picture size and optimiser in our "
-    "sources; here the given folder's pictures, at the small scale 32 px and hidden layers of 512, 256 and 128 ReLUs, "
-    "Adam at 0.1 with a cosine schedule and 400 steps for both distances.",
     "The post knows the label. Here it is read off: for one picture that is exact, for batches the rule `auto` says "
     "what it certifies; batches repeat labels no more than their number of classes makes them.",
     "Information loss: a unit of the first layer that only one picture activates gives that picture exactly, "
-    "whatever the batch; the more pictures, the fewer such units. Matching mixes pictures long before that.",
+    "whatever the batch; the more pictures, the fewer such units.",
     "Repeated labels, what can be certified: the label counts, with repeats, where B ≤ classes - 1; of an MLP's "
     "batch each picture that two units or more agree upon, whatever its label; of a ViT's pair both pictures, by the "
     "first block's equations, which read no labels at all. What cannot: anything a search gives, the row-space "
@@ -67,14 +65,18 @@ DIFFERS = (
 )
 
 
-def page(entries: Sequence[Entry], out: Path) -> Page:
-    """The page; its figure is written beside it."""
+def page(entries: Sequence[Entry], out: Path, budget: str) -> Page:
+    """The page; its figure is written beside it.
+
+    Args:
+        budget: what differs from the post in pictures, network and steps.
+    """
     batches = [entry for entry in entries if entry["sharing"] is None]
     figure(batches, out / "prior_knowledge.png")
     tables = [_single_table(batches), _batch_table(batches), _sharing_table(entries)]
     text = "left: one picture, PSNR on the way, a line for each seed; right: mean PSNR over the batch size"
     title = "Prior knowledge: an MLP's gradient"
-    return Page("prior_knowledge", title, INTRODUCTION, tables, DIFFERS, {"prior_knowledge.png": text})
+    return Page("prior_knowledge", title, INTRODUCTION, tables, [budget, *DIFFERS], {"prior_knowledge.png": text})
 
 
 def _single_table(entries: Sequence[Entry]) -> Table:
@@ -85,8 +87,9 @@ def _single_table(entries: Sequence[Entry]) -> Table:
         own = _of(single, method)
         ssim = [entry["ssim"] for entry in own if "ssim" in entry]
         steps = [found for entry in own if (found := _steps_to(entry.get("curve", []))) is not None]
-        median = str(sorted(steps)[len(steps) // 2]) if steps else "-"
-        rows.append([method, _psnr(own), spread_of(ssim, ".3f") if ssim else "-", median, PAPER.get(method, "")])
+        reached = counted(f"{median(steps):g}", len(steps), len(own)) if steps else "-"
+        likeness = counted(spread_of(ssim, ".3f"), len(ssim), len(own)) if ssim else "-"
+        rows.append([method, _psnr(own), likeness, reached, PAPER.get(method, "")])
     columns = ("method", "seed", "status", "psnr", "ssim", "seconds")
     record: list[list[Value]] = [[entry.get(column) for column in columns] for entry in single]
     header = ["method", "PSNR", "SSIM", "steps to 20 dB, median", "post"]
@@ -117,21 +120,24 @@ def _sharing_table(entries: Sequence[Entry]) -> Table:
                 rows.append([sharing, method, "-", "-", f"refused: {refusals[0]}" if refusals else "-", "-"])
                 continue
             labels = [100 * entry["labels"] for entry in own if "labels" in entry]
-            named = f"{spread_of(labels, '.0f')} %" if labels else "-"
+            named = counted(f"{spread_of(labels, '.0f')} %", len(labels), len(own)) if labels else "-"
             rows.append([sharing, method, named, _psnr(own), _certified(method, own), str(wrong(method, own))])
     columns = (
         "sharing", "method", "seed", "status", "labels", "labels_exact", "psnr", "certificate", "pictures_certified",
         "reason", "seconds",
     )  # fmt: skip
     record: list[list[Value]] = [[e.get(column) for column in columns] for e in entries if e["sharing"] is not None]
-    header = ["batch", "method", "labels named", "PSNR", "certified", "certificates that were wrong"]
+    header = ["batch", "method", "labels named", "PSNR", "certified", "certificates that were wrong, at least"]
     return Table(
         "repeated-labels", "Samples that share a label, and what is certified", header, rows, (columns, record)
     )
 
 
 def wrong(method: str, entries: Sequence[Entry]) -> int:
-    """Certificates of labels that were others, or of pictures that are not there."""
+    """Certificates of labels that were others; of pictures, how many more were certified than are good.
+
+    Certificates do not say which pictures they are of: a good one without may hide a wrong one.
+    """
     if method == LABELS:
         return sum(e.get("certificate") == "certified" and not e["labels_exact"] for e in entries)
     count = 0
@@ -174,12 +180,12 @@ def _psnr(entries: Sequence[Entry]) -> str:
     means, rebuilt, count = [], 0, 0
     for entry in entries:
         values = [min(SEEN, value) for value in entry.get("psnrs", []) if value is not None]
-        rebuilt, count = rebuilt + len(values), count + len(entry.get("psnrs", []))
+        rebuilt, count = rebuilt + len(values), count + entry["batch_size"]
         if values:
             means.append(sum(values) / len(values))
     if not means:
         return "-"
-    return spread_of(means) + (f" ({rebuilt} of {count})" if rebuilt < count else "")
+    return counted(spread_of(means), rebuilt, count)
 
 
 def _certified(method: str, entries: Sequence[Entry]) -> str:

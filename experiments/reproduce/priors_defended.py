@@ -10,23 +10,25 @@ pixels (IG) and what each prior gives without any gradient.
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from hydra import compose, initialize_config_module
 
 from experiments.benchmarks.judge import Judge, train_judge
-from experiments.benchmarks.prior_cases import FULL, SMALL, Benchmark, Case, chosen
+from experiments.benchmarks.prior_cases import DEFENSES, FULL, SMALL, Benchmark, Case, chosen, composed
 from experiments.cli import console
 from experiments.prior import run_prior
 from experiments.reproduce.client import Client
 from experiments.reproduce.command import call
 from experiments.reproduce.ledger import Entry
 from experiments.reproduce.priors_defended_page import ATTACKS, DEFENDED, page
-from experiments.reproduce.study import Unit, carry_out, check, parser, publish, seeds
+from experiments.reproduce.study import Unit, carry_out, check, command_of, parser, publish, seeds
+from experiments.reproduce.victims import finished, presets
 from experiments.setup import prepare
 from fedsim.composition import Config
 from fedsim.evaluation import mean_softmax
@@ -64,7 +66,7 @@ def run(options: argparse.Namespace) -> None:
 
     Raises:
         ConfigError: an option cannot work.
-        RunError: a worker was killed.
+        RunError: a unit failed.
     """
     check(options)
     scale = SCALES[options.scale]
@@ -76,15 +78,38 @@ def run(options: argparse.Namespace) -> None:
         "budgets": scale.budgets,
         "batches": scale.batches,
         "images": scale.pictures,
-        "pictures": str(options.pictures.expanduser().resolve()),
+        "pictures": str(options.pictures.resolve()),
         "held": benchmark.held,
         "model": options.model,
         "threads": options.threads,
+        "defenses": {name: DEFENSES[name] for name in DEFENDED},
+        "attacks": presets(*ATTACKS),
+        "priors": composed("prior", [])["prior"],
     }
     entries = carry_out(first, work, options, settings) + carry_out(rest, work, options, settings)
-    command = f"python -m experiments.reproduce.priors_defended --pictures DIR --out DIR --held {options.held}"
-    larger = "" if options.scale == "small" else f" --scale {options.scale}"
-    publish(page(entries, benchmark.held, options.out), options, used, command + larger)
+    command = command_of("priors_defended", arguments(), options)
+    made = page(entries, benchmark.held, options.out, budget(scale, options.model))
+    publish(made, options, used, command, entries)
+
+
+def budget(scale: Scale, model: str) -> list[str]:
+    """What differs from the papers in size, a sentence for each."""
+    with initialize_config_module("conf", version_base=None):
+        lti = compose("prior", scale.budgets["lti"]).prior.lti
+        ggl = compose("audit", [f"attack=[{','.join(ATTACKS)}]", *_of(scale, ATTACKS)]).attack.ggl
+    bins = "all their numbers" if lti.bins is None else f"{lti.bins:,} numbers"
+    return [
+        f"LTI: a network of {lti.hidden:,} hidden units on {lti.updates:,} simulated updates hashed to {bins} (the "
+        "paper: 3,000 hidden units, CIFAR-10's whole training set as public data).",
+        "GGL: the generator is a small decoder trained here on public pictures (the paper: BigGAN at 224 px and a "
+        f"DCGAN of faces), {ggl.generations} generations of {ggl.population} with a {ggl.covariance} covariance.",
+        f"The clients' network is {model} for both; LTI's paper has LeNet, GGL's a ResNet-18.",
+    ]
+
+
+def _of(scale: Scale, attacks: Iterable[str]) -> list[str]:
+    """The budget's overrides of these attacks."""
+    return [line for line in scale.budgets["attack"] if line.split(".")[1] in attacks]
 
 
 def plan(options: argparse.Namespace, scale: Scale, used: list[int]) -> tuple[list[Unit], list[Unit]]:
@@ -94,7 +119,7 @@ def plan(options: argparse.Namespace, scale: Scale, used: list[int]) -> tuple[li
     first, rest = [], []
     for seed in used:
         benchmark = Benchmark(
-            options.pictures.expanduser(),
+            options.pictures,
             options.out / f"seed-{seed}",
             held,
             cases,
@@ -147,7 +172,7 @@ def attacks(benchmark: Benchmark, case: Case, device: str) -> Iterator[Entry]:
         observation = replace(observation, auxiliary_probs=probs)
         for attack in ATTACKS:
             settings = config["attack"][attack]
-            outcome = run_attack(observation, attack, settings, config["seed"], torch.device(device))
+            outcome = finished(run_attack(observation, attack, settings, config["seed"], torch.device(device)), attack)
             known: Entry = {"defense": case.defense, "batch_size": case.batch, "attack": attack, "number": number}
             known |= {"status": outcome.status, "reason": outcome.reason, "seconds": outcome.seconds}
             for scored in _scored(outcome, truth, judge):

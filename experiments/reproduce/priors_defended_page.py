@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.reproduce.ledger import Entry
-from experiments.reproduce.study import Page, Table, spread_of
+from experiments.reproduce.study import Page, Table, counted, spread_of
 from experiments.reproduce.tables import Value, mean
 from fedsim.metrics.perceptual import lpips_hint
 from fedsim.report.png import COLOURS, drawing
@@ -51,19 +51,19 @@ DIFFERS = (
     "The papers' numbers are not in our sources, so the column beside ours names who tests a defense and no figure. "
     "LTI reports that it gets through sign, pruning and noise, GGL that it gets through noise, clipping, "
     "sparsification and Soteria: compare each with its baseline here.",
-    "Held-out classes: the papers attack pictures of the classes that the prior has learned, which flatters a prior.",
-    "LTI: a network of 512 hidden units on 3,072 simulated updates hashed to 2,048 numbers at the small scale (the "
-    "paper: 3,000 hidden units, CIFAR-10's whole training set as public data).",
-    "GGL: the generator is a small decoder trained here on public pictures (the paper: BigGAN at 224 px and a DCGAN of "
-    "faces), 120 generations of 24 with a diagonal covariance; the clients' network is LTI's, not a ResNet-18.",
+    "Held-out classes: the papers attack pictures of the classes that the prior has learned.",
     "Noise is a standard deviation of 0.1 in each entry, as GGL's code has it. How much that is depends on the "
-    "network: under DLG's wide initialisation gradients are large. GGL's clipping bound of 4 is on the whole "
-    "update's norm. Sign shares -1, 0 and 1 alone.",
+    "network, whose gradients may be large or small. GGL's clipping bound of 4 is on the whole update's norm. Sign "
+    "shares -1, 0 and 1 alone.",
 )
 
 
-def page(entries: Sequence[Entry], held: Sequence[str], out: Path) -> Page:
-    """The page; its figure is written beside it."""
+def page(entries: Sequence[Entry], held: Sequence[str], out: Path, budget: Sequence[str]) -> Page:
+    """The page; its figure is written beside it.
+
+    Args:
+        budget: what differs from the papers in size.
+    """
     own = [entry for entry in entries if entry["kind"] == "attacks"]
     sizes = sorted({entry["batch_size"] for entry in own})
     tables = [
@@ -74,7 +74,7 @@ def page(entries: Sequence[Entry], held: Sequence[str], out: Path) -> Page:
     ]
     figure([entry for entry in own if entry["batch_size"] == sizes[0]], out / "priors_defended.png")
     hint = lpips_hint()
-    differs = [*DIFFERS, *([f"{hint}."] if hint else []), *_priors(entries)]
+    differs = [*DIFFERS, *budget, *([f"{hint}."] if hint else []), *_priors(entries)]
     introduction = INTRODUCTION.format(held=", ".join(held))
     text = f"PSNR at B = {sizes[0]} under each defense; a line at the mean public picture's"
     title = "LTI and GGL against defenses"
@@ -82,14 +82,14 @@ def page(entries: Sequence[Entry], held: Sequence[str], out: Path) -> Page:
 
 
 def _priors(entries: Sequence[Entry]) -> list[str]:
-    """How good the generator is by itself: no attack that searches it does better."""
+    """How good the generator is by itself."""
     found = [entry for entry in entries if entry["kind"] == "generator" and "excluded_psnr" in entry]
     if not found:
         return []
     values = [mean(entry[name] for entry in found) for name in ("validation_psnr", "excluded_psnr")]
     return [
-        f"The generator's own limit, its encoder's reconstruction: {values[0]:.1f} dB on held-back pictures of classes "
-        f"that it knows, {values[1]:.1f} dB on those held out."
+        f"The generator's reconstruction of what its encoder makes of a picture: {values[0]:.1f} dB on held-back pictures of classes "
+        f"that it knows, {values[1]:.1f} dB on those held out. A search may find better latents."
     ]
 
 
@@ -111,8 +111,7 @@ def _cell(entries: Sequence[Entry], measure: str, form: str) -> str:
     values = [entry[measure] for entry in entries if entry[measure] is not None]
     if not values:
         return next((f"{entry['status']}: {entry['reason']}" for entry in entries), "-")
-    missing = f" ({len(values)} of {len(entries)})" if len(values) < len(entries) else ""
-    return spread_of(values, form) + missing
+    return counted(spread_of(values, form), len(values), len(entries))
 
 
 def figure(entries: Sequence[Entry], path: Path) -> None:

@@ -5,8 +5,11 @@ The same command goes on where an earlier call stopped.
 """
 
 import argparse
+import hashlib
+import shlex
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -84,17 +87,22 @@ def parser(doc: str, pictures: str | None = None) -> argparse.ArgumentParser:
     """
     found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     if pictures is not None:
-        found.add_argument("--pictures", type=Path, required=True, help=pictures)
+        found.add_argument("--pictures", type=folder, required=True, help=pictures)
     found.add_argument("--out", type=Path, required=True, help="folder for the page, its tables and figures, results")
     found.add_argument(
-        "--scale", choices=SCALES, default="small", help="small: half an hour on two cores; paper: the full protocol"
+        "--scale", choices=SCALES, default="small", help="small: for two CPU cores; paper: the full protocol"
     )
     found.add_argument("--seed", type=int, default=0, help="the first of the seeds")
     found.add_argument("--seeds", type=int, help="how many; default: that of the scale")
     found.add_argument("--threads", type=int, default=1, help="of torch, in each process")
-    found.add_argument("--workers", type=int, default=cores(), help="processes")
+    found.add_argument("--workers", type=int, help="processes; default: the CPU cores, or 1 with --device cuda")
     found.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     return found
+
+
+def folder(text: str) -> Path:
+    """A path of the command line."""
+    return Path(text).expanduser()
 
 
 def check(options: argparse.Namespace) -> None:
@@ -113,7 +121,7 @@ def check(options: argparse.Namespace) -> None:
 def carry_out(
     units: Sequence[Unit], work: Callable[[Unit], list[Entry]], options: argparse.Namespace, settings: Mapping[str, Any]
 ) -> list[Entry]:
-    """The entries of all units, `unit` in each naming the unit it is from.
+    """The entries of all units: `unit` in each names the unit it is from, `by` the code and machine that computed it.
 
     Args:
         work: gives a unit's entries (of numbers and texts that JSON has); a function of a module.
@@ -121,30 +129,36 @@ def carry_out(
 
     Raises:
         ConfigError: the folder holds results of other settings.
-        RunError: a worker was killed.
+        RunError: a unit failed; the others' results are kept.
     """
     settle(options.out / "settings.json", settings)
     ledger = Ledger(options.out / "results.jsonl")
     known: dict[str, list[Entry]] = {line["unit"]: line["entries"] for line in ledger.entries}
+    makers: dict[str, str] = {line["unit"]: line.get("by", "an unknown commit") for line in ledger.entries}
     todo = [unit for unit in units if unit.key not in known]
+    by, workers = f"{_commit()} on {_place(options.device)}", options.workers or _workers(options.device)
     with Bars(console) as bars:
         bars.set("units", len(units) - len(todo), len(units))
-        for number, (key, entries) in enumerate(spread(work, ((unit.key, unit) for unit in todo), options.workers), 1):
-            ledger.add({"unit": key, "entries": entries})
-            known[key] = entries
+        for number, (key, entries) in enumerate(spread(work, ((unit.key, unit) for unit in todo), workers), 1):
+            ledger.add({"unit": key, "by": by, "entries": entries})
+            known[key], makers[key] = entries, by
             done = len(units) - len(todo) + number
             bars.set("units", done, len(units), key)
             bars.say(f"units {done}/{len(units)}: {key}")
-    return [{"unit": unit.key, **entry} for unit in units for entry in known[unit.key]]
+    return [{"unit": unit.key, "by": makers[unit.key], **entry} for unit in units for entry in known[unit.key]]
 
 
-def publish(page: Page, options: argparse.Namespace, seeds: Sequence[int], command: str) -> Path:
+def publish(
+    page: Page, options: argparse.Namespace, seeds: Sequence[int], command: str, entries: Iterable[Mapping[str, Any]]
+) -> Path:
     """Write `NAME.md` and each table's CSV, and print the page.
 
     Args:
-        command: as it was called, with words such as DIR for folders.
+        command: that of `command_of`.
+        entries: those that the page shows, of `carry_out`.
     """
-    lines = [f"# {page.title}", "", page.introduction, "", f"```bash\n{command}\n```", "", stamp(options, seeds), ""]
+    stamped = stamp(options, seeds, entries)
+    lines = [f"# {page.title}", "", page.introduction, "", f"```bash\n{command}\n```", "", stamped, ""]
     for table in page.tables:
         if len(page.tables) > 1:
             lines += [f"## {table.title}", ""]
@@ -159,11 +173,35 @@ def publish(page: Page, options: argparse.Namespace, seeds: Sequence[int], comma
     return path
 
 
-def stamp(options: argparse.Namespace, seeds: Sequence[int]) -> str:
-    """Date, commit, scale, seeds and machine, in a line."""
+def stamp(options: argparse.Namespace, seeds: Sequence[int], entries: Iterable[Mapping[str, Any]]) -> str:
+    """Date, scale and seeds, and which code computed the units on which machine, in a line."""
     drawn = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
-    place = torch.cuda.get_device_name() if options.device == "cuda" else f"{cores()} CPU cores"
-    return " · ".join([datetime.now(UTC).date().isoformat(), _commit(), f"scale {options.scale}", drawn, place])
+    made = Counter({entry["unit"]: entry["by"] for entry in entries}.values())
+    counted = [by if len(made) == 1 else f"{by} ({count} units)" for by, count in made.items()]
+    return " · ".join([datetime.now(UTC).date().isoformat(), f"scale {options.scale}", drawn, *counted])
+
+
+def command_of(module: str, found: argparse.ArgumentParser, options: argparse.Namespace) -> str:
+    """What was called: every option that has not its default, DIR for folders and FILE for files."""
+    words = ["python -m", f"experiments.reproduce.{module}"]
+    for name, value in vars(options).items():
+        if value == found.get_default(name):
+            continue
+        values = value if isinstance(value, list) else [value]
+        words += [f"--{name.replace('_', '-')}", *(_word(one) for one in values)]
+    return " ".join(words)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, Path):
+        return "FILE" if value.is_file() else "DIR"
+    return shlex.quote(str(value))
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def seeds(options: argparse.Namespace, default: int) -> list[int]:
@@ -179,13 +217,30 @@ def spread_of(values: Iterable[float], form: str = ".1f") -> str:
     return f"{format(known.mean().item(), form)} ± {format(known.std().item(), form)}"
 
 
+def counted(text: str, done: int, count: int) -> str:
+    """With how many of the asked ones it is of, where it is not of all."""
+    return text if done == count else f"{text} ({done} of {count})"
+
+
+def _workers(device: str) -> int:
+    return 1 if device == "cuda" else cores()
+
+
+def _place(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else f"{cores()} CPU cores"
+
+
 def _commit() -> str:
-    """Of the code that runs; "no commit" where it is not a checkout."""
+    """Of the code that runs, `-dirty` where files of it are changed; "no commit" where it is not a checkout."""
     git = shutil.which("git")
     if git is None:
         return "no commit"
     here = Path(__file__).resolve().parent
     found = subprocess.run(  # noqa: S603 - git, with constant arguments
-        [git, "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=False
+        [git, "describe", "--always", "--dirty", "--exclude", "*"],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return f"commit {found.stdout.strip()}" if found.returncode == 0 else "no commit"

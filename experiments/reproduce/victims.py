@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 from hydra import compose, initialize_config_module
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from omegaconf import OmegaConf
 from torch import Tensor
 
 from attacks.base import Reconstruction
+from experiments.guess import public_mean
 from experiments.reproduce.client import Client
 from experiments.reproduce.ledger import Entry
 from fedsim.composition import Config
-from fedsim.data import ImageSet
-from fedsim.determinism import torch_generator
+from fedsim.errors import RunError
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.score import score, score_labels
 from fedsim.observation import Observation
@@ -25,9 +25,6 @@ MEASURES = ("psnr", "ssim", "fft2d", "lpips")
 PUBLIC = 0.5
 """Share of the training pictures that no client holds."""
 
-MEAN_OF = 512
-"""Public pictures at most that the guess without a gradient is the mean of."""
-
 
 def audit(pictures: Path, seed: int, device: str, *overrides: str) -> Config:
     """Settings of an audit of clients with pictures of a folder, half of which are public."""
@@ -36,9 +33,16 @@ def audit(pictures: Path, seed: int, device: str, *overrides: str) -> Config:
     with initialize_config_module("conf", version_base=None):
         composed = compose("audit", [*fixed, *chosen, *overrides])
     config: Config = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
-    config["data"]["path"] = str(pictures.expanduser())  # as it is, whatever characters it has
+    config["data"]["path"] = str(pictures)  # as it is, whatever characters it has
     config.pop("hydra", None)
     return config
+
+
+def presets(*names: str) -> Config:
+    """The settings of attacks as their files have them."""
+    with initialize_config_module("conf", version_base=None):
+        composed = compose("audit", [f"attack=[{','.join(names)}]"])
+    return dict(OmegaConf.to_container(composed.attack, resolve=True))
 
 
 def draw_batch(labels: Int[Tensor, "pictures"], groups: Sequence[int], rng: torch.Generator) -> list[int] | None:
@@ -65,8 +69,11 @@ def attack_batch(
     """Run one attack: its status, its certificate and the batch's mean scores.
 
     A refusal is a result, with its reason.
+
+    Raises:
+        RunError: the attack failed; what it has not done is no result.
     """
-    outcome = run_attack(observation, name, dict(settings), seed, torch.device(device))
+    outcome = finished(run_attack(observation, name, dict(settings), seed, torch.device(device)), name)
     entry: Entry = {"status": outcome.status, "reason": outcome.reason, "seconds": outcome.seconds}
     rebuilt = outcome.reconstruction
     if rebuilt is None:
@@ -74,6 +81,17 @@ def attack_batch(
     certificate = rebuilt.certificate
     entry |= {"certificate": certificate.status, "reason": certificate.reason or outcome.reason}
     return entry | scores(truth, rebuilt), outcome
+
+
+def finished(outcome: Outcome, name: str) -> Outcome:
+    """The outcome of an attack that was not stopped by a fault, such as a full memory.
+
+    Raises:
+        RunError: it failed.
+    """
+    if outcome.status == "failed":
+        raise RunError(f"{name}: {outcome.reason}; the same command tries it again")
+    return outcome
 
 
 def scores(truth: GroundTruth, rebuilt: Reconstruction) -> Entry:
@@ -92,13 +110,8 @@ def scores(truth: GroundTruth, rebuilt: Reconstruction) -> Entry:
     return found
 
 
-def mean_picture(pictures: ImageSet, count: int, seed: int) -> Float[Tensor, "count c h w"]:
-    """The mean of public pictures, once for each of a batch: what can be guessed without a gradient."""
-    order = torch.randperm(len(pictures), generator=torch_generator(seed, "mean picture"))[:MEAN_OF]
-    return pictures.images(order).mean(dim=0, keepdim=True).expand(count, -1, -1, -1)
-
-
-def guess(client: Client, truth: GroundTruth, seed: int) -> Entry:
-    """The scores of the mean public picture."""
-    pictures = mean_picture(client.setup.data.auxiliary, len(truth.labels), seed)
+def guess(client: Client, truth: GroundTruth) -> Entry:
+    """The scores of the mean public picture, what can be guessed without a gradient."""
+    picture = public_mean(client.setup.data, truth.images.shape[-1])
+    pictures = picture.expand(len(truth.labels), -1, -1, -1)
     return {"status": "done", "reason": "", "seconds": 0.0, **scores(truth, Reconstruction(images=pictures))}

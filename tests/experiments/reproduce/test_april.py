@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -102,10 +103,33 @@ def test_a_picture_with_the_same_gradient_has_no_loss(asked):
     observation, truth, _ = client.shares([unit.settings["positions"][0]], 0)
     assert observation.roles.pos_embed not in observation.gradient
     losses = april_work.Losses(april_work.Victim(0, observation, truth))
-    assert losses(truth.images) == {"loss": 0.0, "position": 0.0}
+    assert losses(truth.images) == {"loss": 0.0, "rest": 0.0, "position": 0.0}
     other = losses(torch.full_like(truth.images, 0.5))
     assert other["loss"] > 1e-4
     assert other["position"] > 1e-4
+
+
+def test_arms_with_and_without_a_gradient_are_compared_over_the_same_tensors(asked):
+    planned, found = units(asked("--parts", "twins")), {}
+    for arm in ("plain", "withheld"):
+        unit = planned[f"matching/{arm}/seed0"]
+        observation, truth, _ = Client(unit.settings["config"]).shares([unit.settings["positions"][0]], 0)
+        losses = april_work.Losses(april_work.Victim(0, observation, truth))
+        found[arm] = losses(torch.full_like(truth.images, 0.5))
+    assert found["plain"]["rest"] == pytest.approx(found["withheld"]["rest"])
+    assert found["withheld"]["rest"] == pytest.approx(found["withheld"]["loss"])
+    assert found["plain"]["loss"] != pytest.approx(found["plain"]["rest"], rel=1e-3)
+
+
+def test_total_variation_weighs_the_same_beside_the_matching_in_all_arms(asked):
+    planned = units(asked("--parts", "curves", "twins"))
+    shares = set()
+    for arm in ARMS:
+        attack = planned[f"matching/{arm}/seed0"].settings["attacks"]["matching"]
+        weight = attack["priors"]["total_variation"]["weight"]
+        shares.add(round(weight / (1 + attack["objective"].get("alpha", 0.0)), 12))
+    assert len(shares) == 1
+    assert shares.pop() > 0
 
 
 def test_the_whole_page(asked, tmp_path, capsys):
@@ -132,7 +156,8 @@ def test_the_whole_page(asked, tmp_path, capsys):
     text = (out / "april.md").read_text(encoding="utf-8")
     assert text in capsys.readouterr().out
     assert "seeds 0, 1" in text
-    assert "python -m experiments.reproduce.april --pictures DIR --out DIR" in text
+    assert "python -m experiments.reproduce.april --out DIR --workers 1 --pictures DIR\n" in text
+    assert "0.01 beside 1 + α where the search aligns, 0.00091 beside 1 where it does not" in text
     assert "are not in our sources" in text
     for figure in ("curves.png", "twins.png", "fixed_pe.png"):
         assert f"]({figure})" in text
@@ -165,22 +190,44 @@ def test_goes_on_and_takes_parts_later(asked, tmp_path, monkeypatch):
 
 
 def test_what_it_says_follows_from_the_numbers():
-    def entry(arm, psnr, loss):
-        named = {"part": "matching", "arm": arm, "seed": 0, "number": 0, "status": "done"}
-        return {**named, "psnr": psnr, "loss": loss, "prefix_share": 0.97}
+    def entry(arm, psnr, loss, rest, number):
+        named = {"part": "matching", "arm": arm, "seed": 0, "number": number, "status": "done"}
+        return {**named, "psnr": psnr, "loss": loss, "rest": rest, "prefix_share": 0.97}
 
-    def said(ends, low=0.1):
-        group = [entry(arm, value, low) for arm, value in ends.items()] + [entry("mean", 10.0, 1.0)]
+    def said(ends, low=0.1, pictures=5):
+        # What is over other tensors must not count: losses of `withheld` that are not over all but E_pos mislead.
+        group = [entry(arm, value, 0.0, low, n) for arm, value in ends.items() for n in range(pictures)]
+        group += [entry("mean", 10.0, 9.0, 1.0, n) for n in range(pictures)]
         return verdicts(group, ["curves", "twins"])
 
-    ends = {"plain": 11.0, "all": 14.0, "patch": 20.0, "row": 25.0, "withheld": 11.0}
+    ends = {"plain": 17.0, "all": 20.0, "patch": 22.0, "row": 25.0, "withheld": 11.0}
     curves, twins = said(ends)
-    assert "+3.0 dB from plain matching: the paper's order." in curves
-    assert "97.0 %" in curves
+    assert "+3.0 dB from plain matching over 5 pairs of searches: the paper's order." in curves
+    assert "97.0 % of the squared norm of ∂L/∂E_pos, so that its cosine" in curves
     assert "twin data, as the paper says" in twins
-    assert "does not show" in said({**ends, "all": 11.2})[0]
-    assert "not what the paper calls" in said({**ends, "withheld": 25.0})[1]
-    assert "not what the paper calls" in said(ends, low=0.8)[1]
+    assert "does not show" in said({**ends, "all": 17.2})[0]
+    assert "withholding makes no difference" in said({**ends, "withheld": 17.0})[1]
+    assert "the picture is not another" in said({**ends, "plain": 35.0, "withheld": 25.0})[1]
+    assert "the loss is not low" in said(ends, low=0.8)[1]
+    few = said(ends, pictures=4)
+    assert "too few to tell" in few[0]
+    assert "too few pairs" in few[1]
+
+
+def test_a_changed_scale_or_attack_wants_another_folder(asked, monkeypatch):
+    for name, made in (("work", []), ("verdicts", []), ("tables", []), ("publish", None)):
+        monkeypatch.setattr(april, name, lambda *arguments, made=made: made)
+    monkeypatch.setattr(april, "FIGURES", {})
+    april.run(asked("--parts", "twins"))
+    monkeypatch.setitem(april_plan.SCALES, "small", replace(TINY, matching=replace(TINY.matching, pictures=1)))
+    with pytest.raises(ConfigError, match="other settings: scale="):
+        april.run(asked("--parts", "twins"))
+    monkeypatch.setitem(april_plan.SCALES, "small", replace(TINY, seeds=1))
+    april.run(asked("--parts", "twins"))
+    own = april.presets
+    monkeypatch.setattr(april, "presets", lambda *names: {**own(*names), "april": {}})
+    with pytest.raises(ConfigError, match="other settings: attacks="):
+        april.run(asked("--parts", "twins"))
 
 
 def test_the_first_step_at_which_a_picture_is_recognised():

@@ -112,7 +112,8 @@ def test_the_page(done):
     assert "scale small · seed 0" in text
     assert "Table 3, Consistency (%) at 0.5: " in text
     assert "Table 8, MAE 1D: " in text
-    assert "of 5 pairs stand as in the paper" in text  # Table 6 has one pair in each of its columns
+    assert "Table 6, explained variance (%): too few to tell an order" in text  # one pair, in cumulative columns
+    assert "--workers 1 --variants A B D J\n" in text
     assert "Table 4, top-1 (%): one standard error of 10 test pictures is " in text
     assert "Not trained: C, E, F, G, H, I, J@0.03" in text
     assert "- Tiny." in text
@@ -216,6 +217,18 @@ def test_another_seed_adds_a_spread(done, pictures, tmp_path, monkeypatch):
     text = (out / "mjp_training.md").read_text(encoding="utf-8")
     assert "seeds 0, 1" in text
     assert " ± " in text.split("## Table 4")[1]
+
+
+def test_other_masks_want_another_folder(done, pictures, tmp_path, capsys):
+    out = tmp_path / "out"
+    shutil.copytree(done, out)
+    assert call(pictures, out, "--variants", "A", scale=replace(TINY, ratio=0.2)) == 2
+    assert "other settings: ratio=0.27 there, 0.2 now" in capsys.readouterr().err
+    settings = json.loads((out / "settings.json").read_text())
+    settings["defenses"]["J"]["mjp"]["ratio"] = 0.1
+    (out / "settings.json").write_text(json.dumps(settings))
+    assert call(pictures, out, "--variants", "A") == 2
+    assert "other settings: defenses=" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from experiments.reproduce.prior_knowledge_page import (
     RGAP,
     SHARING,
     SQUARED,
+    page,
     wrong,
 )
 from experiments.reproduce.victims import audit, draw_batch
@@ -123,6 +124,22 @@ def test_batches_repeat_labels_no_more_than_they_must():
     counts = torch.bincount(labels[chosen], minlength=3)
     assert sorted(counts.tolist()) == [0, 1, 3]
     assert draw_batch(labels, [6], torch.Generator()) is None
+
+
+def test_batches_that_a_method_refused_are_counted(tmp_path):
+    def entry(method, seed, size, psnr, **more):
+        known = {"sharing": None, "method": method, "seed": seed, "batch_size": size}
+        return {**known, "status": "done" if psnr else "refused", **more} | ({"psnrs": psnr} if psnr else {})
+
+    entries = [entry(CLOSED, 0, 1, [30.0]), entry(CLOSED, 1, 1, None), entry(CLOSED, 0, 2, [30.0, None])]
+    entries += [entry(CLOSED, 1, 2, None)]
+    ways = ([[4, 21.0]], [[8, 21.0]], [[8, 9.0]])
+    entries += [entry(SQUARED, seed, 1, [30.0], curve=way) for seed, way in enumerate(ways)]
+    single, batches, _ = page(entries, tmp_path, "").tables
+    rows = {row[0]: row for row in single.rows}
+    assert rows[CLOSED][1] == "30.0 (1 of 2)"
+    assert rows[SQUARED][3] == "6 (2 of 3)"
+    assert {row[0]: row for row in batches.rows}[CLOSED][2] == "30.0 (1 of 4)"
 
 
 def test_wrong_certificates_are_counted():

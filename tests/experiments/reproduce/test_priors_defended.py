@@ -14,7 +14,8 @@ from experiments.reproduce import priors_defended
 from experiments.reproduce.client import Client
 from experiments.reproduce.priors_defended import SCALES, Scale, configuration, plan
 from experiments.reproduce.priors_defended_page import ATTACKS, DEFENDED, PAPERS
-from server.attacking import run_attack, score_outcome
+from fedsim.errors import RunError
+from server.attacking import Outcome, run_attack, score_outcome
 
 TINY = Scale(
     {
@@ -97,6 +98,34 @@ def _same_as_the_attack_called_directly(lines, given):
         line for line in lines if (line["defense"], line["attack"], line["image"]) == ("prune", "lti", truth.ids[0])
     ]
     assert float(line["psnr"]) == scores.images[0].psnr
+
+
+def test_an_attack_that_fails_is_tried_again(tiny, six_classes, tmp_path, monkeypatch):
+    first, rest = plan(options(six_classes, tmp_path), TINY, [0])
+    for unit in first[:3]:
+        priors_defended.work(unit)
+    monkeypatch.setattr(priors_defended, "run_attack", lambda *_: Outcome("failed", "OutOfMemoryError: full"))
+    with pytest.raises(RunError, match="OutOfMemoryError: full; the same command tries it again"):
+        priors_defended.work(rest[0])
+
+
+def test_paths_may_have_any_characters(six_classes, tmp_path):
+    odd = tmp_path / "a, (b) ['c']"
+    benchmark = replace(plan(options(six_classes, tmp_path), TINY, [0])[0][0].settings["benchmark"], data=odd, out=odd)
+    audit = benchmark.audit(Case(1, "none"), ["x"])
+    assert benchmark.generator()["data"]["path"] == audit["data"]["path"] == str(odd)
+    assert audit["attack"]["ggl"]["generator"]["checkpoint"].startswith(f"{odd}/generator/")
+    assert benchmark.lti(Case(1, "none"))["run_dir"] == f"{odd}/lti-none-batch-1"
+
+
+def test_other_defenses_want_another_folder(tiny, study, monkeypatch):
+    for name, made in (("work", []), ("page", None), ("publish", None)):
+        monkeypatch.setattr(priors_defended, name, lambda *arguments, made=made: made)
+    assert study(priors_defended, "--held", "e,f")[0] == 0
+    monkeypatch.setitem(DEFENSES, "clip", ["defense=[gradient_clip]", "defense.gradient_clip.max_norm=1.0"])
+    code, _, err = study(priors_defended, "--held", "e,f")
+    assert code == 2
+    assert "other settings: defenses=" in err
 
 
 def test_unknown_classes_are_refused_before_anything_is_trained(tiny, study, tmp_path):

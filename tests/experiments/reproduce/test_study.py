@@ -1,14 +1,31 @@
 """What reproductions have in common: units are computed once, and pages say what they are."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
-from experiments.reproduce.study import Page, Table, Unit, carry_out, check, parser, publish, seeds, spread_of
-from fedsim.errors import ConfigError
+from experiments.reproduce import study
+from experiments.reproduce.processes import spread
+from experiments.reproduce.study import (
+    Page,
+    Table,
+    Unit,
+    carry_out,
+    check,
+    command_of,
+    counted,
+    parser,
+    publish,
+    seeds,
+    spread_of,
+)
+from fedsim.errors import ConfigError, RunError
 
 
 def options(tmp_path, *arguments):
@@ -69,12 +86,13 @@ def test_a_killed_call_goes_on(tmp_path):
 def test_a_page_names_its_seeds_its_scale_and_what_differs(tmp_path):
     table = Table("t", "Numbers", ["attack", "PSNR"], [["a|b", "12.3"]], (["attack", "psnr"], [["a|b", 12.345]]))
     page = Page("page", "Paper", "What it is.", [table], ["A smaller model."], {"page.png": "curves"})
-    path = publish(page, options(tmp_path), [3, 4], "python -m x --out DIR")
+    entries = [{"unit": "a", "by": "commit 1 on 2 CPU cores"}, {"unit": "a", "by": "commit 1 on 2 CPU cores"}]
+    path = publish(page, options(tmp_path), [3, 4], "python -m x --out DIR", entries)
     text = path.read_text(encoding="utf-8")
     assert "| a\\|b | 12.3 |" in text
     assert "![curves](page.png)" in text
     assert "- A smaller model." in text
-    assert "scale small · seeds 3, 4 · " in text
+    assert "scale small · seeds 3, 4 · commit 1 on 2 CPU cores\n" in text
     assert (tmp_path / "t.csv").read_text(encoding="utf-8") == "attack,psnr\na|b,12.345\n"
 
 
@@ -89,3 +107,84 @@ def test_seeds_and_their_spread(tmp_path):
 def test_options_that_cannot_work(tmp_path, setting):
     with pytest.raises(ConfigError, match=setting):
         check(options(tmp_path, setting, "0"))
+
+
+def slow_or_failing(task):
+    """`fail` fails at once; the others come back later, after they have left a mark."""
+    word, folder = task
+    if word == "fail":
+        Path(folder, "failed").touch()
+        raise RunError("it is full")
+    deadline = time.monotonic() + 60
+    while not Path(folder, "failed").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    return word
+
+
+@pytest.mark.timeout(300)
+def test_what_is_under_way_when_one_fails_is_kept(tmp_path):
+    todo = [(word, (word, str(tmp_path))) for word in ("slow", "fail", *"abcdefgh")]
+    found = []
+    with pytest.raises(RunError, match="fail: it is full"):
+        for key, _ in spread(slow_or_failing, todo, 2):
+            found.append(key)
+    assert "slow" in found
+    assert len(found) < 8  # no others are begun
+
+
+def broken(unit):
+    if unit.key == "b":
+        raise {"fault": TypeError("no number"), "setting": ConfigError("--x", 1, "2")}[unit.settings["kind"]]
+    return [{"done": unit.key}]
+
+
+def test_a_failure_names_its_unit(tmp_path):
+    def asked(kind):
+        return [Unit(key, {"kind": kind}, tmp_path, 1, "cpu") for key in "abc"]
+
+    with pytest.raises(RunError, match="b: --x=1: 2"):
+        carry_out(asked("setting"), broken, options(tmp_path), {})
+    with pytest.raises(TypeError) as caught:
+        carry_out(asked("fault"), broken, options(tmp_path), {})
+    assert caught.value.__notes__ == ["in b"]
+    assert [json.loads(line)["unit"] for line in (tmp_path / "results.jsonl").read_text().splitlines()] == ["a"]
+
+
+def test_a_page_says_who_computed_its_numbers(tmp_path, monkeypatch):
+    def work(unit):
+        return [{"number": 1}]
+
+    monkeypatch.setattr(study, "_commit", lambda: "commit old")
+    monkeypatch.setattr(study, "_place", lambda device: "a GPU")
+    carry_out(units(tmp_path, "a", "b"), work, options(tmp_path), {})
+    monkeypatch.setattr(study, "_commit", lambda: "commit new")
+    monkeypatch.setattr(study, "_place", lambda device: "2 CPU cores")
+    entries = carry_out(units(tmp_path, "a", "b", "c"), work, options(tmp_path), {})
+    assert [entry["by"] for entry in entries] == ["commit old on a GPU"] * 2 + ["commit new on 2 CPU cores"]
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [line["by"] for line in lines] == [entry["by"] for entry in entries]
+    stamped = study.stamp(options(tmp_path), [0], entries)
+    assert stamped.endswith("commit old on a GPU (2 units) · commit new on 2 CPU cores (1 units)")
+    assert study.stamp(options(tmp_path), [0], entries[:1]).endswith(" · commit old on a GPU")
+
+
+def test_the_command_is_the_one_that_was_called(tmp_path):
+    found = parser("", "a folder")
+    found.add_argument("--checkpoint", type=study.folder)
+    found.add_argument("--variants", nargs="+")
+    weights = tmp_path / "weights"
+    weights.touch()
+    words = ["--pictures", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert command_of("x", found, found.parse_args(words)) == (
+        "python -m experiments.reproduce.x --pictures DIR --out DIR"
+    )
+    words += ["--variants", "A", "J@*", "--seed", "3", "--workers", "2", "--checkpoint", str(weights)]
+    assert command_of("x", found, found.parse_args([*words, "--scale", "paper"])) == (
+        "python -m experiments.reproduce.x --pictures DIR --out DIR --scale paper --seed 3 --workers 2 "
+        "--checkpoint FILE --variants A 'J@*'"
+    )
+
+
+def test_counts_stand_beside_what_is_not_of_all():
+    assert (counted("1.0", 3, 3), counted("1.0", 2, 3)) == ("1.0", "1.0 (2 of 3)")
