@@ -88,8 +88,8 @@ def _priors(entries: Sequence[Entry]) -> list[str]:
         return []
     values = [mean(entry[name] for entry in found) for name in ("validation_psnr", "excluded_psnr")]
     return [
-        f"The generator's reconstruction of what its encoder makes of a picture: {values[0]:.1f} dB on held-back pictures of classes "
-        f"that it knows, {values[1]:.1f} dB on those held out. A search may find better latents."
+        f"The generator's reconstruction of what its encoder makes of a picture: {values[0]:.1f} dB on held-back "
+        f"pictures of classes that it knows, {values[1]:.1f} dB on those held out. A search may find better latents."
     ]
 
 

@@ -53,8 +53,8 @@ def spread(
                     yield from _ready(running, failures)
                 if failures:
                     break
-        except BrokenProcessPool as error:  # between two tasks
-            failures.append((key, error))
+        except BrokenProcessPool as broken:  # between two tasks
+            failures.append((key, broken))
         if failures:
             running = {future: key for future, key in running.items() if not future.cancel()}
         while running:

@@ -42,7 +42,8 @@ def presets(*names: str) -> Config:
     """The settings of attacks as their files have them."""
     with initialize_config_module("conf", version_base=None):
         composed = compose("audit", [f"attack=[{','.join(names)}]"])
-    return dict(OmegaConf.to_container(composed.attack, resolve=True))
+    found: Config = OmegaConf.to_container(composed.attack, resolve=True)  # type: ignore[assignment]
+    return found
 
 
 def draw_batch(labels: Int[Tensor, "pictures"], groups: Sequence[int], rng: torch.Generator) -> list[int] | None:

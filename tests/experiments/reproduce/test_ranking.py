@@ -26,7 +26,7 @@ def test_values_that_are_all_equal_have_no_order():
     ("ours", "verdict"),
     [
         ([0, 1, 2, 3, 4, 5, 6, 7], "the order agrees with the paper's"),
-        ([2, 1, 0, 5, 4, 3, 7, 6], "the order agrees with the paper's in part"),
+        ([2, 1, 0, 4, 3, 5, 7, 6], "the order agrees with the paper's in part"),
         ([3, 0, 7, 1, 6, 2, 5, 4], "the order is one that chance may give"),
         ([7, 6, 5, 4, 3, 2, 1, 0], "the order is rather the reverse of the paper's"),
         ([0, 1, 2, 3], "the order is one that chance may give"),  # one of 24: p is 1/12

@@ -126,9 +126,9 @@ def slow_or_failing(task):
 def test_what_is_under_way_when_one_fails_is_kept(tmp_path):
     todo = [(word, (word, str(tmp_path))) for word in ("slow", "fail", *"abcdefgh")]
     found = []
+    results = spread(slow_or_failing, todo, 2)
     with pytest.raises(RunError, match="fail: it is full"):
-        for key, _ in spread(slow_or_failing, todo, 2):
-            found.append(key)
+        found.extend(key for key, _ in results)
     assert "slow" in found
     assert len(found) < 8  # no others are begun
 
