@@ -60,8 +60,8 @@ def spread(
         while running:
             yield from _ready(running, failures)
     if failures:
-        key, error = failures[0]
-        _fail(name(key), error)
+        failed, first = failures[0]
+        _fail(name(failed), first)
 
 
 def _ready(running: dict[Future[Result], Key], failures: list[Failure[Key]]) -> Iterator[tuple[Key, Result]]:
