@@ -6,7 +6,7 @@ from torch import Tensor
 from fedsim.data import FederatedData
 
 GUESSED_FROM = 512
-"""Public pictures at most: each is read from disk."""
+"""Public pictures at most; more change the mean little."""
 
 
 def public_mean(data: FederatedData, side: int) -> Tensor:

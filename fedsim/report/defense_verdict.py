@@ -57,7 +57,7 @@ def judge_defenses(runs: Sequence[RunFolder]) -> list[DefenseVerdict]:
 
 
 def _name(pool: Pool, pools: list[Pool]) -> str:
-    """The names of the defenses, what tells these settings from others of the same names, and if need be the attacks."""
+    """The names of the defenses, what tells these settings from others of these names, and if need be the attacks."""
     name = defense_name(pool.example)
     own = own_settings(pool.defense, [one.defense for one in pools if _names(one.defense) == _names(pool.defense)])
     words = [word.removeprefix(f"{name}.") for word in own]

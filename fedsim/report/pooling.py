@@ -75,10 +75,7 @@ def _pool(others: Settings, defense: Settings, groups: list[list[RunFolder]], na
     strongest = next((row.attack for row in rows if row.mean_leaked is not None), "")
     accuracies = [mean([value for run in group if (value := final_accuracy(run)) is not None]) for group in groups]
     tried = {
-        names[_arm(run, attack)]
-        for run in groups[0]
-        for attack in _attacks(run)
-        if not needs_no_gradient(run, attack)
+        names[_arm(run, attack)] for run in groups[0] for attack in _attacks(run) if not needs_no_gradient(run, attack)
     }
     return Pool(
         others=others,

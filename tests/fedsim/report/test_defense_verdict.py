@@ -170,7 +170,9 @@ def test_baselines_are_told_by_the_settings_of_each_run(run: Any) -> None:
         (verdict,) = judge_defenses([plain, *runs])
         assert verdict.level == "safe"
         assert verdict.sentence.startswith("0 of 2 observed pictures")
-        assert "Without any gradient blind reaches 25.0 dB on average; a reaches no more than that" in verdict.details[0]
+        assert (
+            "Without any gradient blind reaches 25.0 dB on average; a reaches no more than that" in verdict.details[0]
+        )
     for runs in ([first, same_name], [same_name, first]):
         (verdict,) = judge_defenses([plain, *runs])
         assert verdict.sentence.startswith("0 of 2 observed pictures")
@@ -180,7 +182,9 @@ def test_baselines_are_told_by_the_settings_of_each_run(run: Any) -> None:
 def test_an_attack_that_failed_gives_no_good_verdict(run: Any, strong: list[float | None]) -> None:
     defended = run("{d: {}}", {"strong": strong, "weak": [12.0, 12.0]})
     plain = run("{}", {"strong": [90.0, 90.0], "weak": [13.0, 13.0]})
-    failed = f"Failed or never ran: strong on {strong.count(None)} of 2 updates; what they would have rebuilt is not known."
+    failed = (
+        f"Failed or never ran: strong on {strong.count(None)} of 2 updates; what they would have rebuilt is not known."
+    )
     for runs in ([plain, defended], [defended], [run("{}", {"strong": [None, 9.0], "weak": [13.0, 13.0]}), defended]):
         (verdict,) = judge_defenses(runs)
         assert verdict.level == "unknown"
