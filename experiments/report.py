@@ -33,7 +33,8 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: one run was given with a file for a comparison, or one twice.
+        ValueError: one run was given with a file for a comparison, or one twice, or a folder that is no run among
+            several.
     """
     for folder in folders:
         if not folder.is_dir():
@@ -41,11 +42,17 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ValueError("each run once")
     if len(folders) > 1:
+        if strange := [str(folder) for folder in folders if not _is_run(folder)]:
+            raise ValueError(f"no runs: {', '.join(strange)}; a sweep's page is made from its folder alone")
         return build_comparison(folders, out or Path("comparison.html"))
     if out is not None:
         raise ValueError("--out is for a comparison of several runs")
     (folder,) = folders
-    return build_report(folder) if any((folder / name).is_file() for name in MARKS) else build_sweep_report(folder)
+    return build_report(folder) if _is_run(folder) else build_sweep_report(folder)
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in MARKS)
 
 
 if __name__ == "__main__":

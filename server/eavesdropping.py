@@ -63,7 +63,7 @@ class Eavesdropper(StrategyWrapper):
         self.observations: list[Observation] = []
         self._architecture = OwnArchitecture(ModelSpec(type(model).__name__, num_classes), module=copy.deepcopy(model))
         self._roles = find_roles(model)
-        self._trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._trainable = {name: tensor.shape for name, tensor in model.named_parameters() if tensor.requires_grad}
         self._floating = {name for name, buffer in model.named_buffers() if buffer.is_floating_point()}
         self._image_shape, self._num_classes = image_shape, num_classes
         self._protocol, self._share = protocol, share
@@ -85,14 +85,16 @@ class Eavesdropper(StrategyWrapper):
         for client, reply in enumerate(sorted(answered, key=lambda reply: reply.metadata.src_node_id)):
             try:
                 self.observations.append(self._observe(server_round, client, reply))
-            except (KeyError, StopIteration, TypeError, ValueError) as error:
+            except (KeyError, OverflowError, StopIteration, TypeError, ValueError) as error:
                 logger.warning("node %s sent what cannot be read: %r", reply.metadata.src_node_id, error)
         return self.inner.aggregate_train(server_round, replies)
 
     def _observe(self, server_round: int, client: int, reply: Message) -> Observation:
         sent = from_arrays(next(iter(reply.content.array_records.values())))
-        if missing := self._trainable - set(sent):
+        if missing := self._trainable.keys() - sent.keys():
             raise ValueError(f"no {', '.join(sorted(missing))} in the reply")
+        if strange := [name for name, shape in self._trainable.items() if sent[name].shape != shape]:
+            raise ValueError(f"{', '.join(strange)} of another shape than the model's")
         metrics = next(iter(reply.content.metric_records.values()), None)
         examples = (
             self._protocol.batch_size if metrics is None else metrics.get(NUM_EXAMPLES, self._protocol.batch_size)

@@ -124,8 +124,8 @@ def _block(
     for name in names:
         cells = []
         for number, any_other in sorted(columns.items()):
-            text = "" if name == ORIGINAL else "refused"
             entry = results.get((name, number))
+            text = "" if name == ORIGINAL else "not run" if entry is None else "refused"
             if entry is not None and entry["status"] == "done":
                 text = f"{entry['psnr']:.1f} dB\n{more(entry)}"
             cells.append(Cell(picture_path(folder, {**any_other, key: name}), text))

@@ -1,24 +1,36 @@
 """What can be had without any gradient: the mark that an attack must pass to have learned something."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
-from fedsim.report.read import RunFolder
-from fedsim.report.summary import AttackSummary, mean
-from fedsim.report.wording import decibels
+from fedsim.report.read import AttackRecord, ImageRecord, RunFolder
+from fedsim.report.wording import count, decibels
 
 GUESS_MARGIN = 1.0
 """dB over the guess from which an attack counts as having learned something."""
 
 GUESS = "the mean of public pictures"
 
+Key = tuple[str, int]
+
 
 @dataclass(frozen=True)
 class Baseline:
-    """The best that was reached without the gradient: its mean PSNR in dB, and what reached it."""
+    """What was reached without the gradient on the pictures that an attack was scored on.
+
+    Attributes:
+        psnr: mean in dB over those of the pictures for which there is one.
+        name: what reached it.
+        gain: how many dB more the attack reaches on the same pictures, on average.
+        pictures, of: how many those are, and how many the attack was scored on.
+    """
 
     psnr: float
     name: str
+    gain: float
+    pictures: int
+    of: int
 
 
 def needs_no_gradient(run: RunFolder, attack: str) -> bool:
@@ -34,45 +46,64 @@ def needs_no_gradient(run: RunFolder, attack: str) -> bool:
     return settings.get("target") == "random" or settings.get("output") == "mean" or target == "GeneratorSamples"
 
 
-def split(run: RunFolder, rows: list[AttackSummary]) -> tuple[list[AttackSummary], list[AttackSummary]]:
-    """(attacks, baselines)."""
-    known = {row.attack: needs_no_gradient(run, row.attack) for row in rows}
-    return [row for row in rows if not known[row.attack]], [row for row in rows if known[row.attack]]
+def baselines(run: RunFolder) -> frozenset[str]:
+    """Names of the attacks of a run that are none."""
+    return frozenset(name for name in {record.attack for record in run.attacks} if needs_no_gradient(run, name))
 
 
 def reading(run: RunFolder) -> RunFolder:
     """The run with the attacks alone that read what was shared."""
-    names = {record.attack for record in run.attacks}
-    kept = {name for name in names if not needs_no_gradient(run, name)}
-    return run if kept == names else replace(run, attacks=tuple(one for one in run.attacks if one.attack in kept))
+    return _without(run, baselines(run))
 
 
-def best_baseline(run: RunFolder, rows: list[AttackSummary]) -> Baseline | None:
-    """The highest of the guess and of the attacks that need no gradient; None where neither was scored.
+def guessing(run: RunFolder) -> RunFolder:
+    """The run with its baselines alone."""
+    return _without(run, {record.attack for record in run.attacks} - baselines(run))
+
+
+def _without(run: RunFolder, names: frozenset[str] | set[str]) -> RunFolder:
+    kept = tuple(record for record in run.attacks if record.attack not in names)
+    return replace(run, attacks=kept) if names else run
+
+
+def best_baseline(attack: str, attacks: Sequence[AttackRecord], without: Sequence[AttackRecord]) -> Baseline | None:
+    """Of the guess and the baselines the one over which an attack gains least, picture by picture.
 
     Args:
-        rows: the run's attacks.
+        attacks: records, those of `attack` among them.
+        without: records of the baselines on the same observations.
+
+    Returns:
+        None where nothing was scored on any picture of the attack.
     """
-    found = [Baseline(row.mean_leaked, row.attack) for row in split(run, rows)[1] if row.mean_leaked is not None]
-    if (guess := guessed(run)) is not None:
-        found.append(Baseline(guess, GUESS))
-    return max(found, key=lambda one: one.psnr, default=None)
+    own = {key: image for record in attacks if record.attack == attack for key, image in _pictures(record)}
+    reached = {key: image.leaked for key, image in own.items() if image.leaked is not None}
+    marks = {GUESS: {key: own[key].guess_psnr for key in reached}}
+    for record in without:
+        marks.setdefault(record.attack, {}).update({key: image.leaked for key, image in _pictures(record)})
+    found = []
+    for name, values in marks.items():
+        known = {key: value for key, value in values.items() if value is not None and key in reached}
+        if known:
+            gain = fmean(reached[key] - value for key, value in known.items())
+            found.append(Baseline(fmean(known.values()), name, gain, len(known), len(reached)))
+    return min(found, key=lambda one: one.gain, default=None)
 
 
-def guessed(run: RunFolder) -> float | None:
-    """Mean PSNR in dB of the guess over the observed pictures, each counted once."""
-    values: dict[tuple[str, int], float] = {}
-    for record in run.attacks:
+def _pictures(record: AttackRecord) -> Iterator[tuple[Key, ImageRecord]]:
+    if record.status == "done":
         for index, image in enumerate(record.images):
-            if image.guess_psnr is not None:
-                values[record.observation, index] = image.guess_psnr
-    return mean(list(values.values()))
+            yield (record.observation, index), image
 
 
-def against_guess(attack: str, psnr: float, baseline: Baseline) -> str:
+def against_guess(attack: str, baseline: Baseline) -> str:
     """How much more an attack reaches than the baseline, as a sentence."""
-    gain = psnr - baseline.psnr
-    more = f"{gain:.1f} dB more" if gain > GUESS_MARGIN else f"no more than that (within {GUESS_MARGIN:.0f} dB)"
+    more = f"no more than that (within {GUESS_MARGIN:.0f} dB)"
+    if baseline.gain > GUESS_MARGIN:
+        more = f"{baseline.gain:.1f} dB more"
+    scored = count(baseline.of, "picture")
+    on = "" if baseline.pictures == baseline.of else f" on {baseline.pictures:,} of its {scored}"
     return (
-        f"Without any gradient {baseline.name} reaches {decibels(baseline.psnr)} on average; {attack} reaches {more}."
+        f"Without any gradient {baseline.name} reaches {decibels(baseline.psnr)} on average{on}; {attack} reaches "
+        f"{more}{' there' if on else ''}."
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedsim.report.baseline import baselines
 from fedsim.report.defense_verdict import DefenseVerdict, judge_defenses
 from fedsim.report.read import RunFolder, read_run
 from fedsim.report.settings import HIDDEN_GROUPS, defense_name, flatten
@@ -26,6 +27,7 @@ class Entry:
     Attributes:
         name: its folder as seen from the others.
         link: address of its page relative to the comparison's; None where there is no page.
+        baselines: those of its attacks that never read what was shared.
         attack_seconds: summed over all attacks and workers.
         memory: GiB of the server at most; None where it was not measured.
     """
@@ -36,6 +38,7 @@ class Entry:
     settings: Mapping[str, str]
     accuracy: float | None
     attacks: tuple[AttackSummary, ...]
+    baselines: frozenset[str]
     times: RunTimes
     attack_seconds: float
     memory: float | None
@@ -50,6 +53,10 @@ class Row:
 
     entry: Entry
     attack: AttackSummary | None
+
+    @property
+    def baseline(self) -> bool:
+        return self.attack is not None and self.attack.attack in self.entry.baselines
 
 
 @dataclass(frozen=True)
@@ -142,6 +149,7 @@ def _entry(name: str, run: RunFolder, settings: Mapping[str, str], home: Path) -
         settings=settings,
         accuracy=final_accuracy(run),
         attacks=attacks,
+        baselines=baselines(run),
         times=run_times(run),
         attack_seconds=sum((row.total_seconds for row in attacks), 0.0),
         memory=max((record.values.get("memory_gib", 0.0) for record in run.timings), default=0.0) or None,

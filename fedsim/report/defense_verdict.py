@@ -1,24 +1,17 @@
 """What each defense is worth, in a sentence: against the undefended run, and against a guess without the gradient."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from fedsim.report.baseline import GUESS_MARGIN, Baseline, against_guess, best_baseline, reading, split
+from fedsim.report.baseline import GUESS_MARGIN, against_guess
+from fedsim.report.chance import clearly_fewer
+from fedsim.report.pooling import Pool, pool_runs
 from fedsim.report.read import RunFolder
-from fedsim.report.settings import apart_from_defense, defense_name, defense_settings
-from fedsim.report.summary import (
-    RECOGNISABLE,
-    AttackSummary,
-    Leakage,
-    final_accuracy,
-    mean,
-    summarise_attacks,
-    summarise_leakage,
-)
+from fedsim.report.settings import Settings, defense_name, own_settings
+from fedsim.report.summary import RECOGNISABLE
 from fedsim.report.wording import count, decibels, listed, percent
 
-Settings = frozenset[tuple[str, str]]
 Level = Literal["safe", "partial", "leaked", "unknown"]
 
 TAGS: dict[Level, str] = {
@@ -31,13 +24,14 @@ TAGS: dict[Level, str] = {
 
 @dataclass(frozen=True)
 class DefenseVerdict:
-    """One defense with one set of settings.
+    """One defense with one set of settings, under one set of attacks.
 
     Attributes:
         name: its names, and the settings that tell it from others of the same names.
-        level: `safe` where no picture is recognisable, `partial` where fewer are than undefended or the strongest
-            attack is held back by more than `GUESS_MARGIN`, `leaked` where neither, `unknown` where it cannot be said.
-        runs: how many runs, with different seeds, it rests on.
+        level: `safe` where no picture is recognisable, `partial` where clearly fewer are than undefended or the
+            strongest attack is held back by more than `GUESS_MARGIN`, `leaked` where neither, `unknown` where it
+            cannot be said: not where an attack that may break the defense failed on it or was not tried.
+        seeds: how many it rests on.
     """
 
     name: str
@@ -45,23 +39,7 @@ class DefenseVerdict:
     tag: str
     sentence: str
     details: tuple[str, ...]
-    runs: int
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Runs alike up to the seed, their pictures pooled."""
-
-    runs: tuple[RunFolder, ...]
-    attacks: tuple[AttackSummary, ...]
-    leakage: Leakage
-    baseline: Baseline | None
-    accuracy: float | None
-
-    @property
-    def strongest(self) -> AttackSummary | None:
-        """Of those that were scored."""
-        return next((row for row in self.attacks if row.mean_leaked is not None), None)
+    seeds: int
 
 
 def judge_defenses(runs: Sequence[RunFolder]) -> list[DefenseVerdict]:
@@ -69,96 +47,103 @@ def judge_defenses(runs: Sequence[RunFolder]) -> list[DefenseVerdict]:
 
     Two runs compare where they differ in defenses, attacks, seeds and engine alone.
     """
-    groups: dict[tuple[Settings, Settings], list[RunFolder]] = {}
-    for run in runs:
-        groups.setdefault((apart_from_defense(run), defense_settings(run)), []).append(run)
-    pooled = {key: _pool(found) for key, found in groups.items()}
+    pools = pool_runs(runs)
     told = []
-    for (others, defense), group in pooled.items():
-        if defense:
-            name = _name(group, defense, [key[1] for key in pooled])
-            told.append(_judge(name, group, pooled.get((others, frozenset()))))
+    for pool in pools:
+        if pool.defense:
+            plains = [one for one in pools if one.others == pool.others and not one.defense]
+            told.append(_judge(_name(pool, pools), pool, plains))
     return sorted(told, key=lambda verdict: verdict.name)
 
 
-def _pool(runs: list[RunFolder]) -> _Group:
-    records = [
-        replace(record, observation=f"{place}/{record.observation}")
-        for place, run in enumerate(runs)
-        for record in run.attacks
-    ]
-    pooled = replace(runs[0], attacks=tuple(records))
-    rows = summarise_attacks(pooled)
-    accuracies = [value for run in runs if (value := final_accuracy(run)) is not None]
-    return _Group(
-        runs=tuple(runs),
-        attacks=tuple(split(pooled, rows)[0]),
-        leakage=summarise_leakage(reading(pooled)),
-        baseline=best_baseline(pooled, rows),
-        accuracy=mean(accuracies),
-    )
-
-
-def _name(group: _Group, defense: Settings, others: list[Settings]) -> str:
-    """The names of the defenses, and what tells these settings from others of the same names."""
-    name = defense_name(group.runs[0])
-    alike = [one for one in others if _names(one) == _names(defense) and one != defense]
-    own = sorted(
-        f"{key.removeprefix(f'{name}.')}={value}"
-        for key, value in defense
-        if any((key, value) not in one for one in alike)
-    )
-    return f"{name} ({', '.join(own)})" if own else name
+def _name(pool: Pool, pools: list[Pool]) -> str:
+    """The names of the defenses, what tells these settings from others of these names, and if need be the attacks."""
+    name = defense_name(pool.example)
+    own = own_settings(pool.defense, [one.defense for one in pools if _names(one.defense) == _names(pool.defense)])
+    words = [word.removeprefix(f"{name}.") for word in own]
+    name = f"{name} ({', '.join(words)})" if words else name
+    alike = [one for one in pools if (one.others, one.defense) == (pool.others, pool.defense)]
+    return f"{name}, attacked by {listed(sorted(pool.tried)) or 'nothing'}" if len(alike) > 1 else name
 
 
 def _names(defense: Settings) -> set[str]:
     return {value for key, value in defense if not key}
 
 
-def _judge(name: str, group: _Group, plain: _Group | None) -> DefenseVerdict:
-    level = _level(group, plain)
-    sentence = f"{_leak(group)}{_against(group, plain)}."
-    details = [*_guess(group), *_utility(group, plain), *_refused(group), *_missing(group, plain)]
-    return DefenseVerdict(name, level, TAGS[level], sentence, tuple(details), len(group.runs))
+def _judge(name: str, pool: Pool, plains: list[Pool]) -> DefenseVerdict:
+    """Held against the undefended runs with the same attacks, or else with as many of them as there are."""
+    plain = max(plains, key=lambda one: (len(one.tried & pool.tried), -len(one.tried), one.seeds), default=None)
+    level = _level(pool, plain)
+    if level in ("safe", "partial") and _untested(pool, plains):
+        level = "unknown"
+    sentence = f"{_leak(pool)}{_against(pool, plain)}."
+    details = [
+        *_guess(pool),
+        *_utility(pool, plain),
+        *_refused(pool),
+        *_failed(pool, "Failed or never ran"),
+        *_missing(pool, plains),
+        *(_failed(plain, "Failed or never ran without the defense") if plain else []),
+    ]
+    return DefenseVerdict(name, level, TAGS[level], sentence, tuple(details), pool.seeds)
 
 
-def _level(group: _Group, plain: _Group | None) -> Level:
-    if not group.attacks or not _measured(group):
+def _level(pool: Pool, plain: Pool | None) -> Level:
+    if not pool.attacks or not _measured(pool):
         return "unknown"
-    if not group.leakage.recognisable:
+    if not pool.leakage.recognisable:
         return "safe"
-    if plain is None or not _measured(plain) or plain.strongest is None or group.strongest is None:
+    if plain is None or not _measured(plain) or plain.strongest is None or pool.strongest is None:
         return "unknown"
-    if _share(group) < _share(plain):
+    here, there = pool.leakage, plain.leakage
+    if clearly_fewer(here.recognisable, here.pictures, there.recognisable, there.pictures):
         return "partial"
-    gained = (plain.strongest.mean_leaked or 0.0) - (group.strongest.mean_leaked or 0.0)
+    gained = (plain.strongest.mean_leaked or 0.0) - (pool.strongest.mean_leaked or 0.0)
     return "partial" if gained > GUESS_MARGIN else "leaked"
 
 
-def _measured(group: _Group) -> bool:
+def _untested(pool: Pool, plains: list[Pool]) -> bool:
+    """Whether an attack that may break the defense did not end on some update, or was not tried at all.
+
+    One that rebuilt nothing recognisable without the defense, and did end there on every update, may not.
+    """
+    plain_rows = [(row, plain) for plain in plains for row in plain.attacks]
+    if any(row.recognisable and row.attack not in pool.tried for row, _ in plain_rows):
+        return True
+    for attack in _unended(pool):
+        known = [(row, plain) for row, plain in plain_rows if row.attack == attack]
+        if not known or any(row.recognisable or row.done < plain.leakage.observations for row, plain in known):
+            return True
+    return False
+
+
+def _unended(pool: Pool) -> dict[str, int]:
+    """On how many updates each attack failed or never ran."""
+    ended = dict.fromkeys(sorted(pool.tried), 0) | {row.attack: row.done + row.refused for row in pool.attacks}
+    updates = pool.leakage.observations
+    return {attack: updates - number for attack, number in ended.items() if number < max(updates, 1)}
+
+
+def _measured(pool: Pool) -> bool:
     """Whether something was scored, or every attack refused every update."""
-    return group.leakage.scored > 0 or (
-        bool(group.attacks) and all(row.refused == row.observations for row in group.attacks)
+    return pool.leakage.scored > 0 or (
+        bool(pool.attacks) and all(row.refused == row.observations for row in pool.attacks)
     )
 
 
-def _share(group: _Group) -> float:
-    return group.leakage.recognisable / group.leakage.pictures if group.leakage.pictures else 0.0
-
-
-def _leak(group: _Group) -> str:
-    if not group.attacks:
+def _leak(pool: Pool) -> str:
+    if not pool.attacks:
         return "No attack has run on it"
-    if not _measured(group):
+    if not _measured(pool):
         return "No picture was compared with its original"
-    of = count(group.leakage.pictures, "observed picture")
-    text = f"{group.leakage.recognisable:,} of {of} recognisable (PSNR ≥ {RECOGNISABLE:.0f} dB)"
-    if group.strongest is None:
+    of = count(pool.leakage.pictures, "observed picture")
+    text = f"{pool.leakage.recognisable:,} of {of} recognisable (PSNR ≥ {RECOGNISABLE:.0f} dB)"
+    if pool.strongest is None:
         return f"{text}: every attack refused"
-    return f"{text}: {group.strongest.attack} is strongest, at {decibels(group.strongest.mean_leaked)} on average"
+    return f"{text}: {pool.strongest.attack} is strongest, at {decibels(pool.strongest.mean_leaked)} on average"
 
 
-def _against(group: _Group, plain: _Group | None) -> str:
+def _against(pool: Pool, plain: Pool | None) -> str:
     if plain is None or not _measured(plain):
         return ""
     text = f"; without the defense {plain.leakage.recognisable:,} of {plain.leakage.pictures:,}"
@@ -166,37 +151,49 @@ def _against(group: _Group, plain: _Group | None) -> str:
     return text if strongest is None else f"{text}, {strongest.attack} at {decibels(strongest.mean_leaked)}"
 
 
-def _guess(group: _Group) -> list[str]:
-    if group.strongest is None or group.strongest.mean_leaked is None:
+def _guess(pool: Pool) -> list[str]:
+    if pool.strongest is None or pool.strongest.mean_leaked is None:
         return []
-    if group.baseline is None:
+    if pool.baseline is None:
         return [
             "Not held against a guess: these runs recorded none, and no attack among them ran without the gradient."
         ]
-    return [against_guess(group.strongest.attack, group.strongest.mean_leaked, group.baseline)]
+    return [against_guess(pool.strongest.attack, pool.baseline)]
 
 
-def _utility(group: _Group, plain: _Group | None) -> list[str]:
-    if group.accuracy is None:
+def _utility(pool: Pool, plain: Pool | None) -> list[str]:
+    if pool.accuracy is None:
         return []
-    text = f"Accuracy {percent(group.accuracy)}"
+    text = f"Accuracy {percent(pool.accuracy)}"
     if plain is None or plain.accuracy is None:
         return [f"{text}."]
-    points = 100 * (group.accuracy - plain.accuracy)
-    runs = [count(len(group.runs), "run"), count(len(plain.runs), "run")]
-    return [f"{text} against {percent(plain.accuracy)} without it: {points:+.1f} points ({' against '.join(runs)})."]
+    points = 100 * (pool.accuracy - plain.accuracy)
+    seeds = f"{count(pool.seeds, 'seed')} against {count(plain.seeds, 'seed')}"
+    return [f"{text} against {percent(plain.accuracy)} without it: {points:+.1f} points ({seeds})."]
 
 
-def _refused(group: _Group) -> list[str]:
-    names = [row.attack for row in group.attacks if row.refused == row.observations]
-    if not names:
-        return []
-    more = "a stronger attack may not need what they lack" if len(names) == len(group.attacks) else "others ran"
-    return [f"Refused on every update: {listed(names)}; {more}."]
+def _refused(pool: Pool) -> list[str]:
+    told = []
+    names = [row.attack for row in pool.attacks if row.refused == row.observations]
+    if names:
+        more = "a stronger attack may not need what they lack" if len(names) == len(pool.attacks) else "others ran"
+        told.append(f"Refused on every update: {listed(names)}; {more}.")
+    part = [
+        f"{row.attack} on {row.refused:,} of {row.observations:,}"
+        for row in pool.attacks
+        if 0 < row.refused < row.observations
+    ]
+    return [*told, f"Refused on a part of the updates: {listed(part)}."] if part else told
 
 
-def _missing(group: _Group, plain: _Group | None) -> list[str]:
-    if plain is None:
+def _failed(pool: Pool, words: str) -> list[str]:
+    updates = count(pool.leakage.observations, "update")
+    found = [f"{attack} on {number:,} of {updates}" if number else attack for attack, number in _unended(pool).items()]
+    return [f"{words}: {listed(found)}; what they would have rebuilt is not known."] if found else []
+
+
+def _missing(pool: Pool, plains: list[Pool]) -> list[str]:
+    if not plains:
         return ["There is no undefended run with the same other settings among these: nothing to hold it against."]
-    missing = {row.attack for row in plain.attacks} - {row.attack for row in group.attacks}
+    missing = {attack for plain in plains for attack in plain.tried} - pool.tried
     return [f"Not tried against the defense: {listed(sorted(missing))}."] if missing else []

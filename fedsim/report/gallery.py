@@ -124,12 +124,12 @@ def _choose(found: Sequence[tuple[AttackRecord, ImageRecord]], quota: int) -> Fo
     """Best and worst first, then evenly spaced ones of the rest in the order of their rounds."""
     if quota <= 0:
         return []
-    scored = [index for index, (_, image) in enumerate(found) if image.psnr is not None]
-    scored.sort(key=lambda index: found[index][1].psnr or 0.0)
+    scored = [index for index, (_, image) in enumerate(found) if image.leaked is not None]
+    scored.sort(key=lambda index: found[index][1].leaked or 0.0)
     chosen = list(dict.fromkeys([scored[-1], scored[0]] if scored else []))[:quota]
     rest = [index for index in range(len(found)) if index not in chosen]
     rest.sort(key=lambda index: (found[index][0].number or 0, index))
     room = quota - len(chosen)
     chosen += [rest[position * len(rest) // room] for position in range(room)]
-    chosen.sort(key=lambda index: -(found[index][1].psnr or 0.0))
+    chosen.sort(key=lambda index: -(found[index][1].leaked or 0.0))
     return [found[index] for index in chosen]

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 import fedsim
 from fedsim.report import figures, wording
-from fedsim.report.baseline import reading, split
+from fedsim.report.baseline import baselines, reading
 from fedsim.report.comparison import Comparison, compare_runs, find_runs
 from fedsim.report.figures import Series
 from fedsim.report.gallery import build_gallery
@@ -62,7 +62,7 @@ def build_report(run_folder: Path) -> Path:
         verdict=verdict(run),
         facts=_facts(run),
         cards=_cards(reading(run)),
-        baselines={row.attack for row in split(run, rows)[1]},
+        baselines=baselines(run),
         shared=SHARED.get(str(run.setting("client.share")), "a model update"),
         plots=_plots(run, rows),
         rows=rows,
@@ -228,12 +228,15 @@ def _search(run: RunFolder, attack: str) -> Markup | None:
 
 
 def _tradeoffs(comparison: Comparison) -> list[tuple[str, Markup]]:
-    """Accuracy against both measures of leakage; an attack that refused every update leaked no picture."""
+    """Accuracy against both measures of leakage; an attack that refused every update leaked no picture.
+
+    Baselines are left out: what they reach says nothing about a defense.
+    """
     shares: dict[str, list[tuple[float, float]]] = {}
     likeness: dict[str, list[tuple[float, float]]] = {}
     for row in comparison.rows:
         defense, accuracy = row.entry.defense, row.entry.accuracy
-        if row.attack is None or accuracy is None:
+        if row.attack is None or row.baseline or accuracy is None:
             continue
         share = row.attack.success[RECOGNISABLE]
         if share is None and row.attack.refused == row.attack.observations:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fedsim.report.baseline import reading
 from fedsim.report.pictures import EmbeddedPicture, embed_picture
 from fedsim.report.read import AttackRecord, ImageRecord, RunFolder
 
@@ -45,9 +46,12 @@ def same_pictures(runs: Mapping[str, RunFolder]) -> list[SamePicture]:
 
 
 def _best(run: RunFolder) -> dict[str, tuple[AttackRecord, ImageRecord]]:
-    """For each picture the result with the highest PSNR against the client's own; unscored ones come last."""
+    """For each picture the result with the highest PSNR against the client's own; unscored ones come last.
+
+    Baselines are no attacks.
+    """
     best: dict[str, tuple[AttackRecord, ImageRecord]] = {}
-    for record in run.attacks:
+    for record in reading(run).attacks:
         for image in record.images:
             known = best.get(image.image)
             if known is None or _rank(image) > _rank(known[1]):

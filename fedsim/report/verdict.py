@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fedsim.report.baseline import Baseline, against_guess, best_baseline, reading
+from fedsim.report.baseline import Baseline, against_guess, best_baseline, guessing, needs_no_gradient, reading
 from fedsim.report.read import RunFolder
 from fedsim.report.summary import (
     RECOGNISABLE,
@@ -27,7 +27,7 @@ class Verdict:
 
     Attributes:
         level: `leaked` from half of the observed pictures on, `partial` below, `safe` where the attacks that
-            ran rebuilt none, `unknown` where nothing was measured.
+            ran rebuilt none, `unknown` where nothing was measured, or where none was rebuilt but an attack failed.
         sentence: the verdict.
         details: what a reader asks next.
     """
@@ -39,11 +39,15 @@ class Verdict:
 
 def verdict(run: RunFolder) -> Verdict:
     """Judge by the best result for each picture, whichever attack it came from; baselines are no attacks."""
-    baseline = best_baseline(run, summarise_attacks(run))
-    run = reading(run)
+    without, run = guessing(run).attacks, reading(run)
     rows, leakage = summarise_attacks(run), summarise_leakage(run)
+    baseline = best_baseline(rows[0].attack, run.attacks, without) if rows else None
     level, sentence = _leakage_sentence(run, rows, leakage)
+    unended = _unended(run, rows)
+    if level == "safe" and unended:
+        level = "unknown"
     details = [
+        *unended,
         *_refusals(run, rows, leakage),
         *_guess(rows, baseline),
         *_certified(leakage),
@@ -91,6 +95,15 @@ def _leakage_sentence(run: RunFolder, rows: list[AttackSummary], leakage: Leakag
     return ("unknown" if failed else "safe"), f"No picture was rebuilt: {who}{', the rest failed' * failed}{why}."
 
 
+def _unended(run: RunFolder, rows: list[AttackSummary]) -> list[str]:
+    """Attacks that failed, or never ran although others did: what they would have rebuilt is not known."""
+    failed = [f"{row.attack} on {row.failed:,} of {_updates(row)}" for row in rows if row.failed]
+    ran = {record.attack for record in run.attacks}
+    silent = [name for name in run.names("attack") if name not in ran and not needs_no_gradient(run, name)]
+    words = [f"Failed: {listed(failed)}."] if failed else []
+    return words + ([f"Never ran: {listed(silent)}."] if silent and rows else [])
+
+
 def _updates(row: AttackSummary) -> str:
     return count(row.observations, "observed update")
 
@@ -117,7 +130,7 @@ def _refusals(run: RunFolder, rows: list[AttackSummary], leakage: Leakage) -> li
 def _guess(rows: list[AttackSummary], baseline: Baseline | None) -> list[str]:
     if baseline is None or not rows or rows[0].mean_leaked is None:
         return []
-    return [against_guess(rows[0].attack, rows[0].mean_leaked, baseline)]
+    return [against_guess(rows[0].attack, baseline)]
 
 
 def _certified(leakage: Leakage) -> list[str]:

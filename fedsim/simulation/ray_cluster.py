@@ -26,7 +26,8 @@ KEPT_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(512 * 2**20),
 }
 """For glibc: a worker keeps up to 512 MiB of what it freed. A model's tensors come and go with each client, and what is
-given back to the system has to be faulted in again, page by page."""
+given back to the system has to be faulted in again, page by page. One arena, since each keeps its own: what one thread
+of a worker freed serves the next."""
 
 
 def quiet_environment() -> None:

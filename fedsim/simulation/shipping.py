@@ -30,8 +30,9 @@ def runtime_env(root: Path, config: Mapping[str, Any], kept_back: Iterable[Path]
         root: the folder that holds the packages.
         kept_back: folders, such as pictures and runs, that never travel.
     """
-    quiet = {"TOKENIZERS_PARALLELISM": "false", "FLWR_TELEMETRY_ENABLED": "0"}
-    environment: dict[str, Any] = {"env_vars": {**quiet, **KEPT_MEMORY}}
+    # These go before a node's own; Ray knows no default for a variable, so the driver's environment decides.
+    settled = {"TOKENIZERS_PARALLELISM": "false", "FLWR_TELEMETRY_ENABLED": "0"} | KEPT_MEMORY
+    environment: dict[str, Any] = {"env_vars": {name: os.environ.get(name, value) for name, value in settled.items()}}
     if _shipped_by_the_job():
         return {}
     own = [str(path) for path in _plug_ins(root, config)]

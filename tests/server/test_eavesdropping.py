@@ -27,7 +27,7 @@ def batch(client):
     return torch.rand(2, 1, 4, 4, generator=rng), torch.tensor([0, 1])
 
 
-def make_app(drop=()):
+def make_app(drop=(), examples=2, spoil=None):
     app = ClientApp()
 
     @app.train()
@@ -39,7 +39,10 @@ def make_app(drop=()):
         nn.functional.cross_entropy(model(x), y).backward()
         torch.optim.SGD(model.parameters(), lr=LR).step()
         state = {name: tensor for name, tensor in model.state_dict().items() if not (client == 0 and name in drop)}
-        content = {"arrays": ArrayRecord(state), "metrics": MetricRecord({"num-examples": 2})}
+        if spoil is not None and client == 0:
+            state[spoil] = state[spoil].repeat(2)
+        metrics = MetricRecord({"num-examples": examples if client == 0 else 2})
+        content = {"arrays": ArrayRecord(state), "metrics": metrics}
         return Message(RecordDict(content), reply_to=message)
 
     return app
@@ -89,3 +92,32 @@ def test_a_reply_that_cannot_be_read_is_left_to_the_strategy(caplog):
         start(curious, rounds=1, drop=("0.bias",))
     assert len(curious.observations) == 1
     assert "no 0.bias in the reply" in caplog.text
+
+
+class Taking(FedAvg):
+    """Takes whatever comes, and gives the model back as it was sent."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        self.arrays = arrays
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round, replies):
+        self.replies = list(replies)
+        return self.arrays, MetricRecord({})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"examples": float("inf")}, "infinity"),
+        ({"examples": float("nan")}, "NaN"),
+        ({"spoil": "0.bias"}, "0.bias of another shape"),
+    ],
+)
+def test_numbers_and_shapes_that_cannot_be_cost_the_observation_alone(settings, words, caplog):
+    inner = Taking(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2)
+    curious = Eavesdropper(inner, make_model(), (1, 4, 4), 2, PROTOCOL)
+    start(curious, rounds=1, **settings)
+    assert len(inner.replies) == 2
+    assert [one.client for one in curious.observations] == [1]
+    assert words in caplog.text

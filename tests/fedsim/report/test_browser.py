@@ -168,3 +168,18 @@ def test_every_control_has_a_name_and_headings_have_an_order(page: Page) -> None
     assert levels[0] == 1
     assert all(after - before <= 1 for before, after in pairwise(levels))
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_lone_picture_has_no_button_for_more(chromium: Any, write_run: Any, records: Any, picture: Any) -> None:
+    folder: Path = write_run()
+    row = records.attack(1, 0, records.image(25.0, reconstruction=picture(folder)))
+    (folder / "attacks.jsonl").write_text(json.dumps(row) + "\n")
+    tab: Page = chromium.page()
+    tab.open(build_report(folder))
+    assert tab.run("document.querySelectorAll('.gallery > .pair').length") == 1
+    assert (
+        tab.run(
+            "[...document.querySelectorAll('button')].filter(one => one.offsetParent && !one.textContent.trim()).length"
+        )
+        == 0
+    )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from experiments.report import write_page
-from fedsim.report import build_comparison
+from fedsim.report import build_comparison, figures
 from fedsim.report.comparison import compare_runs
 from tests.fedsim.report.test_render import EVIL, check_page
 
@@ -73,8 +73,55 @@ def test_the_command_chooses_the_page(runs: list[Path], tmp_path: Path, monkeypa
     assert write_page([tmp_path]) == tmp_path / "report.html"
     assert "2 finished runs" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert write_page(runs) == Path("comparison.html")
-    for wrong, words in (([runs[0]] * 2, "once"), ([tmp_path / "no"], "no folder")):
+    (tmp_path / "sweep").mkdir()
+    wrongs = (
+        ([runs[0]] * 2, "once"),
+        ([tmp_path / "no"], "no folder"),
+        ([runs[0], tmp_path / "sweep"], "no runs: .*sweep"),
+    )
+    for wrong, words in wrongs:
         with pytest.raises((ValueError, FileNotFoundError), match=words):
             write_page(wrong)
     with pytest.raises(ValueError, match="several"):
         write_page([runs[0]], tmp_path / "x.html")
+
+
+def test_baselines_are_marked_and_are_no_attacks(write_run: Any, records: Any, picture: Any, tmp_path: Path) -> None:
+    folders = []
+    for number in range(2):
+        shown = {"reconstruction": "reconstructions/a.png"}
+        rows = [
+            records.attack(1, 0, records.image(psnr, "digits/0", **shown), attack=name)
+            for name, psnr in (("seeing", 15.0), ("blind", 25.0))
+        ]
+        config = f"seed: {number}\ndefense: {{}}\nattack: {{seeing: {{}}, blind: {{target: random}}}}\n"
+        folders.append(write_run(rows, config=config, name=f"run-{number}"))
+        picture(folders[-1])
+    comparison = compare_runs(folders, tmp_path, "x")
+    assert [
+        (row.entry.name, row.baseline) for row in comparison.rows if row.attack and row.attack.attack == "blind"
+    ] == [
+        ("run-0", True),
+        ("run-1", True),
+    ]
+    assert not any(row.baseline for row in comparison.rows if row.attack and row.attack.attack == "seeing")
+    (one,) = comparison.pictures
+    assert [(result.attack, result.psnr) for result in one.results] == [("seeing", 15.0)] * 2
+    text = build_comparison(folders, tmp_path / "out.html").read_text(encoding="utf-8")
+    assert text.count('blind <span class="hint">baseline</span>') == 2  # a row for each run
+    assert text.count('(100 %) <span class="hint">baseline</span>') == 2  # a cell for each run
+
+
+def test_the_trade_off_leaves_baselines_out(
+    write_run: Any, records: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        records.attack(1, 0, records.image(psnr), attack=name) for name, psnr in (("seeing", 15.0), ("blind", 25.0))
+    ]
+    config = "defense: {}\nattack: {seeing: {}, blind: {output: mean}}\n"
+    drawn: list[tuple[bool, Any]] = []
+    monkeypatch.setattr(
+        figures, "privacy_utility", lambda series, share: drawn.append((share, [one.points for one in series]))
+    )
+    build_comparison([write_run(rows, config=config)], tmp_path / "out.html")
+    assert drawn == [(True, [[(0.0, 0.75)]]), (False, [[(15.0, 0.75)]])]

@@ -1,20 +1,24 @@
 """What a defense is said to be worth follows from the runs and nothing else."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fedsim.report.baseline import best_baseline, needs_no_gradient
+from fedsim.report.baseline import GUESS, against_guess, best_baseline, guessing, needs_no_gradient, reading
+from fedsim.report.chance import clearly_fewer
 from fedsim.report.defense_verdict import judge_defenses
 from fedsim.report.read import read_run
-from fedsim.report.summary import summarise_attacks
 
 CONFIG = "seed: {seed}\nnum_rounds: 2\ndefense: {defense}\nattack: {attack}\n"
 
 
 @pytest.fixture
 def run(write_run: Any, records: Any) -> Any:
-    """`run(defense, {attack: PSNRs, or a reason to refuse}, …)`."""
+    """`run(defense, {attack: PSNRs, None for a failure, or a reason to refuse}, …)`.
+
+    `attack` holds the settings of all attacks, or of each by its name.
+    """
     count = iter(range(100))
 
     def make(defense: str, results: dict[str, Any], guess: float | None = 10.0, seed: int = 0, **values: Any) -> Any:
@@ -23,11 +27,13 @@ def run(write_run: Any, records: Any) -> Any:
             if isinstance(found, str):
                 rows += [records.refusal(1, k, found, attack=attack) for k in range(2)]
             else:
-                rows += [
-                    records.attack(1, k, records.image(psnr, f"digits/{k}", guess_psnr=guess), attack=attack)
-                    for k, psnr in enumerate(found)
-                ]
-        settings = "{" + ", ".join(f"{name}: {values.get('attack', '{}')}" for name in results) + "}"
+                for k, psnr in enumerate(found):
+                    image = records.image(psnr, f"digits/{k}", guess_psnr=guess)
+                    ended = {} if psnr is not None else {"status": "failed", "scored": False, "images": []}
+                    rows.append(records.attack(1, k, image, attack=attack, **ended))
+        given = values.get("attack", "{}")
+        by_name = given if isinstance(given, dict) else dict.fromkeys(results, given)
+        settings = "{" + ", ".join(f"{name}: {by_name.get(name, '{}')}" for name in {**results, **by_name}) + "}"
         config = CONFIG.format(seed=seed, defense=defense, attack=settings) + values.get("more", "")
         accuracy = values.get("accuracy", 0.75)
         return read_run(
@@ -47,7 +53,7 @@ def test_a_defense_that_helps_in_part(run: Any) -> None:
     )
     assert verdict.details == (
         "Without any gradient the mean of public pictures reaches 10.0 dB on average; a reaches 10.0 dB more.",
-        "Accuracy 75.0 % against 80.0 % without it: -5.0 points (1 run against 1 run).",
+        "Accuracy 75.0 % against 80.0 % without it: -5.0 points (1 seed against 1 seed).",
     )
 
 
@@ -80,26 +86,32 @@ def test_seeds_are_pooled_and_settings_are_not(run: Any) -> None:
     runs += [run("{d: {ratio: 0.1}}", {"a": [30.0, 10.0]}, seed=seed, accuracy=0.7 + seed / 10) for seed in (0, 1)]
     runs.append(run("{d: {ratio: 0.5}}", {"a": [12.0, 10.0]}))
     one, other = judge_defenses(runs)
-    assert (one.name, one.runs, one.level) == ("d (ratio=0.1)", 2, "partial")
-    assert (other.name, other.runs, other.level) == ("d (ratio=0.5)", 1, "safe")
+    assert (one.name, one.seeds, one.level) == ("d (ratio=0.1)", 2, "partial")
+    assert (other.name, other.seeds, other.level) == ("d (ratio=0.5)", 1, "safe")
     assert one.sentence.startswith("2 of 4 observed pictures")
-    assert "Accuracy 75.0 % against 75.0 % without it: +0.0 points (2 runs against 2 runs)." in one.details
+    assert "Accuracy 75.0 % against 75.0 % without it: +0.0 points (2 seeds against 2 seeds)." in one.details
 
 
 def test_attacks_that_were_not_tried_are_named(run: Any) -> None:
     plain = run("{}", {"a": [70.0, 70.0], "strong": [90.0, 90.0]})
     (verdict,) = judge_defenses([plain, run("{d: {}}", {"a": [12.0, 12.0]}, guess=None)])
+    assert verdict.level == "unknown"
     assert "Not tried against the defense: strong." in verdict.details
     assert any("Not held against a guess" in detail for detail in verdict.details)
 
 
 def test_a_search_without_a_gradient_is_a_baseline_and_no_attack(run: Any) -> None:
-    found = run("{}", {"blind": [25.0, 25.0]}, attack="{target: random}")
+    results = {"a": [30.0, 28.0], "blind": [25.0, 25.0]}
+    found = run("{d: {}}", results, attack={"blind": "{target: random}"})
     assert needs_no_gradient(found, "blind")
-    baseline = best_baseline(found, summarise_attacks(found))
+    baseline = best_baseline("a", reading(found).attacks, guessing(found).attacks)
     assert baseline is not None
-    assert (baseline.name, baseline.psnr) == ("blind", 25.0)
-    assert judge_defenses([found]) == []
+    assert (baseline.name, baseline.psnr, baseline.gain) == ("blind", 25.0, 4.0)
+    (verdict,) = judge_defenses([run("{}", {"a": [30.0, 28.0]}), found])
+    assert "a is strongest" in verdict.sentence
+    assert "Without any gradient blind reaches 25.0 dB on average; a reaches 4.0 dB more." in verdict.details
+    (alone,) = judge_defenses([run("{d: {}}", {"blind": [25.0, 25.0]}, attack="{target: random}")])
+    assert (alone.level, alone.sentence) == ("unknown", "No attack has run on it.")
 
 
 @pytest.mark.parametrize(
@@ -113,3 +125,120 @@ def test_a_search_without_a_gradient_is_a_baseline_and_no_attack(run: Any) -> No
 )
 def test_what_is_a_baseline(run: Any, settings: str, blind: bool) -> None:
     assert needs_no_gradient(run("{}", {"a": [20.0]}, attack=settings), "a") is blind
+
+
+def test_runs_of_one_seed_with_other_attacks_are_one_run(run: Any) -> None:
+    plain = run("{}", {"a": [70.0, 70.0], "b": [12.0, 12.0]})
+    (together,) = judge_defenses([plain, run("{d: {}}", {"a": [60.0, 60.0], "b": [11.0, 11.0]})])
+    apart = [run("{d: {}}", {"a": [60.0, 60.0]}), run("{d: {}}", {"b": [11.0, 11.0]})]
+    assert judge_defenses([plain, *apart]) == [together]
+    assert together.sentence.startswith("2 of 2 observed pictures")
+    again = run("{d: {}}", {"a": [60.0, 60.0]})
+    assert judge_defenses([plain, *apart, again]) == [together]
+
+
+def test_seeds_with_other_attacks_are_not_pooled(run: Any) -> None:
+    plain = run("{}", {"a": [70.0, 70.0], "b": [70.0, 70.0]})
+    runs = [run("{d: {}}", {"a": [60.0, 60.0]}), run("{d: {}}", {"b": [11.0, 11.0]}, seed=1)]
+    one, other = judge_defenses([plain, *runs])
+    assert (one.name, one.seeds, one.level) == ("d, attacked by a", 1, "unknown")
+    assert one.sentence.startswith("2 of 2 observed pictures")
+    assert (other.name, other.seeds, other.level) == ("d, attacked by b", 1, "unknown")
+    assert "Not tried against the defense: a." in other.details
+
+
+def test_an_attack_with_other_settings_is_another(run: Any) -> None:
+    plain = run("{}", {"a": [70.0, 70.0]}, attack="{steps: 1000}")
+    quick = run("{d: {}}", {"a": [11.0, 11.0]}, attack="{steps: 10}")
+    (verdict,) = judge_defenses([plain, quick])
+    assert verdict.level == "unknown"
+    assert "Not tried against the defense: a (steps=1000)." in verdict.details
+    whole = run("{d: {}}", {"a": [60.0, 10.0]}, attack="{steps: 1000}")
+    (verdict,) = judge_defenses([plain, quick, whole])
+    assert (verdict.seeds, verdict.level) == (1, "partial")
+    assert verdict.sentence.startswith(
+        "1 of 2 observed pictures recognisable (PSNR ≥ 20 dB): a (steps=1000) is strongest"
+    )
+
+
+def test_baselines_are_told_by_the_settings_of_each_run(run: Any) -> None:
+    plain = run("{}", {"a": [70.0, 70.0]})
+    first = run("{d: {}}", {"a": [12.0, 12.0]})
+    second = run("{d: {}}", {"blind": [25.0, 25.0]}, attack="{target: random}")
+    same_name = run("{d: {}}", {"a": [24.0, 24.0]}, attack="{target: random}")
+    for runs in ([first, second], [second, first]):
+        (verdict,) = judge_defenses([plain, *runs])
+        assert verdict.level == "safe"
+        assert verdict.sentence.startswith("0 of 2 observed pictures")
+        assert (
+            "Without any gradient blind reaches 25.0 dB on average; a reaches no more than that" in verdict.details[0]
+        )
+    for runs in ([first, same_name], [same_name, first]):
+        (verdict,) = judge_defenses([plain, *runs])
+        assert verdict.sentence.startswith("0 of 2 observed pictures")
+
+
+@pytest.mark.parametrize("strong", [[None, None], [None, 12.0]])
+def test_an_attack_that_failed_gives_no_good_verdict(run: Any, strong: list[float | None]) -> None:
+    defended = run("{d: {}}", {"strong": strong, "weak": [12.0, 12.0]})
+    plain = run("{}", {"strong": [90.0, 90.0], "weak": [13.0, 13.0]})
+    failed = (
+        f"Failed or never ran: strong on {strong.count(None)} of 2 updates; what they would have rebuilt is not known."
+    )
+    for runs in ([plain, defended], [defended], [run("{}", {"strong": [None, 9.0], "weak": [13.0, 13.0]}), defended]):
+        (verdict,) = judge_defenses(runs)
+        assert verdict.level == "unknown"
+        assert failed in verdict.details
+    harmless = run("{}", {"strong": [9.0, 9.0], "weak": [13.0, 13.0]})
+    (verdict,) = judge_defenses([harmless, defended])
+    assert verdict.level == "safe"
+    assert failed in verdict.details
+
+
+def test_an_attack_that_was_configured_and_never_ran_gives_no_good_verdict(run: Any) -> None:
+    plain = run("{}", {"a": [70.0, 70.0]})
+    (verdict,) = judge_defenses([plain, run("{d: {}}", {"a": [12.0, 12.0]}, attack={"silent": "{}"})])
+    assert verdict.level == "unknown"
+    assert any(detail.startswith("Failed or never ran: silent on 2 of 2 updates") for detail in verdict.details)
+
+
+def test_refusals_and_failures_of_some_updates_are_told(run: Any, records: Any) -> None:
+    plain = run("{}", {"a": [70.0, None]})
+    part = run("{d: {}}", {"a": [25.0, 25.0], "b": "withheld"}, attack="{}")
+    some = [*part.attacks[:3], replace(part.attacks[3], status="done")]
+    (verdict,) = judge_defenses([plain, replace(part, attacks=tuple(some))])
+    assert "Refused on a part of the updates: b on 1 of 2." in verdict.details
+    assert any(detail.startswith("Failed or never ran without the defense: a on 1 of 2") for detail in verdict.details)
+
+
+@pytest.mark.parametrize(("kept", "level"), [(99, "leaked"), (60, "partial")])
+def test_one_picture_less_may_be_chance(run: Any, kept: int, level: str) -> None:
+    plain = run("{}", {"a": [20.2] * 100})
+    (verdict,) = judge_defenses([plain, run("{d: {}}", {"a": [20.2] * kept + [19.9] * (100 - kept)})])
+    assert verdict.level == level
+
+
+def test_chance_is_fishers() -> None:
+    # Of 8 drawn from 8 + 8 with 8 hits: C(8,k)·C(8,8-k)/C(16,8); at most 1 has 65/12870, at most 2 has 849/12870.
+    assert clearly_fewer(1, 8, 7, 8)
+    assert not clearly_fewer(2, 8, 6, 8)
+    assert not clearly_fewer(0, 1, 1, 1)
+    assert not clearly_fewer(0, 0, 5, 5)
+    assert clearly_fewer(9_000, 10_000, 9_500, 10_000)
+
+
+def test_a_guess_is_held_against_the_pictures_that_the_attack_was_scored_on(run: Any) -> None:
+    found = run("{d: {}}", {"a": [30.0, 40.0]}, guess=25.0)
+    easy, hard = found.attacks
+    refused = replace(hard, status="refused", images=(), scored=False)
+    others = [replace(one, attack="b", images=(replace(one.images[0], psnr=1.0),)) for one in (easy, hard)]
+    others[1] = replace(others[1], images=(replace(others[1].images[0], guess_psnr=5.0),))
+    baseline = best_baseline("a", [easy, refused, *others], [])
+    assert baseline is not None
+    assert (baseline.name, baseline.psnr, baseline.gain) == (GUESS, 25.0, 5.0)
+    blind = replace(hard, attack="blind", images=(replace(hard.images[0], psnr=39.5),))
+    baseline = best_baseline("a", [easy, hard], [blind])
+    assert baseline is not None
+    assert (baseline.name, baseline.psnr, baseline.gain, baseline.pictures, baseline.of) == ("blind", 39.5, 0.5, 1, 2)
+    told = against_guess("a", baseline)
+    assert "reaches 39.5 dB on average on 1 of its 2 pictures; a reaches no more than that (within 1 dB) there." in told

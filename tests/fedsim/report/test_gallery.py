@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,16 @@ def test_thumbnails_are_small(tmp_path: Path) -> None:
     assert len(small.uri) < len(whole.uri) / 5
     save_png(noise[:, :32, :32], tmp_path / "b.png")
     assert embed_thumbnail(tmp_path, "b.png") == embed_picture(tmp_path, "b.png")
+
+
+def test_the_best_is_what_gives_most_away_of_the_clients_own_picture(
+    write_run: Any, records: Any, picture: Any
+) -> None:
+    folder = write_run()
+    shown = {"reconstruction": picture(folder)}
+    # Mixed pictures come back well, the clients' own do not; the third was mixed with itself.
+    scores = [(60.0, 8.0), (50.0, 9.0), (40.0, 39.0)]
+    images = [records.image(psnr, f"digits/{k}", private_psnr=own, **shown) for k, (psnr, own) in enumerate(scores)]
+    (folder / "attacks.jsonl").write_text(json.dumps(records.attack(1, 0, *images)) + "\n")
+    assert [pair.image.leaked for pair in build_gallery(read_run(folder)).pairs] == [39.0, 9.0, 8.0]
+    assert [pair.image.leaked for pair in build_gallery(read_run(folder), limit=1).pairs] == [39.0]

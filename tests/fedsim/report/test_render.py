@@ -314,3 +314,9 @@ def test_trace_without_steps_draws_nothing(write_run: Any, records: Any) -> None
     rows = [records.attack(1, 0, records.image(30.0), trace=[{"loss": 1.0}, {"step": 2, "loss": 2.0}, "x"])]
     text = build_report(write_run(rows)).read_text(encoding="utf-8")
     assert "The search, step by step" not in text
+
+
+def test_the_button_for_more_pictures_is_hidden_until_there_are_more(write_run: Any, records: Any) -> None:
+    script = build_report(write_run([records.attack(1, 0, records.image(25.0))])).read_text(encoding="utf-8")
+    made = script.index('more.className = "more"')
+    assert "more.hidden = true;" in script[made : script.index("list.after(more)")]

@@ -115,3 +115,17 @@ def test_numbers_as_people_read_them() -> None:
     assert count(1200, "picture") == "1,200 pictures"
     assert listed([]) == ""
     assert listed(["a", "b", "c"]) == "a, b and c"
+
+
+def test_a_failure_leaves_the_verdict_open(write_run: Any, records: Any) -> None:
+    rows = [records.attack(1, k, records.image(12.0), certificate={}) for k in range(2)]
+    rows += [records.attack(1, k, attack="strong", status="failed", scored=False) for k in range(2)]
+    found = verdict(read_run(write_run(rows)))
+    assert found.level == "unknown"
+    assert "Failed: strong on 2 of 2 observed updates." in found.details
+
+
+def test_an_attack_that_never_ran_leaves_the_verdict_open(write_run: Any, records: Any) -> None:
+    found = verdict(read_run(write_run([records.attack(1, 0, records.image(12.0), attack="other")])))
+    assert found.level == "unknown"
+    assert "Never ran: patch_gradient." in found.details

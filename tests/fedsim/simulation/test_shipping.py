@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from fedsim.simulation.ray_cluster import KEPT_MEMORY
 from fedsim.simulation.shipping import JOB, PACKAGES, absolute, runtime_env
 
 
@@ -91,3 +92,11 @@ def test_checkpoints_are_absolute_wherever_they_stand(tmp_path, monkeypatch):
     assert sent["attack"]["many"] == {"priors": [{"network": {"checkpoint": there}}, 1.0]}
     assert sent["attack"]["other"] == config["attack"]["other"]
     assert config["model"]["checkpoint"] == "a.safetensors"
+
+
+def test_what_the_user_set_here_goes_before_what_fedsim_would_set(checkout, monkeypatch):
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    variables = runtime_env(checkout, {})["env_vars"]
+    assert variables["MALLOC_ARENA_MAX"] == "4"
+    assert variables["MALLOC_TRIM_THRESHOLD_"] == KEPT_MEMORY["MALLOC_TRIM_THRESHOLD_"]

@@ -1,0 +1,130 @@
+"""Runs that belong together: those of one seed count as one, those that differ in the seed alone are pooled."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fedsim.report.baseline import Baseline, best_baseline, needs_no_gradient
+from fedsim.report.read import AttackRecord, RunFolder
+from fedsim.report.settings import Settings, apart_from_defense, defense_settings, flatten, own_settings, seeds
+from fedsim.report.summary import (
+    AttackSummary,
+    Leakage,
+    final_accuracy,
+    mean,
+    summarise_attacks,
+    summarise_leakage,
+)
+
+Arm = tuple[str, Settings]
+"""An attack by its name and its settings."""
+
+STATUS = {"done": 2, "refused": 1}
+"""What is kept of one update attacked twice in the same way."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Runs alike in everything but the seed, their pictures together.
+
+    Runs of one seed that differ in their attacks alone observed the same pictures: they count as one run.
+
+    Attributes:
+        example: one of the runs.
+        seeds: how many.
+        tried: names of all attacks that were configured or ran, baselines left out. Attacks of one name with
+            different settings have different names here.
+        attacks: those that ran, strongest first.
+        baseline: what the strongest is held against.
+        accuracy: mean over the seeds, in [0, 1].
+    """
+
+    others: Settings
+    defense: Settings
+    example: RunFolder
+    seeds: int
+    tried: frozenset[str]
+    attacks: tuple[AttackSummary, ...]
+    leakage: Leakage
+    baseline: Baseline | None
+    accuracy: float | None
+
+    @property
+    def strongest(self) -> AttackSummary | None:
+        """Of those that were scored."""
+        return next((row for row in self.attacks if row.mean_leaked is not None), None)
+
+
+def pool_runs(runs: Sequence[RunFolder]) -> list[Pool]:
+    """Each run is in one pool; runs with other attacks on another seed are in different ones."""
+    names = _names(runs)
+    merged: dict[tuple[Settings, Settings, Settings], list[RunFolder]] = {}
+    for run in runs:
+        merged.setdefault((apart_from_defense(run), defense_settings(run), seeds(run)), []).append(run)
+    alike: dict[tuple[Settings, Settings, frozenset[str]], list[list[RunFolder]]] = {}
+    for (others, defense, _), group in merged.items():
+        arms = frozenset(names[_arm(run, attack)] for run in group for attack in _attacks(run))
+        alike.setdefault((others, defense, arms), []).append(group)
+    return [_pool(others, defense, groups, names) for (others, defense, _), groups in alike.items()]
+
+
+def _pool(others: Settings, defense: Settings, groups: list[list[RunFolder]], names: Mapping[Arm, str]) -> Pool:
+    found = _records(groups, names)
+    records = tuple(record for record, blind in found if not blind)
+    pooled = replace(groups[0][0], attacks=records)
+    rows = summarise_attacks(pooled)
+    strongest = next((row.attack for row in rows if row.mean_leaked is not None), "")
+    accuracies = [mean([value for run in group if (value := final_accuracy(run)) is not None]) for group in groups]
+    tried = {
+        names[_arm(run, attack)] for run in groups[0] for attack in _attacks(run) if not needs_no_gradient(run, attack)
+    }
+    return Pool(
+        others=others,
+        defense=defense,
+        example=groups[0][0],
+        seeds=len(groups),
+        tried=frozenset(tried),
+        attacks=tuple(rows),
+        leakage=summarise_leakage(pooled),
+        baseline=best_baseline(strongest, records, [record for record, blind in found if blind]),
+        accuracy=mean([value for value in accuracies if value is not None]),
+    )
+
+
+def _records(groups: list[list[RunFolder]], names: Mapping[Arm, str]) -> list[tuple[AttackRecord, bool]]:
+    """Each update under each attack once, and whether the attack is a baseline by the settings of its own run."""
+    best: dict[tuple[str, str], tuple[AttackRecord, bool]] = {}
+    for seed, group in enumerate(groups):
+        for run in group:
+            for record in run.attacks:
+                name, observation = names[_arm(run, record.attack)], f"{seed}/{record.observation}"
+                known = best.get((observation, name))
+                if known is None or _rank(record) > _rank(known[0]):
+                    named = replace(record, attack=name, observation=observation)
+                    best[observation, name] = named, needs_no_gradient(run, record.attack)
+    return list(best.values())
+
+
+def _rank(record: AttackRecord) -> tuple[int, float]:
+    values = [image.leaked for image in record.images if image.leaked is not None]
+    return STATUS.get(record.status, 0), mean(values) or 0.0
+
+
+def _attacks(run: RunFolder) -> dict[str, None]:
+    """Names of those that were configured, and of those that ran."""
+    return dict.fromkeys([*run.names("attack"), *(record.attack for record in run.attacks)])
+
+
+def _arm(run: RunFolder, attack: str) -> Arm:
+    every = run.setting("attack")
+    settings = every.get(attack) if isinstance(every, Mapping) else None
+    return attack, frozenset(flatten(settings).items()) if isinstance(settings, Mapping) else frozenset()
+
+
+def _names(runs: Sequence[RunFolder]) -> dict[Arm, str]:
+    """The name of each attack, with the settings in brackets that tell it from others of the same name."""
+    arms = dict.fromkeys(_arm(run, attack) for run in runs for attack in _attacks(run))
+    names = {}
+    for name, settings in arms:
+        own = own_settings(settings, [one for known, one in arms if known == name])
+        names[name, settings] = f"{name} ({', '.join(own)})" if own else name
+    return names
