@@ -17,6 +17,8 @@ from yaml import YAMLError
 
 Record = TypeVar("Record")
 
+ROUNDING = 120.0
+"""dB from which pictures differ by no more than floating-point numbers do."""
 SCORES = ("mse", "psnr", "ssim", "fft2d", "fft2d_mjp", "lpips", "private_psnr", "private_ssim", "guess_psnr")
 
 
@@ -98,7 +100,9 @@ class ImageRecord:
     @property
     def changed(self) -> bool:
         """Whether a defense changed the picture before the model saw it, as far as the scores tell."""
-        return self.private_psnr is not None and (self.private_psnr, self.private_ssim) != (self.psnr, self.ssim)
+        if self.private_psnr is None or (self.psnr is not None and min(self.psnr, self.private_psnr) >= ROUNDING):
+            return False
+        return (self.private_psnr, self.private_ssim) != (self.psnr, self.ssim)
 
     @property
     def leaked(self) -> float | None:

@@ -152,8 +152,11 @@ def test_scores_against_private_pictures_stand_beside_the_others(write_run: Any,
     assert "strong_<wbr>attack</th>" in text
 
 
-def test_scores_that_do_not_differ_are_shown_once(write_run: Any, records: Any, picture: Any) -> None:
-    same = records.image(60.0, private_psnr=60.0, private_ssim=0.5, reconstruction="reconstructions/a.png")
+@pytest.mark.parametrize(("seen", "own"), [(60.0, 60.0), (160.0, 160.4)])  # the latter differ by rounding alone
+def test_scores_that_do_not_differ_are_shown_once(
+    seen: float, own: float, write_run: Any, records: Any, picture: Any
+) -> None:
+    same = records.image(seen, private_psnr=own, private_ssim=0.5, reconstruction="reconstructions/a.png")
     folder = write_run([records.attack(1, 0, same)])
     picture(folder)
     page = check_page(build_report(folder))
