@@ -5,9 +5,9 @@ python -m experiments.reproduce.gradinversion --pictures DIR --out DIR --scale p
 
 Labels: every rule on the head's gradient of the same batches, distinct labels and repeated ones. Features are computed
 once in evaluation mode, as the paper's pretrained network is used; a batch's gradient follows from them in closed form.
-Ablation: gradient matching alone, with the fidelity priors, with the lazy group, with the registered one; all from the
-same candidates, beside the same search for a random gradient and the mean public picture. Without --checkpoint the
-network is first trained on the public half of the pictures.
+Ablation: gradient matching alone, with smoothness, with BatchNorm statistics too (the fidelity priors), with the lazy
+group, with the registered one; all from the same candidates, beside the same search for a random gradient and the mean
+public picture. Without --checkpoint the network is first trained on the public half of the pictures.
 """
 
 import argparse
@@ -32,6 +32,7 @@ from experiments.reproduce.gradinversion_page import (
     LAZY,
     RANDOM,
     REGISTERED,
+    SMOOTH,
     STATES,
     page,
 )
@@ -80,7 +81,7 @@ class Scale:
 
 SCALES = {
     "small": Scale(
-        model=("model=resnet18_32", "+model.kwargs.channels=[16,32,64,128]"),
+        model=("model=resnet18_32", "+model.kwargs.channels=[16,32,64,128]", "+model.kwargs.layers=[1,1,1,1]"),
         training=300,
         states=tuple(STATES),
         sizes=(1, 2, 4, 8, 16, 32, 64),
@@ -88,7 +89,14 @@ SCALES = {
         pictures=720,
         seeds=3,
         batch=4,
-        search={"steps": 300, "restarts": 3},
+        search={
+            "steps": 600,
+            "restarts": 3,
+            "objective._target_": "attacks.optimization.Cosine",
+            "priors.total_variation.weight": 0.1,
+            "priors.batch_norm.weight": 3e-4,
+            "optimiser.langevin": 0,
+        },
         warmup=10,
         group_every=10,
     ),
@@ -144,10 +152,14 @@ def budget(scale: Scale) -> str:
     """What differs from the paper in size, in a sentence."""
     search = {**presets(ATTACK)[ATTACK], **scale.search}
     trained = f"trained for {scale.training} steps on the public pictures" if scale.training else "trained elsewhere"
+    own = ", ".join(f"{name}={value}" for name, value in scale.search.items() if "." in name)
+    other = f" For so few steps the search has settings of its own: {own}; the paper matches by layer-wise L2." * bool(
+        own
+    )
     return (
         f"Network, pictures and budget: {' '.join(scale.model)}, {trained}, {search['restarts']} candidates and "
         f"{search['steps']:,} steps of search, batches of {scale.batch}; the paper has a trained ResNet-50, 224 px, 8 "
-        "candidates, 20,000 steps, batches of 8."
+        f"candidates, 20,000 steps, batches of 8.{other if own else ''}"
     )
 
 
@@ -256,6 +268,7 @@ def of_arm(arm: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The attack's settings less what an arm leaves out; the seeds and their draws stay the same."""
     changes: dict[str, dict[str, Any]] = {
         GRADIENT: {"priors": {}, "group": None},
+        SMOOTH: {"priors": {**settings["priors"], "batch_norm": None}, "group": None},
         FIDELITY: {"group": None},
         LAZY: {"group": {**settings["group"], "register": False}},
         REGISTERED: {"group": {**settings["group"], "register": True}},

@@ -9,9 +9,10 @@ from experiments.reproduce.tables import Value, mean
 from fedsim.metrics.perceptual import lpips_hint
 from fedsim.report.png import COLOURS, drawing
 
-GRADIENT, FIDELITY, LAZY, REGISTERED = "gradient only", "+ fidelity", "+ lazy group", "+ registered group"
+GRADIENT, SMOOTH, FIDELITY = "gradient only", "+ total variation, norm", "+ BatchNorm statistics: fidelity"
+LAZY, REGISTERED = "+ lazy group", "+ registered group"
 RANDOM, GUESS = "random gradient (baseline)", "mean public picture (baseline)"
-ARMS = (GRADIENT, FIDELITY, LAZY, REGISTERED, RANDOM, GUESS)
+ARMS = (GRADIENT, SMOOTH, FIDELITY, LAZY, REGISTERED, RANDOM, GUESS)
 PAPER_ARMS = {
     GRADIENT: {"lpips": 0.919},
     FIDELITY: {"lpips": 0.655},
