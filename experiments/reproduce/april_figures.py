@@ -17,6 +17,9 @@ from fedsim.report.png import COLOURS, INK, MUTED, drawing
 SMALL = 64
 """Pixels below which a picture is enlarged without smoothing."""
 
+LABELS, GAP = 1.35, 0.15
+"""Widths of the labels' column and of the space between blocks, in pictures."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -88,24 +91,30 @@ def draw_fixed(entries: Sequence[Entry], path: Path) -> None:
     blocks = []
     for kind in KINDS:
         group = [entry for entry in found if entry["kind"] == kind]
-        title = f"position embedding {KIND_LABELS[kind]}"
+        title = f"position embedding\n{KIND_LABELS[kind]}"
         blocks.append(_block(title, group, "attack", labels, path.parent, lambda entry: f"SSIM {entry['ssim']:.2f}"))
     draw_pictures(path, list(labels.values()), blocks)
 
 
 def draw_pictures(path: Path, labels: Sequence[str], blocks: Sequence[Block]) -> None:
     """Lines with their labels on the left, blocks side by side, the numbers below each picture."""
-    columns = [len(block.lines[0]) for block in blocks]
-    with drawing(path, 1.6 + 1.15 * sum(columns) + 0.2 * len(blocks), 0.35 + 1.45 * len(labels)) as figure:
-        parts = figure.subfigures(1, len(blocks), squeeze=False, width_ratios=[1.4 + columns[0], *columns[1:]])[0]
-        for number, (part, block) in enumerate(zip(parts, blocks, strict=True)):
-            part.suptitle(block.title, fontsize=9.5, fontweight="bold")
-            axes = part.subplots(len(labels), columns[number], squeeze=False)
-            for line, cells, label in zip(axes, block.lines, labels, strict=True):
-                if number == 0:
-                    line[0].set_ylabel(label, rotation=0, ha="right", va="center", color=INK, labelpad=8)
-                for axis, cell in zip(line, cells, strict=True):
+    widths, starts = [LABELS], []
+    for block in blocks:
+        starts.append(len(widths))
+        widths += [*(1.0 for _ in block.lines[0]), GAP]
+    with drawing(path, 1.2 * sum(widths), 0.4 + 1.5 * len(labels)) as figure:
+        axes = figure.subplots(len(labels), len(widths) - 1, squeeze=False, width_ratios=widths[:-1])
+        for cell in axes.flat:
+            cell.set_axis_off()
+        for line, label in zip(axes, labels, strict=True):
+            line[0].text(1.0, 0.5, label, ha="right", va="center", transform=line[0].transAxes)
+        for block, start in zip(blocks, starts, strict=True):
+            title = axes[0][start].set_title(block.title, loc="left", fontsize=9)
+            title.set_in_layout(len(block.lines[0]) == 1)  # it may stand over its neighbours
+            for line, cells in zip(axes, block.lines, strict=True):
+                for axis, cell in zip(line[start:], cells, strict=False):
                     _draw(axis, cell)
+        axes[0][0].set_title(max((block.title for block in blocks), key=lambda title: title.count("\n")), alpha=0)
 
 
 def _block(
@@ -134,6 +143,7 @@ def _block(
 
 
 def _draw(axis: Any, cell: Cell) -> None:
+    axis.set_axis_on()
     axis.set(xticks=[], yticks=[])
     axis.set_xlabel(cell.text, fontsize=8, color=INK, labelpad=3)
     for side in axis.spines.values():
