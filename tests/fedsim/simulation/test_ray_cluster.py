@@ -85,6 +85,21 @@ def test_other_versions_are_named(without_ray, open_port, monkeypatch):
         pass
 
 
+@pytest.mark.parametrize("mode", [None, "token"])
+def test_one_that_may_ask_for_a_token_is_told_so(without_ray, open_port, monkeypatch, mode):
+    def init(**_):
+        raise ConnectionError("ray client connection timeout")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr("fedsim.simulation.ray_cluster._offer_token", lambda: None)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    if mode is not None:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    with pytest.raises(ConfigError, match="connection timeout") as raised, ray_cluster(f"127.0.0.1:{open_port}", 1, 0):
+        pass
+    assert ("set RAY_AUTH_MODE=token" in str(raised.value)) == (mode is None)
+
+
 def test_what_travels_is_handed_to_ray(without_ray, open_port, monkeypatch):
     seen = {}
     monkeypatch.setattr(ray, "init", lambda **options: seen.update(options))
