@@ -12,7 +12,7 @@ from experiments.reproduce.april_plan import ARMS, FIXED_PE, KINDS, PART_ARMS
 from experiments.reproduce.april_tables import ATTACKS, KIND_LABELS, published
 from experiments.reproduce.april_work import MEAN, ORIGINAL, SHOWN, picture_path
 from experiments.reproduce.ledger import Entry
-from fedsim.report.png import COLOURS, INK, MUTED, drawing
+from fedsim.report.png import COLOURS, INK, MUTED, drawing, plain_numbers
 
 SMALL = 64
 """Pixels below which a picture is enlarged without smoothing."""
@@ -61,6 +61,7 @@ def draw_curves(entries: Sequence[Entry], path: Path) -> None:
         psnr.set_title("PSNR of the best candidate (dB)")
         loss.set_title("‖g − g′‖² / ‖g′‖² of the best candidate")
         loss.set_yscale("log")
+        plain_numbers(loss.yaxis)
         figure.legend(loc="outside lower center", ncols=2)
 
 

@@ -7,7 +7,7 @@ from experiments.reproduce.ledger import Entry
 from experiments.reproduce.study import Page, Table, counted, spread_of
 from experiments.reproduce.tables import Value, mean
 from fedsim.metrics.perceptual import lpips_hint
-from fedsim.report.png import COLOURS, drawing
+from fedsim.report.png import COLOURS, drawing, plain_numbers
 
 GRADIENT, SMOOTH, FIDELITY = "gradient only", "+ total variation, norm", "+ BatchNorm statistics: fidelity"
 LAZY, REGISTERED = "+ lazy group", "+ registered group"
@@ -148,6 +148,7 @@ def figure(labels: Sequence[Entry], ablation: Sequence[Entry], path: Path) -> No
                 label = RULES_SHOWN[rule] if kind == "distinct" else None
                 left.plot(sizes, shares, style, color=colour, marker="o", markersize=3, label=label)
         left.set_xscale("log", base=2)
+        plain_numbers(left.xaxis, sorted({entry["batch_size"] for entry in trained}))
         left.set(xlabel="batch size", ylabel="labels named, %", title="Labels, trained network")
         left.legend()
         for place, arm in enumerate(ARMS):

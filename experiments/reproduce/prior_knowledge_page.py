@@ -9,7 +9,7 @@ from attacks.analytic.certificate import MIN_EXPECTED_PSNR
 from experiments.reproduce.ledger import Entry
 from experiments.reproduce.study import Page, Table, counted, spread_of
 from experiments.reproduce.tables import Value, mean
-from fedsim.report.png import COLOURS, drawing
+from fedsim.report.png import COLOURS, drawing, plain_numbers
 
 SQUARED, COSINE, CLOSED = "L2 matching", "cosine matching", "closed form (dL/dW / dL/db)"
 RANDOM, GUESS = "random gradient (baseline)", "mean public picture (baseline)"
@@ -151,23 +151,21 @@ def figure(entries: Sequence[Entry], path: Path) -> None:
     """Curves of one picture, and PSNR over B."""
     with drawing(path, 10.0, 3.6) as drawn:
         left, right = drawn.subplots(1, 2)
+        sizes = sorted({entry["batch_size"] for entry in entries})
         for method, colour in zip(MATCHING, COLOURS, strict=False):
-            label: str | None = method
             for entry in _of(entries, method):
                 if entry["batch_size"] == 1 and entry.get("curve"):
                     steps, values = zip(*entry["curve"], strict=True)
-                    left.plot(steps, [min(SEEN, value) for value in values], color=colour, alpha=0.7, label=label)
-                    label = None
-            sizes = sorted({entry["batch_size"] for entry in entries})
+                    left.plot(steps, [min(SEEN, value) for value in values], color=colour, alpha=0.7)
             means = [_capped(_of(entries, method), size) for size in sizes]
             known = [(size, value) for size, value in zip(sizes, means, strict=True) if value is not None]
             if known:
                 right.plot(*zip(*known, strict=True), color=colour, marker="o", markersize=4, label=method)
         left.set(xlabel="step", ylabel="PSNR, dB", title="One picture, label known")
-        left.legend()
         right.set_xscale("log", base=2)
+        plain_numbers(right.xaxis, sizes)
         right.set(xlabel="batch size", ylabel="mean PSNR of rebuilt pictures, dB", title="Information loss in batches")
-        right.legend()
+        drawn.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=5)
 
 
 def _capped(entries: Sequence[Entry], size: int) -> float | None:

@@ -1,12 +1,13 @@
 """Figures as PNG files: what is too full of points and pixels for the page's SVG."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -54,6 +55,18 @@ def drawing(path: Path, width: float, height: float) -> Iterator[Figure]:
         with partial.open("wb") as file:
             canvas.print_png(file, metadata={"Software": None})
         partial.replace(path)
+
+
+def plain_numbers(axis: Axis, values: Iterable[int] | None = None) -> None:
+    """On a logarithmic axis, whose labels are formulas otherwise: those are not drawn here, since names may hold a `$`.
+
+    Args:
+        values: to be named; None: as matplotlib chooses.
+    """
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter("")
+    if values is not None:
+        axis.set_ticks(list(values))
 
 
 def shorten(name: str, most: int = 40) -> str:
