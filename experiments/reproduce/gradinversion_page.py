@@ -150,7 +150,7 @@ def figure(labels: Sequence[Entry], ablation: Sequence[Entry], path: Path) -> No
         left.set_xscale("log", base=2)
         plain_numbers(left.xaxis, sorted({entry["batch_size"] for entry in trained}))
         left.set(xlabel="batch size", ylabel="labels named, %", title="Labels, trained network")
-        left.legend()
+        drawn.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(DRAWN))
         for place, arm in enumerate(ARMS):
             values = [entry["psnr"] for entry in ablation if entry["arm"] == arm and "psnr" in entry]
             colour = COLOURS[6] if arm in (RANDOM, GUESS) else COLOURS[0]
