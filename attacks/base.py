@@ -74,7 +74,7 @@ class Needs:
     """What an attack cannot do without; checked before it runs.
 
     Attributes:
-        roles: names of `ViTRoles` whose gradient must have been shared.
+        roles: names of `ViTRoles` that hold parameters, all of whose gradients must have been shared.
         max_batch_size: the largest batch that makes sense, None for any.
         auxiliary: wants `Observation.auxiliary_probs` where the server can compute them.
     """
@@ -95,11 +95,13 @@ class Attack(ABC):
 
     Attributes:
         session: set by whoever runs the attack; does nothing outside a run.
+        baseline: it never reads what was shared: the report marks it and leaves it out of every verdict.
         cost: how long it takes in comparison, in any unit: of the attacks that wait for a worker the cheapest go first.
     """
 
     needs: Needs = Needs()
     session: Session = Session()
+    baseline: bool = False
     cost: float = 0.0
 
     @abstractmethod
@@ -142,6 +144,8 @@ class Attack(ABC):
         self.check(observation)
         start = time.perf_counter()
         result = self.run(observation, rng, device)
+        if not isinstance(result, Reconstruction):
+            raise TypeError(f"{type(self).__name__}.run gave a {type(result).__name__}: a Reconstruction is wanted")
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return finished(result, time.perf_counter() - start)
@@ -153,7 +157,7 @@ class Attack(ABC):
             NotApplicable: with the reason.
         """
         for role in self.needs.roles:
-            observation.gradient_of(role)
+            observation.gradients_of(role)
         limit = self.needs.max_batch_size
         if limit is not None and observation.protocol.batch_size > limit:
             raise NotApplicable(f"batches of {observation.protocol.batch_size}: at most {limit} can be served")
@@ -163,8 +167,14 @@ def finished(result: Reconstruction, seconds: float) -> Reconstruction:
     """The result as it leaves the worker: on the CPU, without a graph, with its seconds.
 
     Raises:
-        ValueError: a frame has other pictures than the result.
+        ValueError: the pictures are no batch of pictures, or none of them has finite values alone; a frame has other
+            pictures than the result.
     """
+    images = result.images
+    if images is not None and images.ndim != 4:
+        raise ValueError(f"pictures of shape {tuple(images.shape)}: [B,C,H,W] is wanted, for one picture too")
+    if images is not None and len(images) and not images.isfinite().flatten(1).all(dim=1).any():
+        raise ValueError("each of its pictures holds NaN or infinity")
     for frame in result.frames:
         if result.images is None or frame.images.shape != result.images.shape:
             expected = "none" if result.images is None else tuple(result.images.shape)

@@ -176,6 +176,11 @@ class DefenseChain(Defense):
         for name, defense in self.defenses.items():
             before = set(update.tensors)
             update = defense.transform_update(update, rng)
+            if not isinstance(update, Update):
+                raise TypeError(
+                    f"{name}.transform_update gave a {type(update).__name__}, not an Update: "
+                    "return dataclasses.replace(update, tensors=...)"
+                )
             dropped = dict.fromkeys(before - set(update.tensors), name)
             if dropped:
                 update = replace(update, withheld={**update.withheld, **dropped})

@@ -28,6 +28,7 @@ from experiments.audit import run_audit
 
 IMAGES = Path(__file__).parent / "images"
 SMALL = "model=vit_tiny_4_32 data.size=32 +model.kwargs.depth=2"  # the model of the searches in README.md
+LENET = "model=lenet_dlg data.size=32"
 REFUSED = (225, 225, 225)
 """The colour of a picture that there is not."""
 
@@ -58,26 +59,28 @@ ATTACKS = {
     "mjp_adaptive": Strip(SMALL + " defense=[mjp] defense.mjp.ratio=0.2 seed=1", ("patch_gradient", "mjp_adaptive")),
     "fc_bias": Strip("model=mlp data.size=32", ("fc_bias",)),
     "rgap": Strip("model=cnn_rgap data.size=32", ("rgap",)),
-    "dlg": Strip(SMALL + " " + SEARCH.format("dlg", 6), ("dlg",)),
-    "idlg": Strip(SMALL + " attack.idlg.labels=auto " + SEARCH.format("idlg", 6), ("idlg",)),
+    "dlg": Strip(f"{LENET} model.num_classes=10 attack.dlg.restarts=6 " + SEARCH.format("dlg", 60), ("dlg",)),
+    "idlg": Strip(f"{LENET} model.num_classes=10 attack.idlg.restarts=6 " + SEARCH.format("idlg", 60), ("idlg",)),
     "inverting_gradients": Strip(SMALL + " " + SEARCH.format("inverting_gradients", 200), ("inverting_gradients",)),
     "april_optimization": Strip(SMALL + " " + SEARCH.format("april_optimization", 400), ("april_optimization",)),
-    "tag": Strip(SMALL + " " + SEARCH.format("tag", 200), ("tag",)),
+    "tag": Strip(LENET + " " + SEARCH.format("tag", 600), ("tag",)),
     "sme": Strip(
-        SMALL + " client.share=delta client.local_steps=4 client.optimizer.lr=0.01 " + SEARCH.format("sme", 150),
+        LENET + " client.share=delta client.local_steps=4 client.optimizer.lr=0.01 " + SEARCH.format("sme", 600),
         ("sme",),
     ),
     "gradinversion": Strip(
-        f"{SMALL} attack.gradinversion.priors.batch_norm=null attack.gradinversion.restarts=2 "
-        f"attack.gradinversion.labels=auto {SEARCH.format('gradinversion', 150)}",
+        "model=resnet18_32 +model.kwargs.channels=[16,32,64,128] +model.kwargs.layers=[1,1,1,1] data.size=32 "
+        "client.training_mode=false attack.gradinversion.priors.batch_norm=null attack.gradinversion.restarts=2 "
+        "attack.gradinversion.objective._target_=attacks.optimization.Cosine attack.gradinversion.optimiser.langevin=0 "
+        f"attack.gradinversion.priors.total_variation.weight=0.1 {SEARCH.format('gradinversion', 600)}",
         ("gradinversion",),
     ),
-    "gradvit": Strip(SMALL + " attack.gradvit.priors.image_prior=null " + SEARCH.format("gradvit", 200), ("gradvit",)),
+    "gradvit": Strip(SMALL + " attack.gradvit.priors.image_prior=null " + SEARCH.format("gradvit", 1000), ("gradvit",)),
     "row_space_batch": Strip(
-        SMALL + " model.patch_size=8 audit.batch_size=2 " + SEARCH.format("row_space_batch", 200), ("row_space_batch",)
+        SMALL + " model.patch_size=8 audit.batch_size=2 " + SEARCH.format("row_space_batch", 1000), ("row_space_batch",)
     ),
     "feature_target": Strip(
-        SMALL + " model.num_classes=10 audit.batch_size=2 " + SEARCH.format("feature_target", 200), ("feature_target",)
+        LENET + " model.num_classes=10 audit.batch_size=2 " + SEARCH.format("feature_target", 1000), ("feature_target",)
     ),
 }
 

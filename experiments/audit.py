@@ -67,7 +67,10 @@ def run_audit(config: Config, root: Path) -> None:
         batches = list(_unfinished(config, updates, writer))
         total, left = len(updates), len(batches)
         if left < total:
-            console.print(f"{total - left} of {total} updates were finished by an earlier call", markup=False)
+            console.print(
+                f"{total - left} of {total} updates were finished by an earlier call; another run_dir starts anew",
+                markup=False,
+            )
         groups = [tuple(batches[start : start + victims]) for start in range(0, left, victims)]
         with (
             trackers,

@@ -17,6 +17,7 @@ from clients.app import build_client_app
 from experiments.cli import console, run_cli
 from experiments.flower.grid import NumberedGrid
 from experiments.logs import log_to
+from experiments.mishaps import Mishaps
 from experiments.progress import Bars
 from experiments.resuming import check_resume, check_room, finished, go_back, read_resumed
 from experiments.scratch import scratch_folder
@@ -49,9 +50,10 @@ from fedsim.tracking import RunFolder, Trackers
 from fedsim.tracking.durable import sync_all
 from fedsim.tracking.sealed import SealedStates
 from server.app import ServerPlan, build_server_app
+from server.attacking import Outcome
 from server.observing import ObservePolicy
 from server.pending import PendingObservations, record_observation
-from server.results import ResultWriter
+from server.results import Job, ResultWriter
 from server.resume import ResumePoint, ResumePoints
 from server.scheduling import AttackScheduler, RayAttacks
 
@@ -108,8 +110,15 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
             engine(config, config["num_clients"], folder=folder),
         ):
             writer = make_writer(config, folder, trackers, setup.data)
-            scheduler = make_scheduler(config, writer.write, scratch)
-            run = _Run(setup, folder, trackers, writer, pending, scheduler, (grid_of or make_grid)(setup), bars)
+            mishaps = Mishaps(_say)
+
+            def on_result(job: Job, outcome: Outcome, *scored: Any) -> None:
+                writer.write(job, outcome, *scored)
+                mishaps.note(job, outcome)
+
+            scheduler = make_scheduler(config, on_result, scratch)
+            grid = (grid_of or make_grid)(setup)
+            run = _Run(setup, folder, trackers, writer, pending, scheduler, grid, bars, mishaps)
             try:
                 run.train(strategy, point)
                 run.grid.close()
@@ -189,6 +198,7 @@ class _Run:
     scheduler: AttackScheduler
     grid: RunGrid
     bars: Bars
+    mishaps: Mishaps
 
     def train(self, strategy: Any, point: ResumePoint | None) -> None:
         """All rounds, or those after the resume point."""
@@ -242,7 +252,7 @@ class _Run:
             gauges=self._backlog,
             client_of=partition_of,
             start=point,
-            points=None if every is None else ResumePoints(self._states, float(every), self._settle, self._say),
+            points=None if every is None else ResumePoints(self._states, float(every), self._settle, _say),
         )
         context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
         build_server_app(plan)(self.grid, context)
@@ -253,19 +263,20 @@ class _Run:
         if isinstance(scheduler, RayAttacks):
             scheduler.help(worker_counts(config, config["num_clients"]))
         scheduler.drain(lambda: self.bars.set("attacks", scheduler.finished, scheduler.submitted))
-        self.bars.say(f"attacks {scheduler.finished}/{scheduler.submitted}")
+        told = f"attacks {scheduler.finished}/{scheduler.submitted}{self.mishaps}"
+        console.print(told, markup=False) if str(self.mishaps) else self.bars.say(told)
 
     def _share_the_cluster(self) -> None:
         """Whoever waits for room says so, and on a cluster clients come first: without them nothing goes on."""
         grid, scheduler = self.grid, self.scheduler
         on_cluster = self.setup.config["ray"]["address"] is not None  # a Ray of one's own has room for all workers
         if isinstance(scheduler, RayAttacks):
-            scheduler.on_waiting = self._say
+            scheduler.on_waiting = _say
         if not isinstance(grid, SimulatedGrid):
             return
 
         def clients_wait(text: str) -> None:
-            self._say(text)
+            _say(text)
             if on_cluster and isinstance(scheduler, RayAttacks):
                 scheduler.give_way()
 
@@ -289,7 +300,7 @@ class _Run:
         """What attacks had not finished, and what trackers are to forget."""
         self.trackers.resume(point.server_round + 1)
         self.writer.track_after(point.server_round)
-        for observation, truth in self.pending.load(point.server_round, self._say):
+        for observation, truth in self.pending.load(point.server_round, _say):
             self._attack(replace(observation, architecture=self.setup.architecture), truth)
 
     def _settle(self) -> None:
@@ -297,10 +308,6 @@ class _Run:
         self.pending.keep(self.scheduler.unfinished())
         self.trackers.flush()
         sync_all(self.folder.root)
-
-    def _say(self, text: str) -> None:
-        logger.warning("%s", text)
-        console.print(text, markup=False)
 
     def _show_round(self, server_round: int, rounds: int, metrics: dict[str, Any]) -> None:
         scheduler, bars = self.scheduler, self.bars
@@ -310,7 +317,13 @@ class _Run:
         if note is not None:
             bars.say(f"round {server_round}/{rounds}  {note}  attacks {scheduler.finished}/{scheduler.submitted}")
         for failure in metrics["failures"]:
-            bars.say(f"round {server_round}: client {failure['client']} failed: {failure['error']}")
+            who = "" if failure["client"] is None else f"client {failure['client']} failed: "
+            bars.say(f"round {server_round}: {who}{failure['error']}")
+
+
+def _say(text: str) -> None:
+    logger.warning("%s", text)
+    console.print(text, markup=False)
 
 
 def _save(observation: Observation, folder: RunFolder) -> None:

@@ -69,18 +69,28 @@ class Observation:
         Raises:
             NotApplicable: the model has no such part, or a defense withheld its gradient.
         """
-        name = getattr(self.roles, role)
-        if name is None:
+        (gradient,) = self.gradients_of(role)
+        return gradient
+
+    def gradients_of(self, role: str) -> tuple[Tensor, ...]:
+        """Those of all parameters in a role, such as `head_biases`, float64.
+
+        Raises:
+            NotApplicable: the model has no such part, or a defense withheld one of the gradients.
+        """
+        named = getattr(self.roles, role)
+        names: tuple[str, ...] = (named,) if isinstance(named, str) else named or ()
+        if not names:
             removed_by = self.update.withheld.get(role)
             why = f": removed by {removed_by}" if removed_by else ""
             if role == "pos_embed" and not why and self.roles.rotary:
                 why = ": its positions are rotary"
             raise NotApplicable(f"the model has no {role}{why}")
-        gradient = self.gradient.get(name)
-        if gradient is None:
-            by = self.update.withheld.get(name, "the client")
-            raise NotApplicable(f"{name}'s gradient is withheld by {by}")
-        return gradient
+        for name in names:
+            if name not in self.gradient:
+                by = self.update.withheld.get(name, "the client")
+                raise NotApplicable(f"{name}'s gradient is withheld by {by}")
+        return tuple(self.gradient[name] for name in names)
 
     def build_model(self) -> nn.Module:
         """The client's model in the state that the server had sent it."""

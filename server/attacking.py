@@ -35,12 +35,17 @@ WROTE = "the attack wrote into the observation, which other attacks read too"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an attack: `refused` carries its reason, `failed` the error, `done` what it had to do without."""
+    """What became of an attack: `refused` carries its reason, `failed` the error, `done` what it had to do without.
+
+    Attributes:
+        baseline: the attack says of itself that it reads no gradient.
+    """
 
     status: Literal["done", "refused", "failed"]
     reason: str = ""
     reconstruction: Reconstruction | None = None
     seconds: float = 0.0
+    baseline: bool = False
 
 
 def build_attack(name: str, settings: dict[str, Any]) -> Attack:
@@ -84,7 +89,8 @@ def run_attack(
     except Exception as error:  # noqa: BLE001 - attacks are plug-ins: their faults belong into the report
         logger.error("attack %s failed:\n%s", name, traceback.format_exc())
         return Outcome("failed", f"{type(error).__name__}: {error}", seconds=time.perf_counter() - start)
-    return Outcome("done", smaller and f"out of memory until {smaller}", reconstruction, reconstruction.seconds)
+    reason = smaller and f"out of memory until {smaller}"
+    return Outcome("done", reason, reconstruction, reconstruction.seconds, attack.baseline)
 
 
 def _within_memory(
@@ -167,7 +173,7 @@ def _together(
         if isinstance(result, NotApplicable):
             outcomes.append(Outcome("refused", str(result), seconds=seconds))
         else:
-            outcomes.append(Outcome("done", "", finished(result, seconds), seconds))
+            outcomes.append(Outcome("done", "", finished(result, seconds), seconds, attack.baseline))
     return outcomes
 
 

@@ -105,6 +105,7 @@ class ResultWriter:
             "client": job.client if job.summed == 1 else f"{job.client} (sum of {job.summed} clients)",
             "attack": job.attack,
             "status": outcome.status,
+            "baseline": outcome.baseline,
             "reason": outcome.reason,
             "certificate": None
             if certificate is None

@@ -90,7 +90,7 @@ def curves_table(entries: Entries) -> Table:
         share = f"{len(reached)} of {len(group)}" if searched else ""
         steps = f"{median(reached):.0f}" if reached else ""
         least = f"{min(gains):.1f}" if arm != "plain" else ""
-        cells = [*_measured(group)[:-1], least, share, steps, f"{_over_seeds(group, 'loss', '.3f')}"]
+        cells = [*_measured(group)[:-1], least, share, steps, f"{_over_seeds(group, 'loss', '.2g')}"]
         rows.append([_arm_label(arm), *cells, CLAIMS.get(arm, "")])
         record.append([arm, *_recorded(group), min(gains), len(reached), steps or None, _mean(group, "loss")])
     header = ["search", *MEASURED[:-1], "least gain", f"reached {RECOGNISED:.0f} dB", "median steps", "loss", "paper"]
@@ -104,7 +104,7 @@ def twins_table(entries: Entries) -> Table:
     for arm, group in _arms(entries, (*PART_ARMS[TWINS], *GUESSES)).items():
         hidden = arm in ARMS and ARMS[arm].defense is not None
         known = "" if arm in GUESSES else "withheld" if hidden else "shared"
-        losses = [_over_seeds(group, name, ".3f") for name in ("rest", "position")]
+        losses = [_over_seeds(group, name, ".2g") for name in ("rest", "position")]
         rows.append([_arm_label(arm), known, *losses, *_measured(group)[:-1], CLAIMS.get(arm, "")])
         record.append([arm, known, _mean(group, "rest"), _mean(group, "position"), *_recorded(group)])
     header = ["search", "∂L/∂E_pos", "loss without ∂L/∂E_pos", "loss on ∂L/∂E_pos's patch rows"]
@@ -157,10 +157,10 @@ def _twins_verdict(arms: Mapping[str, Entries]) -> str:
     ends, losses = ({arm: _mean(group, name) for arm, group in arms.items()} for name in ("psnr", "rest"))
     guess = MEAN if MEAN in arms else GREY
     return (
-        f"Without ∂L/∂E_pos plain matching ends at a loss of {losses['withheld']:.3f} on the other tensors and "
-        f"{ends['withheld']:.1f} dB; with it the same search ends at {losses['plain']:.3f} and {ends['plain']:.1f} dB: "
+        f"Without ∂L/∂E_pos plain matching ends at a loss of {losses['withheld']:.2g} on the other tensors and "
+        f"{ends['withheld']:.1f} dB; with it the same search ends at {losses['plain']:.2g} and {ends['plain']:.1f} dB: "
         f"{_twins(arms, ends, losses, guess)}. A guess ({GUESSES[guess].removeprefix('no gradient: ')}) has "
-        f"{losses[guess]:.3f} and {ends[guess]:.1f} dB. With that gradient and another objective, aligned row by row, "
+        f"{losses[guess]:.2g} and {ends[guess]:.1f} dB. With that gradient and another objective, aligned row by row, "
         f"a search gets {ends['row']:.1f} dB."
     )
 

@@ -100,9 +100,14 @@ class ImageRecord:
     @property
     def changed(self) -> bool:
         """Whether a defense changed the picture before the model saw it, as far as the scores tell."""
-        if self.private_psnr is None or (self.psnr is not None and min(self.psnr, self.private_psnr) >= ROUNDING):
+        if self.private_psnr is None or self.psnr is None:
+            return self.private_psnr != self.psnr and self.private_psnr is not None
+        seen, own = (10 ** (-psnr / 20) for psnr in (self.psnr, self.private_psnr))
+        if abs(seen - own) > 10 ** (-ROUNDING / 20):
+            return True
+        if self.ssim is None or self.private_ssim is None:
             return False
-        return (self.private_psnr, self.private_ssim) != (self.psnr, self.ssim)
+        return not math.isclose(self.ssim, self.private_ssim, abs_tol=1e-4)
 
     @property
     def leaked(self) -> float | None:
@@ -135,6 +140,7 @@ class AttackRecord:
     scored: bool
     images: tuple[ImageRecord, ...]
     trace: tuple[dict[str, float], ...] = ()
+    baseline: bool = False
 
     @property
     def certified(self) -> bool:
@@ -325,6 +331,7 @@ def _attack(values: Mapping[str, Any]) -> AttackRecord | None:
         scored=values.get("scored") is True,
         images=images,
         trace=_trace(values.get("trace")),
+        baseline=values.get("baseline") is True,
     )
 
 

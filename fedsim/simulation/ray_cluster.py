@@ -113,7 +113,8 @@ def _init(options: dict[str, Any]) -> None:
             ray.shutdown()
             if left == 0:
                 raise RunError(
-                    f"Ray's own processes did not start in {STARTS} attempts: is the machine busy?"
+                    f"Ray's own processes did not start in {STARTS} attempts: is the machine busy? "
+                    "The same command tries it again; simulation=inline needs no Ray"
                 ) from error
 
 

@@ -12,6 +12,7 @@ from clients.training import LossGradient
 from defenses import Batch, ClientRound, Defense, DefenseChain
 from fedsim.composition import build_data
 from fedsim.records import ARRAYS, CONFIG, METRICS, from_arrays, to_arrays
+from fedsim.update import Update
 from tests.server.conftest import settings
 
 
@@ -126,3 +127,15 @@ def test_a_client_remembers_by_its_context_and_not_by_its_worker(runtime):
     assert seen == [1.0, 1.0, 2.0, 3.0]
     kept = from_arrays(contexts[0].state.array_records[MEMORY])
     assert {name: float(tensor) for name, tensor in kept.items()} == {"a/turns": 3.0, "b/turns": 3.0}
+
+
+class Forgetful(Defense):
+    def transform_update(self, update, rng):
+        return update.tensors
+
+
+def test_a_defense_that_shares_no_update_is_named():
+    chain = DefenseChain({"forgetful": Forgetful()})
+    update = Update({"w": torch.ones(2)}, "gradient", 1)
+    with pytest.raises(TypeError, match=r"forgetful\.transform_update gave a dict, not an Update"):
+        chain.transform_update(update, torch.Generator())

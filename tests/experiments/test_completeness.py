@@ -19,3 +19,12 @@ def test_an_option_without_settings_is_refused_before_anything_is_built(command,
     assert code == 2
     assert line.startswith(f"error: {key}: settings: ")
     assert not (run / "config.yaml").exists()
+
+
+def test_an_option_whose_yaml_has_no_name_is_told_what_is_missing(command, tmp_path):
+    (tmp_path / "attack").mkdir()
+    (tmp_path / "attack" / "bare.yaml").write_text("_target_: bare.Bare\n")
+    options = ["data=digits", "model=vit_nano", "attack=[bare]", f"run_dir={tmp_path / 'run'}"]
+    code, _, err = command("fedsim-audit", "--config-dir", str(tmp_path), *options)
+    assert code == 2
+    assert "error: attack=bare.Bare: in its YAML a name around its settings" in err

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fedsim.report.baseline import baselines
 from fedsim.report.read import read_run
 
 
@@ -82,3 +83,21 @@ def test_interpolations_in_the_configuration_are_not_evaluated(tmp_path: Path, m
 def test_an_audit_is_recognised_without_a_summary(tmp_path: Path, records: Any) -> None:
     (tmp_path / "attacks.jsonl").write_text(json.dumps(records.attack(0, 0, records.image(30.0))))
     assert read_run(tmp_path).kind == "audit"
+
+
+def test_rounding_is_no_change_of_a_picture_but_a_shuffle_is(write_run: Any, records: Any) -> None:
+    """Files hold pictures in other steps than tensors: the scores of one picture differ in the last digits."""
+    images = [
+        records.image(8.275270514829815, "rounded", private_psnr=8.275270534592428, private_ssim=0.5),
+        records.image(110.0, "exact", private_psnr=110.2, private_ssim=0.5),
+        records.image(8.2, "shuffled", private_psnr=8.2, private_ssim=0.1),  # against a grey guess: the same error
+        records.image(30.0, "noisy", private_psnr=29.0, private_ssim=0.5),
+    ]
+    (record,) = read_run(write_run(attacks=[records.attack(1, 0, *images)])).attacks
+    assert [image.changed for image in record.images] == [False, False, True, True]
+
+
+def test_attacks_say_themselves_that_they_are_baselines(write_run: Any, records: Any) -> None:
+    lines = [records.attack(1, 0, attack="grey", baseline=True), records.attack(1, 0, attack="patch_gradient")]
+    run = read_run(write_run(attacks=lines))
+    assert baselines(run) == {"grey"}

@@ -1,0 +1,71 @@
+"""What an attack gives is checked before anybody scores it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attacks.base import Attack, Needs, NotApplicable, Reconstruction
+from fedsim.models import ModelSpec
+
+CPU = torch.device("cpu")
+
+
+class Gives(Attack):
+    """Whatever it was built with."""
+
+    def __init__(self, result: object, needs: Needs | None = None) -> None:
+        self.result = result
+        self.needs = needs or Needs()
+
+    def run(self, observation, rng, device):
+        return self.result
+
+
+@pytest.fixture
+def observation(tools, rng):
+    return tools.observe(ModelSpec("vit_nano_patch2_8", 10), torch.rand(1, 3, 8, 8, generator=rng), [3])
+
+
+def call(attack, observation):
+    return attack(observation, torch.Generator(), CPU)
+
+
+def test_a_tensor_is_no_reconstruction(observation):
+    with pytest.raises(TypeError, match=r"Gives\.run gave a Tensor: a Reconstruction is wanted"):
+        call(Gives(torch.zeros(1, 3, 8, 8)), observation)
+
+
+def test_one_picture_is_a_batch_too(observation):
+    with pytest.raises(ValueError, match=r"pictures of shape \(3, 8, 8\): \[B,C,H,W\] is wanted"):
+        call(Gives(Reconstruction(images=torch.zeros(3, 8, 8))), observation)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_nothing_but_nan_is_a_failure(observation, value):
+    pictures = torch.zeros(2, 3, 8, 8)
+    pictures[:, 0, 0, 0] = value
+    with pytest.raises(ValueError, match="each of its pictures holds NaN or infinity"):
+        call(Gives(Reconstruction(images=pictures)), observation)
+    pictures[1] = 0.5  # one that was rebuilt beside one that was not
+    assert call(Gives(Reconstruction(images=pictures)), observation).images.shape == (2, 3, 8, 8)
+
+
+def test_no_pictures_at_all_are_a_result(observation):
+    assert call(Gives(Reconstruction(images=torch.zeros(0, 3, 8, 8))), observation).images.shape[0] == 0
+    assert call(Gives(Reconstruction(labels=torch.tensor([3]))), observation).images is None
+
+
+def test_roles_of_several_parameters_are_needed_whole(observation):
+    needs = Needs(roles=("head_biases", "pos_embed"))
+    assert call(Gives(Reconstruction(), needs), observation).images is None
+    (name,) = observation.roles.head_biases
+    (gradient,) = observation.gradients_of("head_biases")
+    assert torch.equal(gradient, observation.gradient[name])
+    tensors = {key: tensor for key, tensor in observation.update.tensors.items() if key != name}
+    without = replace(observation, update=replace(observation.update, tensors=tensors))
+    with pytest.raises(NotApplicable, match=rf"{name}'s gradient is withheld by the client"):
+        call(Gives(Reconstruction(), needs), without)
+    headless = replace(observation, roles=replace(observation.roles, head_biases=()))
+    with pytest.raises(NotApplicable, match="the model has no head_biases"):
+        call(Gives(Reconstruction(), needs), headless)
