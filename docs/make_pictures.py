@@ -29,6 +29,7 @@ from experiments.audit import run_audit
 IMAGES = Path(__file__).parent / "images"
 SMALL = "model=vit_tiny_4_32 data.size=32 +model.kwargs.depth=2"  # the model of the searches in README.md
 LENET = "model=lenet_dlg data.size=32"
+MLP = "model=mlp model.kwargs.hidden=[512,256,128] data.size=32"
 REFUSED = (225, 225, 225)
 """The colour of a picture that there is not."""
 
@@ -63,9 +64,9 @@ ATTACKS = {
     "idlg": Strip(f"{LENET} model.num_classes=10 attack.idlg.restarts=6 " + SEARCH.format("idlg", 60), ("idlg",)),
     "inverting_gradients": Strip(SMALL + " " + SEARCH.format("inverting_gradients", 200), ("inverting_gradients",)),
     "april_optimization": Strip(SMALL + " " + SEARCH.format("april_optimization", 400), ("april_optimization",)),
-    "tag": Strip(LENET + " " + SEARCH.format("tag", 600), ("tag",)),
+    "tag": Strip(MLP + " " + SEARCH.format("tag", 600), ("tag",)),
     "sme": Strip(
-        LENET + " client.share=delta client.local_steps=4 client.optimizer.lr=0.01 " + SEARCH.format("sme", 600),
+        MLP + " client.share=delta client.local_steps=4 client.optimizer.lr=0.01 " + SEARCH.format("sme", 600),
         ("sme",),
     ),
     "gradinversion": Strip(
@@ -80,7 +81,7 @@ ATTACKS = {
         SMALL + " model.patch_size=8 audit.batch_size=2 " + SEARCH.format("row_space_batch", 1000), ("row_space_batch",)
     ),
     "feature_target": Strip(
-        LENET + " model.num_classes=10 audit.batch_size=2 " + SEARCH.format("feature_target", 1000), ("feature_target",)
+        MLP + " model.num_classes=10 audit.batch_size=2 " + SEARCH.format("feature_target", 1000), ("feature_target",)
     ),
 }
 
