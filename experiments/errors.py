@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from importlib.resources import files
+from pathlib import Path
 
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
@@ -27,7 +28,7 @@ def _said(error: BaseException, config_name: str, overrides: list[str]) -> str:
     if known is not None:
         return str(known)
     if isinstance(error, MissingConfigException):
-        return _missing_option(str(error))
+        return _missing_option(str(error), config_name, overrides)
     if isinstance(error, InstantiationException):
         lines = [line for line in str(error).splitlines() if line.strip()]
         key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
@@ -64,25 +65,41 @@ def _flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def _missing_option(text: str) -> str:
+def _own_folder(arguments: list[str]) -> list[str]:
+    """What the call's --config-dir adds to Hydra's search path, as an override."""
+    flags = ("--config-dir", "-cd")
+    for place, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name in flags:
+            folder = value if equals else "".join(arguments[place + 1 : place + 2])
+            return [f"hydra.searchpath=['file://{Path(folder).resolve()}']"] if "'" not in folder else []
+    return []
+
+
+def _missing_option(text: str, config_name: str, overrides: list[str]) -> str:
     found = re.search(r"Could not (?:find|load) '([^']+)'", text)
     if not found or "/" not in found.group(1):
         return _flat(text)
     group, name = found.group(1).rsplit("/", 1)
-    options = _options(group)
-    return f"{group}={name}: there is no such option; one of {', '.join(options)}.{nearest(name, options)}"
+    own = _own_folder(overrides)
+    options = _options(group, config_name, own)
+    more = "" if own else " Options of your own: --config-dir DIR."
+    return f"{group}={name}: there is no such option; one of {', '.join(options)}.{nearest(name, options) or more}"
 
 
-def _options(group: str) -> list[str]:
+def _options(group: str, config_name: str, own: list[str]) -> list[str]:
     GlobalHydra.instance().clear()
     with initialize_config_module("conf", version_base=None):
-        return list(GlobalHydra.instance().config_loader().get_group_options(group))
+        return list(
+            GlobalHydra.instance().config_loader().get_group_options(group, config_name=config_name, overrides=own)
+        )
 
 
 def _unknown_key(key: str, config_name: str, overrides: Iterable[str]) -> str:
     typed = next((o for o in overrides if o.lstrip("+~").split("=", 1)[0].split("@")[0] == key), None)
     value = typed.split("=", 1)[1] if typed and "=" in typed else ""
-    keys = _all_keys(config_name, [o for o in overrides if "." not in o.split("=", 1)[0] and not o.startswith("-")])
+    groups = [o for o in overrides if "=" in o and "." not in o.split("=", 1)[0] and not o.startswith("-")]
+    keys = _all_keys(config_name, [*_own_folder(list(overrides)), *groups])
     hint = nearest(key, keys)
     if not hint:
         last = [k for k in keys if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]

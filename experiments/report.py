@@ -46,7 +46,7 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
             raise ValueError(f"no runs: {', '.join(strange)}; a sweep's page is made from its folder alone")
         return build_comparison(folders, out or Path("comparison.html"))
     if out is not None:
-        raise ValueError("--out is for a comparison of several runs")
+        raise ValueError("--out is for a comparison of several runs, named one by one; a sweep's page is in its folder")
     (folder,) = folders
     return build_report(folder) if _is_run(folder) else build_sweep_report(folder)
 

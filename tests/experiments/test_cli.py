@@ -105,3 +105,17 @@ def test_a_sweep_writes_one_comparison_page_and_outlives_a_faulty_run(command, t
     page = pages[0].read_text()
     assert "fixed_pe" in page
     assert "patch_gradient" in page
+
+
+def test_options_of_ones_own_are_suggested_and_pointed_at(command, tmp_path):
+    (tmp_path / "attack").mkdir()
+    own = "mini_match: {_target_: attacks.label.RecoverLabels, rule: llg}\n"
+    (tmp_path / "attack" / "mini_match.yaml").write_text(own)
+    settings = ["data=digits", "model=vit_nano", f"run_dir={tmp_path / 'run'}"]
+    folder = ["--config-dir", str(tmp_path)]
+    _, _, err = command("fedsim-audit", *folder, "attack=[mini_mach]", *settings)
+    assert err.strip().endswith("Did you mean 'mini_match'?")
+    _, _, err = command("fedsim-audit", *folder, "attack=[mini_match]", "attack.mini_match.rul=4", *settings)
+    assert err.strip().endswith("Did you mean 'attack.mini_match.rule'?")
+    _, _, err = command("fedsim-audit", "attack=[mini_match]", *settings)
+    assert err.strip().endswith("Options of your own: --config-dir DIR.")
