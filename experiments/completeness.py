@@ -37,10 +37,10 @@ def check_complete(config: Config, name: str) -> None:
 
 
 def _check_options(group: str, options: Mapping[str, Any]) -> None:
+    if isinstance(target := options.get("_target_"), str):
+        raise ConfigError(group, target, "in its YAML a name around its settings: 'NAME:', the rest indented")
     for name, settings in options.items():
         if not isinstance(settings, Mapping):
-            if name == "_target_":
-                raise ConfigError(group, settings, "in its YAML a name around its settings: 'NAME:', the rest indented")
             expected = f"settings: {group}.{name}.NAME=VALUE sets one of them, {group}=[{name}] takes them as they are"
             raise ConfigError(f"{group}.{name}", settings, expected)
 

@@ -50,9 +50,14 @@ def _in_chain(error: BaseException | None) -> ConfigError | None:
     return None
 
 
+def _settings(arguments: Iterable[str]) -> list[str]:
+    """Of the command's arguments those that set something: neither a flag nor its value."""
+    return [argument for argument in arguments if not argument.startswith("-") and re.match(r"[~+]|[^=]+=", argument)]
+
+
 def _odd_option(overrides: Iterable[str]) -> str | None:
     """The override that gives a whole group something else than names."""
-    for override in OverridesParser.create().parse_overrides([o for o in overrides if not o.startswith("-")]):
+    for override in OverridesParser.create().parse_overrides(_settings(overrides)):
         value = override.value()
         names = value if isinstance(value, list) else [value]
         group = (files("conf") / override.key_or_group).is_dir()
@@ -66,13 +71,14 @@ def _flat(text: str) -> str:
 
 
 def _own_folder(arguments: list[str]) -> list[str]:
-    """What the call's --config-dir adds to Hydra's search path, as an override."""
-    flags = ("--config-dir", "-cd")
+    """What the call adds to Hydra's search path, as an override: --config-dir's folder."""
     for place, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
-        if name in flags:
+        if name in ("--config-dir", "-cd"):
             folder = value if equals else "".join(arguments[place + 1 : place + 2])
-            return [f"hydra.searchpath=['file://{Path(folder).resolve()}']"] if "'" not in folder else []
+            found = Path(folder).resolve()
+            plain = found.is_dir() and not set(str(found)) & set("'\\$")
+            return [f"hydra.searchpath=['file://{found}']"] if folder and plain else []
     return []
 
 
@@ -83,7 +89,8 @@ def _missing_option(text: str, config_name: str, overrides: list[str]) -> str:
     group, name = found.group(1).rsplit("/", 1)
     own = _own_folder(overrides)
     options = _options(group, config_name, own)
-    more = "" if own else " Options of your own: --config-dir DIR."
+    given = any(argument.partition("=")[0] in ("--config-dir", "-cd") for argument in overrides)
+    more = "" if given else " Options of your own: --config-dir DIR."
     return f"{group}={name}: there is no such option; one of {', '.join(options)}.{nearest(name, options) or more}"
 
 
@@ -98,7 +105,7 @@ def _options(group: str, config_name: str, own: list[str]) -> list[str]:
 def _unknown_key(key: str, config_name: str, overrides: Iterable[str]) -> str:
     typed = next((o for o in overrides if o.lstrip("+~").split("=", 1)[0].split("@")[0] == key), None)
     value = typed.split("=", 1)[1] if typed and "=" in typed else ""
-    groups = [o for o in overrides if "=" in o and "." not in o.split("=", 1)[0] and not o.startswith("-")]
+    groups = [o for o in _settings(overrides) if "." not in o.split("=", 1)[0]]
     keys = _all_keys(config_name, [*_own_folder(list(overrides)), *groups])
     hint = nearest(key, keys)
     if not hint:

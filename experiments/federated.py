@@ -110,7 +110,7 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
             engine(config, config["num_clients"], folder=folder),
         ):
             writer = make_writer(config, folder, trackers, setup.data)
-            mishaps = Mishaps(_say)
+            mishaps = Mishaps(_tell)
 
             def on_result(job: Job, outcome: Outcome, *scored: Any) -> None:
                 writer.write(job, outcome, *scored)
@@ -252,7 +252,7 @@ class _Run:
             gauges=self._backlog,
             client_of=partition_of,
             start=point,
-            points=None if every is None else ResumePoints(self._states, float(every), self._settle, _say),
+            points=None if every is None else ResumePoints(self._states, float(every), self._settle, self._say),
         )
         context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
         build_server_app(plan)(self.grid, context)
@@ -271,12 +271,12 @@ class _Run:
         grid, scheduler = self.grid, self.scheduler
         on_cluster = self.setup.config["ray"]["address"] is not None  # a Ray of one's own has room for all workers
         if isinstance(scheduler, RayAttacks):
-            scheduler.on_waiting = _say
+            scheduler.on_waiting = self._say
         if not isinstance(grid, SimulatedGrid):
             return
 
         def clients_wait(text: str) -> None:
-            _say(text)
+            self._say(text)
             if on_cluster and isinstance(scheduler, RayAttacks):
                 scheduler.give_way()
 
@@ -300,7 +300,7 @@ class _Run:
         """What attacks had not finished, and what trackers are to forget."""
         self.trackers.resume(point.server_round + 1)
         self.writer.track_after(point.server_round)
-        for observation, truth in self.pending.load(point.server_round, _say):
+        for observation, truth in self.pending.load(point.server_round, self._say):
             self._attack(replace(observation, architecture=self.setup.architecture), truth)
 
     def _settle(self) -> None:
@@ -308,6 +308,9 @@ class _Run:
         self.pending.keep(self.scheduler.unfinished())
         self.trackers.flush()
         sync_all(self.folder.root)
+
+    def _say(self, text: str) -> None:
+        _tell(text)
 
     def _show_round(self, server_round: int, rounds: int, metrics: dict[str, Any]) -> None:
         scheduler, bars = self.scheduler, self.bars
@@ -321,7 +324,7 @@ class _Run:
             bars.say(f"round {server_round}: {who}{failure['error']}")
 
 
-def _say(text: str) -> None:
+def _tell(text: str) -> None:
     logger.warning("%s", text)
     console.print(text, markup=False)
 

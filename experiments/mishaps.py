@@ -26,7 +26,7 @@ class Mishaps:
             return
         if outcome.status == "failed" and job.attack not in counts:
             where = observation_name(job.server_round, job.client)
-            self._say(f"{job.attack} failed on {where}: {outcome.reason}")
+            self._say(f"{job.attack} failed on {where}: {' '.join(outcome.reason.split())}")
         counts[job.attack] += 1
 
     def __str__(self) -> str:

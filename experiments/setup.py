@@ -149,7 +149,8 @@ def make_writer(
         data: whose public pictures give the guess without a gradient; None: there is no guess.
     """
     guess = None if data is None else partial(public_mean, data, image_side(config["model"]))
-    return ResultWriter(folder, trackers, config["model"]["name"], list(config["defense"]), guess)
+    baselines = [name for name, settings in config["attack"].items() if build_attack(name, settings).baseline]
+    return ResultWriter(folder, trackers, config["model"]["name"], list(config["defense"]), guess, baselines)
 
 
 def make_scheduler(config: Config, on_result: OnResult, scratch: Path | None = None) -> AttackScheduler:

@@ -68,9 +68,12 @@ class Observation:
 
         Raises:
             NotApplicable: the model has no such part, or a defense withheld its gradient.
+            ValueError: the role has several.
         """
-        (gradient,) = self.gradients_of(role)
-        return gradient
+        gradients = self.gradients_of(role)
+        if len(gradients) > 1:
+            raise ValueError(f"{role} names {len(gradients)} parameters: gradients_of gives them all")
+        return gradients[0]
 
     def gradients_of(self, role: str) -> tuple[Tensor, ...]:
         """Those of all parameters in a role, such as `head_biases`, float64.

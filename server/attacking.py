@@ -35,17 +35,12 @@ WROTE = "the attack wrote into the observation, which other attacks read too"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an attack: `refused` carries its reason, `failed` the error, `done` what it had to do without.
-
-    Attributes:
-        baseline: the attack says of itself that it reads no gradient.
-    """
+    """What became of an attack: `refused` carries its reason, `failed` the error, `done` what it had to do without."""
 
     status: Literal["done", "refused", "failed"]
     reason: str = ""
     reconstruction: Reconstruction | None = None
     seconds: float = 0.0
-    baseline: bool = False
 
 
 def build_attack(name: str, settings: dict[str, Any]) -> Attack:
@@ -89,8 +84,7 @@ def run_attack(
     except Exception as error:  # noqa: BLE001 - attacks are plug-ins: their faults belong into the report
         logger.error("attack %s failed:\n%s", name, traceback.format_exc())
         return Outcome("failed", f"{type(error).__name__}: {error}", seconds=time.perf_counter() - start)
-    reason = smaller and f"out of memory until {smaller}"
-    return Outcome("done", reason, reconstruction, reconstruction.seconds, attack.baseline)
+    return Outcome("done", smaller and f"out of memory until {smaller}", reconstruction, reconstruction.seconds)
 
 
 def _within_memory(
@@ -172,8 +166,11 @@ def _together(
     for _, result in zip(observations, results, strict=True):
         if isinstance(result, NotApplicable):
             outcomes.append(Outcome("refused", str(result), seconds=seconds))
-        else:
-            outcomes.append(Outcome("done", "", finished(result, seconds), seconds, attack.baseline))
+            continue
+        try:
+            outcomes.append(Outcome("done", "", finished(result, seconds), seconds))
+        except ValueError as error:  # no pictures, for this victim alone
+            outcomes.append(Outcome("failed", f"ValueError: {error}", seconds=seconds))
     return outcomes
 
 

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -76,8 +76,10 @@ class ResultWriter:
         model: str,
         defenses: Sequence[str],
         guess: Callable[[], Tensor] | None = None,
+        baselines: Iterable[str] = (),
     ) -> None:
         self._make_guess = guess
+        self._baselines = frozenset(baselines)
         self._folder = folder
         self._trackers = trackers
         self._model = model
@@ -105,7 +107,7 @@ class ResultWriter:
             "client": job.client if job.summed == 1 else f"{job.client} (sum of {job.summed} clients)",
             "attack": job.attack,
             "status": outcome.status,
-            "baseline": outcome.baseline,
+            "baseline": job.attack in self._baselines,
             "reason": outcome.reason,
             "certificate": None
             if certificate is None

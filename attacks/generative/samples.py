@@ -20,6 +20,8 @@ class GeneratorSamples(Attack):
             knows the truth, holds each original against the one that suits it: a bound for luck, no attack.
     """
 
+    baseline = True
+
     def __init__(self, generator: Generator, samples: int = 64, pick: str = "mean") -> None:
         if samples < 1:
             raise ConfigError("samples", samples, "1 or more")

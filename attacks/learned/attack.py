@@ -29,6 +29,7 @@ class LearnedInversion(Attack):
             raise ConfigError("output", output, f"one of {', '.join(OUTPUTS)}")
         self.trained = load_trained(Path(checkpoint).expanduser())
         self.output, self.any_weights = output, any_weights
+        self.baseline = output == "mean"
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable where anything is not as it was in training."""

@@ -120,6 +120,7 @@ class GradientMatching(Attack):
         self.local_updates = local_updates
         self.memory_gib = memory_gib
         self.target = target
+        self.baseline = target == "random"
         self.settings = SearchSettings(
             optimiser or OptimiserSettings(),
             schedule or Schedule(),

@@ -113,8 +113,9 @@ def draw_pictures(path: Path, labels: Sequence[str], blocks: Sequence[Block]) ->
             title = axes[0][start].set_title(block.title, loc="left", fontsize=9)
             title.set_in_layout(len(block.lines[0]) == 1)  # it may stand over its neighbours
             for line, cells in zip(axes, block.lines, strict=True):
-                for axis, cell in zip(line[start:], cells, strict=False):
+                for axis, cell in zip(line[start : start + len(cells)], cells, strict=True):
                     _draw(axis, cell)
+        # Unseen: the other titles are no part of the layout, this one keeps their height free.
         axes[0][0].set_title(max((block.title for block in blocks), key=lambda title: title.count("\n")), alpha=0)
 
 

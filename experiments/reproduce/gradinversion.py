@@ -153,13 +153,12 @@ def budget(scale: Scale) -> str:
     search = {**presets(ATTACK)[ATTACK], **scale.search}
     trained = f"trained for {scale.training} steps on the public pictures" if scale.training else "trained elsewhere"
     own = ", ".join(f"{name}={value}" for name, value in scale.search.items() if "." in name)
-    other = f" For so few steps the search has settings of its own: {own}; the paper matches by layer-wise L2." * bool(
-        own
-    )
+    other = f" For so few steps the search has settings of its own ({own}); the paper matches by layer-wise L2."
+    other = other if own else ""
     return (
         f"Network, pictures and budget: {' '.join(scale.model)}, {trained}, {search['restarts']} candidates and "
         f"{search['steps']:,} steps of search, batches of {scale.batch}; the paper has a trained ResNet-50, 224 px, 8 "
-        f"candidates, 20,000 steps, batches of 8.{other if own else ''}"
+        f"candidates, 20,000 steps, batches of 8.{other}"
     )
 
 

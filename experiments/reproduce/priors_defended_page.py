@@ -133,7 +133,7 @@ def figure(entries: Sequence[Entry], path: Path) -> None:
             axes.axhline(sum(guessed) / len(guessed), color=COLOURS[6], linestyle="--", label=ATTACKS["lti_mean"])
         axes.set_xticks(range(len(DEFENDED)), [label.replace(", ", ",\n") for label in DEFENDED.values()])
         axes.set(ylabel="PSNR, dB")
-        axes.legend(ncols=3)
+        drawn.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5)
 
 
 def _values(entries: Sequence[Entry], defense: str, attack: str) -> list[float]:

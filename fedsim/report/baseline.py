@@ -40,7 +40,7 @@ def needs_no_gradient(run: RunFolder, attack: str) -> bool:
     """
     if any(record.baseline for record in run.attacks if record.attack == attack):
         return True
-    settings = run.setting("attack")
+    settings = run.setting("attack")  # folders of earlier versions do not say
     settings = settings.get(attack) if isinstance(settings, Mapping) else None
     if not isinstance(settings, Mapping):
         return False

@@ -100,8 +100,10 @@ class ImageRecord:
     @property
     def changed(self) -> bool:
         """Whether a defense changed the picture before the model saw it, as far as the scores tell."""
-        if self.private_psnr is None or self.psnr is None:
-            return self.private_psnr != self.psnr and self.private_psnr is not None
+        if self.private_psnr is None:
+            return False
+        if self.psnr is None:
+            return True
         seen, own = (10 ** (-psnr / 20) for psnr in (self.psnr, self.private_psnr))
         if abs(seen - own) > 10 ** (-ROUNDING / 20):
             return True
@@ -180,8 +182,8 @@ class RunFolder:
 
     @property
     def round_seconds(self) -> dict[int, float]:
-        """Wall time of each round."""
-        return {record.number: record.seconds for record in self.timings}
+        """Wall time of each round; what comes before the first, numbered 0, is none."""
+        return {record.number: record.seconds for record in self.timings if record.number > 0}
 
     @property
     def finished(self) -> bool:

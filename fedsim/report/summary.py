@@ -198,7 +198,7 @@ def client_failures(run: RunFolder) -> list[ClientFailure]:
 
 
 def run_times(run: RunFolder) -> RunTimes:
-    seconds = {number: taken for number, taken in run.round_seconds.items() if number > 0}  # 0: before the first
+    seconds = run.round_seconds
     slowest = max(seconds, key=lambda number: seconds[number], default=None)
     whole = run.summary.get("seconds")
     return RunTimes(

@@ -125,7 +125,8 @@ def _reason(error: Exception) -> str:
         words = re.sub(r".*?ersion mismatch:? ?", "", text)
         return f"a cluster with the Ray and the Python of this environment ({words})"
     if isinstance(error, ConnectionError):
-        token = "" if "RAY_AUTH_MODE" in os.environ else "; one that asks for a token: set RAY_AUTH_MODE=token"
+        sent = os.environ.get("RAY_AUTH_MODE") == "token"
+        token = "" if sent else "; one that asks for a token: set RAY_AUTH_MODE=token"
         return f"no Ray cluster answers there ({text}){token}"
     return f"the cluster takes no job of this kind ({text})"
 
@@ -150,10 +151,8 @@ def _check_answer(address: str) -> None:
     if (fault := _connect(host, port)) is not None:
         where = "there" if actual == address else f"at {actual}"
         raise ConfigError("ray.address", address, f"no Ray cluster answers {where} ({fault})") from fault
-    if host not in LOOPBACK:
-        return
-    _offer_token()
-    if not actual.startswith("ray://"):
+    if host in LOOPBACK and not actual.startswith("ray://"):
+        _offer_token()
         from ray._private.services import get_node_ip_address
 
         # Ray takes the loopback for this machine's name in its network, where such a head does not listen.
@@ -164,7 +163,7 @@ def _check_answer(address: str) -> None:
 def _offer_token() -> None:
     """To a cluster of this machine, the user's token: `ray start` asks for it as soon as any local Ray has made one.
 
-    Ray sends none to an address that is named, lest a foreign host read it.
+    Ray sends none to an address that is named, lest a foreign host read it; nor do we to `ray://`, the form of tunnels.
     """
     try:
         from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available

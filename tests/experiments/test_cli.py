@@ -119,3 +119,6 @@ def test_options_of_ones_own_are_suggested_and_pointed_at(command, tmp_path):
     assert err.strip().endswith("Did you mean 'attack.mini_match.rule'?")
     _, _, err = command("fedsim-audit", "attack=[mini_match]", *settings)
     assert err.strip().endswith("Options of your own: --config-dir DIR.")
+    code, _, err = command("fedsim-audit", *folder, "attack=[3]", *settings)
+    assert code == 2
+    assert err.strip().endswith("attack=[3]: a group takes the name of an option, or a list of them")

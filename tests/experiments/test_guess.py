@@ -4,6 +4,7 @@ import json
 import math
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from experiments.guess import public_mean
@@ -54,3 +55,15 @@ def test_it_is_written_with_each_result_and_held_against_the_private_picture(tmp
     assert second == 300.0
     assert rows[2]["images"] == []
     assert asked == [1]
+
+
+@pytest.mark.parametrize(("settings", "baseline"), [("target=random", True), ("target=observed", False)])
+def test_results_say_whether_the_attack_reads_the_gradient(command, tmp_path, settings, baseline):
+    run = tmp_path / "run"
+    fixed = ["data=digits", "model=vit_nano", "audit.num_images=1", "simulation=inline", "attack=[tag]"]
+    code, _, err = command(
+        "fedsim-audit", *fixed, "attack.tag.steps=1", "attack.tag.frames=0", f"attack.tag.{settings}", f"run_dir={run}"
+    )
+    assert code == 0, err
+    (line,) = (run / "attacks.jsonl").read_text().splitlines()
+    assert json.loads(line)["baseline"] is baseline

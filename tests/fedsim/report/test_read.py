@@ -101,3 +101,10 @@ def test_attacks_say_themselves_that_they_are_baselines(write_run: Any, records:
     lines = [records.attack(1, 0, attack="grey", baseline=True), records.attack(1, 0, attack="patch_gradient")]
     run = read_run(write_run(attacks=lines))
     assert baselines(run) == {"grey"}
+
+
+def test_what_comes_before_the_first_round_is_no_round(write_run: Any) -> None:
+    folder = write_run(rounds=[{"round": 0, "accuracy": 0.1}, {"round": 1, "accuracy": 0.5}])
+    with (folder / "timings.jsonl").open("a") as file:
+        file.write(json.dumps({"round": 0, "seconds": 99.0}) + "\n")
+    assert 0 not in read_run(folder).round_seconds
