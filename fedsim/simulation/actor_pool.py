@@ -22,7 +22,6 @@ PATIENCE = 30.0
 """Seconds that calls wait without any worker until somebody is told, and then until told again."""
 
 NODE_DIED = "its node has died"
-NEVER_RAN = "cancelled before it started running"
 """What Ray says of actors, started or not, whose node is gone; the error has no other sign of it."""
 
 REFUSAL = f"{ConfigError.__module__}.{ConfigError.__qualname__}: "
@@ -295,9 +294,7 @@ def wait_for(pools: Sequence[ActorPool[Tag]], timeout: float | int | None) -> li
 
 
 def _node_died(error: RayError) -> bool:
-    """Lost with its node, before its first step too: no fault of the worker's."""
-    text = str(error)
-    return isinstance(error, RayActorError) and (error.preempted or NODE_DIED in text or NEVER_RAN in text)
+    return isinstance(error, RayActorError) and (error.preempted or NODE_DIED in str(error))
 
 
 def _last_line(error: BaseException) -> str:

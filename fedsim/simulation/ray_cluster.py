@@ -83,7 +83,13 @@ def ray_cluster(
         _check_answer(address)
         options |= {"address": address, "runtime_env": dict(runtime_env or {})}
     try:
-        _init(options)
+        may_ask = _may_have_the_token(address)
+        try:
+            _init(options, tell=not may_ask)
+        except ConnectionError:
+            if not (may_ask and _send_token()):
+                raise
+            _init(options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         if address is None:
             raise
@@ -94,8 +100,11 @@ def ray_cluster(
         ray.shutdown()
 
 
-def _init(options: dict[str, Any]) -> None:
+def _init(options: dict[str, Any], tell: bool = True) -> None:
     """`ray.init`, tried again where a busy machine takes longer than Ray waits for its own processes.
+
+    Args:
+        tell: what Ray's native code wrote is shown where it failed.
 
     Raises:
         RunError: they did not come in the end.
@@ -104,7 +113,7 @@ def _init(options: dict[str, Any]) -> None:
 
     for left in reversed(range(STARTS)):
         try:
-            with _quiet_stderr():
+            with _quiet_stderr(tell):
                 ray.init(**options)
             return
         except Exception as error:  # Ray has no class of its own for it
@@ -152,7 +161,6 @@ def _check_answer(address: str) -> None:
         where = "there" if actual == address else f"at {actual}"
         raise ConfigError("ray.address", address, f"no Ray cluster answers {where} ({fault})") from fault
     if host in LOOPBACK and not actual.startswith("ray://"):
-        _offer_token()
         from ray._private.services import get_node_ip_address
 
         # Ray takes the loopback for this machine's name in its network, where such a head does not listen.
@@ -160,17 +168,28 @@ def _check_answer(address: str) -> None:
             _bind_to_loopback()
 
 
-def _offer_token() -> None:
-    """To a cluster of this machine, the user's token: `ray start` asks for it as soon as any local Ray has made one.
+def _may_have_the_token(address: str | None) -> bool:
+    """Whether this is a cluster of this machine, of which the user has said nothing about tokens.
 
     Ray sends none to an address that is named, lest a foreign host read it; nor do we to `ray://`, the form of tunnels.
+    """
+    found = ADDRESS.fullmatch(address or "")
+    here = found is not None and found["host"].strip("[]") in LOOPBACK and not found[0].startswith("ray://")
+    return here and "RAY_AUTH_MODE" not in os.environ
+
+
+def _send_token() -> bool:
+    """Send the user's token from here on; False: there is none.
+
+    `ray start` asks for it as soon as any local Ray has made one. Who sends a token asks for it too, and the workers of
+    a cluster without tokens have none: so it is nothing for the first try.
     """
     try:
         from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
     except ImportError:  # a version without tokens
-        return
+        return False
     with _quiet_stderr():  # it greets with a warning
-        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+        return bool(maybe_enable_token_auth_if_token_available(warn_if_disabled=False))
 
 
 def _connect(host: str, port: int) -> OSError | None:
@@ -190,7 +209,7 @@ def _bind_to_loopback() -> None:
 
 
 @contextmanager
-def _quiet_stderr() -> Iterator[None]:
+def _quiet_stderr(tell: bool = True) -> Iterator[None]:
     """Ray's native code greets on file descriptor 2; what it wrote is shown only where it failed."""
     sys.stderr.flush()
     original = os.dup(2)
@@ -200,7 +219,8 @@ def _quiet_stderr() -> Iterator[None]:
             yield
         except BaseException:
             captured.seek(0)
-            os.write(original, captured.read())
+            if tell:
+                os.write(original, captured.read())
             raise
         finally:
             os.dup2(original, 2)

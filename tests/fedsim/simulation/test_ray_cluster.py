@@ -91,7 +91,7 @@ def test_one_that_may_ask_for_a_token_is_told_so(without_ray, open_port, monkeyp
         raise ConnectionError("ray client connection timeout")
 
     monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr("fedsim.simulation.ray_cluster._offer_token", lambda: None)
+    monkeypatch.setattr("fedsim.simulation.ray_cluster._send_token", lambda: False)
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     if mode is not None:
         monkeypatch.setenv("RAY_AUTH_MODE", mode)
