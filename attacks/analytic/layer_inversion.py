@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 RANK_TOLERANCE = 1e-6
@@ -54,71 +54,96 @@ def read_head(
     """All (p - y, h) with (p - y) hᵀ = ∂L/∂W and p = softmax(W h + b), the most consistent first; one example.
 
     With the bias's gradient p - y is known. Without it ∂L/∂W = σ u vᵀ leaves its scale s: p - y = s·u, h = (σ/s)·v, and
-    the softmax of the logits that follow must agree; the label is where s·u is smallest. Two classes may leave several
-    solutions (the "twins" of the paper), more classes seldom do.
+    the softmax of the logits that follow must agree. Two classes may leave several solutions (the "twins" of the
+    paper), more classes seldom do. The label is where p - y is smallest; with smoothed labels a confident model
+    overshoots its target, and the label is where p - (p - y) is largest.
     """
     weight, bias, weight_grad = weight.double(), bias.double(), weight_grad.double()
     if bias_grad is not None:
         error = bias_grad.double()
         features = error @ weight_grad / error.square().sum()
-        label = int(error.argmin())
-        target = _target(label, len(error), label_smoothing, weight)
-        residual = float(((weight @ features + bias).softmax(0) - target - error).norm())
+        target = (weight @ features + bias).softmax(dim=0) - error
+        label = int(target.argmax() if label_smoothing else error.argmin())
+        residual = float((target - _smoothed(torch.tensor(label, device=error.device), target, label_smoothing)).norm())
         return [HeadInput(error, features, label, residual)]
     left, singular, right = torch.linalg.svd(weight_grad, full_matrices=False)
     found = []
     for sign in (1.0, -1.0):
         direction, features = sign * left[:, 0], sign * singular[0] * right[0]
-        label = int(direction.argmin())
-        target = _target(label, len(direction), label_smoothing, weight)
-        for scale in _consistent_scales(direction, weight @ features, bias, target):
-            rest = _mismatch(scale, direction, weight @ features, bias, target)
-            found.append(HeadInput(scale * direction, features / scale, label, float(rest.norm())))
+        logits = weight @ features
+        for scale in _consistent_scales(direction, logits, bias, label_smoothing):
+            target = _implied_target(scale, direction, logits, bias)
+            chosen = target.argmax()
+            rest = target - _smoothed(chosen, target, label_smoothing)
+            found.append(HeadInput(scale * direction, features / scale, int(chosen), float(rest.norm())))
     return sorted(found, key=lambda head: head.residual)
 
 
-def _target(label: int, classes: int, smoothing: float, like: Tensor) -> Float[Tensor, "classes"]:
-    target = like.new_full((classes,), smoothing / classes)
-    target[label] += 1.0 - smoothing
-    return target
+def _smoothed(
+    label: Int[Tensor, "*grid"], like: Float[Tensor, "*grid classes"], smoothing: float
+) -> Float[Tensor, "*grid classes"]:
+    classes = like.shape[-1]
+    return F.one_hot(label, classes).to(like) * (1.0 - smoothing) + smoothing / classes
 
 
-def _mismatch(
+def _implied_target(
     scale: Float[Tensor, ""] | Float[Tensor, "grid 1"],
     direction: Float[Tensor, "classes"],
     logits: Float[Tensor, "classes"],
     bias: Float[Tensor, "classes"],
-    target: Float[Tensor, "classes"],
 ) -> Float[Tensor, "classes"] | Float[Tensor, "grid classes"]:
-    return (logits / scale + bias).softmax(dim=-1) - target - scale * direction
+    """softmax(logits/s + b) - s·u: a one-hot vector, smoothed, where the scale is right."""
+    return (logits / scale + bias).softmax(dim=-1) - scale * direction
 
 
 def _consistent_scales(
     direction: Float[Tensor, "classes"],
     logits: Float[Tensor, "classes"],
     bias: Float[Tensor, "classes"],
-    target: Float[Tensor, "classes"],
+    smoothing: float,
 ) -> list[Float[Tensor, ""]]:
-    """The local minima of ‖softmax(logits/s + b) - target - s·u‖ over 0 < s·|u_y| < target_y, by grid and Newton."""
-    label = direction.argmin()
-    if float(direction[label]) >= 0.0:
-        return []
-    largest = target[label] / -direction[label]
-    shares = torch.linspace(-16.0, 16.0, 4001, dtype=logits.dtype, device=logits.device).sigmoid()
-    grid = largest * shares
-    rest = _mismatch(grid[:, None], direction, logits, bias, target).norm(dim=1)
-    lowest = ((rest[1:-1] <= rest[:-2]) & (rest[1:-1] <= rest[2:])).nonzero().flatten() + 1
-    scales = []
-    for start in lowest.tolist():
-        low, high, scale = grid[start - 1], grid[start + 1], grid[start]
+    """The local minima of ‖softmax(logits/s + b) - s·u - target‖ over 0 < s·max|u| < 1, by grids and Newton.
+
+    Twins may be so near each other that a grid shows one minimum for both: each is looked at again on two finer ones.
+    """
+
+    def mismatch(scale: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        target = _implied_target(scale, direction, logits, bias)
+        return target - _smoothed(target.argmax(dim=-1), target, smoothing)
+
+    brackets = [torch.linspace(-16.0, 16.0, 4001, dtype=logits.dtype, device=logits.device)]
+    for points in (257, 257, 5):
+        steps = torch.linspace(0.0, 1.0, points, dtype=logits.dtype, device=logits.device)
+        brackets = [
+            low + (high - low) * steps
+            for grid in brackets
+            for low, high in _around_minima(mismatch(_scale(grid[:, None], direction)).norm(dim=1), grid)
+        ]
+    scales: list[Float[Tensor, ""]] = []
+    for bracket in brackets:
+        low, scale, high = _scale(bracket[[0, 2, 4]], direction)
         for _ in range(30):
             probs = (logits / scale + bias).softmax(dim=0)
             change = -logits / scale.square()
             slope = probs * (change - probs @ change) - direction
-            step = slope @ _mismatch(scale, direction, logits, bias, target) / slope.square().sum()
-            scale = (scale - step).clamp(low, high)
-        scales.append(scale)
+            scale = (scale - slope @ mismatch(scale) / slope.square().sum()).clamp(low, high)
+        if not any(torch.isclose(scale, other, rtol=1e-8, atol=0.0) for other in scales):
+            scales.append(scale)
     return scales
+
+
+def _scale(logit: Float[Tensor, "*grid"], direction: Float[Tensor, "classes"]) -> Float[Tensor, "*grid"]:
+    """No entry of p - y is above 1."""
+    return logit.sigmoid() / direction.abs().max()
+
+
+def _around_minima(
+    values: Float[Tensor, "grid"], grid: Float[Tensor, "grid"]
+) -> list[tuple[Float[Tensor, ""], Float[Tensor, ""]]]:
+    """Two steps to both sides of each local minimum: a twin may lie beyond the next point."""
+    lowest = ((values[1:-1] <= values[:-2]) & (values[1:-1] <= values[2:])).nonzero().flatten() + 1
+    last = len(grid) - 1
+    return [(grid[max(0, at - 2)], grid[min(last, at + 2)]) for at in lowest.tolist()]
 
 
 def conv_matrix(layer: nn.Conv2d, shape: tuple[int, ...]) -> Float[Tensor, "outputs inputs"]:

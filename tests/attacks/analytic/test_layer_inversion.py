@@ -79,19 +79,56 @@ def test_a_linear_layers_input(rng):
     assert solve_linear(torch.zeros(4), torch.zeros(4, 9)).missing == 9
 
 
+def read_back(weight, bias, h, label, smoothing):
+    """The readings of a classifier's gradient, and those of them that are the truth."""
+    weight = weight.clone().requires_grad_()
+    variables = [weight] if bias is None else [weight, bias.requires_grad_()]
+    logits = F.linear(h[None], weight, bias)
+    grads = torch.autograd.grad(F.cross_entropy(logits, torch.tensor([label]), label_smoothing=smoothing), variables)
+    known = torch.zeros(len(weight), dtype=torch.float64) if bias is None else bias.detach()
+    found = read_head(weight.detach(), known, grads[0], grads[1] if bias is not None else None, smoothing)
+    return found, [r for r in found if r.label == label and torch.allclose(r.input, h, rtol=1e-5, atol=1e-7)]
+
+
 @pytest.mark.parametrize("classes", [2, 3, 10])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_the_classifier_is_read(classes, smoothing, with_bias, rng):
-    head = nn.Linear(20, classes, bias=with_bias).double()
-    h = torch.randn(1, 20, generator=rng, dtype=torch.float64)
-    for label in range(classes):
-        loss = F.cross_entropy(head(h), torch.tensor([label]), label_smoothing=smoothing)
-        gradient = dict(zip(("weight", "bias"), torch.autograd.grad(loss, list(head.parameters())), strict=False))
-        bias = head.bias.detach() if with_bias else torch.zeros(classes, dtype=torch.float64)
-        found = read_head(head.weight.detach(), bias, gradient["weight"], gradient.get("bias"), smoothing)
-        matching = [read for read in found if read.label == label and torch.allclose(read.input, h[0], atol=1e-7)]
-        assert matching, found
-        assert matching[0].residual < 1e-10
+    for _ in range(10):
+        weight = torch.randn(classes, 20, generator=rng, dtype=torch.float64) / 8
+        bias = torch.randn(classes, generator=rng, dtype=torch.float64) / 8 if with_bias else None
+        h = torch.randn(20, generator=rng, dtype=torch.float64)
+        found, true = read_back(weight, bias, h, classes - 1, smoothing)
+        assert true, found
+        assert true[0].residual < 1e-10
         if classes > 2:
-            assert matching[0] is found[0]
+            assert true[0] is found[0]
+
+
+@pytest.mark.parametrize("apart", [1e-1, 1e-2, 1e-3, 1e-4])
+def test_neighbouring_twins_are_both_read(apart):
+    """Two classes: the gradient shows e·h alone; an error e = 1 / (1 + exp m) at margin m has a twin of equal e·m.
+
+    e·m is largest where m = 1 + exp(-m): there, at m = 1.2785, the twins meet.
+    """
+    weight = torch.tensor([[0.5, 0.0], [-0.5, 0.0]], dtype=torch.float64)  # margin of class 0 = h[0]
+    for side in (-apart, apart):
+        h = torch.tensor([1.2784645 + side, 0.7], dtype=torch.float64)
+        found, true = read_back(weight, None, h, 0, 0.0)
+        assert true, found
+        assert true[0].residual < 1e-10
+        assert sum(read.label == 0 and read.residual < 1e-10 for read in found) == 2
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_confident_model_overshoots_its_smoothed_target(classes, with_bias, rng):
+    """p_y above 1 - ε + ε/C: the label's entry of the gradient is positive."""
+    weight = torch.randn(classes, 20, generator=rng, dtype=torch.float64) / 8
+    bias = torch.zeros(classes, dtype=torch.float64) if with_bias else None
+    h = 20 * weight[1] / weight[1].square().sum()
+    assert float((weight @ h).softmax(0)[1]) > 0.95
+    found, true = read_back(weight, bias, h, 1, 0.1)
+    assert true, found
+    assert float(true[0].error[1]) > 0
+    assert true[0].residual < 1e-10
