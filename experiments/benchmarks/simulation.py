@@ -31,7 +31,9 @@ from experiments.benchmarks.simulation_apps import (
 )
 from fedsim.simulation.ray_cluster import quiet_environment, ray_cluster
 
-ENGINES = ("flower", "whole", "sums", "inline", "bare")
+ENGINES = ("flower", "whole", "observed", "sums", "inline", "bare")
+"""Flower's own; updates whole, added up by Flower's FedAvg or where it was made; sums alone; one process; no Grid."""
+OBSERVED = {"whole": None, "observed": True, "sums": False, "inline": False}
 TENSORS = {100_000: 10, 5_000_000: 150, 22_000_000: 150}
 UNITS = {"k": 1_000, "M": 1_000_000}
 
@@ -99,7 +101,7 @@ def _ours(
 
     from fedsim.simulation import InlineGrid
 
-    server = make_server_app(parameters, tensors, rounds, watch, engine != "whole", clients)
+    server = make_server_app(parameters, tensors, rounds, watch, OBSERVED[engine], clients)
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     if engine == "inline":
         server(InlineGrid(clients, make_client_app), context)
@@ -116,7 +118,7 @@ def _flower(clients: int, parameters: int, tensors: int, workers: int, rounds: i
     from flwr.simulation import run_simulation
 
     run_simulation(
-        make_server_app(parameters, tensors, rounds, watch, False, clients),
+        make_server_app(parameters, tensors, rounds, watch, None, clients),
         FlowerClientApp(),
         clients,
         backend_config={

@@ -9,7 +9,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg, Strategy
 from torch import Tensor
 
 from fedsim.records import ARRAYS, DecodedState, to_arrays, to_reply
@@ -99,20 +99,23 @@ def seconds_of_descendants() -> float:
 
 
 def make_server_app(
-    parameters: int, tensors: int, rounds: int, watch: Stopwatch, sums: bool, clients: int
+    parameters: int, tensors: int, rounds: int, watch: Stopwatch, observed: bool | None, clients: int
 ) -> ServerApp:
     """FedAvg over all clients, without evaluation.
 
     Args:
-        sums: ask the Grid for sums of updates.
+        observed: ask the Grid for sums of updates, and for every update besides (True) or for none (False); None: for
+            updates, which Flower's FedAvg adds up.
         clients: wait for so many: Flower's engine starts before all of them are there.
     """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=clients)
-        SeededSampling(WorkerSums(strategy) if sums else strategy, 0).start(
+        strategy: Strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=clients)
+        if observed is not None:
+            strategy = WorkerSums(strategy, chosen=lambda server_round, nodes: nodes if observed else ())
+        SeededSampling(strategy, 0).start(
             grid,
             to_arrays(make_state(parameters, tensors)),
             num_rounds=rounds,

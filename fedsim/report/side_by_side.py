@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedsim.report.baseline import reading
+from fedsim.report.baseline import guessing, needs_no_gradient, reading
 from fedsim.report.pictures import EmbeddedPicture, embed_picture
 from fedsim.report.read import AttackRecord, ImageRecord, RunFolder
 
@@ -48,10 +48,14 @@ def same_pictures(runs: Mapping[str, RunFolder]) -> list[SamePicture]:
 def _best(run: RunFolder) -> dict[str, tuple[AttackRecord, ImageRecord]]:
     """For each picture the result with the highest PSNR against the client's own; unscored ones come last.
 
-    Baselines are no attacks.
+    Baselines are no attacks: theirs is shown where no attack was made.
     """
+    return _highest(guessing(run)) | _highest(reading(run))
+
+
+def _highest(run: RunFolder) -> dict[str, tuple[AttackRecord, ImageRecord]]:
     best: dict[str, tuple[AttackRecord, ImageRecord]] = {}
-    for record in reading(run).attacks:
+    for record in run.attacks:
         for image in record.images:
             known = best.get(image.image)
             if known is None or _rank(image) > _rank(known[1]):
@@ -75,5 +79,6 @@ def _row(
         # What a defense changed before the model saw it is not the client's own picture.
         if original is None and not image.changed:
             original = embed_picture(runs[run].path, image.original)
-        results.append(Rebuilt(run, record.attack, image.leaked, embed_picture(runs[run].path, image.reconstruction)))
+        attack = f"{record.attack}, a baseline" if needs_no_gradient(runs[run], record.attack) else record.attack
+        results.append(Rebuilt(run, attack, image.leaked, embed_picture(runs[run].path, image.reconstruction)))
     return SamePicture(name, original, tuple(results))

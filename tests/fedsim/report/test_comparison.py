@@ -112,6 +112,22 @@ def test_baselines_are_marked_and_are_no_attacks(write_run: Any, records: Any, p
     assert text.count('(100 %) <span class="hint">baseline</span>') == 2  # a cell for each run
 
 
+def test_a_run_of_baselines_alone_shows_the_best_of_them(
+    write_run: Any, records: Any, picture: Any, tmp_path: Path
+) -> None:
+    folders = []
+    for name in ("seeing", "blind"):
+        rows = [
+            records.attack(k, 0, records.image(psnr, "digits/0", reconstruction="reconstructions/a.png"), attack=name)
+            for k, psnr in enumerate((12.0, 9.0))
+        ]
+        config = f"defense: {{}}\nattack: {{{name}: {{{'target: random' if name == 'blind' else ''}}}}}\n"
+        folders.append(write_run(rows, config=config, name=name))
+        picture(folders[-1])
+    (one,) = compare_runs(folders, tmp_path, "x").pictures
+    assert [(result.attack, result.psnr) for result in one.results] == [("blind, a baseline", 12.0), ("seeing", 12.0)]
+
+
 def test_the_trade_off_leaves_baselines_out(
     write_run: Any, records: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
