@@ -13,7 +13,7 @@ from rich.console import Console
 
 from experiments.errors import ConfigFault, one_line
 from experiments.launcher import SideBySide, register
-from experiments.logs import silence_flower
+from experiments.logs import silence_libraries
 from fedsim.errors import RunError
 from fedsim.simulation.ray_cluster import quiet_environment
 
@@ -32,7 +32,7 @@ def run_cli(config_name: str, task: Task, read: Read = lambda _: None) -> None:
         read: asked first; what it gives is run without Hydra.
     """
     quiet_environment()
-    silence_flower()
+    silence_libraries()
     # Hydra then raises instead of printing its own summary of an error.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     arguments = sys.argv[1:]

@@ -6,12 +6,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def silence_flower() -> None:
-    """Take Flower's console output away; its records go where all others go."""
-    flower = logging.getLogger("flwr")
-    for handler in list(flower.handlers):
-        flower.removeHandler(handler)
-    flower.propagate = True
+def silence_libraries() -> None:
+    """Take what Flower and Hydra print away; their records go where all others go, and nowhere before a run has a log.
+
+    What Hydra logs of a class that cannot be imported, it raises as well.
+    """
+    for name in ("flwr", "hydra.utils"):
+        logger = logging.getLogger(name)
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
+        logger.addHandler(logging.NullHandler())
+        logger.propagate = True
 
 
 class _Records(logging.Formatter):

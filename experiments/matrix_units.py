@@ -20,7 +20,7 @@ from experiments.audit import choose_pictures, divide, run_audit
 from experiments.errors import ConfigFault, one_line
 from experiments.federated import run_federated
 from experiments.guess import public_mean
-from experiments.logs import silence_flower
+from experiments.logs import silence_libraries
 from experiments.setup import Setup, prepare
 from fedsim.composition import Config
 from fedsim.errors import ConfigError, RunError
@@ -135,7 +135,7 @@ class UnitWorker(PooledWorker):
 
     def __init__(self, threads: int) -> None:
         quiet_environment()
-        silence_flower()
+        silence_libraries()
         torch.set_num_threads(threads)
 
     def run(self, unit: Unit) -> End:

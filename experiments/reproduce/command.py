@@ -1,13 +1,12 @@
 """A command with plain options: one line on standard error and exit code 2 for what cannot work."""
 
 import argparse
-import logging
 import sys
 from collections.abc import Callable
 
 from experiments.cli import errors
 from experiments.errors import ConfigFault, one_line
-from experiments.logs import silence_flower
+from experiments.logs import silence_libraries
 from fedsim.errors import RunError
 from fedsim.simulation.ray_cluster import quiet_environment
 
@@ -16,8 +15,7 @@ def call(run: Callable[[argparse.Namespace], None], parser: argparse.ArgumentPar
     """Run it with the options of the command line; what it had finished when it was stopped is on disk."""
     options = parser.parse_args()
     quiet_environment()
-    silence_flower()
-    logging.getLogger("flwr").addHandler(logging.NullHandler())  # what it says before a run has its log
+    silence_libraries()
     try:
         run(options)
     except RunError as error:

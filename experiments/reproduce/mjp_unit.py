@@ -1,6 +1,5 @@
 """One model of MJP's tables: trained in a federation, then measured by `fedsim-measure`'s own code."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 
 from experiments.cli import console
 from experiments.federated import run_federated
-from experiments.logs import silence_flower
+from experiments.logs import silence_libraries
 from experiments.matrix_units import quiet
 from experiments.measure import Progress, measure_subject
 from experiments.measures.subjects import Subject, load_subjects
@@ -25,8 +24,7 @@ def run_unit(unit: Unit) -> list[Entry]:
     Settings of the unit: `run`, those of the federated run; `measure`, those of `fedsim-measure`; `name`.
     """
     quiet_environment()
-    silence_flower()
-    logging.getLogger("flwr").addHandler(logging.NullHandler())  # what it says before a run has its log
+    silence_libraries()
     torch.set_num_threads(unit.threads)
     folder = run_folder(unit.out, unit.key)
     with quiet():
