@@ -95,8 +95,8 @@ class Attack(ABC):
 
     Attributes:
         session: set by whoever runs the attack; does nothing outside a run.
-        baseline: it never reads what was shared: the report marks it, and leaves it out of the verdicts of runs and
-            comparisons.
+        baseline: it never reads what was shared: report, comparison and matrix mark it, and leave it out of every
+            verdict.
         cost: how long it takes in comparison, in any unit: of the attacks that wait for a worker the cheapest go first.
     """
 

@@ -39,6 +39,7 @@ COLUMNS = (
     "seconds",
     "strongest",
     "batch",
+    "blind",
     "defended",
     "row_leakage",
     "accuracy",

@@ -29,6 +29,7 @@ class Cell:
         label_exact, label_share: share of updates with every label right, mean share of labels; None without labels.
         seconds: mean over the updates on which the attack ran to its end.
         batch: pictures in one update that the server sees.
+        blind: it never reads what was shared (`baseline = True` in its class): shown, and no row's leakage.
     """
 
     attack: str
@@ -48,6 +49,7 @@ class Cell:
     label_share: float | None = None
     seconds: float | None = None
     batch: int | None = None
+    blind: bool = False
 
     @property
     def gain(self) -> float | None:
@@ -152,7 +154,7 @@ class Row:
     @property
     def recognised(self) -> float | None:
         """The largest share of pictures that an attack makes recognisable; None where the leakage is."""
-        shares = [cell.recognised for cell in self.cells if cell.recognised is not None]
+        shares = [cell.recognised for cell in self._cells(None) if cell.recognised is not None]
         return None if self.leakage is None else max(shares, default=0.0)
 
     @property
@@ -161,7 +163,8 @@ class Row:
         return self.accuracy is not None and self.leakage is not None and not self.mismatch
 
     def _cells(self, state: str | None) -> list[Cell]:
-        return [cell for cell in self.cells if state in (None, cell.state)]
+        """Those of attacks that read what was shared."""
+        return [cell for cell in self.cells if state in (None, cell.state) and not cell.blind]
 
     def _known(self, state: str | None) -> bool:
         cells = self._cells(state)
@@ -201,6 +204,16 @@ class Matrix:
     @property
     def attacks(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns)
+
+    @property
+    def blind(self) -> frozenset[str]:
+        """The attacks that never read what was shared."""
+        return frozenset(cell.attack for row in self.rows for cell in row.cells if cell.blind)
+
+    @property
+    def reading(self) -> tuple[str, ...]:
+        """The others."""
+        return tuple(name for name in self.attacks if name not in self.blind)
 
     @property
     def batches(self) -> tuple[int | None, ...]:

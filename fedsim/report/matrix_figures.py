@@ -129,7 +129,8 @@ def _heat_map(axes: Axes, matrix: Matrix, state: str, *, named: bool) -> None:
         batch = DASH if row.batch is None else str(row.batch)
         axes.text(len(attacks) + 2.65, y, batch, ha="center", va="center", color=LIGHT[INK])
     heads = [*range(len(attacks)), len(attacks) + 0.15, len(attacks) + 1.4, len(attacks) + 2.4]
-    names = [*attacks, "strongest", "accuracy", "pictures in an update"]
+    shown = [f"{attack} (baseline)" if attack in matrix.blind else attack for attack in attacks]
+    names = [*shown, "strongest", "accuracy", "pictures in an update"]
     axes.set_xticks(heads, names, rotation=35, ha="left", rotation_mode="anchor")
     axes.xaxis.tick_top()
     if named:

@@ -60,7 +60,7 @@ def why_unplaced(row: Row) -> str:
     told = [row.mismatch]
     told += [f"{what}: {stage.status}, {stage.reason}" for what, stage in stages.items() if stage.reason]
     for cell in row.cells:
-        if cell.status == "failed":
+        if cell.status == "failed" and not cell.blind:
             updates = cell.done + cell.refused + cell.failed
             told.append(f"{cell.attack} ({cell.state}) failed on {cell.failed} of {updates}: {cell.reason}")
     return "; ".join(dict.fromkeys(filter(None, told))) or "not finished yet"
@@ -73,7 +73,7 @@ def _verdict(matrix: Matrix, batch: int | None) -> str:
     told = []
     if defenses:
         safe = [row for row in defenses if row.recognised == 0]
-        attacks = count(len(matrix.attacks), "attack")
+        attacks = count(len(matrix.reading), "attack")
         words = f"under {len(safe)} of {count(len(defenses), 'defense')} no picture is recognisable to any of {attacks}"
         told.append(words + _most_accurate(matrix, safe, against))
     if against is not None and against.leakage is not None:

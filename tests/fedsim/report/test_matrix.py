@@ -159,3 +159,23 @@ def test_a_matrix_of_which_nothing_is_known_is_drawn_all_the_same(tmp_path):
 def test_without_numbers_there_is_no_page(tmp_path: Path):
     with pytest.raises(FileNotFoundError):
         build_matrix_report(tmp_path)
+
+
+def test_a_baselines_column_says_so(tmp_path):
+    matrix = small_matrix()
+    rows = tuple(
+        replace(row, cells=tuple(replace(cell, blind=cell.attack == "april") for cell in row.cells))
+        for row in matrix.rows
+    )
+    write_matrix(replace(matrix, rows=rows), tmp_path)
+    text = build_matrix_report(tmp_path).read_text(encoding="utf-8")
+    assert '<th scope="col">april <span class="hint">baseline</span></th>' in text
+    assert "<h1>1 attack against 5 defenses</h1>" in text
+    assert "no picture is recognisable to any of 1 attack" in text
+    assert "baseline</span>" not in _page(tmp_path / "plain")
+
+
+def _page(folder):
+    folder.mkdir()
+    write_matrix(small_matrix(), folder)
+    return build_matrix_report(folder).read_text(encoding="utf-8")

@@ -70,6 +70,16 @@ def test_a_row_that_no_attack_gets_into_leaks_the_guess():
     assert Row("r").leakage is None
 
 
+def test_a_baseline_is_shown_and_counts_for_nothing():
+    blind = cell(25.0, "samples", recognised=1.0, blind=True)
+    row = Row("r", accuracies=(0.9,), cells=(blind, cell(15.0, recognised=0.0)))
+    assert row.strongest is not None
+    assert (row.strongest.attack, row.leakage, row.recognised) == ("x", 15.0, 0.0)
+    assert Row("failed", cells=(cell(None, "samples", status="failed", blind=True), cell(15.0))).leakage == 15.0
+    alone = Row("alone", accuracies=(0.9,), cells=(blind,))
+    assert (alone.leakage, alone.placed) == (None, False)
+
+
 def test_rows_whose_updates_hold_other_numbers_of_pictures_do_not_compete():
     one = Row("one", accuracies=(0.9,), cells=(cell(40.0, batch=1),))
     two = Row("two", accuracies=(0.95,), cells=(cell(12.0, batch=2), cell(None, "y", status="refused")))
