@@ -14,6 +14,7 @@ from clients.training import ClientSettings, LocalResult, train_locally
 from defenses.base import ClientRound, DefenseChain
 from defenses.compose import build_chain
 from fedsim.composition import Config, build_data, build_spec, image_side
+from fedsim.contents import array_records, config_records
 from fedsim.data import FederatedData, ImageSet
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.evaluation import evaluate
@@ -199,9 +200,9 @@ def build_client_app(config: Config, data: FederatedData | None = None) -> Clien
 
 
 def _memory(context: Context) -> State:
-    return from_arrays(context.state.array_records.get(MEMORY, ArrayRecord()))
+    return from_arrays(array_records(context.state).get(MEMORY, ArrayRecord()))
 
 
 def _open(message: Message, decoded: DecodedState) -> tuple[State, ConfigRecord]:
     content = message.content
-    return decoded.get(content.array_records[ARRAYS]), content.config_records.get(CONFIG, ConfigRecord())
+    return decoded.get(array_records(content)[ARRAYS]), config_records(content).get(CONFIG, ConfigRecord())

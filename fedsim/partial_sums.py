@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from fedsim.contents import array_records, config_records, metric_records
 from fedsim.records import ARRAYS, METRICS, NUM_EXAMPLES, UPDATE, from_array, to_array
 from fedsim.update import State
 
@@ -65,16 +66,16 @@ class PartialSums:
         Raises:
             KeyError, TypeError, ValueError: it is no reply of a fedsim client; nothing was added.
         """
-        record = content.array_records[ARRAYS]
+        record = array_records(content)[ARRAYS]
         if not record:
             return False
-        metrics = {name: float(value) for name, value in content.metric_records[METRICS].items()}  # type: ignore[arg-type]
+        metrics = {name: float(value) for name, value in metric_records(content)[METRICS].items()}  # type: ignore[arg-type]
         examples = metrics.pop(NUM_EXAMPLES)
-        key = Key(str(content.config_records[UPDATE]["kind"]), tuple(sorted(record)), tuple(sorted(metrics)))
+        key = Key(str(config_records(content)[UPDATE]["kind"]), tuple(sorted(record)), tuple(sorted(metrics)))
         update = {name: from_array(array, copy=False) for name, array in record.items()}
         total = self.by_key.get(key)
         if total is None:
-            record_of = content.config_records[UPDATE]
+            record_of = config_records(content)[UPDATE]
             total = self.by_key[key] = PartialSum(_zeros(update), 0.0, 0, dict.fromkeys(metrics, 0.0), record_of)
         if any(update[name].shape != tensor.shape for name, tensor in total.tensors.items()):
             raise ValueError("clients share tensors of different shapes: they have no sum")
@@ -162,13 +163,13 @@ def _pack(total: PartialSum) -> RecordDict:
 
 
 def _unpack(content: RecordDict) -> PartialSum:
-    numbers = {name: float(value) for name, value in content.metric_records[SUM_OF].items()}  # type: ignore[arg-type]
+    numbers = {name: float(value) for name, value in metric_records(content)[SUM_OF].items()}  # type: ignore[arg-type]
     return PartialSum(
-        tensors={name: from_array(array, copy=False) for name, array in content.array_records[SUM].items()},
+        tensors={name: from_array(array, copy=False) for name, array in array_records(content)[SUM].items()},
         examples=numbers[NUM_EXAMPLES],
         clients=int(numbers[CLIENTS]),
         metrics={name.removeprefix("metric."): v for name, v in numbers.items() if name.startswith("metric.")},
-        update=content.config_records[SUM_UPDATE],
+        update=config_records(content)[SUM_UPDATE],
         own=False,
     )
 

@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.contents import array_records, config_records, metric_records
 from fedsim.ground_truth import GroundTruth
 from fedsim.update import Kind, LocalProtocol, State, Update
 
@@ -188,11 +189,11 @@ def from_reply(content: RecordDict) -> tuple[Update, LocalProtocol, int]:
     Raises:
         KeyError, ValueError, TypeError: the reply is no reply of a fedsim client.
     """
-    config = content.config_records[UPDATE]
+    config = config_records(content)[UPDATE]
     kind = update_kind(str(config["kind"]))
-    metrics = next(iter(content.metric_records.values()))
+    metrics = next(iter(metric_records(content).values()))
     withheld: dict[str, Any] = json.loads(str(config["withheld"]))
-    arrays, buffers = from_arrays(content.array_records[ARRAYS]), buffer_names(content)
+    arrays, buffers = from_arrays(array_records(content)[ARRAYS]), buffer_names(content)
     update = Update(
         tensors={name: tensor for name, tensor in arrays.items() if name not in buffers},
         kind=kind,
@@ -211,7 +212,7 @@ def buffer_names(content: RecordDict) -> list[str]:
     Raises:
         KeyError: the reply is no reply of a fedsim client.
     """
-    names = content.config_records[UPDATE]["buffers"]
+    names = config_records(content)[UPDATE]["buffers"]
     return [str(name) for name in names]  # type: ignore[union-attr]
 
 

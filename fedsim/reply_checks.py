@@ -15,6 +15,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import nn
 
+from fedsim.contents import array_records
 from fedsim.records import ARRAYS, AUDIT, METRICS, NUM_EXAMPLES, TRAIN_LOSS, UPDATE, TensorArray, _npy_header
 from fedsim.update import Kind, LocalProtocol
 
@@ -90,7 +91,7 @@ def check_train_reply(content: RecordDict, start: ArrayRecord, rules: ReplyRules
     """
     optional = {} if rules.image_shape is None else {AUDIT: ConfigRecord}
     _check_records(content, {ARRAYS: ArrayRecord, METRICS: MetricRecord, UPDATE: ConfigRecord}, optional)
-    metrics, update, arrays = content[METRICS], content[UPDATE], content.array_records[ARRAYS]
+    metrics, update, arrays = content[METRICS], content[UPDATE], array_records(content)[ARRAYS]
     examples = _check_train_metrics(metrics, rules)
     _check_keys("the update", update, UPDATE_KEYS)
     if update["kind"] != rules.kind:

@@ -7,6 +7,7 @@ from logging import getLogger
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
+from fedsim.contents import array_records, config_records
 from fedsim.partial_sums import SUM, SUM_OF, SUM_UPDATE
 from fedsim.records import ARRAYS, UPDATE
 from server.summing import FEWEST, Sums, in_groups
@@ -41,7 +42,7 @@ class AbortAlone(StrategyWrapper):
             return self.inner.aggregate_train(server_round, replies)
         names = ", ".join(map(str, sorted(alone)))
         logger.warning("round %d: %s aborts, no other shares with client %s", server_round, self._sums.by, names)
-        if any(SUM in reply.content.array_records for reply in answered):
+        if any(SUM in array_records(reply.content) for reply in answered):
             alone = speaking
         arrays, metrics = self.inner.aggregate_train(server_round, _without(replies, alone))
         return None if alone == speaking else arrays, metrics
@@ -68,9 +69,9 @@ def _without(replies: Sequence[Message], alone: set[int]) -> list[Message]:
 
 def _speaks(reply: Message) -> bool:
     """A reply without arrays was summed: its client shared something."""
-    records = reply.content.array_records
+    records = array_records(reply.content)
     return ARRAYS not in records or len(records[ARRAYS]) > 0
 
 
 def _client(reply: Message) -> int:
-    return int(reply.content.config_records[UPDATE]["partition-id"])  # type: ignore[arg-type]
+    return int(config_records(reply.content)[UPDATE]["partition-id"])  # type: ignore[arg-type]

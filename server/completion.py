@@ -7,6 +7,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fedsim.contents import array_records, config_records
 from fedsim.records import ARRAYS, UPDATE, from_array, to_array
 from server.wrapping import StrategyWrapper
 
@@ -38,15 +39,15 @@ class CompleteUpdates(StrategyWrapper):
             if reply.has_error():
                 whole.append(reply)
                 continue
-            shared |= set(reply.content.array_records[ARRAYS])
+            shared |= set(array_records(reply.content)[ARRAYS])
             whole.append(self._complete(reply))
         arrays, metrics = self.inner.aggregate_train(server_round, whole)
         return (None if arrays is None else self._restore(arrays, shared)), metrics
 
     def _complete(self, reply: Message) -> Message:
         content = reply.content
-        kind = content.config_records[UPDATE]["kind"]
-        sent = content.array_records[ARRAYS]
+        kind = config_records(content)[UPDATE]["kind"]
+        sent = array_records(content)[ARRAYS]
         if kind == "weights" and list(sent) == list(self._arrays):
             return reply
         weights: dict[str, Array] = {}

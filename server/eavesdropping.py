@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import nn
 
+from fedsim.contents import array_records, metric_records
 from fedsim.models import Architecture, ModelSpec, find_roles
 from fedsim.observation import Observation
 from fedsim.records import NUM_EXAMPLES, from_arrays
@@ -90,12 +91,12 @@ class Eavesdropper(StrategyWrapper):
         return self.inner.aggregate_train(server_round, replies)
 
     def _observe(self, server_round: int, client: int, reply: Message) -> Observation:
-        sent = from_arrays(next(iter(reply.content.array_records.values())))
+        sent = from_arrays(next(iter(array_records(reply.content).values())))
         if missing := self._trainable.keys() - sent.keys():
             raise ValueError(f"no {', '.join(sorted(missing))} in the reply")
         if strange := [name for name, shape in self._trainable.items() if sent[name].shape != shape]:
             raise ValueError(f"{', '.join(strange)} of another shape than the model's")
-        metrics = next(iter(reply.content.metric_records.values()), None)
+        metrics = next(iter(metric_records(reply.content).values()), None)
         examples = (
             self._protocol.batch_size if metrics is None else metrics.get(NUM_EXAMPLES, self._protocol.batch_size)
         )

@@ -6,6 +6,7 @@ from typing import Any
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
+from fedsim.contents import metric_records
 from fedsim.privacy import largest_epsilons
 from fedsim.records import METRICS
 from server.wrapping import StrategyWrapper
@@ -33,7 +34,7 @@ class LargestEpsilon(StrategyWrapper):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         replies = list(replies)
         contents = [reply.content for reply in replies if not reply.has_error()]
-        reports = [content.metric_records[METRICS] for content in contents if METRICS in content.metric_records]
+        reports = [metric_records(content)[METRICS] for content in contents if METRICS in metric_records(content)]
         self._largest = largest_epsilons([self._largest, *reports])
         arrays, metrics = self.inner.aggregate_train(server_round, replies)
         return arrays, metrics if not self._largest else MetricRecord({**(metrics or {}), **self._largest})

@@ -8,6 +8,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
+from fedsim.contents import array_records, config_records
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
@@ -81,7 +82,7 @@ class HonestButCurious(StrategyWrapper):
         clients = {}
         for reply in replies:
             try:
-                clients[int(reply.content.config_records[UPDATE]["partition-id"])] = reply  # type: ignore[arg-type]
+                clients[int(config_records(reply.content)[UPDATE]["partition-id"])] = reply  # type: ignore[arg-type]
             except (KeyError, TypeError, ValueError) as error:
                 logger.warning("node %s sent no fedsim update: %s", reply.metadata.src_node_id, error)
         groups = in_groups(clients, 1 if self._sums is None else self._sums.clients)
@@ -103,7 +104,7 @@ class HonestButCurious(StrategyWrapper):
 
 def _has_update(reply: Message) -> bool:
     """Whether the client's own update is in the reply: there is none after an error, and none where it was summed."""
-    return not reply.has_error() and ARRAYS in reply.content.array_records
+    return not reply.has_error() and ARRAYS in array_records(reply.content)
 
 
 def _read(replies: dict[int, Message], truths: Truths) -> Iterator[Contribution]:

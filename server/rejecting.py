@@ -8,6 +8,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fedsim.contents import config_records
 from fedsim.partial_sums import sum_size
 from fedsim.records import ARRAYS, CONFIG, METRICS, UPDATE
 from fedsim.reply_checks import MalformedReply, ReplyRules, check_evaluate_reply, check_train_reply
@@ -47,7 +48,7 @@ class RejectMalformed(StrategyWrapper):
     ) -> Iterable[Message]:
         self._start = arrays
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
-        instructions = messages[0].content.config_records.get(CONFIG) if messages else None
+        instructions = config_records(messages[0].content).get(CONFIG) if messages else None
         self._checked = instructions is not None and sum_size(instructions) > 0 and _checks_replies(grid)
         return messages
 
@@ -95,7 +96,7 @@ class RejectMalformed(StrategyWrapper):
         for reply in replies:
             if not reply.has_error():
                 node = reply.metadata.src_node_id
-                partition = int(reply.content.config_records[UPDATE]["partition-id"])  # type: ignore[arg-type]
+                partition = int(config_records(reply.content)[UPDATE]["partition-id"])  # type: ignore[arg-type]
                 first = claimed.setdefault(partition, node)
                 if first != node:
                     reply = self._rejected(reply, f"it claims partition {partition}, as node {first} does")

@@ -7,6 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fedsim.contents import array_records, metric_records
 from fedsim.records import ARRAYS, NUM_EXAMPLES
 from server.wrapping import StrategyWrapper
 
@@ -45,13 +46,13 @@ class OmitSilent(StrategyWrapper):
 def _shares_nothing(reply: Message) -> bool:
     if reply.has_error():
         return False
-    records = reply.content.array_records
+    records = array_records(reply.content)
     return ARRAYS in records and len(records[ARRAYS]) == 0
 
 
 def _mean_metrics(replies: Sequence[Message]) -> dict[str, float]:
     """The numbers that all clients report, weighted by examples as Flower's strategies do."""
-    reported = [next(iter(reply.content.metric_records.values()), MetricRecord()) for reply in replies]
+    reported = [next(iter(metric_records(reply.content).values()), MetricRecord()) for reply in replies]
     weights = [_number(record, NUM_EXAMPLES) or 0.0 for record in reported]
     total = sum(weights) or 1.0
     means: dict[str, float] = {}

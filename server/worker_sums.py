@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Strategy
 
+from fedsim.contents import array_records, config_records
 from fedsim.partial_sums import SUM, SUM_OF, SUM_UPDATE, SUM_WANTED, WHOLE, mean_replies
 from fedsim.records import ARRAYS, CONFIG
 from server.wrapping import StrategyWrapper
@@ -64,7 +65,7 @@ class WorkerSums(StrategyWrapper):
         wanted = self._size or group_size(len(nodes))
         whole = sorted(self._chosen(server_round, nodes))
         for content in {id(message.content): message.content for message in messages}.values():
-            instructions = content.config_records.get(CONFIG)
+            instructions = config_records(content).get(CONFIG)
             if instructions is not None:
                 instructions[SUM_WANTED], instructions[WHOLE] = wanted, whole
         return messages
@@ -79,7 +80,7 @@ class WorkerSums(StrategyWrapper):
 
 
 def _carries_sum(reply: Message) -> bool:
-    return not reply.has_error() and SUM in reply.content.array_records
+    return not reply.has_error() and SUM in array_records(reply.content)
 
 
 def _means(replies: list[Message]) -> Iterator[Message]:
@@ -101,5 +102,5 @@ def _means(replies: list[Message]) -> Iterator[Message]:
 
 
 def _shares_nothing(reply: Message) -> bool:
-    records = reply.content.array_records
+    records = array_records(reply.content)
     return ARRAYS in records and len(records[ARRAYS]) == 0

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 from torch import Tensor
 
+from fedsim.contents import array_records
 from fedsim.records import ARRAYS, DecodedState, to_arrays, to_reply
 from fedsim.update import LocalProtocol, State, Update
 from server.sampling import SeededSampling
@@ -39,7 +40,7 @@ def make_client_app() -> ClientApp:
 
     @app.train()
     def _train(message: Message, context: Context) -> Message:
-        state = decoded.get(message.content.array_records[ARRAYS])
+        state = decoded.get(array_records(message.content)[ARRAYS])
         update = Update(train(state), "weights", 1)
         client = int(context.node_config["partition-id"])
         return Message(to_reply(update, PROTOCOL, client, {}, None), reply_to=message)

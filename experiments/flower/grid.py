@@ -12,6 +12,7 @@ from flwr.supercore.run import Run
 
 import fedsim
 from experiments.flower.settings import INTRODUCTION, PARTITION_ID, REFUSAL, VERSION
+from fedsim.contents import config_records
 from fedsim.errors import RunError
 from fedsim.simulation import node_id_of
 
@@ -196,7 +197,7 @@ class NumberedGrid(Grid):
         """The partition that a SuperNode says it holds; ValueError where it refuses or says something else."""
         if reply.has_error():
             raise ValueError(reply.error.reason)
-        record = reply.content.config_records[INTRODUCTION]
+        record = config_records(reply.content)[INTRODUCTION]
         if REFUSAL in record:
             raise ValueError(str(record[REFUSAL]))
         partition, version = record[PARTITION_ID], record[VERSION]

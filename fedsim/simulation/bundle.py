@@ -10,6 +10,7 @@ from time import perf_counter
 from flwr.app import Context, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedsim.contents import array_records
 from fedsim.memory import Memory
 from fedsim.partial_sums import PartialSums
 from fedsim.records import ARRAYS, AUDIT
@@ -141,7 +142,7 @@ def summed(
         return reply
     try:
         if rules is not None:
-            start, client = message.content.array_records[ARRAYS], partition_of(message.metadata.dst_node_id)
+            start, client = array_records(message.content)[ARRAYS], partition_of(message.metadata.dst_node_id)
             check_train_reply(reply.content, start, rules, client)
         added = sums.add(reply.content)
     except MalformedReply as fault:

@@ -7,6 +7,7 @@ from functools import partial
 
 from flwr.app import Message, RecordDict
 
+from fedsim.contents import array_records, config_records, metric_records
 from fedsim.partial_sums import Key, PartialSums
 from fedsim.records import ARRAYS, METRICS, NUM_EXAMPLES, UPDATE, buffer_names
 from fedsim.reply_checks import ReplyRules
@@ -136,12 +137,12 @@ class Fold:
 
 
 def _metrics(content: RecordDict) -> Names:
-    return tuple(sorted(name for name in content.metric_records[METRICS] if name != NUM_EXAMPLES))
+    return tuple(sorted(name for name in metric_records(content)[METRICS] if name != NUM_EXAMPLES))
 
 
 def _tensors(content: RecordDict, rules: ReplyRules) -> Names:
     """What a client shared whose reply was checked, also where its arrays are no longer there."""
     if ARRAYS in content:
-        return tuple(sorted(content.array_records[ARRAYS]))
-    withheld = json.loads(str(content.config_records[UPDATE]["withheld"]))
+        return tuple(sorted(array_records(content)[ARRAYS]))
+    withheld = json.loads(str(config_records(content)[UPDATE]["withheld"]))
     return tuple(sorted((rules.trained - set(withheld)).union(buffer_names(content))))

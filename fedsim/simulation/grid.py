@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedsim.contents import config_records
 from fedsim.partial_sums import SUM, SUM_OF, SUM_UPDATE, SUM_WANTED, WHOLE
 from fedsim.records import CONFIG
 from fedsim.reply_checks import ReplyRules
@@ -295,7 +296,7 @@ def _sums_wanted(messages: Sequence[Message]) -> tuple[int, frozenset[int]]:
     """(clients of a group, nodes whose updates travel besides); 0 where all replies are to travel as they are."""
     if not messages or messages[0].metadata.message_type != MessageType.TRAIN:
         return 0, frozenset()
-    config = messages[0].content.config_records.get(CONFIG, ConfigRecord())
+    config = config_records(messages[0].content).get(CONFIG, ConfigRecord())
     whole: list[int] = config.get(WHOLE, [])  # type: ignore[assignment]
     return int(config.get(SUM_WANTED, 0)), frozenset(whole)  # type: ignore[arg-type]
 
