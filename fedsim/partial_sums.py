@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from fedsim.contents import array_records, config_records, metric_records
-from fedsim.records import ARRAYS, METRICS, NUM_EXAMPLES, UPDATE, from_array, to_array
+from fedsim.records import ARRAYS, METRICS, NUM_EXAMPLES, UPDATE, from_array, to_arrays
 from fedsim.update import State
 
 SUM_WANTED = "fedsim.sum"
@@ -76,7 +76,9 @@ class PartialSums:
         total = self.by_key.get(key)
         if total is None:
             record_of = config_records(content)[UPDATE]
-            total = self.by_key[key] = PartialSum(_zeros(update), 0.0, 0, dict.fromkeys(metrics, 0.0), record_of)
+            sums = {name: examples * value for name, value in metrics.items()}
+            self.by_key[key] = PartialSum(_weighted(update, examples), examples, 1, sums, record_of)
+            return True
         if any(update[name].shape != tensor.shape for name, tensor in total.tensors.items()):
             raise ValueError("clients share tensors of different shapes: they have no sum")
         if not total.own:
@@ -128,20 +130,21 @@ def mean_replies(contents: Iterable[RecordDict]) -> Iterator[RecordDict]:
         total = _unpack(content)
         if total.examples <= 0:
             raise ValueError(f"{total.clients} clients report {total.examples:g} examples between them")
-        record = ArrayRecord()
-        for name, tensor in total.tensors.items():
-            record[name] = to_array(tensor / total.examples, copy=False)
+        record = to_arrays({name: tensor / total.examples for name, tensor in total.tensors.items()}, copy=False)
         means = {name: value / total.examples for name, value in total.metrics.items()}
         numbers = MetricRecord({NUM_EXAMPLES: total.examples, **means})
         yield RecordDict({ARRAYS: record, METRICS: numbers, UPDATE: total.update})
 
 
-def _zeros(update: State) -> State:
-    wide = {name: tensor.dtype in (torch.float16, torch.float32) for name, tensor in update.items()}
-    return {
-        name: torch.zeros(tensor.shape, dtype=torch.float32 if wide[name] else torch.float64)
-        for name, tensor in update.items()
-    }
+def _weighted(update: State, weight: float) -> State:
+    """weight·update, in the type of a sum."""
+    parts = [
+        part
+        if part.dtype in (torch.float32, torch.float64)
+        else part.to(torch.float32 if part.dtype == torch.float16 else torch.float64)
+        for part in update.values()
+    ]
+    return dict(zip(update, torch._foreach_mul(parts, weight), strict=True))
 
 
 def _add(total: State, update: State, weight: float) -> None:
@@ -154,9 +157,7 @@ def _add(total: State, update: State, weight: float) -> None:
 
 
 def _pack(total: PartialSum) -> RecordDict:
-    record = ArrayRecord()
-    for name, tensor in total.tensors.items():
-        record[name] = to_array(tensor, copy=False)
+    record = to_arrays(total.tensors, copy=False)
     numbers = {NUM_EXAMPLES: total.examples, CLIENTS: float(total.clients)}
     sums = {f"metric.{name}": value for name, value in total.metrics.items()}
     return RecordDict({SUM: record, SUM_OF: MetricRecord({**numbers, **sums}), SUM_UPDATE: total.update})

@@ -4,66 +4,28 @@ import io
 import json
 import math
 import warnings
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, cast, get_args
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.contents import array_records, config_records, metric_records
 from fedsim.ground_truth import GroundTruth
+from fedsim.tensor_records import NUMPY_STYPE, TensorArray, TensorRecord, npy_header
 from fedsim.update import Kind, LocalProtocol, State, Update
 
 ARRAYS, CONFIG, METRICS, UPDATE, AUDIT = "arrays", "config", "metrics", "fedsim.update", "fedsim.audit"
 NUM_EXAMPLES, SERVER_ROUND, TRAIN_LOSS = "num-examples", "server-round", "train_loss"
 AUDITED = "fedsim.audited"
 """In a round's instructions: the server observes this round, so an audit record is of use."""
-_NUMPY_STYPE = "numpy.ndarray"
 _PLAIN_DTYPES = frozenset({"float16", "float32", "float64", "int32", "int64", "uint8", "bool"})
 with warnings.catch_warnings():
     # torch tells once in a process that it knows no read-only tensors; who asks for `copy=False` knows.
     warnings.simplefilter("ignore")
     torch.from_numpy(np.frombuffer(bytes(8), dtype=np.uint8))
-
-
-class TensorArray(Array):
-    """A tensor as Flower's `Array`: encoded as `np.save` does where bytes are asked for, and not before.
-
-    Between processes of one machine its memory travels as it is (pickle's protocol 5, out of band), and arrives
-    read-only. On Flower's own wire it is an `Array` like any other.
-    """
-
-    def __init__(self, values: NDArray[Any]) -> None:
-        self.__dict__.update(dtype=_dtype_name(values.dtype), shape=values.shape, stype=_NUMPY_STYPE, values=values)
-
-    values: NDArray[Any]
-
-    @cached_property
-    def data(self) -> bytes:  # type: ignore[override]
-        return b"".join((_npy_header(self.dtype, self.shape), self.values.tobytes()))
-
-    def numpy(self) -> NDArray[Any]:
-        return self.values.copy()
-
-    def deflate(self) -> bytes:
-        # The name of the class is part of Flower's format.
-        return Array(self.dtype, self.shape, self.stype, self.data).deflate()
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Array):
-            return NotImplemented
-        return (self.dtype, self.shape, self.data) == (other.dtype, tuple(other.shape), other.data)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"TensorArray({self.dtype}, {self.shape})"
-
-    def __reduce__(self) -> tuple[type["TensorArray"], tuple[NDArray[Any]]]:
-        return TensorArray, (self.values,)
 
 
 def to_array(tensor: Tensor, copy: bool = True) -> Array:
@@ -72,30 +34,14 @@ def to_array(tensor: Tensor, copy: bool = True) -> Array:
     Args:
         copy: False hands the tensor's memory over: nobody may write into it any more.
     """
-    # Not np.ascontiguousarray: it turns a scalar into a vector of one.
-    array = tensor.detach().cpu().contiguous().numpy()
-    return TensorArray(array.copy() if copy else array)
-
-
-@lru_cache
-def _dtype_name(dtype: np.dtype[Any]) -> str:
-    """NumPy builds the name anew each time, which takes longer than everything else that is done with a small array."""
-    return str(dtype)
+    array = tensor.numpy(force=True)
+    return TensorArray(array if array.flags.c_contiguous and not copy else array.copy())
 
 
 @lru_cache
 def _protocol_json(protocol: LocalProtocol) -> str:
     """Most clients of a run have the same."""
     return json.dumps(protocol.to_dict())
-
-
-@lru_cache(maxsize=4096)
-def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """The bytes that `np.save` puts in front of a C-ordered array; parsing them anew costs more than copying."""
-    header = io.BytesIO()
-    description = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(header, description)
-    return header.getvalue()
 
 
 def from_array(array: Array, copy: bool = True) -> Tensor:
@@ -111,10 +57,10 @@ def from_array(array: Array, copy: bool = True) -> Tensor:
     """
     if isinstance(array, TensorArray):
         return torch.from_numpy(array.values.copy() if copy else array.values)
-    if array.stype != _NUMPY_STYPE:
-        raise ValueError(f"arrays must be {_NUMPY_STYPE}, not {array.stype!r}")
+    if array.stype != NUMPY_STYPE:
+        raise ValueError(f"arrays must be {NUMPY_STYPE}, not {array.stype!r}")
     if array.dtype in _PLAIN_DTYPES:
-        header = _npy_header(array.dtype, tuple(array.shape))
+        header = npy_header(array.dtype, tuple(array.shape))
         size = math.prod(array.shape) * np.dtype(array.dtype).itemsize
         if array.data.startswith(header) and len(array.data) == len(header) + size:
             flat = np.frombuffer(array.data, dtype=array.dtype, offset=len(header)).reshape(array.shape)
@@ -126,10 +72,7 @@ def from_array(array: Array, copy: bool = True) -> Tensor:
 
 
 def to_arrays(state: State, copy: bool = True) -> ArrayRecord:
-    record = ArrayRecord()
-    for name, tensor in state.items():
-        record[name] = to_array(tensor, copy)
-    return record
+    return TensorRecord.of({name: to_array(tensor, copy) for name, tensor in state.items()})
 
 
 def from_arrays(record: ArrayRecord, copy: bool = True) -> State:

@@ -16,7 +16,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import nn
 
 from fedsim.contents import array_records
-from fedsim.records import ARRAYS, AUDIT, METRICS, NUM_EXAMPLES, TRAIN_LOSS, UPDATE, TensorArray, _npy_header
+from fedsim.records import ARRAYS, AUDIT, METRICS, NUM_EXAMPLES, TRAIN_LOSS, UPDATE
+from fedsim.tensor_records import TensorArray, npy_header
 from fedsim.update import Kind, LocalProtocol
 
 LARGEST = 1e12
@@ -267,7 +268,7 @@ def _values_like(name: str, array: Array, model: Array) -> Values:
 
 def _decoded(data: bytes, dtype: str, shape: tuple[int, ...]) -> Values | None:
     """The values, flat; None unless the bytes are exactly what `np.save` writes for this type and shape."""
-    header = _npy_header(dtype, shape)
+    header = npy_header(dtype, shape)
     if len(data) != len(header) + math.prod(shape) * np.dtype(dtype).itemsize or not data.startswith(header):
         return None
     return np.frombuffer(data, dtype=dtype, offset=len(header))

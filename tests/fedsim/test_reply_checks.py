@@ -13,8 +13,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import nn
 
-from fedsim.records import ARRAYS, AUDIT, METRICS, NUM_EXAMPLES, UPDATE, TensorArray, to_array, to_arrays
+from fedsim.records import ARRAYS, AUDIT, METRICS, NUM_EXAMPLES, UPDATE, to_array, to_arrays
 from fedsim.reply_checks import MalformedReply, ReplyRules, check_evaluate_reply, check_train_reply, shown
+from fedsim.tensor_records import TensorArray
 from tests.fuzz.federation import KINDS, honest, make_net, make_rules, start
 
 WEIGHT = "head.weight"
