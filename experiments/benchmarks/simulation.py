@@ -29,6 +29,7 @@ from experiments.benchmarks.simulation_apps import (
     make_state,
     train,
 )
+from fedsim.kept_memory import keep_memory, settle
 from fedsim.simulation.ray_cluster import quiet_environment, ray_cluster
 
 ENGINES = ("flower", "whole", "observed", "sums", "inline", "bare")
@@ -69,6 +70,8 @@ def measure(engine: str, clients: int, parameters: int, workers: int, rounds: in
         os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # all else as its users have it
     else:
         quiet_environment()
+        keep_memory()  # as `fedsim` does
+        settle()
     watch = Stopwatch()
     tensors = TENSORS.get(parameters, 10)
     if engine == "bare":

@@ -13,6 +13,7 @@ from flwr.app import Message, Metadata, RecordDict
 from ray.exceptions import RayError
 
 from fedsim.errors import ConfigError
+from fedsim.kept_memory import settle
 from fedsim.memory import Meter
 from fedsim.reply_checks import ReplyRules
 from fedsim.simulation.actor_pool import ActorPool, Finished, PooledWorker
@@ -58,6 +59,7 @@ class ClientWorker(PooledWorker):
         except ConfigError as error:
             where = f"on node {ray.util.get_node_ip_address()} of the cluster"
             raise ConfigError(error.key, error.value, f"{error.expected} ({where})") from error
+        settle()
         self._meter = Meter()
         self._at = "", Growing(None)
         self._content_id = ""

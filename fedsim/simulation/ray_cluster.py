@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedsim.errors import ConfigError, RunError
+from fedsim.kept_memory import KEPT_MEMORY
 
 ADDRESS = re.compile(r"(?:ray://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/:\[\]]+):(?P<port>\d{1,5})")
 EXPECTED = "null, auto, HOST:PORT or ray://HOST:PORT"
@@ -20,14 +21,6 @@ SECONDS_TO_ANSWER = 5.0
 STARTS = 3
 """Attempts at a Ray of one's own; each waits 30 s, which Ray does not let us choose."""
 SLOW_START = "timed out during startup"
-KEPT_MEMORY = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
-    "MALLOC_TRIM_THRESHOLD_": str(512 * 2**20),
-}
-"""For glibc: a worker keeps up to 512 MiB of what it freed. A model's tensors come and go with each client, and what is
-given back to the system has to be faulted in again, page by page. One arena, since each keeps its own: what one thread
-of a worker freed serves the next."""
 
 
 def quiet_environment() -> None:
