@@ -1,5 +1,6 @@
 """Memory that comes and goes with each client: kept by the process, and not searched for cycles over and over."""
 
+import atexit
 import ctypes
 import gc
 import os
@@ -30,7 +31,17 @@ def keep_memory() -> None:
 
 
 def settle() -> None:
-    """Leave what there is now, libraries mostly, out of Python's searches for cycles: they are what takes the time."""
+    """Leave what there is now, libraries mostly, out of Python's searches for cycles: they are what takes the time.
+
+    Until the process ends: some libraries complain where the last search leaves anything of theirs.
+    """
     if gc.get_freeze_count() == 0:
         gc.collect()
         gc.freeze()
+        atexit.register(gc.unfreeze)
+
+
+def free_cycles() -> None:
+    """Search for cycles now, where that takes milliseconds: Flower's records make some, around whole updates."""
+    if gc.get_freeze_count() > 0:
+        gc.collect()

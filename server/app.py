@@ -17,6 +17,7 @@ from fedsim.determinism import seeded_globals
 from fedsim.errors import ConfigError, RunError
 from fedsim.evaluation import evaluate, mean_softmax
 from fedsim.ground_truth import GroundTruth
+from fedsim.kept_memory import free_cycles
 from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
 from fedsim.records import from_arrays, to_arrays
@@ -161,6 +162,8 @@ def run_rounds(plan: ServerPlan, strategy: Strategy, recorder: RoundRecorder, gr
         replies = grid.send_and_receive(messages, timeout=plan.round_timeout)
         recorder.exchanged(getattr(grid, "traffic", None))
         aggregated, _ = strategy.aggregate_train(server_round, replies)
+        del replies  # or this round's updates would be there until the next one's are
+        free_cycles()
         arrays = arrays if aggregated is None else aggregated
         messages = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), grid)
         strategy.aggregate_evaluate(server_round, grid.send_and_receive(messages, timeout=plan.round_timeout))

@@ -1,0 +1,27 @@
+"""The rounds of a run."""
+
+import weakref
+
+import pytest
+
+from fedsim.records import ARRAYS
+from fedsim.simulation import InlineGrid
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedmedian"])
+def test_a_rounds_updates_are_gone_before_the_next_ones_come(strategy, command, tmp_path, monkeypatch):
+    """Summed or whole: a round's memory is that of one round."""
+    exchange, sent, alive = InlineGrid.send_and_receive, [], []
+
+    def watched(grid, messages, *, timeout=None):
+        alive.append(sum(record() is not None for record in sent))
+        replies = exchange(grid, messages, timeout=timeout)
+        sent[:] = [weakref.ref(reply.content[ARRAYS]) for reply in replies if ARRAYS in reply.content]
+        return replies
+
+    monkeypatch.setattr(InlineGrid, "send_and_receive", watched)
+    settings = ("simulation=inline", "num_clients=4", "num_rounds=3", "tracker=[]", "attack=[]", "evaluate_every=3")
+    code, _, error = command("fedsim", f"run_dir={tmp_path / 'run'}", f"strategy={strategy}", *settings)
+    assert (code, error) == (0, "")
+    assert len(alive) >= 3
+    assert set(alive) == {0}
