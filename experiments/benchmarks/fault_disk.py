@@ -40,8 +40,8 @@ def driver_killed(bench: Bench, finding: Finding) -> None:
                 run.wait()
                 break
             seconds = time.monotonic() - began
-            left += len(bench.kill_driver(run))
             killed += 1
+            left += len(bench.kill_driver(run, agents=killed == MOMENTS))
             had += rows(run.folder, "attacks")
             moments.append(f"{len(run.rows('metrics')) - 1} ({seconds:.1f} s after its start)")
             resumed = (run.folder / "config.yaml").exists()
@@ -52,7 +52,8 @@ def driver_killed(bench: Bench, finding: Finding) -> None:
     finding.say(f"{killed} kills, after rounds {', '.join(moments)}; -1: before any")
     finding.check(killed == MOMENTS, "", f"{MOMENTS - killed} moments came after the end of the run")
     finding.check(not lost, "every result there at a kill is kept", f"lost or made again: {sorted(set(lost))}")
-    finding.check(left == 0, "nothing outlived a driver", f"{left} processes outlived their drivers")
+    told = "nothing outlived a driver (after the last kill Ray's own agents were waited for, which take a minute)"
+    finding.check(left == 0, told, f"{left} processes outlived their drivers")
 
 
 def not_kept(had: Iterable[dict[str, Any]], folder: Path) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,12 +101,20 @@ class ProcessTree:
                     found.append(Process(int(path.name), int(fields[1]), words))
         return found
 
-    def left_after(self, seconds: float) -> list[Process]:
-        """Those that are still there once so much time has been given them to end by themselves."""
+    def left_after(self, seconds: float, but: Collection[str] = ()) -> list[Process]:
+        """Those that are still there once so much time has been given them to end by themselves.
+
+        Args:
+            but: those whose title contains any of these are not waited for.
+        """
+
+        def left() -> list[Process]:
+            return [process for process in self.members() if not any(word in process.title for word in but)]
+
         deadline = time.monotonic() + seconds
-        while (left := self.members()) and time.monotonic() < deadline:
+        while (found := left()) and time.monotonic() < deadline:
             time.sleep(0.1)
-        return left
+        return found
 
     def end_all(self) -> None:
         while left := self.members():

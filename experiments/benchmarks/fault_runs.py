@@ -36,6 +36,9 @@ SECONDS_FOR_A_RUN = 600.0
 
 SECONDS_TO_END = 30.0
 """For the processes that a killed driver leaves to notice."""
+RAYS_AGENTS = ("DashboardAgent", "RuntimeEnvAgent", "dashboard_agent", "runtime_env_agent")
+SECONDS_FOR_AGENTS = 90.0
+"""Those try for a minute to tell Ray's server, which is dead as well, that their node is."""
 
 UNREPRODUCED = ("seconds", "attempts")
 """What a seed does not reproduce in a line of attacks.jsonl."""
@@ -157,11 +160,17 @@ class Bench:
             raise RuntimeError(f"the run ended with {code}: {run.last_words}")
         return run
 
-    def kill_driver(self, run: Run) -> list[Process]:
-        """SIGKILL to the driver alone; gives what has not ended by itself some time later, which is ended then."""
+    def kill_driver(self, run: Run, agents: bool = False) -> list[Process]:
+        """SIGKILL to the driver alone; gives what has not ended by itself some time later, which is ended then.
+
+        Args:
+            agents: wait for Ray's own agents too.
+        """
         os.kill(run.process.pid, signal.SIGKILL)
         run.process.wait()
-        left = self.tree.left_after(SECONDS_TO_END)
+        left = self.tree.left_after(SECONDS_TO_END, RAYS_AGENTS)
+        if agents and not left:
+            left = self.tree.left_after(SECONDS_FOR_AGENTS)
         self.tree.end_all()
         return left
 
