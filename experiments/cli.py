@@ -15,7 +15,7 @@ from experiments.errors import ConfigFault, one_line
 from experiments.launcher import SideBySide, register
 from experiments.logs import silence_libraries
 from fedsim.errors import RunError
-from fedsim.kept_memory import keep_memory, settle
+from fedsim.kept_memory import keep_memory
 from fedsim.simulation.ray_cluster import quiet_environment
 
 console = Console(highlight=False, soft_wrap=True)
@@ -34,7 +34,6 @@ def run_cli(config_name: str, task: Task, read: Read = lambda _: None) -> None:
     """
     quiet_environment()
     keep_memory()
-    settle()
     silence_libraries()
     # Hydra then raises instead of printing its own summary of an error.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")

@@ -1,9 +1,10 @@
 """Memory that comes and goes with each client: kept by the process, and not searched for cycles over and over."""
 
-import atexit
 import ctypes
 import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 KEPT_MEMORY = {
     "MALLOC_ARENA_MAX": "1",
@@ -19,29 +20,29 @@ PARAMETERS = {"MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_TRIM_THRESHOLD_": -1}
 
 
 def keep_memory() -> None:
-    """For this process what `KEPT_MEMORY` is for those that it starts: glibc reads the environment once.
+    """Both thresholds of `KEPT_MEMORY` for this process too: glibc reads the environment once, at its start.
 
-    A user's own settings win. Without glibc nothing is changed.
+    What a user has set is left as it is. Without glibc nothing is changed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is None or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", ""):
+        return
     for name, number in PARAMETERS.items():
-        value = os.environ.get(name, KEPT_MEMORY[name])
-        if mallopt is not None and value.isdecimal():
-            mallopt(number, ctypes.c_int(min(int(value), 2**31 - 1)))
+        if os.environ.get(name, KEPT_MEMORY[name]) == KEPT_MEMORY[name]:
+            mallopt(number, int(KEPT_MEMORY[name]))
 
 
 def settle() -> None:
-    """Leave what there is now, libraries mostly, out of Python's searches for cycles: they are what takes the time.
-
-    Until the process ends: some libraries complain where the last search leaves anything of theirs.
-    """
-    if gc.get_freeze_count() == 0:
-        gc.collect()
-        gc.freeze()
-        atexit.register(gc.unfreeze)
+    """Leave what there is now, libraries mostly, out of Python's searches for cycles: they are what takes the time."""
+    gc.collect()
+    gc.freeze()
 
 
-def free_cycles() -> None:
-    """Search for cycles now, where that takes milliseconds: Flower's records make some, around whole updates."""
-    if gc.get_freeze_count() > 0:
-        gc.collect()
+@contextmanager
+def settled() -> Iterator[None]:
+    """The same for the block. A search takes milliseconds in it, and Flower's records make cycles of whole updates."""
+    settle()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -15,6 +15,8 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 NUMPY_STYPE = "numpy.ndarray"
+PLAIN = "biufc"
+"""Kinds of numbers: of anything else the memory alone is not the array."""
 
 
 class TensorArray(Array):
@@ -69,7 +71,8 @@ class TensorRecord(ArrayRecord):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         arrays: dict[str, Array] = self.__dict__["_data"]
         values = [array.values for array in arrays.values() if isinstance(array, TensorArray)]
-        if protocol < 5 or len(values) < len(arrays) or not all(array.flags.c_contiguous for array in values):
+        plain = all(array.dtype.kind in PLAIN and array.flags.c_contiguous for array in values)
+        if protocol < 5 or len(values) < len(arrays) or not plain:
             return TensorRecord.of, (arrays,)
         parts = [(array.dtype.str, array.shape, pickle.PickleBuffer(array)) for array in values]  # type: ignore[arg-type]
         return _unpickled, (tuple(arrays), parts)

@@ -1,27 +1,30 @@
 """The Flower ServerApp: rounds, central evaluation, checkpoints, and the curious eye beside them."""
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from logging import getLogger
 from typing import Any, Literal
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
+from fedsim.contents import array_records
 from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals
 from fedsim.errors import ConfigError, RunError
 from fedsim.evaluation import evaluate, mean_softmax
 from fedsim.ground_truth import GroundTruth
-from fedsim.kept_memory import free_cycles
+from fedsim.kept_memory import settled
 from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
 from fedsim.records import from_arrays, to_arrays
 from fedsim.reply_checks import ReplyRules
+from fedsim.tensor_records import TensorArray
 from fedsim.tracking import RunFolder, Trackers
 from fedsim.update import State
 from server.alone import AbortAlone
@@ -40,6 +43,9 @@ from server.timing import Stopwatch, timings
 from server.worker_sums import WorkerSums, is_weighted_mean
 
 logger = getLogger(__name__)
+
+CYCLES_WORTH = 2**26
+"""Bytes of updates in a round from which a search for cycles pays: Flower's strategies leave them in some."""
 
 Normalise = Callable[[Tensor], Tensor]
 OnRound = Callable[[int, dict[str, Any]], None]
@@ -156,21 +162,31 @@ def run_rounds(plan: ServerPlan, strategy: Strategy, recorder: RoundRecorder, gr
         except ValueError as error:
             raise ConfigError("resume", plan.folder.root, f"a run of the same fedsim: {error}") from error
         client_states(grid).update(start.clients)
-    for server_round in range(1 if start is None else start.server_round + 1, plan.num_rounds + 1):
-        logger.info("round %d of %d", server_round, plan.num_rounds)
-        messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
-        replies = grid.send_and_receive(messages, timeout=plan.round_timeout)
-        recorder.exchanged(getattr(grid, "traffic", None))
-        aggregated, _ = strategy.aggregate_train(server_round, replies)
-        del replies  # or this round's updates would be there until the next one's are
-        free_cycles()
-        arrays = arrays if aggregated is None else aggregated
-        messages = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), grid)
-        strategy.aggregate_evaluate(server_round, grid.send_and_receive(messages, timeout=plan.round_timeout))
-        after_round(server_round, arrays)
-        if plan.points is not None:
-            make = partial(_point, server_round, arrays, strategy, grid, after_round)
-            plan.points.after_round(server_round == plan.num_rounds, make)
+    with settled():
+        for server_round in range(1 if start is None else start.server_round + 1, plan.num_rounds + 1):
+            logger.info("round %d of %d", server_round, plan.num_rounds)
+            messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
+            replies = list(grid.send_and_receive(messages, timeout=plan.round_timeout))
+            recorder.exchanged(getattr(grid, "traffic", None))
+            large = _bytes_of(replies) > CYCLES_WORTH
+            aggregated, _ = strategy.aggregate_train(server_round, replies)
+            del replies  # or this round's updates would be there until the next one's are
+            if large:
+                gc.collect()
+            arrays = arrays if aggregated is None else aggregated
+            messages = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), grid)
+            strategy.aggregate_evaluate(server_round, grid.send_and_receive(messages, timeout=plan.round_timeout))
+            after_round(server_round, arrays)
+            if plan.points is not None:
+                make = partial(_point, server_round, arrays, strategy, grid, after_round)
+                plan.points.after_round(server_round == plan.num_rounds, make)
+
+
+def _bytes_of(replies: Iterable[Message]) -> int:
+    """Of the tensors that travelled as they are."""
+    contents = (reply.content for reply in replies if not reply.has_error())
+    arrays = (array for content in contents for record in array_records(content).values() for array in record.values())
+    return sum(array.values.nbytes for array in arrays if isinstance(array, TensorArray))
 
 
 def client_states(grid: Grid) -> dict[int, RecordDict]:

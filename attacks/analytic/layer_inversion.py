@@ -8,6 +8,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+RARE = 3.0
+"""How many times more consistent a reading must be that has a confident model overshoot its smoothed target: noise
+makes such readings too."""
+
 RANK_TOLERANCE = 1e-6
 """Smallest over largest singular value of a layer's system; below it a direction drowns in a float32 gradient."""
 
@@ -51,7 +55,7 @@ def read_head(
     bias_grad: Float[Tensor, "classes"] | None,
     label_smoothing: float = 0.0,
 ) -> list[HeadInput]:
-    """All (p - y, h) with (p - y) hᵀ = ∂L/∂W and p = softmax(W h + b), the most consistent first; one example.
+    """All (p - y, h) with (p - y) hᵀ = ∂L/∂W and p = softmax(W h + b), the most likely first; one example.
 
     With the bias's gradient p - y is known. Without it ∂L/∂W = σ u vᵀ leaves its scale s: p - y = s·u, h = (σ/s)·v, and
     the softmax of the logits that follow must agree. Two classes may leave several solutions (the "twins" of the
@@ -76,7 +80,7 @@ def read_head(
             chosen = target.argmax()
             rest = target - _smoothed(chosen, target, label_smoothing)
             found.append(HeadInput(scale * direction, features / scale, int(chosen), float(rest.norm())))
-    return sorted(found, key=lambda head: head.residual)
+    return sorted(found, key=lambda head: head.residual * (1.0 if head.label == int(head.error.argmin()) else RARE))
 
 
 def _smoothed(
@@ -127,7 +131,7 @@ def _consistent_scales(
             change = -logits / scale.square()
             slope = probs * (change - probs @ change) - direction
             scale = (scale - slope @ mismatch(scale) / slope.square().sum()).clamp(low, high)
-        if not any(torch.isclose(scale, other, rtol=1e-8, atol=0.0) for other in scales):
+        if not any(torch.isclose(scale, other, rtol=1e-5, atol=0.0) for other in scales):
             scales.append(scale)
     return scales
 

@@ -29,7 +29,7 @@ from experiments.benchmarks.simulation_apps import (
     make_state,
     train,
 )
-from fedsim.kept_memory import keep_memory, settle
+from fedsim.kept_memory import keep_memory, settled
 from fedsim.simulation.ray_cluster import quiet_environment, ray_cluster
 
 ENGINES = ("flower", "whole", "observed", "sums", "inline", "bare")
@@ -70,16 +70,17 @@ def measure(engine: str, clients: int, parameters: int, workers: int, rounds: in
         os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # all else as its users have it
     else:
         quiet_environment()
-        keep_memory()  # as `fedsim` does
-        settle()
+        keep_memory()
     watch = Stopwatch()
     tensors = TENSORS.get(parameters, 10)
-    if engine == "bare":
-        _bare(clients, parameters, tensors, rounds, watch)
-    elif engine == "flower":
+    if engine == "flower":
         _flower(clients, parameters, tensors, workers, rounds, watch)
     else:
-        _ours(engine, clients, parameters, tensors, workers, rounds, watch)
+        with settled():  # as `fedsim` does
+            if engine == "bare":
+                _bare(clients, parameters, tensors, rounds, watch)
+            else:
+                _ours(engine, clients, parameters, tensors, workers, rounds, watch)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     own, others = (1000 * seconds / clients for seconds in watch.processor)
     return {"ms": 1000 * watch.round / clients, "server": own, "workers": others, "first": watch.first, "mib": peak}

@@ -5,14 +5,13 @@ import time
 from collections.abc import Callable, Iterable
 from logging import getLogger
 
-from flwr.app import Error, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 import fedsim
 from experiments.flower.settings import INTRODUCTION, PARTITION_ID, REFUSAL, VERSION
-from fedsim.contents import config_records
 from fedsim.errors import RunError
 from fedsim.simulation import node_id_of
 
@@ -197,7 +196,9 @@ class NumberedGrid(Grid):
         """The partition that a SuperNode says it holds; ValueError where it refuses or says something else."""
         if reply.has_error():
             raise ValueError(reply.error.reason)
-        record = config_records(reply.content)[INTRODUCTION]
+        record = reply.content[INTRODUCTION]
+        if not isinstance(record, ConfigRecord):
+            raise TypeError(f"its introduction is a {type(record).__name__}")
         if REFUSAL in record:
             raise ValueError(str(record[REFUSAL]))
         partition, version = record[PARTITION_ID], record[VERSION]

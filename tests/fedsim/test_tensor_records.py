@@ -8,10 +8,10 @@ import torch
 from flwr.app import Array, ArrayRecord
 
 from fedsim.records import from_arrays, to_arrays
-from fedsim.tensor_records import TensorRecord
+from fedsim.tensor_records import TensorArray, TensorRecord
 
 STATE = {
-    "weight": torch.arange(12.0).reshape(3, 4).t(),  # not contiguous
+    "weight": torch.arange(12.0).reshape(3, 4).t(),
     "scalar": torch.tensor(7),
     "empty": torch.zeros(0, 3),
     "flags": torch.tensor([True, False]),
@@ -60,8 +60,29 @@ def test_memory_travels_out_of_band_and_is_not_copied():
     assert frozen["weight"].numpy().flags.writeable
 
 
-def test_arrays_of_others_travel_too():
+@pytest.mark.parametrize(
+    "array",
+    [
+        Array(np.ones(3)),
+        TensorArray(np.arange(12.0).reshape(3, 4).T),
+        TensorArray(np.array(["2026-11-22"], dtype="datetime64[D]")),
+        TensorArray(np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f4")])),
+    ],
+    ids=["of Flower", "not contiguous", "dates", "fields"],
+)
+def test_arrays_that_no_tensor_makes_travel_too(array):
     record = to_arrays(STATE)
-    record["flowers own"] = Array(np.ones(3))
+    record["odd"] = array
     back = pickle.loads(pickle.dumps(record, 5))
-    assert back == record
+    assert list(back) == list(record)
+    values = [getattr(one["odd"], "values", None) for one in (back, record)]
+    assert back["odd"] == array if values[1] is None else (values[0] == values[1]).all()
+    assert values[1] is None or values[0].dtype == values[1].dtype
+
+
+def test_objects_are_never_sent_as_their_addresses():
+    """In another process they would be read as pointers."""
+    record = to_arrays({})
+    record["odd"] = TensorArray(np.array([{"a": 1}, "b"], dtype=object))
+    data = pickle.dumps(record, 5, buffer_callback=lambda buffer: pytest.fail("memory of objects"))
+    assert pickle.loads(data)["odd"].values.tolist() == [{"a": 1}, "b"]

@@ -6,6 +6,7 @@ import pytest
 
 from fedsim.records import ARRAYS
 from fedsim.simulation import InlineGrid
+from server import app
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedmedian"])
@@ -20,6 +21,7 @@ def test_a_rounds_updates_are_gone_before_the_next_ones_come(strategy, command, 
         return replies
 
     monkeypatch.setattr(InlineGrid, "send_and_receive", watched)
+    monkeypatch.setattr(app, "CYCLES_WORTH", 1)
     settings = ("simulation=inline", "num_clients=4", "num_rounds=3", "tracker=[]", "attack=[]", "evaluate_every=3")
     code, _, error = command("fedsim", f"run_dir={tmp_path / 'run'}", f"strategy={strategy}", *settings)
     assert (code, error) == (0, "")

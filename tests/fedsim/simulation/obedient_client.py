@@ -27,8 +27,10 @@ def make_client_app():
                 os.kill(os.getpid(), signal.SIGKILL)
             if config["order"] == "hang":
                 time.sleep(600)
-            if config["order"] == "slow":
-                time.sleep(6)
+            if config["order"] == "slow":  # until it is told to go on
+                end = time.monotonic() + 120
+                while not Path(config["marker"]).exists() and time.monotonic() < end:
+                    time.sleep(0.05)
         visits = context.state.config_records.get("memory", ConfigRecord({"visits": 0}))["visits"] + 1
         if config["order"] == "remember":
             context.state["memory"] = ConfigRecord({"visits": visits})

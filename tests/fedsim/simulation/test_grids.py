@@ -124,14 +124,23 @@ def test_a_worker_tells_of_the_bundle_that_it_is_asked_for_alone():
     assert answers(worker.so_far("0").replies) == [0]
 
 
-def test_what_a_slow_worker_has_not_begun_is_done_by_others_and_answered_once(ray_on_this_machine, monkeypatch):
+def test_what_a_slow_worker_has_not_begun_is_done_by_others_and_answered_once(
+    ray_on_this_machine, monkeypatch, tmp_path
+):
     monkeypatch.setattr(on_ray, "SPAN", 1e6)
     monkeypatch.setattr(on_ray, "OVERDUE", 0.5)
     grid, seen = RayGrid(8, make_client_app, workers=2, request=Request(cpus=0.5)), []
     try:
         list(grid.send_and_receive(messages(grid)))
-        grid.on_reply = lambda reply: seen.append(reply.content["m"]["client"])
-        assert answers(grid.send_and_receive(messages(grid, "slow", [0]))) == list(range(8))
+        marker = tmp_path / "the others are done"
+
+        def answered(reply):
+            seen.append(reply.content["m"]["client"])
+            if len(seen) == 7:
+                marker.touch()
+
+        grid.on_reply = answered
+        assert answers(grid.send_and_receive(messages(grid, "slow", [0], marker))) == list(range(8))
         assert seen[-1] == 0  # the one behind it did not wait
         assert sorted(seen) == list(range(8))
         seen.clear()
