@@ -29,6 +29,7 @@ from fedsim.errors import ConfigError, nearest
 from fedsim.report.matrix import build_matrix_report, write_matrix
 from fedsim.simulation.shipping import absolute
 from fedsim.tracking.durable import locked
+from server.attacking import build_attack
 
 SECONDS_BETWEEN_LOOKS = 1.0
 """Between two looks at the runs on Ray."""
@@ -88,10 +89,11 @@ def plan_matrix(config: Config, root: Path) -> Progress:
     rows, columns = read_rows(matrix), read_columns(matrix)
     composer = Composer()
     attacks = {column.name: composer.attack(column) for column in columns}
-    told = [described(column, attacks[column.name]) for column in columns]
     plain = {**config, "defense": {}}
     check_federated(training_config(plain))
     check_audit(audit_config(plain, attacks))
+    blind = {name for name, settings in attacks.items() if build_attack(name, settings).baseline}
+    told = [described(column, attacks[column.name], column.name in blind) for column in columns]
     test_pictures = len(prepare(training_config(plain)).data.test)
     choose_pictures(prepare(audit_config(plain, attacks)))
     units: list[Unit] = []

@@ -5,7 +5,7 @@ import statistics
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -92,8 +92,10 @@ class Progress:
     def cells(self, audit: Unit) -> list[Cell]:
         updates = updates_of(audit)
         if updates is None:
-            return [Cell(attack, audit.label) for attack in self.attacks]
-        return read_cells(audit.folder, audit.label, self.attacks, updates)
+            cells = [Cell(attack, audit.label) for attack in self.attacks]
+        else:
+            cells = read_cells(audit.folder, audit.label, self.attacks, updates)
+        return [replace(cell, blind=column.blind) for cell, column in zip(cells, self.columns, strict=True)]
 
     def stage(self, unit: Unit) -> Stage:
         """The unit as the page shows it."""

@@ -108,9 +108,10 @@ class Composer:
         return {str(name): value for name, value in resolved.items()}
 
 
-def described(column: Entry, attack: Config) -> Column:
+def described(column: Entry, attack: Config, blind: bool = False) -> Column:
     """The column for a reader: every setting of its attack, defaults included."""
-    return Column(column.name, column.settings, ", ".join(f"{key}={value}" for key, value in _flat(attack)))
+    settings = ", ".join(f"{key}={value}" for key, value in _flat(attack))
+    return Column(column.name, column.settings, settings, blind)
 
 
 def training_config(row: Config) -> Config:

@@ -29,7 +29,7 @@ class Cell:
         label_exact, label_share: share of updates with every label right, mean share of labels; None without labels.
         seconds: mean over the updates on which the attack ran to its end.
         batch: pictures in one update that the server sees.
-        blind: it never reads what was shared (`baseline = True` in its class): shown, and no row's leakage.
+        blind: as the column.
     """
 
     attack: str
@@ -174,11 +174,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """One attack: as it was asked for, and every setting of it, budgets included."""
+    """One attack: as it was asked for, and every setting of it, budgets included.
+
+    Attributes:
+        blind: it never reads what was shared (`baseline = True` in its class): shown, and no row's leakage.
+    """
 
     name: str
     asked: str
     settings: str
+    blind: bool = False
 
 
 @dataclass(frozen=True)
@@ -208,7 +213,7 @@ class Matrix:
     @property
     def blind(self) -> frozenset[str]:
         """The attacks that never read what was shared."""
-        return frozenset(cell.attack for row in self.rows for cell in row.cells if cell.blind)
+        return frozenset(column.name for column in self.columns if column.blind)
 
     @property
     def reading(self) -> tuple[str, ...]:

@@ -79,7 +79,6 @@ def _cell(name: str, state: str, rows: list[dict[str, Any]], updates: int, guess
         label_share=_mean([float(row["label_share"]) for row in done if row.get("label_share") is not None]),
         seconds=_mean([float(row["seconds"]) for row in done]),
         batch=max((len(_best(row)) for row in rows), default=None),
-        blind=any(row.get("baseline") is True for row in rows),
     )
 
 

@@ -48,6 +48,8 @@ def difference(matrix: Matrix, row: Row) -> str:
 def verdicts(matrix: Matrix) -> list[str]:
     """What a reader takes home who reads nothing else: a paragraph for each size of an update."""
     told = [_verdict(matrix, batch) for batch in matrix.batches]
+    if not matrix.reading:
+        return ["No attack was asked for, baselines alone."]
     return [text for text in told if text] or ["Nothing has been measured yet."]
 
 
@@ -63,6 +65,8 @@ def why_unplaced(row: Row) -> str:
         if cell.status == "failed" and not cell.blind:
             updates = cell.done + cell.refused + cell.failed
             told.append(f"{cell.attack} ({cell.state}) failed on {cell.failed} of {updates}: {cell.reason}")
+    if row.cells and all(cell.blind for cell in row.cells):
+        told.append("baselines alone")
     return "; ".join(dict.fromkeys(filter(None, told))) or "not finished yet"
 
 

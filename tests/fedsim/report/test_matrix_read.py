@@ -56,11 +56,6 @@ def test_a_cell_counts_all_pictures_and_none_for_more_than_exact(audit):
     assert cell.seconds == pytest.approx(2.0)
 
 
-def test_an_attack_that_never_reads_what_was_shared_is_known_by_its_lines(audit):
-    folder = audit((0, "x", {"a": 20.0}, {}), (0, "samples", {"a": 15.0}, {"baseline": True}))
-    assert [one.blind for one in read_cells(folder, "initial", ["x", "samples"], 1)] == [False, True]
-
-
 def test_an_update_on_which_the_attack_failed_is_no_guess_and_the_cell_is_not_done(audit):
     folder = audit((0, "x", {"a": 150.0}, {}), (1, "x", {"b": None}, failed()), (2, "x", {"c": None}, refused()))
     (cell,) = read_cells(folder, "initial", ["x"], 3)

@@ -101,3 +101,11 @@ def test_a_difference_is_to_the_undefended_row_of_the_same_size():
     assert difference(whole, NONE) == ""
     crashed = row("none", 0.5, None, 2, status="failed", defended=False)
     assert difference(matrix(crashed, mixup), mixup) == "+10.0 ± 7.4"  # its accuracy is known all the same
+
+
+def test_baselines_alone_are_told_as_such():
+    cells = (Cell("x", "initial", "done", leakage=20.0, baseline=11.0, recognised=1.0, batch=1, blind=True),)
+    alone = Row("none", accuracies=(0.9,), cells=cells, defended=False)
+    blind = Matrix("m", (), (Column("x", "", "", blind=True),), ("initial",), (alone,), 359)
+    assert verdicts(blind) == ["No attack was asked for, baselines alone."]
+    assert why_unplaced(alone) == "baselines alone"
