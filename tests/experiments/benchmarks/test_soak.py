@@ -1,5 +1,6 @@
 """The soak's slope and its look at processes."""
 
+import mmap
 import os
 import sys
 
@@ -96,7 +97,9 @@ def test_a_sample_sees_memory_files_and_shared_memory(tmp_path):
     me, gone = Process(os.getpid(), 1, "python"), Process(2**22 + 1, 1, "ray::ClientWorker")
     before = take_sample(0, 0.0, me.pid, [me, gone])
     shared = SHARED / f"fedsim-test-{os.getpid()}"
-    block = np.ones(2**24)
+    # New pages: malloc may give what this process has freed before.
+    block = np.frombuffer(mmap.mmap(-1, 2**27, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=np.uint8)
+    block[:] = 1
     with (tmp_path / "file").open("w"), shared.open("w"):
         after = take_sample(1, 1.0, me.pid, [me])
         assert still_there(after.shared) == [str(shared)]
