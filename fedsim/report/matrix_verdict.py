@@ -77,8 +77,9 @@ def _verdict(matrix: Matrix, batch: int | None) -> str:
     told = []
     if defenses:
         safe = [row for row in defenses if row.recognised == 0]
-        attacks = count(len(matrix.reading), "attack")
-        words = f"under {len(safe)} of {count(len(defenses), 'defense')} no picture is recognisable to any of {attacks}"
+        number = len(matrix.reading)
+        attacks = "the one attack" if number == 1 else f"any of {count(number, 'attack')}"
+        words = f"under {len(safe)} of {count(len(defenses), 'defense')} no picture is recognisable to {attacks}"
         told.append(words + _most_accurate(matrix, safe, against))
     if against is not None and against.leakage is not None:
         told.append(_undefended(against))

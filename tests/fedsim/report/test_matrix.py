@@ -172,7 +172,7 @@ def test_a_baselines_column_says_so(tmp_path):
     text = build_matrix_report(tmp_path).read_text(encoding="utf-8")
     assert '<th scope="col">april <span class="hint">baseline</span></th>' in text
     assert "<h1>1 attack against 5 defenses</h1>" in text
-    assert "no picture is recognisable to any of 1 attack" in text
+    assert "no picture is recognisable to the one attack" in text
     assert "baseline</span>" not in _page(tmp_path / "plain")
 
 

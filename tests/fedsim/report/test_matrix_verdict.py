@@ -50,7 +50,7 @@ def test_a_difference_that_chance_explains_is_no_gain():
 
 def test_rows_that_are_as_accurate_within_the_error_are_counted():
     (told,) = verdicts(matrix(NONE, row("a", 0.91, 11.0), row("b", 0.90, 11.0), row("c", 0.5, 11.0)))
-    assert "under 3 of 3 defenses no picture is recognisable to any of 1 attack" in told
+    assert "under 3 of 3 defenses no picture is recognisable to the one attack" in told
     assert "a with 91.0 % (1 other as accurate within two standard errors)" in told
 
 
