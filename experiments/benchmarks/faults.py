@@ -77,12 +77,12 @@ FAULTS = {
         fault_disk.disk_full,
     ),
     "corrupted": Fault(
-        "one bit of the newest resume point flipped after a kill; then of both",
+        "one bit of the newest resume point flipped after a kill; then of every one",
         "said, the one before it used, same bits; with none left one line",
         fault_disk.point_corrupted,
     ),
     "truncated": Fault(
-        "the newest resume point cut short after a kill; then both",
+        "the newest resume point cut short after a kill; then every one",
         "said, the one before it used, same bits; with none left one line",
         fault_disk.point_truncated,
     ),
