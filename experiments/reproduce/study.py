@@ -9,6 +9,7 @@ import hashlib
 import shlex
 import shutil
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -121,7 +122,8 @@ def check(options: argparse.Namespace) -> None:
 def carry_out(
     units: Sequence[Unit], work: Callable[[Unit], list[Entry]], options: argparse.Namespace, settings: Mapping[str, Any]
 ) -> list[Entry]:
-    """The entries of all units: `unit` in each names the unit it is from, `by` the code and machine that computed it.
+    """The entries of all units: `unit` in each names the unit it is from, `by` the code and machine that computed it,
+    `call` the call of this function that did, and `after` the seconds that had passed in it by then.
 
     Args:
         work: gives a unit's entries (of numbers and texts that JSON has); a function of a module.
@@ -134,18 +136,24 @@ def carry_out(
     settle(options.out / "settings.json", settings)
     ledger = Ledger(options.out / "results.jsonl")
     known: dict[str, list[Entry]] = {line["unit"]: line["entries"] for line in ledger.entries}
-    makers: dict[str, str] = {line["unit"]: line.get("by", "an unknown commit") for line in ledger.entries}
+    origins: dict[str, Entry] = {line["unit"]: {"by": "an unknown commit", **_origin(line)} for line in ledger.entries}
     todo = [unit for unit in units if unit.key not in known]
     by, workers = f"{_commit()} on {_place(options.device)}", options.workers or _workers(options.device)
+    call, start = datetime.now(UTC).isoformat(), time.monotonic()
     with Bars(console) as bars:
         bars.set("units", len(units) - len(todo), len(units))
         for number, (key, entries) in enumerate(spread(work, ((unit.key, unit) for unit in todo), workers), 1):
-            ledger.add({"unit": key, "by": by, "entries": entries})
-            known[key], makers[key] = entries, by
+            origin = {"by": by, "call": call, "after": round(time.monotonic() - start, 1)}
+            ledger.add({"unit": key, **origin, "entries": entries})
+            known[key], origins[key] = entries, origin
             done = len(units) - len(todo) + number
             bars.set("units", done, len(units), key)
             bars.say(f"units {done}/{len(units)}: {key}")
-    return [{"unit": unit.key, "by": makers[unit.key], **entry} for unit in units for entry in known[unit.key]]
+    return [{"unit": unit.key, **origins[unit.key], **entry} for unit in units for entry in known[unit.key]]
+
+
+def _origin(line: Mapping[str, Any]) -> Entry:
+    return {name: line[name] for name in ("by", "call", "after") if name in line}
 
 
 def publish(
@@ -174,11 +182,24 @@ def publish(
 
 
 def stamp(options: argparse.Namespace, seeds: Sequence[int], entries: Iterable[Mapping[str, Any]]) -> str:
-    """Date, scale and seeds, and which code computed the units on which machine, in a line."""
+    """Date, scale and seeds, which code computed the units on which machine, and how long that took, in a line."""
+    entries = list(entries)
     drawn = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
     made = Counter({entry["unit"]: entry["by"] for entry in entries}.values())
     counted = [by if len(made) == 1 else f"{by} ({count} units)" for by, count in made.items()]
-    return " · ".join([datetime.now(UTC).date().isoformat(), f"scale {options.scale}", drawn, *counted])
+    return " · ".join(
+        [datetime.now(UTC).date().isoformat(), f"scale {options.scale}", drawn, *counted, *_took(entries)]
+    )
+
+
+def _took(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The wall time of all calls, up to the last unit of each; nothing where that of a unit was not kept."""
+    last: dict[str, float] = {}
+    for entry in entries:
+        if "after" not in entry:
+            return []
+        last[entry["call"]] = max(last.get(entry["call"], 0.0), entry["after"])
+    return [f"{sum(last.values()) / 60:.0f} min" if sum(last.values()) >= 90 else f"{sum(last.values()):.0f} s"]
 
 
 def command_of(module: str, found: argparse.ArgumentParser, options: argparse.Namespace) -> str:

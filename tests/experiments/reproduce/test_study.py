@@ -163,10 +163,26 @@ def test_a_page_says_who_computed_its_numbers(tmp_path, monkeypatch):
     entries = carry_out(units(tmp_path, "a", "b", "c"), work, options(tmp_path), {})
     assert [entry["by"] for entry in entries] == ["commit old on a GPU"] * 2 + ["commit new on 2 CPU cores"]
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert [line["by"] for line in lines] == [entry["by"] for entry in entries]
+    for name in ("by", "call", "after"):
+        assert [line[name] for line in lines] == [entry[name] for entry in entries]
+    assert lines[0]["call"] == lines[1]["call"] != lines[2]["call"]
+    assert 0.0 <= lines[0]["after"] <= lines[1]["after"]
     stamped = study.stamp(options(tmp_path), [0], entries)
-    assert stamped.endswith("commit old on a GPU (2 units) · commit new on 2 CPU cores (1 units)")
-    assert study.stamp(options(tmp_path), [0], entries[:1]).endswith(" · commit old on a GPU")
+    assert "commit old on a GPU (2 units) · commit new on 2 CPU cores (1 units)" in stamped
+    assert " · commit old on a GPU · " in study.stamp(options(tmp_path), [0], entries[:1])
+
+
+def test_a_page_says_how_long_its_numbers_took(tmp_path):
+    """Of each call what had passed at its last unit, whichever unit the page names last."""
+
+    def stamped(*ends):
+        entries = [{"unit": "a", "by": "x", "call": call, "after": after} for call, after in ends]
+        return study.stamp(options(tmp_path), [0], entries)
+
+    assert stamped(("1", 200.0), ("1", 700.0), ("1", 300.0), ("2", 500.0)).endswith(" · 20 min")
+    assert stamped(("1", 12.3)).endswith(" · 12 s")
+    unknown = [{"unit": "a", "by": "x", "call": "1", "after": 90.0}, {"unit": "b", "by": "x"}]
+    assert study.stamp(options(tmp_path), [0], unknown).endswith(" · x")
 
 
 def test_the_command_is_the_one_that_was_called(tmp_path):
