@@ -6,7 +6,7 @@ from torch import Tensor
 
 from attacks.analytic.certificate import judge, relative_error, solution_values
 from attacks.analytic.least_squares import PatchSolution, solve_patches
-from attacks.analytic.patch_gradient import check_embedding, embedding_rows, examples_behind
+from attacks.analytic.patch_gradient import check_embedding, embedding_rows, examples_behind, known_embedding
 from attacks.analytic.patches import unpatchify
 from attacks.base import Attack, Certificate, Needs, Reconstruction
 from fedsim.errors import NotApplicable
@@ -74,16 +74,14 @@ class April(Attack):
         assert roles.patch is not None
         assert roles.qkv_weight is not None
         assert roles.patch_weight is not None
-        assert roles.pos_embed is not None
         token_grads = _all_token_grads(observation).to(device)
         qkv_weight = state[roles.qkv_weight].double().to(device)
         precondition = _precondition_error(observation, token_grads, qkv_weight)
         tokens = solve_tokens(
             token_grads, qkv_weight, observation.gradient_of("qkv_weight").to(device), self.rcond, self.equilibrate
         )
-        embedding = state[roles.pos_embed].double().to(device)
-        embedded = tokens.patches[roles.prefix_tokens :]
-        embedded = embedded - embedding.reshape(-1, embedding.shape[-1])[roles.embedded_prefix_tokens :]
+        embedding = known_embedding(observation).to(device)
+        embedded = tokens.patches[roles.prefix_tokens :] - embedding[roles.embedded_prefix_tokens :]
         if roles.patch_bias is not None:
             embedded = embedded - state[roles.patch_bias].double().to(device)
         weight = state[roles.patch_weight].double().to(device).flatten(1)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from attacks.analytic.patch_gradient import check_embedding
+from attacks.analytic.patch_gradient import check_embedding, known_embedding
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 
@@ -50,8 +50,7 @@ def first_norm(observation: Observation, device: torch.device) -> FirstNorm:
     model = observation.build_model()
     scale, shift = _norm_before_qkv(model, roles.qkv_weight)
     weight = state[roles.patch_weight].double().flatten(1)
-    embedding = state[roles.pos_embed].double()
-    known = embedding.reshape(-1, embedding.shape[-1])[roles.embedded_prefix_tokens :]
+    known = known_embedding(observation)[roles.embedded_prefix_tokens :]
     assert roles.grid is not None
     if len(known) != roles.grid[0] * roles.grid[1]:
         raise NotApplicable(f"pos_embed has {len(known)} rows for {roles.grid[0] * roles.grid[1]} patches")

@@ -20,7 +20,8 @@ class PatchSolution:
         rcond: the relative cut between used and dropped singular values.
         expected_mse: mean squared error of an entry of X, were the residual white noise in the (weighed)
             equations: σ² tr((G Gᵀ)⁻¹) / tokens with σ² = ‖Gᵀ X - A‖² / (pixels·(width - tokens)). NaN without full rank
-            or spare equations: what lies in the null space leaves no trace in the residual.
+            or spare equations: what lies in the null space leaves no trace in the residual. Far too small where A is
+            of several nearly alike pictures, whose mean leaves next to no residual.
         noise: relative standard deviation of the noise in each equation, as assumed.
         noise_variance: σ², NaN where expected_mse is.
     """

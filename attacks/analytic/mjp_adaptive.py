@@ -42,9 +42,10 @@ class MaskedPatches:
 
 
 def masked_positions(token_grads: Float[Tensor, "tokens width"]) -> Bool[Tensor, " tokens"]:
-    """Which positions took the shared embedding in place of their own."""
+    """Which positions took the shared embedding in place of their own; without any gradient all of them."""
     norms = token_grads.norm(dim=1)
-    masked: Tensor = norms <= ZERO * norms[norms > 0].median()
+    read = norms[norms > 0]
+    masked: Tensor = norms <= ZERO * read.median() if len(read) else torch.ones_like(norms, dtype=torch.bool)
     return masked
 
 
@@ -97,7 +98,8 @@ class MJPAdaptive(Attack):
         super().check(observation)
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
-        """Raises NotApplicable for withheld gradients, and for more patches than the model is wide."""
+        """Raises NotApplicable for withheld gradients, full masks, and more patches than the model is wide."""
+        _refuse_full_mask(observation)
         rows = embedding_rows(observation).to(device)
         token_grads = rows[observation.roles.embedded_prefix_tokens :]
         masked = masked_positions(token_grads)
@@ -125,6 +127,19 @@ class MJPAdaptive(Attack):
             images=to_picture(observation, patches, pixels),
             certificate=_certificate(observation, token_grads, masked, parts, spaces is not None),
         )
+
+
+def _refuse_full_mask(observation: Observation) -> None:
+    """Raises NotApplicable where every patch took the shared embedding: no position's gradient is left to start from.
+
+    An embedding that was not trained looks alike but for the shared one, whose gradient is zero then too.
+    """
+    shared, unknown = observation.gradient_of("pos_embed"), observation.gradient.get(UNKNOWN)
+    rows = shared.reshape(-1, shared.shape[-1])
+    trained = bool(rows.any()) or (unknown is not None and bool(unknown.any()))
+    patches = rows[observation.roles.embedded_prefix_tokens :]
+    if trained and not bool(patches.any()):
+        raise NotApplicable(f"all {len(patches)} patches are masked: no gradient tells one position from another")
 
 
 def _spaces(observation: Observation, masked: Bool[Tensor, " tokens"], device: torch.device) -> Spaces | None:

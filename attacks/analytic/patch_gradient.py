@@ -12,18 +12,21 @@ from attacks.analytic.localisation import without_localisation
 from attacks.analytic.patches import unpatchify
 from attacks.analytic.pixel_grid import EXCESS, MAX_WRONG, GridSolution, round_to_grid
 from attacks.base import Attack, Certificate, Needs, Reconstruction
-from attacks.label.rules import head_gradient
+from attacks.label.single import single_label
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
 
 LOCALISATIONS = ("subtract", "keep")
+
+INDEX = "index_embed"
+"""A second table that mjp's IDX adds to `pos_embed`; attacks and defenses import nothing from each other."""
 
 
 class PatchGradient(Attack):
     """Solve ∂L/∂W_p = Gᵀ X, with G the gradient of the position embedding, for the patches X.
 
     Nothing behind the token matters: any depth, pooling, norm placement or dropout. Exact for one image
-    and at most as many patches as the model is wide. A larger batch gives one mixed picture, uncertified.
+    and at most as many patches as the model is wide. A larger batch gives one mixed picture, never certified.
 
     Args:
         rcond: singular values below rcond·largest are dropped; None chooses by generalised cross-validation.
@@ -72,7 +75,7 @@ class PatchGradient(Attack):
         picture = unpatchify(patches, roles.grid, roles.patch)
         return Reconstruction(
             images=observation.to_unit_range(picture).clamp(0.0, 1.0),
-            labels=_single_label(observation),
+            labels=single_label(observation) if examples_behind(observation) == 1 else None,
             certificate=_certificate(observation, rows, solution, rounded),
         )
 
@@ -124,6 +127,19 @@ def check_embedding(observation: Observation) -> None:
         )
 
 
+def known_embedding(observation: Observation) -> Float[Tensor, "rows width"]:
+    """e_n as the model adds it, from the global state: float64, one row a token, those of prefix tokens first.
+
+    For models with a position embedding; without the bias of the patch projection.
+    """
+    state, position = observation.global_state, observation.roles.pos_embed
+    assert position is not None
+    embedding = state[position].double()
+    if INDEX in state:
+        embedding = embedding + state[INDEX].double()
+    return embedding.reshape(-1, embedding.shape[-1])
+
+
 def embedding_rows(observation: Observation) -> Float[Tensor, "rows width"]:
     """`shared_rows` less what a localisation regression added: ∂L/∂pos_embed of the classification loss alone.
 
@@ -160,14 +176,6 @@ def examples_behind(observation: Observation) -> int:
     return max(1, min(protocol.batch_size * max(1, protocol.steps), observation.update.num_examples))
 
 
-def _single_label(observation: Observation) -> Tensor | None:
-    """argmin of the head bias's gradient: exact for one example, unknown for more."""
-    if examples_behind(observation) != 1:
-        return None
-    bias_grad = head_gradient(observation.gradient, observation.roles.head_biases)
-    return None if bias_grad is None else bias_grad.argmin().reshape(1)
-
-
 def _certificate(
     observation: Observation,
     rows: Float[Tensor, "rows width"],
@@ -184,8 +192,10 @@ def _certificate(
     class_grad = gradient.get(roles.class_token) if roles.class_token else None
     if class_grad is not None and roles.embedded_prefix_tokens:
         values["class_token"] = relative_error(rows[0].cpu(), class_grad.flatten().cpu())
+    examples = examples_behind(observation)
     if rounded is not None:
         values |= {"grid_excess": rounded.excess, "grid_expected_wrong": rounded.expected_wrong}
+    if rounded is not None and examples == 1:
         reason = f"whole pixel levels satisfy every equation, {rounded.expected_wrong:.0e} wrong pixels expected"
         return Certificate("certified", reason, values)
-    return judge(values, examples_behind(observation), "Σ_n G_n = ∂L/∂b_p")
+    return judge(values, examples, "Σ_n G_n = ∂L/∂b_p")

@@ -85,8 +85,8 @@ def parallel_units(
     """Groups of at least two units whose [∂W[i] ∂b[i]] are parallel, the largest first.
 
     A unit that one sample alone activates holds (δ/B)·[x 1] of that sample; mixtures of several samples differ from
-    unit to unit, unless the errors at the layer's output have rank one (two classes). Elsewhere two parallel units
-    name a single sample.
+    unit to unit, unless the errors of these samples are parallel: always with two classes, and within any tolerance for
+    samples of one label and nearly the same softmax. A group then holds one sample, or one mixture of such samples.
 
     Args:
         tolerance: largest sine of the angle between parallel rows.

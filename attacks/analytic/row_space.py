@@ -10,7 +10,7 @@ from torch import Tensor
 from attacks.analytic.completion import complete
 from attacks.analytic.first_norm import FirstNorm, first_norm, plain_blocks, spanned_gradients
 from attacks.analytic.later_norms import Readers
-from attacks.analytic.patch_gradient import examples_behind
+from attacks.analytic.patch_gradient import examples_behind, known_embedding
 from attacks.analytic.patches import unpatchify
 from attacks.analytic.row_space_solution import OPEN, Pixels, Solution, expected_psnr, open_directions, solve
 from attacks.analytic.row_space_system import PatchSystem, Uncertainty, patch_system, uncertainty
@@ -32,7 +32,8 @@ class RowSpace(Attack):
 
     A fixed or withheld position embedding protects nothing: its values are known. Exact for one image and a pre-norm
     first block, where width - tokens exceeds the patches; where equations are short the smoothest picture is taken,
-    and where the gradients of the next projections are shared, those settle the rest.
+    and where the gradients of the next projections are shared, those settle the rest. Several pictures, in a batch or
+    one local step after the other, give one mixture, never certified.
 
     Args:
         later: row spaces of so many later projections refine the solution (first MLP, second attention, …); 0: none.
@@ -58,7 +59,7 @@ class RowSpace(Attack):
         spaces = gradient_spaces(observation, device)
         pixels = pixels_of(observation, spaces.norm)
         system = patch_system(spaces.norm, spaces.picture.basis, spaces.tokens)
-        if observation.protocol.batch_size > 1:
+        if examples_behind(observation) > 1:
             return _mixture(observation, spaces, system, pixels)
 
         def later(short: bool) -> Readers | None:
@@ -84,7 +85,7 @@ def gradient_spaces(observation: Observation, device: torch.device) -> Spaces:
     """Raises NotApplicable where a gradient is missing, zero or not finite, or the tokens fill the whole width."""
     norm = first_norm(observation, device)
     patch_grad, qkv_grad = spanned_gradients(observation, device)
-    batch, width = observation.protocol.batch_size, norm.patch_weight.shape[0]
+    batch, width = examples_behind(observation), norm.patch_weight.shape[0]
     tokens = batch * len(norm.known) + norm.prefix_tokens  # prefix tokens are the same for all pictures
     if tokens >= width:
         of = f" of {batch} images" if batch > 1 else ""
@@ -99,7 +100,7 @@ def gradient_spaces(observation: Observation, device: torch.device) -> Spaces:
 def batch_subspace(
     observation: Observation, device: torch.device
 ) -> tuple[Float[Tensor, "tokens pixels"], Float[Tensor, "pixels free"]]:
-    """base and F of p_{b,n} = base_n + F c_{b,n}: where patch n of every picture b of a batch must lie.
+    """base and F of p_{b,n} = base_n + F c_{b,n}: where patch n of every picture b behind the update must lie.
 
     Float64, patches in row-major order, normalised pixels in `unpatchify`'s order, F orthonormal. For B pictures F
     has min(unknowns, N(B - 1)) columns, the span of {p_{b,m} - p_{b',m}}; more where equations are short or noisy.
@@ -155,31 +156,30 @@ def to_picture(
 def _prefix(model: torch.nn.Module, observation: Observation) -> Float[Tensor, "prefix width"]:
     """Class and register tokens as the first block reads them."""
     names, rows = observation.roles.prefix_names, observation.roles.embedded_prefix_tokens
-    embedding = model.get_parameter(str(observation.roles.pos_embed))
-    width = embedding.shape[-1]
-    tokens = [model.get_parameter(name).reshape(-1, width) for name in names]
-    prefix = torch.cat(tokens) if tokens else embedding.new_zeros(0, width)
-    return prefix + embedding.reshape(-1, width)[:rows] if rows else prefix
+    embedding = known_embedding(observation).to(next(model.parameters()))
+    tokens = [model.get_parameter(name).reshape(-1, embedding.shape[1]) for name in names]
+    prefix = torch.cat(tokens) if tokens else embedding[:0]
+    return prefix + embedding[:rows] if rows else prefix
 
 
 def _free_directions(observation: Observation, spaces: Spaces, system: PatchSystem) -> Bool[Tensor, " unknowns"]:
     """Which directions the equations leave open: N(B - 1) weakest, or more under noise."""
-    mixed = len(spaces.norm.known) * (observation.protocol.batch_size - 1)
+    mixed = len(spaces.norm.known) * (examples_behind(observation) - 1)
     open_ = uncertainty(system, spaces.norm, spaces.tokens).deviation > OPEN
     open_[len(open_) - min(mixed, len(open_)) :] = True
     return open_
 
 
 def _mixture(observation: Observation, spaces: Spaces, system: PatchSystem, pixels: Pixels) -> Reconstruction:
-    """One picture for a batch: each patch up to the differences of the batch's patches, the smoothest of them."""
+    """One picture for several: each patch up to the differences of their patches, the smoothest of them."""
     free = _free_directions(observation, spaces, system)
     start = system.patches(torch.where(free, 0.0, system.estimate))
     unknown = torch.full((int(free.sum()),), math.inf, dtype=torch.float64, device=start.device)
     directions = (system.directions @ system.span)[free]
     patches = complete(start, directions, unknown, pixels.std, pixels.grid, pixels.patch)
-    batch = observation.protocol.batch_size
     values = _values(spaces, system, uncertainty(system, spaces.norm, spaces.tokens), pixels)
-    reason = f"{batch} images in the batch: each patch is known up to {int(free.sum())} of {len(free)} directions"
+    known = f"each patch is known up to {int(free.sum())} of {len(free)} directions"
+    reason = f"{examples_behind(observation)} images behind the update: {known}"
     return Reconstruction(
         images=to_picture(observation, patches, pixels), certificate=Certificate("uncertified", reason, values)
     )
@@ -203,7 +203,7 @@ def _values(spaces: Spaces, system: PatchSystem, doubt: Uncertainty, pixels: Pix
 def _certificate(
     observation: Observation, spaces: Spaces, system: PatchSystem, solution: Solution, pixels: Pixels
 ) -> Certificate:
-    """The promise "the picture that the model saw, up to rounding to 8 bits", or why not.
+    """The promise "the picture that the model saw, up to rounding to 8 bits", or why not; for one picture alone.
 
     It rests on equations beyond those that the solution was chosen by: pixels that come out as whole levels, inside
     every row space at the level of the noise, where one wrong pixel would stand out; or more equations than unknowns
@@ -215,8 +215,6 @@ def _certificate(
         values["later_misfit"] = solution.refined.misfit
     if whole is not None:
         values |= {"grid_excess": whole.excess, "grid_power": whole.power}
-    examples = examples_behind(observation)
-    several = f"{examples} images behind the update, or " if examples > 1 else ""
     equations, unknowns = system.equations.shape
     gap, expected = spaces.tokens.gap, values["expected_psnr"]
     if solution.proven:
@@ -231,11 +229,11 @@ def _certificate(
             f"up to {open_} directions of each patch are left open"
         )
     elif gap < MIN_GAP:
-        reason = f"no gap in the singular values ({gap:.2g}): {several}tokens below the noise, or a perturbed gradient"
+        reason = f"no gap in the singular values ({gap:.2g}): tokens below the noise, or a perturbed gradient"
     elif equations <= unknowns:
         reason = f"{equations} equations for {unknowns} unknowns: completed"
     elif expected < MIN_EXPECTED_PSNR:
-        reason = f"residual {doubt.residual:.1g}: {several}{expected:.0f} dB expected, not exact pixels"
+        reason = f"residual {doubt.residual:.1g}: {expected:.0f} dB expected, not exact pixels"
     else:
         accepted = (
             f"{equations - unknowns} equations to spare, residual {doubt.residual:.1g}, {expected:.0f} dB expected"

@@ -10,6 +10,7 @@ from timm.layers.mlp import Mlp
 from torch import Tensor, nn
 
 from attacks.analytic.first_norm import plain_blocks
+from attacks.analytic.patch_gradient import known_embedding
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 
@@ -70,7 +71,7 @@ def plain_block(observation: Observation, device: torch.device) -> PlainBlock:
     tokens = [model.get_parameter(name).reshape(-1, width) for name in names]
     prefix = torch.cat(tokens) if tokens else attention.proj.weight.new_zeros(0, width)
     if rows:
-        prefix = prefix + model.get_parameter(str(observation.roles.pos_embed)).reshape(-1, width)[:rows]
+        prefix = prefix + known_embedding(observation)[:rows].to(prefix)
     return PlainBlock(block, prefix, qkv.removesuffix("attn.qkv.weight"))
 
 

@@ -68,6 +68,12 @@ def test_distilled_model(tools, rng, cpu):
     assert tools.psnr(April()(tools.observe(spec, picture, [3]), rng, cpu).images, picture) >= 140
 
 
+def test_a_second_table_of_embeddings_counts(indexed, tools, rng, cpu):
+    picture = tools.photographs(32)[:1]
+    spec = tools.tiny(variant="april", dtype="float64", kwargs={"depth": 3})
+    assert tools.psnr(April()(tools.observe(spec, picture, [3], defenses=indexed), rng, cpu).images, picture) >= 140
+
+
 def test_float32_gradients_are_too_coarse_and_it_says_so(tools, rng, cpu):
     for picture in tools.photographs(32):
         result = April()(tools.observe(tools.tiny(variant="april"), picture[None], [3]), rng, cpu)
@@ -96,6 +102,15 @@ def test_a_batch_and_a_random_gradient_are_uncertified(tools, rng, cpu):
     result = April()(noise, rng, cpu)
     assert tools.psnr(result.images, pictures[:1]) < 20
     assert not result.certificate.certified
+
+
+def test_nearly_alike_pictures_are_not_certified(tools, rng, cpu):
+    pictures = tools.photographs(32)
+    pair = torch.stack([pictures[0], torch.lerp(pictures[0], pictures[1], 1e-5)])
+    spec = tools.tiny(variant="april", dtype="float64", kwargs={"depth": 3})
+    certificate = April()(tools.observe(spec, pair, [3, 3]), rng, cpu).certificate
+    assert not certificate.certified
+    assert certificate.reason.startswith("2 images behind the update")
 
 
 def test_refuses_a_pre_norm_model(tools, rng, cpu):

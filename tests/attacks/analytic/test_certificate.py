@@ -18,12 +18,25 @@ def test_says_why_not():
         "is off by 0.1": {"identity": 0.1},
         "class token's row": {"class_token": 0.1},
         "rank 60 of 64": {"rank": 60.0},
-        "45 dB expected": {"expected_psnr": 45.0},
     }
     for words, values in reasons.items():
         certificate = judge({**GOOD, **values}, 2, SYMBOLS)
         assert certificate.status == "uncertified"
         assert words in certificate.reason
+
+
+def test_the_expected_error_must_be_small():
+    certificate = judge({**GOOD, "expected_psnr": 45.0}, 1, SYMBOLS)
+    assert not certificate.certified
+    assert "45 dB expected" in certificate.reason
+
+
+def test_several_examples_are_never_certified():
+    """The residual of the mean of nearly alike pictures is of second order in their difference, its error of first."""
+    certificate = judge(GOOD, 2, SYMBOLS)
+    assert not certificate.certified
+    assert certificate.reason.startswith("2 images behind the update")
+    assert "expected_psnr" not in certificate.values
 
 
 def test_an_unknown_error_is_not_certified():

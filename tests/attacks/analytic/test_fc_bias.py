@@ -7,7 +7,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from attacks.analytic.fc_bias import FullyConnectedBias, picture_layer
+from attacks.analytic.fc_bias import FullyConnectedBias, bias_gradients, picture_layer
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec
 from tests.attacks.test_attack_conf import CONF
@@ -59,6 +59,56 @@ def test_a_batch_gives_the_pictures_that_have_units_of_their_own(tools, cpu):
     assert found.certificate.certified, found.certificate.reason
     for image in found.images:
         assert max(tools.psnr(image, picture) for picture in pictures) > 250
+
+
+ALIKE = {
+    "one hidden layer": (8, {"hidden": [256]}, 0.16),
+    "two": (16, {"hidden": [128, 32]}, 0.1),
+    "the shipped mlp": (32, {}, 0.04),
+}
+
+
+@pytest.mark.parametrize("case", ALIKE)
+def test_nearly_alike_pictures_of_one_label_are_certified_only_where_they_are_true(case, tools, cpu):
+    """Their errors are all but parallel, so that units that both activate agree on a mixture."""
+    side, kwargs, share = ALIKE[case]
+    pictures = tools.photographs(side)
+    pair = eight_bit(torch.stack([pictures[0], torch.lerp(pictures[0], pictures[1], share)]))
+    for seed in range(6):
+        spec = ModelSpec("mlp_32", 10, img_size=side, kwargs=kwargs)
+        found = run(tools.observe(spec, pair, [3, 3], seed=seed), cpu)
+        true = [max(tools.psnr(image, picture) for picture in pair) > 250 for image in found.images]
+        assert all(true) or not found.certificate.certified
+        assert found.certificate.certified or "mixtures of alike pictures" in found.certificate.reason
+
+
+@pytest.mark.parametrize("apart", ["brighter", "here and there"])
+def test_a_mixture_on_whole_levels_is_not_certified(apart, tools, rng, cpu):
+    """An even number of levels between them: the mean of both pictures passes as whole levels, of neither."""
+    levels = (tools.photographs(16)[:1] * 255).round().clamp(4, 251)
+    steps = torch.ones_like(levels) if apart == "brighter" else torch.randint(-1, 2, levels.shape, generator=rng)
+    pair = torch.cat([levels, levels + 4 * steps]) / 255
+    for seed in range(4):
+        found = run(tools.observe(mlp(hidden=[512, 32]), pair, [3, 3], seed=seed), cpu)
+        true = [max(tools.psnr(image, picture) for picture in pair) > 250 for image in found.images]
+        assert all(true) or not found.certificate.certified
+
+
+def test_pictures_of_one_label_that_have_units_of_their_own_are_certified(tools, cpu):
+    pair = eight_bit(tools.photographs(16))
+    observation = tools.observe(mlp(hidden=[512, 32]), pair, [3, 3], label_smoothing=0.1)
+    found = run(observation, cpu)
+    assert found.certificate.certified, found.certificate.reason
+    assert "whole pixel levels" in found.certificate.reason
+    assert not run(observation, cpu, levels=None).certificate.certified
+
+
+def test_what_the_layer_shares_of_one_picture_is_what_autograd_says(tools, cpu):
+    picture = eight_bit(tools.photographs(16)[:1])
+    observation = tools.observe(replace(mlp(), dtype="float64"), picture, [3], label_smoothing=0.1)
+    found = bias_gradients(observation, "body.1", picture[0])
+    torch.testing.assert_close(found[3], observation.gradient["body.1.bias"])
+    assert found.shape == (10, 128)
 
 
 def test_sigmoids_mix_a_batch_and_the_certificate_says_so(tools, cpu):

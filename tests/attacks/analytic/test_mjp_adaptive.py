@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -25,6 +27,30 @@ def test_the_mask_shows_in_the_gradient(photograph):
     observation, _, mask = photograph
     assert mask.any()
     assert torch.equal(masked_positions(observation.gradient_of("pos_embed")[0, 1:]), mask)
+
+
+@pytest.mark.parametrize("class_token", ["own", "unknown"])
+def test_a_full_mask_is_refused(class_token, tools, rng, cpu):
+    """No row tells a patch from another; the class token's own is another matter."""
+    mjp = MaskedJigsawPuzzle(ratio=1.0, min_block=64, class_token=class_token)
+    spec = tools.tiny(kwargs={"depth": 2})
+    mjp.wrap_model(spec.build(0))
+    seen = mjp.transform_batch(Batch(tools.detailed(), torch.tensor([3])), torch.Generator().manual_seed(2)).images
+    observation = tools.observe(spec, seen, [3], defenses={"mjp": mjp})
+    shared = observation.gradient_of("pos_embed")[0]
+    assert not shared[1:].any()
+    assert bool(shared[0].any()) == (class_token == "own")
+    assert masked_positions(shared[1:]).all()
+    with pytest.raises(NotApplicable, match="all 64 patches are masked"):
+        MJPAdaptive()(observation, rng, cpu)
+
+
+def test_an_embedding_that_was_not_trained_is_no_full_mask(photograph, rng, cpu):
+    observation, _, _ = photograph
+    still = {name: torch.zeros_like(observation.update.tensors[name]) for name in ("pos_embed", "unknown_embed")}
+    update = replace(observation.update, tensors={**observation.update.tensors, **still})
+    with pytest.raises(NotApplicable, match="it was not trained"):
+        MJPAdaptive()(replace(observation, update=update), rng, cpu)
 
 
 def test_unmasked_patches_are_exact_but_for_the_span_of_the_masked():

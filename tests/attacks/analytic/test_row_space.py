@@ -6,7 +6,7 @@ import torch
 from attacks.analytic import RowSpace
 from attacks.analytic.completion import patchify
 from attacks.analytic.patches import unpatchify
-from attacks.analytic.row_space import batch_subspace
+from attacks.analytic.row_space import batch_subspace, gradient_spaces, make_readers
 from attacks.analytic.subspace import row_space
 from defenses import FixedPositionEmbedding, NoPositionEmbedding, WithholdPositionEmbedding
 from fedsim.errors import ConfigError, NotApplicable
@@ -85,10 +85,34 @@ def test_a_batch_lies_in_its_subspace_and_is_not_certified(tools, rng, cpu):
     assert not RowSpace()(observation, rng, cpu).certificate.certified
 
 
+def test_local_steps_on_different_pictures_are_no_single_picture(tools, rng, cpu):
+    """Steps so small that the weights stand still: the update is that of a batch."""
+    pictures = tools.photographs(32)
+    pair = torch.stack([pictures[0], torch.lerp(pictures[0], pictures[1], 1e-3)])
+    batch = tools.observe(small(tools), pair, [3, 3], defenses=WITHHELD)
+    steps = replace(batch, protocol=replace(batch.protocol, batch_size=1, steps=2))
+    found, expected = RowSpace()(steps, rng, cpu), RowSpace()(batch, rng, cpu)
+    assert torch.equal(found.images, expected.images)
+    assert not found.certificate.certified
+    assert found.certificate.reason.startswith("2 images behind the update")
+    assert torch.equal(batch_subspace(steps, cpu)[1], batch_subspace(batch, cpu)[1])
+
+
 def test_one_picture_has_no_free_direction(clean, tools, cpu):
     base, directions = batch_subspace(clean, cpu)
     assert directions.shape[1] == 0
     assert tools.psnr(unpatchify(base, (4, 4), (8, 8)) * 0.5 + 0.5, tools.detailed()) > 150
+
+
+def test_a_second_table_of_embeddings_counts(indexed, tools, rng, cpu):
+    """In the linear system, and in the class token that later projections read."""
+    picture = tools.photographs(32)[:1]
+    observation = tools.observe(small(tools, kwargs={"depth": 4}), picture, [3], defenses=indexed)
+    assert tools.psnr(LINEAR(observation, rng, cpu).images, picture) > 150
+    readers = make_readers(observation, gradient_spaces(observation, cpu), 2)
+    truth = patchify((picture - 0.5) / 0.5, (8, 8))
+    for u, space in zip(readers.inputs(truth), readers.spaces, strict=True):
+        assert (u @ space.null.T).norm() < 1e-10 * u.norm()
 
 
 def test_a_random_gradient_is_worth_nothing(clean, tools, rng, cpu):

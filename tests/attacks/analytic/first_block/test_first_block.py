@@ -9,6 +9,7 @@ import torch
 from attacks.analytic.first_block import FirstBlock
 from attacks.analytic.first_block.attack import _problem
 from attacks.analytic.first_block.levenberg_marquardt import Normal, deflated
+from defenses import Defense
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
 
@@ -33,6 +34,15 @@ def test_one_picture_leaves_nothing_to_search(tools: ModuleType, cpu: torch.devi
     result = FirstBlock()(alone, torch.Generator().manual_seed(0), cpu)
     assert result.images is not None
     assert tools.psnr(result.images[0], tools.photographs(32)[0]) > 80.0
+
+
+def test_a_second_table_of_embeddings_counts(indexed: dict[str, Defense], tools: ModuleType, cpu: torch.device) -> None:
+    spec = tools.tiny(patch_size=8, dtype="float64", kwargs={"depth": 2})
+    alone = tools.observe(spec, tools.photographs(32)[:1], [3], defenses=indexed)
+    result = FirstBlock()(alone, torch.Generator().manual_seed(0), cpu)
+    assert result.images is not None
+    assert tools.psnr(result.images[0], tools.photographs(32)[0]) > 80.0
+    assert result.certificate.values["forward_residual"] < 1e-9
 
 
 def test_the_jacobian_is_the_derivative(pair: Observation, cpu: torch.device) -> None:
