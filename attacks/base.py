@@ -95,8 +95,8 @@ class Attack(ABC):
 
     Attributes:
         session: set by whoever runs the attack; does nothing outside a run.
-        baseline: it never reads what was shared: report, comparison and matrix mark it, and leave it out of every
-            verdict.
+        baseline: it never reads what was shared, but for labels that it is given: report, comparison and matrix mark
+            it, and leave it out of every verdict.
         cost: how long it takes in comparison, in any unit: of the attacks that wait for a worker the cheapest go first.
     """
 

@@ -62,3 +62,16 @@ def rounding(observation: Observation) -> float:
     weight = observation.global_state[name].double()
     change = observation.gradient[name].norm() * observation.protocol.gradient_scale()
     return eps * max(1.0, float(weight.norm() / change.clamp(min=1e-300)))
+
+
+def bias_rounding(observation: Observation) -> float:
+    """Absolute rounding of the head bias's gradient, where it was shared as weights or a change of them; else 0.
+
+    Also 0 where nothing was added to p̄ - n/B: rounding leaves a change its sign.
+    """
+    update, protocol, names = observation.update, observation.protocol, observation.roles.head_biases
+    if update.kind == "gradient" or not (protocol.label_smoothing or protocol.weight_decay):
+        return 0.0
+    biases = [observation.global_state[name] for name in names]
+    each = max(float(torch.finfo(bias.dtype).eps * bias.abs().max()) for bias in biases)
+    return len(names) * (protocol.steps + 1) * each / protocol.gradient_scale()

@@ -15,7 +15,8 @@ def rlg(
     """{c : some vector of ∂L/∂W's column space is negative at c alone}, one linear programme a class.
 
     The columns p_k - y_k of Rᵀ span that space where the features are independent, and each is negative at its label
-    alone: no class that was there is missed. A class that was not may be named where B is not far below C.
+    alone: no class that was there is missed. A class that was not may be named where B is not far below C. Of labels
+    smoothed by ε the columns are negative wherever p_kc < ε/C: then classes that were there may be missed too.
 
     Args:
         eps: relative rounding of the gradient as it was shared; None takes that of its dtype.

@@ -7,17 +7,16 @@ from torch import Tensor
 from attacks.base import Attack, Certificate, Needs, Reconstruction
 from attacks.label import counting, rules
 from attacks.label.certified import as_reconstruction, features_of
-from attacks.label.head import rounding, shared, single_head
+from attacks.label.head import bias_rounding, rounding, shared, single_head
 from attacks.label.membership import rlg
 from attacks.label.reference import random_reference
+from attacks.label.single import label_of_one, relative_sum
 from fedsim.errors import ConfigError, NotApplicable, nearest
 from fedsim.observation import Observation
 
 FROM_WEIGHT = ("idlg", "gradinversion", "gradinversion_sum", "rlg")
 FROM_REFERENCE = ("llg", "llg_bias", "zlg")
 RULES = ("auto", *FROM_WEIGHT, *FROM_REFERENCE, "ilrg", "bias_sign", "bias_corrected", "bias_prior")
-MAX_SUM = 1e-4
-"""Σ_c ∂L/∂b[c] = 0 for any batch; rounding leaves 1e-7 of Σ_c |∂L/∂b[c]| in float32."""
 PROVABLE = 8
 """Largest batch for which `auto` asks for a certificate: beyond it the search takes seconds."""
 PROOF_NEIGHBOURS, PROOF_EQUATIONS = 48, 12_000
@@ -27,10 +26,10 @@ PROOF_NEIGHBOURS, PROOF_EQUATIONS = 48, 12_000
 class RecoverLabels(Attack):
     """The multiset of labels, sorted, by one rule of `attacks.label.rules`, `.counting` or `.membership`.
 
-    `auto` takes the exact rule for one example; up to `PROVABLE` examples it looks for counts that the gradient
+    `auto` takes `label_of_one` for one example; up to `PROVABLE` examples it looks for counts that the gradient
     itself certifies; else, or where none certify, `bias_prior` with auxiliary pictures and `bias_corrected` without.
-    Labels alone: no pictures. A clipped gradient's scale is unknown: it leaves the exact rule for one example and
-    `bias_sign` as they are, and misleads the rules that count.
+    Labels alone: no pictures. A clipped gradient's scale is unknown: that misleads the rules that count, and no other
+    where labels are hard; smoothed ones it may hide from `bias_sign`.
 
     Args:
         rule: one of `RULES`.
@@ -58,11 +57,11 @@ class RecoverLabels(Attack):
             raise NotApplicable("label_smoothing=1 leaves nothing of the labels in the gradient")
         if self.rule in FROM_REFERENCE:
             return self._from_reference(observation, total, rng, device)
+        if self.rule == "auto" and total == 1:
+            return label_of_one(observation)
         bias_grad = shared(observation, "bias")
         if self.rule == "ilrg":
             return _ilrg(observation, bias_grad, total)
-        if self.rule == "auto" and total == 1:
-            return _single(bias_grad, protocol.label_smoothing)
         proof = _proof(observation, total, rng) if self.rule == "auto" else None
         return proof or _from_bias(observation, self.rule, bias_grad, total)
 
@@ -138,38 +137,19 @@ def _proof(observation: Observation, total: int, rng: torch.Generator) -> Recons
 
 def _from_bias(observation: Observation, rule: str, bias_grad: Float[Tensor, "classes"], total: int) -> Reconstruction:
     smoothing, probs = observation.protocol.label_smoothing, observation.auxiliary_probs
-    values = {"sum": _relative_sum(bias_grad)}
+    values = {"sum": relative_sum(bias_grad)}
     if rule == "bias_prior" and probs is None:
         raise NotApplicable("bias_prior needs auxiliary pictures that the server may run its model on")
     if rule == "bias_sign":
-        labels = rules.bias_sign(bias_grad, smoothing)
+        labels = rules.bias_sign(bias_grad, smoothing, bias_rounding(observation))
         return _uncertified(labels, "the set of classes without their counts", values)
     if rule != "bias_corrected" and probs is not None:
         counts = rules.prior_counts(bias_grad, probs.cpu(), total, smoothing)
         values["rounding"] = float((counts - counts.round()).abs().max())
         labels = rules.bias_prior(bias_grad, probs.cpu(), total, smoothing)
         return _uncertified(labels, "the batch's mean softmax is taken from auxiliary pictures", values)
-    labels = rules.bias_corrected(bias_grad, total, smoothing)
+    labels = rules.bias_corrected(bias_grad, total, smoothing, bias_rounding(observation))
     return _uncertified(labels, "the batch's mean softmax is taken to be uniform", values)
-
-
-def _single(bias_grad: Float[Tensor, "classes"], smoothing: float) -> Reconstruction:
-    """One example: p_c - ε/C for every class but its own, so that only its own can be below -ε/C."""
-    labels = bias_grad.argmin().reshape(1)
-    negatives = len(rules.bias_sign(bias_grad, smoothing))
-    values = {"negatives": float(negatives), "sum": _relative_sum(bias_grad)}
-    if not values["sum"] <= MAX_SUM:
-        reason = f"the head bias's gradient sums to {values['sum']:.2g} of its size, not to zero: a perturbed gradient"
-        return _uncertified(labels, reason, values)
-    if negatives != 1:
-        reason = f"{negatives} classes have a gradient that only a label's can be: one was to be expected"
-        return _uncertified(labels, reason, values)
-    certificate = Certificate("certified", "one class alone has a gradient that only the label's can be", values)
-    return Reconstruction(labels=labels, certificate=certificate)
-
-
-def _relative_sum(bias_grad: Float[Tensor, "classes"]) -> float:
-    return float(bias_grad.sum().abs() / bias_grad.abs().sum().clamp(min=1e-300))
 
 
 def _uncertified(labels: Tensor, reason: str, values: dict[str, float]) -> Reconstruction:

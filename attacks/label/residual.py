@@ -1,4 +1,4 @@
-"""Counts that a head's gradient itself confirms, with the feature of every example (leakage-math.md, section 6).
+"""Counts that a head's gradient itself confirms, with the feature of every example.
 
 Given counts leave a small system of equations for the features (`attacks.label.head_system`). The right ones solve
 it up to the rounding of the gradient; wrong ones do not, so that a solution proves the counts.

@@ -10,6 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+MARGIN = 0.01
+"""Share of ε/C: an absent class of p = 0 has -ε/C up to rounding, that of half precision and of a batch's sum too."""
+
 
 def head_gradient(gradient: Mapping[str, Tensor], names: Sequence[str]) -> Tensor | None:
     """The gradient of the head as if it were the only one, or None where none was shared.
@@ -24,7 +27,8 @@ def head_gradient(gradient: Mapping[str, Tensor], names: Sequence[str]) -> Tenso
 def idlg(weight_grad: Float[Tensor, "classes features"]) -> Int[Tensor, "1"]:
     """argmin_c Σ_m ∂L/∂W[c, m], for one example (Zhao et al. 2020).
 
-    Right where Σ_m h[m] > 0, as after a ReLU; unreliable on LayerNorm features, whose sign is anybody's.
+    Right where Σ_m h[m] > 0, as after a ReLU, while p_y < 1 - ε of a label smoothed by ε; unreliable on LayerNorm
+    features, whose sign is anybody's.
     """
     return weight_grad.sum(dim=1).argmin().reshape(1)
 
@@ -49,24 +53,30 @@ def gradinversion_sum(weight_grad: Float[Tensor, "classes features"], batch_size
     return gradinversion(weight_grad.sum(dim=1, keepdim=True), batch_size)
 
 
-def bias_sign(bias_grad: Float[Tensor, "classes"], label_smoothing: float = 0.0) -> Int[Tensor, "labels"]:
-    """The classes whose gradient no absent class could have: {c : ∂L/∂b[c] < -ε/C}, a set.
+def bias_sign(
+    bias_grad: Float[Tensor, "classes"], label_smoothing: float = 0.0, rounding: float = 0.0
+) -> Int[Tensor, "labels"]:
+    """The classes whose gradient no absent class could have: {c : ∂L/∂b[c] < -ε/C} but for rounding, a set.
 
-    Every class in it was in the batch; a class that was there is missed where n_c/B does not exceed p̄_c.
+    Every class in it was in the batch; a class that was there is missed where (1 - ε) n_c/B does not exceed p̄_c.
+
+    Args:
+        rounding: absolute, of the gradient as it was shared, beside `MARGIN`.
     """
-    return (bias_grad < -label_smoothing / len(bias_grad)).nonzero().flatten()
+    floor = (1.0 + MARGIN) * label_smoothing / len(bias_grad) + rounding
+    return (bias_grad < -floor).nonzero().flatten()
 
 
 def bias_corrected(
-    bias_grad: Float[Tensor, "classes"], batch_size: int, label_smoothing: float = 0.0
+    bias_grad: Float[Tensor, "classes"], batch_size: int, label_smoothing: float = 0.0, rounding: float = 0.0
 ) -> Int[Tensor, "batch"]:
-    """One of each class of negative gradient, then the most negative again and again, each taking its share.
+    """One of each class of `bias_sign`, then the most negative again and again, each taking its share.
 
     A label's share of the gradient is -(1 - ε)/B. Right near uniform p̄, as at initialisation.
     """
     share = (1.0 - label_smoothing) / batch_size
     rest = bias_grad.double().clone()
-    present = bias_sign(bias_grad, label_smoothing)
+    present = bias_sign(bias_grad, label_smoothing, rounding)
     emitted = present[rest[present].argsort()][:batch_size].tolist()
     rest[emitted] += share
     while len(emitted) < batch_size:

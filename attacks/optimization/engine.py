@@ -20,6 +20,7 @@ from attacks.optimization.priors.base import Prior
 from attacks.optimization.problem import (
     LOCAL_UPDATES,
     Problem,
+    blind,
     known_labels,
     local_updates,
     make_problem,
@@ -66,7 +67,9 @@ class GradientMatching(Attack):
         memory_gib: memory for candidates that are computed together; None: half of a GPU's, 4 on a CPU.
         frames: pictures kept of the way.
         save_every: steps after which an interrupted attack can go on; 0 saves nothing.
-        target: `observed`, or `random`: a gradient of the same norms that knows nothing, the baseline.
+        target: `observed`, or `random`, the baseline: noise of the same norms in place of what was shared, for the
+            distance, the search space, the priors and the model's mask. Its labels are given: those that the rule
+            reads off the true update. A prior that finds nothing in noise is left out.
     """
 
     needs = Needs(auxiliary=True)
@@ -191,9 +194,11 @@ class GradientMatching(Attack):
         labels = None if labels is None else labels.to(device)
         shared = shared_update(observation, local_updates(self.local_updates, observation), device)
         target = of_pictures(observation, shared)
-        if self.target == "random":
-            target = random_target(target, rng)
-        return make_problem(observation, target, labels, self.parametrisation, self.priors, device)
+        if self.target == "observed":
+            return make_problem(observation, target, labels, self.parametrisation, self.priors, device)
+        noise = blind(observation, rng)
+        target = random_target(target, rng)
+        return make_problem(noise, target, labels, self.parametrisation, self.priors, device, blind_of=observation)
 
     def _local(self, problems: Sequence[Problem]) -> str:
         return local_updates(self.local_updates, problems[0].observation) if problems else "gradient"

@@ -43,7 +43,8 @@ class GradientMap(UpdateMap):
 class UnrolledSteps(UpdateMap):
     """(θ_0 - θ_k)/s after the client's k steps, simulated; s makes it a gradient's size.
 
-    Each step takes the next `batch_size` pictures, in their order and over again.
+    Each step takes the next `batch_size` pictures in their order, an epoch's last step those that are left, as the
+    client does. Later epochs take the same batches again: the client draws new ones, and nobody else knows which.
 
     Raises:
         NotApplicable: an optimiser that is not simulated.
@@ -60,26 +61,18 @@ class UnrolledSteps(UpdateMap):
         images, labels = variables["images"], variables["labels"]
         start = self.victim.params
         params, first, second = dict(start), dict[str, Tensor](), dict[str, Tensor]()
-        size = min(self.protocol.batch_size, len(images))
-        turns = max(1, len(images) // size)
+        size = self.protocol.batch_size
+        begins = range(0, len(images), size)
         for step, lr in enumerate(self.protocol.lrs):
-            begin = (step % turns) * size
+            begin = begins[step % len(begins)]
             part = slice(begin, begin + size)
             gradient = self.victim.gradient(params, images[part], labels[part])
-            gradient = self._regularised(gradient, params)
+            gradient = regularised(gradient, params, start, self.protocol)
             if self.protocol.optimizer == "sgd":
                 params, first = self._sgd(params, gradient, first, lr)
             else:
                 params, first, second = self._adam(params, gradient, first, second, lr, step + 1)
         return {name: (start[name] - params[name]) / self.scale for name in start}
-
-    def _regularised(self, gradient: State, params: State) -> State:
-        """Weight decay (coupled, as SGD and Adam have it) and FedProx's pull."""
-        decay = 0.0 if self.protocol.optimizer == "adamw" else self.protocol.weight_decay
-        mu, start = self.protocol.proximal_mu, self.victim.params
-        if not decay and not mu:
-            return gradient
-        return {n: g + decay * params[n] + mu * (params[n] - start[n]) for n, g in gradient.items()}
 
     def _sgd(self, params: State, gradient: State, buffer: State, lr: float) -> tuple[State, State]:
         """torch.optim.SGD's step, momentum and Nesterov included."""
@@ -110,17 +103,30 @@ class UnrolledSteps(UpdateMap):
 class SurrogateWeights(UpdateMap):
     """∂L/∂θ at (1 - α)·θ_0 + α·θ_k, a point between the weights sent and returned (Zhu et al. 2023, SME).
 
-    The mean of the gradients along the way is matched by one gradient at the best such point; α is optimised too.
+    The mean of the gradients along the way, weight decay and FedProx's pull included, is matched by one at the best
+    such point; α is optimised too.
     """
 
-    def __init__(self, victim: Victim, end: State) -> None:
+    def __init__(self, victim: Victim, end: State, protocol: LocalProtocol) -> None:
         super().__init__(victim)
+        self.protocol = protocol
         self.change = {name: end[name] - start for name, start in victim.params.items()}
 
     def __call__(self, variables: Variables) -> State:
         alpha = variables["alpha"]
-        params = {name: start + alpha * self.change[name] for name, start in self.victim.params.items()}
-        return self.victim.gradient(params, variables["images"], variables["labels"])
+        start = self.victim.params
+        params = {name: tensor + alpha * self.change[name] for name, tensor in start.items()}
+        gradient = self.victim.gradient(params, variables["images"], variables["labels"])
+        return regularised(gradient, params, start, self.protocol)
+
+
+def regularised(gradient: State, params: State, start: State, protocol: LocalProtocol) -> State:
+    """∂L/∂θ at `params` with weight decay, coupled as SGD and Adam have it, and FedProx's pull towards `start`."""
+    decay = 0.0 if protocol.optimizer == "adamw" else protocol.weight_decay
+    mu = protocol.proximal_mu
+    if not decay and not mu:
+        return gradient
+    return {n: g + decay * params[n] + mu * (params[n] - start[n]) for n, g in gradient.items()}
 
 
 @dataclass(frozen=True)

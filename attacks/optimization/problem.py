@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from logging import getLogger
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import State
 
+logger = getLogger(__name__)
+
 LOCAL_UPDATES = ("auto", "gradient", "unroll", "surrogate")
 MIN_RESOLVED = 0.01
 """Share of entries that Adam's first step must leave legible; below it the target is signs alone."""
@@ -38,6 +40,7 @@ class Problem:
     """What the search needs to know of one observation.
 
     Attributes:
+        observation: `blind`, where the target is random.
         target: u', the shared update in units of a gradient, by name.
         labels: [B] classes, or None where they are searched for together with the pictures.
         terms: the priors' terms by name, with the prior that weighs each.
@@ -69,6 +72,8 @@ def shared_update(observation: Observation, choice: str, device: torch.device) -
     if choice in ("unroll", "surrogate"):
         scale = -update_scale(protocol)
         raw = {name: change / scale for name, change in weight_change(observation).items()}
+        if choice == "surrogate" and protocol.optimizer == "adamw":
+            raw = _less_decay(raw, observation)  # decoupled: no part of any gradient
     elif observation.update.kind != "gradient" and protocol.optimizer in ("adam", "adamw"):
         raw = _adam_gradient(observation)
     else:
@@ -98,7 +103,15 @@ def _adam_gradient(observation: Observation) -> State:
             f"the first step of {protocol.optimizer} at lr {lr:g} and eps {protocol.eps:g} leaves "
             f"{found.share:.2%} of the gradient legible: it is its sign"
         )
-    return found.gradient
+    return found.gradient if protocol.optimizer == "adamw" else _less_decay(found.gradient, observation)
+
+
+def _less_decay(gradient: State, observation: Observation) -> State:
+    """Less the weight decay at the weights that the server sent."""
+    decay = observation.protocol.weight_decay
+    if not decay:
+        return gradient
+    return {name: g - decay * observation.global_state[name].to(g) for name, g in gradient.items()}
 
 
 def with_clip(objective: Objective, observation: Observation, choice: str) -> Objective:
@@ -123,7 +136,7 @@ def make_update_map(choice: str, victim: Victim, observation: Observation) -> Up
         start = observation.global_state
         change = weight_change(observation)
         end = {name: (start[name].double() + change[name]).to(param) for name, param in victim.params.items()}
-        return SurrogateWeights(victim, end)
+        return SurrogateWeights(victim, end, observation.protocol)
     return GradientMap(victim)
 
 
@@ -150,17 +163,47 @@ def make_problem(
     parametrisation: Parametrisation,
     priors: Mapping[str, Prior],
     device: torch.device,
+    blind_of: Observation | None = None,
 ) -> Problem:
+    """
+    Args:
+        blind_of: the true observation, where `observation` is noise. A prior that finds nothing in the noise, such as
+            certified features, is left out then; one that does not apply to the true one either refuses.
+
+    Raises:
+        NotApplicable: the observation lacks what the search space or a prior needs.
+    """
     count = examples_behind(observation)
-    terms: dict[str, Any] = {
-        name: (prior, prior.prepare(observation, labels, device)) for name, prior in priors.items()
-    }
+    terms: dict[str, tuple[Prior, PriorTerm]] = {}
+    for name, prior in priors.items():
+        try:
+            terms[name] = (prior, prior.prepare(observation, labels, device))
+        except NotApplicable as refusal:
+            if blind_of is None:
+                raise
+            prior.prepare(blind_of, labels, device)
+            logger.info("target=random goes on without priors.%s, which finds nothing in noise: %s", name, refusal)
     space = parametrisation.prepare(observation, count, device, labels)
     return Problem(observation, target, labels, count, space, terms)
 
 
+def blind(observation: Observation, rng: torch.Generator) -> Observation:
+    """The observation with noise of the same norms in place of all that was shared; `rng` stays as it is.
+
+    Zeros, by which masks and pruning show, are gone, and so are buffers, which tell of the batch.
+    """
+    update, state = observation.update, observation.global_state
+    floating = {name: tensor for name, tensor in update.tensors.items() if tensor.is_floating_point()}
+    start = {name: state[name] if update.kind == "weights" else torch.zeros_like(t) for name, t in floating.items()}
+    # A copy: the search goes on to draw what it always drew.
+    copy = torch.Generator().set_state(rng.get_state())
+    noise = random_target({name: tensor - start[name] for name, tensor in floating.items()}, copy)
+    tensors = {**update.tensors, **{name: start[name] + noise[name] for name in floating}}
+    return replace(observation, update=replace(update, tensors=tensors, buffers={}))
+
+
 def random_target(target: State, rng: torch.Generator) -> State:
-    """A gradient of the same norms that knows nothing: the attack without its observation."""
+    """A gradient of the same norms that knows nothing."""
     found = {}
     for name, tensor in sorted(target.items()):
         drawn = torch.randn(tensor.shape, generator=rng, dtype=torch.float64)

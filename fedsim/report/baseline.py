@@ -36,7 +36,7 @@ class Baseline:
 def needs_no_gradient(run: RunFolder, attack: str) -> bool:
     """Whether the attack is a baseline, by its class or its settings: it never reads what was shared.
 
-    A search at a random target, the mean of a learned inversion's pictures, a generator's samples.
+    A search at a random target, its labels given; the mean of a learned inversion's pictures; a generator's samples.
     """
     if any(record.baseline for record in run.attacks if record.attack == attack):
         return True

@@ -69,6 +69,29 @@ def test_sign_names_no_absent_class_and_misses_none_near_uniform(smoothing):
         assert set(rules.bias_sign(bias_grad).tolist()) == set(labels)
 
 
+@pytest.mark.parametrize(
+    ("classes", "batch", "wire"),
+    [(3, 1, torch.float32), (100, 1, torch.float32), (100, 48, torch.float32), (100, 1, torch.float16)],
+)
+def test_sign_names_no_absent_class_of_a_rounded_gradient(classes, batch, wire):
+    """Absent classes of p = 0 have -ε/C, and rounding may put that beyond -ε/C."""
+    rng = torch.Generator().manual_seed(0)
+    logits = 5 * torch.randn(batch, classes, generator=rng)
+    logits[:, classes // 2 :] -= 100.0
+    labels = torch.randint(classes // 2, (batch,), generator=rng)
+    logits.requires_grad_()
+    F.cross_entropy(logits, labels, label_smoothing=0.1).backward()
+    bias_grad = logits.grad.sum(dim=0).to(wire).double()
+    assert bool((bias_grad[classes // 2 :] < -0.1 / classes).any())
+    assert set(rules.bias_sign(bias_grad, 0.1).tolist()) <= set(labels.tolist())
+
+
+def test_sign_allows_for_a_rounding_that_is_told():
+    bias_grad = torch.tensor([-0.3, -1e-5, 0.30001])
+    assert rules.bias_sign(bias_grad).tolist() == [0, 1]
+    assert rules.bias_sign(bias_grad, rounding=1e-4).tolist() == [0]
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_corrected_counts_repeats_near_uniform(smoothing):
     right = 0

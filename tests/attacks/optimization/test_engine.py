@@ -16,7 +16,9 @@ from attacks.optimization import (
     SquaredL2,
     TagDistance,
 )
-from attacks.optimization.priors import BatchNormStatistics, ImageNorm, TotalVariation
+from attacks.optimization.parametrisation import PatchRowSpace
+from attacks.optimization.priors import BatchNormStatistics, FeatureTarget, ImageNorm, TotalVariation
+from attacks.optimization.problem import random_target, shared_update
 from attacks.session import Session
 from fedsim.errors import ConfigError, NotApplicable
 
@@ -45,6 +47,60 @@ def test_it_beats_an_attack_without_a_gradient(small, tools):
     assert found.labels.tolist() == [3]
     assert found.certificate.status == "none"
     assert found.certificate.values["steps"] == 150
+
+
+def turned(observation):
+    """The observation with all entries of its update in reverse but the head bias's: other contents of equal norms."""
+    tensors = {
+        n: t if n == "head.bias" else t.flatten().flip(0).view_as(t) for n, t in observation.update.tensors.items()
+    }
+    return replace(observation, update=replace(observation.update, tensors=tensors))
+
+
+@pytest.mark.parametrize(
+    ("settings", "protocol"),
+    [
+        ({"parametrisation": PatchRowSpace()}, {}),
+        ({"priors": {"features": FeatureTarget(0.1)}}, {}),
+        ({"priors": {"features": FeatureTarget(0.1, "centred_head_rows")}}, {}),
+        ({"local_updates": "surrogate"}, {"lr": 0.05, "steps": 3}),
+        ({}, {}),
+    ],
+)
+def test_a_baseline_reads_nothing_but_norms_and_labels(tools, settings, protocol):
+    spec = tools.tiny(img_size=16, patch_size=8, dtype="float64", kwargs={"depth": 1})
+    observation = tools.observe(spec, tools.photographs(16), [3, 5], **protocol)
+    base = {"labels": "bias_corrected", "steps": 3, "frames": 0, "derivative": "double_backward", **settings}
+    ours, other = (attack(GradientMatching(target="random", **base), o) for o in (observation, turned(observation)))
+    torch.testing.assert_close(ours.images, other.images, rtol=0, atol=1e-6)
+    assert ours.labels.tolist() == other.labels.tolist() == [3, 5]
+    seeing = [attack(GradientMatching(**base), o).images for o in (observation, turned(observation))]
+    assert float((seeing[0] - seeing[1]).abs().max()) > 1e-3
+
+
+def test_a_baseline_draws_what_it_always_drew(small, rng, cpu):
+    observation, _ = small()
+    problem = aligned(target="random")._problem(observation, rng, cpu)
+    again = torch.Generator().manual_seed(rng.initial_seed())
+    expected = random_target(shared_update(observation, "gradient", cpu), again)
+    assert all(torch.equal(problem.target[name], tensor) for name, tensor in expected.items())
+    assert torch.equal(rng.get_state(), again.get_state())
+
+
+def test_a_baseline_goes_on_without_what_noise_does_not_hold(tools):
+    """Noise certifies no features; a prior that refuses the true update refuses the baseline too."""
+    observation = tools.observe(tools.tiny(dtype="float64", kwargs={"depth": 1}), tools.photographs(32), [3, 5])
+    certified = {"features": FeatureTarget(0.1, "certificate")}
+    found = attack(GradientMatching(steps=2, priors=certified, target="random"), observation)
+    assert found.labels.tolist() == [3, 5]
+    plain = attack(GradientMatching(steps=2, target="random"), observation)
+    assert torch.equal(found.images, plain.images)
+    seeing = attack(GradientMatching(steps=2, priors=certified), observation)
+    assert not torch.equal(seeing.images, attack(GradientMatching(steps=2), observation).images)
+    for prior in (FeatureTarget(0.1), BatchNormStatistics(0.1)):
+        matching = GradientMatching(steps=2, labels="joint", priors={"one": prior}, target="random")
+        with pytest.raises(NotApplicable):
+            attack(matching, observation)
 
 
 def test_the_same_seed_gives_the_same_bits(small):

@@ -54,6 +54,34 @@ def test_unrolled_steps_are_the_optimisers(small, victim_of, candidates, name):
         torch.testing.assert_close(found[key], expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize(("pictures", "size", "steps"), [(12, 8, 2), (5, 2, 4), (3, 4, 2)])
+def test_the_last_batch_of_an_epoch_may_be_short(small, victim_of, candidates, pictures, size, steps):
+    """Batches as `clients.training.batches` makes them, in order; every picture has a derivative, mapped ones too."""
+    observation, _ = small(dtype="float64")
+    victim, _ = victim_of(observation)
+    protocol = replace(observation.protocol, batch_size=size, steps=steps, lrs=(0.1,) * steps, optimizer="sgd")
+    unrolled = UnrolledSteps(victim, protocol)
+    images, labels = candidates(2, batch=pictures, dtype=torch.float64), torch.arange(pictures) % 10
+    found = unrolled({"images": images[0], "labels": labels})
+    model = observation.build_model()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts = torch.arange(pictures).split(size)
+    for step in range(steps):
+        part = parts[step % len(parts)]
+        optimiser.zero_grad()
+        F.cross_entropy(model(images[0][part]), labels[part]).backward()
+        optimiser.step()
+    for key, parameter in model.named_parameters():
+        expected = (victim.params[key] - parameter.detach()) / update_scale(protocol)
+        torch.testing.assert_close(found[key], expected, rtol=1e-6, atol=1e-9)
+
+    def size_of(pixels):
+        return torch.stack([t.square().sum() for t in unrolled({"images": pixels, "labels": labels}).values()]).sum()
+
+    derivative = torch.func.vmap(torch.func.grad(size_of))(images)
+    assert bool((derivative.flatten(2).norm(dim=2) > 0).all())
+
+
 def test_unrolling_refuses_other_optimisers(small, victim_of):
     observation, _ = small()
     victim, _ = victim_of(observation)
@@ -65,7 +93,7 @@ def test_the_surrogate_lies_between_the_weights(small, victim_of, candidates):
     observation, _ = small()
     victim, _ = victim_of(observation)
     end = {n: t + 0.01 for n, t in victim.params.items()}
-    surrogate = SurrogateWeights(victim, end)
+    surrogate = SurrogateWeights(victim, end, observation.protocol)
     variables = {"images": candidates(1)[0], "labels": torch.tensor([3])}
     for alpha, params in ((0.0, victim.params), (1.0, end)):
         found = surrogate({**variables, "alpha": torch.tensor(alpha)})

@@ -2,11 +2,21 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from attacks.optimization.objectives import Clipped, Cosine, SquaredL2
-from attacks.optimization.problem import known_labels, local_updates, random_target, with_clip
+from attacks.optimization.problem import (
+    blind,
+    known_labels,
+    local_updates,
+    make_update_map,
+    random_target,
+    shared_update,
+    with_clip,
+)
 from defenses import GradientClip
 from fedsim.errors import NotApplicable
+from fedsim.update import Update
 
 CLIP = ({"_target_": "defenses.GradientClip", "max_norm": 0.5},)
 
@@ -55,3 +65,103 @@ def test_a_random_target_has_the_same_norms(small, rng):
     for name, tensor in observation.gradient.items():
         torch.testing.assert_close(found[name].norm(), tensor.norm())
         assert not torch.equal(found[name], tensor)
+
+
+@pytest.mark.parametrize("settings", [{}, {"lr": 0.1}, {"lr": 0.1, "kind": "weights"}])
+def test_a_blind_observation_has_the_same_norms_and_nothing_else(small, settings):
+    observation, _ = small(**settings)
+    observation.update.tensors["pos_embed"][0, 3:5] = observation.global_state["pos_embed"][0, 3:5] * (
+        settings.get("kind") == "weights"
+    )
+    rng, untouched = torch.Generator().manual_seed(4), torch.Generator().manual_seed(4)
+    buffered = replace(observation, update=replace(observation.update, buffers={"mean": torch.ones(3)}))
+    found = blind(buffered, rng)
+    assert torch.equal(rng.get_state(), untouched.get_state())
+    assert found.update.buffers == {}
+    assert list(found.update.tensors) == list(observation.update.tensors)
+    for name, gradient in observation.gradient.items():
+        other = found.gradient[name]
+        assert found.update.tensors[name].dtype == observation.update.tensors[name].dtype
+        torch.testing.assert_close(other.norm(), gradient.norm(), rtol=1e-3, atol=1e-6)
+        assert abs(float((other * gradient).sum())) < 0.6 * float(gradient.norm() ** 2)
+    assert bool(found.gradient["pos_embed"].any(dim=-1).all())
+
+
+def stepped(observation, images, labels, make, steps=1, mu=0.0, **settings):
+    """The observation after local steps of torch's own optimiser on one batch, with FedProx's pull."""
+    model = observation.build_model()
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimiser = make(model.parameters(), **settings)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        pull = sum((p - start[name]).square().sum() for name, p in model.named_parameters())
+        (F.cross_entropy(model(images), labels) + mu / 2 * pull).backward()
+        optimiser.step()
+    change = {name: p.detach() - start[name] for name, p in model.named_parameters()}
+    protocol = replace(
+        observation.protocol,
+        optimizer=make.__name__.lower(),
+        steps=steps,
+        lrs=(settings["lr"],) * steps,
+        weight_decay=settings.get("weight_decay", 0.0),
+        eps=settings.get("eps", 1e-8),
+        proximal_mu=mu,
+    )
+    return replace(observation, update=Update(change, "delta", len(images)), protocol=protocol)
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.AdamW])
+def test_weight_decay_is_no_part_of_adams_first_gradient(small, candidates, cpu, make):
+    observation, _ = small(dtype="float64")
+    images, labels = candidates(1, dtype=torch.float64)[0], torch.tensor([3])
+    plain = stepped(observation, images, labels, torch.optim.SGD, lr=1.0)
+    decayed = stepped(observation, images, labels, make, lr=0.01, eps=1e-2, weight_decay=0.01)
+    found = shared_update(decayed, "gradient", cpu)
+    for name, gradient in shared_update(plain, "gradient", cpu).items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_the_surrogate_is_pulled_and_decays_as_the_client_does(small, victim_of, candidates, cpu, alpha):
+    observation, _ = small(dtype="float64")
+    images, labels = candidates(1, dtype=torch.float64)[0], torch.tensor([3])
+    client = stepped(observation, images, labels, torch.optim.SGD, steps=3, mu=0.5, lr=0.1, weight_decay=0.1)
+    victim, _ = victim_of(observation)
+    variables = {"images": images, "labels": labels, "alpha": torch.tensor(alpha, dtype=torch.float64)}
+    found = make_update_map("surrogate", victim, client)(variables)
+    model = observation.build_model()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p += alpha * client.update.tensors[name]
+    decay = sum(p.square().sum() for p in model.parameters())
+    pull = sum((p - victim.params[name]).square().sum() for name, p in model.named_parameters())
+    (F.cross_entropy(model(images), labels) + 0.05 * decay + 0.25 * pull).backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(found[name], p.grad, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+def test_the_surrogate_matches_the_true_pictures(small, victim_of, candidates, cpu, mu):
+    """One step is matched exactly at α = 0; of several the mean gradient lies near the middle of the way."""
+    observation, _ = small(dtype="float64")
+    images, labels = candidates(1, dtype=torch.float64)[0], torch.tensor([3])
+    victim, _ = victim_of(observation)
+    for steps, alpha, most in ((1, 0.0, 1e-20), (3, 1 / 3, 1e-4)):
+        client = stepped(observation, images, labels, torch.optim.SGD, steps, mu, lr=1e-4, weight_decay=0.2)
+        target = shared_update(client, "surrogate", cpu)
+        variables = {"images": images, "labels": labels, "alpha": torch.tensor(alpha, dtype=torch.float64)}
+        found = make_update_map("surrogate", victim, client)(variables)
+        assert float(SquaredL2(relative=True)(found, {name: target[name] for name in found})) < most
+
+
+def test_decoupled_decay_is_no_part_of_a_surrogates_target(small, candidates, cpu):
+    observation, _ = small(dtype="float64")
+    images, labels = candidates(1, dtype=torch.float64)[0], torch.tensor([3])
+    plain, decayed = (
+        shared_update(
+            stepped(observation, images, labels, torch.optim.AdamW, 2, lr=1e-6, weight_decay=wd), "surrogate", cpu
+        )
+        for wd in (0.0, 0.1)
+    )
+    for name, tensor in plain.items():
+        torch.testing.assert_close(decayed[name], tensor, rtol=0, atol=1e-4)

@@ -230,3 +230,14 @@ def test_make_victim_has_the_mask():
     observation, _, mask = observe(dal="pca")
     victim = make_victim(observation, observation.gradient, CPU, fused_attention=False)
     assert torch.equal(victim.masked[1:], mask[0])
+
+
+def test_a_baseline_sees_no_mask():
+    observation, _, mask = observe()
+    assert mask is not None
+    assert masked_rows(observation) is not None
+    attack = GradientMatching(labels="joint", target="random")
+    problem = attack._problem(observation, torch.Generator().manual_seed(0), CPU)
+    assert masked_rows(problem.observation) is None
+    derivative, _ = attack._derivative(problem.observation, problem.target, "gradient", 1, CPU)
+    assert derivative.update.victim.masked is None

@@ -1,0 +1,111 @@
+"""The label of one example, and what proves it."""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from attacks.base import Certificate, Reconstruction
+from attacks.label.head import bias_rounding, shared, single_head
+from attacks.label.rules import bias_sign
+from fedsim.errors import NotApplicable
+from fedsim.observation import Observation
+
+MAX_SUM = 1e-4
+"""Σ_c ∂L/∂b[c] = 0 for any batch; rounding leaves 1e-7 of Σ_c |∂L/∂b[c]| in float32."""
+MAX_MISFIT, MIN_NEXT = 1e-3, 0.1
+"""Sines, nearly: up to which a label explains the gradient, and from which every other label does not."""
+
+
+def label_of_one(observation: Observation) -> Reconstruction:
+    """The label of an update that one example made, certified where the head's gradient allows no other.
+
+    Every class but the label's has p_c - ε/C in the bias's gradient, so that only the label's can be below -ε/C. It is
+    while p_y < 1 - ε: always with hard labels. From a model that is surer than its smoothed labels the bias's gradient
+    could be any class's; the weight's tells (`errors_of_labels`), where it was shared.
+
+    Raises:
+        NotApplicable: no head, no bias, a withheld gradient, labels smoothed away.
+    """
+    smoothing = observation.protocol.label_smoothing
+    if smoothing >= 1.0:
+        raise NotApplicable("label_smoothing=1 leaves nothing of the labels in the gradient")
+    bias_grad = shared(observation, "bias")
+    below = bias_sign(bias_grad, smoothing, bias_rounding(observation))
+    values = {"negatives": float(len(below)), "sum": relative_sum(bias_grad)}
+    if len(below) == 1:
+        found = _named(int(below), "one class alone has a gradient that only the label's can be", values, True)
+    elif len(below) == 0 and smoothing > 0 and bool(bias_grad.any()):
+        found = _surer_than_its_label(observation, bias_grad, values)
+    else:
+        reason = f"{len(below)} classes have a gradient that only a label's can be: one was to be expected"
+        found = _named(int(bias_grad.argmin()), reason, values)
+    if values["sum"] <= MAX_SUM:
+        return found
+    reason = f"the head bias's gradient sums to {values['sum']:.2g} of its size, not to zero: a perturbed gradient"
+    return replace(found, certificate=replace(found.certificate, status="uncertified", reason=reason))
+
+
+def single_label(observation: Observation) -> Int[Tensor, "1"] | None:
+    """`label_of_one` for attacks on one picture: its label, certified or not; None where it refuses."""
+    try:
+        return label_of_one(observation).labels
+    except NotApplicable:
+        return None
+
+
+def head_input(
+    weight_grad: Float[Tensor, "classes features"], bias_grad: Float[Tensor, "classes"]
+) -> tuple[Float[Tensor, "features"], float]:
+    """What the head read of one example, h of ∂L/∂W = ∂L/∂b hᵀ, whatever both were scaled by; and ‖∂L/∂W - ∂L/∂b hᵀ‖
+    over ‖∂L/∂W‖."""
+    features = bias_grad @ weight_grad / bias_grad.square().sum()
+    left = (weight_grad - torch.outer(bias_grad, features)).norm() / weight_grad.norm().clamp(min=1e-300)
+    return features, float(left)
+
+
+def errors_of_labels(logits: Float[Tensor, "classes"], label_smoothing: float = 0.0) -> Float[Tensor, "labels classes"]:
+    """p - y for each label that an example of these logits could have."""
+    classes = len(logits)
+    labels = (1.0 - label_smoothing) * torch.eye(classes).to(logits) + label_smoothing / classes
+    return logits.softmax(dim=0) - labels
+
+
+def relative_sum(bias_grad: Float[Tensor, "classes"]) -> float:
+    """|Σ_c ∂L/∂b[c]| / Σ_c |∂L/∂b[c]|."""
+    return float(bias_grad.sum().abs() / bias_grad.abs().sum().clamp(min=1e-300))
+
+
+def _surer_than_its_label(
+    observation: Observation, bias_grad: Float[Tensor, "classes"], values: dict[str, float]
+) -> Reconstruction:
+    """No class is below -ε/C: p_y >= 1 - ε, or a gradient that was scaled down.
+
+    The label is the one whose p - y has the direction of ∂L/∂b. Two that both have it, as with two classes, differ in
+    length alone, which clipping changes: the nearer one is named, and neither certified.
+    """
+    try:
+        weight, bias = single_head(observation)
+        weight_grad = shared(observation, "weight")
+    except NotApplicable as refusal:
+        reason = f"the bias's gradient alone does not tell a smoothed label that the model is surer of: {refusal}"
+        return _named(int(bias_grad.argmax()), reason, values)
+    error = bias_grad.double()
+    features, left = head_input(weight_grad.double(), error)
+    errors = errors_of_labels(weight @ features + bias, observation.protocol.label_smoothing)
+    units = errors / errors.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    off = (units - error / error.norm()).norm(dim=1)
+    best, following = off.topk(2, largest=False).values.tolist()
+    values = {**values, "misfit": max(best, left), "next": following}
+    fits = off <= max(best, MAX_MISFIT)
+    label = int(torch.where(fits, (errors - error).norm(dim=1), torch.inf).argmin())
+    if values["misfit"] <= MAX_MISFIT and following >= MIN_NEXT:
+        return _named(label, "one label alone explains the head's gradient", values, True)
+    reason = f"the nearest label is off the head's gradient by {values['misfit']:.2g}, the next by {following:.2g}"
+    return _named(label, reason, values)
+
+
+def _named(label: int, reason: str, values: dict[str, float], certified: bool = False) -> Reconstruction:
+    certificate = Certificate("certified" if certified else "uncertified", reason, values)
+    return Reconstruction(labels=torch.tensor([label]), certificate=certificate)
