@@ -170,6 +170,11 @@ class MaskedJigsawPuzzle(Defense):
         if self.needs_positions:
             position_embedding(plan.model)
         for name, other in plan.defenses.items():
+            if self.embedding == "indexed" and _withholds(other, POSITION) and not _withholds(other, INDEX):
+                expected = (
+                    f"own or unknown beside {name}: the index embedding's gradient is the one that {name} withholds"
+                )
+                raise ConfigError("defense.mjp.embedding", self.embedding, expected)
             if self.dal != "none" and _holds_back_embeddings(other):
                 expected = f"none beside {name}: the embeddings that it trains are never shared"
                 if isinstance(other, Withhold) and plan.client.get("share") != "gradient":
@@ -275,6 +280,11 @@ class MaskedJigsawPuzzle(Defense):
 
 def _holds_back_embeddings(defense: Defense) -> bool:
     """What the localisation makes of the position embeddings reaches no server, and is lost with the turn."""
+    return _withholds(defense, POSITION) and not (isinstance(defense, Withhold) and defense.mode == "local")
+
+
+def _withholds(defense: Defense, name: str) -> bool:
+    """Frozen parameters aside, which nobody regresses."""
     if isinstance(defense, Withhold):
-        return defense.mode == "private" and POSITION in defense.names
-    return isinstance(defense, WithholdPositionEmbedding)
+        return defense.mode != "frozen" and name in defense.names
+    return isinstance(defense, WithholdPositionEmbedding) and name == POSITION

@@ -254,6 +254,7 @@ def test_checks_what_it_works_with():
         {"mjp_jp_unk": MaskedJigsawPuzzle(), "withhold": Withhold(["pos_embed"])},
         {"mjp": MaskedJigsawPuzzle(dal="linear"), "withhold": Withhold(["patch_weight", "dal.*", "unknown_embed"])},
         {"mjp": MaskedJigsawPuzzle(dal="linear"), "withhold": Withhold(["pos_embed"], "local")},
+        {"mjp_jp_idx": MaskedJigsawPuzzle(embedding="indexed"), "withhold": Withhold(["*_embed"])},
     ):
         check(**defenses)
 
@@ -269,6 +270,14 @@ def test_checks_what_it_works_with():
         ({"dp_sgd": DpSgd(), "mjp": MaskedJigsawPuzzle(embedding="own", dal="linear")}, "beside dp_sgd"),
         ({"mjp": MaskedJigsawPuzzle(), "mixup": Mixing()}, r"\[mjp, mixup\]: mixup first"),
         ({"mjp": MaskedJigsawPuzzle(), "mjp_jp": MaskedJigsawPuzzle(embedding="own")}, r"\[mjp, mjp_jp\]: one of them"),
+        (
+            {"mjp_jp_idx": MaskedJigsawPuzzle(embedding="indexed"), "pe": WithholdPositionEmbedding()},
+            "embedding=indexed: own or unknown beside pe: the index embedding's gradient is the one that pe withholds",
+        ),
+        (
+            {"withhold": Withhold(["pos_embed"], "local"), "mjp_jp_idx": MaskedJigsawPuzzle(embedding="indexed")},
+            "own or unknown beside withhold",
+        ),
         (
             {"mjp": MaskedJigsawPuzzle(dal="pca"), "pe": WithholdPositionEmbedding()},
             r"dal=pca: none beside pe: the embeddings that it trains are never shared$",
