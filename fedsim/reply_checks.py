@@ -23,7 +23,10 @@ from fedsim.update import Kind, LocalProtocol
 LARGEST = 1e12
 """Magnitude of a shared number: training that sends more has diverged. Squares of it, summed over any model, are finite
 in float32, so that no strategy's arithmetic overflows."""
-MOST_EXAMPLES = 10**9
+MOST_EXAMPLES = 10**7
+LARGEST_BATCH = 2**16
+"""Of a client whose partition and settings the server does not know: beyond any that trains, and few enough to name the
+labels of."""
 LONGEST_TEXT = 2**24
 """Characters of JSON: room for the learning rates of 700,000 local steps."""
 LONGEST_NAME = 200
@@ -56,6 +59,7 @@ class ReplyRules:
         batch_size: pictures of a local step, at most; None: not known.
         image_shape: (channels, height, width) of the pictures in an audit record; None: there are no audit records.
         most_examples: that a client may claim, and its weight in the mean with them.
+        partition_sizes: pictures of each client, of which it may claim no more; None: not known.
     """
 
     kind: Kind
@@ -65,6 +69,7 @@ class ReplyRules:
     batch_size: int | None = None
     image_shape: tuple[int, int, int] | None = None
     most_examples: int = MOST_EXAMPLES
+    partition_sizes: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, model: nn.Module, kind: Kind, **known: Any) -> "ReplyRules":
@@ -98,6 +103,7 @@ def check_train_reply(content: RecordDict, start: ArrayRecord, rules: ReplyRules
     if update["kind"] != rules.kind:
         raise MalformedReply(f"its kind is {shown(update['kind'])}, where clients share {rules.kind}")
     _check_partition(update["partition-id"], client)
+    _check_claim(examples, client, rules)
     withheld = _check_withheld(update["withheld"], rules)
     _check_names(arrays, update["buffers"], withheld, rules)
     protocol = _check_protocol(update["protocol"], examples, rules)
@@ -165,6 +171,13 @@ def _check_partition(claimed: object, client: int | None) -> None:
         raise MalformedReply(f"it says that it comes from partition {claimed}, and came from {client}")
 
 
+def _check_claim(examples: int, client: int | None, rules: ReplyRules) -> None:
+    """A weight in the mean that the client's own pictures do not give it."""
+    sizes = rules.partition_sizes
+    if sizes is not None and client is not None and client < len(sizes) and examples > sizes[client]:
+        raise MalformedReply(f"{NUM_EXAMPLES} is {examples}, where client {client} holds {sizes[client]}")
+
+
 def _check_withheld(text: object, rules: ReplyRules) -> frozenset[str]:
     """The names that are withheld: of parameters, and of roles that a defense took from the model."""
     withheld = _parsed("withheld", text)
@@ -197,11 +210,14 @@ def _check_names(arrays: Any, buffers: object, withheld: frozenset[str], rules: 
 def _check_protocol(text: object, examples: int, rules: ReplyRules) -> dict[str, Any]:
     values = _parsed("protocol", text)
     _check_keys("the protocol", values, [field.name for field in fields(LocalProtocol)])
-    most = examples if rules.batch_size is None else min(examples, rules.batch_size)
-    _whole("the protocol's batch_size", values["batch_size"], 1, most)
-    steps = _whole("the protocol's steps", values["steps"], 1, LONGEST_TEXT)
+    gradient = rules.kind == "gradient"
+    most = min(examples, LARGEST_BATCH if rules.batch_size is None else rules.batch_size)
+    batch = _whole("the protocol's batch_size", values["batch_size"], 1, most)
+    if gradient and batch != examples:
+        raise MalformedReply(f"{NUM_EXAMPLES} is {examples}, for a gradient of {batch}")
+    steps = _whole("the protocol's steps", values["steps"], 1, 1 if gradient else LONGEST_TEXT)
     lrs, betas, optimizer = values["lrs"], values["betas"], values["optimizer"]
-    if not isinstance(lrs, list) or len(lrs) != (0 if rules.kind == "gradient" else steps):
+    if not isinstance(lrs, list) or len(lrs) != (0 if gradient else steps):
         raise MalformedReply(f"the protocol's lrs are {shown(lrs)}, for {steps} steps of a {rules.kind}")
     if not isinstance(betas, list) or len(betas) != 2:
         raise MalformedReply(f"the protocol's betas are {shown(betas)}, no two numbers")

@@ -8,10 +8,15 @@ from fedsim.reply_checks import shown
 Names = tuple[str, ...]
 
 
-def usual_names(names: Iterable[Names]) -> Names:
-    """What most replies have, of several the fullest; one without names, an error or a silent client, has no vote."""
+def usual_names(names: Iterable[Names], fullest: bool) -> Names:
+    """What most replies have; one without names, an error or a silent client, has no vote.
+
+    Args:
+        fullest: of several sets with as many votes the one with the most names, else that with the fewest. Who leaves
+            a tensor out lacks something, who reports a metric that others do not has added it.
+    """
     votes = Counter(one for one in names if one)
-    return max(votes, key=lambda one: (votes[one], len(one), one), default=())
+    return max(votes, key=lambda one: (votes[one], len(one) if fullest else -len(one), one), default=())
 
 
 def unlike(what: str, found: Names, usual: Names) -> str:

@@ -106,7 +106,7 @@ class RejectMalformed(StrategyWrapper):
     def _alike(self, replies: Sequence[Message], what: str, names_of: Callable[[RecordDict], Names]) -> list[Message]:
         """Rejects replies whose names are not those of most clients; one without any, of a silent client, may stay."""
         names = [() if reply.has_error() else names_of(reply.content) for reply in replies]
-        usual = usual_names(names)
+        usual = usual_names(names, fullest=what == "tensors")
         return [
             self._rejected(reply, unlike(what, found, usual)) if found and found != usual else reply
             for reply, found in zip(replies, names, strict=True)

@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedPro
 
 from fedsim.contents import array_records, config_records
 from fedsim.partial_sums import SUM, SUM_OF, SUM_UPDATE, SUM_WANTED, WHOLE, mean_replies
-from fedsim.records import ARRAYS, CONFIG
+from fedsim.records import ARRAYS, CONFIG, NUM_EXAMPLES
 from server.wrapping import StrategyWrapper
 
 logger = getLogger(__name__)
@@ -24,6 +24,8 @@ def is_weighted_mean(strategy: Strategy) -> bool:
 
     A subclass may do anything with its replies; one that does not says so by `weighted_mean = True`.
     """
+    if getattr(strategy, "weighted_by_key", NUM_EXAMPLES) != NUM_EXAMPLES:
+        return False
     return type(strategy) in WEIGHTED_MEANS or getattr(strategy, "weighted_mean", False) is True
 
 

@@ -294,3 +294,31 @@ def test_evaluation(changed, words):
 )
 def test_foreign_values_are_shown_in_one_harmless_line(value, words):
     assert shown(value) == words
+
+
+def changed_protocol(kind, examples=None, **values):
+    content = honest(kind, 0)
+    protocol = json.loads(content[UPDATE]["protocol"])
+    content[UPDATE]["protocol"] = json.dumps(protocol | values)
+    if examples is not None:
+        content[METRICS][NUM_EXAMPLES] = examples
+    return content
+
+
+def test_a_gradient_weighs_what_is_in_it():
+    assert "is 32, for a gradient of 2" in reason(changed_protocol("gradient", examples=32), "gradient")
+    assert "protocol's steps is 2" in reason(changed_protocol("gradient", steps=2), "gradient")
+    check(changed_protocol("delta", examples=32))
+
+
+def test_no_client_claims_more_than_it_holds():
+    content = changed_protocol("delta", examples=32)
+    check(content, partition_sizes=(32, 1, 1))
+    assert "is 32, where client 0 holds 31" in reason(content, partition_sizes=(31, 500, 500))
+
+
+def test_where_nothing_is_known_of_a_client_its_sizes_have_a_bound():
+    unknown = {"batch_size": None, "most_examples": ReplyRules("delta", frozenset()).most_examples}
+    check(changed_protocol("delta", examples=10**6, batch_size=4096), **unknown)
+    assert "batch_size is 1000000" in reason(changed_protocol("delta", examples=10**6, batch_size=10**6), **unknown)
+    assert "num-examples is 1000000000" in reason(changed_protocol("delta", examples=10**9), **unknown)

@@ -133,6 +133,7 @@ def test_who_takes_a_weighted_mean():
     assert is_weighted_mean(FedAvg())
     assert not is_weighted_mean(FedMedian())
     assert not is_weighted_mean(Subclass())
+    assert not is_weighted_mean(FedAvg(weighted_by_key="train_loss"))
 
 
 def test_groups_depend_on_the_number_of_clients_alone():
