@@ -35,7 +35,7 @@ from fedsim.observation import Observation, load_observation, observation_name
 from fedsim.simulation.shipping import absolute
 from fedsim.tracking import RunFolder, Trackers
 from server.attacking import build_attack
-from server.results import ResultWriter
+from server.results import ResultWriter, has_pictures
 from server.summing import FEWEST, Sums, in_groups
 
 Group = tuple[AuditBatch, ...]
@@ -80,7 +80,7 @@ def run_audit(config: Config, root: Path) -> None:
             scratch_folder(folder, bars, resumable=True) as scratch,
         ):
             try:
-                with engine(config, max(len(groups), 1), attackers=False):
+                with engine(config, max(len(groups), 1), attackers=False, folder=folder.root):
                     _write_results(setup, groups, writer, bars, total, scratch)
             finally:
                 writer.finish()
@@ -157,7 +157,9 @@ def open_or_resume(config: Config, root: Path) -> RunFolder:
     before = recorded.read_text(encoding="utf-8") if recorded.exists() else None
     if before is None and (root / "attacks.jsonl").exists():
         raise ConfigError("run_dir", root, "a new folder; this one holds results without their settings")
-    return open_folder(config, root, expected=before)
+    folder = open_folder(config, root, expected=before)
+    folder.keep_rows("attacks", partial(has_pictures, folder))  # loss of power may have left empty ones
+    return folder
 
 
 def divide(chosen: list[int], batch_size: int, sums: Sums | None) -> list[tuple[int, tuple[int, ...]]]:
@@ -217,9 +219,15 @@ def _results(
         limit = attacks_timeout(config, config["attack"]) * config["audit"]["victims"]
         for end in pool.wait(1.0) + pool.expire(limit):
             group, stopped = end.tag, end.error is not None
-            lost = [result for batch in group for result in failed(batch, setup, end.error or "")] if stopped else []
+            lost = _lost(group, setup, end.error or "", end.seconds) if stopped else []
             yield group, lost or end.value, end.attempts, stopped
     pool.close()
+
+
+def _lost(group: Group, setup: Setup, reason: str, seconds: float) -> list[AuditResult]:
+    """What was stopped; each attack on each update is said to have taken as long."""
+    attacks = sum(len(batch.attacks) for batch in group)
+    return [result for batch in group for result in failed(batch, setup, reason, seconds / max(attacks, 1))]
 
 
 def _run_on(group: Group, worker: Any) -> Any:
@@ -246,7 +254,7 @@ def _attack_recorded(config: Config, root: Path, start: float) -> None:
             log_to(folder.log),
             Bars(console) as bars,
             scratch_folder(folder, bars, resumable=True) as scratch,
-            engine(config, 1),
+            engine(config, 1, folder=root),
         ):
             scheduler = make_scheduler(config, writer.write, scratch)
             try:

@@ -104,7 +104,10 @@ class AuditWorker(PooledWorker):
                 observations, name, settings, self._config["seed"], self._device, self._scratch
             )
             for number, observation, outcome in zip(numbers, observations, outcomes, strict=True):
-                job, truth = Job(0, number, name, observation.protocol.batch_size), observed[number][1]
+                job, truth = (
+                    Job(0, number, name, observation.protocol.batch_size, observation.summed),
+                    observed[number][1],
+                )
                 results[number, name] = AuditResult(job, *score_outcome(outcome, truth), truth)
         return [results[batch.number, name] for batch in batches for name in batch.attacks]
 
@@ -112,7 +115,7 @@ class AuditWorker(PooledWorker):
         seen = self._seen(batch)
         assert seen.truth is not None
         observation = self._setup.factory().make(
-            0, batch.number, self._state, seen.update, seen.protocol, self._auxiliary_probs
+            0, batch.number, self._state, seen.update, seen.protocol, self._auxiliary_probs, seen.clients
         )
         return observation, seen.truth
 
@@ -135,9 +138,13 @@ class AuditWorker(PooledWorker):
         return Contribution(update, result.protocol, result.truth)
 
 
-def failed(batch: AuditBatch, setup: Setup, reason: str) -> list[AuditResult]:
-    """An update that no worker could compute: named in the table, and the audit goes on."""
+def failed(batch: AuditBatch, setup: Setup, reason: str, seconds: float = 0.0) -> list[AuditResult]:
+    """An update that no worker could compute: named in the table, and the audit goes on.
+
+    Args:
+        seconds: that went into each attack on it.
+    """
     pictures = setup.data.train.subset(batch.positions)
     nothing_seen = GroundTruth(torch.empty(0), pictures.labels, pictures.ids)
     jobs = [Job(0, batch.number, attack, len(pictures)) for attack in batch.attacks]
-    return [AuditResult(job, Outcome("failed", reason), None, nothing_seen) for job in jobs]
+    return [AuditResult(job, Outcome("failed", reason, seconds=seconds), None, nothing_seen) for job in jobs]

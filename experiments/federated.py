@@ -107,7 +107,7 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
             log_to(folder.log),
             Bars(console) as bars,
             scratch_folder(folder, bars, resumable=False) as scratch,
-            engine(config, config["num_clients"], folder=folder),
+            engine(config, config["num_clients"], folder=root),
         ):
             writer = make_writer(config, folder, trackers, setup.data)
             mishaps = Mishaps(_tell)
@@ -224,7 +224,7 @@ class _Run:
         if isinstance(self.grid, SimulatedGrid):
             self.grid.on_look = _Throttled(self.scheduler.collect, SECONDS_BETWEEN_COLLECTIONS)
         self._share_the_cluster()
-        if point is not None:
+        if config.get("resume") is not None:
             self._take_up(point)
         every = config.get("resume_every_seconds")
         plan = ServerPlan(
@@ -296,18 +296,24 @@ class _Run:
         name = observation_name(observation.server_round, observation.client)
         self.scheduler.submit(observation, truth, self.writer.ended(name))
 
-    def _take_up(self, point: ResumePoint) -> None:
-        """What attacks had not finished, and what trackers are to forget."""
+    def _take_up(self, point: ResumePoint | None) -> None:
+        """What attacks had not finished, and what trackers are to forget and to get again."""
+        if point is None:
+            self.trackers.resume(0)
+            self.writer.track_again(-1, 0)
+            return
         self.trackers.resume(point.server_round + 1)
-        self.writer.track_after(point.server_round)
+        self.writer.track_again(point.server_round, point.tracked)
         for observation, truth in self.pending.load(point.server_round, self._say):
             self._attack(replace(observation, architecture=self.setup.architecture), truth)
 
-    def _settle(self) -> None:
-        """On disk from here on: everything that a resumed run does not compute again."""
+    def _settle(self) -> int:
+        """On disk from here on: everything that a resumed run does not compute again; and how many results are."""
         self.pending.keep(self.scheduler.unfinished())
         self.trackers.flush()
+        written = self.writer.written
         sync_all(self.folder.root)
+        return written
 
     def _say(self, text: str) -> None:
         _tell(text)

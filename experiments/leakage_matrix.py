@@ -62,7 +62,11 @@ def _run(progress: Progress) -> None:
         console.print(f"{len(progress.ends)} of {len(progress.units)} runs were finished earlier", markup=False)
     screen = Console(highlight=False, soft_wrap=True)  # of its own: those of the runs are quiet
     try:
-        with engine({**config, "attack": {}}, cores(), attackers=False), Bars(screen) as bars, Watch(progress, bars):
+        with (
+            engine({**config, "attack": {}}, cores(), attackers=False, folder=root),
+            Bars(screen) as bars,
+            Watch(progress, bars),
+        ):
             for unit, end in _ends(progress):
                 progress.end(unit, end)
                 write_matrix(read_matrix(progress), root)

@@ -21,7 +21,7 @@ from experiments.errors import ConfigFault, one_line
 from experiments.federated import run_federated
 from experiments.guess import public_mean
 from experiments.logs import silence_libraries
-from experiments.setup import Setup, prepare
+from experiments.setup import Setup, bits_of, prepare
 from fedsim.composition import Config
 from fedsim.errors import ConfigError, RunError
 from fedsim.metrics.image import psnr
@@ -29,6 +29,7 @@ from fedsim.report.matrix_read import BASELINE, read_cells
 from fedsim.simulation.actor_pool import PooledWorker
 from fedsim.simulation.ray_cluster import quiet_environment
 from fedsim.simulation.shipping import absolute, absolute_checkpoints
+from fedsim.tracking.durable import write_whole
 
 TRAINING, AUDIT = "training", "audit"
 
@@ -39,6 +40,7 @@ TRACEBACK = "traceback.txt"
 """Of the fault that ended a run, in its folder."""
 
 WITHOUT_EFFECT = ("run_dir", "simulation", "ray", "tracker", "attack", "round_timeout")
+"""On a training or an audit; of `simulation` some settings have one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +68,7 @@ class Unit:
     def settings(self) -> Config:
         """What its results depend on, attacks aside; where the matrix's folder stands is no part of it."""
         plain: Config = json.loads(json.dumps({k: v for k, v in self.config.items() if k not in WITHOUT_EFFECT}))
+        plain["simulation"] = bits_of(self.config["simulation"])
         if self.kind == AUDIT:
             plain["audit"].pop("victims")
         if self.checkpoint is not None:
@@ -218,7 +221,10 @@ def _audit(unit: Unit) -> None:
 def _read(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:  # a machine that lost power left an empty file
+        return None
     return content
 
 
@@ -229,9 +235,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 def _write_text(path: Path, text: str) -> None:
     """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, text.encode())
 
 
 def _differing(before: Any, now: Any, key: str = "") -> tuple[str, Any, Any] | None:

@@ -7,9 +7,13 @@ from pathlib import Path
 
 from experiments.cli import console, errors
 from fedsim.report import build_comparison, build_report, build_sweep_report
+from fedsim.report.matrix import build_matrix_report
+from fedsim.report.measures import build_measures_page
 
 MARKS = ("config.yaml", "summary.json", "attacks.jsonl", "metrics.jsonl")
 """Files that make a folder a run's."""
+OTHERS = {"matrix.json": build_matrix_report, "measures.json": build_measures_page}
+"""Files that make a folder one of `fedsim-matrix` and of `fedsim-measure`, and what builds their pages."""
 
 
 def main() -> None:
@@ -48,6 +52,9 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     if out is not None:
         raise ValueError("--out is for a comparison of several runs, named one by one; a sweep's page is in its folder")
     (folder,) = folders
+    for name, build in OTHERS.items():
+        if (folder / name).is_file():
+            return build(folder)
     return build_report(folder) if _is_run(folder) else build_sweep_report(folder)
 
 

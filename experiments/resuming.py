@@ -57,9 +57,15 @@ def read_resumed(arguments: Sequence[str]) -> tuple[Config, Path] | None:
     if not isinstance(config, dict) or not set(NEEDED) <= set(config) or "matrix" in config:
         words = "a run of this fedsim with resume points; an audit or a matrix goes on by its own command and run_dir="
         raise ConfigError("resume", root, words)
+    simulation = config.get("simulation") or {}
+    engine = simulation.get("engine")
     for argument in arguments:
         if argument not in named:
             _override(config, argument)
+    on_gpus = [key for key in ("num_gpus", "attack_num_gpus") if simulation.get(key)]
+    if simulation.get("engine") != engine and on_gpus:
+        words = f"{engine}, as the run began: with simulation.{on_gpus[0]} the other one computes elsewhere"
+        raise ConfigError("simulation.engine", simulation["engine"], words)
     return {**config, "resume": str(root)}, root
 
 

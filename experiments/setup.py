@@ -3,7 +3,7 @@
 import errno
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -72,7 +72,8 @@ class Setup:
         known: dict[str, Any] = {"defenses": tuple(config["defense"]), "image_shape": (3, side, side)}
         if simulated:
             known["batch_size"] = config["client"]["batch_size"]
-            known["most_examples"] = max(self.data.partition_sizes())
+            sizes = self.data.partition_sizes()
+            known |= {"most_examples": max(sizes), "partition_sizes": tuple(sizes)}
             if config["audit"] is not True:
                 known["image_shape"] = None
         return ReplyRules.of(self.model, config["client"]["share"], **known)
@@ -135,9 +136,15 @@ def _difference(new: Any, old: Any, key: str) -> str:
 def _comparable(text: str) -> Config:
     """The settings that results depend on."""
     config: Config = yaml.safe_load(text)
-    if isinstance(config.get("audit"), dict):  # how many updates an attack gets at once changes no result
+    if isinstance(config.get("audit"), dict):  # how many updates an attack gets at once changes rounding alone
         config["audit"].pop("victims", None)
-    return {key: value for key, value in config.items() if key not in ("run_dir", "simulation", "ray", "tracker")}
+    kept = {key: value for key, value in config.items() if key not in ("run_dir", "simulation", "ray", "tracker")}
+    return kept | {"simulation": bits_of(config.get("simulation") or {})}
+
+
+def bits_of(simulation: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the settings of the simulation those that change the bits of results."""
+    return {key: simulation[key] for key in ("threads", "worker_sums") if key in simulation}
 
 
 def make_writer(
@@ -179,12 +186,12 @@ def make_scheduler(config: Config, on_result: OnResult, scratch: Path | None = N
 
 
 @contextmanager
-def engine(config: Config, jobs: int, attackers: bool = True, folder: RunFolder | None = None) -> Iterator[None]:
+def engine(config: Config, jobs: int, attackers: bool = True, folder: Path | None = None) -> Iterator[None]:
     """Ray for the block where the simulation wants it: on this machine with room for all workers, or the cluster.
 
     Args:
         attackers: attacks have workers of their own.
-        folder: of the run, which is not sent to a cluster.
+        folder: of the run or of all runs, which is not sent to a cluster.
 
     Raises:
         ConfigError: a worker that nothing has room for, on this machine or a cluster that will not grow: it would
@@ -198,7 +205,7 @@ def engine(config: Config, jobs: int, attackers: bool = True, folder: RunFolder 
     if ray["address"] is not None:
         path = config.get("data", {}).get("path")
         kept_back = [Path(path)] if isinstance(path, str) else []
-        kept_back += [folder.root] if folder is not None else []
+        kept_back += [folder] if folder is not None else []
         with ray_cluster(ray["address"], 0, 0, runtime_env=runtime_env(Path(__file__).parents[1], config, kept_back)):
             if not ray["grows"]:
                 check_room(config, attackers)

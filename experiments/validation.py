@@ -10,8 +10,10 @@ import torch
 from hydra.utils import get_class
 
 from experiments.completeness import check_complete
+from fedsim.components import check_settings
 from fedsim.composition import Config
 from fedsim.errors import ConfigError, nearest
+from fedsim.records import ARRAYS, CONFIG
 from fedsim.simulation.placement import Placement, Request, describe_room, living_nodes
 from fedsim.simulation.ray_cluster import check_address
 from server.scheduling import Crew
@@ -19,6 +21,8 @@ from server.summing import FEWEST, Sums
 
 SHARES = ("gradient", "delta", "weights")
 ENGINES = ("ray", "inline")
+RECORD_KEYS = {"arrayrecord_key": ARRAYS, "configrecord_key": CONFIG}
+"""Settings of Flower's strategies that decide under which name a record travels."""
 CREW_KEYS = ("workers", "num_cpus", "num_gpus", "resources", "threads", "timeout")
 ATTACK_WORKERS = {
     "attack_workers": 1,
@@ -86,6 +90,11 @@ def check_federated(config: Config) -> None:
     _true_or_false("audit", config["audit"])
     _true_or_false("observe.save", config["observe"]["save"])
     strategy = config["strategy"]
+    if not any(isinstance(value, Mapping) for value in strategy.values()):  # what is nested checks itself
+        check_settings("strategy", strategy)
+    for key, right in RECORD_KEYS.items():
+        if strategy.get(key, right) != right:
+            raise ConfigError(f"strategy.{key}", strategy[key], f"{right}: fedsim's clients use that name")
     for key in ("fraction_train", "fraction_evaluate"):
         _number(f"strategy.{key}", strategy.get(key, 0), 0.0, 1.0)
     _at_least("checkpoint_every", config["checkpoint_every"], 0)
@@ -96,10 +105,18 @@ def check_federated(config: Config) -> None:
         raise ConfigError("client.share", share, f"gradient, which is what {name} averages")
     if not gradients and share == "gradient":
         raise ConfigError("client.share", share, f"weights or delta with {name}; strategy=fedsgd takes gradients")
-    clients = config["observe"]["clients"]
-    if clients != "all" and not isinstance(clients, int | list):
-        raise ConfigError("observe.clients", clients, "a number, a list of partition ids, or all")
+    _check_observed_clients(config["observe"]["clients"], config["num_clients"])
     _at_least("observe.every", config["observe"]["every"], 0)
+
+
+def _check_observed_clients(clients: Any, num_clients: int) -> None:
+    if isinstance(clients, list):
+        ids = set(range(num_clients))
+        odd = next((one for one in clients if type(one) is not int or one not in ids), None)
+        if odd is not None:
+            raise ConfigError("observe.clients", clients, f"partition ids from 0 to {num_clients - 1}; {odd!r} is none")
+    elif clients != "all" and (type(clients) is not int or clients < 0):
+        raise ConfigError("observe.clients", clients, "a number of at least 0, a list of partition ids, or all")
 
 
 def check_observed(config: Config, sums: Sums | None) -> None:

@@ -86,6 +86,7 @@ class ResultWriter:
         self._defenses = "+".join(defenses) or "none"
         folder.mend("attacks")
         rows = list(folder.rows("attacks"))
+        self.written = len(rows)
         self.done = {(row["observation"], row["attack"]) for row in rows if row["status"] != "failed"}
         self._ended: dict[str, set[str]] = {}
         for row in rows:
@@ -128,15 +129,21 @@ class ResultWriter:
         self._ended.setdefault(job.observation, set()).add(job.attack)
         # An audit has no rounds: there the number of the update is the step.
         self._track(job.server_round or job.client, row)
+        self.written += 1
 
     def ended(self, observation: str) -> frozenset[str]:
         """The attacks on it that came to an end, failures included."""
         return frozenset(self._ended.get(observation, ()))
 
-    def track_after(self, server_round: int) -> None:
-        """Give the trackers again what was found in later rounds: a resumed run does not find it a second time."""
-        for row in self._folder.rows("attacks"):
-            if row["round"] > server_round:
+    def track_again(self, server_round: int, tracked: int) -> None:
+        """Give the trackers what they have lost and a resumed run does not find a second time.
+
+        Args:
+            server_round: results of later rounds do not count for them.
+            tracked: how many they had for good.
+        """
+        for number, row in enumerate(self._folder.rows("attacks")):
+            if number >= tracked or row["round"] > server_round:
                 self._track(row["round"], row)
 
     def finish(self) -> None:

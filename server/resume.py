@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import getLogger
 from typing import Any
 
@@ -25,6 +25,7 @@ class ResumePoint:
         strategy: as `strategy_state` gives it.
         clients: what clients keep between rounds, by node id.
         seconds: since the run began, without the time between its parts.
+        tracked: how many results of attacks trackers had been given for good.
     """
 
     server_round: int
@@ -32,6 +33,7 @@ class ResumePoint:
     strategy: dict[str, Any]
     clients: dict[int, RecordDict]
     seconds: float
+    tracked: int = 0
 
 
 class ResumePoints:
@@ -42,7 +44,8 @@ class ResumePoints:
     Args:
         every_seconds: at least so long between two points, and longer where writing one takes more than a twentieth of
             that; 0: one after each round.
-        settle: puts on disk what must be there before a round counts as done.
+        settle: puts on disk what must be there before a round counts as done, and says how many results of attacks
+            trackers have.
         say: tells the user.
     """
 
@@ -50,7 +53,7 @@ class ResumePoints:
         self,
         states: SealedStates,
         every_seconds: float,
-        settle: Callable[[], None] = lambda: None,
+        settle: Callable[[], int] = lambda: 0,
         say: Callable[[str], None] = logger.warning,
     ) -> None:
         self._states = states
@@ -66,8 +69,8 @@ class ResumePoints:
         if not last and start < self._due:
             return
         try:
-            self._settle()
-            point = make()
+            tracked = self._settle()
+            point = replace(make(), tracked=tracked)
             size = self._states.write(point.server_round, vars(point))
         except (OSError, TypeError, ValueError) as error:
             self._complain(str(error))

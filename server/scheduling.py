@@ -231,6 +231,7 @@ class RayAttacks(AttackScheduler):
         self._left: Counter[str] = Counter()
         self._backlog, self._lazy = backlog, lazy
         self._helpless_since: float | None = None
+        self._back = 0.0
         self._staff()
 
     @property
@@ -251,8 +252,12 @@ class RayAttacks(AttackScheduler):
                 free -= more
 
     def give_way(self) -> None:
-        """Stop all workers, since clients have none at all: what they were at begins again with the next `collect`."""
+        """Stop all workers, since clients have none at all: what they were at begins again once clients have theirs.
+
+        Whoever waits calls this again every `PATIENCE` seconds: where nobody has for longer, there is room again.
+        """
         self._lazy = True
+        self._back = time.monotonic() + 1.5 * PATIENCE
         for pool in self._pools.values():
             pool.release()
 
@@ -281,6 +286,7 @@ class RayAttacks(AttackScheduler):
         self._take(0.0)
 
     def drain(self, on_progress: Callable[[], None] = lambda: None) -> None:
+        self._back = 0.0  # the clients have gone
         self._staff()
         while self.pending:
             self._take(0.5)
@@ -303,7 +309,9 @@ class RayAttacks(AttackScheduler):
         return ActorPool(start, 0, self._max_retries, tell)
 
     def _staff(self) -> None:
-        """Workers for pools that have none."""
+        """Workers for pools that have none, unless clients have just asked for the room."""
+        if time.monotonic() < self._back:
+            return
         for crew, pool in self._pools.items():
             if pool.size == 0 and (pool.pending or not self._lazy):
                 pool.add(crew.workers)
@@ -345,7 +353,7 @@ class RayAttacks(AttackScheduler):
             self._helpless_since = None
 
     def _end(self, end: Finished[_Queued]) -> None:
-        outcome, scores = end.value or (Outcome("failed", end.error or ""), None)
+        outcome, scores = end.value or (Outcome("failed", end.error or "", seconds=end.seconds), None)
         self._finish(end.tag.job, outcome, scores, end.tag.truth, end.attempts)
         self._left[end.tag.job.observation] -= 1
         if self._left[end.tag.job.observation] == 0:

@@ -33,12 +33,17 @@ Call = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Finished(Generic[Tag]):
-    """The end of one call: a value, or the reason why there is none."""
+    """The end of one call: a value, or the reason why there is none.
+
+    Attributes:
+        seconds: that it ran, its attempts together; without the actors' starts.
+    """
 
     tag: Tag
     attempts: int
     value: Any = None
     error: str | None = None
+    seconds: float = 0.0
 
 
 class PooledWorker:
@@ -57,6 +62,11 @@ class _Pending(Generic[Tag]):
     call: Call = field(compare=False)
     attempts: int = field(default=0, compare=False)
     since: float = field(default=0.0, compare=False)
+    before: float = field(default=0.0, compare=False)
+
+    def ran(self) -> float:
+        """Seconds of this attempt and those before it."""
+        return self.before + (time.monotonic() - self.since if self.attempts else 0.0)
 
 
 class ActorPool(Generic[Tag]):
@@ -178,7 +188,9 @@ class ActorPool(Generic[Tag]):
                 dropped.append(pending)
                 self._replace(reference, actor)
         self._start()
-        return [Finished(pending.tag, pending.attempts, error="cancelled") for pending in dropped]
+        return [
+            Finished(pending.tag, pending.attempts, error="cancelled", seconds=pending.ran()) for pending in dropped
+        ]
 
     def expire(self, seconds: float) -> list[Finished[Tag]]:
         """Give up calls that have been running for longer than this."""
@@ -187,7 +199,8 @@ class ActorPool(Generic[Tag]):
         for reference, (actor, pending) in list(self._running.items()):
             if now - pending.since > seconds:
                 self._replace(reference, actor)
-                late.append(Finished(pending.tag, pending.attempts, error=f"no result within {seconds:g} s"))
+                reason = f"no result within {seconds:g} s"
+                late.append(Finished(pending.tag, pending.attempts, error=reason, seconds=pending.ran()))
         self._start()
         return late
 
@@ -236,20 +249,21 @@ class ActorPool(Generic[Tag]):
             value = ray.get(reference)
         except RayTaskError as error:
             self._idle.append(actor)
-            return Finished(pending.tag, pending.attempts, error=_last_line(error))
+            return Finished(pending.tag, pending.attempts, error=_last_line(error), seconds=pending.ran())
         except RayError as error:
             # Died, was killed for its memory, or lost what it computed: all ask for a fresh worker.
             logger.warning("a worker died at %s: %s", pending.tag, _last_line(error))
             ray.kill(actor)
             self._swap(actor)
+            pending.before = pending.ran()
             if pending.attempts <= self._max_retries:
                 insort(self._queue, pending)
                 return None
             reason = f"its worker died {pending.attempts} times"
-            return Finished(pending.tag, pending.attempts, error=reason)
+            return Finished(pending.tag, pending.attempts, error=reason, seconds=pending.before)
         self.seconds_fetching += time.perf_counter() - before
         self._idle.append(actor)
-        return Finished(pending.tag, pending.attempts, value=value)
+        return Finished(pending.tag, pending.attempts, value=value, seconds=pending.ran())
 
     def _take_started(self, reference: Any) -> None:
         actor = self._starting.pop(reference)

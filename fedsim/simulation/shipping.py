@@ -32,9 +32,12 @@ def runtime_env(root: Path, config: Mapping[str, Any], kept_back: Iterable[Path]
     """
     # These go before a node's own; Ray knows no default for a variable, so the driver's environment decides.
     settled = {"TOKENIZERS_PARALLELISM": "false", "FLWR_TELEMETRY_ENABLED": "0"} | KEPT_MEMORY
-    environment: dict[str, Any] = {"env_vars": {name: os.environ.get(name, value) for name, value in settled.items()}}
-    if _shipped_by_the_job():
-        return {}
+    job = _job_environment()  # Ray joins it with what the driver asks for, and refuses what stands in both
+    variables = {name: os.environ.get(name, value) for name, value in settled.items()}
+    ours = {name: value for name, value in variables.items() if name not in (job.get("env_vars") or {})}
+    environment: dict[str, Any] = {"env_vars": ours}
+    if job.get("working_dir") or job.get("py_modules"):
+        return environment
     own = [str(path) for path in _plug_ins(root, config)]
     if (root / "pyproject.toml").is_file():
         inside = [path.resolve() for path in kept_back if path.resolve().is_relative_to(root.resolve())]
@@ -69,9 +72,10 @@ def absolute_checkpoints(settings: Any) -> Any:
     return known
 
 
-def _shipped_by_the_job() -> bool:
-    job = json.loads(os.environ.get(JOB, "{}")).get("runtime_env") or {}
-    return bool(job.get("working_dir") or job.get("py_modules"))
+def _job_environment() -> dict[str, Any]:
+    """The `runtime_env` that the job came with."""
+    found: dict[str, Any] = json.loads(os.environ.get(JOB, "{}")).get("runtime_env") or {}
+    return found
 
 
 def _plug_ins(root: Path, config: Mapping[str, Any]) -> list[Path]:

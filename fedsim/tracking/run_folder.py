@@ -112,5 +112,6 @@ class RunFolder:
             save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata)
         sync(partial)
         partial.replace(path)
-        for old in sorted(self.checkpoints.glob("round-*.safetensors"))[:-keep]:
+        saved = self.checkpoints.glob("round-*.safetensors")
+        for old in sorted(saved, key=lambda path: (len(path.name), path.name))[:-keep]:
             old.unlink()

@@ -246,6 +246,24 @@ def test_victims_together_have_the_results_of_one_by_one(audit, tmp_path):
     assert told(together) == told(single)
 
 
+def test_a_result_whose_picture_went_with_the_power_comes_again(audit, tmp_path):
+    folder = audit("audit.num_images=2", "attack=[patch_gradient]")
+    before, picture = told(folder), folder / rows(folder, "attacks")[0]["images"][0]["reconstruction"]
+    content = picture.read_bytes()
+    picture.write_bytes(b"")
+    audit("audit.num_images=2", "attack=[patch_gradient]", folder=folder)
+    assert picture.read_bytes() == content
+    assert sorted(told(folder), key=str) == sorted(before, key=str)
+
+
+def test_settings_of_the_simulation_that_change_bits_ask_for_a_new_folder(audit, command, tmp_path):
+    folder = audit("audit.num_images=1", "attack=[patch_gradient]")
+    again = [f"run_dir={folder}", *SMALL, "audit.num_images=1", "attack=[patch_gradient]"]
+    code, _, err = command("fedsim-audit", *again, "simulation.threads=3")
+    assert code == 2
+    assert "other settings: simulation.threads=3 now, 1 there" in err
+
+
 def test_a_fault_among_victims_is_that_of_one(audit, tmp_path):
     folder = audit("audit.num_images=3", "attack=[]", "audit.victims=3", crowd(tmp_path, "log", fault_at=1))
     assert [row["status"] for row in rows(folder, "attacks")] == ["done", "failed", "done"]

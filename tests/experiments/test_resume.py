@@ -257,6 +257,15 @@ def test_where_a_run_goes_on_may_change_and_what_comes_out_may_not(run_folder):
     assert resuming.read_resumed(["seed=1"]) is resuming.read_resumed(["resume=null"]) is None
 
 
+def test_what_began_on_gpus_does_not_go_on_in_one_process(run_folder):
+    path = run_folder / "config.yaml"
+    began = path.read_text().replace("threads: 1", "threads: 1, engine: ray, attack_num_gpus: 0.5")
+    path.write_text(began)
+    assert resuming.read_resumed([f"resume={run_folder}", "simulation.engine=ray"]) is not None
+    with pytest.raises(ConfigError, match=r"simulation\.engine=inline: ray, .*simulation\.attack_num_gpus"):
+        resuming.read_resumed([f"resume={run_folder}", "simulation.engine=inline"])
+
+
 @pytest.mark.parametrize(
     "content", [None, "[]", "seed: 0\naudit: {num_images: 3}\n", "a: [", "num_rounds: 4\nobserve: {}\n"]
 )

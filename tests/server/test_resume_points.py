@@ -47,13 +47,14 @@ def test_the_first_and_the_last_and_one_every_thirty_seconds(states, clock):
 
 
 def test_after_each_round(states, clock):
-    write(ResumePoints(states, 0.0, settle=lambda: None), clock, 0.001, range(1, 5))
+    write(ResumePoints(states, 0.0, settle=lambda: 0), clock, 0.001, range(1, 5))
     assert states.numbers() == [1, 2, 3, 4]
 
 
 def test_writing_takes_at_most_a_twentieth_of_the_time(states, clock):
     def settle():
         clock.now += 5.0
+        return 0
 
     write(ResumePoints(states, 30.0, settle), clock, 25.0, range(1, 11))
     assert states.numbers() == [1, 5, 9]
@@ -71,6 +72,7 @@ def test_a_point_that_cannot_be_written_is_said_once_and_the_earlier_stay(states
     def settle():
         if full["disk"]:
             raise OSError(errno.ENOSPC, "No space left on device")
+        return 7
 
     points = ResumePoints(states, 0.0, settle, said.append)
     write(points, clock, 1.0, [1])
@@ -79,6 +81,9 @@ def test_a_point_that_cannot_be_written_is_said_once_and_the_earlier_stay(states
     full["disk"] = False
     write(points, clock, 1.0, [4])
     assert states.numbers() == [1, 4]
+    found = newest_point(states, pytest.fail)
+    assert found is not None
+    assert found.tracked == 7
     assert said == ["no resume point, the run itself goes on: [Errno 28] No space left on device"]
 
 

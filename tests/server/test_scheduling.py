@@ -170,11 +170,17 @@ def test_clients_without_room_get_that_of_attacks_and_no_attack_is_lost(observed
     scheduler = RayAttacks(attacks, 0, lambda *result: results.append(result), crew=Crew(1, HALF), lazy=True)
     try:
         assert [pool.size for pool in scheduler._pools.values()] == [0]
-        for observation, truth in observed:
-            scheduler.submit(observation, truth)
-            assert [pool.size for pool in scheduler._pools.values()] == [1]
-            scheduler.give_way()
-            assert [pool.size for pool in scheduler._pools.values()] == [0]
+        (first, truth), (second, other_truth) = observed
+        scheduler.submit(first, truth)
+        assert [pool.size for pool in scheduler._pools.values()] == [1]
+        scheduler.give_way()
+        scheduler.submit(second, other_truth)
+        scheduler.collect()  # as at every look: clients have just asked for the room
+        assert [pool.size for pool in scheduler._pools.values()] == [0]
+        scheduler._back = 0.0  # nobody has asked for a while
+        scheduler.collect()
+        assert [pool.size for pool in scheduler._pools.values()] == [1]
+        scheduler.give_way()
         scheduler.drain()
     finally:
         scheduler.close()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from experiments.report import write_page
+from experiments.report import OTHERS, write_page
 from fedsim.report import build_comparison, figures
 from fedsim.report.comparison import compare_runs
 from tests.fedsim.report.test_render import EVIL, check_page
@@ -73,6 +73,9 @@ def test_the_command_chooses_the_page(runs: list[Path], tmp_path: Path, monkeypa
     assert write_page([tmp_path]) == tmp_path / "report.html"
     assert "2 finished runs" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert write_page(runs) == Path("comparison.html")
+    (runs[0] / "measures.json").write_text("{}", encoding="utf-8")
+    monkeypatch.setitem(OTHERS, "measures.json", lambda folder: folder / "measured.html")
+    assert write_page([runs[0]]) == runs[0] / "measured.html"
     (tmp_path / "sweep").mkdir()
     wrongs = (
         ([runs[0]] * 2, "once"),

@@ -113,6 +113,18 @@ def test_released_actors_lose_no_call(ray_on_this_machine, tmp_path):
     pool.add(1)
     ends = everything(pool)
     assert [(end.tag, end.value, end.attempts) for end in ends] == [("nap", 1.0, 1), ("add", 2, 1)]
+    assert ends[0].seconds >= 1.0
+
+
+def test_a_call_that_is_given_up_has_taken_its_time(ray_on_this_machine, tmp_path):
+    pool = pool_of(Adder, size=1)
+    pool.submit("nap", lambda actor: actor.nap.remote(str(tmp_path / "running"), 600.0))
+    while not (tmp_path / "running").exists():
+        assert pool.wait(0.1) == []
+    (end,) = pool.expire(0.0)
+    pool.close()
+    assert "no result within 0 s" in str(end.error)
+    assert 0.0 < end.seconds < 600.0
 
 
 def test_waiting_for_room_is_told_and_ends_when_there_is_some(ray_on_this_machine, monkeypatch):

@@ -56,7 +56,12 @@ def test_attacks_of_ones_own_travel_where_they_are_named(checkout, tmp_path_fact
 @pytest.mark.parametrize("job", [{"working_dir": "gcs://a.zip"}, {"py_modules": ["gcs://a.zip"]}])
 def test_a_submitted_job_keeps_what_it_brought(checkout, monkeypatch, job):
     monkeypatch.setenv(JOB, json.dumps({"runtime_env": job}))
-    assert runtime_env(checkout, {}) == {}
+    assert set(runtime_env(checkout, {})) == {"env_vars"}
+    assert runtime_env(checkout, {})["env_vars"]["FLWR_TELEMETRY_ENABLED"] == "0"
+    of_the_job = {"FLWR_TELEMETRY_ENABLED": "1"}  # Ray refuses a variable that both ask for
+    monkeypatch.setenv(JOB, json.dumps({"runtime_env": job | {"env_vars": of_the_job}}))
+    assert "FLWR_TELEMETRY_ENABLED" not in runtime_env(checkout, {})["env_vars"]
+    assert "MALLOC_ARENA_MAX" in runtime_env(checkout, {})["env_vars"]
     monkeypatch.setenv(JOB, json.dumps({"runtime_env": {}}))
     assert runtime_env(checkout, {})["working_dir"] == str(checkout)
 

@@ -67,3 +67,11 @@ def test_an_unwritable_folder_is_one_clear_line(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(ConfigError, match="written"):
         RunFolder(tmp_path / "run")
+
+
+def test_the_last_checkpoints_are_kept_whatever_the_number_of_digits(tmp_path):
+    folder = RunFolder(tmp_path)
+    for server_round in (99_998, 99_999, 100_000):
+        folder.save_checkpoint({"w": torch.zeros(1)}, server_round, keep=2)
+    names = {path.name for path in folder.checkpoints.iterdir()}
+    assert names == {"round-99999.safetensors", "round-100000.safetensors"}
