@@ -128,7 +128,10 @@ def test_an_audit_attacks_sums(command, tmp_path):
     code, out, err = command("fedsim-audit", *arguments)
     assert code == 0, err
     found = rows(tmp_path / "run", "attacks")
-    assert [(row["client"], row["batch_size"], len(row["images"])) for row in found] == [(0, 4, 4), (1, 4, 4)]
+    assert [(row["client"], row["batch_size"], len(row["images"])) for row in found] == [
+        ("0 (sum of 2 clients)", 4, 4),
+        ("1 (sum of 2 clients)", 4, 4),
+    ]
     assert {row["status"] for row in found} == {"done"}
     assert not any(row["certificate"]["status"] == "certified" for row in found)
     assert "secure_aggregation" in (tmp_path / "run" / "report.html").read_text()
