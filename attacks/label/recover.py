@@ -17,6 +17,8 @@ from fedsim.observation import Observation
 FROM_WEIGHT = ("idlg", "gradinversion", "gradinversion_sum", "rlg")
 FROM_REFERENCE = ("llg", "llg_bias", "zlg")
 RULES = ("auto", *FROM_WEIGHT, *FROM_REFERENCE, "ilrg", "bias_sign", "bias_corrected", "bias_prior")
+MOST_LABELS = 100_000
+"""A client may claim any number of examples, and each label is written down."""
 PROVABLE = 8
 """Largest batch for which `auto` asks for a certificate: beyond it the search takes seconds."""
 PROOF_NEIGHBOURS, PROOF_EQUATIONS = 48, 12_000
@@ -51,6 +53,8 @@ class RecoverLabels(Attack):
         """Raises NotApplicable without a head, where its gradient is withheld, and without auxiliary pictures."""
         protocol = observation.protocol
         total = max(1, min(protocol.batch_size * max(1, protocol.steps), observation.update.num_examples))
+        if total > MOST_LABELS:
+            raise NotApplicable(f"{total} labels: more than {MOST_LABELS} tell nobody anything")
         if self.rule in FROM_WEIGHT:
             return _from_weight(observation, self.rule, total)
         if protocol.label_smoothing >= 1.0:

@@ -57,6 +57,13 @@ def test_smoothed_labels_that_look_like_two_are_not_certified(tools, rng, cpu):
     assert "2 classes" in result.certificate.reason
 
 
+def test_a_claim_of_more_labels_than_anybody_reads_is_refused(tools, rng, cpu):
+    observation = tools.observe(tools.tiny(kwargs=SMALL), tools.detailed(), [7])
+    claim = replace(observation.protocol, batch_size=10**9), replace(observation.update, num_examples=10**9)
+    with pytest.raises(NotApplicable, match="1000000000 labels: more than"):
+        RecoverLabels().run(replace(observation, protocol=claim[0], update=claim[1]), rng, cpu)
+
+
 def test_batches_of_32_with_repeats_at_initialisation(tools, cifar10_sample, rng, cpu):
     pictures = tools.pictures_in(cifar10_sample / "train", 400, 32)
     others = tools.pictures_in(cifar10_sample / "val", 128, 32)
