@@ -1,4 +1,4 @@
-"""The pictures of the attack and defense pages, made by the product itself on scikit-learn's two photographs.
+"""Pictures of the attack and defense pages, made by the product itself on scikit-learn's photographs and digits.
 
 python docs/make_pictures.py                 all of them, in docs/images; minutes on two cores
 python docs/make_pictures.py row_space mjp   some of them
@@ -25,6 +25,7 @@ import matplotlib.pyplot as plt
 import PIL.Image
 
 from experiments.audit import run_audit
+from experiments.prior import NAMES, run_prior
 
 IMAGES = Path(__file__).parent / "images"
 SMALL = "model=vit_tiny_4_32 data.size=32 +model.kwargs.depth=2"  # the model of the searches in README.md
@@ -32,6 +33,10 @@ LENET = "model=lenet_dlg data.size=32"
 MLP = "model=mlp model.kwargs.hidden=[512,256,128] data.size=32"
 REFUSED = (225, 225, 225)
 """The colour of a picture that there is not."""
+
+DIGITS = "model=vit_nano"
+GENERATOR = "kind=generator prior.generator.steps=3000"
+NETWORK = "kind=lti prior.lti.updates=2048 prior.lti.steps=2000"
 
 SEARCH = "attack.{0}.steps={1} attack.{0}.frames=0 attack.{0}.save_every=0"
 
@@ -43,11 +48,15 @@ class Strip:
     Attributes:
         settings: Hydra overrides of the audit, in words.
         attacks: options of conf/attack; a defense page shows them side by side.
+        prior: of `fedsim-prior`, whose generator or network the attacks are given; its settings are `settings` too.
+        data: option of conf/data.
     """
 
     settings: str
     attacks: tuple[str, ...]
     pictures: int = 2
+    prior: str = ""
+    data: str = "photos"
 
 
 ATTACKS = {
@@ -83,6 +92,12 @@ ATTACKS = {
     "feature_target": Strip(
         MLP + " model.num_classes=10 audit.batch_size=2 " + SEARCH.format("feature_target", 1000), ("feature_target",)
     ),
+    "gias": Strip(f"{DIGITS} attack.gias.restarts=2", ("generator_samples", "gias"), prior=GENERATOR, data="digits"),
+    "gifd": Strip(f"{DIGITS} attack.gifd.restarts=2", ("generator_samples", "gifd"), prior=GENERATOR, data="digits"),
+    "ggl": Strip(f"{DIGITS} attack.ggl.generations=150", ("generator_samples", "ggl"), prior=GENERATOR, data="digits"),
+    "generator_samples": Strip(DIGITS, ("generator_samples",), prior=GENERATOR, data="digits"),
+    "lti": Strip("model=mlp model.img_size=8", ("lti_mean", "lti"), prior=NETWORK, data="digits"),
+    "lti_mean": Strip("model=mlp model.img_size=8", ("lti_mean",), prior=NETWORK, data="digits"),
 }
 
 BOTH = ("patch_gradient", "row_space")
@@ -91,8 +106,8 @@ DEFENSES = {
     for name, more, attacks in (
         ("fixed_pe", "", BOTH),
         ("withhold_pe", "", BOTH),
-        ("no_pe", "", BOTH),
-        ("withhold", "", BOTH),
+        ("no_pe", SEARCH.format("inverting_gradients", 200), ("patch_gradient", "inverting_gradients")),
+        ("withhold", SEARCH.format("april_optimization", 400), ("patch_gradient", "april_optimization")),
         ("gradient_noise", "defense.gradient_noise.relative_norm=1e-2", BOTH),
         ("gradient_clip", "", BOTH),
         ("dp_sgd", "", BOTH),
@@ -137,18 +152,33 @@ def draw(strip: Strip, target: Path) -> list[str]:
         "simulation=inline",
         f"audit.num_images={strip.pictures}",
         "audit.victims=2",
-        "data=photos",
+        f"data={strip.data}",
         *strip.settings.split(),
     ]
     words.append(f"attack=[{','.join(strip.attacks)}]")
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "run"
-        with initialize_config_module("conf", version_base=None):
-            config: Any = OmegaConf.to_container(compose("audit", [*words, f"run_dir={root}"]), resolve=True)
+        config = composed("audit", [*words, f"run_dir={root}"])
+        if strip.prior:
+            give_prior(config, strip, Path(folder) / "prior")
         root.mkdir()
         run_audit(config, root)
         rows = [json.loads(line) for line in (root / "attacks.jsonl").read_text().splitlines()]
         return plot(rows, strip, root, target)
+
+
+def composed(name: str, words: list[str]) -> Any:
+    with initialize_config_module("conf", version_base=None):
+        return OmegaConf.to_container(compose(name, words), resolve=True)
+
+
+def give_prior(config: Any, strip: Strip, folder: Path) -> None:
+    """Train it, on pictures that no client holds, and name its file to the attacks."""
+    of_model = [word for word in strip.settings.split() if not word.startswith("attack.")]
+    prior = composed("prior", [f"data={strip.data}", *of_model, *strip.prior.split(), f"run_dir={folder}"])
+    run_prior(prior, folder)
+    for settings in config["attack"].values():
+        settings.get("generator", settings)["checkpoint"] = str(folder / NAMES[prior["kind"]])
 
 
 def plot(rows: list[dict[str, Any]], strip: Strip, root: Path, target: Path) -> list[str]:

@@ -1,5 +1,6 @@
 """The site builds without a warning, loads nothing from elsewhere, and has a page for each attack and defense."""
 
+import csv
 import re
 import subprocess
 import sys
@@ -49,6 +50,22 @@ def test_every_page_says_how_to_run_its_option(folder, site):
         text = (ROOT / "docs" / folder / f"{name}.md").read_text(encoding="utf-8")
         assert re.search(rf"```bash\n.*{GROUPS[folder]}=\[(\w+,)*{name}[,\]]", text), name
         assert f'href="{name}.html"' in (site / folder / "index.html").read_text(encoding="utf-8")
+
+
+def test_pages_show_what_the_matrix_measured(site):
+    with (ROOT / "docs" / "results" / "matrix.csv").open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert {line["status"] for line in lines} <= {"done", "refused"}
+    for line in lines:
+        page = (site / "attacks" / f"{line['attack']}.html").read_text(encoding="utf-8")
+        assert "In the matrix" in page
+        if line["leakage"] and float(line["leakage"]) < 60:
+            assert f"{line['defense']}</a> {float(line['leakage']):.1f}" in page or line["defense"].startswith("none")
+    for defense, row in (("fixed_pe", "sincos_pe"), ("gradient_noise", "noise_1e-2"), ("topk", "topk")):
+        page = (site / "defenses" / f"{defense}.html").read_text(encoding="utf-8")
+        accuracy = next(line["accuracy"] for line in lines if line["defense"] == row)
+        assert f"{100 * float(accuracy):.1f} %" in page
+    assert "In the matrix" not in (site / "attacks" / "tag.html").read_text(encoding="utf-8")
 
 
 def test_no_page_loads_anything_from_elsewhere(site):

@@ -1,0 +1,125 @@
+"""What MkDocs asks while it builds: pages of attacks and defenses get what the matrix measured of them.
+
+The numbers are those of docs/results/matrix.csv, as `fedsim-matrix` wrote it.
+"""
+
+import csv
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+WHERE = "[`vit_nano` on digits, untrained, eight pictures](../results/matrix.md)"
+BETTER = 1.0
+"""Decibels above the guess from which an attack has found something, as the matrix's own page counts."""
+EXACT, RECOGNISABLE = 60.0, 20.0
+UNDEFENDED = "none"
+
+Line = dict[str, str]
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Puts the section in front of the settings."""
+    folder, _, name = page.file.src_uri.removesuffix(".md").rpartition("/")
+    section = {"attacks": of_attack, "defenses": of_defense}.get(folder, lambda name: "")(name)
+    if not section:
+        return markdown
+    before, heading, after = markdown.partition("\n## Settings\n")
+    if not heading:
+        raise ValueError(f"{page.file.src_uri} has no settings")
+    return f"{before}\n{section}\n{heading}{after}"
+
+
+def of_attack(name: str) -> str:
+    """Rows of the matrix by how well the attack did behind them; nothing where it is no column."""
+    lines = [line for line in read() if line["attack"] == name]
+    if not lines:
+        return ""
+    scored = [(line, float(line["leakage"])) for line in lines if line["leakage"]]
+    guess = min((float(line["baseline"]) for line in lines if line["baseline"]), default=0.0)
+    levels = (
+        (f"{EXACT:.0f} dB and more", lambda value: value >= EXACT),
+        ("recognisable, from 20 dB", lambda value: RECOGNISABLE <= value < EXACT),
+        ("traces", lambda value: guess + BETTER < value < RECOGNISABLE),
+        (f"no better than a guess ({guess:.1f} dB)", lambda value: value <= guess + BETTER),
+    )
+    measure = "PSNR in dB against the client's own picture" if scored else "Updates with every label right"
+    table = ["## In the matrix", "", f"{measure}: {WHERE}.", "", "| | |", "| --- | --- |"]
+    for title, belongs in levels:
+        found = sorted(((line, value) for line, value in scored if belongs(value)), key=lambda pair: -pair[1])
+        shown = [_row(line["defense"], None if value >= EXACT else f"{value:.1f}") for line, value in found]
+        table += [f"| {title} | {', '.join(shown)} |"] if shown else []
+    labels = [(line, float(line["label_exact"])) for line in lines if line["label_exact"] and not line["leakage"]]
+    shown = [_row(line["defense"], _percent(share, 0)) for line, share in sorted(labels, key=lambda pair: -pair[1])]
+    table += [f"| every label right | {', '.join(shown)} |"] if shown else []
+    refused = [_row(line["defense"], None) for line in lines if line["status"] == "refused"]
+    table += [f"| refused | {', '.join(refused)} |"] if refused else []
+    return "\n".join(table)
+
+
+def of_defense(name: str) -> str:
+    """A row for each setting of the defense, the undefended one first: accuracy, and PSNR by attack."""
+    every = read()
+    rows = [
+        row for row in dict.fromkeys(line["defense"] for line in every) if row == UNDEFENDED or _option(row) == name
+    ]
+    if len(rows) < 2:
+        return ""
+    attacks = list(dict.fromkeys(line["attack"] for line in every))
+    table = [
+        "## In the matrix",
+        "",
+        f"Accuracy after the training, and each attack's PSNR in dB against the client's own picture: {WHERE}. "
+        f"A guess has {float(every[0]['baseline']):.1f} dB; a dash is a refusal.",
+        "",
+        f"| | accuracy | {' | '.join(f'[`{attack}`](../attacks/{attack}.md)' for attack in attacks)} |",
+        "| --- " * (len(attacks) + 2) + "|",
+    ]
+    for row in rows:
+        cells = {line["attack"]: line for line in every if line["defense"] == row}
+        accuracy = next(iter(cells.values()))["accuracy"]
+        shown = " | ".join(_value(cells[attack]) for attack in attacks)
+        table.append(f"| {row} | {_percent(accuracy)} | {shown} |")
+    return "\n".join(table)
+
+
+@cache
+def read() -> list[Line]:
+    """The lines of the matrix: one for each defense and attack."""
+    with (ROOT / "docs" / "results" / "matrix.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@cache
+def _rows() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = yaml.safe_load((ROOT / "conf" / "matrix.yaml").read_text(encoding="utf-8"))["matrix"][
+        "defenses"
+    ]
+    return found
+
+
+def _option(row: str) -> str:
+    """The defense that the row of the matrix is about; of its own name where conf/matrix.yaml does not say."""
+    words = [word for word in _rows().get(row, [row]) if "=" not in word]
+    return words[0] if len(words) == 1 else ""
+
+
+def _row(row: str, value: str | None) -> str:
+    option = _option(row)
+    linked = f"[{row}](../defenses/{option}.md)" if option else row
+    return linked if value is None else f"{linked} {value}"
+
+
+def _value(line: Line) -> str:
+    if line["leakage"]:
+        value = float(line["leakage"])
+        return f"≥ {EXACT:.0f}" if value >= EXACT else f"{value:.1f}"
+    if line["label_exact"]:
+        return f"labels {_percent(line['label_exact'], 0)}"
+    return "-"
+
+
+def _percent(share: str | float, digits: int = 1) -> str:
+    return f"{100 * float(share):.{digits}f} %"
