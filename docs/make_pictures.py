@@ -34,8 +34,8 @@ MLP = "model=mlp model.kwargs.hidden=[512,256,128] data.size=32"
 REFUSED = (225, 225, 225)
 """The colour of a picture that there is not."""
 
-DIGITS = "model=vit_nano"
-GENERATOR = "kind=generator prior.generator.steps=3000"
+DIGITS = "model=lenet_dlg"
+GENERATOR = "kind=generator prior.generator.steps=1000 prior.generator.channels=[64,48,32] prior.generator.latent=96"
 NETWORK = "kind=lti prior.lti.updates=2048 prior.lti.steps=2000"
 
 SEARCH = "attack.{0}.steps={1} attack.{0}.frames=0 attack.{0}.save_every=0"
@@ -92,9 +92,24 @@ ATTACKS = {
     "feature_target": Strip(
         MLP + " model.num_classes=10 audit.batch_size=2 " + SEARCH.format("feature_target", 1000), ("feature_target",)
     ),
-    "gias": Strip(f"{DIGITS} attack.gias.restarts=2", ("generator_samples", "gias"), prior=GENERATOR, data="digits"),
-    "gifd": Strip(f"{DIGITS} attack.gifd.restarts=2", ("generator_samples", "gifd"), prior=GENERATOR, data="digits"),
-    "ggl": Strip(f"{DIGITS} attack.ggl.generations=150", ("generator_samples", "ggl"), prior=GENERATOR, data="digits"),
+    "gias": Strip(
+        f"{DIGITS} attack.gias.restarts=2 attack.gias.steps=200 attack.gias.weight_steps=150",
+        ("generator_samples", "gias"),
+        prior=GENERATOR,
+        data="digits",
+    ),
+    "gifd": Strip(
+        f"{DIGITS} attack.gifd.restarts=2 attack.gifd.steps=200 attack.gifd.layer_steps=[100,100]",
+        ("generator_samples", "gifd"),
+        prior=GENERATOR,
+        data="digits",
+    ),
+    "ggl": Strip(
+        f"{DIGITS} attack.ggl.generations=120 attack.ggl.population=24",
+        ("generator_samples", "ggl"),
+        prior=GENERATOR,
+        data="digits",
+    ),
     "generator_samples": Strip(DIGITS, ("generator_samples",), prior=GENERATOR, data="digits"),
     "lti": Strip("model=mlp model.img_size=8", ("lti_mean", "lti"), prior=NETWORK, data="digits"),
     "lti_mean": Strip("model=mlp model.img_size=8", ("lti_mean",), prior=NETWORK, data="digits"),

@@ -58,9 +58,9 @@ DIFFERS = (
     "Information loss: a unit of the first layer that only one picture activates gives that picture exactly, "
     "whatever the batch; the more pictures, the fewer such units.",
     "Repeated labels, what can be certified: the label counts, with repeats, where B ≤ classes - 1; of an MLP's "
-    "batch all pictures, where every one is found, lies on whole pixel levels and moves its units in the model as far "
-    "as they were moved, whatever the labels; of a ViT's pair both pictures, by the "
-    "first block's equations, which read no labels at all. What cannot: anything a search gives, the row-space "
+    "batch each picture that is found, lies on whole pixel levels and moves its units in the model as far as they were "
+    "moved, whatever the labels; of a ViT's pair both pictures, by the first block's equations, which read no labels "
+    "at all. What cannot: anything a search gives, the row-space "
     "one and that with certified features included (its targets are certified, its pictures are not), and which of "
     "two pictures of one label is which. R-GAP certifies single pictures, behind invertible activations.",
 )
