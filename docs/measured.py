@@ -60,28 +60,27 @@ def of_attack(name: str) -> str:
 
 
 def of_defense(name: str) -> str:
-    """A row for each setting of the defense, the undefended one first: accuracy, and PSNR by attack."""
+    """A column for each setting of the defense, the undefended one first: accuracy, and PSNR by attack."""
     every = read()
-    rows = [
-        row for row in dict.fromkeys(line["defense"] for line in every) if row == UNDEFENDED or _option(row) == name
-    ]
-    if len(rows) < 2:
+    rows = dict.fromkeys(line["defense"] for line in every)
+    shown = [row for row in rows if row == UNDEFENDED or _option(row) == name]
+    if len(shown) < 2:
         return ""
+    cells = {(line["defense"], line["attack"]): line for line in every}
     attacks = list(dict.fromkeys(line["attack"] for line in every))
     table = [
         "## In the matrix",
         "",
         f"Accuracy after the training, and each attack's PSNR in dB against the client's own picture: {WHERE}. "
-        f"A guess has {float(every[0]['baseline']):.1f} dB; a dash is a refusal.",
+        f"A guess has {float(every[0]['baseline']):.1f} dB; a dash is a refusal, a percentage the share of updates with every label right.",
         "",
-        f"| | accuracy | {' | '.join(f'[`{attack}`](../attacks/{attack}.md)' for attack in attacks)} |",
-        "| --- " * (len(attacks) + 2) + "|",
+        f"| | {' | '.join(shown)} |",
+        "| --- " * (len(shown) + 1) + "|",
+        f"| accuracy | {' | '.join(_percent(cells[row, attacks[0]]['accuracy']) for row in shown)} |",
     ]
-    for row in rows:
-        cells = {line["attack"]: line for line in every if line["defense"] == row}
-        accuracy = next(iter(cells.values()))["accuracy"]
-        shown = " | ".join(_value(cells[attack]) for attack in attacks)
-        table.append(f"| {row} | {_percent(accuracy)} | {shown} |")
+    for attack in attacks:
+        values = " | ".join(_value(cells[row, attack]) for row in shown)
+        table.append(f"| [`{attack}`](../attacks/{attack}.md) | {values} |")
     return "\n".join(table)
 
 
@@ -117,7 +116,7 @@ def _value(line: Line) -> str:
         value = float(line["leakage"])
         return f"≥ {EXACT:.0f}" if value >= EXACT else f"{value:.1f}"
     if line["label_exact"]:
-        return f"labels {_percent(line['label_exact'], 0)}"
+        return _percent(line["label_exact"], 0)
     return "-"
 
 
