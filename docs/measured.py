@@ -72,7 +72,8 @@ def of_defense(name: str) -> str:
         "## In the matrix",
         "",
         f"Accuracy after the training, and each attack's PSNR in dB against the client's own picture: {WHERE}. "
-        f"A guess has {float(every[0]['baseline']):.1f} dB; a dash is a refusal, a percentage the share of updates with every label right.",
+        f"A guess has {float(every[0]['baseline']):.1f} dB; a dash is a refusal, "
+        "a percentage the share of updates with every label right.",
         "",
         f"| | {' | '.join(shown)} |",
         "| --- " * (len(shown) + 1) + "|",
