@@ -3,14 +3,15 @@
 python docs/make_pictures.py                 all of them, in docs/images; minutes on two cores
 python docs/make_pictures.py row_space mjp   some of them
 
-First what the client's model saw, then what came out, with its PSNR. The photographs (china.jpg,
-flower.jpg) are CC BY 2.0, see README.md.
+First what the client's model saw, then what came out, with its PSNR; of label rules how many labels they name. The
+photographs (china.jpg, flower.jpg) are CC BY 2.0, see README.md.
 """
 
 import argparse
 import json
 import tempfile
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 import PIL.Image
+from label_figures import SETTINGS as OF_RULES
+from label_figures import draw_rule, shares
 
 from experiments.audit import run_audit
 from experiments.prior import NAMES, run_prior
@@ -50,6 +53,7 @@ class Strip:
         attacks: options of conf/attack; a defense page shows them side by side.
         prior: of `fedsim-prior`, whose generator or network the attacks are given; its settings are `settings` too.
         data: option of conf/data.
+        beside: what the settings of a second audit have more, whose results come first, below this name.
     """
 
     settings: str
@@ -57,6 +61,26 @@ class Strip:
     pictures: int = 2
     prior: str = ""
     data: str = "photos"
+    beside: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one attack of one audit came to, in rows of its attacks.jsonl, below the run folder `root`."""
+
+    attack: str
+    label: str
+    rows: list[dict[str, Any]]
+    root: Path
+
+    @property
+    def title(self) -> str:
+        return f"{self.attack}, {self.label}" if self.label else self.attack
+
+    @cached_property
+    def images(self) -> dict[str, dict[str, Any]]:
+        """Those that were rebuilt, by the file of the original."""
+        return {i["original"]: i for row in self.rows for i in row["images"] or () if i["reconstruction"]}
 
 
 ATTACKS = {
@@ -115,6 +139,25 @@ ATTACKS = {
     "lti_mean": Strip("model=mlp model.img_size=8", ("lti_mean",), prior=NETWORK, data="digits"),
 }
 
+LABELS = {
+    f"labels_{rule}": rule
+    for rule in (
+        "idlg",
+        "gradinversion",
+        "gradinversion_sum",
+        "rlg",
+        "bias_sign",
+        "llg",
+        "llg_bias",
+        "zlg",
+        "ilrg",
+        "bias_corrected",
+        "bias_prior",
+        "certified",
+    )
+}
+"""Options of conf/attack whose figure tells how many labels they name, and the rule of each."""
+
 BOTH = ("patch_gradient", "row_space")
 DEFENSES = {
     name: Strip(f"{SMALL} defense=[{name}] {more}", attacks)
@@ -149,6 +192,11 @@ DEFENSES = {
         ("mjp_pca", "defense.mjp_pca.ratio=0.2 seed=1", ("patch_gradient", "mjp_adaptive")),
     )
 }
+DEFENSES["leakage_gate"] = Strip(
+    f"{SMALL} defense=[gradient_noise,leakage_gate] defense.gradient_noise.relative_norm=1e-2",
+    ("patch_gradient",),
+    beside=("no gate", "defense.leakage_gate.threshold=inf"),
+)
 
 
 def main() -> None:
@@ -156,30 +204,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="options of conf/attack and conf/defense; none: all")
     torch.set_num_threads(1)
-    for name in parser.parse_args().names or (*ATTACKS, *DEFENSES):
+    names = parser.parse_args().names or (*ATTACKS, *LABELS, *DEFENSES)
+    measured = shares(composed("audit", [*OF_RULES, "run_dir=unused"])) if {*names} & {*LABELS} else {}
+    for name in names:
+        if name in LABELS:
+            print(name, *draw_rule(LABELS[name], measured, IMAGES / "attacks" / f"{name}.png"), flush=True)
+            continue
         folder, strip = ("attacks", ATTACKS[name]) if name in ATTACKS else ("defenses", DEFENSES[name])
         print(name, *draw(strip, IMAGES / folder / f"{name}.png"), flush=True)
 
 
 def draw(strip: Strip, target: Path) -> list[str]:
-    """Run the audit, write the figure, and say what each attack came to."""
+    """Run the audits, write the figure, and say what each attack came to."""
+    audits = [("", strip.settings)]
+    if strip.beside:
+        audits.insert(0, (strip.beside[0], f"{strip.settings} {strip.beside[1]}"))
+    with tempfile.TemporaryDirectory() as folder:
+        results = []
+        for number, (label, settings) in enumerate(audits):
+            results += run(strip, settings, Path(folder) / f"run{number}", label)
+        return plot(results, strip.pictures, target)
+
+
+def run(strip: Strip, settings: str, root: Path, label: str) -> list[Result]:
+    """One audit, its attacks in the order of the strip's."""
     words = [
         "simulation=inline",
         f"audit.num_images={strip.pictures}",
         "audit.victims=2",
         f"data={strip.data}",
-        *strip.settings.split(),
+        *settings.split(),
+        f"attack=[{','.join(strip.attacks)}]",
     ]
-    words.append(f"attack=[{','.join(strip.attacks)}]")
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "run"
-        config = composed("audit", [*words, f"run_dir={root}"])
-        if strip.prior:
-            give_prior(config, strip, Path(folder) / "prior")
-        root.mkdir()
-        run_audit(config, root)
-        rows = [json.loads(line) for line in (root / "attacks.jsonl").read_text().splitlines()]
-        return plot(rows, strip, root, target)
+    config = composed("audit", [*words, f"run_dir={root}"])
+    if strip.prior:
+        give_prior(config, strip, root.with_name("prior"))
+    root.mkdir()
+    run_audit(config, root)
+    rows = [json.loads(line) for line in (root / "attacks.jsonl").read_text().splitlines()]
+    return [Result(attack, label, [row for row in rows if row["attack"] == attack], root) for attack in strip.attacks]
 
 
 def composed(name: str, words: list[str]) -> Any:
@@ -196,19 +259,19 @@ def give_prior(config: Any, strip: Strip, folder: Path) -> None:
         settings.get("generator", settings)["checkpoint"] = str(folder / NAMES[prior["kind"]])
 
 
-def plot(rows: list[dict[str, Any]], strip: Strip, root: Path, target: Path) -> list[str]:
+def plot(results: list[Result], pictures: int, target: Path) -> list[str]:
     """Columns of pictures: the client's, then each attack's."""
-    said = [f"{row['attack']}: {row['status']} {row['reason']}" for row in rows if row["status"] != "done"]
-    cells = [(row["attack"], image) for row in rows for image in row["images"] or () if image["reconstruction"]]
-    said += [f"{attack}: {image['psnr']:.1f}/{image['private_psnr']:.1f} dB" for attack, image in cells]
+    said = [f"{r.title}: {row['status']} {row['reason']}" for r in results for row in r.rows if row["status"] != "done"]
     panels: list[tuple[str, Path | None]] = []
-    for original in sorted({image["original"] for _, image in cells})[: strip.pictures]:
-        results = {attack: image for attack, image in cells if image["original"] == original}
-        panels.append(("model's input", root / original))
-        for attack in strip.attacks:
-            image = results.get(attack)
-            title = f"{attack}\nrefused" if image is None else f"{attack}\n{image['psnr']:.0f} dB"
-            panels.append((title, None if image is None else root / image["reconstruction"]))
+    for original in sorted({name for result in results for name in result.images})[:pictures]:
+        panels.append(("model's input", next(r.root / original for r in results if original in r.images)))
+        for result in results:
+            image = result.images.get(original)
+            if image is None:
+                panels.append((f"{result.title}\nrefused", None))
+                continue
+            said.append(f"{result.title}: {image['psnr']:.1f}/{image['private_psnr']:.1f} dB")
+            panels.append((f"{result.title}\n{image['psnr']:.0f} dB", result.root / image["reconstruction"]))
     if panels:
         figure, axes = plt.subplots(1, len(panels), figsize=(1.3 * len(panels), 1.75), dpi=100, squeeze=False)
         for axis, (title, path) in zip(axes[0], panels, strict=True):

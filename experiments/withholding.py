@@ -33,7 +33,7 @@ from experiments.hitting_set import Names
 from experiments.matrix_units import TRAINING, Unit, check_unit, finished, run_unit
 from experiments.progress import Bars
 from experiments.reproduce.command import call
-from experiments.reproduce.ledger import Ledger, settle
+from experiments.reproduce.ledger import Ledger, alone, settle
 from experiments.withholding_search import LEVELS, OWN, Audits, Found, own_attacks, search
 from experiments.withholding_tables import Cost, Line, never_applied, write_chart, write_tables
 from fedsim.composition import Config
@@ -53,12 +53,17 @@ def run(options: argparse.Namespace) -> None:
     """From settings to tables and chart.
 
     Raises:
-        ConfigError: a setting cannot work.
+        ConfigError: a setting cannot work, or another call is at work in the folder.
     """
     _check(options)
     with initialize_config_module("conf", version_base=None):
         audit = {variant: audit_config(options, variant) for variant in options.variants}
         training = training_config(options)
+    with alone(options.out):
+        _carry_out(options, audit, training)
+
+
+def _carry_out(options: argparse.Namespace, audit: Mapping[str, Config], training: Config) -> None:
     settle(options.out / "settings.json", _settings(options))
     ledger = Ledger(options.out / "results.jsonl")
     lines: list[Line] = []

@@ -35,7 +35,7 @@ def main() -> None:
     print("| steps | B | batches | certified and right | certified and wrong | wrong counts tried | certified of them "
           "| feature error, median / worst |\n| --- | --- | --- | --- | --- | --- | --- | --- |")  # fmt: skip
     for steps in options.steps:
-        train(model, pictures, steps - trained, options.lr)
+        train(model, pictures.images, pictures.labels, steps - trained, options.lr)
         trained = steps
         for size in options.batch:
             row = {"steps": steps, "batch_size": size, **measure(model, pictures, size, options.batches)}

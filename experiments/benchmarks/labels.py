@@ -57,7 +57,7 @@ def main() -> None:
             model = spec.build(0).train()
             for state in ("initial", "trained"):
                 if state == "trained":
-                    train(model, pictures, options.steps, options.lr)
+                    train(model, pictures.images, pictures.labels, options.steps, options.lr)
                 setting = f"{name}, {data}, C = {classes}, {state}"
                 rows += measure(setting, model, pictures, options.batches)
                 write(rows, options.out)
@@ -136,14 +136,14 @@ def head_gradients(features: Tensor, weight: Tensor, bias: Tensor, labels: Tenso
     return errors.T @ features / len(labels), errors.mean(dim=0)
 
 
-def train(model: nn.Module, pictures: Pictures, steps: int, lr: float) -> None:
+def train(model: nn.Module, images: Tensor, labels: Tensor, steps: int, lr: float) -> None:
     """SGD with momentum on batches of 32."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     normalise = Normaliser(model)
     rng = torch.Generator().manual_seed(2)
     for _ in range(steps):
-        chosen = torch.randint(len(pictures.images), (32,), generator=rng)
-        loss = F.cross_entropy(model(normalise(pictures.images[chosen])), pictures.labels[chosen])
+        chosen = torch.randint(len(images), (32,), generator=rng)
+        loss = F.cross_entropy(model(normalise(images[chosen])), labels[chosen])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -165,9 +165,9 @@ def find_checkpoint(folder: Path, server_round: int | None) -> Path:
     """The checkpoint of a round, or the last one.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or one whose name says no round.
     """
-    found = sorted((folder / "checkpoints").glob("round-*.safetensors"))
+    found = sorted((folder / "checkpoints").glob("round-*.safetensors"), key=round_of)
     if not found:
         raise ConfigError("runs", folder, "a run with a checkpoint: this one was not finished")
     if server_round is None:
@@ -180,7 +180,10 @@ def find_checkpoint(folder: Path, server_round: int | None) -> Path:
 
 
 def round_of(checkpoint: Path) -> int:
-    return int(checkpoint.stem.rpartition("-")[2])
+    number = checkpoint.stem.rpartition("-")[2]
+    if not number.isdecimal():
+        raise ConfigError("runs", checkpoint, "a checkpoint named round-N.safetensors")
+    return int(number)
 
 
 def _by_number(path: Path) -> tuple[bool, int, str]:
@@ -227,6 +230,10 @@ def _read(model: nn.Module, path: Path, key: str) -> None:
     except (RuntimeError, SafetensorError, UnpicklingError, AttributeError) as error:
         what = " ".join(str(error).split())[:200]
         raise ConfigError(key, path, f"no state dict that fits the model: {what}") from error
+    broken = [name for name, value in model.state_dict().items() if not bool(value.isfinite().all())]
+    if broken:
+        finite = f"a model of finite weights: {broken[0]}, one of {len(broken)} tensors, holds NaN or infinity"
+        raise ConfigError(key, path, f"{finite}, as where training diverged")
 
 
 def _device(name: str) -> torch.device:

@@ -1,11 +1,13 @@
 """Results on disk as they come, one JSON object a line: what a killed run had finished is not done again."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ConfigError
+from fedsim.tracking.durable import append_whole, locked
 
 Entry = dict[str, Any]
 
@@ -18,24 +20,47 @@ class Ledger:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read what an earlier call wrote; the line that it was killed in is cut off."""
+        """Read what an earlier call wrote; the line that it was killed in is cut off.
+
+        Raises:
+            ConfigError: a line before it is no result.
+        """
         self.path = path
         self.entries: list[Entry] = []
         if not path.exists():
             return
         content = path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
-        self.entries = [json.loads(line) for line in whole.decode().splitlines()]
+        for number, line in enumerate(whole.split(b"\n")[:-1], 1):
+            try:
+                self.entries.append(json.loads(line))
+            except ValueError as error:
+                name = f"{path}, line {number}"
+                raise ConfigError(
+                    "--out", name, "a result, as these studies write it; without that line it is measured again"
+                ) from error
         if len(whole) < len(content):
             with path.open("r+b") as file:
                 file.truncate(len(whole))
 
     def add(self, entry: Entry) -> None:
         """Write one line; it is in the file when this returns."""
+        line = json.dumps(entry, allow_nan=False) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry, allow_nan=False) + "\n")
+        append_whole(self.path, line.encode())
         self.entries.append(entry)
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """For the block no other call may work in the folder, which is made where it is not there.
+
+    Raises:
+        ConfigError: another call is at work there.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out, "--out"):
+        yield
 
 
 def settle(path: Path, settings: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ command goes on where an earlier call stopped; more pictures, ratios and rows ma
 """
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hydra import initialize_config_module
@@ -21,14 +22,16 @@ from experiments.audit import choose_pictures
 from experiments.cli import console
 from experiments.progress import Bars
 from experiments.reproduce.command import call
-from experiments.reproduce.ledger import Ledger, settle
+from experiments.reproduce.ledger import Ledger, alone, settle
 from experiments.reproduce.processes import spread
+from experiments.reproduce.study import code_and_machine
 from experiments.reproduce.table5_figure import write_figure
 from experiments.reproduce.table5_job import Job, Standing, check, portions, read_checkpoints
-from experiments.reproduce.table5_rows import GROUPS, MEAN, choose, plan
+from experiments.reproduce.table5_rows import GROUPS, MEAN, Case, choose, plan
 from experiments.reproduce.table5_tables import write_table
 from experiments.reproduce.table5_worker import public_sum, results, run_unit
 from experiments.setup import Setup, prepare
+from fedsim.composition import Config
 
 
 def main() -> None:
@@ -40,7 +43,7 @@ def run(options: argparse.Namespace) -> None:
     """From settings to the table and the figure.
 
     Raises:
-        ConfigError: a setting cannot work.
+        ConfigError: a setting cannot work, or another call is at work in the folder.
         RunError: a worker was killed.
     """
     check(options)
@@ -49,7 +52,16 @@ def run(options: argparse.Namespace) -> None:
         configs = {case: job.config(case) for case in job.cases}
     setup = prepare(configs[job.cases[0]])
     chosen = choose_pictures(setup)
+    with alone(options.out):
+        _carry_out(job, configs, setup, chosen)
+
+
+def _carry_out(job: Job, configs: Mapping[Case, Config], setup: Setup, chosen: Sequence[int]) -> None:
+    options = job.options
     settle(options.out / "settings.json", job.settings(configs[job.cases[0]]))
+    for case, config in configs.items():
+        settle(options.out / "cases" / f"{case.name}.json", {"model": config["model"], "defense": config["defense"]})
+    by = code_and_machine(options.device)
     ledger = Ledger(options.out / "results.jsonl")
     standing = Standing(ledger)
     with Bars(console) as bars:
@@ -60,7 +72,7 @@ def run(options: argparse.Namespace) -> None:
         worker = results if options.workers == 1 else run_unit
         for portion, found in spread(worker, units, options.workers, lambda portion: portion.note):
             for entry in found:
-                standing.add(entry)
+                standing.add({**entry, "by": by})
             bars.set("pictures", portion.done, len(job.cases) * len(chosen), portion.note)
             bars.say(f"pictures {portion.done}/{len(job.cases) * len(chosen)}: {portion.note}")
     entries = [entry for entry in ledger.entries if entry["number"] < len(chosen)]

@@ -6,6 +6,7 @@ The same command goes on where an earlier call stopped.
 
 import argparse
 import hashlib
+import json
 import shlex
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,11 @@ import torch
 
 from experiments.cli import console
 from experiments.progress import Bars
-from experiments.reproduce.ledger import Entry, Ledger, settle, write_text
+from experiments.reproduce.ledger import Entry, Ledger, alone, settle, write_text
 from experiments.reproduce.processes import spread
 from experiments.reproduce.tables import Value, markdown, write_csv
 from experiments.validation import cores
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, RunError
 
 SCALES = ("small", "paper")
 
@@ -130,15 +132,22 @@ def carry_out(
         settings: what the units' results depend on besides their keys.
 
     Raises:
-        ConfigError: the folder holds results of other settings.
-        RunError: a unit failed; the others' results are kept.
+        ConfigError: the folder holds results of other settings, or another call is at work in it.
+        RunError: a unit failed, or gave a number that is not finite; the others' results are kept.
     """
+    with alone(options.out):
+        return _carry_out(units, partial(_finite, work), options, settings)
+
+
+def _carry_out(
+    units: Sequence[Unit], work: Callable[[Unit], list[Entry]], options: argparse.Namespace, settings: Mapping[str, Any]
+) -> list[Entry]:
     settle(options.out / "settings.json", settings)
     ledger = Ledger(options.out / "results.jsonl")
     known: dict[str, list[Entry]] = {line["unit"]: line["entries"] for line in ledger.entries}
     origins: dict[str, Entry] = {line["unit"]: {"by": "an unknown commit", **_origin(line)} for line in ledger.entries}
     todo = [unit for unit in units if unit.key not in known]
-    by, workers = f"{_commit()} on {_place(options.device)}", options.workers or _workers(options.device)
+    by, workers = code_and_machine(options.device), options.workers or _workers(options.device)
     call, start = datetime.now(UTC).isoformat(), time.monotonic()
     with Bars(console) as bars:
         bars.set("units", len(units) - len(todo), len(units))
@@ -150,6 +159,18 @@ def carry_out(
             bars.set("units", done, len(units), key)
             bars.say(f"units {done}/{len(units)}: {key}")
     return [{"unit": unit.key, **origins[unit.key], **entry} for unit in units for entry in known[unit.key]]
+
+
+def _finite(work: Callable[[Unit], list[Entry]], unit: Unit) -> list[Entry]:
+    """Raises RunError: a result is NaN or infinite, which no page could show."""
+    entries = work(unit)
+    for entry in entries:
+        for key, value in entry.items():
+            try:
+                json.dumps(value, allow_nan=False)
+            except ValueError as error:
+                raise RunError(f"{key} is not finite, so there is nothing to show of it") from error
+    return entries
 
 
 def _origin(line: Mapping[str, Any]) -> Entry:
@@ -185,11 +206,14 @@ def stamp(options: argparse.Namespace, seeds: Sequence[int], entries: Iterable[M
     """Date, scale and seeds, which code computed the units on which machine, and how long that took, in a line."""
     entries = list(entries)
     drawn = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
-    made = Counter({entry["unit"]: entry["by"] for entry in entries}.values())
-    counted = [by if len(made) == 1 else f"{by} ({count} units)" for by, count in made.items()]
-    return " · ".join(
-        [datetime.now(UTC).date().isoformat(), f"scale {options.scale}", drawn, *counted, *_took(entries)]
-    )
+    made = makers({entry["unit"]: entry["by"] for entry in entries}.values(), "units")
+    return " · ".join([datetime.now(UTC).date().isoformat(), f"scale {options.scale}", drawn, *made, *_took(entries)])
+
+
+def makers(by: Iterable[str], noun: str) -> list[str]:
+    """Which code made what there is, on which machine, and where they are several, how much of it."""
+    made = Counter(by)
+    return [one if len(made) == 1 else f"{one} ({count} {noun})" for one, count in made.items()]
 
 
 def _took(entries: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -249,6 +273,11 @@ def _workers(device: str) -> int:
 
 def _place(device: str) -> str:
     return torch.cuda.get_device_name() if device == "cuda" else f"{cores()} CPU cores"
+
+
+def code_and_machine(device: str) -> str:
+    """What a result says that it was computed by."""
+    return f"{_commit()} on {_place(device)}"
 
 
 def _commit() -> str:

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from experiments.reproduce.ledger import Entry, Ledger
+from experiments.reproduce.study import digest
 from experiments.reproduce.table5_rows import ADAPTIVE, APRIL, APRIL_TOLD, GROUPS, MEAN, PATCH, PATCH_TOLD, Case, Row
 from experiments.reproduce.table5_worker import Unit, Victim
 from experiments.reproduce.weights import class_count
@@ -40,9 +41,9 @@ class Job:
         return list(dict.fromkeys(row.case for row in self.rows))
 
     def settings(self, config: Config) -> dict[str, Any]:
-        """What every result depends on. `config`: of any case; the attacks are those of all."""
+        """What every result depends on, but for a case's model and defense. `config`: of any case, for its attacks."""
         options = self.options
-        files = {group: str(path.resolve()) for group, path in sorted(self.checkpoints.items())}
+        files = {group: digest(path) for group, path in sorted(self.checkpoints.items())}
         return {
             "pictures": str(options.pictures.expanduser().resolve()),
             "models": list(options.models),

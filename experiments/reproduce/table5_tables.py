@@ -3,14 +3,17 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, pstdev
 
 from experiments.reproduce.ledger import Entry, write_text
+from experiments.reproduce.study import makers
 from experiments.reproduce.table5_rows import ADAPTIVE, ATTACKS, GREY, MEAN, PATCH, PATCH_TOLD, Case, Row
 from experiments.reproduce.table5_worker import MEASURES
 from experiments.reproduce.tables import Value, markdown, mean, number, write_csv
 from fedsim.metrics.perceptual import lpips_hint
+from fedsim.report.wording import percent
 
 FORMS = {"mse": ".4f", "fft2d_mjp": ".4f", "psnr": ".2f", "ssim": ".4f", "lpips": ".4f"}
 COLUMNS = {"mse": "MSE", "fft2d_mjp": "FFT", "psnr": "PSNR", "ssim": "SSIM", "lpips": "LPIPS"}
@@ -55,7 +58,9 @@ def write_table(rows: Sequence[Row], entries: Sequence[Entry], out: Path, traine
     header = ["model", "set.", "compared", "closed form", "n", "acc", *COLUMNS.values(), "certified"]
     header += [f"paper: {name}" for name in ("acc", *COLUMNS.values())]
     text = markdown(header, [_cells(line) for line in lines])
-    write_text(out / "table5.md", text + "\n" + "".join(f"- {note}\n" for note in _notes(lines, trained)))
+    made = makers((entry.get("by", "an unknown commit") for entry in entries), "results")
+    stamped = " · ".join([datetime.now(UTC).date().isoformat(), *made])
+    write_text(out / "table5.md", f"{stamped}\n\n{text}\n" + "".join(f"- {note}\n" for note in _notes(lines, trained)))
     names = ["row", "model", "setting", "compared", "attack", "pictures", "acc", *MEASURES, "psnr_std", "certified"]
     names += ["masked", "refused", *(f"paper_{name}" for name in ("acc", *MEASURES))]
     write_csv(out / "table5.csv", names, [_record(line) for line in lines])
@@ -94,8 +99,10 @@ def _cells(line: Line) -> list[str]:
     row, paper = line.row, line.row.published
     compared = compared_pictures(row)
     own = [number(line.means[name], FORMS[name]) for name in MEASURES]
+    if line.psnr_std is not None and line.pictures > 1:
+        own[MEASURES.index("psnr")] += f" ± {line.psnr_std:.2f}"
     acc = "" if line.acc is None else f"{100 * line.acc:.1f}"
-    certified = "" if line.certified is None or row.attack not in CERTIFYING else f"{line.certified:.0%}"
+    certified = "" if line.certified is None or row.attack not in CERTIFYING else percent(line.certified)
     if line.refused:
         own = ["refused", *[""] * (len(own) - 1)]
     printed = [""] * (1 + len(MEASURES))

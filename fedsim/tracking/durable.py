@@ -67,8 +67,11 @@ def append_whole(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, key: str = "run_dir") -> Iterator[None]:
     """For the block no other process may lock the folder; the lock goes with the process, however it ends.
+
+    Args:
+        key: the setting that names the folder.
 
     Raises:
         ConfigError: another process is at work in the folder.
@@ -77,7 +80,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError("run_dir", folder, "wait: another process is at work in this folder") from None
+            raise ConfigError(key, folder, "wait: another process is at work in this folder") from None
         except OSError:  # no locks on this file system
             yield
             return

@@ -35,6 +35,25 @@ def test_a_checkpoint_of_a_round(write_run, settings):
         load_subjects(settings([folder], measure={"round": 5}))
 
 
+def test_the_last_round_is_that_of_the_largest_number(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    for number in (99999, 100000):
+        (tmp_path / "checkpoints" / f"round-{number}.safetensors").touch()
+    assert find_checkpoint(tmp_path, None).name == "round-100000.safetensors"
+    (tmp_path / "checkpoints" / "round-last.safetensors").touch()
+    with pytest.raises(ConfigError, match="round-last"):
+        find_checkpoint(tmp_path, None)
+
+
+def test_a_model_that_diverged_is_named(write_run, settings):
+    folder = write_run("a")
+    state = load_file(find_checkpoint(folder, None))
+    state["pos_embed"][0, 0, 0] = float("nan")
+    save_file(state, find_checkpoint(folder, None))
+    with pytest.raises(ConfigError, match="pos_embed, one of 1 tensors, holds NaN"):
+        load_subjects(settings([folder]))
+
+
 def test_runs_with_the_same_data_share_their_pictures_in_one_order(write_run, settings):
     a, b, other = load_subjects(
         settings([write_run("a"), write_run("b", MJP, seed=4), write_run("c", data={**DATA, "seed": 9})])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.reproduce.ledger import Ledger, settle
+from experiments.reproduce.ledger import Ledger, alone, settle
 from fedsim.errors import ConfigError
 
 
@@ -29,3 +29,20 @@ def test_other_settings_are_refused(tmp_path):
     settle(tmp_path / "out" / "settings.json", {"seed": 0, "models": ["a", "b"]})
     with pytest.raises(ConfigError, match="seed=0 there, 1 now"):
         settle(tmp_path / "out" / "settings.json", {"seed": 1, "models": ("a", "b")})
+
+
+def test_a_broken_line_is_named(tmp_path):
+    (tmp_path / "results.jsonl").write_text('{"a": 1}\n{"a": "x\n{"a": 3}\n')
+    with pytest.raises(ConfigError, match=r"results.jsonl, line 2"):
+        Ledger(tmp_path / "results.jsonl")
+
+
+def test_one_call_at_a_time_in_a_folder(tmp_path):
+    with (
+        alone(tmp_path / "out"),
+        pytest.raises(ConfigError, match=r"--out=.*another process is at work"),
+        alone(tmp_path / "out"),
+    ):
+        pass
+    with alone(tmp_path / "out"):
+        assert (tmp_path / "out").is_dir()

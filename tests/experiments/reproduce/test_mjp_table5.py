@@ -69,6 +69,17 @@ def test_the_same_pictures_before_every_attack(table5, tmp_path):
             assert own.tobytes() != seen.tobytes()
 
 
+def test_another_defense_wants_another_folder(table5, tmp_path):
+    rows = ["--rows", "mjp.b", "--ratio", "0.5", "--count", "1"]
+    assert table5(*rows)[0] == 0
+    assert " on " in (tmp_path / "out" / "table5.md").read_text().splitlines()[0]  # commit … on … CPU cores
+    for settings in (tmp_path / "out" / "cases").glob("*mjp*.json"):
+        settings.write_text(settings.read_text().replace('"ratio": 0.5', '"ratio": 0.4'))
+    code, _, err = table5(*rows)
+    assert code == 2
+    assert "other settings" in err
+
+
 def test_goes_on_where_it_was_killed(table5, tmp_path, monkeypatch):
     rows = ["--rows", "deit_s.a", "mjp.a", "--ratio", "0.5"]
     assert table5("--count", "3", *rows)[0] == 0

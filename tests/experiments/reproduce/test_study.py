@@ -56,6 +56,15 @@ def test_other_settings_want_another_folder(tmp_path):
         carry_out([], list, options(tmp_path), {"scale": "paper"})
 
 
+def test_a_result_that_is_no_number_is_named_and_the_others_are_kept(tmp_path):
+    def work(unit):
+        return [{"psnr": 10.0 if unit.key == "a" else float("nan"), "arm": unit.key}]
+
+    with pytest.raises(RunError, match="b: psnr is not finite"):
+        carry_out(units(tmp_path, "a", "b"), work, options(tmp_path), {})
+    assert [entry["arm"] for entry in carry_out(units(tmp_path, "a"), pytest.fail, options(tmp_path), {})] == ["a"]
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

@@ -1,0 +1,89 @@
+"""Figures of the label rules' pages: how many of a batch's labels each names, on scikit-learn's digits.
+
+Features are computed once, in evaluation mode; a batch's gradient of the head follows from them in closed form.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.benchmarks.label_rules import RULES, SETS, run_rule
+from experiments.benchmarks.labels import draw, train
+from experiments.reproduce.gradinversion_labels import Known, batch_of, known_features
+from experiments.setup import prepare
+from fedsim.determinism import torch_generator
+from fedsim.report.png import COLOURS, GRID, drawing, plain_numbers
+
+SETTINGS = ("data=digits", "model=vit_nano", "simulation=inline")
+SIZES = (1, 2, 4, 8, 16, 32)
+BATCHES = 40
+STEPS = 300
+"""Of training, in batches of 32: 95 % of the test pictures are then right."""
+
+KINDS = {"distinct": "every label once", "repeated": "labels repeat"}
+STATES = ("untrained", "trained")
+
+Shares = dict[tuple[str, str, str], dict[int, float]]
+"""By rule, kind and state: batch size → mean share of the labels."""
+
+
+def shares(config: Mapping[str, Any]) -> Shares:
+    """Every rule on the same batches of one model, before and after its training."""
+    setup = prepare(dict(config))
+    found: Shares = {}
+    for state in STATES:
+        if state == "trained":
+            setup.model.train()
+            pictures = setup.data.train
+            train(setup.model, pictures.images(range(len(pictures))), pictures.labels, STEPS, lr=0.05)
+        known = known_features(setup, len(setup.data.train), 0, "cpu")
+        for kind in KINDS:
+            for rule, by_size in _measured(known, kind).items():
+                found[rule, kind, state] = by_size
+    return found
+
+
+def draw_rule(name: str, found: Shares, target: Path) -> list[str]:
+    """One rule in colour before all others in grey; says what it came to at the largest batch."""
+    said = []
+    with drawing(target, 5.0, 1.9) as figure:
+        for axes, kind in zip(figure.subplots(1, 2, sharey=True), KINDS, strict=True):
+            for (rule, of_kind, state), by_size in found.items():
+                if of_kind == kind and rule != name and state == "untrained":
+                    axes.plot(list(by_size), list(by_size.values()), color=GRID, linewidth=1.0)
+            for colour, state in zip(COLOURS, STATES, strict=False):
+                if by_size := found.get((name, kind, state), {}):
+                    axes.plot(
+                        list(by_size), list(by_size.values()), color=colour, marker="o", markersize=3.5, label=state
+                    )
+                    said.append(f"{kind}, {state}: {by_size[max(by_size)]:.0f} % at B = {max(by_size)}")
+            axes.set_xscale("log", base=2)
+            plain_numbers(axes.xaxis, SIZES)
+            axes.set_ylim(-4, 104)
+            axes.set_title(KINDS[kind])
+            axes.set_xlabel("pictures in the update")
+            axes.legend(loc="lower left")
+        figure.axes[0].set_ylabel("of the set, %" if name in SETS else "of the labels, %")
+    return said
+
+
+def _measured(known: Known, kind: str) -> dict[str, dict[int, float]]:
+    rng = torch_generator(0, "label figures", kind)
+    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for size in SIZES:
+        for _ in range(BATCHES):
+            chosen = draw(known.labels, size, known.classes, kind, rng)
+            if chosen is None:
+                continue
+            batch = batch_of(known, chosen)
+            for rule in RULES:
+                outcome = run_rule(rule, batch, rng)
+                if outcome is not None:
+                    found[rule][size].append(100 * outcome.overlap)
+    return {
+        rule: {size: float(torch.tensor(values).mean()) for size, values in by_size.items()}
+        for rule, by_size in found.items()
+    }
