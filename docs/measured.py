@@ -15,8 +15,6 @@ WHERE = "[`vit_nano` on digits, untrained, eight pictures](../results/matrix.md)
 BETTER = 1.0
 """Decibels above the guess from which an attack has found something, as the matrix's own page counts."""
 EXACT, RECOGNISABLE = 60.0, 20.0
-UNDEFENDED = "none"
-
 Line = dict[str, str]
 
 
@@ -33,7 +31,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def of_attack(name: str) -> str:
-    """Rows of the matrix by how well the attack did behind them; nothing where it is no column."""
+    """Rows of the matrix by how well the attack did behind them; nothing where it is no column.
+
+    Of several pictures in an update an attack finds less without any defense too: such rows say how many.
+    """
     lines = [line for line in read() if line["attack"] == name]
     if not lines:
         return ""
@@ -60,12 +61,17 @@ def of_attack(name: str) -> str:
 
 
 def of_defense(name: str) -> str:
-    """A column for each setting of the defense, the undefended one first: accuracy, and PSNR by attack."""
+    """A column for each setting of the defense: accuracy, and PSNR by attack.
+
+    The undefended row of as many pictures in an update comes first.
+    """
     every = read()
-    rows = dict.fromkeys(line["defense"] for line in every)
-    shown = [row for row in rows if row == UNDEFENDED or _option(row) == name]
-    if len(shown) < 2:
+    batches = {line["defense"]: line["batch"] for line in every}
+    defended = [row for row in batches if _option(row) == name]
+    if not defended:
         return ""
+    without = {line["batch"]: line["defense"] for line in every if line["defended"] == "False"}
+    shown = [*dict.fromkeys(without[batches[row]] for row in defended), *defended]
     cells = {(line["defense"], line["attack"]): line for line in every}
     attacks = list(dict.fromkeys(line["attack"] for line in every))
     table = [
@@ -75,7 +81,7 @@ def of_defense(name: str) -> str:
         f"A guess has {float(every[0]['baseline']):.1f} dB; a dash is a refusal, "
         "a percentage the share of updates with every label right.",
         "",
-        f"| | {' | '.join(shown)} |",
+        f"| | {' | '.join(_counted(row, batches[row]) for row in shown)} |",
         "| --- " * (len(shown) + 1) + "|",
         f"| accuracy | {' | '.join(_percent(cells[row, attacks[0]]['accuracy']) for row in shown)} |",
     ]
@@ -109,7 +115,12 @@ def _option(row: str) -> str:
 def _row(row: str, value: str | None) -> str:
     option = _option(row)
     linked = f"[{row}](../defenses/{option}.md)" if option else row
-    return linked if value is None else f"{linked} {value}"
+    counted = _counted(linked, next(line["batch"] for line in read() if line["defense"] == row))
+    return counted if value is None else f"{counted} {value}"
+
+
+def _counted(row: str, batch: str) -> str:
+    return row if batch == "1" else f"{row} ({batch} pictures in an update)"
 
 
 def _value(line: Line) -> str:

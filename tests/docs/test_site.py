@@ -60,12 +60,17 @@ def test_pages_show_what_the_matrix_measured(site):
         page = (site / "attacks" / f"{line['attack']}.html").read_text(encoding="utf-8")
         assert "In the matrix" in page
         if line["leakage"] and float(line["leakage"]) < 60:
+            count = "" if line["batch"] == "1" else f" ({line['batch']} pictures in an update)"
             shown = f"{float(line['leakage']):.1f}"
-            assert any(f"{line['defense']}{end} {shown}" in page for end in ("", "</a>")), line
+            assert any(f"{line['defense']}{end}{count} {shown}" in page for end in ("", "</a>")), line
     for defense, row in (("fixed_pe", "sincos_pe"), ("gradient_noise", "noise_1e-2"), ("topk", "topk")):
         page = (site / "defenses" / f"{defense}.html").read_text(encoding="utf-8")
         accuracy = next(line["accuracy"] for line in lines if line["defense"] == row)
         assert f"{100 * float(accuracy):.1f} %" in page
+    for defense, beside in (("mixup", "none_batch_2"), ("secure_aggregation", "none_batch_8"), ("topk", "none")):
+        page = (site / "defenses" / f"{defense}.html").read_text(encoding="utf-8")
+        headings = re.findall(r"<th>([\w-]+)", page[page.index("In the matrix") :])
+        assert headings[:2] == [beside, defense]
     assert "In the matrix" not in (site / "attacks" / "tag.html").read_text(encoding="utf-8")
 
 
