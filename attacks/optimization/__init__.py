@@ -15,6 +15,7 @@ from attacks.optimization.objectives import (
 from attacks.optimization.optimisers import OptimiserSettings
 from attacks.optimization.parametrisation import Parametrisation, PatchRowSpace, Pixels
 from attacks.optimization.schedule import Schedule
+from attacks.optimization.sign_matching import SignCosine
 
 __all__ = [
     "L1",
@@ -30,6 +31,7 @@ __all__ = [
     "Pixels",
     "PositionAlignment",
     "Schedule",
+    "SignCosine",
     "SquaredL2",
     "TagDistance",
 ]

@@ -28,13 +28,17 @@ DEFENSES = {
 }
 """`noise` of a tenth of the update's norm, `gauss` of 0.1 in each entry; `topk` keeps 10 %, `prune` 1 %."""
 COMPARED = ("none", "noise", "topk")
-PRUNED = ("topk", "prune")
+PRUNED = ("topk", "prune", "soteria")
+"""Zeros of their updates say nothing: the server knows the defense, and its searches leave them out."""
+
+FREE = "inverting_gradients"
+SEARCHES = (FREE, "gias", "gifd", "ggl")
 GENERATIVE = ("gias", "gifd", "ggl", "generator_samples")
 ROWS = {
     "generator_samples": "generator's mean sample (baseline)",
     "generator_best": "best of 64 samples, by the truth",
     "lti_mean": "mean public picture (baseline)",
-    "inverting_gradients": "free pixels (IG)",
+    FREE: "free pixels",
     "gias": "GIAS",
     "gifd": "GIFD",
     "ggl": "GGL",
@@ -44,8 +48,7 @@ SMALL = {
     "generator": ["prior.generator.steps=1500", "prior.generator.channels=[64,48,32]", "prior.generator.latent=96"],
     "lti": ["prior.lti.updates=3072", "prior.lti.steps=1500", "prior.lti.bins=2048", "prior.lti.hidden=512"],
     "attack": [
-        "attack.inverting_gradients.steps=400",
-        "attack.inverting_gradients.priors.total_variation.weight=1e-3",
+        "attack.inverting_gradients.steps=550",  # as many as GIAS has
         "attack.gias.steps=200",
         "attack.gias.weight_steps=150",
         "attack.gias.restarts=2",
@@ -59,7 +62,7 @@ SMALL = {
 FULL: dict[str, list[str]] = {
     "generator": ["prior.generator.steps=30000"],
     "lti": ["prior.lti.updates=50000", "prior.lti.steps=40000", "prior.lti.hidden=3000"],
-    "attack": ["attack.inverting_gradients.priors.total_variation.weight=1e-3"],
+    "attack": [],
 }
 
 
@@ -136,9 +139,11 @@ class Benchmark:
             config["attack"][name]["checkpoint"] = str(network)
         config["audit"]["select"] = ids
         config["attack"]["generator_best"] = {**config["attack"]["generator_samples"], "pick": "best"}
-        if case.defense in PRUNED:  # the server knows what was pruned: every search compares what was sent alone
-            for name in ("inverting_gradients", "gias", "gifd"):
+        for name in SEARCHES:
+            if case.defense in PRUNED:
                 config["attack"][name]["objective"]["mask_zeros"] = True
+            if case.defense == "sign":
+                config["attack"][name]["objective"] = {"_target_": "attacks.optimization.SignCosine"}
         return config
 
 

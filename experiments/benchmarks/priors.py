@@ -17,9 +17,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from clients.app import resolve_device
 from experiments.audit import run_audit
+from experiments.benchmarks.free_pixels import best_setting
 from experiments.benchmarks.judge import Judge, train_judge
-from experiments.benchmarks.prior_cases import COMPARED, DEFENSES, FULL, ROWS, SMALL, Benchmark, Case, chosen
+from experiments.benchmarks.prior_cases import COMPARED, DEFENSES, FREE, FULL, ROWS, SMALL, Benchmark, Case, chosen
 from experiments.prior import run_prior
 from experiments.setup import prepare
 from fedsim.errors import ConfigError, RunError
@@ -86,6 +88,9 @@ def run(benchmark: Benchmark) -> list[dict[str, Any]]:
         run_prior(trained, Path(trained["run_dir"]))
         audit = benchmark.audit(case, ids)
         folder = Path(audit["run_dir"])
+        setting = best_setting(benchmark, case, audit, str(resolve_device(audit["client"]["device"])))
+        print(f"{case.name}: free pixels with {setting} (total variation), as public pictures chose", flush=True)
+        audit["attack"][FREE] = setting.applied(audit["attack"][FREE])
         run_audit(audit, folder)
         rows += read(folder, case, judge)
     return rows

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_module
 
+from experiments.benchmarks.free_pixels import SETTINGS, best_setting
 from experiments.benchmarks.judge import Judge, train_judge
-from experiments.benchmarks.prior_cases import DEFENSES, FULL, SMALL, Benchmark, Case, chosen, composed
+from experiments.benchmarks.prior_cases import DEFENSES, FREE, FULL, SMALL, Benchmark, Case, chosen, composed
 from experiments.cli import console
 from experiments.prior import run_prior
 from experiments.reproduce.client import Client
@@ -84,6 +85,7 @@ def run(options: argparse.Namespace) -> None:
         "threads": options.threads,
         "defenses": {name: DEFENSES[name] for name in DEFENDED},
         "attacks": presets(*ATTACKS),
+        "free pixels": [str(setting) for setting in SETTINGS],
         "priors": composed("prior", [])["prior"],
     }
     entries = carry_out(first, work, options, settings) + carry_out(rest, work, options, settings)
@@ -166,6 +168,8 @@ def attacks(benchmark: Benchmark, case: Case, device: str) -> Iterator[Entry]:
     setup = client.setup
     positions = [setup.data.train.ids.index(name) for name in config["audit"]["select"]]
     training = config["client"]["training_mode"]
+    setting = best_setting(benchmark, case, config, device)
+    config["attack"][FREE] = setting.applied(config["attack"][FREE])
     probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, training)
     for number, start in enumerate(range(0, len(positions) - case.batch + 1, case.batch)):
         observation, truth, _ = client.shares(positions[start : start + case.batch], number)
@@ -174,7 +178,12 @@ def attacks(benchmark: Benchmark, case: Case, device: str) -> Iterator[Entry]:
             settings = config["attack"][attack]
             outcome = finished(run_attack(observation, attack, settings, config["seed"], torch.device(device)), attack)
             known: Entry = {"defense": case.defense, "batch_size": case.batch, "attack": attack, "number": number}
-            known |= {"status": outcome.status, "reason": outcome.reason, "seconds": outcome.seconds}
+            known |= {
+                "setting": str(setting) if attack == FREE else None,
+                "status": outcome.status,
+                "reason": outcome.reason,
+                "seconds": outcome.seconds,
+            }
             for scored in _scored(outcome, truth, judge):
                 yield {**known, **scored}
 

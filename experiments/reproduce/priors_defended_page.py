@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.benchmarks.free_pixels import SETTINGS, TRIED
+from experiments.benchmarks.prior_cases import FREE
 from experiments.reproduce.ledger import Entry
 from experiments.reproduce.study import Page, Table, counted, spread_of
 from experiments.reproduce.tables import Value, mean
@@ -30,7 +32,7 @@ PAPERS = {
 ATTACKS = {
     "lti_mean": "mean public picture (baseline)",
     "generator_samples": "generator's mean sample (baseline)",
-    "inverting_gradients": "free pixels (IG)",
+    FREE: "free pixels",
     "ggl": "GGL",
     "lti": "LTI",
 }
@@ -52,6 +54,10 @@ DIFFERS = (
     "LTI reports that it gets through sign, pruning and noise, GGL that it gets through noise, clipping, "
     "sparsification and Soteria: compare each with its baseline here.",
     "Held-out classes: the papers attack pictures of the classes that the prior has learned.",
+    "Free pixels have a cosine objective and as many steps as GIAS has in the comparison of generators; their "
+    "optimiser and the weight of total variation are the best of {settings} settings on {tried} updates of public "
+    "pictures behind the same defense. Every search knows the defense: it leaves out what was pruned, and compares "
+    "signs with a soft sign. The papers compare with free pixels of one setting.",
     "Noise is a standard deviation of 0.1 in each entry, as GGL's code has it. How much that is depends on the "
     "network, whose gradients may be large or small. GGL's clipping bound of 4 is on the whole update's norm. Sign "
     "shares -1, 0 and 1 alone.",
@@ -74,11 +80,27 @@ def page(entries: Sequence[Entry], held: Sequence[str], out: Path, budget: Seque
     ]
     figure([entry for entry in own if entry["batch_size"] == sizes[0]], out / "priors_defended.png")
     hint = lpips_hint()
-    differs = [*DIFFERS, *budget, *([f"{hint}."] if hint else []), *_priors(entries)]
+    differs = [
+        *(sentence.format(settings=len(SETTINGS), tried=TRIED) for sentence in DIFFERS),
+        *budget,
+        *_settings(own),
+        *([f"{hint}."] if hint else []),
+        *_priors(entries),
+    ]
     introduction = INTRODUCTION.format(held=", ".join(held))
     text = f"PSNR at B = {sizes[0]} under each defense; a line at the mean public picture's"
     title = "LTI and GGL against defenses"
     return Page("priors_defended", title, introduction, tables, differs, {"priors_defended.png": text})
+
+
+def _settings(entries: Sequence[Entry]) -> list[str]:
+    """What public pictures chose for free pixels."""
+    chosen: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry["attack"] == FREE:
+            chosen.setdefault(DEFENDED[entry["defense"]], []).append(entry["setting"])
+    words = "; ".join(f"{name}: {' and '.join(dict.fromkeys(found))}" for name, found in chosen.items())
+    return [f"Free pixels' optimiser and weight of total variation that public pictures chose: {words}."]
 
 
 def _priors(entries: Sequence[Entry]) -> list[str]:

@@ -15,6 +15,7 @@ from attacks.optimization.objectives import (
     SquaredL2,
     TagDistance,
 )
+from attacks.optimization.sign_matching import SignCosine
 from fedsim.errors import ConfigError, NotApplicable
 
 OBJECTIVES = {
@@ -27,6 +28,8 @@ OBJECTIVES = {
     "masked": Cosine(mask_zeros=True),
     "layer_cosine": LayerCosine(),
     "tag": TagDistance(alpha=0.3),
+    "sign": SignCosine(),
+    "weighted_sign": SignCosine(1.0, layer_weights={"b": 2.5}),
 }
 
 
@@ -101,10 +104,26 @@ def test_definitions():
 def test_identity_is_zero_and_scale_does_not_matter_to_a_cosine():
     target = gradients(1)
     for name, objective in OBJECTIVES.items():
+        if isinstance(objective, SignCosine):
+            continue
         assert float(objective(target, target)) == pytest.approx(0.0, abs=1e-12), name
     for objective in (Cosine(), LayerCosine()):
         assert objective.scale_invariant
         assert float(objective({n: 3 * t for n, t in target.items()}, target)) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_soft_sign_is_the_sign_where_it_is_sharp_and_sees_no_scale():
+    found, target = gradients(0), gradients(1)
+    signs = [torch.cat([t.sign().flatten() for t in g.values()]) for g in (found, target)]
+    cosine = float(signs[0] @ signs[1]) / len(signs[0])
+    assert float(SignCosine(1e-6)(found, target)) == pytest.approx(1 - cosine, abs=1e-6)
+    shared = {n: 0.01 * t.sign() for n, t in target.items()}  # as a client shares them, with a scale
+    soft, plain = float(SignCosine()(target, shared)), float(Cosine()(target, shared))
+    assert soft < plain / 2  # the truth is nearer to its own signs than by a cosine
+    assert soft < float(SignCosine()(found, shared))
+    assert float(SignCosine()({n: 7 * t for n, t in target.items()}, shared)) == pytest.approx(soft, rel=1e-9)
+    with pytest.raises(ConfigError, match="temperature=0"):
+        SignCosine(0)
 
 
 def test_a_weight_of_zero_leaves_a_tensor_out():

@@ -1,0 +1,84 @@
+"""Free pixels, as good as an attacker without a learned prior gets them: public pictures choose their settings."""
+
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from experiments.benchmarks.prior_cases import FREE, Benchmark, Case
+from experiments.priors.inversion import Simulator
+from experiments.priors.settings import public_pictures
+from experiments.setup import Setup, prepare
+from fedsim.composition import Config
+from fedsim.data import ImageSet
+from fedsim.evaluation import mean_softmax
+from fedsim.ground_truth import GroundTruth
+from fedsim.metrics.score import score
+from fedsim.observation import Observation
+from server.attacking import run_attack
+
+WEIGHTS = (1e-3, 1e-2, 1e-1, 0.3)
+OPTIMISERS = {
+    "adam": {"optimiser": {"name": "adam"}, "schedule": {"kind": "cosine"}},
+    "signed_adam": {"optimiser": {"name": "signed_adam"}, "schedule": {"kind": "step"}},
+}
+"""That of the generators' searches, and that of Inverting Gradients."""
+
+TRIED = 2
+"""Updates of public pictures that each setting is tried on."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Of free pixels: an optimiser with its schedule, and the weight of total variation."""
+
+    optimiser: str
+    weight: float
+
+    def __str__(self) -> str:
+        return f"{self.optimiser}, {self.weight:g}"
+
+    def applied(self, settings: Config) -> Config:
+        """The attack's settings with this."""
+        parts = {key: {**settings[key], **changed} for key, changed in OPTIMISERS[self.optimiser].items()}
+        priors: dict[str, Any] = settings["priors"]
+        smooth = {**priors["total_variation"], "weight": self.weight}
+        return {**settings, **parts, "priors": {**priors, "total_variation": smooth}}
+
+
+SETTINGS = tuple(Setting(optimiser, weight) for optimiser in OPTIMISERS for weight in WEIGHTS)
+
+
+def best_setting(benchmark: Benchmark, case: Case, audit: Config, device: str) -> Setting:
+    """The one that does best, in PSNR, on updates of public pictures behind the case's defense.
+
+    The pictures are of classes that are not held out, and none that a prior was trained on.
+
+    Args:
+        audit: of the case; its settings of free pixels are those that are varied.
+    """
+    setup = prepare({**audit, "attack": {}})
+    pictures = public_pictures(prepare({**benchmark.generator(), "attack": {}})).validation
+    seen = [_observe(setup, pictures, case.batch, number) for number in range(TRIED)]
+
+    def quality(setting: Setting) -> float:
+        settings = setting.applied(audit["attack"][FREE])
+        return fmean(_psnr(settings, o, truth, audit["seed"], device) for o, truth in seen)
+
+    return max(SETTINGS, key=quality)
+
+
+def _observe(setup: Setup, pictures: ImageSet, batch: int, number: int) -> tuple[Observation, GroundTruth]:
+    chosen = pictures.subset(range(number * batch, (number + 1) * batch))
+    observation = Simulator(setup).observe(chosen, number)
+    probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, setup.config["client"]["training_mode"])
+    truth = GroundTruth(chosen.images(range(batch)), chosen.labels, tuple(chosen.ids))
+    return replace(observation, auxiliary_probs=probs), truth
+
+
+def _psnr(settings: Config, observation: Observation, truth: GroundTruth, seed: int, device: str) -> float:
+    """Mean over the pictures; 0 where the attack refuses, as it then does whatever the setting."""
+    outcome = run_attack(observation, FREE, settings, seed, torch.device(device))
+    rebuilt = None if outcome.reconstruction is None else outcome.reconstruction.images
+    return fmean(one.psnr or 0.0 for one in score(truth, rebuilt, None))
