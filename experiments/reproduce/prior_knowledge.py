@@ -177,22 +177,24 @@ def results(
 
 
 def of_method(method: str, attacks: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
-    """Its settings: matching has no priors and no box, and the same optimiser for both distances."""
+    """Its settings: every search has the same optimiser, no box and no prior, but for what its name says."""
     settings = dict(attacks[PRESETS.get(method, PRESETS[COSINE])])
-    if method in (SQUARED, COSINE, RANDOM):
+    if method in (SQUARED, COSINE, RANDOM, FEATURES, ROW_SPACE):
         distance = "SquaredL2" if method == SQUARED else "Cosine"
         return {
             **settings,
             "objective": {"_target_": f"attacks.optimization.{distance}"},
-            "parametrisation": {**settings["parametrisation"], "boxed": False},
-            "priors": {},
+            "parametrisation": settings["parametrisation"]
+            if method == ROW_SPACE
+            else {**settings["parametrisation"], "boxed": False},
+            "priors": {name: prior for name, prior in settings["priors"].items() if name == "features"},
             "optimiser": {**settings["optimiser"], "name": "adam"},
             "schedule": {**settings["schedule"], "kind": "cosine"},
             "steps": scale.steps,
             "frames": scale.frames,
             "target": "random" if method == RANDOM else "observed",
         }
-    return {**settings, "steps": scale.steps, "frames": 0} if method in (FEATURES, ROW_SPACE) else settings
+    return settings
 
 
 def evenly(size: int, classes: int) -> list[int]:

@@ -13,7 +13,7 @@ from fedsim.report.png import COLOURS, drawing, plain_numbers
 
 SQUARED, COSINE, CLOSED = "L2 matching", "cosine matching", "closed form (dL/dW / dL/db)"
 RANDOM, GUESS = "random gradient (baseline)", "mean public picture (baseline)"
-RGAP, LABELS, FEATURES = "R-GAP", "certified labels", "cosine + certified features"
+RGAP, LABELS, FEATURES = "R-GAP", "certified labels", "cosine + recovered features"
 ROW_SPACE, FIRST_BLOCK = "cosine in the row spaces", "first block's equations"
 
 MATCHING = (SQUARED, COSINE, CLOSED, RANDOM, GUESS)
@@ -60,9 +60,9 @@ DIFFERS = (
     "Repeated labels, what can be certified: the label counts, with repeats, where B ≤ classes - 1; of an MLP's "
     "batch each picture that is found, lies on whole pixel levels and moves its units in the model as far as they were "
     "moved, whatever the labels; of a ViT's pair both pictures, by the first block's equations, which read no labels "
-    "at all. What cannot: anything a search gives, the row-space "
-    "one and that with certified features included (its targets are certified, its pictures are not), and which of "
-    "two pictures of one label is which. R-GAP certifies single pictures, behind invertible activations.",
+    "at all. What cannot: anything a search gives, the row-space one and that with recovered features included (their "
+    "counts are certified; how near the features are depends on the condition of the equations), and which of two "
+    "pictures of one label is which. R-GAP certifies single pictures, behind invertible activations.",
 )
 
 

@@ -13,11 +13,13 @@ from experiments.reproduce.prior_knowledge_page import (
     CERTIFYING,
     CLOSED,
     COSINE,
+    FEATURES,
     FIRST_BLOCK,
     LABELS,
     MATCHING,
     RANDOM,
     RGAP,
+    ROW_SPACE,
     SHARING,
     SQUARED,
     page,
@@ -114,6 +116,16 @@ def test_matching_has_no_priors(six_classes):
     assert all(one["priors"] == {} and one["parametrisation"]["boxed"] is False for one in settings.values())
     assert settings[SQUARED] == {**settings[COSINE], "objective": settings[SQUARED]["objective"]}
     assert settings[RANDOM]["target"] == "random"
+
+
+def test_a_search_differs_from_plain_matching_by_what_its_name_says_alone(six_classes):
+    config = audit(six_classes, 0, "cpu", *TINY.vit, "attack=[inverting_gradients,feature_target,row_space_batch]")
+    plain, features, rows = (of_method(method, config["attack"], TINY) for method in (COSINE, FEATURES, ROW_SPACE))
+    assert list(features["priors"]) == ["features"]
+    assert rows["priors"] == {}
+    for key in ("objective", "optimiser", "schedule", "steps", "restarts"):
+        assert plain[key] == features[key] == rows[key]
+    assert plain["parametrisation"] == features["parametrisation"]
 
 
 def test_batches_repeat_labels_no_more_than_they_must():
