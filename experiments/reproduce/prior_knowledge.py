@@ -178,22 +178,24 @@ def results(
 
 def of_method(method: str, attacks: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
     """Its settings: every search has the same optimiser, no box and no prior, but for what its name says."""
-    settings = dict(attacks[PRESETS.get(method, PRESETS[COSINE])])
-    if method in (SQUARED, COSINE, RANDOM, FEATURES, ROW_SPACE):
-        distance = "SquaredL2" if method == SQUARED else "Cosine"
-        return {
-            **settings,
-            "objective": {"_target_": f"attacks.optimization.{distance}"},
-            "parametrisation": settings["parametrisation"]
-            if method == ROW_SPACE
-            else {**settings["parametrisation"], "boxed": False},
-            "priors": {name: prior for name, prior in settings["priors"].items() if name == "features"},
-            "optimiser": {**settings["optimiser"], "name": "adam"},
-            "schedule": {**settings["schedule"], "kind": "cosine"},
-            "steps": scale.steps,
-            "frames": scale.frames,
-            "target": "random" if method == RANDOM else "observed",
-        }
+    if method not in (SQUARED, COSINE, RANDOM, FEATURES, ROW_SPACE):
+        return dict(attacks[PRESETS[method]])
+    plain, distance = attacks[PRESETS[COSINE]], "SquaredL2" if method == SQUARED else "Cosine"
+    settings: dict[str, Any] = {
+        **plain,
+        "objective": {"_target_": f"attacks.optimization.{distance}"},
+        "parametrisation": {**plain["parametrisation"], "boxed": False},
+        "priors": {},
+        "optimiser": {**plain["optimiser"], "name": "adam"},
+        "schedule": {**plain["schedule"], "kind": "cosine"},
+        "steps": scale.steps,
+        "frames": scale.frames,
+        "target": "random" if method == RANDOM else "observed",
+    }
+    if method == ROW_SPACE:
+        settings["parametrisation"] = attacks[PRESETS[ROW_SPACE]]["parametrisation"]
+    if method == FEATURES:
+        settings["priors"] = {"features": attacks[PRESETS[FEATURES]]["priors"]["features"]}
     return settings
 
 
