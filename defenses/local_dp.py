@@ -11,6 +11,7 @@ from defenses.base import ClientRound, Defense, Plan
 from defenses.perturbation import clip, require_change, unit_noise
 from defenses.settings import choice, number
 from fedsim.errors import ConfigError
+from fedsim.privacy import FIRST_ROUND
 from fedsim.update import Update
 
 CALIBRATIONS = ("classical", "analytic")
@@ -79,6 +80,7 @@ class LocalDP(Defense):
     def transform_update(self, update: Update, rng: torch.Generator) -> Update:
         require_change(update, "local_dp")
         if self._turn is not None:
+            self._turn.memory.setdefault(FIRST_ROUND, torch.tensor(self._turn.server_round))
             self._turn.memory["rounds"] = torch.tensor(self._rounds() + 1)
         update = clip(update, self.clipping_norm)
         std = self.std
@@ -94,7 +96,8 @@ class LocalDP(Defense):
         """ε at δ of all that this client has sent so far; a federation's is the largest of its clients."""
         std = self.std
         mu = math.inf if std == 0.0 else math.sqrt(self._rounds()) * 2 * self.clipping_norm / std
-        return {"epsilon": gaussian_epsilon(self.delta, mu), "delta": self.delta}
+        since = math.nan if self._turn is None else float(self._turn.memory.get(FIRST_ROUND, self._turn.server_round))
+        return {"epsilon": gaussian_epsilon(self.delta, mu), FIRST_ROUND: since, "delta": self.delta}
 
     def _rounds(self) -> int:
         return 0 if self._turn is None else int(self._turn.memory.get("rounds", torch.tensor(0)))
