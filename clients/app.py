@@ -112,7 +112,7 @@ class ClientRuntime:
         self._view = None
         turn = ClientRound(server_round, len(pictures), dict(memory or {}), self.model, pictures, self._observe)
         self.defenses.begin(turn)
-        rng = torch_generator(self.seed, "client", server_round, client)
+        rngs = [torch_generator(self.seed, of, server_round, client) for of in ("client", "client-defense")]
         with seeded_globals(self.seed, "model-noise", server_round, client):
             return train_locally(
                 self.model,
@@ -120,7 +120,7 @@ class ClientRuntime:
                 self.settings,
                 self.defenses,
                 self.normaliser,
-                rng,
+                *rngs,
                 proximal_mu,
                 audit,
             )
