@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from clients.app import ClientRuntime
 from fedsim.composition import build_data, build_spec
+from fedsim.evaluation import mean_softmax
 from fedsim.models import Architecture, architecture_seed, find_roles
 from fedsim.observation import Observation, batch_statistics, load_observation, save_observation
 from tests.server.conftest import settings
@@ -103,3 +104,11 @@ def test_they_reveal_the_batchs_statistics(share, runtime, tmp_path):
     torch.testing.assert_close(mean, read[0].double().mean(dim=(0, 2, 3)), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(variance, read[0].double().var(dim=(0, 2, 3), correction=0), rtol=1e-4, atol=1e-5)
     assert set(found) == {name.removesuffix(".running_mean") for name in update.buffers if name.endswith("mean")}
+
+
+def test_the_mean_softmax_of_public_pictures_leaves_running_statistics_alone(runtime):
+    """An audit shares this model with the worker that takes the global state from it."""
+    client = runtime("data.auxiliary_fraction=0.1")
+    before = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
+    mean_softmax(client.model, client.data.auxiliary, client.normaliser, training_mode=True)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in client.model.state_dict().items())
