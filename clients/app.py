@@ -112,7 +112,8 @@ class ClientRuntime:
         self._view = None
         turn = ClientRound(server_round, len(pictures), dict(memory or {}), self.model, pictures, self._observe)
         self.defenses.begin(turn)
-        rngs = [torch_generator(self.seed, of, server_round, client) for of in ("client", "client-defense")]
+        rng = torch_generator(self.seed, "client", server_round, client)
+        defense_rng = torch_generator(self.seed, "client-defense", server_round, client)
         with seeded_globals(self.seed, "model-noise", server_round, client):
             return train_locally(
                 self.model,
@@ -120,7 +121,8 @@ class ClientRuntime:
                 self.settings,
                 self.defenses,
                 self.normaliser,
-                *rngs,
+                rng,
+                defense_rng,
                 proximal_mu,
                 audit,
             )

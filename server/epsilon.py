@@ -70,5 +70,5 @@ class LargestEpsilon(StrategyWrapper):
 
 def _client(reply: Message) -> str:
     """By its pictures, which outlive a node's number."""
-    update = config_records(reply.content).get(UPDATE, {})
-    return f"client {update['partition-id']}" if "partition-id" in update else f"node {reply.metadata.src_node_id}"
+    partition = (config_records(reply.content).get(UPDATE) or {}).get("partition-id")
+    return f"node {reply.metadata.src_node_id}" if partition is None else f"client {partition!r}"
