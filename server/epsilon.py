@@ -70,5 +70,7 @@ class LargestEpsilon(StrategyWrapper):
 
 def _client(reply: Message) -> str:
     """By its pictures, which outlive a node's number."""
-    partition = (config_records(reply.content).get(UPDATE) or {}).get("partition-id")
-    return f"node {reply.metadata.src_node_id}" if partition is None else f"client {partition!r}"
+    records = config_records(reply.content)
+    if UPDATE in records and "partition-id" in records[UPDATE]:
+        return f"client {records[UPDATE]['partition-id']!r}"
+    return f"node {reply.metadata.src_node_id}"
