@@ -113,6 +113,7 @@ class ClientRuntime:
         turn = ClientRound(server_round, len(pictures), dict(memory or {}), self.model, pictures, self._observe)
         self.defenses.begin(turn)
         rng = torch_generator(self.seed, "client", server_round, client)
+        defense_rng = torch_generator(self.seed, "client-defense", server_round, client)
         with seeded_globals(self.seed, "model-noise", server_round, client):
             return train_locally(
                 self.model,
@@ -121,6 +122,7 @@ class ClientRuntime:
                 self.defenses,
                 self.normaliser,
                 rng,
+                defense_rng,
                 proximal_mu,
                 audit,
             )

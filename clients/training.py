@@ -84,7 +84,7 @@ def batches(
 ) -> Iterator[Int64[Tensor, " batch"]]:
     """Indices of each local step's batch, drawn without replacement within an epoch."""
     produced = 0
-    total = steps if steps is not None else epochs * -(-count // batch_size)
+    total = _steps(count, batch_size, epochs, steps)
     while produced < total:
         order = torch.randperm(count, generator=rng)
         for chunk in order.split(batch_size):
@@ -94,6 +94,10 @@ def batches(
             produced += 1
 
 
+def _steps(count: int, batch_size: int, epochs: int, steps: int | None) -> int:
+    return steps if steps is not None else epochs * -(-count // batch_size)
+
+
 def train_locally(
     model: nn.Module,
     pictures: ImageSet,
@@ -101,12 +105,15 @@ def train_locally(
     defense: Defense,
     normaliser: Normaliser,
     rng: torch.Generator,
+    defense_rng: torch.Generator,
     proximal_mu: float = 0.0,
     audit: bool = False,
 ) -> LocalResult:
     """Take the gradient of one batch, or train for the configured steps; the model is left as trained.
 
     Args:
+        rng: of the batches' order, which is the same whatever a defense draws.
+        defense_rng: of the defense. Where no second order follows the first it goes on with `rng` instead.
         audit: keep what the model saw, for the scorer.
         proximal_mu: weight of FedProx's (μ/2)·‖w - w_global‖².
     """
@@ -121,10 +128,13 @@ def train_locally(
     losses: list[float] = []
     lrs: list[float] = []
     gradient_of = LossGradient(model, defense, settings.label_smoothing)
-    for indices in batches(len(pictures), settings.batch_size, settings.local_epochs, steps, rng):
+    plan = len(pictures), settings.batch_size, settings.local_epochs, steps
+    one_order = _steps(*plan) <= -(-len(pictures) // settings.batch_size)
+    draws = rng if one_order else defense_rng
+    for indices in batches(*plan, rng):
         private, labels = pictures.images(indices), pictures.labels[indices]
-        batch = defense.transform_batch(Batch(normaliser(private), labels), rng)
-        gradients = defense.gradient(model, batch, gradient_of, rng)
+        batch = defense.transform_batch(Batch(normaliser(private), labels), draws)
+        gradients = defense.gradient(model, batch, gradient_of, draws)
         losses.append(gradient_of.take_loss())
         with torch.no_grad():
             for name, parameter in trainable.items():

@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from defenses import perturbation as perturbation  # loaded, so that records may name them
@@ -18,10 +18,13 @@ def build_chain(config: dict[str, Any] | None) -> DefenseChain:
     """Instantiate `cfg.defense`, in its order.
 
     Raises:
-        ConfigError: a `_target_` is no Defense.
+        ConfigError: a `_target_` is no Defense, or has a setting called `name`.
     """
     defenses: dict[str, Defense] = {}
     for name, settings in (config or {}).items():
+        if isinstance(settings, Mapping) and "name" in settings:
+            expected = "another word for this setting: observations keep the defense's own name under this one"
+            raise ConfigError(f"defense.{name}.name", settings["name"], expected)
         defenses[name] = build_component(f"defense.{name}", settings, Defense)
     return DefenseChain(defenses)
 

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from defenses.base import ClientRound, Defense
-from defenses.perturbation import require_change
+from defenses.base import ClientRound, Defense, Plan
+from defenses.perturbation import require_change, warn_of_statistics
 from defenses.settings import choice, flag, number, whole
 from fedsim.errors import ConfigError
 from fedsim.update import State, Update
@@ -24,7 +24,7 @@ HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class Compression(Defense):
-    """Applies `compress` to an update's floating-point tensors, with error feedback where asked for.
+    """Applies `compress` to an update's floating-point tensors, not to buffers, with error feedback where asked for.
 
     Error feedback (Karimireddy et al. 2019, algorithm 2): p = g + e is compressed instead of g, and e = p - C(p) stays
     on the client for its next round. Their e is in units of the step; for a shared gradient that is the same as long
@@ -40,6 +40,9 @@ class Compression(Defense):
     def compress(self, tensors: State, rng: torch.Generator) -> State:
         """The decoded tensors, by the same names."""
         raise NotImplementedError
+
+    def check(self, plan: Plan) -> None:
+        warn_of_statistics(plan, self.name)
 
     def begin(self, turn: ClientRound) -> None:
         self._error = turn.memory

@@ -12,6 +12,7 @@ from defenses.accounting import gaussian_epsilon, rdp_epsilon, sampled_gaussian_
 from defenses.base import Batch, BatchGradient, ClientRound, Defense, Plan
 from defenses.settings import choice, flag, number, whole
 from fedsim.errors import ConfigError
+from fedsim.privacy import FIRST_ROUND
 from fedsim.update import State
 
 AMPLIFICATIONS = ("none", "poisson")
@@ -117,13 +118,15 @@ class DPSGD(Defense):
     def measurements(self) -> dict[str, float]:
         """ε at δ of all this client's rounds so far, and the share of this turn's gradients that were clipped."""
         assert self._turn is not None
-        clipped = self._clipped / max(1, self._drawn)
-        return {"epsilon": self._epsilon(self._turn.memory), "delta": self.delta, "clipped_share": clipped}
+        clipped, memory = self._clipped / max(1, self._drawn), self._turn.memory
+        since = float(memory[FIRST_ROUND])
+        return {"epsilon": self._epsilon(memory), FIRST_ROUND: since, "delta": self.delta, "clipped_share": clipped}
 
     def _count(self, turn: ClientRound, size: int) -> None:
         """Keeps the passes and the Rényi divergences of one client's steps."""
         self._drawn += size
         available = max(size, turn.num_examples)
+        turn.memory.setdefault(FIRST_ROUND, torch.tensor(turn.server_round))
         turn.memory["passes"] = torch.tensor(self._before + math.ceil(self._drawn / available))
         if self.amplification == "poisson" and self.noise_multiplier > 0:
             rdp = sampled_gaussian_rdp(self.noise_multiplier, size / available)

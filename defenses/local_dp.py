@@ -4,14 +4,15 @@ import math
 from dataclasses import replace
 
 import torch
-from torch.nn.modules.batchnorm import _NormBase
+from torch import nn
 
 from defenses.accounting import gaussian_epsilon, gaussian_mu
 from defenses.base import ClientRound, Defense, Plan
-from defenses.perturbation import clip, require_change, unit_noise
+from defenses.perturbation import clip, require_change, tracked_statistics, unit_noise
 from defenses.settings import choice, number
 from fedsim.errors import ConfigError
-from fedsim.update import Update
+from fedsim.privacy import FIRST_ROUND
+from fedsim.update import State, Update
 
 CALIBRATIONS = ("classical", "analytic")
 
@@ -56,6 +57,7 @@ class LocalDP(Defense):
         if self.clipping_norm == math.inf and self.epsilon < math.inf:
             raise ConfigError("defense.local_dp.clipping_norm", clipping_norm, "finite, or epsilon=.inf beside it")
         self._turn: ClientRound | None = None
+        self._buffers: State = {}  # as the turn began
 
     @property
     def std(self) -> float:
@@ -68,17 +70,21 @@ class LocalDP(Defense):
 
     def check(self, plan: Plan) -> None:
         """Raises ConfigError for running statistics: they are shared beside the update, without noise."""
-        for name, module in plan.model.named_modules():
-            if isinstance(module, _NormBase) and module.track_running_stats and plan.client["training_mode"]:
-                expected = f"a model without running statistics ({name} has), or client.training_mode=false"
-                raise ConfigError("defense", "local_dp", expected)
+        if (name := tracked_statistics(plan)) is not None:
+            expected = f"a model without running statistics ({name} has), or client.training_mode=false"
+            raise ConfigError("defense", "local_dp", expected)
 
     def begin(self, turn: ClientRound) -> None:
         self._turn = turn
+        model = turn.model or nn.Module()
+        self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
 
     def transform_update(self, update: Update, rng: torch.Generator) -> Update:
+        """Raises ConfigError where training changed a buffer that is shared, of whatever layer."""
         require_change(update, "local_dp")
+        self._refuse_changed(update)
         if self._turn is not None:
+            self._turn.memory.setdefault(FIRST_ROUND, torch.tensor(self._turn.server_round))
             self._turn.memory["rounds"] = torch.tensor(self._rounds() + 1)
         update = clip(update, self.clipping_norm)
         std = self.std
@@ -94,7 +100,17 @@ class LocalDP(Defense):
         """ε at δ of all that this client has sent so far; a federation's is the largest of its clients."""
         std = self.std
         mu = math.inf if std == 0.0 else math.sqrt(self._rounds()) * 2 * self.clipping_norm / std
-        return {"epsilon": gaussian_epsilon(self.delta, mu), "delta": self.delta}
+        since = math.nan if self._turn is None else float(self._turn.memory.get(FIRST_ROUND, self._turn.server_round))
+        return {"epsilon": gaussian_epsilon(self.delta, mu), FIRST_ROUND: since, "delta": self.delta}
+
+    def _refuse_changed(self, update: Update) -> None:
+        if self._turn is None or self._turn.model is None:
+            return
+        trained = dict(self._turn.model.named_buffers())
+        for name in update.buffers:
+            if not torch.equal(trained[name], self._buffers[name]):
+                expected = f"a model whose training changes no buffer: {name} would be shared without noise"
+                raise ConfigError("defense", "local_dp", expected)
 
     def _rounds(self) -> int:
         return 0 if self._turn is None else int(self._turn.memory.get("rounds", torch.tensor(0)))

@@ -48,6 +48,8 @@ class Outpost(Defense):
     def gradient(self, model: nn.Module, batch: Batch, compute: BatchGradient, rng: torch.Generator) -> State:
         gradient = compute(batch)
         self._steps += 1
+        if self.prune == 0.0 and self.noise * self.noised == 0.0:
+            return gradient
         chance = 1.0 / (1.0 + self.beta * self._steps)
         if float(torch.rand((), generator=rng, dtype=torch.float64)) >= chance:
             return gradient

@@ -1,26 +1,32 @@
 """Defenses that perturb what is shared.
 
 Both act on a gradient or a delta. A client that shares whole weights forms them after its defenses, from the
-transformed delta: noise or clipping of the weights themselves would act on what the server knows already.
+transformed delta: noise or clipping of the weights themselves would act on what the server knows already. Neither acts
+on buffers: values of running statistics have another scale than gradients, and a variance with noise may be negative.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
+from logging import getLogger
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
 
-from defenses.base import Defense
+from defenses.base import Defense, Plan
 from defenses.settings import choice, number
 from fedsim.errors import ConfigError
 from fedsim.update import Update
+
+logger = getLogger(__name__)
 
 DISTRIBUTIONS = ("gaussian", "laplace")
 
 
 class GradientNoise(Defense):
-    """Noise on every shared floating-point tensor. No privacy accounting.
+    """Noise on the gradient, or the change, of every shared parameter. No privacy accounting.
 
     Args:
         std: standard deviation of a coordinate (Laplace's scale is std / √2).
@@ -39,6 +45,9 @@ class GradientNoise(Defense):
                 raise ConfigError("defense.gradient_noise.std", std, "0 beside relative_norm: either sets the noise")
         self.distribution = choice("defense.gradient_noise.distribution", distribution, DISTRIBUTIONS)
 
+    def check(self, plan: Plan) -> None:
+        warn_of_statistics(plan, "gradient_noise")
+
     def transform_update(self, update: Update, rng: torch.Generator) -> Update:
         require_change(update, "gradient_noise")
         std = self.std
@@ -56,10 +65,13 @@ class GradientNoise(Defense):
 
 
 class GradientClip(Defense):
-    """Scale an update down to an L2 norm of at most `max_norm`, all floating-point tensors taken together."""
+    """Scale an update down to an L2 norm of at most `max_norm`, all floating-point tensors together; no buffers."""
 
     def __init__(self, max_norm: float = math.inf) -> None:
         self.max_norm = number("defense.gradient_clip.max_norm", max_norm, "more than 0", lambda v: v > 0.0)
+
+    def check(self, plan: Plan) -> None:
+        warn_of_statistics(plan, "gradient_clip")
 
     def transform_update(self, update: Update, rng: torch.Generator) -> Update:
         require_change(update, "gradient_clip")
@@ -89,6 +101,30 @@ def update_norm(update: Update) -> float:
     """The L2 norm of all floating-point tensors together, summed in float64."""
     squares = [float(t.double().square().sum()) for t in update.tensors.values() if t.is_floating_point()]
     return math.sqrt(math.fsum(squares))
+
+
+def tracked_statistics(plan: Plan) -> str | None:
+    """The first layer whose running statistics training moves, and clients share beside their update."""
+    if not plan.client["training_mode"]:
+        return None
+    layers = plan.model.named_modules()
+    return next((n for n, layer in layers if isinstance(layer, _NormBase) and layer.track_running_stats), None)
+
+
+def warn_of_statistics(plan: Plan, defense: str) -> None:
+    """Once for each defense that acts on gradients alone: they are not all that clients share."""
+    if (layer := tracked_statistics(plan)) is not None:
+        _warn_of_statistics(defense, layer)
+
+
+@cache
+def _warn_of_statistics(defense: str, layer: str) -> None:
+    logger.warning(
+        "%s leaves running statistics as they are: those of %s give the batch's mean and variance away "
+        "(client.training_mode=false, or withhold them)",
+        defense,
+        layer,
+    )
 
 
 def require_change(update: Update, defense: str) -> None:

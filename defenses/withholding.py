@@ -17,13 +17,14 @@ MODES = ("private", "local", "frozen")
 
 
 class Withhold(Defense):
-    """Parameters that are never shared, chosen by name or role.
+    """Parameters and running statistics that are never shared, chosen by name or role.
 
     Args:
-        patterns: globs on the names of parameters (`blocks.0.attn.*`) and of their roles in `ViTRoles` (`patch_weight`,
-            `qkv_*`).
+        patterns: globs on the names of parameters (`blocks.0.attn.*`), of floating-point buffers
+            (`bn1.running_mean`), and of roles in `ViTRoles` (`patch_weight`, `qkv_*`).
         mode: `private`: trained in the local steps, and lost when the client's turn ends; `local`: trained, and kept
-            on the client for its next turn (FedPer, Arivazhagan et al. 2019); `frozen`: never trained.
+            on the client for its next turn (FedPer, Arivazhagan et al. 2019); `frozen`: never trained (buffers follow
+            the batches all the same, and are lost).
     """
 
     def __init__(self, patterns: str | Sequence[str] = ("patch_weight",), mode: str = "private") -> None:
@@ -36,7 +37,7 @@ class Withhold(Defense):
 
     @property
     def names(self) -> frozenset[str]:
-        """The parameters that it holds back, known from `wrap_model` on."""
+        """The parameters and buffers that it holds back, known from `wrap_model` on."""
         return self._names or frozenset()
 
     def check(self, plan: Plan) -> None:
@@ -49,12 +50,14 @@ class Withhold(Defense):
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """Raises ConfigError where a pattern matches nothing, or nothing is left to share."""
         trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        every = [name for name, _ in model.named_parameters()]
+        persistent = model.state_dict().keys()
+        buffers = [name for name, b in model.named_buffers() if b.is_floating_point() and name in persistent]
+        every = [*(name for name, _ in model.named_parameters()), *buffers]
         self._names = frozenset(matching(self.patterns, every, parameters_by_role(find_roles(model))))
         if not trainable - self._names:
             raise ConfigError("defense.withhold.patterns", list(self.patterns), "fewer: no parameter is left to share")
         if self.mode == "frozen":
-            for name in self._names:
+            for name in self._names.difference(buffers):
                 model.get_parameter(name).requires_grad_(False)
         return model
 
@@ -62,16 +65,21 @@ class Withhold(Defense):
         self._turn = turn
         if self.mode == "local" and turn.model is not None:
             with torch.no_grad():
+                own = turn.model.state_dict()
                 for name in self.names & set(turn.memory):
-                    turn.model.get_parameter(name).copy_(turn.memory[name])
+                    own[name].copy_(turn.memory[name])
 
     def transform_update(self, update: Update, rng: torch.Generator) -> Update:
         if self._names is None:
             raise RuntimeError("withhold learns the names of the parameters in wrap_model: call it first")
         if self.mode == "local" and self._turn is not None and self._turn.model is not None:
-            model = self._turn.model
-            self._turn.memory.update({n: model.get_parameter(n).detach().cpu().clone() for n in self._names})
-        return replace(update, tensors={name: t for name, t in update.tensors.items() if name not in self._names})
+            own = self._turn.model.state_dict()
+            self._turn.memory.update({name: own[name].detach().cpu().clone() for name in self._names})
+        tensors, buffers = (
+            {name: tensor for name, tensor in shared.items() if name not in self._names}
+            for shared in (update.tensors, update.buffers)
+        )
+        return replace(update, tensors=tensors, buffers=buffers)
 
 
 def parameters_by_role(roles: ViTRoles) -> dict[str, tuple[str, ...]]:
@@ -83,19 +91,19 @@ def parameters_by_role(roles: ViTRoles) -> dict[str, tuple[str, ...]]:
     }
 
 
-def matching(patterns: Sequence[str], parameters: Sequence[str], roles: Mapping[str, Sequence[str]]) -> set[str]:
-    """The parameters whose name, or the name of whose role, a pattern matches.
+def matching(patterns: Sequence[str], tensors: Sequence[str], roles: Mapping[str, Sequence[str]]) -> set[str]:
+    """The tensors whose name, or the name of whose role, a pattern matches.
 
     Raises:
         ConfigError: a pattern matches nothing.
     """
     found: set[str] = set()
     for pattern in patterns:
-        matched = {name for name in parameters if fnmatchcase(name, pattern)}
+        matched = {name for name in tensors if fnmatchcase(name, pattern)}
         matched |= {name for role, names in roles.items() if fnmatchcase(role, pattern) for name in names}
         if not matched:
             there = f" Roles of this model: {', '.join(roles)}." if roles else ""
-            expected = "it matches no parameter or role." + nearest(pattern, [*roles, *parameters]) + there
+            expected = "it matches no parameter, buffer or role." + nearest(pattern, [*roles, *tensors]) + there
             raise ConfigError("defense.withhold.patterns", pattern, expected)
         found |= matched
     return found

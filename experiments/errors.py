@@ -24,7 +24,7 @@ def one_line(error: BaseException, config_name: str, overrides: Iterable[str]) -
 
 
 def _said(error: BaseException, config_name: str, overrides: list[str]) -> str:
-    known = _in_chain(error)
+    known = config_error(error)
     if known is not None:
         return str(known)
     if isinstance(error, MissingConfigException):
@@ -42,7 +42,8 @@ def _said(error: BaseException, config_name: str, overrides: list[str]) -> str:
     return str(error)
 
 
-def _in_chain(error: BaseException | None) -> ConfigError | None:
+def config_error(error: BaseException | None) -> ConfigError | None:
+    """The refusal that is behind an error, where there is one."""
     while error is not None:
         if isinstance(error, ConfigError):
             return error

@@ -241,6 +241,7 @@ class _Run:
             evaluate_every=config["evaluate_every"],
             round_timeout=config["round_timeout"],
             checkpoint_every=config["checkpoint_every"],
+            checkpoint_mark=setup.architecture.redrawn() if config["defense"] else "",
             observe=policy if config["attack"] or policy.save else None,
             sums=setup.sums,
             worker_sums=config["simulation"]["worker_sums"],

@@ -17,7 +17,7 @@ from torch import Tensor
 from defenses.leakage_gate import LeakageGate
 from experiments import cli
 from experiments.audit import choose_pictures, divide, run_audit
-from experiments.errors import ConfigFault, one_line
+from experiments.errors import ConfigFault, config_error, one_line
 from experiments.federated import run_federated
 from experiments.guess import public_mean
 from experiments.logs import silence_libraries
@@ -124,7 +124,9 @@ def run_unit(unit: Unit) -> End:
     try:
         run(unit)
     except ConfigFault as error:  # a defense's own refusal comes wrapped in Hydra's
-        return End("refused", one_line(error, "matrix", []))
+        known = config_error(error)
+        unread = known is not None and known.key == "model.checkpoint"  # says nothing about the row's settings
+        return End("failed" if unread else "refused", one_line(error, "matrix", []))
     except RunError as error:
         return End("failed", str(error))
     except Exception as error:  # noqa: BLE001 - defenses are plug-ins: one that breaks must not take the others with it

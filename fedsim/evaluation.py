@@ -44,11 +44,17 @@ def evaluate(
 def mean_softmax(
     model: nn.Module, pictures: ImageSet, normalise: Callable[[Tensor], Tensor], training_mode: bool, limit: int = 256
 ) -> Tensor:
-    """[classes] mean predicted probabilities, float64, over at most `limit` pictures: p̂ of the label rules."""
+    """[classes] mean predicted probabilities, float64, over at most `limit` pictures: p̂ of the label rules.
+
+    The model's state stays as it was: in training mode BatchNorm would count these pictures in.
+    """
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.train(training_mode)
     sums: list[Tensor] = []
     count = min(limit, len(pictures))
     for start in range(0, count, 64):
         images = normalise(pictures.images(range(start, min(start + 64, count))))
         sums.append(model(images).double().softmax(1).sum(0))
+    for name, buffer in model.named_buffers():
+        buffer.copy_(before[name])
     return (torch.stack(sums).sum(0) / count).cpu()

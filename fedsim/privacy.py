@@ -4,11 +4,31 @@ import math
 from collections.abc import Iterable, Mapping
 
 EPSILON = "epsilon"
+FIRST_ROUND = "epsilon_since"
+"""A metric beside an ε: the server round in which its client began to count."""
 
 
 def is_epsilon(metric: str) -> bool:
     """Whether a client's metric is the ε of all that it has sent so far: `dp_sgd_epsilon`."""
     return metric == EPSILON or metric.endswith(f"_{EPSILON}")
+
+
+def is_first_round(metric: str) -> bool:
+    return metric == FIRST_ROUND or metric.endswith(f"_{FIRST_ROUND}")
+
+
+def began_anew(before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
+    """Each ε that a client counts from a later round than it said before, or that fell: what it had spent is forgotten.
+
+    Args:
+        before: what the client reported last, and `now` what it reports after further training.
+    """
+    found = []
+    for name in filter(is_epsilon, now):
+        since = f"{name.removesuffix(EPSILON)}{FIRST_ROUND}"
+        if name in before and (now[name] < before[name] or now.get(since) != before.get(since)):
+            found.append(name)
+    return found
 
 
 def largest_epsilons(reports: Iterable[Mapping[str, object]]) -> dict[str, float]:

@@ -20,6 +20,7 @@ from fedsim.errors import ConfigError, RunError
 from fedsim.evaluation import evaluate, mean_softmax
 from fedsim.ground_truth import GroundTruth
 from fedsim.kept_memory import settled
+from fedsim.models.checkpoint import REDRAWN
 from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
 from fedsim.records import from_arrays, to_arrays
@@ -61,6 +62,7 @@ class ServerPlan:
         shares_gradients: the strategy takes gradients itself (FedSGD), not whole weights.
         rules: what every honest reply is like.
         evaluate_every: rounds between central evaluations; the last round is always evaluated.
+        checkpoint_mark: what checkpoints carry: `Architecture.redrawn` of the model.
         on_round: called after each round with its metrics.
         gauges: asked after each round for what its timings are to hold besides, such as attacks that wait.
         client_of: a client's number from its node id.
@@ -85,6 +87,7 @@ class ServerPlan:
     evaluate_every: int = 1
     round_timeout: float = 3600.0
     checkpoint_every: int = 0
+    checkpoint_mark: str = ""
     observe: ObservePolicy | None = None
     sums: Sums | None = None
     worker_sums: int | Literal["auto"] = 0
@@ -255,7 +258,8 @@ class _AfterRound:
             metrics |= {"accuracy": scores.accuracy, "loss": scores.loss}
         seconds = {**record.seconds, "evaluate": time.perf_counter() - before}
         if last or (plan.checkpoint_every > 0 and server_round % plan.checkpoint_every == 0):
-            plan.folder.save_checkpoint(from_arrays(arrays), server_round)
+            note = (REDRAWN, plan.checkpoint_mark) if plan.checkpoint_mark else None
+            plan.folder.save_checkpoint(from_arrays(arrays), server_round, note=note)
         failures = [{"client": f["client"], "error": f["error"]} for f in record.failures]
         plan.folder.append("metrics", {"round": server_round, **metrics, "failures": failures})
         with self._recorder.attacks.running():

@@ -1,40 +1,76 @@
 """The privacy budget of a federation: that of the client who has spent most."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
+from logging import getLogger
 from typing import Any
 
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedsim.contents import metric_records
-from fedsim.privacy import largest_epsilons
-from fedsim.records import METRICS
+from fedsim.contents import config_records, metric_records
+from fedsim.privacy import began_anew, is_epsilon, is_first_round, largest_epsilons
+from fedsim.records import METRICS, UPDATE
 from server.wrapping import StrategyWrapper
+
+logger = getLogger(__name__)
 
 
 class LargestEpsilon(StrategyWrapper):
     """Reports of every ε the largest of any client in any round so far; `inner` reports a mean weighted by examples.
 
-    A client's ε is of all its rounds and never falls: clients that this round left out have spent theirs too. It must
-    see a reply of each client, with its metrics; where updates are summed on workers that is outside `WorkerSums`.
+    A client's ε is of all its rounds and never falls: clients that this round left out have spent theirs too. One that
+    began to count anew (a SuperNode keeps its count in memory and was started again) has spent more than it says, and
+    how much more its new count cannot tell: from then on that ε is ∞.
+
+    It must see a reply of each client, with its metrics; where updates are summed on workers that is outside
+    `WorkerSums`.
     """
 
     def __init__(self, inner: Strategy) -> None:
         super().__init__(inner)
         self._largest: dict[str, float] = {}
+        self._reported: dict[str, dict[str, float]] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"largest": dict(self._largest)}
+        return {"largest": dict(self._largest), "reported": {who: dict(told) for who, told in self._reported.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._largest = dict(state["largest"])
+        self._reported = {who: dict(told) for who, told in state.get("reported", {}).items()}
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         replies = list(replies)
-        contents = [reply.content for reply in replies if not reply.has_error()]
-        reports = [metric_records(content)[METRICS] for content in contents if METRICS in metric_records(content)]
+        heard = [reply for reply in replies if not reply.has_error() and METRICS in metric_records(reply.content)]
+        reports = [self._believed(server_round, reply) for reply in heard]
         self._largest = largest_epsilons([self._largest, *reports])
         arrays, metrics = self.inner.aggregate_train(server_round, replies)
-        return arrays, metrics if not self._largest else MetricRecord({**(metrics or {}), **self._largest})
+        told = {name: value for name, value in (metrics or {}).items() if not is_first_round(name)}
+        return arrays, metrics if not self._largest else MetricRecord({**told, **self._largest})
+
+    def _believed(self, server_round: int, reply: Message) -> Mapping[str, object]:
+        """The client's metrics, with ∞ for each ε that it began anew."""
+        metrics = metric_records(reply.content)[METRICS]
+        counted = {name: value for name, value in metrics.items() if is_epsilon(name) or is_first_round(name)}
+        now = {name: float(value) for name, value in counted.items() if isinstance(value, int | float)}
+        who = _client(reply)
+        anew = began_anew(self._reported.get(who, {}), now)
+        self._reported[who] = now
+        for name in anew:
+            logger.warning(
+                "round %d: %s has forgotten what it had spent of %s (was its node started anew?): it is reported as ∞",
+                server_round,
+                who,
+                name,
+            )
+        return {**metrics, **dict.fromkeys(anew, math.inf)}
+
+
+def _client(reply: Message) -> str:
+    """By its pictures, which outlive a node's number."""
+    records = config_records(reply.content)
+    if UPDATE in records and "partition-id" in records[UPDATE]:
+        return f"client {records[UPDATE]['partition-id']!r}"
+    return f"node {reply.metadata.src_node_id}"

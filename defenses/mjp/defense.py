@@ -234,12 +234,13 @@ class MaskedJigsawPuzzle(Defense):
             self._held = before
 
     def gradient(self, model: nn.Module, batch: Batch, compute: BatchGradient, rng: torch.Generator) -> State:
-        """However often another defense asks for the batch's gradient, the model sees the batch with its mask."""
-        self._pending = self._mask
-        try:
+        """However often another defense asks for the batch's gradient, the model sees the batch with its mask.
+
+        One that stands before it asks within this call, one behind it calls again.
+        """
+        self._pending = None
+        with self.masking(self._mask):
             return compute(batch)
-        finally:
-            self._pending = None
 
     def extra_loss(self, model: nn.Module, batch: Batch) -> Tensor | None:
         if self.dal == "none" or self._layout is None or (self._mask is not None and self._mask.numpy().all()):

@@ -3,15 +3,12 @@
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Protocol, runtime_checkable
 
 import timm
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from fedsim.determinism import derive_seed, seeded_globals
@@ -23,6 +20,7 @@ from fedsim.models import nano as nano
 from fedsim.models import resnet as resnet
 from fedsim.models import swin as swin
 from fedsim.models.april import read_embedding_directly
+from fedsim.models.checkpoint import read_checkpoint, redrawn_mark
 from fedsim.plugins import load_plugins
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -45,7 +43,8 @@ class ModelSpec:
             any size (a ResNet) gets it as the size of its pictures.
         patch_size: side of a patch in pixels; None takes the model's own.
         pretrained: load timm's pretrained weights (from its hub, or a local cache of it).
-        checkpoint: a `.safetensors` file, or a `.pt`/`.pth` state dict (read with `weights_only=True`).
+        checkpoint: a `.safetensors` file, or a `.pt`/`.pth` state dict (read with `weights_only=True`); of the stock
+            model, or of one that was trained in this variant and as the defenses make it.
         variant: `stock`, or `april`: the first block's attention reads the embedding directly.
         dtype: `float32` or `float64`.
         kwargs: further arguments of the timm constructor (`depth`, `embed_dim`, `num_heads` …).
@@ -105,11 +104,16 @@ class ModelSpec:
             arguments["patch_size"] = self.patch_size
         model = self._create(arguments, seed)
         self._check_patches(model)
-        if self.checkpoint is not None:
-            _load_checkpoint(model, Path(self.checkpoint))
+        saved = None if self.checkpoint is None else read_checkpoint(Path(self.checkpoint))
+        as_stock = saved is not None and (self.variant == "stock" or saved.fits(model.state_dict()))
+        if saved is not None and as_stock:
+            saved.load_into(model)
         if self.variant == "april":
             read_embedding_directly(model)
-        return model.to(DTYPES[self.dtype])
+        model = model.to(DTYPES[self.dtype])
+        if saved is not None and not as_stock:
+            saved.load_into(model)
+        return model
 
     def _create(self, arguments: dict[str, Any], seed: int) -> nn.Module:
         try:
@@ -153,7 +157,39 @@ class Architecture:
         Args:
             keep: hold on to the model of this spec, and copy it next time: drawing weights takes longer.
         """
-        model = _kept.copy_of(self.spec, self.seed) if keep else self.spec.build(self.seed)
+        if self.spec.checkpoint is not None and self.wrappers:
+            trained = self._as_trained(Path(self.spec.checkpoint))
+            if trained is not None:
+                return trained
+        return self._wrapped(_kept.copy_of(self.spec, self.seed) if keep else self.spec.build(self.seed))
+
+    def redrawn(self) -> str:
+        """A mark of the values that the wrappers put in place of a fresh model's own; empty where they put none.
+
+        A checkpoint of the wrapped model carries it, where names alone do not tell it from one of the bare model.
+        """
+        return self._fresh()[1]
+
+    def _as_trained(self, checkpoint: Path) -> nn.Module | None:
+        """The wrapped model with weights that were saved from it; None where they are the bare model's.
+
+        A wrapper that draws weights anew does so on a bare model's, and never on what was trained after it.
+        """
+        saved = read_checkpoint(checkpoint)
+        model, mark, bare = self._fresh()
+        if not saved.fits(model.state_dict()) or (saved.fits(bare) and saved.mark != mark):
+            return None
+        saved.load_into(model)
+        return model
+
+    def _fresh(self) -> tuple[nn.Module, str, dict[str, torch.Tensor]]:
+        """The wrapped model without a checkpoint, the mark of what was redrawn, and the bare model's state."""
+        model = replace(self.spec, checkpoint=None, pretrained=False).build(self.seed)
+        bare = copy.deepcopy(model.state_dict())
+        model = self._wrapped(model)
+        return model, redrawn_mark(bare, model.state_dict()), bare
+
+    def _wrapped(self, model: nn.Module) -> nn.Module:
         for wrapper in self.wrappers:
             model = wrapper.wrap_model(model)
         return model
@@ -213,16 +249,3 @@ def parameter_count(model: nn.Module) -> int:
 
 def _similar(name: str) -> str:
     return nearest(name, timm.list_models()) or " timm.list_models() names them all."
-
-
-def _load_checkpoint(model: nn.Module, path: Path) -> None:
-    try:
-        if path.suffix == ".safetensors":
-            state = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-            state = state.get("model", state.get("state_dict", state))
-        model.load_state_dict(state)
-    except (RuntimeError, SafetensorError, UnpicklingError, AttributeError) as error:
-        what = " ".join(str(error).split())[:200]
-        raise ConfigError("model.checkpoint", path, f"no state dict that fits the model: {what}") from error

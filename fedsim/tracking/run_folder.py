@@ -103,11 +103,18 @@ class RunFolder:
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         self.write_text(name, json.dumps(value, indent=1, sort_keys=True))
 
-    def save_checkpoint(self, state: State, server_round: int, keep: int = 2) -> None:
-        """Write the global state as safetensors and keep the last `keep`."""
+    def save_checkpoint(
+        self, state: State, server_round: int, keep: int = 2, note: tuple[str, str] | None = None
+    ) -> None:
+        """Write the global state as safetensors and keep the last `keep`.
+
+        Args:
+            note: key and value for the file's metadata, in place of the round's number. One alone: safetensors writes
+                several in no fixed order, and equal runs have equal files.
+        """
         path = self.checkpoints / f"round-{server_round:05d}.safetensors"
         partial = path.with_suffix(".partial")
-        metadata = {"server_round": str(server_round)}
+        metadata = dict([note or ("server_round", str(server_round))])
         with disk_errors(partial):
             save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata)
         sync(partial)

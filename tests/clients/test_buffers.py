@@ -5,7 +5,9 @@ import torch
 from torch.nn import functional as F
 
 from clients.app import ClientRuntime
+from defenses.base import ClientRound
 from fedsim.composition import build_data, build_spec
+from fedsim.evaluation import mean_softmax
 from fedsim.models import Architecture, architecture_seed, find_roles
 from fedsim.observation import Observation, batch_statistics, load_observation, save_observation
 from tests.server.conftest import settings
@@ -103,3 +105,37 @@ def test_they_reveal_the_batchs_statistics(share, runtime, tmp_path):
     torch.testing.assert_close(mean, read[0].double().mean(dim=(0, 2, 3)), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(variance, read[0].double().var(dim=(0, 2, 3), correction=0), rtol=1e-4, atol=1e-5)
     assert set(found) == {name.removesuffix(".running_mean") for name in update.buffers if name.endswith("mean")}
+
+
+def test_the_mean_softmax_of_public_pictures_leaves_running_statistics_alone(runtime):
+    """An audit shares this model with the worker that takes the global state from it."""
+    client = runtime("data.auxiliary_fraction=0.1")
+    before = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
+    mean_softmax(client.model, client.data.auxiliary, client.normaliser, training_mode=True)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in client.model.state_dict().items())
+
+
+@pytest.mark.parametrize("mode", ["private", "local", "frozen"])
+@pytest.mark.parametrize("share", ["delta", "weights", "gradient"])
+def test_withheld_running_statistics_are_not_sent(share, mode, runtime):
+    if (share, mode) == ("gradient", "local"):
+        return  # refused
+    patterns = "['bn1.*','layer*.bn*','layer*.downsample.1.*']"
+    client = runtime(
+        f"client.share={share}",
+        "defense=[withhold]",
+        f"defense.withhold.patterns={patterns}",
+        f"defense.withhold.mode={mode}",
+    )
+    start, result, update = trained(client)
+    assert update.buffers
+    sent = client.share(result, start, 4, 0, 0)
+    assert not sent.buffers
+    assert not any(".bn" in name or name.startswith("bn1") for name in sent.tensors)
+    memory = client.defenses.memory()
+    if mode == "local":
+        assert torch.equal(memory[f"withhold/{MEAN}"], client.model.state_dict()[MEAN])
+        client.load(start)
+        client.defenses.begin(ClientRound(2, 4, memory, client.model))
+        assert torch.equal(client.model.state_dict()[MEAN], memory[f"withhold/{MEAN}"])
+        assert not torch.equal(start[MEAN], memory[f"withhold/{MEAN}"])

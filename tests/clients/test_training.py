@@ -6,7 +6,9 @@ from torch.nn import functional as F
 
 from clients.app import ClientRuntime
 from clients.training import batches
+from defenses.base import Defense
 from fedsim.composition import build_data
+from fedsim.determinism import torch_generator
 from fedsim.metrics import score, score_labels
 from tests.server.conftest import settings
 
@@ -123,6 +125,66 @@ def test_batches_cover_an_epoch_without_repeats(rng):
     assert [len(batch) for batch in drawn] == [4, 4, 2, 4, 4, 2]
     assert sorted(torch.cat(drawn[:3]).tolist()) == list(range(10))
     assert len(list(batches(10, 4, 1, 7, rng))) == 7
+
+
+def by_hand(purpose, count, orders):
+    """The orders of a client's pictures, and the next number of its generator."""
+    rng = torch_generator(0, purpose, 3, 7)
+    return [torch.randperm(count, generator=rng).tolist() for _ in range(orders)], float(torch.rand((), generator=rng))
+
+
+@pytest.mark.parametrize(
+    ("sharing", "orders", "own"),
+    [
+        (["client.share=gradient"], 1, False),
+        (["client.share=delta", "client.local_epochs=1"], 1, False),
+        (["client.share=delta", "client.local_epochs=3"], 3, True),
+        (["client.share=delta", "client.local_steps=4"], 2, True),
+    ],
+)
+def test_what_a_defense_draws_changes_no_batch(sharing, orders, own, runtime, monkeypatch):
+    """And where one order is all that is drawn, its draws are those of the generator behind that order."""
+    client = runtime(*sharing, "audit.batch_size=2")
+    pictures = client.data.train.subset(range(6))
+    seen, drawn = [], []
+
+    class Draws(Defense):
+        def transform_batch(self, batch, rng):
+            drawn.append(float(torch.rand((), generator=rng)))
+            return batch
+
+    images = type(pictures).images
+    monkeypatch.setattr(type(pictures), "images", lambda self, i: seen.append(torch.as_tensor(i)) or images(self, i))
+    expected, behind = by_hand("client", 6, orders)
+    for defenses in ({}, {"draws": Draws()}):
+        client.defenses.defenses = defenses
+        client.load(start_state(client))
+        seen.clear()
+        client.train(pictures, 7, 3)
+        steps = torch.cat(seen).tolist()
+        assert steps == [place for order in expected for place in order][: len(steps)]
+        assert len(steps) == (2 if orders == 1 and "gradient" in sharing[0] else 8 if orders == 2 else 6 * orders)
+    assert (drawn[0] == behind) != own
+    if own:
+        assert drawn[0] == by_hand("client-defense", 6, 0)[1]
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        ["defense=[outpost]", "defense.outpost.prune=0.0", "defense.outpost.noise=0.0"],
+        ["defense=[outpost]", "defense.outpost.beta=1e9"],
+        ["defense=[mjp_jp]", "defense.mjp_jp.ratio=0.0"],
+    ],
+)
+def test_identities_that_draw_hold_over_several_epochs(identity, runtime):
+    sharing = ["client.share=delta", "client.local_epochs=3", "audit.batch_size=2"]
+    updates = []
+    for defense in (["defense=[]"], identity):
+        client = runtime(*sharing, *defense)
+        client.load(start_state(client))
+        updates.append(client.train(client.data.train.subset(range(6)), 0, 0).tensors)
+    assert all(torch.equal(updates[0][name], updates[1][name]) for name in updates[0])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from clients.app import MEMORY, ClientRuntime, build_client_app
 from clients.training import LossGradient
 from defenses import Batch, ClientRound, Defense, DefenseChain
+from defenses.compose import build_chain
 from fedsim.composition import build_data
+from fedsim.errors import ConfigError
 from fedsim.records import ARRAYS, CONFIG, METRICS, from_arrays, to_arrays
 from fedsim.update import Update
 from tests.server.conftest import settings
@@ -139,3 +141,9 @@ def test_a_defense_that_shares_no_update_is_named():
     update = Update({"w": torch.ones(2)}, "gradient", 1)
     with pytest.raises(TypeError, match=r"forgetful\.transform_update gave a dict, not an Update"):
         chain.transform_update(update, torch.Generator())
+
+
+def test_a_setting_called_name_is_refused():
+    """Records of observations keep the defense's own name there."""
+    with pytest.raises(ConfigError, match=r"defense\.mine\.name=x: another word"):
+        build_chain({"mine": {"_target_": "defenses.GradientNoise", "name": "x"}})

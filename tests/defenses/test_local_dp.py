@@ -1,6 +1,7 @@
 """Local DP against Flower's mod, and ε by the definition."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -135,6 +136,30 @@ def test_without_noise_there_is_no_guarantee(update):
     defense = LocalDP(1.0, math.inf)
     share(defense, update)
     assert defense.measurements()["epsilon"] == math.inf
+
+
+class Counts(torch.nn.Module):
+    """A layer of no known class that remembers what it saw."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(2))
+        self.register_buffer("constant", torch.ones(2))
+
+
+@pytest.mark.parametrize("encoded", ["delta", "weights"])
+def test_a_buffer_that_training_changed_is_refused(encoded, update):
+    model, defense = Counts(), LocalDP(1.0, 0.9)
+    before = {"seen": torch.zeros(2), "constant": torch.ones(2)}
+    share_of = {name: value if encoded == "weights" else value - before[name] for name, value in before.items()}
+    defense.begin(ClientRound(1, 10, model=model))
+    sent = defense.transform_update(replace(update, buffers=share_of), torch.Generator())
+    assert sent.buffers is share_of
+    defense.begin(ClientRound(1, 10, model=model))
+    model.seen += 0.5
+    with pytest.raises(ConfigError, match="seen would be shared without noise"):
+        defense.transform_update(replace(update, buffers=share_of | {"seen": model.seen}), torch.Generator())
+    defense.transform_update(update, torch.Generator())  # withheld by another defense
 
 
 def test_running_statistics_are_refused():

@@ -112,6 +112,14 @@ def test_measures_the_share_of_perturbed_steps(model, gradient, rng):
     assert defense.measurements() == {"perturbed": 0.0}
 
 
+def test_nothing_to_do_draws_nothing(model, gradient, rng):
+    before = rng.get_state()
+    for idle in ({"prune": 0.0, "noise": 0.0}, {"prune": 0.0, "noised": 0.0}):
+        after = step(Outpost(0.0, **idle), model, gradient, rng)
+        assert all(torch.equal(after[name], gradient[name]) for name in gradient)
+    assert torch.equal(rng.get_state(), before)
+
+
 def test_replay_whatever_the_order_of_the_tensors(model, gradient):
     def draw(seed, listed):
         return step(Outpost(0.0), model, listed, torch.Generator().manual_seed(seed))

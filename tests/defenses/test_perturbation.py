@@ -5,8 +5,10 @@ import pytest
 import torch
 from scipy import stats
 
-from defenses import DefenseChain, GradientClip, GradientNoise
+from defenses import QSGD, DefenseChain, GradientClip, GradientNoise, Half, Plan, Sign, TopK
+from defenses.perturbation import _warn_of_statistics
 from fedsim.errors import ConfigError
+from fedsim.models import ModelSpec
 from fedsim.update import Update
 from tests.defenses.as_configured import configured
 
@@ -147,3 +149,19 @@ def test_settings_that_make_no_sense(build, words):
 def test_whole_weights_are_refused(defense, update, rng):
     with pytest.raises(ConfigError, match="formed after the defenses"):
         defense.transform_update(Update(update.tensors, "weights", 4), rng)
+
+
+@pytest.mark.parametrize(
+    "defense", [GradientNoise(), GradientClip(), TopK(), QSGD(), Sign(), Half()], ids=lambda d: type(d).__name__
+)
+def test_running_statistics_are_warned_of_once(defense, caplog):
+    _warn_of_statistics.cache_clear()
+    model = ModelSpec("resnet18", 5, 32, kwargs={"layers": [1, 1, 1, 1]}).build(0)
+    vit = ModelSpec("vit_tiny_patch16_224", 5, 16, 8, kwargs={"depth": 1}).build(0)
+    for quiet in (Plan(vit, {"training_mode": True}, {}, {}), Plan(model, {"training_mode": False}, {}, {})):
+        defense.check(quiet)
+    assert not caplog.records
+    for _ in range(3):
+        defense.check(Plan(model, {"training_mode": True}, {}, {}))
+    (record,) = caplog.records
+    assert "leaves running statistics as they are: those of bn1" in record.getMessage()

@@ -131,7 +131,7 @@ def test_nothing_withheld_is_the_identity():
             r"patterns=patch_wieght: it matches no .*Did you mean 'patch_weight'\?.*Roles of this model: .*qkv_",
         ),
         ("blocks.0.attn.qvk.weight", r"Did you mean 'blocks\.0\.attn\.qkv\.weight'\?"),
-        ("blocks.7.*", "it matches no parameter or role"),
+        ("blocks.7.*", "it matches no parameter, buffer or role"),
     ],
 )
 def test_patterns_that_match_nothing(pattern, words):
@@ -141,7 +141,7 @@ def test_patterns_that_match_nothing(pattern, words):
 
 def test_roles_that_a_model_lacks():
     resnet = ModelSpec("resnet10t", 5)
-    with pytest.raises(ConfigError, match="pos_embed: it matches no parameter or role"):
+    with pytest.raises(ConfigError, match="pos_embed: it matches no parameter, buffer or role"):
         wrapped(["pos_embed"], spec=resnet)
     _, model = wrapped(["head_weights"], "frozen", resnet)
     assert not model.fc.weight.requires_grad

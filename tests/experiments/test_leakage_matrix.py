@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from experiments import leakage_matrix, matrix_units
+from fedsim.errors import ConfigError
 from fedsim.tracking.durable import locked
 from server.results import ResultWriter
 from tests.experiments.run_files import rows
@@ -303,3 +304,17 @@ def test_workers_of_a_cluster_find_relative_paths_and_the_folder_stays_the_same_
     matrix_units.check_unit(unit)
     here = matrix_units.Unit("none", unit.kind, unit.label, unit.folder, config | {"ray": {"address": None}})
     assert leakage_matrix._alone(here, config["simulation"]).config["data"] == {"path": "pictures"}
+
+
+def test_a_trained_model_of_a_defense_that_adds_parameters_is_audited(matrix):
+    root, _, _ = matrix("matrix.state=trained", "matrix.rows=[mjp,no_pe]", "matrix.columns=[labels]")
+    assert {cell["status"] for cell in cells(root).values()} == {"done"}
+
+
+def test_a_checkpoint_that_cannot_be_read_is_a_failure(matrix, monkeypatch):
+    def unread(config, root):
+        raise ConfigError("model.checkpoint", "x", "no state dict that fits the model")
+
+    monkeypatch.setattr(matrix_units, "run_audit", unread)
+    _, _, err = matrix("matrix.rows=[none]", "matrix.state=trained")
+    assert "failed, and tried again by the next call: none, audit trained" in err

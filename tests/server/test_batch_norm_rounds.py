@@ -27,3 +27,18 @@ def test_the_global_statistics_are_the_clients_mean(share, federate):
     assert set(final) == set(federation.setup.model.state_dict())
     for observation, _ in seen:
         assert set(observation.gradient) == {name for name, _ in federation.setup.model.named_parameters()}
+
+
+@pytest.mark.parametrize("share", ["gradient", "delta", "weights"])
+def test_withheld_statistics_stay_as_they_were(share, federate):
+    strategy = "fedsgd" if share == "gradient" else "fedavg"
+    withheld = ("defense=[withhold]", "defense.withhold.patterns=['*.running_*']")
+    federation = federate(*MODEL, f"strategy={strategy}", f"client.share={share}", "client.batch_size=8", *withheld)
+    start = {name: tensor.clone() for name, tensor in federation.setup.model.state_dict().items()}
+    seen, inner = [], federation.strategy()
+    inner = inner if share == "gradient" else CompleteUpdates(inner)
+    final = from_arrays(federation.start(curious(federation, inner, seen), num_rounds=2))
+    assert all(not observation.update.buffers for observation, _ in seen)
+    assert set(final) == set(start)
+    assert all(final[name].equal(start[name]) for name in start if "running_" in name)
+    assert not final["bn1.weight"].equal(start["bn1.weight"])

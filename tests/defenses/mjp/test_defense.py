@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from defenses import (
     Batch,
@@ -173,6 +174,35 @@ def test_every_gradient_of_a_batch_is_masked_and_no_evaluation():
     mjp.transform_batch(batch_of(), generator())
     mjp.gradient(model, batch, Nothing(model), generator())
     assert torch.equal(model(batch.images), stock(batch.images))
+
+
+class Twice(Defense):
+    """Asks for the gradient two times and adds the two."""
+
+    def gradient(self, model, batch, compute, rng):
+        first, second = ({name: g.clone() for name, g in compute(batch).items()} for _ in range(2))
+        assert first.keys() == second.keys()
+        return {name: first[name] + second[name] for name in first}
+
+
+class LossGradient(Scores):
+    def __call__(self, batch):
+        self.model.zero_grad(set_to_none=True)
+        F.cross_entropy(self.model(batch.images), batch.labels).backward()
+        return {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("names", [("twice", "mjp"), ("mjp", "twice")])
+def test_a_defense_that_asks_twice_sees_the_mask_twice(names):
+    def gradient(chosen):
+        chain = DefenseChain({name: MaskedJigsawPuzzle(0.3) if name == "mjp" else Twice() for name in chosen})
+        model = chain.wrap_model(SPEC.build(0)).eval()
+        batch = chain.transform_batch(batch_of(), generator())
+        return chain.gradient(model, batch, LossGradient(model), generator())
+
+    once, both = gradient(["mjp"]), gradient(names)
+    assert UNKNOWN in both
+    assert all(torch.equal(both[name], 2 * once[name]) for name in once)
 
 
 def test_jigsawed_pictures_for_evaluation():
