@@ -12,6 +12,7 @@ from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from experiments.completeness import check_known
 from experiments.errors import ConfigFault, one_line
 from fedsim.errors import ConfigError, RunError
 
@@ -47,10 +48,12 @@ def client_config(run_config: FlatConfig, node_config: FlatConfig) -> Config:
     Whatever the run asks for, `audit` is false unless the SuperNode's own overrides set it.
 
     Raises:
-        ConfigError: a quotation without end.
+        ConfigError: a quotation without end, or a setting that there is not.
         ConfigFault: Hydra's complaint about an override.
     """
-    return _compose([*split(run_config), NO_PICTURES, *split(node_config)])
+    config = _compose([*split(run_config), NO_PICTURES, *split(node_config)])
+    check_known(config, "config")
+    return config
 
 
 def partition_id(node_config: FlatConfig, num_clients: int) -> int:

@@ -74,3 +74,8 @@ def test_a_supernode_without_a_number_is_refused(node_config, key):
     with pytest.raises(ConfigError, match=f"^{key}"):
         partition_id(node_config, num_clients=2)
     assert partition_id({"partition-id": 1, "num-partitions": 2}, num_clients=2) == 1
+
+
+def test_a_setting_that_there_is_not_is_refused_on_a_supernode():
+    with pytest.raises(ConfigError, match=r"^client\.foo=1: there is no such setting"):
+        client_config({"overrides": "seed=1"}, {"overrides": "+client.foo=1"})
