@@ -57,9 +57,9 @@ def _refuse_unknown(settings: Mapping[str, Any], known: Mapping[str, Any], prefi
         if name not in known:
             hint = nearest(str(name), known)
             raise ConfigError(key, value, f"there is no such setting.{hint or ' --cfg job shows them all.'}")
-        if isinstance(value, Mapping) and isinstance(default, Mapping) and default and key not in NAMED:
-            if "_target_" not in default:
-                _refuse_unknown(value, default, f"{key}.")
+        fixed = isinstance(default, Mapping) and default and "_target_" not in default and key not in NAMED
+        if fixed and isinstance(value, Mapping):
+            _refuse_unknown(value, default, f"{key}.")
 
 
 def _check_options(group: str, options: Mapping[str, Any]) -> None:

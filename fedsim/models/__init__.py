@@ -6,6 +6,7 @@ from fedsim.models.architecture import (
     ModelWrapper,
     architecture_seed,
     input_size,
+    load_checkpoint,
     normalisation,
     parameter_count,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "architecture_seed",
     "find_roles",
     "input_size",
+    "load_checkpoint",
     "normalisation",
     "parameter_count",
     "recover_statistics",

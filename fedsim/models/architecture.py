@@ -25,6 +25,20 @@ from fedsim.models import swin as swin
 from fedsim.models.april import read_embedding_directly
 from fedsim.plugins import load_plugins
 
+# What timm's models raise for arguments that do not fit: among them a division by zero heads, a layer of no such name.
+REFUSALS = (TypeError, AssertionError, ValueError, RuntimeError, ArithmeticError, LookupError, AttributeError)
+# What an empty file, a cut one, or one that holds something else raises.
+UNREADABLE = (
+    RuntimeError,
+    SafetensorError,
+    UnpicklingError,
+    AttributeError,
+    EOFError,
+    OSError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 VARIANTS = ("stock", "april")
 
@@ -84,6 +98,8 @@ class ModelSpec:
             raise ConfigError("model.dtype", self.dtype, f"one of {', '.join(DTYPES)}")
         if self.checkpoint is not None and not Path(self.checkpoint).is_file():
             raise ConfigError("model.checkpoint", self.checkpoint, "there is no such file")
+        if (channels := self.kwargs.get("in_chans", 3)) != 3:
+            raise ConfigError("model.kwargs.in_chans", channels, "3: pictures are read as RGB, grey ones too")
         for key in ("img_size", "patch_size"):
             side = getattr(self, key)
             if side is not None and side < 1:
@@ -106,7 +122,7 @@ class ModelSpec:
         model = self._create(arguments, seed)
         self._check_patches(model)
         if self.checkpoint is not None:
-            _load_checkpoint(model, Path(self.checkpoint))
+            load_checkpoint(model, Path(self.checkpoint))
         if self.variant == "april":
             read_embedding_directly(model)
         return model.to(DTYPES[self.dtype])
@@ -115,11 +131,13 @@ class ModelSpec:
         try:
             with seeded_globals(seed, "model"):
                 model: nn.Module = timm.create_model(self.name, pretrained=self.pretrained, **arguments)
-        except (TypeError, AssertionError, ValueError, RuntimeError) as error:
+        except REFUSALS as error:
             if isinstance(error, TypeError) and "argument 'img_size'" in str(error) and self.img_size is not None:
                 others = {name: value for name, value in arguments.items() if name != "img_size"}
                 return self._create(others, seed)
-            raise ConfigError("model.name", self.name, f"timm refuses {arguments}: {error}") from error
+            raise ConfigError(
+                "model.name", self.name, f"timm refuses {arguments}: {type(error).__name__}: {error}"
+            ) from error
         if self.img_size is not None:
             _tell_size(model, self.img_size)
         return model
@@ -215,7 +233,15 @@ def _similar(name: str) -> str:
     return nearest(name, timm.list_models()) or " timm.list_models() names them all."
 
 
-def _load_checkpoint(model: nn.Module, path: Path) -> None:
+def load_checkpoint(model: nn.Module, path: Path, key: str = "model.checkpoint") -> None:
+    """Read a `.safetensors` file or a `.pt` state dict into the model; nothing is unpickled.
+
+    Args:
+        key: the setting that names the file.
+
+    Raises:
+        ConfigError: it cannot be read, or does not fit.
+    """
     try:
         if path.suffix == ".safetensors":
             state = load_file(path)
@@ -223,6 +249,6 @@ def _load_checkpoint(model: nn.Module, path: Path) -> None:
             state = torch.load(path, map_location="cpu", weights_only=True)
             state = state.get("model", state.get("state_dict", state))
         model.load_state_dict(state)
-    except (RuntimeError, SafetensorError, UnpicklingError, AttributeError) as error:
-        what = " ".join(str(error).split())[:200]
-        raise ConfigError("model.checkpoint", path, f"no state dict that fits the model: {what}") from error
+    except UNREADABLE as error:
+        what = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ConfigError(key, path, f"no state dict that fits the model: {what}") from error
