@@ -57,8 +57,8 @@ def _refuse_unknown(settings: Mapping[str, Any], known: Mapping[str, Any], prefi
         if name not in known:
             hint = nearest(str(name), known)
             raise ConfigError(key, value, f"there is no such setting.{hint or ' --cfg job shows them all.'}")
-        fixed = isinstance(default, Mapping) and default and "_target_" not in default and key not in NAMED
-        if fixed and isinstance(value, Mapping):
+        groups = isinstance(value, Mapping) and isinstance(default, Mapping)
+        if groups and default and "_target_" not in default and key not in NAMED:
             _refuse_unknown(value, default, f"{key}.")
 
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 import yaml
-from hydra.utils import instantiate
 from jaxtyping import Float32, Int64
 from torch import Tensor, nn
 
 from defenses.base import DefenseChain
 from defenses.compose import build_chain
-from fedsim.composition import Config, build_spec, image_side
+from fedsim.composition import Config, build_source, build_spec, image_side
 from fedsim.data import FederatedData, ImageSet
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
@@ -92,7 +91,7 @@ class PictureShelf:
     def data(self, settings: Config, side: int) -> FederatedData:
         key = json.dumps([settings, side], sort_keys=True)
         if key not in self._data:
-            self._data[key] = FederatedData(instantiate(settings), None, side)
+            self._data[key] = FederatedData(build_source({"data": settings}), None, side)
         return self._data[key]
 
     def pictures(self, settings: Config, side: int) -> Pictures:
