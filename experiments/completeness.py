@@ -27,6 +27,8 @@ def check_complete(config: Config, name: str) -> None:
     """
     check_known(config, name)
     for key, default in _plain(name).items():
+        if key in OPTIONAL:
+            continue
         if key not in config:
             raise ConfigError(key, "", "missing; leave it as it is instead of taking it away")
         if not isinstance(default, Mapping):
@@ -48,7 +50,7 @@ def check_known(config: Config, name: str) -> None:
     Raises:
         ConfigError: naming the key, and the nearest one.
     """
-    _refuse_unknown(config, {**_plain(name), **dict.fromkeys(OPTIONAL)}, "")
+    _refuse_unknown(config, _plain(name), "")
 
 
 def _refuse_unknown(settings: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> None:
@@ -77,7 +79,7 @@ def _plain(name: str) -> dict[str, Any]:
     loaded = _read(f"{name}.yaml")
     if "simulation" in loaded:
         loaded["simulation"] = _read("simulation/ray.yaml")
-    return {key: value for key, value in loaded.items() if key not in OPTIONAL}
+    return loaded
 
 
 def _read(path: str) -> dict[str, Any]:

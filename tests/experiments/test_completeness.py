@@ -60,6 +60,7 @@ def test_a_key_of_ones_own_file_that_nobody_reads_is_refused(command, tmp_path, 
     ("name", "typed", "line"),
     [
         ("fedsim", "+client.foo=1", "client.foo=1: there is no such setting."),
+        ("fedsim-audit", "+resume=RUN", "resume=RUN: there is no such setting."),
         ("fedsim-audit", "+client.foo=1", "client.foo=1: there is no such setting."),
         ("fedsim-audit", "+audit.victim=2", "audit.victim=2: there is no such setting. Did you mean 'victims'?"),
         ("fedsim-matrix", "+matrix.row=[none]", "matrix.row=['none']: there is no such setting. Did you mean 'rows'?"),
