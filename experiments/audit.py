@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from attacks.session import discard
-from defenses.compose import load_wrappers
+from defenses.compose import build_chain, load_wrappers
 from experiments.audit_worker import AuditBatch, AuditResult, AuditWorker, failed
 from experiments.cli import console, run_cli
 from experiments.completeness import check_complete
@@ -245,13 +245,17 @@ def _run_on(group: Group, worker: Any) -> Any:
 
 
 def _attack_recorded(config: Config, root: Path, start: float) -> None:
-    """Attack what a past run captured; there is no truth, so nothing is scored."""
+    """Attack what a past run captured; there is no truth, so nothing is scored.
+
+    A record imports no class, and names only what is loaded: a defense of the user's own is loaded by choosing it.
+    """
     check_complete(config, "audit")
     check_common(config)
     if not isinstance(config["observation"], str):
         raise ConfigError("observation", config["observation"], "a folder of observations, or null")
     for name, settings in config["attack"].items():
         build_attack(name, settings)
+    build_chain(config["defense"])
     paths = list(find_observations(Path(config["observation"])))
     recorded = _as_recorded(config, _load(paths[0]))
     with RunFolder(root).locked():
