@@ -47,9 +47,8 @@ def load_wrappers(recorded: Iterable[dict[str, Any]]) -> tuple[ModelWrapper, ...
             load_plugins()
             cls = _loaded(target)
         if cls is None or any(str(key).startswith("_") for key in settings):
-            raise ConfigError(
-                "observation", described.get("_target_"), "a recorded defense must be a loaded subclass of Defense"
-            )
+            expected = "a recorded defense must be a loaded subclass of Defense; choose your own with defense=[NAME]"
+            raise ConfigError("observation", described.get("_target_"), expected)
         wrappers.append(cls(**settings))
     return tuple(wrappers)
 

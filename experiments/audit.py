@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from attacks.session import discard
-from defenses.compose import load_wrappers
+from defenses.compose import build_chain, load_wrappers
 from experiments.audit_worker import AuditBatch, AuditResult, AuditWorker, failed
 from experiments.cli import console, run_cli
 from experiments.completeness import check_complete
@@ -29,7 +29,7 @@ from experiments.validation import attacks_timeout, check_audit, check_common, p
 from fedsim.composition import Config
 from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals, torch_generator
-from fedsim.errors import ConfigError, nearest
+from fedsim.errors import ConfigError, RunError, nearest
 from fedsim.evaluation import mean_softmax
 from fedsim.observation import Observation, load_observation, observation_name
 from fedsim.simulation.shipping import absolute
@@ -89,10 +89,18 @@ def run_audit(config: Config, root: Path) -> None:
 def _write_results(
     setup: Setup, groups: list[Group], writer: ResultWriter, bars: Bars, total: int, scratch: Path | None
 ) -> None:
-    done = total - sum(map(len, groups))
+    """As they come.
+
+    Raises:
+        RunError: there is not one update that could be attacked.
+    """
+    computed = done = total - sum(map(len, groups))
+    reason = ""
     bars.set("updates", done, total)
     for group, results, attempts, stopped in _results(setup, groups, scratch):
+        computed += len({result.job.client for result in results if len(result.truth.originals)})
         for result in results:
+            reason = result.outcome.reason
             writer.write(result.job, result.outcome, result.scores, result.truth, attempts)
             if result.outcome.status == "failed":
                 job = result.job
@@ -104,6 +112,8 @@ def _write_results(
             bars.set("updates", done, total)
             if done % max(1, total // 10) == 0:
                 bars.say(f"updates {done}/{total}")
+    if groups and not computed:
+        raise RunError(f"no update could be computed, the last one because of {' '.join(reason.split())}")
 
 
 def _forget(scratch: Path, group: Group) -> None:
@@ -235,13 +245,17 @@ def _run_on(group: Group, worker: Any) -> Any:
 
 
 def _attack_recorded(config: Config, root: Path, start: float) -> None:
-    """Attack what a past run captured; there is no truth, so nothing is scored."""
+    """Attack what a past run captured; there is no truth, so nothing is scored.
+
+    A record imports no class, and names only what is loaded: a defense of the user's own is loaded by choosing it.
+    """
     check_complete(config, "audit")
     check_common(config)
     if not isinstance(config["observation"], str):
         raise ConfigError("observation", config["observation"], "a folder of observations, or null")
     for name, settings in config["attack"].items():
         build_attack(name, settings)
+    build_chain(config["defense"])
     paths = list(find_observations(Path(config["observation"])))
     recorded = _as_recorded(config, _load(paths[0]))
     with RunFolder(root).locked():

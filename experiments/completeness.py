@@ -1,4 +1,4 @@
-"""Settings that the command line took away are named, before anybody misses them."""
+"""Settings that the command line took away, or that nobody reads, are named before anybody misses them."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -7,22 +7,28 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedsim.composition import Config
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, nearest
+
+Config = dict[str, Any]
 
 CHOSEN = ("attack", "defense", "tracker")
 """Groups of which several options stand side by side, each with settings of its own."""
 OPTIONAL = ("defaults", "hydra", "run_dir", "resume", "resume_every_seconds")
 """What a composition has and a run can do without."""
+NAMED = ("matrix.defenses", "matrix.attacks")
+"""Groups whose keys are names that users choose."""
 
 
 def check_complete(config: Config, name: str) -> None:
-    """Whatever `conf/NAME.yaml` and the simulation's settings have is there, and groups of settings are still groups.
+    """Settings are those of `conf/NAME.yaml` and the simulation: all there, no others, and groups are still groups.
 
     Raises:
         ConfigError: naming the key.
     """
+    check_known(config, name)
     for key, default in _plain(name).items():
+        if key in OPTIONAL:
+            continue
         if key not in config:
             raise ConfigError(key, "", "missing; leave it as it is instead of taking it away")
         if not isinstance(default, Mapping):
@@ -34,6 +40,28 @@ def check_complete(config: Config, name: str) -> None:
         for inner in default:
             if inner not in config[key]:
                 raise ConfigError(f"{key}.{inner}", "", "missing; leave it as it is instead of taking it away")
+
+
+def check_known(config: Config, name: str) -> None:
+    """No setting that `conf/NAME.yaml` lacks; Hydra refuses those on the command line alone, not those of a file.
+
+    What a class or a plug-in reads is left to the check of its arguments.
+
+    Raises:
+        ConfigError: naming the key, and the nearest one.
+    """
+    _refuse_unknown(config, _plain(name), "")
+
+
+def _refuse_unknown(settings: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> None:
+    for name, value in settings.items():
+        key, default = f"{prefix}{name}", known.get(name)
+        if name not in known:
+            hint = nearest(str(name), known)
+            raise ConfigError(key, value, f"there is no such setting.{hint or ' --cfg job shows them all.'}")
+        groups = isinstance(value, Mapping) and isinstance(default, Mapping)
+        if groups and default and "_target_" not in default and key not in NAMED:
+            _refuse_unknown(value, default, f"{key}.")
 
 
 def _check_options(group: str, options: Mapping[str, Any]) -> None:
@@ -48,9 +76,13 @@ def _check_options(group: str, options: Mapping[str, Any]) -> None:
 @cache
 def _plain(name: str) -> dict[str, Any]:
     """The settings as they are before any choice, by their top-level key."""
-    folder = files("conf")
-    loaded: Any = OmegaConf.to_container(OmegaConf.create((folder / f"{name}.yaml").read_text("utf-8")), resolve=False)
-    simulation: Any = OmegaConf.to_container(
-        OmegaConf.create((folder / "simulation" / "ray.yaml").read_text("utf-8")), resolve=False
-    )
-    return {key: value for key, value in {**loaded, "simulation": simulation}.items() if key not in OPTIONAL}
+    loaded = _read(f"{name}.yaml")
+    if "simulation" in loaded:
+        loaded["simulation"] = _read("simulation/ray.yaml")
+    return loaded
+
+
+def _read(path: str) -> dict[str, Any]:
+    text = files("conf").joinpath(path).read_text("utf-8")
+    loaded: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    return dict(loaded)

@@ -82,7 +82,7 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
     start = time.perf_counter()
     resumed = config.get("resume") is not None
     check_federated(config)
-    check_resume(config)
+    check_resume(config, root)
     if resumed and finished(root):
         return
     if not resumed:

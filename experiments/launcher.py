@@ -1,6 +1,7 @@
 """`hydra/launcher=side_by_side`: the runs of a sweep at the same time, their workers on one Ray."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,9 @@ PLUGIN = "hydra_plugins.fedsim.SideBySide"
 
 MODULES = {"config": "experiments.federated", "audit": "experiments.audit"}
 """What a run of a sweep calls, by the name of the main configuration."""
+
+OF_A_SWEEP = ("launcher", "sweeper", "sweep", "run", "mode", "job", "runtime")
+"""What Hydra's settings say of the sweep, or of one run's folder, which the launcher sets."""
 
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_TO_END = 60.0
@@ -119,6 +123,7 @@ class SideBySide(Launcher):
         folders = [source.path for source in hydra.runtime.config_sources if source.provider == "command-line"]
         command = [sys.executable, "-P", "-m", MODULES[hydra.job.config_name], *overrides]
         command += [word for path in folders for word in ("--config-dir", str(path))]
+        command += _kept(hydra.overrides.hydra)
         command += [f"run_dir='{folder}'"] + ([] if address is None else [f"ray.address='{address}'"])
         if address is not None and self.config.ray.address is None:
             command.append("ray.grows=false")
@@ -157,6 +162,12 @@ def _ended_by_sigterm() -> Iterator[None]:
 def register() -> None:
     """Let Hydra find the launcher that `conf/hydra/launcher` names."""
     Plugins.instance().class_name_to_class[PLUGIN] = SideBySide
+
+
+def _kept(overrides: Sequence[str]) -> list[str]:
+    """Of the sweep's own words about Hydra those that a single run needs too, as where to look for options."""
+    keys = [(word, re.split("[=.@/]", word.lstrip("+~"))) for word in overrides]
+    return [word for word, key in keys if key[0] == "hydra" and key[1] not in OF_A_SWEEP]
 
 
 def _end(run: _Run, end: JobReturn) -> None:

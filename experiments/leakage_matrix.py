@@ -10,6 +10,7 @@ from rich.console import Console
 
 from experiments.audit import choose_pictures
 from experiments.cli import console, errors, run_cli
+from experiments.completeness import check_complete
 from experiments.matrix_progress import Progress, Watch, describe_end, read_matrix
 from experiments.matrix_rows import (
     STATES,
@@ -87,8 +88,8 @@ def plan_matrix(config: Config, root: Path) -> Progress:
     Raises:
         ConfigError: naming the setting.
     """
-    matrix = config["matrix"]
     _check(config)
+    matrix = config["matrix"]
     states = STATES[matrix["state"]]
     rows, columns = read_rows(matrix), read_columns(matrix)
     composer = Composer()
@@ -120,6 +121,7 @@ def plan_matrix(config: Config, root: Path) -> Progress:
 
 
 def _check(config: Config) -> None:
+    check_complete(config, "matrix")
     matrix = config["matrix"]
     for group in ("defense", "attack"):
         if config[group]:

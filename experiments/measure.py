@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import yaml
 
 from experiments.cli import console, run_cli
+from experiments.completeness import check_complete
 from experiments.measures.drawing import draw_all, embedding_view
 from experiments.measures.jigsawed import Answers, answer, layout, mask_embedding, measure_jigsaw, top1
 from experiments.measures.robust import (
@@ -47,6 +48,7 @@ def run_measure(config: Config, root: Path) -> None:
         ConfigError: a setting cannot work; nothing has been measured then.
     """
     start = time.perf_counter()
+    check_complete(config, "measure")
     plan = check_measure(config)
     if config["threads"] is not None:
         torch.set_num_threads(config["threads"])

@@ -54,15 +54,15 @@ def run_prior(config: Config, root: Path) -> None:
     if setup.sums is not None and config["kind"] == "lti":
         raise ConfigError("defense", setup.sums.by, "one under which the server sees single clients: LTI undoes those")
     pictures = public_pictures(setup)
-    folder = open_or_resume(config, root)
     result = root / NAMES[config["kind"]]
-    with folder.locked(), log_to(folder.log):
+    with RunFolder(root).locked():
+        folder = open_or_resume(config, root)
         if (root / "summary.json").is_file() and result.is_file():
             console.print("finished by an earlier call", markup=False)
         else:
             torch.set_num_threads(config["threads"])
             start = time.perf_counter()
-            with Bars(console) as bars:
+            with log_to(folder.log), Bars(console) as bars:
                 figures = _train(setup, settings, pictures, folder, bars)
             seconds = time.perf_counter() - start
             folder.write_json("summary.json", {"kind": config["kind"], **figures, "seconds": seconds})

@@ -46,10 +46,11 @@ def read_resumed(arguments: Sequence[str]) -> tuple[Config, Path] | None:
     Raises:
         ConfigError: no such run, or settings beside it that a resumed run keeps.
     """
-    named = [argument for argument in arguments if argument.startswith("resume=")]
-    if not named or named == ["resume=null"]:
+    named = [argument for argument in arguments if argument.lstrip("+").startswith("resume=")]  # as Hydra takes it
+    chosen = named[-1].partition("=")[2] if named else "null"
+    if chosen == "null":
         return None
-    root = Path(named[-1].removeprefix("resume=")).expanduser()
+    root = Path(chosen).expanduser()
     try:
         config = yaml.safe_load((root / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -91,8 +92,14 @@ def _override(config: Config, argument: str) -> None:
     settings[last] = override.value()
 
 
-def check_resume(config: Config) -> None:
-    """Raises ConfigError where `resume_every_seconds` is no number of seconds."""
+def check_resume(config: Config, root: Path) -> None:
+    """Raises ConfigError where `resume_every_seconds` is no number of seconds, or `resume` names another folder.
+
+    Of a run that is resumed all settings are read from its folder; a `resume` from a YAML file has done nothing so far.
+    """
+    resume = config.get("resume")
+    if resume is not None and Path(str(resume)).expanduser().resolve() != root.resolve():
+        raise ConfigError("resume", resume, "null in a file: fedsim resume=RUN goes on with a run, on the command line")
     every = config.get("resume_every_seconds")
     if every is not None and (not isinstance(every, int | float) or isinstance(every, bool) or not every >= 0):
         raise ConfigError("resume_every_seconds", every, "a number of at least 0, or null for no resume points")

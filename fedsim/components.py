@@ -1,6 +1,7 @@
 """From `_target_` settings to an object; what does not fit is refused by the full name of the setting."""
 
 import inspect
+import os
 import re
 from collections.abc import Mapping
 from types import NoneType, UnionType
@@ -119,7 +120,8 @@ def _is_plain(value: Any, option: Any) -> bool:
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return tuple(str if option == os.PathLike[str] else option for option in options)  # YAML has words for paths
 
 
 def _hints(target: Any) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from typing import Any
 import timm
 from hydra.utils import instantiate
 
-from fedsim.components import check_arguments
-from fedsim.data import FederatedData
+from fedsim.components import build_component, check_arguments, check_settings
+from fedsim.data import FederatedData, Source
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
 
@@ -19,7 +19,10 @@ def image_side(model: Config) -> int:
     Raises:
         ConfigError: timm has no such model, or a setting is none of a model's.
     """
-    check_arguments("model", {**model, "num_classes": model.get("num_classes") or 1}, ModelSpec)
+    classes = 1 if model.get("num_classes") is None else model["num_classes"]
+    check_arguments("model", {**model, "num_classes": classes}, ModelSpec)
+    if classes < 1:
+        raise ConfigError("model.num_classes", classes, "at least 1, or null for as many as the data have")
     for name, value in model.items():
         if isinstance(value, dict) != (name == "kwargs"):
             wanted = "arguments of the timm constructor" if name == "kwargs" else "one value, not a group of settings"
@@ -31,10 +34,26 @@ def image_side(model: Config) -> int:
     return int(default.input_size[-1]) if default is not None else 224
 
 
+def build_source(config: Config) -> Source:
+    """The configured source, unread.
+
+    Raises:
+        ConfigError: a setting of `data` that it does not have, or of another type.
+    """
+    return build_component("data", config["data"], Source)  # type: ignore[type-abstract]
+
+
 def build_data(config: Config) -> FederatedData:
-    """The configured source, split among clients where the configuration has a partition."""
-    partitioner = instantiate(config["partition"]) if config.get("partition") else None
-    return FederatedData(instantiate(config["data"]), partitioner, image_side(config["model"]))
+    """The configured source, split among clients where the configuration has a partition.
+
+    Raises:
+        ConfigError: a setting of `data` or `partition` that their class does not have, or of another type.
+    """
+    partitioner = None
+    if config.get("partition"):
+        check_settings("partition", config["partition"])
+        partitioner = instantiate(config["partition"])
+    return FederatedData(build_source(config), partitioner, image_side(config["model"]))
 
 
 def build_spec(config: Config, data: FederatedData) -> ModelSpec:
@@ -44,7 +63,8 @@ def build_spec(config: Config, data: FederatedData) -> ModelSpec:
         ConfigError: fewer classes than the data have.
     """
     model = dict(config["model"])
-    model["num_classes"] = classes = model.get("num_classes") or data.num_classes
+    classes = data.num_classes if model.get("num_classes") is None else model["num_classes"]
+    model["num_classes"] = classes
     if classes < data.num_classes:
         raise ConfigError("model.num_classes", classes, f"at least {data.num_classes}, the classes of the data")
     return ModelSpec.from_dict(model)

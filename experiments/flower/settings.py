@@ -10,8 +10,11 @@ from typing import Any
 
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
+from experiments.completeness import check_known
 from experiments.errors import ConfigFault, one_line
 from fedsim.errors import ConfigError, RunError
 
@@ -44,13 +47,17 @@ def server_config(run_config: FlatConfig) -> Config:
 def client_config(run_config: FlatConfig, node_config: FlatConfig) -> Config:
     """The configuration of one client: the run's overrides, then those of its SuperNode, which win.
 
+    Where the SuperNode chooses another option of a group, the run's settings of its own option go with that.
     Whatever the run asks for, `audit` is false unless the SuperNode's own overrides set it.
 
     Raises:
-        ConfigError: a quotation without end.
+        ConfigError: a quotation without end, or a setting that there is not.
         ConfigFault: Hydra's complaint about an override.
     """
-    return _compose([*split(run_config), NO_PICTURES, *split(node_config)])
+    run, node = split(run_config), split(node_config)
+    config = _compose([*_still_meant(run, node), NO_PICTURES, *node])
+    check_known(config, "config")
+    return config
 
 
 def partition_id(node_config: FlatConfig, num_clients: int) -> int:
@@ -94,6 +101,33 @@ def told_in_one_line(*settings: FlatConfig) -> Iterator[None]:
     except ConfigFault as error:
         overrides = [] if isinstance(error, ConfigError) else [one for part in settings for one in split(part)]
         raise RunError(one_line(error, "config", overrides)) from None
+
+
+def _still_meant(run: list[str], node: list[str]) -> list[str]:
+    """The run's overrides without settings of options that the node replaces or takes away."""
+    before, now = _choices(run), _choices(node)
+
+    def gone(text: str) -> bool:
+        group, _, rest = _parsed(text).key_or_group.partition(".")
+        if not rest or group not in now or now[group] == before.get(group):
+            return False
+        return rest.split(".")[0] not in now[group]
+
+    return [text for text in run if not gone(text)]
+
+
+def _choices(overrides: list[str]) -> dict[str, list[Any]]:
+    """Options by their group; none of a group that is taken away."""
+    chosen: dict[str, list[Any]] = {}
+    for override in map(_parsed, overrides):
+        if "." not in override.key_or_group:
+            value = [] if override.is_delete() else override.value()
+            chosen[override.key_or_group] = value if isinstance(value, list) else [value]
+    return chosen
+
+
+def _parsed(text: str) -> Override:
+    return OverridesParser.create().parse_override(text)
 
 
 def _compose(overrides: list[str]) -> Config:

@@ -5,11 +5,10 @@ from functools import lru_cache
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from hydra.utils import instantiate
 
 from clients.app import build_client_app
 from experiments.flower.settings import OVERRIDES, client_config
-from fedsim.composition import image_side
+from fedsim.composition import build_source, image_side
 from fedsim.data import FederatedData, ImageSet
 
 
@@ -40,5 +39,5 @@ def answer(message: Message, context: Context) -> Message:
 def _prepared(run_overrides: str, node_overrides: str) -> tuple[ClientApp, int]:
     """The client with what it keeps between messages, and its torch threads."""
     config = client_config({OVERRIDES: run_overrides}, {OVERRIDES: node_overrides})
-    own = None if config["partition"] else OwnPictures(instantiate(config["data"]), None, image_side(config["model"]))
+    own = None if config["partition"] else OwnPictures(build_source(config), None, image_side(config["model"]))
     return build_client_app(config, own), config["simulation"]["threads"]

@@ -4,24 +4,20 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 import yaml
-from hydra.utils import instantiate
 from jaxtyping import Float32, Int64
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from defenses.base import DefenseChain
 from defenses.compose import build_chain
-from fedsim.composition import Config, build_spec, image_side
+from fedsim.composition import Config, build_source, build_spec, image_side
 from fedsim.data import FederatedData, ImageSet
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
-from fedsim.models import Architecture, Normaliser, ViTRoles, architecture_seed, find_roles
+from fedsim.models import Architecture, Normaliser, ViTRoles, architecture_seed, find_roles, load_checkpoint
 
 HOUSEKEEPING = (
     "run_dir",
@@ -95,7 +91,7 @@ class PictureShelf:
     def data(self, settings: Config, side: int) -> FederatedData:
         key = json.dumps([settings, side], sort_keys=True)
         if key not in self._data:
-            self._data[key] = FederatedData(instantiate(settings), None, side)
+            self._data[key] = FederatedData(build_source({"data": settings}), None, side)
         return self._data[key]
 
     def pictures(self, settings: Config, side: int) -> Pictures:
@@ -220,16 +216,7 @@ def _load(name: str, origin: Origin, data: Config, shelf: PictureShelf, device: 
 def _read(model: nn.Module, path: Path, key: str) -> None:
     if not path.is_file():
         raise ConfigError(key, path, "there is no such file")
-    try:
-        if path.suffix == ".safetensors":
-            state = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-            state = state.get("model", state.get("state_dict", state))
-        model.load_state_dict(state)
-    except (RuntimeError, SafetensorError, UnpicklingError, AttributeError) as error:
-        what = " ".join(str(error).split())[:200]
-        raise ConfigError(key, path, f"no state dict that fits the model: {what}") from error
+    load_checkpoint(model, path, key)
     broken = [name for name, value in model.state_dict().items() if not bool(value.isfinite().all())]
     if broken:
         finite = f"a model of finite weights: {broken[0]}, one of {len(broken)} tensors, holds NaN or infinity"

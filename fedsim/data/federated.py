@@ -105,10 +105,12 @@ class FederatedData:
         """
         if num_clients is not None and num_clients > self.num_partitions:
             raise ConfigError("num_clients", num_clients, self._at_most())
-        if unused := len(self._splits.train) - sum(self.partition_sizes()):
-            logger.warning(
-                "%s leaves %d of %d training pictures to no client", self._name, unused, len(self._splits.train)
-            )
+        sizes, available = self.partition_sizes(), len(self._splits.train)
+        if left_over := available - sum(sizes):
+            logger.warning("%s leaves %d of %d training pictures to no client", self._name, left_over, available)
+        if idle := sum(sizes[num_clients:]) if num_clients is not None else 0:
+            words = "num_clients=%d of %d partitions: %d of %d training pictures belong to no client"
+            logger.warning(words, num_clients, len(sizes), idle, available)
 
     @property
     def _name(self) -> str:

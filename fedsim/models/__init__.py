@@ -10,6 +10,7 @@ from fedsim.models.architecture import (
     parameter_count,
 )
 from fedsim.models.batch_norm import Statistics, recover_statistics
+from fedsim.models.checkpoint import load_checkpoint
 from fedsim.models.normaliser import Normaliser
 from fedsim.models.roles import ViTRoles, find_roles
 
@@ -23,6 +24,7 @@ __all__ = [
     "architecture_seed",
     "find_roles",
     "input_size",
+    "load_checkpoint",
     "normalisation",
     "parameter_count",
     "recover_statistics",

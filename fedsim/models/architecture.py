@@ -23,6 +23,8 @@ from fedsim.models.april import read_embedding_directly
 from fedsim.models.checkpoint import read_checkpoint, redrawn_mark
 from fedsim.plugins import load_plugins
 
+# What timm's models raise for arguments that do not fit: among them a division by zero heads, a layer of no such name.
+REFUSALS = (TypeError, AssertionError, ValueError, RuntimeError, ArithmeticError, LookupError, AttributeError)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 VARIANTS = ("stock", "april")
 
@@ -83,6 +85,8 @@ class ModelSpec:
             raise ConfigError("model.dtype", self.dtype, f"one of {', '.join(DTYPES)}")
         if self.checkpoint is not None and not Path(self.checkpoint).is_file():
             raise ConfigError("model.checkpoint", self.checkpoint, "there is no such file")
+        if (channels := self.kwargs.get("in_chans", 3)) != 3:
+            raise ConfigError("model.kwargs.in_chans", channels, "3: pictures are read as RGB, grey ones too")
         for key in ("img_size", "patch_size"):
             side = getattr(self, key)
             if side is not None and side < 1:
@@ -119,11 +123,13 @@ class ModelSpec:
         try:
             with seeded_globals(seed, "model"):
                 model: nn.Module = timm.create_model(self.name, pretrained=self.pretrained, **arguments)
-        except (TypeError, AssertionError, ValueError, RuntimeError) as error:
+        except REFUSALS as error:
             if isinstance(error, TypeError) and "argument 'img_size'" in str(error) and self.img_size is not None:
                 others = {name: value for name, value in arguments.items() if name != "img_size"}
                 return self._create(others, seed)
-            raise ConfigError("model.name", self.name, f"timm refuses {arguments}: {error}") from error
+            raise ConfigError(
+                "model.name", self.name, f"timm refuses {arguments}: {type(error).__name__}: {error}"
+            ) from error
         if self.img_size is not None:
             _tell_size(model, self.img_size)
         return model

@@ -13,17 +13,34 @@ from torch import Tensor, nn
 
 from fedsim.errors import ConfigError
 
+UNREADABLE = (
+    RuntimeError,
+    SafetensorError,
+    UnpicklingError,
+    AttributeError,
+    EOFError,
+    OSError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+"""What an empty file, a cut one, or one that holds something else raises."""
+
 REDRAWN = "redrawn"
 """Under this key of a safetensors file's metadata stands the `redrawn_mark` of the model that it was saved from."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state dict, and the `redrawn_mark` of the model that it was saved from; empty where the file has none."""
+    """A state dict, and the `redrawn_mark` of the model that it was saved from; empty where the file has none.
+
+    `key` is the setting that named the file.
+    """
 
     path: Path
     state: Mapping[str, Tensor]
     mark: str = ""
+    key: str = "model.checkpoint"
 
     def fits(self, tensors: Mapping[str, Tensor]) -> bool:
         """Whether it holds a tensor of the same shape for each of these, and no other."""
@@ -35,12 +52,21 @@ class Checkpoint:
         """Raises ConfigError where it does not fit."""
         try:
             model.load_state_dict(self.state)
-        except (RuntimeError, AttributeError, TypeError) as error:
-            raise _unfit(self.path, error) from error
+        except UNREADABLE as error:
+            raise _unfit(self.path, error, self.key) from error
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """A `.safetensors` file, or a state dict that torch saved.
+def load_checkpoint(model: nn.Module, path: Path, key: str = "model.checkpoint") -> None:
+    """Read weights into a model that has all of their names.
+
+    Raises:
+        ConfigError: the file cannot be read, or does not fit.
+    """
+    read_checkpoint(path, key).load_into(model)
+
+
+def read_checkpoint(path: Path, key: str = "model.checkpoint") -> Checkpoint:
+    """A `.safetensors` file, or a state dict that torch saved; nothing is unpickled.
 
     Raises:
         ConfigError: it is neither.
@@ -49,11 +75,12 @@ def read_checkpoint(path: Path) -> Checkpoint:
         if path.suffix == ".safetensors":
             with safe_open(path, "pt") as file:
                 mark = (file.metadata() or {}).get(REDRAWN, "")
-            return Checkpoint(path, load_file(path), mark)
+            return Checkpoint(path, load_file(path), mark, key)
         state = torch.load(path, map_location="cpu", weights_only=True)
-        return Checkpoint(path, state.get("model", state.get("state_dict", state)))
-    except (RuntimeError, SafetensorError, UnpicklingError, AttributeError) as error:
-        raise _unfit(path, error) from error
+        state = state.get("model", state.get("state_dict", state))
+        return Checkpoint(path, {str(name): value for name, value in state.items()}, key=key)
+    except UNREADABLE as error:
+        raise _unfit(path, error, key) from error
 
 
 def redrawn_mark(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> str:
@@ -65,6 +92,6 @@ def redrawn_mark(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> s
     return digest.hexdigest() if differing else ""
 
 
-def _unfit(path: Path, error: Exception) -> ConfigError:
-    what = " ".join(str(error).split())[:200]
-    return ConfigError("model.checkpoint", path, f"no state dict that fits the model: {what}")
+def _unfit(path: Path, error: Exception, key: str) -> ConfigError:
+    what = " ".join(str(error).split())[:200] or type(error).__name__
+    return ConfigError(key, path, f"no state dict that fits the model: {what}")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -26,9 +27,8 @@ class RunFolder:
         try:
             for folder in (root, self.observations, self.reconstructions, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
-            probe = root / ".writable"
-            probe.write_text("")
-            probe.unlink()
+            with tempfile.NamedTemporaryFile(dir=root, prefix=".writable-"):  # a name that no other process takes
+                pass
         except OSError as error:
             raise ConfigError("run_dir", root, f"a folder that can be written to ({error.strerror})") from error
 

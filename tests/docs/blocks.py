@@ -15,7 +15,7 @@ NEEDS = {
     "DIR": "a folder of the reader's pictures",
     "RUN": "the folder of an earlier run",
     "minutes": "more than ten seconds",
-    "example": "the example beside it: tests/test_readme.py or tests/test_plugin.py runs it",
+    "example": "the example beside it: test_readme.py, test_plugin.py or experiments/test_own_defense.py runs it",
 }
 """Why a block may be left alone; `<!-- needs: minutes, DIR -->` on the line before it."""
 

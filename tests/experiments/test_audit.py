@@ -298,3 +298,13 @@ def test_what_an_audit_would_not_use_of_a_crew_is_refused(command, tmp_path):
     code, _, err = command("fedsim-audit", "simulation.attack_threads=2", f"run_dir={tmp_path / 'a'}")
     assert code == 2
     assert "simulation.attack_threads=2: 1 in an audit" in err
+
+
+def test_an_audit_without_a_single_update_has_failed(command, tmp_path):
+    settings = [f"run_dir={tmp_path / 'run'}", *SMALL, "audit.num_images=2", "audit.batch_size=2"]
+    fault = "+defense.broken={_target_:tests.experiments.faulty_defense.FailsAtBatch,at:1}"
+    code, _, err = command("fedsim-audit", *settings, "attack=[patch_gradient,labels]", fault)
+    assert code == 2
+    assert "error: no update could be computed, the last one because of RuntimeError: <b>out of pictures</b>" in err
+    assert [row["status"] for row in rows(tmp_path / "run", "attacks")] == ["failed", "failed"]
+    assert (tmp_path / "run" / "report.html").exists()

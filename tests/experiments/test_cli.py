@@ -45,6 +45,15 @@ FAULTS = [
         ["strategy.min_evaluate_nodes=50", "num_clients=40"],
     ),
     (["seed=abc"], ["seed=abc", "whole number"]),
+    (["data=photos", "data.size=big"], ["data.size=big", "a whole number"]),
+    (["data=photos", "data.count=2.5"], ["data.count=2.5", "a whole number"]),
+    (["data=imagefolder", "data.path=5"], ["data.path=5", "a word or null"]),
+    (["data.seed=abc"], ["data.seed=abc", "a whole number"]),
+    (["+data.test_fractoin=0.3"], ["data.test_fractoin=0.3", "Did you mean 'test_fraction'"]),
+    (["partition=dirichlet", "partition.seed=abc"], ["partition.seed=abc", "a whole number"]),
+    (["partition=dirichlet", "+partition.alhpa=1"], ["partition.alhpa=1", "Did you mean 'alpha'"]),
+    (["model.num_classes=0"], ["model.num_classes=0", "at least 1"]),
+    (["model.num_classes=3"], ["model.num_classes=3", "at least 10"]),
     (["ray.grows=perhaps"], ["ray.grows=perhaps", "true or false"]),
 ]
 

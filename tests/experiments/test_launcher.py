@@ -76,8 +76,15 @@ class Unstarted(subprocess.Popen):
 def test_to_a_ray_of_the_sweeps_own_no_node_comes(monkeypatch, tmp_path, own, grows):
     monkeypatch.setattr(subprocess, "Popen", Unstarted)
     sweep = SideBySide()
-    sources = {"runtime": {"config_sources": []}, "job": {"config_name": "config"}}
+    typed = ["hydra/launcher=side_by_side", "hydra.launcher.at_once=3", "hydra.mode=MULTIRUN", "hydra.sweep.dir=x"]
+    kept = ["hydra.searchpath=[file:///own]", "+hydra.verbose=true"]
+    sources = {
+        "runtime": {"config_sources": []},
+        "job": {"config_name": "config"},
+        "overrides": {"hydra": typed + kept},
+    }
     sweep.config = OmegaConf.create({"hydra": sources, "ray": {"address": own}})
     run = sweep._start(0, tmp_path, ["seed=0"], "10.0.0.1:6379")
     run.output.close()
+    assert [word for word in run.process.args if "hydra" in word] == kept
     assert run.process.args[-1 - len(grows) :] == ["ray.address='10.0.0.1:6379'", *grows]

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from experiments.priors import inversion, training
 from fedsim.models.generator import load_generator
+from fedsim.tracking.durable import locked
 
 PUBLIC = ["data.auxiliary_fraction=0.3", "prior.validation=8", "threads=1"]
 GENERATOR = ["prior.generator.steps=30", "prior.generator.channels=[16,8]", "prior.generator.latent=8"]
@@ -39,6 +40,14 @@ def test_a_generator_of_all_classes_but_some(command, tmp_path):
     code, _, err = command(*call, "seed=1")
     assert code == 2
     assert "seed=1 now, 0 there" in err
+
+
+def test_a_folder_at_work_is_left_as_it_is(command, tmp_path):
+    with locked(tmp_path):
+        code, _, err = command("fedsim-prior", f"run_dir={tmp_path}", *PUBLIC, *GENERATOR)
+    assert code == 2
+    assert "another process is at work in this folder" in err
+    assert not (tmp_path / "config.yaml").exists()
 
 
 @pytest.mark.parametrize(("kind", "settings", "result"), [

@@ -255,6 +255,19 @@ def test_where_a_run_goes_on_may_change_and_what_comes_out_may_not(run_folder):
     with pytest.raises(ConfigError, match=r"a setting of this run\. Did you mean 'address'"):
         resuming.read_resumed([f"resume={run_folder}", "ray.adress=auto"])
     assert resuming.read_resumed(["seed=1"]) is resuming.read_resumed(["resume=null"]) is None
+    for plus in ("+", "++"):  # as Hydra takes them
+        assert resuming.read_resumed([f"{plus}resume={run_folder}"]) == resuming.read_resumed([f"resume={run_folder}"])
+        assert resuming.read_resumed([f"{plus}resume=null"]) is None
+
+
+def test_resume_in_a_file_starts_no_other_run(command, tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "again.yaml").write_text(f"# @package _global_\nresume: {tmp_path / 'RUN'}\n")
+    run = tmp_path / "run"
+    code, _, err = command("fedsim", "--config-dir", str(tmp_path), "experiment=again", f"run_dir={run}")
+    assert code == 2
+    assert err.startswith(f"error: resume={tmp_path / 'RUN'}: null in a file: fedsim resume=RUN goes on")
+    assert not (run / "config.yaml").exists()
 
 
 def test_what_began_on_gpus_does_not_go_on_in_one_process(run_folder):

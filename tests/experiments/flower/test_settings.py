@@ -26,6 +26,17 @@ def test_a_supernode_says_more_about_itself_than_the_run_does():
     assert config["partition"] == {}
 
 
+def test_settings_of_an_option_go_with_it_where_a_supernode_chooses_another():
+    run = {"overrides": "partition=dirichlet partition.alpha=0.1 defense=[gradient_noise] defense.gradient_noise.std=1"}
+    site = client_config(run, {"overrides": "data=imagefolder data.path=/srv ~partition defense=[local_dp]"})
+    assert site["partition"] == {}
+    assert list(site["defense"]) == ["local_dp"]
+    same = client_config(run, {"overrides": "partition=dirichlet defense=[gradient_noise,local_dp]"})
+    assert same["partition"]["alpha"] == 0.1
+    assert same["defense"]["gradient_noise"]["std"] == 1
+    assert client_config(run, {"overrides": "partition.alpha=0.2"})["partition"]["alpha"] == 0.2
+
+
 @pytest.mark.parametrize("asked", ["", "audit=true", "seed=1 audit=true audit=true"])
 def test_no_run_makes_a_client_send_its_pictures(asked):
     assert client_config({"overrides": asked}, {"partition-id": 0})["audit"] is False
@@ -74,3 +85,8 @@ def test_a_supernode_without_a_number_is_refused(node_config, key):
     with pytest.raises(ConfigError, match=f"^{key}"):
         partition_id(node_config, num_clients=2)
     assert partition_id({"partition-id": 1, "num-partitions": 2}, num_clients=2) == 1
+
+
+def test_a_setting_that_there_is_not_is_refused_on_a_supernode():
+    with pytest.raises(ConfigError, match=r"^client\.foo=1: there is no such setting"):
+        client_config({"overrides": "seed=1"}, {"overrides": "+client.foo=1"})

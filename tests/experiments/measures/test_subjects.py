@@ -97,6 +97,8 @@ def test_what_cannot_be_loaded(write_run, settings, tmp_path):
     next((empty / "checkpoints").iterdir()).unlink()
     wrong = write_run("wrong")
     save_file({"x": torch.zeros(1)}, wrong / "checkpoints" / "round-00003.safetensors")
+    cut = tmp_path / "cut.pt"
+    cut.write_bytes(b"")
     broken = write_run("broken")
     (broken / "config.yaml").write_text("[]")
     few = write_run("few", model={"num_classes": 10})
@@ -110,6 +112,7 @@ def test_what_cannot_be_loaded(write_run, settings, tmp_path):
         (settings([run], model=MODEL, data=DATA), "no model beside runs"),
         (settings(model=MODEL), "data=imagefolder"),
         (settings(model={**MODEL, "checkpoint": str(tmp_path / "no.pt")}, data=DATA), "no such file"),
+        (settings(model={**MODEL, "checkpoint": str(cut)}, data=DATA), "no state dict that fits"),
         (settings([run], data={**DATA, "test_fraction": 0.0}), "above 0"),
     ):
         with pytest.raises(ConfigError, match=words):

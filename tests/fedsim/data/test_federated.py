@@ -178,6 +178,18 @@ def test_a_client_without_pictures_is_named():
     assert "client 0 of 3 would hold no picture" in str(error)
 
 
+def test_partitions_that_no_client_takes_are_reported(caplog):
+    data = FederatedData(Table(), NaturalIdPartitioner("writer"), image_size=8)
+    sizes = data.partition_sizes()
+    with caplog.at_level(logging.WARNING):
+        data.check()
+        data.check(7)
+        assert not caplog.text
+        data.check(4)
+    told = f"num_clients=4 of 7 partitions: {sum(sizes[4:])} of 300 training pictures belong to no client"
+    assert told in caplog.text
+
+
 def test_more_clients_than_natural_ids():
     error = refusal(NaturalIdPartitioner("writer"), num_clients=8)
     assert (

@@ -60,6 +60,9 @@ def test_wrappers_run_in_order():
         ({"img_size": 33, "patch_size": 8}, r"a multiple of model\.patch_size=8"),
         ({"img_size": 0}, "a positive number"),
         ({"kwargs": {"depht": 1}}, "timm refuses"),
+        ({"kwargs": {"num_heads": 0}}, "timm refuses.*ZeroDivisionError"),
+        ({"kwargs": {"norm_layer": "foo"}}, "timm refuses.*foo"),
+        ({"kwargs": {"in_chans": 1}}, r"model\.kwargs\.in_chans=1: 3"),
     ],
 )
 def test_refusals(settings, words):
@@ -76,6 +79,15 @@ def test_checkpoints(tmp_path):
         assert same(spec.build(0), model)
     with pytest.raises(ConfigError, match=r"model\.checkpoint=.*fit"):
         ModelSpec(SMALL.name, 5, 32, 8, checkpoint=str(tmp_path / "w.pt"), kwargs={"depth": 2}).build(0)
+    whole = (tmp_path / "w.pt").read_bytes()
+    (tmp_path / "empty.pt").write_bytes(b"")
+    (tmp_path / "cut.pt").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "short.pt").write_bytes(whole[:20])
+    torch.save({3: "no tensor"}, tmp_path / "other.pt")
+    (tmp_path / "empty.safetensors").write_bytes(b"")
+    for name in ("empty.pt", "cut.pt", "short.pt", "other.pt", "empty.safetensors"):
+        with pytest.raises(ConfigError, match=rf"model\.checkpoint=.*{name}: no state dict that fits the model: \S"):
+            ModelSpec(SMALL.name, 5, 32, 8, checkpoint=str(tmp_path / name), kwargs={"depth": 1}).build(0)
 
 
 def test_what_the_model_reads():

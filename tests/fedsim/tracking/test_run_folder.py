@@ -1,6 +1,7 @@
 """Files of a run are whole or absent."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -39,6 +40,12 @@ def test_one_process_at_a_time_and_the_lock_goes_with_it(tmp_path):
         pytest.fail("two at once")
     with folder.locked():
         pass
+
+
+def test_a_folder_is_opened_by_many_at_once(tmp_path):
+    with ThreadPoolExecutor(8) as pool:  # the lock is taken later
+        list(pool.map(lambda _: RunFolder(tmp_path), range(800)))
+    assert {path.name for path in tmp_path.iterdir()} == {"observations", "reconstructions", "checkpoints"}
 
 
 def test_too_little_room_is_named(tmp_path):
