@@ -186,6 +186,11 @@ class RunFolder:
         return {record.number: record.seconds for record in self.timings if record.number > 0}
 
     @property
+    def seconds(self) -> float | None:
+        """Wall time of the whole run."""
+        return _number(self.summary.get("seconds"))
+
+    @property
     def finished(self) -> bool:
         return self.summary.get("finished") is True
 
@@ -251,14 +256,19 @@ def _read_summary(path: Path, damaged: list[str]) -> dict[str, Any]:
     text = _read_text(path)
     if not text.strip():
         return {}
-    try:
-        summary = json.loads(text)
-    except json.JSONDecodeError:
-        summary = None
+    summary = _parsed(text)
     if not isinstance(summary, dict):
         damaged.append(path.name)
         return {}
     return summary
+
+
+def _parsed(text: str) -> object:
+    """None for what is no JSON, nests too deep or holds a number of more digits than Python reads."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _read_lines(path: Path, parse: Callable[[Mapping[str, Any]], Record | None], damaged: list[str]) -> list[Record]:
@@ -266,10 +276,7 @@ def _read_lines(path: Path, parse: Callable[[Mapping[str, Any]], Record | None],
     for line in _read_text(path).splitlines():
         if not line.strip():
             continue
-        try:
-            values = json.loads(line)
-        except json.JSONDecodeError:
-            values = None
+        values = _parsed(line)
         record = parse(values) if isinstance(values, dict) else None
         if record is None:
             lost += 1
@@ -377,10 +384,14 @@ def _image(values: Mapping[str, Any]) -> ImageRecord:
 
 
 def _number(value: object) -> float | None:
-    """A finite number; JSON as Python writes it may hold NaN and Infinity."""
+    """A finite number; JSON as Python writes it may hold NaN, Infinity and integers that no float holds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _whole(value: object) -> int | None:

@@ -200,14 +200,13 @@ def client_failures(run: RunFolder) -> list[ClientFailure]:
 def run_times(run: RunFolder) -> RunTimes:
     seconds = run.round_seconds
     slowest = max(seconds, key=lambda number: seconds[number], default=None)
-    whole = run.summary.get("seconds")
     return RunTimes(
         rounds=len(seconds),
         total=sum(seconds.values()) if seconds else None,
         median=statistics.median(seconds.values()) if seconds else None,
         slowest=None if slowest is None else seconds[slowest],
         slowest_round=slowest,
-        run=float(whole) if isinstance(whole, int | float) else None,
+        run=run.seconds,
     )
 
 
