@@ -94,8 +94,8 @@ def best_baseline(attack: str, attacks: Sequence[AttackRecord], without: Sequenc
 
 def _pictures(record: AttackRecord) -> Iterator[tuple[Key, ImageRecord]]:
     if record.status == "done":
-        for index, image in enumerate(record.images):
-            yield (record.observation, index), image
+        for source, image in record.pictures.items():
+            yield (record.observation, source), image
 
 
 def against_guess(attack: str, baseline: Baseline) -> str:

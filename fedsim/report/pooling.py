@@ -105,7 +105,7 @@ def _records(groups: list[list[RunFolder]], names: Mapping[Arm, str]) -> list[tu
 
 
 def _rank(record: AttackRecord) -> tuple[int, float]:
-    values = [image.leaked for image in record.images if image.leaked is not None]
+    values = [image.leaked for image in record.pictures.values() if image.leaked is not None]
     return STATUS.get(record.status, 0), mean(values) or 0.0
 
 

@@ -6,7 +6,7 @@ empty one, a line cut off in the middle is skipped and counted, a field of anoth
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -119,12 +119,17 @@ class ImageRecord:
     @property
     def rebuilt(self) -> bool:
         """Whether the attack returned a picture at all, good or bad."""
-        return self.psnr is not None or self.reconstruction is not None
+        return any(one is not None for one in (self.psnr, self.private_psnr, self.reconstruction))
 
 
 @dataclass(frozen=True)
 class AttackRecord:
-    """One attack on one observation."""
+    """One attack on one observation.
+
+    Attributes:
+        batch_size: private pictures behind it.
+        images: each form in which the model saw one of them.
+    """
 
     observation: str
     number: int | None
@@ -147,6 +152,28 @@ class AttackRecord:
     @property
     def certified(self) -> bool:
         return self.status == "done" and self.certificate == "certified"
+
+    @property
+    def pictures(self) -> dict[int, ImageRecord]:
+        """The best result for each private picture, by its number among `images`."""
+        best: dict[int, ImageRecord] = {}
+        for source, image in zip(sources(self.images), self.images, strict=True):
+            known = best.setdefault(source, image)
+            if image.leaked is not None and (known.leaked is None or image.leaked > known.leaked):
+                best[source] = image
+        return best
+
+
+def sources(images: Sequence[ImageRecord]) -> list[int]:
+    """For each the number of the first that was made of the same private picture, as `GroundTruth.sources`.
+
+    Several local steps may change one picture anew each. A name alone does not tell: in a sum two clients may have a
+    picture of that name. What a guess reaches depends on the client's own picture and on nothing else.
+    """
+    first: dict[tuple[object, ...], int] = {}
+    return [
+        first.setdefault((image.image, image.label, image.guess_psnr), number) for number, image in enumerate(images)
+    ]
 
 
 @dataclass(frozen=True)
@@ -333,7 +360,7 @@ def _attack(values: Mapping[str, Any]) -> AttackRecord | None:
         certificate=_text(certificate.get("status")) or "none",
         certificate_reason=_text(certificate.get("reason")) or "",
         seconds=_number(values.get("seconds")),
-        batch_size=max(_whole(values.get("batch_size")) or 0, len(images)),
+        batch_size=_pictures(_whole(values.get("batch_size")) or 0, images),
         attempts=_whole(values.get("attempts")) or 1,
         label_exact=exact if isinstance(exact, bool) else None,
         label_share=_number(values.get("label_share")),
@@ -342,6 +369,11 @@ def _attack(values: Mapping[str, Any]) -> AttackRecord | None:
         trace=_trace(values.get("trace")),
         baseline=values.get("baseline") is True,
     )
+
+
+def _pictures(stated: int, images: Sequence[ImageRecord]) -> int:
+    """How many private ones there are: those that are listed, or as many as stated where that is more than all."""
+    return stated if stated > len(images) else len(set(sources(images)))
 
 
 def _trace(rows: object) -> tuple[dict[str, float], ...]:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedsim.report.read import AttackRecord, RunFolder
+from fedsim.report.read import AttackRecord, RunFolder, sources
 
 RECOGNISABLE = 20.0
 """dB of PSNR from which a rebuilt picture counts as recognisable."""
@@ -23,7 +23,7 @@ class AttackSummary:
         retried: observations that took more than one attempt.
         certified: observations whose result the attack itself vouches for.
         pictures: private pictures behind the observations on which the attack ran to its end and was scored.
-        mean_psnr, mean_ssim, mean_lpips: against what the model saw.
+        mean_psnr, mean_ssim, mean_lpips: against what the model saw, each form of a picture by itself.
         mean_leaked, min_psnr, max_psnr, recognisable, success: against the clients' own pictures.
         mean_private_psnr, mean_private_ssim: against the clients' own pictures; None where no defense changed one
             before the model saw it. The other scores are of what the model saw.
@@ -140,8 +140,8 @@ def summarise_leakage(run: RunFolder) -> Leakage:
         sizes[record.observation] = max(sizes.get(record.observation, 0), record.batch_size)
         if record.status != "done":
             continue
-        for index, image in enumerate(record.images):
-            key = record.observation, index
+        for source, image in zip(sources(record.images), record.images, strict=True):
+            key = record.observation, source
             if image.rebuilt:
                 returned.add(key)
                 if record.certified:
@@ -220,7 +220,8 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
     scored = [record for record in done if record.scored]
     values, pictures = _psnrs(done), _pictures(scored)
     images = [image for record in done for image in record.images]
-    private = images if any(image.changed for image in images) else []
+    own = [image for record in done for image in record.pictures.values()]
+    private = own if any(image.changed for image in images) else []
     labelled = [(record.label_share, max(record.batch_size, 1)) for record in done if record.label_share is not None]
     exact = [record.label_exact for record in done if record.label_exact is not None]
     seconds = [record.seconds for record in done if record.seconds is not None]
@@ -252,7 +253,7 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
 
 
 def _psnrs(records: Iterable[AttackRecord]) -> list[float]:
-    return [image.leaked for record in records for image in record.images if image.leaked is not None]
+    return [image.leaked for record in records for image in record.pictures.values() if image.leaked is not None]
 
 
 def _pictures(records: Iterable[AttackRecord]) -> int:

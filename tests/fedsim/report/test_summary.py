@@ -22,7 +22,7 @@ def test_one_attack_by_hand(write_run: Any, records: Any) -> None:
     run = read_run(
         write_run(
             [
-                records.attack(1, 0, records.image(100.0), records.image(30.0)),
+                records.attack(1, 0, records.image(100.0, "digits/0"), records.image(30.0)),
                 records.attack(1, 1, records.image(10.0), certificate=uncertified, label_share=0.0, label_exact=False),
                 records.attack(2, 0, records.image(None), seconds=1.5, attempts=2, certificate=uncertified),
                 records.refusal(2, 1, "withheld"),
