@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from fedsim.report.read import AttackRecord, ImageRecord, RunFolder
+from fedsim.report.attack_records import AttackRecord, ImageRecord
+from fedsim.report.read import RunFolder
 from fedsim.report.wording import count, decibels
 
 GUESS_MARGIN = 1.0

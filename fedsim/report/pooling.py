@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fedsim.report.attack_records import AttackRecord
 from fedsim.report.baseline import Baseline, best_baseline, needs_no_gradient
-from fedsim.report.read import AttackRecord, RunFolder
+from fedsim.report.read import RunFolder
 from fedsim.report.settings import Settings, apart_from_defense, defense_settings, flatten, own_settings, seeds
 from fedsim.report.summary import (
     AttackSummary,

@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedsim.report.read import AttackRecord, RunFolder, sources
+from fedsim.report.attack_records import AttackRecord, sources
+from fedsim.report.read import RunFolder
 
 RECOGNISABLE = 20.0
 """dB of PSNR from which a rebuilt picture counts as recognisable."""
