@@ -100,10 +100,10 @@ def _pictures(record: AttackRecord) -> Iterator[tuple[Key, ImageRecord]]:
 
 
 def against_guess(attack: str, baseline: Baseline) -> str:
-    """How much more an attack reaches than the baseline, as a sentence."""
+    """How much more or less an attack reaches than the baseline, as a sentence."""
     more = f"no more than that (within {GUESS_MARGIN:.0f} dB)"
-    if baseline.gain > GUESS_MARGIN:
-        more = f"{baseline.gain:.1f} dB more"
+    if abs(baseline.gain) > GUESS_MARGIN:
+        more = f"{abs(baseline.gain):.1f} dB {'more' if baseline.gain > 0 else 'less'}"
     scored = count(baseline.of, "picture")
     on = "" if baseline.pictures == baseline.of else f" on {baseline.pictures:,} of its {scored}"
     return (

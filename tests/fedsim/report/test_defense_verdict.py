@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.report.baseline import GUESS, against_guess, best_baseline, guessing, needs_no_gradient, reading
+from fedsim.report.baseline import GUESS, Baseline, against_guess, best_baseline, guessing, needs_no_gradient, reading
 from fedsim.report.chance import clearly_fewer
 from fedsim.report.defense_verdict import judge_defenses
 from fedsim.report.read import read_run
@@ -170,9 +170,7 @@ def test_baselines_are_told_by_the_settings_of_each_run(run: Any) -> None:
         (verdict,) = judge_defenses([plain, *runs])
         assert verdict.level == "safe"
         assert verdict.sentence.startswith("0 of 2 observed pictures")
-        assert (
-            "Without any gradient blind reaches 25.0 dB on average; a reaches no more than that" in verdict.details[0]
-        )
+        assert verdict.details[0] == "Without any gradient blind reaches 25.0 dB on average; a reaches 13.0 dB less."
     for runs in ([first, same_name], [same_name, first]):
         (verdict,) = judge_defenses([plain, *runs])
         assert verdict.sentence.startswith("0 of 2 observed pictures")
@@ -242,3 +240,16 @@ def test_a_guess_is_held_against_the_pictures_that_the_attack_was_scored_on(run:
     assert (baseline.name, baseline.psnr, baseline.gain, baseline.pictures, baseline.of) == ("blind", 39.5, 0.5, 1, 2)
     told = against_guess("a", baseline)
     assert "reaches 39.5 dB on average on 1 of its 2 pictures; a reaches no more than that (within 1 dB) there." in told
+
+
+@pytest.mark.parametrize(
+    ("gain", "words"),
+    [
+        (1.4, "a reaches 1.4 dB more."),
+        (0.9, "a reaches no more than that (within 1 dB)."),
+        (-0.9, "a reaches no more than that (within 1 dB)."),
+        (-5.3, "a reaches 5.3 dB less."),
+    ],
+)
+def test_how_far_an_attack_is_from_the_guess(gain: float, words: str) -> None:
+    assert against_guess("a", Baseline(11.4, GUESS, gain, 8, 8)).endswith(words)
