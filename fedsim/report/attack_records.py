@@ -81,6 +81,7 @@ class AttackRecord:
     Attributes:
         batch_size: private pictures behind it.
         images: each form in which the model saw one of them.
+        labelled: it returned labels.
     """
 
     observation: str
@@ -100,6 +101,12 @@ class AttackRecord:
     images: tuple[ImageRecord, ...]
     trace: tuple[dict[str, float], ...] = ()
     baseline: bool = False
+    labelled: bool = False
+
+    @property
+    def labels_alone(self) -> bool:
+        """Whether it came to an end and was after labels, not after pictures, of which a search keeps a trace."""
+        return self.status == "done" and self.labelled and not self.trace
 
     @property
     def certified(self) -> bool:

@@ -248,6 +248,7 @@ def _attack(values: Mapping[str, Any]) -> AttackRecord | None:
         images=images,
         trace=_trace(values.get("trace")),
         baseline=values.get("baseline") is True,
+        labelled=bool(_list(values.get("labels"))) or _number(values.get("label_share")) is not None,
     )
 
 

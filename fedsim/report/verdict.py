@@ -76,8 +76,9 @@ def _leakage_sentence(run: RunFolder, rows: list[AttackSummary], leakage: Leakag
     if leakage.scored:
         none = "The observed picture was not" if leakage.pictures == 1 else f"None of the {observed} was"
         return "safe", (
-            f"{none} rebuilt recognisably: the best result, {decibels(strongest.max_psnr)} by "
-            f"{strongest.attack}, stays below {RECOGNISABLE:.0f} dB."
+        best = max(rows, key=lambda row: -1.0 if row.max_psnr is None else row.max_psnr)
+            f"{none} rebuilt recognisably: the best result, {decibels(best.max_psnr)} by "
+            f"{best.attack}, stays below {RECOGNISABLE:.0f} dB."
         )
     if leakage.returned:
         return "unknown", (
@@ -85,7 +86,7 @@ def _leakage_sentence(run: RunFolder, rows: list[AttackSummary], leakage: Leakag
             "to the originals was not measured."
         )
     if any(row.done for row in rows):
-        return "unknown", f"Only labels were attacked: no attack tried to rebuild the {observed}."
+        return "unknown", _without_pictures(run, observed)
     if all(row.refused == 0 for row in rows):
         return "unknown", "No attack came to an end, so this run says nothing about what the server could learn."
     who = listed([f"{row.attack} refused {row.refused:,} of {_updates(row)}" for row in rows if row.refused])
@@ -96,6 +97,16 @@ def _leakage_sentence(run: RunFolder, rows: list[AttackSummary], leakage: Leakag
 
 
 def _unended(run: RunFolder, rows: list[AttackSummary]) -> list[str]:
+def _without_pictures(run: RunFolder, observed: str) -> str:
+    ended = dict.fromkeys(one.attack for one in run.attacks if one.status == "done" and not one.labels_alone)
+    if not ended:
+        return f"Only labels were attacked: no attack tried to rebuild the {observed}."
+    return (
+        f"{listed(list(ended))} came to an end without a picture that could be used, so this run does not say what "
+        f"the server could learn of the {observed}."
+    )
+
+
     """Attacks that failed, or never ran although others did: what they would have rebuilt is not known."""
     failed = [f"{row.attack} on {row.failed:,} of {_updates(row)}" for row in rows if row.failed]
     ran = {record.attack for record in run.attacks}

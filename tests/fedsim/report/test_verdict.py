@@ -41,6 +41,12 @@ def test_nothing_recognisable(write_run: Any, records: Any) -> None:
     assert any("not for every attack that exists" in detail for detail in found.details)
 
 
+def test_the_best_result_is_the_best_of_all_attacks(write_run: Any, records: Any) -> None:
+    rows = [records.attack(1, k, records.image(15.0), attack="steady") for k in range(4)]
+    rows += [records.attack(1, k, records.image(psnr), attack="lucky") for k, psnr in enumerate([19.8, 8.0, 8.0, 8.0])]
+    assert "the best result, 19.8 dB by lucky, stays below" in verdict(read_run(write_run(rows))).sentence
+
+
 def test_every_attack_refused(write_run: Any, records: Any) -> None:
     reason = "pos_embed's gradient is withheld by fixed_pe"
     found = verdict(read_run(write_run([records.refusal(1, k, reason) for k in range(4)])))
@@ -76,6 +82,11 @@ def test_what_was_not_measured_is_not_called_safe(
         picture = records.image(row.pop("psnr", None), reconstruction=row.pop("reconstruction", None))
         attacks.append(records.attack(1, 0, **{"images": [picture]} | row))
     found = verdict(read_run(write_run(attacks)))
+        (
+            [{"attack": "a", "label_share": None, "label_exact": None}, {"attack": "b", "trace": [{"step": 1}]}],
+            "a and b came to an end without a picture that could be used",
+        ),
+        ([{"attack": "a", "label_share": None, "label_exact": None}, {"attack": "llg"}], "a came to an end without"),
     assert found.level == "unknown"
     assert words in found.sentence
 
