@@ -34,7 +34,8 @@ from fedsim.report.timings import TimeSpent, time_spent
 from fedsim.report.verdict import verdict
 from fedsim.report.wording import count, decibels, duration, percent
 
-FAILURES_SHOWN = 50
+ROWS_SHOWN = 50
+"""Of refusals and failures."""
 
 SHARED = {
     "gradient": "the gradient of its loss over one batch, averaged over the batch",
@@ -53,7 +54,6 @@ def build_report(run_folder: Path) -> Path:
     """
     run = read_run(run_folder)
     rows = summarise_attacks(run)
-    failures = client_failures(run)
     gallery = build_gallery(run)
     spent = time_spent(run)
     environment = _environment()
@@ -71,10 +71,10 @@ def build_report(run_folder: Path) -> Path:
         gallery=gallery,
         searches={row.attack: figure for row in rows if (figure := _search(run, row.attack)) is not None},
         refusals=refusals(run),
-        client_failures=failures[:FAILURES_SHOWN],
-        failures_left_out=max(0, len(failures) - FAILURES_SHOWN),
+        client_failures=client_failures(run),
+        rows_shown=ROWS_SHOWN,
         attack_failures=attack_failures(run),
-        retried=[record for record in run.attacks if record.attempts > 1][:FAILURES_SHOWN],
+        retried=[record for record in run.attacks if record.attempts > 1],
         times=run_times(run),
         spent=spent,
         time_figure=None if spent is None else _time_figure(spent),

@@ -1,5 +1,6 @@
 """The numbers of a run: from records to counts, means and rates. No wording, no pictures."""
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,9 @@ from fedsim.report.read import RunFolder
 
 RECOGNISABLE = 20.0
 """dB of PSNR from which a rebuilt picture counts as recognisable."""
+
+NUMBER = re.compile(r"(?<![\w.,])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\w)")
+"""One that stands alone: that of `blocks.0` or `conv1` is part of a name."""
 
 THRESHOLDS = (20.0, 30.0, 40.0)
 """dB of PSNR at which the success rates are given."""
@@ -85,11 +89,17 @@ class Leakage:
 
 @dataclass(frozen=True)
 class Group:
-    """So many observations with the same outcome for the same reason."""
+    """So many observations with the same outcome for the same reason, numbers in it aside.
+
+    Attributes:
+        reason: its most frequent wording.
+        wordings: how many there are.
+    """
 
     attack: str
     reason: str
     count: int
+    wordings: int
 
 
 @dataclass(frozen=True)
@@ -267,5 +277,12 @@ def _share(values: Sequence[float], threshold: float, pictures: int) -> float | 
 
 
 def _grouped(records: Iterable[AttackRecord]) -> list[Group]:
-    counts = Counter((record.attack, record.reason or "no reason given") for record in records)
-    return [Group(attack, reason, count) for (attack, reason), count in counts.most_common()]
+    """The most frequent reasons first. A residual in a reason makes no reason of its own."""
+    wordings: dict[tuple[str, str], Counter[str]] = {}
+    for record in records:
+        reason = record.reason or "no reason given"
+        wordings.setdefault((record.attack, NUMBER.sub("#", reason)), Counter())[reason] += 1
+    groups = [
+        Group(attack, found.most_common(1)[0][0], found.total(), len(found)) for (attack, _), found in wordings.items()
+    ]
+    return sorted(groups, key=lambda group: -group.count)

@@ -8,6 +8,7 @@ from fedsim.report.read import RunFolder
 from fedsim.report.summary import (
     RECOGNISABLE,
     AttackSummary,
+    Group,
     Leakage,
     final_accuracy,
     refusals,
@@ -75,8 +76,8 @@ def _leakage_sentence(run: RunFolder, rows: list[AttackSummary], leakage: Leakag
         )
     if leakage.scored:
         none = "The observed picture was not" if leakage.pictures == 1 else f"None of the {observed} was"
-        return "safe", (
         best = max(rows, key=lambda row: -1.0 if row.max_psnr is None else row.max_psnr)
+        return "safe", (
             f"{none} rebuilt recognisably: the best result, {decibels(best.max_psnr)} by "
             f"{best.attack}, stays below {RECOGNISABLE:.0f} dB."
         )
@@ -91,12 +92,11 @@ def _leakage_sentence(run: RunFolder, rows: list[AttackSummary], leakage: Leakag
         return "unknown", "No attack came to an end, so this run says nothing about what the server could learn."
     who = listed([f"{row.attack} refused {row.refused:,} of {_updates(row)}" for row in rows if row.refused])
     groups = refusals(run)
-    why = f", because {groups[0].reason}" if len(groups) == 1 else ""
+    why = f", because {_reason(groups[0])}" if len(groups) == 1 else ""
     failed = any(row.failed for row in rows)
     return ("unknown" if failed else "safe"), f"No picture was rebuilt: {who}{', the rest failed' * failed}{why}."
 
 
-def _unended(run: RunFolder, rows: list[AttackSummary]) -> list[str]:
 def _without_pictures(run: RunFolder, observed: str) -> str:
     ended = dict.fromkeys(one.attack for one in run.attacks if one.status == "done" and not one.labels_alone)
     if not ended:
@@ -107,6 +107,7 @@ def _without_pictures(run: RunFolder, observed: str) -> str:
     )
 
 
+def _unended(run: RunFolder, rows: list[AttackSummary]) -> list[str]:
     """Attacks that failed, or never ran although others did: what they would have rebuilt is not known."""
     failed = [f"{row.attack} on {row.failed:,} of {_updates(row)}" for row in rows if row.failed]
     ran = {record.attack for record in run.attacks}
@@ -130,12 +131,16 @@ def _refusals(run: RunFolder, rows: list[AttackSummary], leakage: Leakage) -> li
         return []
     groups = refusals(run)
     told = len(groups) == 1 and not leakage.scored and not any(row.done for row in rows)
-    sentences = [] if told else [f"{group.attack} refused: {group.reason}." for group in groups[:REASONS_SHOWN]]
+    sentences = [] if told else [f"{group.attack} refused: {_reason(group)}." for group in groups[:REASONS_SHOWN]]
     if len(groups) > REASONS_SHOWN:
         sentences.append(f"{count(len(groups) - REASONS_SHOWN, 'further reason')} below.")
     if leakage.scored or (rows and all(row.refused == row.observations for row in rows)):
         sentences.append("That holds for the attacks that ran, not for every attack that exists.")
     return sentences
+
+
+def _reason(group: Group) -> str:
+    return f"{group.reason} (one of {count(group.wordings, 'wording')})" if group.wordings > 1 else group.reason
 
 
 def _guess(rows: list[AttackSummary], baseline: Baseline | None) -> list[str]:

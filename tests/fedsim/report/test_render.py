@@ -323,3 +323,16 @@ def test_the_button_for_more_pictures_is_hidden_until_there_are_more(write_run: 
     script = build_report(write_run([records.attack(1, 0, records.image(25.0))])).read_text(encoding="utf-8")
     made = script.index('more.className = "more"')
     assert "more.hidden = true;" in script[made : script.index("list.after(more)")]
+
+
+def test_many_reasons_are_cut(write_run: Any, records: Any) -> None:
+    words = [f"{one}{other}" for one in "abcdefgh" for other in "abcdefgh"]
+    rows = [records.refusal(1, k, f"{word} is withheld") for k, word in enumerate(words)]
+    rows += [records.attack(2, k, attack="b", status="failed", reason=f"{word} raised") for k, word in enumerate(words)]
+    rows += [records.refusal(3, k, f"aa, residual {k}.5", attack="c") for k in range(1000)]
+    text = build_report(write_run(rows)).read_text(encoding="utf-8")
+    assert text.count(" is withheld</td>") == 49
+    assert text.count(" raised</td>") == 50
+    assert "15 more in attacks.jsonl." in text
+    assert "14 more in attacks.jsonl." in text
+    assert 'residual 0.5 <span class="hint">one of 1,000 wordings</span></td><td>1000</td>' in text
