@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fedsim.report.attack_records import AttackRecord, sources
+from fedsim.report.matrix_cells import EXACT
 from fedsim.report.read import RunFolder
 
 RECOGNISABLE = 20.0
@@ -30,6 +31,7 @@ class AttackSummary:
         pictures: private pictures behind the observations on which the attack ran to its end and was scored.
         mean_psnr, mean_ssim, mean_lpips: against what the model saw, each form of a picture by itself.
         mean_leaked, min_psnr, max_psnr, recognisable, success: against the clients' own pictures.
+        mean_capped: as `mean_leaked`, a picture above `EXACT` counting as that: more is rounding.
         mean_private_psnr, mean_private_ssim: against the clients' own pictures; None where no defense changed one
             before the model saw it. The other scores are of what the model saw.
         success: share of those with at least so many dB, by threshold; a picture not rebuilt is a miss.
@@ -47,6 +49,7 @@ class AttackSummary:
     recognisable: int
     mean_psnr: float | None
     mean_leaked: float | None
+    mean_capped: float | None
     min_psnr: float | None
     max_psnr: float | None
     mean_ssim: float | None
@@ -131,15 +134,15 @@ class RunTimes:
 
 
 def summarise_attacks(run: RunFolder) -> list[AttackSummary]:
-    """One row per attack, strongest first: most recognisable pictures, then highest mean PSNR."""
+    """One row per attack, strongest first: most recognisable pictures, then highest mean PSNR up to `EXACT`."""
     names = dict.fromkeys(record.attack for record in run.attacks)
     rows = [_summarise(name, [record for record in run.attacks if record.attack == name]) for name in names]
     return sorted(rows, key=strength, reverse=True)
 
 
-def strength(row: AttackSummary) -> tuple[int, float, int, float]:
+def strength(row: AttackSummary) -> tuple[int, float, float, int, float]:
     """What ranks attacks: a larger tuple is a stronger attack."""
-    return row.recognisable, row.mean_leaked or 0.0, row.certified, row.label_share or 0.0
+    return row.recognisable, row.mean_capped or 0.0, row.mean_leaked or 0.0, row.certified, row.label_share or 0.0
 
 
 def summarise_leakage(run: RunFolder) -> Leakage:
@@ -247,6 +250,7 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
         recognisable=sum(value >= RECOGNISABLE for value in values),
         mean_psnr=mean([image.psnr for image in images if image.psnr is not None]),
         mean_leaked=mean(values),
+        mean_capped=mean([min(value, EXACT) for value in values]),
         min_psnr=min(values, default=None),
         max_psnr=max(values, default=None),
         mean_ssim=mean([image.ssim for image in images if image.ssim is not None]),
