@@ -11,8 +11,8 @@ from markupsafe import Markup
 import fedsim
 from fedsim.report import figures, wording
 from fedsim.report.baseline import baselines, reading
+from fedsim.report.chart_data import Chart, Series
 from fedsim.report.comparison import Comparison, compare_runs, find_runs
-from fedsim.report.figures import Series
 from fedsim.report.gallery import build_gallery
 from fedsim.report.read import RunFolder, read_run
 from fedsim.report.searches import search_lines
@@ -197,7 +197,7 @@ def _cards(run: RunFolder) -> list[tuple[str, str, str]]:
     return cards
 
 
-def _plots(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, Markup]]:
+def _plots(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, Chart]]:
     """(caption, figure) of everything that there is data for."""
     accuracies = [(float(row.number), row.accuracy) for row in run.rounds if row.accuracy is not None]
     shown = [row.attack for row in rows if row.mean_leaked is not None][: len(figures.SERIES)]
@@ -214,20 +214,20 @@ def _plots(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, Markup]
     return [(caption, figure) for caption, figure in plots.items() if figure is not None]
 
 
-def _time_figure(spent: TimeSpent) -> Markup | None:
+def _time_figure(spent: TimeSpent) -> Chart | None:
     return figures.time_bars(
         [part.name for part in spent.parts], [(bar.first, bar.last, bar.heights) for bar in spent.bars]
     )
 
 
-def _search(run: RunFolder, attack: str) -> Markup | None:
+def _search(run: RunFolder, attack: str) -> Chart | None:
     measure, values, psnr = search_lines(run, attack, limit=len(figures.SERIES))
     return figures.search_curve(
         attack, measure, [Series(*line) for line in values.items()], [Series(*line) for line in psnr.items()]
     )
 
 
-def _tradeoffs(comparison: Comparison) -> list[tuple[str, Markup]]:
+def _tradeoffs(comparison: Comparison) -> list[tuple[str, Chart]]:
     """Accuracy against both measures of leakage; an attack that refused every update leaked no picture.
 
     Baselines are left out: what they reach says nothing about a defense.
