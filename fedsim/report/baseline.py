@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from fedsim.report.read import AttackRecord, ImageRecord, RunFolder
+from fedsim.report.attack_records import AttackRecord, ImageRecord
+from fedsim.report.read import RunFolder
 from fedsim.report.wording import count, decibels
 
 GUESS_MARGIN = 1.0
@@ -94,15 +95,15 @@ def best_baseline(attack: str, attacks: Sequence[AttackRecord], without: Sequenc
 
 def _pictures(record: AttackRecord) -> Iterator[tuple[Key, ImageRecord]]:
     if record.status == "done":
-        for index, image in enumerate(record.images):
-            yield (record.observation, index), image
+        for source, image in record.pictures.items():
+            yield (record.observation, source), image
 
 
 def against_guess(attack: str, baseline: Baseline) -> str:
-    """How much more an attack reaches than the baseline, as a sentence."""
+    """How much more or less an attack reaches than the baseline, as a sentence."""
     more = f"no more than that (within {GUESS_MARGIN:.0f} dB)"
-    if baseline.gain > GUESS_MARGIN:
-        more = f"{baseline.gain:.1f} dB more"
+    if abs(baseline.gain) > GUESS_MARGIN:
+        more = f"{abs(baseline.gain):.1f} dB {'more' if baseline.gain > 0 else 'less'}"
     scored = count(baseline.of, "picture")
     on = "" if baseline.pictures == baseline.of else f" on {baseline.pictures:,} of its {scored}"
     return (

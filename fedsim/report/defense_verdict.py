@@ -21,6 +21,9 @@ TAGS: dict[Level, str] = {
     "unknown": "Not comparable",
 }
 
+TOO_WEAK = "Not known: nothing recognisable without it either"
+"""The tag where the attacks give the defense nothing to stop."""
+
 
 @dataclass(frozen=True)
 class DefenseVerdict:
@@ -28,9 +31,10 @@ class DefenseVerdict:
 
     Attributes:
         name: its names, and the settings that tell it from others of the same names.
-        level: `safe` where no picture is recognisable, `partial` where clearly fewer are than undefended or the
-            strongest attack is held back by more than `GUESS_MARGIN`, `leaked` where neither, `unknown` where it
-            cannot be said: not where an attack that may break the defense failed on it or was not tried.
+        level: `safe` where no picture is recognisable, `partial` where clearly fewer are than undefended or, with no
+            larger share of them, the strongest attack is held back by more than `GUESS_MARGIN`, `leaked` where
+            neither, `unknown` where it cannot be said: an attack that may break the defense failed on it or was not
+            tried, or those that were rebuild nothing recognisable without it either.
         seeds: how many it rests on.
     """
 
@@ -73,11 +77,12 @@ def _names(defense: Settings) -> set[str]:
 def _judge(name: str, pool: Pool, plains: list[Pool]) -> DefenseVerdict:
     """Held against the undefended runs with the same attacks, or else with as many of them as there are."""
     plain = max(plains, key=lambda one: (len(one.tried & pool.tried), -len(one.tried), one.seeds), default=None)
-    level = _level(pool, plain)
-    if level in ("safe", "partial") and _untested(pool, plains):
+    level, weak = _level(pool, plain), _too_weak(pool, plains)
+    if weak or (level in ("safe", "partial") and _untested(pool, plains)):
         level = "unknown"
     sentence = f"{_leak(pool)}{_against(pool, plain)}."
     details = [
+        *(["Without the defense these attacks rebuild nothing recognisable either: stronger ones may tell."] * weak),
         *_guess(pool),
         *_utility(pool, plain),
         *_refused(pool),
@@ -85,7 +90,7 @@ def _judge(name: str, pool: Pool, plains: list[Pool]) -> DefenseVerdict:
         *_missing(pool, plains),
         *(_failed(plain, "Failed or never ran without the defense") if plain else []),
     ]
-    return DefenseVerdict(name, level, TAGS[level], sentence, tuple(details), pool.seeds)
+    return DefenseVerdict(name, level, TOO_WEAK if weak else TAGS[level], sentence, tuple(details), pool.seeds)
 
 
 def _level(pool: Pool, plain: Pool | None) -> Level:
@@ -98,8 +103,16 @@ def _level(pool: Pool, plain: Pool | None) -> Level:
     here, there = pool.leakage, plain.leakage
     if clearly_fewer(here.recognisable, here.pictures, there.recognisable, there.pictures):
         return "partial"
-    gained = (plain.strongest.mean_leaked or 0.0) - (pool.strongest.mean_leaked or 0.0)
+    if here.recognisable * there.pictures > there.recognisable * here.pictures:
+        return "leaked"
+    gained = (plain.strongest.mean_capped or 0.0) - (pool.strongest.mean_capped or 0.0)
     return "partial" if gained > GUESS_MARGIN else "leaked"
+
+
+def _too_weak(pool: Pool, plains: list[Pool]) -> bool:
+    """Whether nothing is recognisable, with the defense or without it."""
+    measured = [plain for plain in plains if _measured(plain)]
+    return _measured(pool) and bool(measured) and not any(one.leakage.recognisable for one in (pool, *measured))
 
 
 def _untested(pool: Pool, plains: list[Pool]) -> bool:

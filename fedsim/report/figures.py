@@ -4,7 +4,6 @@ import hashlib
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from io import StringIO
 from typing import Any
 
@@ -15,11 +14,14 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedsim.report.chart_data import Chart, Series, counted, over, spent, table
 from fedsim.report.summary import RECOGNISABLE
+from fedsim.report.wording import decibels, percent
 
 INK, GRID, LIMIT, SURFACE = "#010101", "#020202", "#030303", "#050505"
 SERIES = ("#040401", "#040402", "#040403", "#040404", "#040405", "#040406", "#040407", "#040408")
 MARKERS = "osD^vP*X"
+HATCHES = ("", "///", "\\\\\\", "---", "|||", "xxx", "+++", "//////")
 
 # Placeholders that matplotlib writes and the page's style sheet decides.
 VARIABLES = {INK: "--chart-ink", GRID: "--chart-grid", LIMIT: "--chart-limit", SURFACE: "--surface"} | {
@@ -54,16 +56,8 @@ PSNR_SHOWN = 120.0
 """dB at which the axes end; what is above is drawn there."""
 
 
-@dataclass(frozen=True)
-class Series:
-    """A named line or cloud of (x, y) points."""
-
-    name: str
-    points: Sequence[tuple[float, float]]
-
-
 @mpl.rc_context(STYLE)
-def accuracy_curve(series: Sequence[Series]) -> Markup | None:
+def accuracy_curve(series: Sequence[Series]) -> Chart | None:
     """Accuracy in per cent over rounds; None where there is nothing to draw."""
     if not any(line.points for line in series):
         return None
@@ -72,11 +66,12 @@ def accuracy_curve(series: Sequence[Series]) -> Markup | None:
         _draw(axes, Series(line.name, [(x, 100.0 * y) for x, y in line.points]))
     axes.set(xlabel="Round", ylabel="Test accuracy (%)", ylim=(-2, 102))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return _svg(figure, "accuracy", "Test accuracy in per cent over the training rounds.")
+    svg = _svg(figure, "accuracy", "Test accuracy in per cent over the training rounds.")
+    return Chart(svg, over("Round", [(line, percent) for line in series]))
 
 
 @mpl.rc_context(STYLE)
-def leakage_curve(series: Sequence[Series]) -> Markup | None:
+def leakage_curve(series: Sequence[Series]) -> Chart | None:
     """Mean PSNR in dB over rounds, a line per attack."""
     if not any(line.points for line in series):
         return None
@@ -88,11 +83,12 @@ def leakage_curve(series: Sequence[Series]) -> Markup | None:
     axes.set_ylim(0, None)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(figure)
-    return _svg(figure, "leakage", "Mean PSNR of the reconstructions over the training rounds, a line per attack.")
+    svg = _svg(figure, "leakage", "Mean PSNR of the reconstructions over the training rounds, a line per attack.")
+    return Chart(svg, over("Round", [(line, decibels) for line in series]))
 
 
 @mpl.rc_context(STYLE)
-def search_curve(attack: str, measure: str, values: Sequence[Series], psnr: Sequence[Series]) -> Markup | None:
+def search_curve(attack: str, measure: str, values: Sequence[Series], psnr: Sequence[Series]) -> Chart | None:
     """What a search measured over its steps, above the PSNR of its pictures in dB; a line per update.
 
     Args:
@@ -132,11 +128,14 @@ def search_curve(attack: str, measure: str, values: Sequence[Series], psnr: Sequ
     _legend(figure)
     described = f"{measure} and mean PSNR" if len(panels) > 1 else "Mean PSNR" if panels[0] is psnr else measure
     digest = hashlib.blake2b(attack.encode(), digest_size=4).hexdigest()
-    return _svg(figure, f"search-{digest}", f"{described} over the steps of {attack}, a line per update.")
+    svg = _svg(figure, f"search-{digest}", f"{described} over the steps of {attack}, a line per update.")
+    told = [(Series(f"{measure}, {line.name}", line.points), "{:.4g}".format) for line in values]
+    scored = [(Series(f"PSNR, {line.name}", line.points), decibels) for line in psnr]
+    return Chart(svg, over("Step", [*told, *scored]))
 
 
 @mpl.rc_context(STYLE)
-def psnr_histogram(names: Sequence[str], values: Sequence[Sequence[float]]) -> Markup | None:
+def psnr_histogram(names: Sequence[str], values: Sequence[Sequence[float]]) -> Chart | None:
     """How many pictures reached which PSNR, a colour per attack."""
     if not any(values):
         return None
@@ -146,17 +145,22 @@ def psnr_histogram(names: Sequence[str], values: Sequence[Sequence[float]]) -> M
     width = 2.0 if top <= 60 else 4.0
     edges = [width * step for step in range(int(top / width) + 3)]
     colours = [SERIES[number % len(SERIES)] for number in range(len(names))]
-    axes.hist(clipped, bins=edges, color=colours, label=[_label(name) for name in names], stacked=True, rwidth=0.9)
+    look: Any = {"stacked": True, "rwidth": 0.9, "edgecolor": SURFACE, "linewidth": 0}
+    axes.hist(clipped, bins=edges, color=colours, label=[_label(name) for name in names], **look)
+    for number, bars in enumerate(axes.containers):
+        for bar in bars:
+            bar.set_hatch(_hatch(number))
     _threshold(axes, horizontal=False)
     axes.set(xlabel=f"PSNR (dB), {PSNR_SHOWN:.0f} and above together" if top >= PSNR_SHOWN else "PSNR (dB)")
     axes.set(ylabel="Pictures", xlim=(0, edges[-1]))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(figure)
-    return _svg(figure, "histogram", "Number of pictures by the PSNR of their reconstruction, a colour per attack.")
+    svg = _svg(figure, "histogram", "Number of pictures by the PSNR of their reconstruction, a colour per attack.")
+    return Chart(svg, counted(names, clipped, edges, PSNR_SHOWN))
 
 
 @mpl.rc_context(STYLE)
-def privacy_utility(series: Sequence[Series], *, share: bool) -> Markup | None:
+def privacy_utility(series: Sequence[Series], *, share: bool) -> Chart | None:
     """Accuracy in per cent over leakage, a point per run and attack.
 
     Args:
@@ -179,11 +183,14 @@ def privacy_utility(series: Sequence[Series], *, share: bool) -> Markup | None:
     _legend(figure)
     what = "the share of recognisably rebuilt pictures" if share else "the mean PSNR of the rebuilt pictures"
     prefix = "tradeoff-share" if share else "tradeoff-psnr"
-    return _svg(figure, prefix, f"Test accuracy against {what}, a colour per defense; the upper left corner is best.")
+    svg = _svg(figure, prefix, f"Test accuracy against {what}, a colour per defense; the upper left corner is best.")
+    tell = percent if share else decibels
+    rows = [(cloud.name, tell(x), percent(y)) for cloud in series for x, y in cloud.points]
+    return Chart(svg, table(["Defense", "Rebuilt recognisably" if share else "Mean PSNR", "Test accuracy"], rows))
 
 
 @mpl.rc_context(STYLE)
-def time_bars(parts: Sequence[str], bars: Sequence[tuple[int, int, Sequence[float]]]) -> Markup | None:
+def time_bars(parts: Sequence[str], bars: Sequence[tuple[int, int, Sequence[float]]]) -> Chart | None:
     """Stacked seconds a round, a colour per part.
 
     Args:
@@ -198,8 +205,8 @@ def time_bars(parts: Sequence[str], bars: Sequence[tuple[int, int, Sequence[floa
     floor = [0.0] * len(bars)
     for number, name in enumerate(parts):
         heights = [bar[2][number] for bar in bars]
-        colour = SERIES[number % len(SERIES)]
-        axes.bar(places, heights, widths, floor, color=colour, linewidth=0, label=_label(name))
+        look: Any = {"color": SERIES[number % len(SERIES)], "edgecolor": SURFACE, "hatch": _hatch(number)}
+        axes.bar(places, heights, widths, floor, linewidth=0, label=_label(name), **look)
         floor = [low + height for low, height in zip(floor, heights, strict=True)]
     usual = sorted(tops)[(9 * (len(tops) - 1)) // 10]
     if max(tops) > TALL * usual > 0:
@@ -212,7 +219,7 @@ def time_bars(parts: Sequence[str], bars: Sequence[tuple[int, int, Sequence[floa
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(visible=False, axis="x")
     _legend(figure)
-    return _svg(figure, "time", "What the time of each round went to, a colour per part.")
+    return Chart(_svg(figure, "time", "What the time of each round went to, a colour per part."), spent(parts, bars))
 
 
 def _figure(width: float = 3.9, height: float = 2.7) -> tuple[Figure, Axes]:
@@ -246,6 +253,11 @@ def _legend(figure: Figure) -> None:
     """Below the axes; long names get a line each."""
     names = [name for axes in figure.axes for name in axes.get_legend_handles_labels()[1]]
     figure.legend(loc="outside lower center", ncols=2 if max(map(len, names), default=0) < 24 else 1)
+
+
+def _hatch(number: int) -> str:
+    """What tells a bar from others to an eye that sees no colours; in the colour of the bar's edge."""
+    return HATCHES[number % len(HATCHES)]
 
 
 def _label(name: str) -> str:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedsim.report.attack_records import AttackRecord, ImageRecord
 from fedsim.report.pictures import EmbeddedPicture, embed_picture, embed_strip, embed_thumbnail
-from fedsim.report.read import AttackRecord, ImageRecord, RunFolder
+from fedsim.report.read import RunFolder
 from fedsim.report.wording import decibels
 
 PAIRS_SHOWN = 60

@@ -8,7 +8,6 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -16,6 +15,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 
 from fedsim.report import figures
+from fedsim.report.chart_data import Chart, table
 from fedsim.report.figures import GRID, INK, LIMIT, SERIES, STYLE, SURFACE
 from fedsim.report.matrix_cells import EXACT, Matrix, Row
 from fedsim.report.matrix_verdict import standard_error
@@ -77,7 +77,7 @@ def points_of(matrix: Matrix, batch: int | None) -> list[Point]:
 
 
 @mpl.rc_context(STYLE | {"svg.fonttype": "none"})
-def privacy_utility_svg(points: Sequence[Point], baseline: float | None, name: str) -> Markup:
+def privacy_utility_svg(points: Sequence[Point], baseline: float | None, name: str) -> Chart:
     """Follows the page's theme.
 
     Args:
@@ -87,7 +87,13 @@ def privacy_utility_svg(points: Sequence[Point], baseline: float | None, name: s
     described = (
         "Leakage of the strongest attack against test accuracy; the Pareto front is marked, lower right is best."
     )
-    return figures._svg(figure, name, described)
+    rows = [(p.name, _accuracy(p), leakage_text(p.leakage), "on it" if p.pareto else DASH) for p in points]
+    columns = ("Defense", "Test accuracy", "Leakage in dB", "Pareto front")
+    return Chart(figures._svg(figure, name, described), table(columns, rows))
+
+
+def _accuracy(point: Point) -> str:
+    return f"{percent(point.accuracy)}{'' if point.error is None else f' ± {100 * point.error:.1f}'}"
 
 
 @mpl.rc_context(STYLE)

@@ -50,7 +50,7 @@ def cell_text(cell: Cell) -> str:
 
 
 def cell_story(cell: Cell) -> str:
-    """Everything about a cell in one line, for a tooltip."""
+    """Everything about a cell in one line, for a tooltip and for who hears the page."""
     parts = []
     if cell.rebuilt:
         parts.append(f"{cell.rebuilt} of {cell.pictures} pictures rebuilt")

@@ -59,15 +59,19 @@ def save_png(image: Float[Tensor, "channels height width"], path: Path) -> None:
 def path_inside(folder: Path, name: str | None) -> Path | None:
     """The file that a record names by a relative path, or None if it leaves the folder or does not exist.
 
-    Absolute names, names with `..`, with backslashes or a drive, and links that lead outside are all refused.
+    Absolute names, names with `..`, with backslashes or a drive, links that lead outside or in a circle, and names
+    that no file can have are all refused.
     """
     if not name or "\\" in name or ":" in name or "\0" in name:
         return None
     relative = PurePosixPath(name)
     if relative.is_absolute() or ".." in relative.parts:
         return None
-    path = (folder / relative).resolve()
-    return path if path.is_relative_to(folder.resolve()) and path.is_file() else None
+    try:
+        path = (folder / relative).resolve()
+        return path if path.is_relative_to(folder.resolve()) and path.is_file() else None
+    except (OSError, ValueError, RuntimeError):  # too long, no text of the file system's, a circle of links
+        return None
 
 
 def embed_thumbnail(folder: Path, name: str | None) -> EmbeddedPicture | None:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fedsim.report.attack_records import AttackRecord
 from fedsim.report.baseline import Baseline, best_baseline, needs_no_gradient
-from fedsim.report.read import AttackRecord, RunFolder
+from fedsim.report.read import RunFolder
 from fedsim.report.settings import Settings, apart_from_defense, defense_settings, flatten, own_settings, seeds
 from fedsim.report.summary import (
     AttackSummary,
@@ -105,7 +106,7 @@ def _records(groups: list[list[RunFolder]], names: Mapping[Arm, str]) -> list[tu
 
 
 def _rank(record: AttackRecord) -> tuple[int, float]:
-    values = [image.leaked for image in record.images if image.leaked is not None]
+    values = [image.leaked for image in record.pictures.values() if image.leaked is not None]
     return STATUS.get(record.status, 0), mean(values) or 0.0
 
 

@@ -6,7 +6,7 @@ empty one, a line cut off in the middle is skipped and counted, a field of anoth
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,10 +15,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from fedsim.report.attack_records import AttackRecord, FramesRecord, ImageRecord, sources
+
 Record = TypeVar("Record")
 
-ROUNDING = 120.0
-"""dB from which pictures differ by no more than floating-point numbers do."""
 SCORES = ("mse", "psnr", "ssim", "fft2d", "fft2d_mjp", "lpips", "private_psnr", "private_ssim", "guess_psnr")
 
 
@@ -57,99 +57,6 @@ class TimingRecord:
 
 
 @dataclass(frozen=True)
-class FramesRecord:
-    """Pictures from the way of a search.
-
-    Attributes:
-        strip: file with the frames side by side.
-        strip_steps: the step of each frame in it.
-        curve: (step, PSNR in dB) of every frame that was scored.
-    """
-
-    strip: str
-    strip_steps: tuple[int, ...]
-    curve: tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True)
-class ImageRecord:
-    """One observed picture and what an attack made of it. The scores are None without audit.
-
-    Attributes:
-        psnr: as all scores without a prefix, of what the model saw.
-        private_psnr, private_ssim: of the client's own picture, before any defense changed it.
-        guess_psnr: of the client's own picture, what a guess without any gradient reaches.
-    """
-
-    image: str
-    label: str | None
-    label_recovered: str | None
-    mse: float | None
-    psnr: float | None
-    ssim: float | None
-    fft2d: float | None
-    fft2d_mjp: float | None
-    lpips: float | None
-    original: str | None
-    reconstruction: str | None
-    frames: FramesRecord | None = None
-    private_psnr: float | None = None
-    private_ssim: float | None = None
-    guess_psnr: float | None = None
-
-    @property
-    def changed(self) -> bool:
-        """Whether a defense changed the picture before the model saw it, as far as the scores tell."""
-        if self.private_psnr is None:
-            return False
-        if self.psnr is None:
-            return True
-        seen, own = (10 ** (-psnr / 20) for psnr in (self.psnr, self.private_psnr))
-        if abs(seen - own) > 10 ** (-ROUNDING / 20):
-            return True
-        if self.ssim is None or self.private_ssim is None:
-            return False
-        return not math.isclose(self.ssim, self.private_ssim, abs_tol=1e-4)
-
-    @property
-    def leaked(self) -> float | None:
-        """PSNR against the client's own picture, where a defense changed it: what an attack gave away of it."""
-        return self.private_psnr if self.changed else self.psnr
-
-    @property
-    def rebuilt(self) -> bool:
-        """Whether the attack returned a picture at all, good or bad."""
-        return self.psnr is not None or self.reconstruction is not None
-
-
-@dataclass(frozen=True)
-class AttackRecord:
-    """One attack on one observation."""
-
-    observation: str
-    number: int | None
-    client: str | None
-    attack: str
-    status: str
-    reason: str
-    certificate: str
-    certificate_reason: str
-    seconds: float | None
-    batch_size: int
-    attempts: int
-    label_exact: bool | None
-    label_share: float | None
-    scored: bool
-    images: tuple[ImageRecord, ...]
-    trace: tuple[dict[str, float], ...] = ()
-    baseline: bool = False
-
-    @property
-    def certified(self) -> bool:
-        return self.status == "done" and self.certificate == "certified"
-
-
-@dataclass(frozen=True)
 class RunFolder:
     """Everything that the page shows, as it was found.
 
@@ -184,6 +91,11 @@ class RunFolder:
     def round_seconds(self) -> dict[int, float]:
         """Wall time of each round; what comes before the first, numbered 0, is none."""
         return {record.number: record.seconds for record in self.timings if record.number > 0}
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall time of the whole run."""
+        return _number(self.summary.get("seconds"))
 
     @property
     def finished(self) -> bool:
@@ -251,14 +163,19 @@ def _read_summary(path: Path, damaged: list[str]) -> dict[str, Any]:
     text = _read_text(path)
     if not text.strip():
         return {}
-    try:
-        summary = json.loads(text)
-    except json.JSONDecodeError:
-        summary = None
+    summary = _parsed(text)
     if not isinstance(summary, dict):
         damaged.append(path.name)
         return {}
     return summary
+
+
+def _parsed(text: str) -> object:
+    """None for what is no JSON, nests too deep or holds a number of more digits than Python reads."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _read_lines(path: Path, parse: Callable[[Mapping[str, Any]], Record | None], damaged: list[str]) -> list[Record]:
@@ -266,10 +183,7 @@ def _read_lines(path: Path, parse: Callable[[Mapping[str, Any]], Record | None],
     for line in _read_text(path).splitlines():
         if not line.strip():
             continue
-        try:
-            values = json.loads(line)
-        except json.JSONDecodeError:
-            values = None
+        values = _parsed(line)
         record = parse(values) if isinstance(values, dict) else None
         if record is None:
             lost += 1
@@ -326,7 +240,7 @@ def _attack(values: Mapping[str, Any]) -> AttackRecord | None:
         certificate=_text(certificate.get("status")) or "none",
         certificate_reason=_text(certificate.get("reason")) or "",
         seconds=_number(values.get("seconds")),
-        batch_size=max(_whole(values.get("batch_size")) or 0, len(images)),
+        batch_size=_pictures(_whole(values.get("batch_size")) or 0, images),
         attempts=_whole(values.get("attempts")) or 1,
         label_exact=exact if isinstance(exact, bool) else None,
         label_share=_number(values.get("label_share")),
@@ -334,7 +248,13 @@ def _attack(values: Mapping[str, Any]) -> AttackRecord | None:
         images=images,
         trace=_trace(values.get("trace")),
         baseline=values.get("baseline") is True,
+        labelled=bool(_list(values.get("labels"))) or _number(values.get("label_share")) is not None,
     )
+
+
+def _pictures(stated: int, images: Sequence[ImageRecord]) -> int:
+    """How many private ones there are: those that are listed, or as many as stated where that is more than all."""
+    return stated if stated > len(images) else len(set(sources(images)))
 
 
 def _trace(rows: object) -> tuple[dict[str, float], ...]:
@@ -377,10 +297,14 @@ def _image(values: Mapping[str, Any]) -> ImageRecord:
 
 
 def _number(value: object) -> float | None:
-    """A finite number; JSON as Python writes it may hold NaN and Infinity."""
+    """A finite number; JSON as Python writes it may hold NaN, Infinity and integers that no float holds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _whole(value: object) -> int | None:

@@ -11,8 +11,8 @@ from markupsafe import Markup
 import fedsim
 from fedsim.report import figures, wording
 from fedsim.report.baseline import baselines, reading
+from fedsim.report.chart_data import Chart, Series
 from fedsim.report.comparison import Comparison, compare_runs, find_runs
-from fedsim.report.figures import Series
 from fedsim.report.gallery import build_gallery
 from fedsim.report.read import RunFolder, read_run
 from fedsim.report.searches import search_lines
@@ -34,7 +34,8 @@ from fedsim.report.timings import TimeSpent, time_spent
 from fedsim.report.verdict import verdict
 from fedsim.report.wording import count, decibels, duration, percent
 
-FAILURES_SHOWN = 50
+ROWS_SHOWN = 50
+"""Of refusals and failures."""
 
 SHARED = {
     "gradient": "the gradient of its loss over one batch, averaged over the batch",
@@ -53,7 +54,6 @@ def build_report(run_folder: Path) -> Path:
     """
     run = read_run(run_folder)
     rows = summarise_attacks(run)
-    failures = client_failures(run)
     gallery = build_gallery(run)
     spent = time_spent(run)
     environment = _environment()
@@ -71,10 +71,10 @@ def build_report(run_folder: Path) -> Path:
         gallery=gallery,
         searches={row.attack: figure for row in rows if (figure := _search(run, row.attack)) is not None},
         refusals=refusals(run),
-        client_failures=failures[:FAILURES_SHOWN],
-        failures_left_out=max(0, len(failures) - FAILURES_SHOWN),
+        client_failures=client_failures(run),
+        rows_shown=ROWS_SHOWN,
         attack_failures=attack_failures(run),
-        retried=[record for record in run.attacks if record.attempts > 1][:FAILURES_SHOWN],
+        retried=[record for record in run.attacks if record.attempts > 1],
         times=run_times(run),
         spent=spent,
         time_figure=None if spent is None else _time_figure(spent),
@@ -197,7 +197,7 @@ def _cards(run: RunFolder) -> list[tuple[str, str, str]]:
     return cards
 
 
-def _plots(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, Markup]]:
+def _plots(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, Chart]]:
     """(caption, figure) of everything that there is data for."""
     accuracies = [(float(row.number), row.accuracy) for row in run.rounds if row.accuracy is not None]
     shown = [row.attack for row in rows if row.mean_leaked is not None][: len(figures.SERIES)]
@@ -214,20 +214,20 @@ def _plots(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, Markup]
     return [(caption, figure) for caption, figure in plots.items() if figure is not None]
 
 
-def _time_figure(spent: TimeSpent) -> Markup | None:
+def _time_figure(spent: TimeSpent) -> Chart | None:
     return figures.time_bars(
         [part.name for part in spent.parts], [(bar.first, bar.last, bar.heights) for bar in spent.bars]
     )
 
 
-def _search(run: RunFolder, attack: str) -> Markup | None:
+def _search(run: RunFolder, attack: str) -> Chart | None:
     measure, values, psnr = search_lines(run, attack, limit=len(figures.SERIES))
     return figures.search_curve(
         attack, measure, [Series(*line) for line in values.items()], [Series(*line) for line in psnr.items()]
     )
 
 
-def _tradeoffs(comparison: Comparison) -> list[tuple[str, Markup]]:
+def _tradeoffs(comparison: Comparison) -> list[tuple[str, Chart]]:
     """Accuracy against both measures of leakage; an attack that refused every update leaked no picture.
 
     Baselines are left out: what they reach says nothing about a defense.

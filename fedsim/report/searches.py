@@ -2,7 +2,8 @@
 
 import statistics
 
-from fedsim.report.read import AttackRecord, RunFolder
+from fedsim.report.attack_records import AttackRecord
+from fedsim.report.read import RunFolder
 
 MEASURES = ("objective", "loss", "matching")
 """Which of the values in a trace is drawn; else the first one."""

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fedsim.report.attack_records import AttackRecord, ImageRecord
 from fedsim.report.baseline import guessing, needs_no_gradient, reading
 from fedsim.report.pictures import EmbeddedPicture, embed_picture
-from fedsim.report.read import AttackRecord, ImageRecord, RunFolder
+from fedsim.report.read import RunFolder
 
 PICTURES_SHOWN = 6
 RUNS_SHOWN = 8

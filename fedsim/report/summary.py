@@ -1,14 +1,20 @@
 """The numbers of a run: from records to counts, means and rates. No wording, no pictures."""
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedsim.report.read import AttackRecord, RunFolder
+from fedsim.report.attack_records import AttackRecord, sources
+from fedsim.report.matrix_cells import EXACT
+from fedsim.report.read import RunFolder
 
 RECOGNISABLE = 20.0
 """dB of PSNR from which a rebuilt picture counts as recognisable."""
+
+NUMBER = re.compile(r"(?<![\w.,])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\w)")
+"""One that stands alone: that of `blocks.0` or `conv1` is part of a name."""
 
 THRESHOLDS = (20.0, 30.0, 40.0)
 """dB of PSNR at which the success rates are given."""
@@ -23,8 +29,9 @@ class AttackSummary:
         retried: observations that took more than one attempt.
         certified: observations whose result the attack itself vouches for.
         pictures: private pictures behind the observations on which the attack ran to its end and was scored.
-        mean_psnr, mean_ssim, mean_lpips: against what the model saw.
+        mean_psnr, mean_ssim, mean_lpips: against what the model saw, each form of a picture by itself.
         mean_leaked, min_psnr, max_psnr, recognisable, success: against the clients' own pictures.
+        mean_capped: as `mean_leaked`, a picture above `EXACT` counting as that: more is rounding.
         mean_private_psnr, mean_private_ssim: against the clients' own pictures; None where no defense changed one
             before the model saw it. The other scores are of what the model saw.
         success: share of those with at least so many dB, by threshold; a picture not rebuilt is a miss.
@@ -42,6 +49,7 @@ class AttackSummary:
     recognisable: int
     mean_psnr: float | None
     mean_leaked: float | None
+    mean_capped: float | None
     min_psnr: float | None
     max_psnr: float | None
     mean_ssim: float | None
@@ -84,11 +92,17 @@ class Leakage:
 
 @dataclass(frozen=True)
 class Group:
-    """So many observations with the same outcome for the same reason."""
+    """So many observations with the same outcome for the same reason, numbers in it aside.
+
+    Attributes:
+        reason: its most frequent wording.
+        wordings: how many there are.
+    """
 
     attack: str
     reason: str
     count: int
+    wordings: int
 
 
 @dataclass(frozen=True)
@@ -120,15 +134,15 @@ class RunTimes:
 
 
 def summarise_attacks(run: RunFolder) -> list[AttackSummary]:
-    """One row per attack, strongest first: most recognisable pictures, then highest mean PSNR."""
+    """One row per attack, strongest first: most recognisable pictures, then highest mean PSNR up to `EXACT`."""
     names = dict.fromkeys(record.attack for record in run.attacks)
     rows = [_summarise(name, [record for record in run.attacks if record.attack == name]) for name in names]
     return sorted(rows, key=strength, reverse=True)
 
 
-def strength(row: AttackSummary) -> tuple[int, float, int, float]:
+def strength(row: AttackSummary) -> tuple[int, float, float, int, float]:
     """What ranks attacks: a larger tuple is a stronger attack."""
-    return row.recognisable, row.mean_leaked or 0.0, row.certified, row.label_share or 0.0
+    return row.recognisable, row.mean_capped or 0.0, row.mean_leaked or 0.0, row.certified, row.label_share or 0.0
 
 
 def summarise_leakage(run: RunFolder) -> Leakage:
@@ -140,8 +154,8 @@ def summarise_leakage(run: RunFolder) -> Leakage:
         sizes[record.observation] = max(sizes.get(record.observation, 0), record.batch_size)
         if record.status != "done":
             continue
-        for index, image in enumerate(record.images):
-            key = record.observation, index
+        for source, image in zip(sources(record.images), record.images, strict=True):
+            key = record.observation, source
             if image.rebuilt:
                 returned.add(key)
                 if record.certified:
@@ -200,14 +214,13 @@ def client_failures(run: RunFolder) -> list[ClientFailure]:
 def run_times(run: RunFolder) -> RunTimes:
     seconds = run.round_seconds
     slowest = max(seconds, key=lambda number: seconds[number], default=None)
-    whole = run.summary.get("seconds")
     return RunTimes(
         rounds=len(seconds),
         total=sum(seconds.values()) if seconds else None,
         median=statistics.median(seconds.values()) if seconds else None,
         slowest=None if slowest is None else seconds[slowest],
         slowest_round=slowest,
-        run=float(whole) if isinstance(whole, int | float) else None,
+        run=run.seconds,
     )
 
 
@@ -221,7 +234,8 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
     scored = [record for record in done if record.scored]
     values, pictures = _psnrs(done), _pictures(scored)
     images = [image for record in done for image in record.images]
-    private = images if any(image.changed for image in images) else []
+    own = [image for record in done for image in record.pictures.values()]
+    private = own if any(image.changed for image in images) else []
     labelled = [(record.label_share, max(record.batch_size, 1)) for record in done if record.label_share is not None]
     exact = [record.label_exact for record in done if record.label_exact is not None]
     seconds = [record.seconds for record in done if record.seconds is not None]
@@ -236,6 +250,7 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
         recognisable=sum(value >= RECOGNISABLE for value in values),
         mean_psnr=mean([image.psnr for image in images if image.psnr is not None]),
         mean_leaked=mean(values),
+        mean_capped=mean([min(value, EXACT) for value in values]),
         min_psnr=min(values, default=None),
         max_psnr=max(values, default=None),
         mean_ssim=mean([image.ssim for image in images if image.ssim is not None]),
@@ -253,7 +268,7 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
 
 
 def _psnrs(records: Iterable[AttackRecord]) -> list[float]:
-    return [image.leaked for record in records for image in record.images if image.leaked is not None]
+    return [image.leaked for record in records for image in record.pictures.values() if image.leaked is not None]
 
 
 def _pictures(records: Iterable[AttackRecord]) -> int:
@@ -266,5 +281,12 @@ def _share(values: Sequence[float], threshold: float, pictures: int) -> float | 
 
 
 def _grouped(records: Iterable[AttackRecord]) -> list[Group]:
-    counts = Counter((record.attack, record.reason or "no reason given") for record in records)
-    return [Group(attack, reason, count) for (attack, reason), count in counts.most_common()]
+    """The most frequent reasons first. A residual in a reason makes no reason of its own."""
+    wordings: dict[tuple[str, str], Counter[str]] = {}
+    for record in records:
+        reason = record.reason or "no reason given"
+        wordings.setdefault((record.attack, NUMBER.sub("#", reason)), Counter())[reason] += 1
+    groups = [
+        Group(attack, found.most_common(1)[0][0], found.total(), len(found)) for (attack, _), found in wordings.items()
+    ]
+    return sorted(groups, key=lambda group: -group.count)

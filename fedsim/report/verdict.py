@@ -8,6 +8,7 @@ from fedsim.report.read import RunFolder
 from fedsim.report.summary import (
     RECOGNISABLE,
     AttackSummary,
+    Group,
     Leakage,
     final_accuracy,
     refusals,
@@ -75,9 +76,10 @@ def _leakage_sentence(run: RunFolder, rows: list[AttackSummary], leakage: Leakag
         )
     if leakage.scored:
         none = "The observed picture was not" if leakage.pictures == 1 else f"None of the {observed} was"
+        best = max(rows, key=lambda row: -1.0 if row.max_psnr is None else row.max_psnr)
         return "safe", (
-            f"{none} rebuilt recognisably: the best result, {decibels(strongest.max_psnr)} by "
-            f"{strongest.attack}, stays below {RECOGNISABLE:.0f} dB."
+            f"{none} rebuilt recognisably: the best result, {decibels(best.max_psnr)} by "
+            f"{best.attack}, stays below {RECOGNISABLE:.0f} dB."
         )
     if leakage.returned:
         return "unknown", (
@@ -85,14 +87,24 @@ def _leakage_sentence(run: RunFolder, rows: list[AttackSummary], leakage: Leakag
             "to the originals was not measured."
         )
     if any(row.done for row in rows):
-        return "unknown", f"Only labels were attacked: no attack tried to rebuild the {observed}."
+        return "unknown", _without_pictures(run, observed)
     if all(row.refused == 0 for row in rows):
         return "unknown", "No attack came to an end, so this run says nothing about what the server could learn."
     who = listed([f"{row.attack} refused {row.refused:,} of {_updates(row)}" for row in rows if row.refused])
     groups = refusals(run)
-    why = f", because {groups[0].reason}" if len(groups) == 1 else ""
+    why = f", because {_reason(groups[0])}" if len(groups) == 1 else ""
     failed = any(row.failed for row in rows)
     return ("unknown" if failed else "safe"), f"No picture was rebuilt: {who}{', the rest failed' * failed}{why}."
+
+
+def _without_pictures(run: RunFolder, observed: str) -> str:
+    ended = dict.fromkeys(one.attack for one in run.attacks if one.status == "done" and not one.labels_alone)
+    if not ended:
+        return f"Only labels were attacked: no attack tried to rebuild the {observed}."
+    return (
+        f"{listed(list(ended))} came to an end without a picture that could be used, so this run does not say what "
+        f"the server could learn of the {observed}."
+    )
 
 
 def _unended(run: RunFolder, rows: list[AttackSummary]) -> list[str]:
@@ -119,12 +131,16 @@ def _refusals(run: RunFolder, rows: list[AttackSummary], leakage: Leakage) -> li
         return []
     groups = refusals(run)
     told = len(groups) == 1 and not leakage.scored and not any(row.done for row in rows)
-    sentences = [] if told else [f"{group.attack} refused: {group.reason}." for group in groups[:REASONS_SHOWN]]
+    sentences = [] if told else [f"{group.attack} refused: {_reason(group)}." for group in groups[:REASONS_SHOWN]]
     if len(groups) > REASONS_SHOWN:
         sentences.append(f"{count(len(groups) - REASONS_SHOWN, 'further reason')} below.")
     if leakage.scored or (rows and all(row.refused == row.observations for row in rows)):
         sentences.append("That holds for the attacks that ran, not for every attack that exists.")
     return sentences
+
+
+def _reason(group: Group) -> str:
+    return f"{group.reason} (one of {count(group.wordings, 'wording')})" if group.wordings > 1 else group.reason
 
 
 def _guess(rows: list[AttackSummary], baseline: Baseline | None) -> list[str]:

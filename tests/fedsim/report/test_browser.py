@@ -170,6 +170,18 @@ def test_every_control_has_a_name_and_headings_have_an_order(page: Page) -> None
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_a_chart_unfolds_its_numbers(page: Page) -> None:
+    focus(page, ".plot summary")
+    numbers = "document.activeElement.closest('details').querySelector('table')"
+    assert page.run(f"{numbers}.checkVisibility()") is False
+    page.press("Enter")
+    assert page.run(f"{numbers}.checkVisibility()") is True
+    page.run("document.querySelectorAll('.plot details').forEach(one => one.open = true)")
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    assert page.run("document.querySelectorAll('.numbers button, .numbers input').length") == 0
+    shoot(page, "numbers")
+
+
 def test_a_lone_picture_has_no_button_for_more(chromium: Any, write_run: Any, records: Any, picture: Any) -> None:
     folder: Path = write_run()
     row = records.attack(1, 0, records.image(25.0, reconstruction=picture(folder)))

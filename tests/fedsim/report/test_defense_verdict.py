@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from fedsim.report.baseline import GUESS, against_guess, best_baseline, guessing, needs_no_gradient, reading
+from fedsim.report.baseline import GUESS, Baseline, against_guess, best_baseline, guessing, needs_no_gradient, reading
 from fedsim.report.chance import clearly_fewer
-from fedsim.report.defense_verdict import judge_defenses
+from fedsim.report.defense_verdict import TAGS, TOO_WEAK, judge_defenses
 from fedsim.report.read import read_run
 
 CONFIG = "seed: {seed}\nnum_rounds: 2\ndefense: {defense}\nattack: {attack}\n"
@@ -139,7 +139,7 @@ def test_runs_of_one_seed_with_other_attacks_are_one_run(run: Any) -> None:
 
 def test_seeds_with_other_attacks_are_not_pooled(run: Any) -> None:
     plain = run("{}", {"a": [70.0, 70.0], "b": [70.0, 70.0]})
-    runs = [run("{d: {}}", {"a": [60.0, 60.0]}), run("{d: {}}", {"b": [11.0, 11.0]}, seed=1)]
+    runs = [run("{d: {}}", {"a": [50.0, 50.0]}), run("{d: {}}", {"b": [11.0, 11.0]}, seed=1)]
     one, other = judge_defenses([plain, *runs])
     assert (one.name, one.seeds, one.level) == ("d, attacked by a", 1, "unknown")
     assert one.sentence.startswith("2 of 2 observed pictures")
@@ -170,9 +170,7 @@ def test_baselines_are_told_by_the_settings_of_each_run(run: Any) -> None:
         (verdict,) = judge_defenses([plain, *runs])
         assert verdict.level == "safe"
         assert verdict.sentence.startswith("0 of 2 observed pictures")
-        assert (
-            "Without any gradient blind reaches 25.0 dB on average; a reaches no more than that" in verdict.details[0]
-        )
+        assert verdict.details[0] == "Without any gradient blind reaches 25.0 dB on average; a reaches 13.0 dB less."
     for runs in ([first, same_name], [same_name, first]):
         (verdict,) = judge_defenses([plain, *runs])
         assert verdict.sentence.startswith("0 of 2 observed pictures")
@@ -189,7 +187,7 @@ def test_an_attack_that_failed_gives_no_good_verdict(run: Any, strong: list[floa
         (verdict,) = judge_defenses(runs)
         assert verdict.level == "unknown"
         assert failed in verdict.details
-    harmless = run("{}", {"strong": [9.0, 9.0], "weak": [13.0, 13.0]})
+    harmless = run("{}", {"strong": [9.0, 9.0], "weak": [33.0, 13.0]})
     (verdict,) = judge_defenses([harmless, defended])
     assert verdict.level == "safe"
     assert failed in verdict.details
@@ -242,3 +240,56 @@ def test_a_guess_is_held_against_the_pictures_that_the_attack_was_scored_on(run:
     assert (baseline.name, baseline.psnr, baseline.gain, baseline.pictures, baseline.of) == ("blind", 39.5, 0.5, 1, 2)
     told = against_guess("a", baseline)
     assert "reaches 39.5 dB on average on 1 of its 2 pictures; a reaches no more than that (within 1 dB) there." in told
+
+
+@pytest.mark.parametrize(
+    ("gain", "words"),
+    [
+        (1.4, "a reaches 1.4 dB more."),
+        (0.9, "a reaches no more than that (within 1 dB)."),
+        (-0.9, "a reaches no more than that (within 1 dB)."),
+        (-5.3, "a reaches 5.3 dB less."),
+    ],
+)
+def test_how_far_an_attack_is_from_the_guess(gain: float, words: str) -> None:
+    assert against_guess("a", Baseline(11.4, GUESS, gain, 8, 8)).endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("plain", "defended", "level"),
+    [
+        ([119.0] * 8, [103.0] * 8, "leaked"),  # what rounding leaves of exact pictures
+        ([300.0] * 8, [160.0] * 8, "leaked"),
+        ([300.0] * 8, [61.0] * 8, "leaked"),
+        ([300.0] * 8, [58.5] * 8, "partial"),
+        ([18.0] * 8, [21.0] * 3 + [5.0] * 5, "leaked"),  # lower on average, and three are recognisable
+        ([25.0] + [18.0] * 7, [21.0] * 2 + [5.0] * 6, "leaked"),
+        ([25.0] * 2 + [18.0] * 6, [21.0] * 2 + [5.0] * 6, "partial"),
+    ],
+)
+def test_more_that_leaks_is_not_called_less(run: Any, plain: list[float], defended: list[float], level: str) -> None:
+    (verdict,) = judge_defenses([run("{}", {"a": plain}), run("{d: {}}", {"a": defended})])
+    assert verdict.level == level
+
+
+def test_one_exact_picture_makes_no_attack_the_strongest(run: Any) -> None:
+    """`b` reaches 45 dB with and without the defense; `a` had one picture to the last bit."""
+    plain = run("{}", {"a": [300.0, 30.0], "b": [46.0, 46.0]})
+    (verdict,) = judge_defenses([plain, run("{d: {}}", {"a": [120.0, 25.0], "b": [46.0, 46.0]})])
+    assert verdict.level == "leaked"
+    assert ": b is strongest, at 46.0 dB" in verdict.sentence
+
+
+def test_attacks_that_fail_without_the_defense_too_say_nothing_of_it(run: Any) -> None:
+    weak = run("{}", {"a": [12.0] * 8})
+    defended = run("{d: {}}", {"a": [19.0] * 8})
+    (verdict,) = judge_defenses([weak, defended])
+    assert (verdict.level, verdict.tag) == ("unknown", TOO_WEAK)
+    assert verdict.sentence.endswith("without the defense 0 of 8, a at 12.0 dB.")
+    assert verdict.details[0].startswith("Without the defense these attacks rebuild nothing recognisable either")
+    (verdict,) = judge_defenses([weak, run("{d: {}}", {"a": "withheld"})])
+    assert (verdict.level, verdict.tag) == ("unknown", TOO_WEAK)
+    unscored = run("{}", {"a": [None] * 8})
+    for runs in ([defended], [unscored, defended], [run("{}", {"a": [25.0] + [12.0] * 7}), defended]):
+        (verdict,) = judge_defenses(runs)
+        assert (verdict.level, verdict.tag) == ("safe", TAGS["safe"])

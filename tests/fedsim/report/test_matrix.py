@@ -117,6 +117,49 @@ def test_the_page_shows_numbers_reasons_and_every_name(tmp_path):
     assert any("needs its own model" in (values.get("title") or "") for values in cells)
 
 
+class Rows(HTMLParser):
+    """Of the first heat map: each row's links, and the text of each of its cells."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.rows, self.within = [], 0
+        self.feed(text[text.index('aria-label="Heat map') : text.index('<ul class="key">')])
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        if tag == "tr":
+            self.rows.append({"links": [], "cells": []})
+        elif tag == "a":
+            self.rows[-1]["links"].append((self.within, values["href"]))
+        elif tag in ("th", "td"):
+            self.within = tag
+            self.rows[-1]["cells"].append("")
+
+    def handle_data(self, data):
+        if self.rows and self.rows[-1]["cells"]:
+            self.rows[-1]["cells"][-1] += data
+
+
+def test_a_row_has_one_link_and_each_cell_tells_its_story(tmp_path):
+    write_matrix(small_matrix(), tmp_path)
+    head, *rows = Rows(build_matrix_report(tmp_path).read_text()).rows
+    assert head["links"] == []
+    names = ("none", "noise", "worse", "mixup")
+    assert [row["links"] for row in rows[:4]] == [[("th", f"rows/{name}/audit-initial/report.html")] for name in names]
+    assert rows[4]["links"] == []
+    name, closed, april, strongest, *_ = (" ".join(cell.split()) for cell in rows[1]["cells"])
+    assert name == "noise"
+    assert closed == "15.0: 1 of 1 pictures rebuilt; +5.0 dB against a guess; 0 % recognisable; 0.1 s an update"
+    assert april == "n/a: refused on 1 of 1; needs its own model"
+    assert strongest.startswith("15.0: patch_gradient: 1 of 1 pictures rebuilt")
+
+
+def test_undefended_rows_are_no_defenses(tmp_path):
+    matrix = small_matrix()
+    write_matrix(replace(matrix, rows=matrix.rows[:1]), tmp_path)
+    assert "<h1>2 attacks against no defense</h1>" in build_matrix_report(tmp_path).read_text()
+
+
 def test_the_page_escapes_what_it_was_told(tmp_path):
     write_matrix(small_matrix(evil=EVIL), tmp_path)
     parsed = Tags(build_matrix_report(tmp_path).read_text())
@@ -171,7 +214,7 @@ def test_a_baselines_column_says_so(tmp_path):
     write_matrix(replace(matrix, rows=rows, columns=columns), tmp_path)
     text = build_matrix_report(tmp_path).read_text(encoding="utf-8")
     assert '<th scope="col">april <span class="hint">baseline</span></th>' in text
-    assert "<h1>1 attack against 5 defenses</h1>" in text
+    assert "<h1>1 attack against 4 defenses</h1>" in text
     assert "no picture is recognisable to the one attack" in text
     assert "baseline</span>" not in _page(tmp_path / "plain")
 

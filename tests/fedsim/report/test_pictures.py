@@ -42,6 +42,9 @@ def test_two_channels_are_refused(tmp_path: Path) -> None:
         "..\\outside.png",
         "C:\\x.png",
         "link.png",
+        "loop.png",
+        "x" * 300 + ".png",
+        "\ud800.png",
         "",
         None,
         "a",
@@ -52,6 +55,7 @@ def test_names_that_leave_the_folder_are_refused(name: str | None, tmp_path: Pat
     (folder / "a").mkdir(parents=True)
     save_png(torch.rand(3, 4, 4), tmp_path / "outside.png")
     (folder / "link.png").symlink_to(tmp_path / "outside.png")
+    (folder / "loop.png").symlink_to(folder / "loop.png")
     assert path_inside(folder, name) is None
     assert embed_picture(folder, name) is None
     if name and name.startswith("/"):

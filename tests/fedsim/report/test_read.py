@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from fedsim.report import build_report
 from fedsim.report.baseline import baselines
 from fedsim.report.read import read_run
+from fedsim.report.summary import run_times
 
 
 def test_an_empty_folder_is_an_empty_run(tmp_path: Path) -> None:
@@ -55,6 +57,22 @@ def test_values_of_another_type_are_none(tmp_path: Path) -> None:
     assert attack.label_exact is None
     assert len(attack.images) == 1
     assert attack.images[0].psnr is None
+
+
+def test_numbers_that_no_float_holds_are_none(tmp_path: Path) -> None:
+    lines = [f'{{"round": {number}, "seconds": 1{"0" * digits}}}' for number, digits in ((1, 400), (2, 5000), (3, 0))]
+    (tmp_path / "timings.jsonl").write_text("\n".join(lines))
+    (tmp_path / "summary.json").write_text(f'{{"seconds": 1{"0" * 5000}}}')
+    run = read_run(tmp_path)
+    assert run.round_seconds == {3: 1.0}
+    assert run.damaged == ("timings.jsonl: 2 lines", "summary.json")
+
+
+@pytest.mark.parametrize("seconds", ["NaN", "Infinity", "true", "1" + "0" * 400, '"9"'])
+def test_seconds_that_are_none(tmp_path: Path, seconds: str) -> None:
+    (tmp_path / "summary.json").write_text(f'{{"kind": "audit", "finished": true, "seconds": {seconds}}}')
+    assert run_times(read_run(tmp_path)).run is None
+    build_report(tmp_path)
 
 
 def test_a_resumed_run_counts_the_later_line(write_run: Any, records: Any) -> None:

@@ -323,3 +323,28 @@ def test_the_button_for_more_pictures_is_hidden_until_there_are_more(write_run: 
     script = build_report(write_run([records.attack(1, 0, records.image(25.0))])).read_text(encoding="utf-8")
     made = script.index('more.className = "more"')
     assert "more.hidden = true;" in script[made : script.index("list.after(more)")]
+
+
+def test_many_reasons_are_cut(write_run: Any, records: Any) -> None:
+    words = [f"{one}{other}" for one in "abcdefgh" for other in "abcdefgh"]
+    rows = [records.refusal(1, k, f"{word} is withheld") for k, word in enumerate(words)]
+    rows += [records.attack(2, k, attack="b", status="failed", reason=f"{word} raised") for k, word in enumerate(words)]
+    rows += [records.refusal(3, k, f"aa, residual {k}.5", attack="c") for k in range(1000)]
+    text = build_report(write_run(rows)).read_text(encoding="utf-8")
+    assert text.count(" is withheld</td>") == 49
+    assert text.count(" raised</td>") == 50
+    assert "15 more in attacks.jsonl." in text
+    assert "14 more in attacks.jsonl." in text
+    assert 'residual 0.5 <span class="hint">one of 1,000 wordings</span></td><td>1000</td>' in text
+
+
+def test_each_chart_has_its_numbers_below_it(full_run: Path, moving_run: Path) -> None:
+    for folder in (full_run, moving_run):
+        page = check_page(build_report(folder))
+        charts = [tag for tag in page.all("svg") if tag.get("class") == "chart"]
+        labels = [tag["aria-label"] for tag in page.all("div") if "numbers" in (tag.get("class") or "").split()]
+        assert len(labels) == len(charts) > 0
+        assert len(set(labels)) == len(labels)
+        assert [tag for tag in page.all("details") if "open" in tag] == []
+    text = (moving_run / "report.html").read_text(encoding="utf-8")
+    assert '<th scope="row" class="text">50</th><td>0.02</td><td>0.02</td><td>11.0 dB</td><td>11.0 dB</td>' in text

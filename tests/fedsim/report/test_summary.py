@@ -22,7 +22,7 @@ def test_one_attack_by_hand(write_run: Any, records: Any) -> None:
     run = read_run(
         write_run(
             [
-                records.attack(1, 0, records.image(100.0), records.image(30.0)),
+                records.attack(1, 0, records.image(100.0, "digits/0"), records.image(30.0)),
                 records.attack(1, 1, records.image(10.0), certificate=uncertified, label_share=0.0, label_exact=False),
                 records.attack(2, 0, records.image(None), seconds=1.5, attempts=2, certificate=uncertified),
                 records.refusal(2, 1, "withheld"),
@@ -120,3 +120,23 @@ def test_accuracy_failures_and_times(write_run: Any) -> None:
     times = run_times(run)
     assert (times.rounds, times.total, times.median) == (2, 6.0, 3.0)
     assert (times.slowest, times.slowest_round, times.run) == (4.0, 2, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ("residual 3.1e-02 is above 1e-3", "residual 1,234.5 is above 1e-3", True),
+        ("off by -0.94.", "off by 12.", True),
+        ("batches of 4: at most 1", "batches of 16: at most 1", True),
+        ("blocks.0.attn is withheld", "blocks.1.attn is withheld", False),
+        ("conv1 is withheld", "conv2 is withheld", False),
+        ("rank 3 of 4", "rank 3 of four", False),
+    ],
+)
+def test_reasons_are_grouped_without_their_numbers(
+    write_run: Any, records: Any, one: str, other: str, alike: bool
+) -> None:
+    rows = [records.refusal(1, k, reason) for k, reason in enumerate((one, other, other))]
+    groups = refusals(read_run(write_run(rows)))
+    shown = [(group.reason, group.count, group.wordings) for group in groups]
+    assert shown == ([(other, 3, 2)] if alike else [(other, 2, 1), (one, 1, 1)])

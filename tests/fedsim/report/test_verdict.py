@@ -41,6 +41,12 @@ def test_nothing_recognisable(write_run: Any, records: Any) -> None:
     assert any("not for every attack that exists" in detail for detail in found.details)
 
 
+def test_the_best_result_is_the_best_of_all_attacks(write_run: Any, records: Any) -> None:
+    rows = [records.attack(1, k, records.image(15.0), attack="steady") for k in range(4)]
+    rows += [records.attack(1, k, records.image(psnr), attack="lucky") for k, psnr in enumerate([19.8, 8.0, 8.0, 8.0])]
+    assert "the best result, 19.8 dB by lucky, stays below" in verdict(read_run(write_run(rows))).sentence
+
+
 def test_every_attack_refused(write_run: Any, records: Any) -> None:
     reason = "pos_embed's gradient is withheld by fixed_pe"
     found = verdict(read_run(write_run([records.refusal(1, k, reason) for k in range(4)])))
@@ -52,11 +58,21 @@ def test_every_attack_refused(write_run: Any, records: Any) -> None:
 
 
 def test_refusals_for_several_reasons_are_listed(write_run: Any, records: Any) -> None:
-    rows = [records.refusal(1, k, f"reason {k}") for k in range(5)]
+    rows = [records.refusal(1, k, f"{reason} reason") for k, reason in enumerate(("a", "b", "c", "d", "e"))]
     found = verdict(read_run(write_run(rows)))
     assert "because" not in found.sentence
-    assert found.details[0] == "patch_gradient refused: reason 0."
+    assert found.details[0] == "patch_gradient refused: a reason."
     assert "2 further reasons below." in found.details
+
+
+def test_reasons_that_differ_in_numbers_alone_are_one(write_run: Any, records: Any) -> None:
+    rows = [records.refusal(1, k, f"condition number {1e6 + 1e3 * k:.3e} is too large") for k in range(1000)]
+    found = verdict(read_run(write_run(rows)))
+    told = "condition number 1.000e+06 is too large (one of 1,000 wordings)."
+    assert found.sentence.endswith(f"patch_gradient refused 1,000 of 1,000 observed updates, because {told}")
+    assert not [detail for detail in found.details if "condition number" in detail]
+    found = verdict(read_run(write_run([*rows, records.attack(2, 0, records.image(12.0))], name="another")))
+    assert f"patch_gradient refused: {told}" in found.details
 
 
 @pytest.mark.parametrize(
@@ -66,6 +82,11 @@ def test_refusals_for_several_reasons_are_listed(write_run: Any, records: Any) -
         ([{"status": "failed", "images": []}], "No attack came to an end"),
         ([{"scored": False, "psnr": None, "reconstruction": "r.png"}], "without audit their likeness"),
         ([{"scored": False, "psnr": None}], "Only labels were attacked"),
+        (
+            [{"attack": "a", "label_share": None, "label_exact": None}, {"attack": "b", "trace": [{"step": 1}]}],
+            "a and b came to an end without a picture that could be used",
+        ),
+        ([{"attack": "a", "label_share": None, "label_exact": None}, {"attack": "llg"}], "a came to an end without"),
     ],
 )
 def test_what_was_not_measured_is_not_called_safe(
