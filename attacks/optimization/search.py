@@ -242,11 +242,12 @@ class Search:
             self.best_variables[name] = torch.where(mask, variable.detach(), self.best_variables[name])
 
     def _weights_changed(self, weight: float) -> bool:
-        """Objectives of different weights cannot be compared: the best is chosen among those of the last ones."""
+        """Objectives of other weights or group means cannot be compared: the best is chosen among the last ones'."""
         fraction = self._fraction()
         terms = self.problems[0].terms
         active = [prior.weight_at(fraction) for prior, _ in terms.values()]
-        key = [weight, active, self.group is not None and self.group.active]
+        step = min(self.step, self.settings.steps - 1)
+        key = [weight, active, self.group.number(step, self.settings.steps) if self.group is not None else 0]
         changed = self.weights not in (None, key)
         self.weights = key
         return changed

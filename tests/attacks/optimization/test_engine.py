@@ -181,6 +181,17 @@ def test_a_killed_attack_goes_on_with_the_same_bits(small, settings):
     assert [frame.step for frame in resumed.frames] == [frame.step for frame in whole.frames]
 
 
+def test_candidates_are_compared_under_one_mean_of_the_group(small):
+    """Where the mean is taken anew, nothing that was found under another one stays the best."""
+    observation, _ = small()
+    group = GroupConsistency(weight=1.0, start=0.25, every=5, register=False)
+    wild = OptimiserSettings("adam", 0.5, langevin=2.0)
+    found = attack(GradientMatching(optimiser=wild, steps=20, frames=20, restarts=2, group=group), observation)
+    anew = [row for row in found.trace if row["step"] in (5, 10, 15)]
+    assert len(anew) == 3
+    assert all(row["best"] == row["objective"] for row in anew)
+
+
 def test_langevin_noise_is_drawn_again_after_a_kill(small):
     observation, _ = small()
     noisy = {"steps": 20, "save_every": 5, "optimiser": OptimiserSettings("adam", 0.1, langevin=0.2)}
