@@ -49,11 +49,7 @@ class GeneratorLatent(Parametrisation):
 
 
 class GeneratedSpace(Space):
-    """Pictures of one victim that a generator makes.
-
-    Args:
-        labels: [batch], None: the generator chooses the class.
-    """
+    """Pictures of one victim that a generator makes; without labels it chooses the class."""
 
     def __init__(
         self, generator: Generator, observation: Observation, count: int, labels: Int[Tensor, " batch"] | None

@@ -44,6 +44,9 @@ class Problem:
         target: u', the shared update in units of a gradient, by name.
         labels: [B] classes, or None where they are searched for together with the pictures.
         terms: the priors' terms by name, with the prior that weighs each.
+        ordered: whether the labels can stay as they are given. Where several local batches are simulated, which label
+            was in which is not known, and each restart but the first draws an order of its own; those of
+            L-BFGS and GGL keep the first's.
     """
 
     observation: Observation
@@ -52,6 +55,7 @@ class Problem:
     count: int
     space: Space
     terms: dict[str, tuple[Prior, PriorTerm]]
+    ordered: bool = True
 
 
 def local_updates(choice: str, observation: Observation) -> str:

@@ -291,7 +291,9 @@ class Search:
             shape = (problem.count, problem.observation.num_classes)
             start["labels"] = torch.randn(shape, generator=generator).to(self.dtype)
         else:
-            start["labels"] = problem.labels
+            others = not problem.ordered and index % self.settings.restarts > 0
+            order = torch.randperm(problem.count, generator=generator) if others else torch.arange(problem.count)
+            start["labels"] = problem.labels[order.to(problem.labels.device)]
         return start
 
     def _choice(self) -> list[int]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attacks.generative import GGL, GIAS, GIFD, Generator, GeneratorSamples
-from attacks.optimization import Cosine, OptimiserSettings, Schedule, SquaredL2
+from attacks.optimization import Cosine, GradientMatching, OptimiserSettings, Schedule, SquaredL2
 from attacks.optimization.priors import TotalVariation
 from attacks.session import Session
 from fedsim.errors import ConfigError
@@ -112,6 +112,28 @@ def test_the_feature_search_keeps_the_best_layer_and_the_weight_search_its_last(
     assert (kept["stage"], last["stage"]) == (0.0, 1.0)
     assert kept["matching"] < last["matching"]
     assert searches(generator)["gias"](observation, rng, cpu).certificate.values["stage"] == 1.0
+
+
+@pytest.mark.parametrize("name", ["gias", "gifd"])
+def test_soft_labels_are_searched_for_once(scene, cpu, monkeypatch, name):
+    """The searches behind the first have its labels, which its pictures were found with."""
+    observation, _, generator = scene
+    chosen = searches(generator, steps=10)[name]
+    chosen.labels = "joint"
+    given, found = [], []
+    search = GradientMatching._search
+
+    def watched(self, problems, *rest):
+        given.append(problems[0].labels)
+        found.append(search(self, problems, *rest))
+        return found[-1]
+
+    monkeypatch.setattr(GradientMatching, "_search", watched)
+    result = chosen(observation, torch.Generator().manual_seed(0), cpu)
+    assert given[0] is None
+    assert all(torch.equal(labels, found[0][0].labels) for labels in given[1:])
+    assert len(given) > 1
+    assert result.labels.tolist() == found[0][0].labels.argmax(dim=-1).tolist()
 
 
 def test_several_victims_at_once(scene, cpu):
