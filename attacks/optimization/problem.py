@@ -42,7 +42,8 @@ class Problem:
     Attributes:
         observation: `blind`, where the target is random.
         target: u', the shared update in units of a gradient, by name.
-        labels: [B] classes, or None where they are searched for together with the pictures.
+        labels: [B] classes, logits of soft labels that stay as they are, or None where they are searched for together
+            with the pictures.
         terms: the priors' terms by name, with the prior that weighs each.
         ordered: whether the labels can stay as they are given. Where several local batches are simulated, which label
             was in which is not known, and each restart but the first draws an order of its own; those of

@@ -99,7 +99,9 @@ class Search:
         }
         if surrogate:
             self.variables["alpha"] = torch.full((self.count,), 0.5, dtype=self.dtype, device=device)
-        self.smooth = {name: v.requires_grad_() for name, v in self.variables.items() if v.is_floating_point()}
+        given = {"labels"} if problems[0].labels is not None else set()
+        moving = {name: v for name, v in self.variables.items() if v.is_floating_point() and name not in given}
+        self.smooth = {name: variable.requires_grad_() for name, variable in moving.items()}
         self.optimiser = Optimiser(settings.optimiser, self.smooth)
         self.targets, self.shared_target = _stack([problem.target for problem in problems])
         infinity = torch.full((self.count,), torch.inf, dtype=self.dtype, device=device)
@@ -159,8 +161,8 @@ class Search:
         matching, by = self._differentiate(images.detach())
         prior, by_prior = self._priors(images.detach(), fraction)
         (((weight * by.pop("images") + by_prior) * images).sum() + penalty.sum()).backward()
-        for name, derivative in by.items():
-            self.smooth[name].grad = weight * derivative
+        for name in by.keys() & self.smooth.keys():
+            self.smooth[name].grad = weight * by[name]
         totals = weight * matching + prior + penalty.detach()
         self._guard(totals)
         self._remember(totals, matching, weight)

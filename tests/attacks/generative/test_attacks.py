@@ -123,15 +123,15 @@ def test_soft_labels_are_searched_for_once(scene, cpu, monkeypatch, name):
     given, found = [], []
     search = GradientMatching._search
 
-    def watched(self, problems, *rest):
+    def watched(self, problems, *rest, **others):
         given.append(problems[0].labels)
-        found.append(search(self, problems, *rest))
+        found.append(search(self, problems, *rest, **others))
         return found[-1]
 
     monkeypatch.setattr(GradientMatching, "_search", watched)
     result = chosen(observation, torch.Generator().manual_seed(0), cpu)
     assert given[0] is None
-    assert all(torch.equal(labels, found[0][0].labels) for labels in given[1:])
+    assert all(torch.equal(labels, found[0][0].labels) for labels in (*given[1:], found[-1][0].labels))
     assert len(given) > 1
     assert result.labels.tolist() == found[0][0].labels.argmax(dim=-1).tolist()
 
