@@ -40,8 +40,8 @@ class Stage:
 class StagedMatching(GradientMatching):
     """Gradient matching over a generator's latent, then over more of the generator.
 
-    Restarts are of the latent alone: its best candidate goes on, with its labels. The trace and the frames are those of all searches,
-    one behind the other.
+    Restarts are of the latent alone: its best candidate goes on, with its labels. The trace and the frames are those
+    of all searches, one behind the other.
 
     Args:
         generator: the prior.

@@ -173,7 +173,7 @@ def make_problem(
     """
     Args:
         blind_of: the true observation, where `observation` is noise. A prior that finds nothing in the noise, such as
-            certified features, is left out then; one that does not apply to the true one either refuses.
+            features of certified labels, is left out then; one that does not apply to the true one either refuses.
 
     Raises:
         NotApplicable: the observation lacks what the search space or a prior needs.
