@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedsim.data import ImageSet
+from fedsim.determinism import seeded_globals
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,15 @@ def evaluate(
 def mean_softmax(
     model: nn.Module, pictures: ImageSet, normalise: Callable[[Tensor], Tensor], training_mode: bool, limit: int = 256
 ) -> Tensor:
-    """[classes] mean predicted probabilities, float64, over at most `limit` pictures: p̂ of the label rules."""
+    """[classes] mean predicted probabilities, float64, over at most `limit` pictures: p̂ of the label rules.
+
+    Dropout draws the same at each call.
+    """
     model.train(training_mode)
     sums: list[Tensor] = []
     count = min(limit, len(pictures))
-    for start in range(0, count, 64):
-        images = normalise(pictures.images(range(start, min(start + 64, count))))
-        sums.append(model(images).double().softmax(1).sum(0))
+    with seeded_globals(0, "mean-softmax"):
+        for start in range(0, count, 64):
+            images = normalise(pictures.images(range(start, min(start + 64, count))))
+            sums.append(model(images).double().softmax(1).sum(0))
     return (torch.stack(sums).sum(0) / count).cpu()
