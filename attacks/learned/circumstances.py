@@ -12,7 +12,6 @@ from torch import Tensor
 from fedsim.observation import Observation
 from fedsim.update import State
 
-
 WEIGHTS = {"checkpoint", "pretrained"}
 """What of a model's settings says where its weights came from: the weights themselves are compared."""
 
