@@ -150,7 +150,8 @@ def discard(scratch: Path, names: Sequence[str], attack: str) -> None:
 def fingerprint(
     observations: Sequence[Observation], settings: Mapping[str, Any], seed: int, device: torch.device
 ) -> str:
-    """Equal for tries that would do the same: version, settings, seed, device and what was shared."""
+    """Equal for tries that would do the same: version, settings, seed, device, what was shared, and the content of
+    every file that a setting named `checkpoint` names."""
     digest = hashlib.blake2b(digest_size=16)
     described = [
         [
@@ -165,7 +166,7 @@ def fingerprint(
         ]
         for o in observations
     ]
-    run = [fedsim.__version__, torch.__version__, dict(settings), seed, device.type, described]
+    run = [fedsim.__version__, torch.__version__, dict(settings), _contents(settings), seed, device.type, described]
     digest.update(json.dumps(run, sort_keys=True, default=repr).encode())
     for observation in observations:
         tensors = dict(observation.update.tensors)
@@ -178,6 +179,20 @@ def fingerprint(
             digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
             digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _contents(settings: object) -> list[str]:
+    """Digests of the checkpoints, at any depth, in the order of the settings."""
+    if isinstance(settings, Mapping):
+        found = [content for key in sorted(settings, key=str) for content in _contents(settings[key])]
+        path = settings.get("checkpoint")
+        if isinstance(path, str) and (file := Path(path).expanduser()).is_file():
+            with file.open("rb") as opened:
+                found.append(hashlib.file_digest(opened, "blake2b").hexdigest())
+        return found
+    if isinstance(settings, Sequence) and not isinstance(settings, str):
+        return [content for setting in settings for content in _contents(setting)]
+    return []
 
 
 def _readable(text: str) -> str:

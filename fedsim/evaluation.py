@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedsim.data import ImageSet
+from fedsim.determinism import seeded_globals
 
 
 @dataclass(frozen=True)
@@ -46,15 +47,17 @@ def mean_softmax(
 ) -> Tensor:
     """[classes] mean predicted probabilities, float64, over at most `limit` pictures: p̂ of the label rules.
 
-    The model's state stays as it was: in training mode BatchNorm would count these pictures in.
+    The model's state stays as it was: in training mode BatchNorm would count these pictures in. Dropout draws the same
+    at each call.
     """
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.train(training_mode)
     sums: list[Tensor] = []
     count = min(limit, len(pictures))
-    for start in range(0, count, 64):
-        images = normalise(pictures.images(range(start, min(start + 64, count))))
-        sums.append(model(images).double().softmax(1).sum(0))
+    with seeded_globals(0, "mean-softmax"):
+        for start in range(0, count, 64):
+            images = normalise(pictures.images(range(start, min(start + 64, count))))
+            sums.append(model(images).double().softmax(1).sum(0))
     for name, buffer in model.named_buffers():
         buffer.copy_(before[name])
     return (torch.stack(sums).sum(0) / count).cpu()

@@ -29,6 +29,7 @@ from fedsim.errors import ConfigError, NotApplicable
 logger = getLogger(__name__)
 
 COVARIANCES: dict[str, Any] = {"full": CMA, "diagonal": SepCMA}
+Evaluation = Callable[[Tensor, float], tuple[Tensor, Tensor]]
 WORST = 1e30
 """What a candidate is worth whose objective is not finite."""
 
@@ -115,14 +116,19 @@ class GGL(GradientMatching):
             tries = []
             for restart, seed in enumerate(torch.randint(2**31, (settings.restarts,), generator=rng).tolist()):
                 part = session.part(f"victim-{index}-restart-{restart}")
-                tries.append(self._evolve(problem, evaluate, seed, settings, device, part))
+                try:
+                    tries.append(self._evolve(problem, evaluate, seed, settings, device, part))
+                except NotFiniteError as error:
+                    logger.warning("restart %d: %s", restart, error)
+            if not tries:
+                raise NotFiniteError("the objective was finite for no candidate of any restart")
             results.append(min(tries, key=lambda one: one.values["objective"]))
         return results
 
     def _evaluation(
         self, problem: Problem, derivative: MixedDerivative, method: str, device: torch.device
-    ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """(objective, distance of the gradients) of [candidates, batch, latent]."""
+    ) -> Evaluation:
+        """(objective, distance of the gradients) of [candidates, batch, latent], at a fraction of the run."""
         assert problem.labels is not None
         labels = problem.labels
         one = {"images": torch.zeros(problem.count, *problem.observation.image_shape, device=device), "labels": labels}
@@ -132,7 +138,7 @@ class GGL(GradientMatching):
         def distance(images: Tensor) -> Tensor:
             return derivative.objective(derivative.update({"images": images, "labels": labels}), problem.target)
 
-        def evaluate(points: Tensor) -> tuple[Tensor, Tensor]:
+        def evaluate(points: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
             found, priors = [], []
             budget = self.memory_gib or default_budget(device)
             for part in points.split(chunk_size(len(points), each, budget)):
@@ -141,7 +147,8 @@ class GGL(GradientMatching):
                 found.append(vmap(distance)(images).detach())
                 total = problem.space.penalty(part)
                 for prior, term in problem.terms.values():
-                    total = total + prior.weight_at(0.0) * torch.stack([term(picture) for picture in images]).detach()
+                    if (factor := prior.weight_at(fraction)) > 0:
+                        total = total + factor * torch.stack([term(picture) for picture in images]).detach()
                 priors.append(total.detach())
             matching = torch.cat(found)
             return weight * matching + torch.cat(priors), matching
@@ -151,13 +158,13 @@ class GGL(GradientMatching):
     def _evolve(
         self,
         problem: Problem,
-        evaluate: Callable[[Tensor], tuple[Tensor, Tensor]],
+        evaluate: Evaluation,
         seed: int,
         settings: SearchSettings,
         device: torch.device,
         session: Session,
     ) -> Found:
-        evolution = _Evolution(problem, self.covariance, self.sigma, self.population, seed)
+        evolution = _Evolution(problem, self.covariance, self.sigma, self.population, seed, settings.steps)
         saved = session.load()
         if saved is not None:
             evolution.replay(*saved)
@@ -165,7 +172,7 @@ class GGL(GradientMatching):
         dtype = next(iter(problem.target.values())).dtype
         while evolution.generation < settings.steps:
             points = evolution.ask()
-            objective, matching = evaluate(points.to(device=device, dtype=dtype))
+            objective, matching = evaluate(points.to(device=device, dtype=dtype), evolution.fraction)
             evolution.tell(objective.double().cpu(), matching.double().cpu())
             if evolution.generation % every == 0 or evolution.generation == settings.steps:
                 evolution.record(settings.frames > 0, device, dtype)
@@ -182,8 +189,11 @@ class _Evolution:
     search goes on by hearing them again, without computing any gradient.
     """
 
-    def __init__(self, problem: Problem, covariance: str, sigma: float, population: int | None, seed: int) -> None:
+    def __init__(
+        self, problem: Problem, covariance: str, sigma: float, population: int | None, seed: int, generations: int
+    ) -> None:
         space: Any = problem.space
+        self._generations = generations
         self._problem, self._shape = problem, (problem.count, space.generator.latent)
         dimensions = math.prod(self._shape)
         size = population or 4 + math.floor(3 * math.log(dimensions))
@@ -191,6 +201,7 @@ class _Evolution:
         self._asked: list[np.ndarray] = []
         self._told: list[Float[Tensor, " population"]] = []
         self.best, self._matching = math.inf, math.inf
+        self._weights: list[float] = []
         self._point = torch.zeros(self._shape, dtype=torch.float64)
         self._rows: list[dict[str, float]] = []
         self._frames: list[Frame] = []
@@ -198,6 +209,11 @@ class _Evolution:
     @property
     def generation(self) -> int:
         return len(self._told)
+
+    @property
+    def fraction(self) -> float:
+        """Of the run that is over."""
+        return self.generation / self._generations
 
     def ask(self) -> Float[Tensor, "population batch latent"]:
         self._asked = [self._cma.ask() for _ in range(self._cma.population_size)]
@@ -207,6 +223,10 @@ class _Evolution:
     def tell(self, objective: Float[Tensor, " population"], matching: Float[Tensor, " population"]) -> None:
         finite = torch.where(objective.isfinite(), objective, torch.full_like(objective, WORST))
         self._cma.tell(list(zip(self._asked, finite.tolist(), strict=True)))
+        weights = [prior.weight_at(self.fraction) for prior, _ in self._problem.terms.values()]
+        if weights != self._weights:
+            # What was best under other weights is not comparable.
+            self._weights, self.best = weights, math.inf
         self._told.append(finite)
         first = int(finite.argmin())
         if float(finite[first]) < min(self.best, WORST):

@@ -8,7 +8,7 @@ from torch.func import functional_call, vmap
 from attacks.generative.ball import project_l1
 from attacks.generative.generator import Generator
 from attacks.optimization.parametrisation import Parametrisation, Space
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
 
 
@@ -40,20 +40,22 @@ class GeneratorLatent(Parametrisation):
         device: torch.device,
         labels: Int[Tensor, " batch"] | None = None,
     ) -> "LatentSpace":
-        """Raises NotApplicable where the generator makes pictures of another shape."""
+        """Raises NotApplicable where the generator makes pictures of another shape, or of no class that it is told."""
         generator = self.generator.to(device)
         generator.check(observation.image_shape, device)
         if labels is not None and (not self.conditional or int(labels.max()) >= generator.num_classes):
             labels = None
+        # Those of fedsim-prior know which classes they were trained on, and have pictures of any class.
+        if labels is None and generator.num_classes and not hasattr(generator.module, "trained_on"):
+            raise NotApplicable(
+                f"the generator must be told one of its {generator.num_classes} classes for each picture: it needs "
+                "conditional=true, a label rule, and labels among them"
+            )
         return LatentSpace(self, generator, observation, count, labels)
 
 
 class GeneratedSpace(Space):
-    """Pictures of one victim that a generator makes.
-
-    Args:
-        labels: [batch], None: the generator chooses the class.
-    """
+    """Pictures of one victim that a generator makes; without labels it chooses the class."""
 
     def __init__(
         self, generator: Generator, observation: Observation, count: int, labels: Int[Tensor, " batch"] | None

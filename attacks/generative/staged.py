@@ -40,8 +40,8 @@ class Stage:
 class StagedMatching(GradientMatching):
     """Gradient matching over a generator's latent, then over more of the generator.
 
-    Restarts are of the latent alone: its best candidate goes on. The trace and the frames are those of all searches,
-    one behind the other.
+    Restarts are of the latent alone: its best candidate goes on, with its labels. The trace and the frames are those
+    of all searches, one behind the other.
 
     Args:
         generator: the prior.
@@ -114,7 +114,9 @@ class StagedMatching(GradientMatching):
             one.values["stage"] = 0.0
         for number, stage in enumerate(self.stages(), start=1):
             spaces = [stage.space(_generated(p), f) for p, f in zip(problems, found, strict=True)]
-            problems = [replace(p, space=space) for p, space in zip(problems, spaces, strict=True)]
+            # The labels too are those that the point was found with, in their order; soft ones move no more.
+            ends = zip(problems, spaces, found, strict=True)
+            problems = [replace(p, space=space, labels=f.labels) for p, space, f in ends]
             optimiser = replace(first.optimiser, lr=stage.lr)
             again = replace(first, optimiser=optimiser, steps=stage.steps, restarts=1)
             later = super()._search(problems, rngs, device, session.part(stage.name), again)

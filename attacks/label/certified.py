@@ -36,7 +36,7 @@ class CertifiedLabels(Attack):
 def features_of(
     observation: Observation, device: torch.device, rng: torch.Generator, max_neighbours: int = 128
 ) -> CountCertificate:
-    """Labels and the input of the head for each example, where the shared gradient proves them.
+    """Labels, where the shared gradient proves them, and the input of the head for each example, to `feature_error`.
 
     Solved on the CPU whatever `device` is: the systems are small. Results are on `device`.
 
@@ -89,6 +89,7 @@ def as_reconstruction(found: CountCertificate) -> Reconstruction:
         "tried": float(found.tried),
         "tolerance": found.tolerance,
         "condition": found.condition,
+        "feature_error": found.feature_error,
     }
     reason = found.reason or "features exist that explain the head's gradient with these counts"
     status = Certificate("certified" if found.certified else "uncertified", reason, values)

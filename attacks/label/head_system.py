@@ -142,6 +142,25 @@ def normal_equations(
     return hessian.reshape(count, batch * width, batch * width), slope.flatten(1)
 
 
+def feature_error(
+    system: HeadSystem, rows: Float[Tensor, "batch rank"], errors: Float[Tensor, "batch classes"], relative: float
+) -> float:
+    """The largest relative error of a row that an error of `relative`·‖G‖ in the gradient may have led to.
+
+    To first order: that error over J's least singular value, and over the gradient's, by which Q turns.
+    """
+    size = float(rows.norm(dim=1).min())
+    noise = relative * system.scale
+    turned = noise / float(system.target.norm(dim=0).min().clamp(min=1e-300))
+    if not system.directions.shape[1]:
+        return turned
+    free = (rows - system.origin) @ system.directions
+    defect = errors.T @ rows - system.target
+    hessian, _ = normal_equations(system, free[None], rows[None], errors[None], defect[None])
+    least = float(torch.linalg.eigvalsh(hessian[0])[0].clamp(min=1e-300).sqrt())
+    return noise / (least * size) + turned
+
+
 def _evaluate(
     system: HeadSystem, free: Float[Tensor, "starts batch free"], targets: Float[Tensor, "starts batch classes"]
 ) -> tuple[Tensor, ...]:

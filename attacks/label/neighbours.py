@@ -1,6 +1,7 @@
 """Class counts near real-valued ones, the likeliest first."""
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 
 from jaxtyping import Float, Int
@@ -21,34 +22,34 @@ def neighbours(
     counts = counts.double().cpu()
     rounded = largest_remainder(counts, batch_size)
     yield rounded
-    moves = _moves(rounded, counts)
-    for _, (source, target) in moves[:max_neighbours]:
-        yield _moved(rounded, ((source, target),))
+    moves = _moves(rounded, counts, max_neighbours)
+    for _, move in moves:
+        yield _moved(rounded, (move,))
     left = max_neighbours - len(moves)
-    seen: set[tuple[int, ...]] = {tuple(rounded.tolist())}
-    seen |= {tuple(_moved(rounded, (move,)).tolist()) for _, move in moves}
+    # Both moves of a pair may undo each other, or be one; what they change tells.
+    seen = {_changes(()), *(_changes((move,)) for _, move in moves)}
     for pair in _pairs([cost for cost, _ in moves]):
         if left <= 0:
             return
-        found = _moved(rounded, (moves[pair[0]][1], moves[pair[1]][1]))
-        key = tuple(found.tolist())
-        if min(key) >= 0 and key not in seen:
-            seen.add(key)
+        both = (moves[pair[0]][1], moves[pair[1]][1])
+        changes = _changes(both)
+        if changes not in seen and all(int(rounded[label]) + change >= 0 for label, change in changes):
+            seen.add(changes)
             left -= 1
-            yield found
+            yield _moved(rounded, both)
 
 
-def _moves(rounded: Int[Tensor, "classes"], counts: Float[Tensor, "classes"]) -> list[tuple[float, Move]]:
-    """All (source, target), cheapest first: n_s - 1 and n_t + 1 cost 2 (1 - (n_s - n̂_s) + (n_t - n̂_t))."""
+def _moves(rounded: Int[Tensor, "classes"], counts: Float[Tensor, "classes"], limit: int) -> list[tuple[float, Move]]:
+    """At most `limit` (source, target), cheapest first: n_s - 1 and n_t + 1 cost 2 (1 - (n_s - n̂_s) + (n_t - n̂_t))."""
     excess = (rounded - counts).tolist()
     sources = [c for c, count in enumerate(rounded.tolist()) if count > 0]
-    found = [
+    found = (
         (1.0 - excess[source] + excess[target], (source, target))
         for source in sources
         for target in range(len(excess))
         if target != source
-    ]
-    return sorted(found)
+    )
+    return heapq.nsmallest(limit, found)
 
 
 def _pairs(costs: list[float]) -> Iterator[tuple[int, int]]:
@@ -71,3 +72,12 @@ def _moved(rounded: Int[Tensor, "classes"], moves: tuple[Move, ...]) -> Int[Tens
         found[source] -= 1
         found[target] += 1
     return found
+
+
+def _changes(moves: tuple[Move, ...]) -> tuple[tuple[int, int], ...]:
+    """(class, what it gains) where that is not zero."""
+    gains: Counter[int] = Counter()
+    for source, target in moves:
+        gains[source] -= 1
+        gains[target] += 1
+    return tuple(sorted((label, gain) for label, gain in gains.items() if gain))

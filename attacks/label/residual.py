@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.label.head_system import HeadSystem, head_system, solve_rows
+from attacks.label.head_system import HeadSystem, feature_error, head_system, solve_rows
 from attacks.label.neighbours import neighbours
 
 TOLERANCE = 32.0
@@ -37,8 +37,9 @@ class CountCertificate:
         residual: ‖(1/B) Rᵀ[H, 1] - G‖ / ‖G‖ at `counts`.
         tried: count vectors for which it was computed.
         tolerance: what the residual had to fall below.
-        condition: largest over smallest singular value of the gradient: times the residual, it bounds what rounding
-            leaves of error in `features`, roughly.
+        condition: largest over smallest singular value of the gradient.
+        feature_error: how far off a feature may be, relative to its size, to first order: what is certified are the
+            counts; pictures that the head scores nearly alike leave their features open.
         reason: why not, where `certified` is False.
     """
 
@@ -50,6 +51,7 @@ class CountCertificate:
     tried: int
     tolerance: float
     condition: float
+    feature_error: float
     reason: str = ""
 
 
@@ -117,6 +119,7 @@ def certify_counts(
         tried=tried,
         tolerance=tolerance,
         condition=system.condition,
+        feature_error=feature_error(system, best.rows, best.errors, max(residual, eps)),
         reason="" if certified else reason,
     )
 
@@ -130,6 +133,8 @@ class _Found:
     features: Float[Tensor, "batch features"]
     residual: float
     least: float
+    rows: Float[Tensor, "batch rank"]
+    errors: Float[Tensor, "batch classes"]
 
 
 def _best_of(
@@ -148,7 +153,8 @@ def _best_of(
     rows, errors = solution.rows[index], solution.errors[index]
     contribution = errors.norm(dim=1) * rows.norm(dim=1) / system.scale
     features = (rows @ system.basis)[:, :-1]
-    return _Found(group[index], labels[index], features, float(solution.residual[index]), float(contribution.min()))
+    left, least = float(solution.residual[index]), float(contribution.min())
+    return _Found(group[index], labels[index], features, left, least, rows, errors)
 
 
 def _joined(weight: Float[Tensor, "classes features"], bias: Float[Tensor, "classes"]) -> Tensor:

@@ -4,6 +4,7 @@ For mean cross-entropy, mean softmax p̄ and class counts n of a batch of B:
 ∂L/∂b = p̄ - ((1 - ε)·n/B + ε/C), with label smoothing ε, and ∂L/∂W = (1/B) Σ_k (p_k - y_k) h_kᵀ.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -118,13 +119,26 @@ def bias_prior(
 
 
 def largest_remainder(shares: Float[Tensor, "classes"], total: int) -> Int[Tensor, "classes"]:
-    """Non-negative integers that sum to `total`, the nearest to `shares` in that sense."""
-    shares = shares.double().cpu().clamp(min=0.0)
+    """Non-negative integers that sum to `total`, the nearest to `shares` in that sense; of any size of `shares`.
+
+    What is missing goes to the largest remainders, one to each before any has two; what is too much is taken from the
+    smallest in the same way, from classes that still have some.
+    """
+    # A client decides how large the shares are. Above `total` all lose alike, down to it; above 2^52 there are no ones.
+    shares = shares.double().cpu().clamp(0.0, 2.0**52)
+    shares = (shares - (shares.max().floor() - total).clamp(min=0.0)).clamp(min=0.0)
     counts = shares.floor().long()
-    while int(counts.sum()) != total:
-        if int(counts.sum()) < total:
-            counts[(shares - counts).argmax()] += 1
-        else:
-            excess = torch.where(counts > 0, shares - counts, torch.inf)
-            counts[excess.argmin()] -= 1
+    missing = total - int(counts.sum())
+    if missing >= 0:
+        rounds, rest = divmod(missing, len(counts))
+        counts += rounds
+        counts[(shares - counts).argsort(descending=True, stable=True)[:rest]] += 1
+        return counts
+
+    def lowered(rounds: int) -> Int[Tensor, "classes"]:
+        return (counts - rounds).clamp(min=0)
+
+    counts = lowered(bisect_left(range(total + 1), True, key=lambda rounds: int(lowered(rounds).sum()) < total) - 1)
+    excess = torch.where(counts > 0, shares - counts, torch.inf)
+    counts[excess.argsort(stable=True)[: int(counts.sum()) - total]] -= 1
     return counts

@@ -60,6 +60,9 @@ def load_trained(path: Path) -> Trained:
             if metadata.get("format") != FORMAT:
                 raise ConfigError("checkpoint", path, "an inversion.safetensors of fedsim-prior kind=lti")
             record = json.loads(metadata["record"])
+            layers = sum(name.startswith("body.") and name.endswith(".weight") for name in file.keys())  # noqa: SIM118
+            if record["network"]["depth"] != layers:
+                raise ValueError(f"{layers} layers, where the header names {record['network']['depth']}")
             with torch.device("meta"):  # the header may ask for any size: only what the file holds is allocated
                 network = InversionNetwork(**record["network"])
             network.load_state_dict({name: file.get_tensor(name) for name in file.keys()}, assign=True)  # noqa: SIM118

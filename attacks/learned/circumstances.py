@@ -12,6 +12,9 @@ from torch import Tensor
 from fedsim.observation import Observation
 from fedsim.update import State
 
+WEIGHTS = {"checkpoint", "pretrained"}
+"""What of a model's settings says where its weights came from: the weights themselves are compared."""
+
 
 @dataclass(frozen=True)
 class Circumstances:
@@ -70,8 +73,11 @@ class Circumstances:
             before, now = getattr(self, key), getattr(other, key)
             if before != now:
                 return f"{key} was {before}, now {now}"
-        if self.model["name"] != other.model["name"]:
-            return f"the model was {self.model['name']}, now {other.model['name']}"
+        for key in ("name", *sorted({*self.model, *other.model} - WEIGHTS)):
+            before, now = self.model.get(key), other.model.get(key)
+            if before != now:
+                what = "the model" if key == "name" else f"the model's {key}"
+                return f"{what} was {before}, now {now}"
         if self.weights != other.weights and not any_weights:
             return "the model's weights are not those that it was trained for"
         return None

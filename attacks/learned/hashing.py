@@ -12,7 +12,8 @@ from fedsim.determinism import torch_generator
 class UpdateHash:
     """Every entry is added, with a random sign, to a random bin; inner products are kept on average.
 
-    Bins and signs follow from (seed, name, size) of each tensor alone: whoever knows the seed hashes alike.
+    Bins and signs follow from (seed, name, size) of each tensor alone: whoever knows the seed hashes alike. They take
+    memory from the first update on, so that sizes which a file only claims take none.
 
     Args:
         sizes: entries of each tensor, by its name.
@@ -22,12 +23,8 @@ class UpdateHash:
     def __init__(self, sizes: Mapping[str, int], bins: int | None, seed: int) -> None:
         self.sizes = dict(sorted(sizes.items()))
         self.bins = bins
+        self._seed = seed
         self._places: dict[str, tuple[Tensor, Tensor]] = {}
-        if bins is not None:
-            for name, size in self.sizes.items():
-                rng = torch_generator(seed, "update-hash", name, size)
-                places = torch.randint(bins, (size,), generator=rng)
-                self._places[name] = places, 2.0 * torch.randint(2, (size,), generator=rng) - 1.0
 
     @property
     def length(self) -> int:
@@ -40,6 +37,14 @@ class UpdateHash:
             return torch.cat(list(flat.values()))
         found = torch.zeros(self.bins)
         for name, values in flat.items():
-            places, signs = self._places[name]
+            places, signs = self._placed(name, self.bins)
             found.index_add_(0, places, values * signs)
         return found
+
+    def _placed(self, name: str, bins: int) -> tuple[Tensor, Tensor]:
+        if name not in self._places:
+            size = self.sizes[name]
+            rng = torch_generator(self._seed, "update-hash", name, size)
+            places = torch.randint(bins, (size,), generator=rng)
+            self._places[name] = places, 2.0 * torch.randint(2, (size,), generator=rng) - 1.0
+        return self._places[name]

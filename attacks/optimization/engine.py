@@ -195,10 +195,17 @@ class GradientMatching(Attack):
         shared = shared_update(observation, local_updates(self.local_updates, observation), device)
         target = of_pictures(observation, shared)
         if self.target == "observed":
-            return make_problem(observation, target, labels, self.parametrisation, self.priors, device)
-        noise = blind(observation, rng)
-        target = random_target(target, rng)
-        return make_problem(noise, target, labels, self.parametrisation, self.priors, device, blind_of=observation)
+            problem = make_problem(observation, target, labels, self.parametrisation, self.priors, device)
+        else:
+            noise, target = blind(observation, rng), random_target(target, rng)
+            problem = make_problem(
+                noise, target, labels, self.parametrisation, self.priors, device, blind_of=observation
+            )
+        batches = local_updates(self.local_updates, observation) == "unroll"
+        batches = batches and observation.protocol.batch_size < problem.count
+        # A group compares pictures place by place, and so does a generator that is asked for classes.
+        free = labels is not None and self.settings.group is None and problem.space.labels is None
+        return replace(problem, ordered=not (batches and free))
 
     def _local(self, problems: Sequence[Problem]) -> str:
         return local_updates(self.local_updates, problems[0].observation) if problems else "gradient"

@@ -7,18 +7,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.optimization.registration import group_targets
+from attacks.optimization.registration import group_distance, group_targets
 from fedsim.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class GroupConsistency:
-    """weight·mean (x - x̄)², where x̄ is the mean of all seeds' pictures.
+    """weight·‖x - x̄‖², where x̄ is the mean of all seeds' pictures: a sum over pixels, the mean over the batch.
 
     Attributes:
-        weight: factor on the mean squared difference.
+        weight: factor on it.
         start: fraction of the run after which the seeds know of each other.
-        every: steps after which x̄ is computed anew.
+        every: steps after which x̄ is computed anew. Candidates are compared under one mean alone, the last.
         register: align each seed to the mean before averaging; False is the paper's "lazy" mean.
     """
 
@@ -46,9 +46,10 @@ class GroupState:
         self.victims, self.restarts = victims, restarts
         self.means: Float[Tensor, "victims seeds batch c h w"] | None = None
 
-    @property
-    def active(self) -> bool:
-        return self.means is not None
+    def number(self, step: int, steps: int) -> int:
+        """Of the means that hold at a step, 0 before the first."""
+        begun = step - round(self.settings.start * steps)
+        return 0 if begun < 0 else 1 + begun // self.settings.every
 
     def update(
         self,
@@ -74,7 +75,7 @@ class GroupState:
         """Of some of a victim's seeds."""
         if self.means is None:
             return 0.0
-        return self.settings.weight * (images - self.means[victim, seeds]).square().flatten(1).mean(dim=1)
+        return self.settings.weight * group_distance(images, self.means[victim, seeds])
 
     def _mean(
         self, group: Float[Tensor, "seeds batch c h w"], labels: Int[Tensor, "batch"] | None

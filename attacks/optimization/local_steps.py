@@ -45,6 +45,8 @@ class UnrolledSteps(UpdateMap):
 
     Each step takes the next `batch_size` pictures in their order, an epoch's last step those that are left, as the
     client does. Later epochs take the same batches again: the client draws new ones, and nobody else knows which.
+    Where labels of several batches are given in another order than the client's, its pictures are no exact solution:
+    see `Problem.ordered`.
 
     Raises:
         NotApplicable: an optimiser that is not simulated.

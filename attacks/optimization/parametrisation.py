@@ -36,7 +36,13 @@ class Parametrisation(ABC):
 
 
 class Space(ABC):
-    """The search space of one victim."""
+    """The search space of one victim.
+
+    Attributes:
+        labels: [batch], the class that is asked for at each place; None where a picture of any class can be made.
+    """
+
+    labels: Int[Tensor, " batch"] | None = None
 
     @abstractmethod
     def initial(self, rng: torch.Generator) -> Float[Tensor, "*shape"]:

@@ -42,8 +42,12 @@ class Problem:
     Attributes:
         observation: `blind`, where the target is random.
         target: u', the shared update in units of a gradient, by name.
-        labels: [B] classes, or None where they are searched for together with the pictures.
+        labels: [B] classes, logits of soft labels that stay as they are, or None where they are searched for together
+            with the pictures.
         terms: the priors' terms by name, with the prior that weighs each.
+        ordered: whether the labels can stay as they are given. Where several local batches are simulated, which label
+            was in which is not known, and each restart but the first draws an order of its own; those of
+            L-BFGS and GGL keep the first's.
     """
 
     observation: Observation
@@ -52,6 +56,7 @@ class Problem:
     count: int
     space: Space
     terms: dict[str, tuple[Prior, PriorTerm]]
+    ordered: bool = True
 
 
 def local_updates(choice: str, observation: Observation) -> str:
@@ -168,7 +173,7 @@ def make_problem(
     """
     Args:
         blind_of: the true observation, where `observation` is noise. A prior that finds nothing in the noise, such as
-            certified features, is left out then; one that does not apply to the true one either refuses.
+            features of certified labels, is left out then; one that does not apply to the true one either refuses.
 
     Raises:
         NotApplicable: the observation lacks what the search space or a prior needs.

@@ -93,10 +93,11 @@ def group_targets(
 
 
 def group_distance(
-    images: Float[Tensor, "batch channels height width"], registered: Float[Tensor, "batch channels height width"]
-) -> Float[Tensor, ""]:
-    """The mean squared difference per pixel and channel from the registered mean of all seeds."""
-    return (images - registered).square().mean()
+    images: Float[Tensor, "*seeds batch channels height width"],
+    registered: Float[Tensor, "*seeds batch channels height width"],
+) -> Float[Tensor, "*seeds"]:
+    """‖x - x̄‖² from the registered mean of all seeds, the mean over the batch's pictures."""
+    return (images - registered).square().sum(dim=(-3, -2, -1)).mean(dim=-1)
 
 
 def _to_one_seed(

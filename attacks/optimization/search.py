@@ -99,7 +99,9 @@ class Search:
         }
         if surrogate:
             self.variables["alpha"] = torch.full((self.count,), 0.5, dtype=self.dtype, device=device)
-        self.smooth = {name: v.requires_grad_() for name, v in self.variables.items() if v.is_floating_point()}
+        given = {"labels"} if problems[0].labels is not None else set()
+        moving = {name: v for name, v in self.variables.items() if v.is_floating_point() and name not in given}
+        self.smooth = {name: variable.requires_grad_() for name, variable in moving.items()}
         self.optimiser = Optimiser(settings.optimiser, self.smooth)
         self.targets, self.shared_target = _stack([problem.target for problem in problems])
         infinity = torch.full((self.count,), torch.inf, dtype=self.dtype, device=device)
@@ -159,8 +161,8 @@ class Search:
         matching, by = self._differentiate(images.detach())
         prior, by_prior = self._priors(images.detach(), fraction)
         (((weight * by.pop("images") + by_prior) * images).sum() + penalty.sum()).backward()
-        for name, derivative in by.items():
-            self.smooth[name].grad = weight * derivative
+        for name in by.keys() & self.smooth.keys():
+            self.smooth[name].grad = weight * by[name]
         totals = weight * matching + prior + penalty.detach()
         self._guard(totals)
         self._remember(totals, matching, weight)
@@ -242,11 +244,12 @@ class Search:
             self.best_variables[name] = torch.where(mask, variable.detach(), self.best_variables[name])
 
     def _weights_changed(self, weight: float) -> bool:
-        """Objectives of different weights cannot be compared: the best is chosen among those of the last ones."""
+        """Objectives of other weights or group means cannot be compared: the best is chosen among the last ones'."""
         fraction = self._fraction()
         terms = self.problems[0].terms
         active = [prior.weight_at(fraction) for prior, _ in terms.values()]
-        key = [weight, active, self.group is not None and self.group.active]
+        step = min(self.step, self.settings.steps - 1)
+        key = [weight, active, self.group.number(step, self.settings.steps) if self.group is not None else 0]
         changed = self.weights not in (None, key)
         self.weights = key
         return changed
@@ -290,7 +293,9 @@ class Search:
             shape = (problem.count, problem.observation.num_classes)
             start["labels"] = torch.randn(shape, generator=generator).to(self.dtype)
         else:
-            start["labels"] = problem.labels
+            others = not problem.ordered and index % self.settings.restarts > 0
+            order = torch.randperm(problem.count, generator=generator) if others else torch.arange(problem.count)
+            start["labels"] = problem.labels[order.to(problem.labels.device)]
         return start
 
     def _choice(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Adam in steps that a killed process goes on with, to the same bits."""
+"""Adam in steps that a killed process goes on with, on a CPU to the same bits."""
 
 import json
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from experiments.priors.settings import Schedule
+from fedsim.errors import RunError
 from fedsim.tracking.durable import write_whole
 
 logger = getLogger(__name__)
@@ -33,13 +34,19 @@ class Training:
         self._load()
 
     def run(self, loss_at: LossAt, progress: Callable[[int, float], None]) -> None:
-        """Train to the end; `progress` hears each step's number and loss."""
+        """Train to the end; `progress` hears each step's number and loss.
+
+        Raises:
+            RunError: a loss that is not finite: nothing of it is kept.
+        """
         self.module.train()
         while self.step < self.schedule.steps:
             for group in self.optimiser.param_groups:
                 group["lr"] = self.schedule.lr_at(self.step)
             self.optimiser.zero_grad(set_to_none=True)
             loss = loss_at(self.step)
+            if not bool(loss.isfinite()):
+                raise RunError(f"step {self.step}: the loss is {loss.item()}; a lower learning rate may help")
             loss.backward()
             self.optimiser.step()
             self.step += 1

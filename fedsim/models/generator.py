@@ -18,6 +18,9 @@ FORMAT = "fedsim-generator-1"
 GROUPS = 8
 """Of the normalisation between convolutions, which mixes no pictures of a batch."""
 
+MAX_WEIGHTS = 2**27
+"""Of the first layer, which grows with the least side squared: 512 MiB."""
+
 UNTOLD = -1
 """The label of a picture whose class the generator is not told."""
 
@@ -58,6 +61,9 @@ class ConvGenerator(nn.Module):
         doublings = doublings_of(side)
         widths = [channels[min(index, len(channels) - 1)] for index in range(doublings + 1)]
         small = side // 2**doublings
+        if (weights := latent * widths[0] * small**2) > MAX_WEIGHTS:
+            wanted = f"a side that halves down to few pixels, as {max(32, 32 * round(side / 32))} does: {side} ends at"
+            raise ConfigError("generator.side", side, f"{wanted} {small}, with {weights:,} weights in the first layer")
         stages: list[nn.Module] = [
             nn.Sequential(nn.Linear(latent, widths[0] * small**2), nn.Unflatten(1, (widths[0], small, small)))
         ]

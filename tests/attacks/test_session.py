@@ -111,6 +111,20 @@ def test_the_fingerprint_knows_settings_seed_device_and_update(tools):
     assert fingerprint([one], {"steps": 1}, 0, cpu) == prints[0]
 
 
+def test_the_fingerprint_knows_what_is_in_a_checkpoint(tools, tmp_path):
+    """A generator that is trained again under the same name is another."""
+    seen = tools.observe(tools.tiny(kwargs={"depth": 1}), tools.detailed(), [1])
+    path = tmp_path / "generator.safetensors"
+    settings = {"steps": 1, "generator": {"checkpoint": str(path)}}
+    prints = []
+    for content in (None, b"first", b"second", b"first"):
+        if content is not None:
+            path.write_bytes(content)
+        prints.append(fingerprint([seen], settings, 0, torch.device("cpu")))
+    assert len(set(prints)) == 3
+    assert prints[1] == prints[3]
+
+
 def test_outside_a_run_nothing_is_kept():
     session = Session()
     session.save(state(), {})

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from attacks.generative import GGL, GIAS, GIFD, Generator, GeneratorSamples
-from attacks.optimization import Cosine, OptimiserSettings, Schedule, SquaredL2
+from attacks.optimization import Cosine, GradientMatching, OptimiserSettings, Schedule, SquaredL2
 from attacks.optimization.priors import TotalVariation
+from attacks.optimization.search import NotFiniteError
 from attacks.session import Session
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec
 
 
@@ -114,6 +115,59 @@ def test_the_feature_search_keeps_the_best_layer_and_the_weight_search_its_last(
     assert searches(generator)["gias"](observation, rng, cpu).certificate.values["stage"] == 1.0
 
 
+@pytest.mark.parametrize("name", ["gias", "gifd"])
+def test_soft_labels_are_searched_for_once(scene, cpu, monkeypatch, name):
+    """The searches behind the first have its labels, which its pictures were found with."""
+    observation, _, generator = scene
+    chosen = searches(generator, steps=10)[name]
+    chosen.labels = "joint"
+    given, found = [], []
+    search = GradientMatching._search
+
+    def watched(self, problems, *rest, **others):
+        given.append(problems[0].labels)
+        found.append(search(self, problems, *rest, **others))
+        return found[-1]
+
+    monkeypatch.setattr(GradientMatching, "_search", watched)
+    result = chosen(observation, torch.Generator().manual_seed(0), cpu)
+    assert given[0] is None
+    assert all(torch.equal(labels, found[0][0].labels) for labels in (*given[1:], found[-1][0].labels))
+    assert len(given) > 1
+    assert result.labels.tolist() == found[0][0].labels.argmax(dim=-1).tolist()
+
+
+def test_a_prior_that_starts_late_counts_from_there(scene, cpu):
+    """The best is chosen under the last weights: smooth pictures, though the others match better."""
+    observation, _, generator = scene
+    found = {}
+    for start, end in ((0.0, 0.5), (0.5, 1.0)):
+        priors = {"smooth": TotalVariation(10.0, start=start, end=end)}
+        ggl = GGL(generator, SquaredL2(relative=True), priors, generations=20, population=8)
+        values = ggl(observation, torch.Generator().manual_seed(0), cpu).certificate.values
+        found[start] = values["objective"] - values["matching"]
+    assert found[0.0] == pytest.approx(0.0, abs=1e-6)
+    assert found[0.5] > 0.1
+
+
+def test_a_restart_without_a_finite_candidate_costs_no_other(scene, cpu, monkeypatch, caplog):
+    observation, _, generator = scene
+    ggl = GGL(generator, SquaredL2(relative=True), generations=3, population=8, restarts=2)
+    evolve, bad = GGL._evolve, [True, False]
+
+    def faulty(self, problem, evaluate, *rest):
+        broken = bad.pop(0)
+        lost = torch.full((8,), torch.nan)
+        return evolve(self, problem, lambda *asked: (lost, lost) if broken else evaluate(*asked), *rest)
+
+    monkeypatch.setattr(GGL, "_evolve", faulty)
+    assert ggl(observation, torch.Generator().manual_seed(0), cpu).images.isfinite().all()
+    assert "restart 0" in caplog.text
+    bad[:] = [True, True]
+    with pytest.raises(NotFiniteError, match="of any restart"):
+        ggl(observation, torch.Generator().manual_seed(0), cpu)
+
+
 def test_several_victims_at_once(scene, cpu):
     observation, pictures, generator = scene
     gias = searches(generator, steps=20)["gias"]
@@ -144,6 +198,32 @@ def test_samples_of_a_foreign_generator_are_of_all_its_classes(scene, cpu):
     samples = GeneratorSamples(Generator(module=Shades()), 64, "best")
     drawn = samples(observation, torch.Generator().manual_seed(0), cpu).images
     assert drawn[:, 0, 0, 0].unique().tolist() == [0.0, 0.25, 0.5, 0.75]
+
+
+class Painter(torch.nn.Module):
+    """Somebody's conditional generator, which has no picture of "any" class."""
+
+    latent = 6
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.num_classes = num_classes
+        self.classes, self.paint = torch.nn.Embedding(num_classes, 6), torch.nn.Linear(6, 3 * 16 * 16)
+
+    def forward(self, latent, labels):
+        return self.paint(latent + self.classes(labels)).sigmoid().unflatten(1, (3, 16, 16))
+
+
+@pytest.mark.parametrize("settings", [{"conditional": False}, {"labels": "joint"}, {"num_classes": 2}])
+def test_a_foreign_generator_that_is_told_no_class_is_refused(scene, cpu, settings):
+    """The picture's class is 3: a generator of 2 classes knows none of that number."""
+    observation, _, _ = scene
+    settings = {"num_classes": 10, **settings}
+    generator = Generator(module=Painter(settings.pop("num_classes")))
+    rng = torch.Generator().manual_seed(0)
+    with pytest.raises(NotApplicable, match="must be told one of its"):
+        GIAS(generator, steps=3, weight_steps=3, **settings)(observation, rng, cpu)
+    assert GIAS(Generator(module=Painter(4)), steps=3, weight_steps=3)(observation, rng, cpu).images is not None
 
 
 @pytest.mark.parametrize(

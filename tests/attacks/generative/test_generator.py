@@ -5,7 +5,7 @@ from torch import nn
 
 from attacks.generative import Generator
 from fedsim.errors import ConfigError, NotApplicable
-from fedsim.models.generator import UNTOLD, doublings_of, load_generator, save_generator
+from fedsim.models.generator import UNTOLD, ConvGenerator, doublings_of, load_generator, save_generator
 
 
 def test_a_checkpoint_of_fedsim_prior_needs_no_module(painter, checkpoint, rng):
@@ -83,3 +83,9 @@ def test_classes_that_were_not_learned_are_any_class(painter, rng, tmp_path):
 @pytest.mark.parametrize(("side", "count"), [(4, 0), (8, 1), (28, 2), (32, 3), (224, 5)])
 def test_sides_are_halved_down_to_four_or_odd(side, count):
     assert doublings_of(side) == count
+
+
+def test_a_side_that_does_not_halve_is_refused_before_it_takes_memory():
+    with pytest.raises(ConfigError, match=r"as 288 does: 299 ends at 299, with 1,464,745,984 weights"):
+        ConvGenerator(side=299)
+    assert ConvGenerator(8, side=25, channels=(8,)).settings["side"] == 25

@@ -158,3 +158,32 @@ def test_two_averaged_heads_add_up_to_one():
 def test_labels_smoothed_away_are_refused():
     with pytest.raises(ValueError, match="leaves nothing"):
         rules.prior_counts(torch.zeros(3), torch.ones(3) / 3, 2, 1.0)
+
+
+def one_by_one(shares, total):
+    """Largest remainder as its definition has it, in steps of one."""
+    shares = shares.double().clamp(min=0.0)
+    counts = shares.floor().long()
+    while int(counts.sum()) < total:
+        counts[(shares - counts).argmax()] += 1
+    while int(counts.sum()) > total:
+        counts[torch.where(counts > 0, shares - counts, torch.inf).argmin()] -= 1
+    return counts
+
+
+def test_largest_remainder_is_what_steps_of_one_come_to():
+    rng = torch.Generator().manual_seed(0)
+    for trial in range(300):
+        classes, total = (int(torch.randint(1, high, (), generator=rng)) for high in (12, 20))
+        scale = (0.1, 1.0, 10.0, 100.0)[trial % 4]
+        shares = scale * torch.randn(classes, generator=rng, dtype=torch.float64)
+        if trial % 3 == 0:
+            shares = (4.0 * shares).round() / 4.0  # ties
+        assert rules.largest_remainder(shares, total).tolist() == one_by_one(shares, total).tolist()
+
+
+@pytest.mark.parametrize("large", [1e12, 1e300])
+def test_a_share_of_any_size_takes_no_longer(large):
+    shares = torch.tensor([0.4, large, 0.0, large], dtype=torch.float64)
+    assert rules.largest_remainder(shares, 4).tolist() == [0, 2, 0, 2]
+    assert rules.largest_remainder(-shares, 4).tolist() == [1, 1, 1, 1]

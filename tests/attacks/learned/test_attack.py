@@ -1,7 +1,10 @@
+import json
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save
 
 from attacks.learned import LearnedInversion
 from attacks.learned.checkpoint import Trained, load_trained, save_trained
@@ -49,6 +52,11 @@ def with_tensors(observation, edit):
     return replace(observation, update=replace(observation.update, tensors=tensors))
 
 
+def with_spec(observation, **settings):
+    architecture = observation.architecture
+    return replace(observation, architecture=replace(architecture, spec=replace(architecture.spec, **settings)))
+
+
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
@@ -59,6 +67,7 @@ def with_tensors(observation, edit):
         (lambda o: replace(o, defenses=({**o.defenses[0], "ratio": 0.5},)), "ratio was 0.1, now 0.5"),
         (lambda o: replace(o, protocol=replace(o.protocol, batch_size=4)), "batch_size was 2, now 4"),
         (lambda o: replace(o, protocol=replace(o.protocol, label_smoothing=0.1)), "label_smoothing was 0.0, now 0.1"),
+        (lambda o: with_spec(o, kwargs={"width": 2}), r"the model's kwargs was \{\}, now \{'width': 2\}"),
         (lambda o: replace(o, summed=3), "summed was 1, now 3"),
         (lambda o: replace(o, update=replace(o.update, kind="delta")), "kind was gradient, now delta"),
         (
@@ -70,6 +79,11 @@ def with_tensors(observation, edit):
 def test_whatever_else_it_was_trained_for_is_refused(observation, checkpoint, cpu, rng, edit, reason):
     with pytest.raises(NotApplicable, match=reason):
         LearnedInversion(str(checkpoint[0]))(edit(observation), rng, cpu)
+
+
+def test_where_the_weights_came_from_is_no_difference(observation, checkpoint, cpu, rng):
+    other = with_spec(observation, pretrained=True, checkpoint="elsewhere.safetensors")
+    assert LearnedInversion(str(checkpoint[0]))(other, rng, cpu).images is not None
 
 
 def test_other_weights_only_where_asked_for(observation, checkpoint, cpu, rng):
@@ -116,3 +130,25 @@ def test_loading_allocates_and_draws_nothing_by_the_header_alone(checkpoint):
     loaded = load_trained(checkpoint[0]).network
     assert torch.equal(torch.get_rng_state(), before)
     assert not any(tensor.is_meta for tensor in loaded.state_dict().values())
+
+
+def claiming(checkpoint, path, edit):
+    """The checkpoint with another record in its header."""
+    with safe_open(checkpoint, framework="pt") as file:
+        metadata = dict(file.metadata())
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    record = json.loads(metadata["record"])
+    edit(record)
+    path.write_bytes(save(tensors, {**metadata, "record": json.dumps(record)}))
+    return path
+
+
+def test_sizes_that_a_header_claims_take_no_memory(checkpoint, tmp_path, observation, cpu, rng):
+    path = claiming(
+        checkpoint[0], tmp_path / "large", lambda r: r["circumstances"]["tensors"].update({"fc.bias": [10**12]})
+    )
+    with pytest.raises(NotApplicable, match=r"shape \(1000000000000,\), now \(10,\)"):
+        LearnedInversion(str(path))(observation, rng, cpu)
+    deep = claiming(checkpoint[0], tmp_path / "deep", lambda r: r["network"].update(depth=10**9))
+    with pytest.raises(ConfigError, match="1 layers, where the header names 1000000000"):
+        load_trained(deep)

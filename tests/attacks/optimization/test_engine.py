@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from attacks.optimization import (
     Cosine,
@@ -21,6 +22,7 @@ from attacks.optimization.priors import BatchNormStatistics, FeatureTarget, Imag
 from attacks.optimization.problem import random_target, shared_update
 from attacks.session import Session
 from fedsim.errors import ConfigError, NotApplicable
+from fedsim.update import Update
 
 
 def aligned(**settings):
@@ -181,6 +183,17 @@ def test_a_killed_attack_goes_on_with_the_same_bits(small, settings):
     assert [frame.step for frame in resumed.frames] == [frame.step for frame in whole.frames]
 
 
+def test_candidates_are_compared_under_one_mean_of_the_group(small):
+    """Where the mean is taken anew, nothing that was found under another one stays the best."""
+    observation, _ = small()
+    group = GroupConsistency(weight=1.0, start=0.25, every=5, register=False)
+    wild = OptimiserSettings("sgd", 5.0, langevin=2.0)
+    found = attack(GradientMatching(optimiser=wild, steps=20, frames=20, restarts=2, group=group), observation)
+    anew = [row for row in found.trace if row["step"] in (5, 10, 15)]
+    assert len(anew) == 3
+    assert all(row["best"] == row["objective"] for row in anew)
+
+
 def test_langevin_noise_is_drawn_again_after_a_kill(small):
     observation, _ = small()
     noisy = {"steps": 20, "save_every": 5, "optimiser": OptimiserSettings("adam", 0.1, langevin=0.2)}
@@ -258,6 +271,32 @@ def replace_local(local, **settings):
     return GradientMatching(
         objective=Cosine(), optimiser=OptimiserSettings("signed_adam"), steps=12, local_updates=local, **settings
     )
+
+
+def two_batches(observation, pictures, labels, lr):
+    """The observation of a client that takes one picture after another, in this order."""
+    model = observation.build_model()
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (observation.mean, observation.std))
+    optimiser = torch.optim.SGD(model.parameters(), lr=lr)
+    for picture, label in zip(((pictures - mean) / std).float(), labels, strict=True):
+        optimiser.zero_grad()
+        F.cross_entropy(model(picture[None]), torch.tensor([label])).backward()
+        optimiser.step()
+    change = {name: p.detach() - start[name] for name, p in model.named_parameters()}
+    protocol = replace(observation.protocol, batch_size=1, steps=2, lrs=(lr, lr), optimizer="sgd")
+    return replace(observation, update=Update(change, "delta", 2), protocol=protocol)
+
+
+def test_restarts_try_other_orders_of_labels_in_several_local_batches(small):
+    """Sorted labels are the wrong way round for a client that trained on class 5 before class 3."""
+    observation, pictures = small(count=2)
+    other = two_batches(observation, pictures, (5, 3), lr=0.5)
+    found = attack(replace_local("unroll", labels="bias_corrected", restarts=6), other)
+    alone = attack(replace_local("unroll", labels="bias_corrected"), other)
+    assert (found.labels.tolist(), alone.labels.tolist()) == ([5, 3], [3, 5])
+    one_batch = replace(other, protocol=replace(other.protocol, batch_size=2))
+    assert attack(replace_local("unroll", labels="bias_corrected", restarts=6), one_batch).labels.tolist() == [3, 5]
 
 
 def test_adams_first_step_is_served_or_refused(small):

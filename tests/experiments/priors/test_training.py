@@ -7,6 +7,7 @@ from torch import nn
 from experiments.priors.settings import Schedule
 from experiments.priors.training import Training
 from fedsim.determinism import torch_generator
+from fedsim.errors import RunError
 
 SCHEDULE = Schedule(steps=12, batch_size=1, lr=0.1, save_every=5)
 
@@ -58,6 +59,17 @@ def test_what_cannot_be_read_starts_anew(tmp_path, caplog):
     assert len(heard) == SCHEDULE.steps
     assert "starts anew" in caplog.text
     assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
+
+
+def test_a_loss_that_is_not_finite_ends_it_and_is_not_kept(tmp_path):
+    module, path = fresh(), tmp_path / "kept"
+    losses = losses_of(module)
+    training = Training(module, SCHEDULE, path)
+    with pytest.raises(RunError, match="step 7: the loss is nan"):
+        training.run(lambda step: losses(step) * (float("nan") if step == 7 else 1.0), lambda step, loss: None)
+    again = Training(fresh(), SCHEDULE, path)
+    assert again.step == 5
+    assert all(tensor.isfinite().all() for tensor in again.module.state_dict().values())
 
 
 def test_the_rate_rises_and_falls_to_nothing():

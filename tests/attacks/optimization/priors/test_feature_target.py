@@ -93,7 +93,9 @@ def test_certificate(vit, tools, cpu, monkeypatch):
     """Features come sorted by label; the pictures need not be."""
     images = normalised(vit, tools.photographs(32))
     true = features(vit, images)  # labels 3, 7
-    found = SimpleNamespace(labels=torch.tensor([3, 7]), features=true, residual=1e-12, certified=True)
+    found = SimpleNamespace(
+        labels=torch.tensor([3, 7]), features=true, residual=1e-12, certified=True, feature_error=1e-9
+    )
     stub = SimpleNamespace(features_of=lambda observation, device, rng: found)
     monkeypatch.setitem(sys.modules, "attacks.label.certified", stub)
     term = FeatureTarget(1, "certificate").prepare(vit, torch.tensor([7, 3]), cpu)
@@ -103,6 +105,9 @@ def test_certificate(vit, tools, cpu, monkeypatch):
         FeatureTarget(1, "certificate").prepare(vit, torch.tensor([3, 8]), cpu)
     found.features = true[:, :5]
     with pytest.raises(NotApplicable, match="width 5 for classifiers that read 192"):
+        FeatureTarget(1, "certificate").prepare(vit, torch.tensor([3, 7]), cpu)
+    found.feature_error = 0.5
+    with pytest.raises(NotApplicable, match="certified, the features may be 50% off"):
         FeatureTarget(1, "certificate").prepare(vit, torch.tensor([3, 7]), cpu)
     found.certified = False
     with pytest.raises(NotApplicable, match=r"not certified: a residual of 1\.0e-12"):
