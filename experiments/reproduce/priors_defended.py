@@ -54,7 +54,7 @@ class Scale:
     seeds: int
 
 
-SCALES = {"small": Scale(SMALL, (1,), 8, 2), "paper": Scale(FULL, (1, 4), 100, 3)}
+SCALES = {"small": Scale(SMALL, (1,), 8, 1), "paper": Scale(FULL, (1, 4), 100, 3)}
 
 
 def main() -> None:
