@@ -3,17 +3,15 @@
 Features are computed once, in evaluation mode; a batch's gradient of the head follows from them in closed form.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import PIL.Image
-import torch
 
-from experiments.benchmarks.label_rules import RULES, SETS, run_rule
-from experiments.benchmarks.labels import draw, train
-from experiments.reproduce.gradinversion_labels import Known, batch_of, known_features
+from experiments.benchmarks.label_rules import RULES, SETS
+from experiments.benchmarks.labels import train
+from experiments.reproduce.gradinversion_labels import known_features, measure
 from experiments.setup import prepare
 from fedsim.determinism import torch_generator
 from fedsim.report.png import COLOURS, GRID, drawing, plain_numbers
@@ -45,8 +43,9 @@ def shares(config: Mapping[str, Any]) -> Shares:
             train(setup.model, pictures.images(range(len(pictures))), pictures.labels, STEPS, lr=0.05)
         known = known_features(setup, len(setup.data.train), 0, "cpu")
         for kind in KINDS:
-            for rule, by_size in _measured(known, kind).items():
-                found[rule, kind, state] = by_size
+            rng = torch_generator(0, "label figures", kind)
+            for entry in measure(known, kind, SIZES, BATCHES, rng, tuple(RULES)):
+                found.setdefault((entry["rule"], kind, state), {})[entry["batch_size"]] = 100 * entry["share"]
     return found
 
 
@@ -74,22 +73,3 @@ def draw_rule(name: str, found: Shares, target: Path) -> list[str]:
         figure.axes[0].set_ylabel("of the set, %" if name in SETS else "of the labels, %")
     PIL.Image.open(target).convert("RGB").quantize(COLOURS_KEPT).save(target, optimize=True)
     return said
-
-
-def _measured(known: Known, kind: str) -> dict[str, dict[int, float]]:
-    rng = torch_generator(0, "label figures", kind)
-    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for size in SIZES:
-        for _ in range(BATCHES):
-            chosen = draw(known.labels, size, known.classes, kind, rng)
-            if chosen is None:
-                continue
-            batch = batch_of(known, chosen)
-            for rule in RULES:
-                outcome = run_rule(rule, batch, rng)
-                if outcome is not None:
-                    found[rule][size].append(100 * outcome.overlap)
-    return {
-        rule: {size: float(torch.tensor(values).mean()) for size, values in by_size.items()}
-        for rule, by_size in found.items()
-    }

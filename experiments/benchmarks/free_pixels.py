@@ -9,9 +9,8 @@ import torch
 from experiments.benchmarks.prior_cases import FREE, Benchmark, Case
 from experiments.priors.inversion import Simulator
 from experiments.priors.settings import public_pictures
-from experiments.setup import Setup, prepare
+from experiments.setup import prepare
 from fedsim.composition import Config
-from fedsim.data import ImageSet
 from fedsim.evaluation import mean_softmax
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.score import score
@@ -60,21 +59,19 @@ def best_setting(benchmark: Benchmark, case: Case, audit: Config, device: str) -
     """
     setup = prepare({**audit, "attack": {}})
     pictures = public_pictures(prepare({**benchmark.generator(), "attack": {}})).validation
-    seen = [_observe(setup, pictures, case.batch, number) for number in range(TRIED)]
+    probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, setup.config["client"]["training_mode"])
+    simulator = Simulator(setup)
+    seen: list[tuple[Observation, GroundTruth]] = []
+    for number in range(TRIED):
+        chosen = pictures.subset(range(number * case.batch, (number + 1) * case.batch))
+        observation = replace(simulator.observe(chosen, number), auxiliary_probs=probs)
+        seen.append((observation, GroundTruth(chosen.images(range(case.batch)), chosen.labels, tuple(chosen.ids))))
 
     def quality(setting: Setting) -> float:
         settings = setting.applied(audit["attack"][FREE])
         return fmean(_psnr(settings, o, truth, audit["seed"], device) for o, truth in seen)
 
     return max(SETTINGS, key=quality)
-
-
-def _observe(setup: Setup, pictures: ImageSet, batch: int, number: int) -> tuple[Observation, GroundTruth]:
-    chosen = pictures.subset(range(number * batch, (number + 1) * batch))
-    observation = Simulator(setup).observe(chosen, number)
-    probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, setup.config["client"]["training_mode"])
-    truth = GroundTruth(chosen.images(range(batch)), chosen.labels, tuple(chosen.ids))
-    return replace(observation, auxiliary_probs=probs), truth
 
 
 def _psnr(settings: Config, observation: Observation, truth: GroundTruth, seed: int, device: str) -> float:

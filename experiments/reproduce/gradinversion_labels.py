@@ -1,7 +1,7 @@
 """Label rules on the same batches of a network in evaluation mode, whose features are computed once."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,8 +58,15 @@ def known_features(setup: Setup, pictures: int, seed: int, device: str) -> Known
     )
 
 
-def measure(known: Known, kind: str, sizes: Sequence[int], batches: int, rng: torch.Generator) -> list[Entry]:
-    """All rules on the same batches, the mean of each rule at each size; sizes that cannot be drawn are left out."""
+def measure(
+    known: Known,
+    kind: str,
+    sizes: Sequence[int],
+    batches: int,
+    rng: torch.Generator,
+    rules: Iterable[str] = tuple(RULES_SHOWN),
+) -> list[Entry]:
+    """These rules on the same batches, the mean of each at each size; sizes that cannot be drawn are left out."""
     entries: list[Entry] = []
     for size in sizes:
         found: dict[str, list[Outcome]] = defaultdict(list)
@@ -68,7 +75,7 @@ def measure(known: Known, kind: str, sizes: Sequence[int], batches: int, rng: to
             if chosen is None:
                 continue
             batch = batch_of(known, chosen)
-            for rule in RULES_SHOWN:
+            for rule in rules:
                 outcome = run_rule(rule, batch, rng)
                 if outcome is not None:
                     found[rule].append(outcome)
