@@ -1,9 +1,12 @@
 """Work that is spread over processes, whose results come as they are ready."""
 
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait as wait_for_any
 from typing import NoReturn, TypeVar
 
 from experiments.errors import ConfigFault, one_line
@@ -44,7 +47,7 @@ def spread(
             yield key, result
         return
     failures: list[Failure[Key]] = []
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=die_with_parent) as pool:
         running: dict[Future[Result], Key] = {}
         try:
             for key, task in todo:
@@ -62,6 +65,22 @@ def spread(
     if failures:
         failed, first = failures[0]
         _fail(name(failed), first)
+
+
+def die_with_parent() -> None:
+    """From now on this process ends when its parent does, however that ended.
+
+    A study that was killed would else leave workers that go on, beside those of the same command called again.
+    """
+    parent = parent_process()
+    if parent is not None:
+        threading.Thread(target=_exit_after, args=(parent.sentinel,), daemon=True, name="die with parent").start()
+
+
+def _exit_after(sentinel: int) -> NoReturn:
+    """Once the parent is gone. What a worker writes is written whole or not at all, so it may stop anywhere."""
+    wait_for_any([sentinel])
+    os._exit(1)
 
 
 def _ready(running: dict[Future[Result], Key], failures: list[Failure[Key]]) -> Iterator[tuple[Key, Result]]:

@@ -5,13 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from experiments.reproduce import study
-from experiments.reproduce.processes import spread
 from experiments.reproduce.study import (
     Page,
     Table,
@@ -116,30 +113,6 @@ def test_seeds_and_their_spread(tmp_path):
 def test_options_that_cannot_work(tmp_path, setting):
     with pytest.raises(ConfigError, match=setting):
         check(options(tmp_path, setting, "0"))
-
-
-def slow_or_failing(task):
-    """`fail` fails at once; the others come back later, after they have left a mark."""
-    word, folder = task
-    if word == "fail":
-        Path(folder, "failed").touch()
-        raise RunError("it is full")
-    deadline = time.monotonic() + 60
-    while not Path(folder, "failed").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(0.3)
-    return word
-
-
-@pytest.mark.timeout(300)
-def test_what_is_under_way_when_one_fails_is_kept(tmp_path):
-    todo = [(word, (word, str(tmp_path))) for word in ("slow", "fail", *"abcdefgh")]
-    found = []
-    results = spread(slow_or_failing, todo, 2)
-    with pytest.raises(RunError, match="fail: it is full"):
-        found.extend(key for key, _ in results)
-    assert "slow" in found
-    assert len(found) < 8  # no others are begun
 
 
 def broken(unit):
