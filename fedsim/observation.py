@@ -67,7 +67,7 @@ class Observation:
         """The gradient of the parameter in a role of `ViTRoles`, float64.
 
         Raises:
-            NotApplicable: the model has no such part, or a defense withheld its gradient.
+            NotApplicable: the model has no such part, or its gradient was withheld or is not finite.
             ValueError: the role has several.
         """
         gradients = self.gradients_of(role)
@@ -79,7 +79,7 @@ class Observation:
         """Those of all parameters in a role, such as `head_biases`, float64.
 
         Raises:
-            NotApplicable: the model has no such part, or a defense withheld one of the gradients.
+            NotApplicable: the model has no such part, or one of the gradients was withheld or is not finite.
         """
         named = getattr(self.roles, role)
         names: tuple[str, ...] = (named,) if isinstance(named, str) else named or ()
@@ -93,6 +93,8 @@ class Observation:
             if name not in self.gradient:
                 by = self.update.withheld.get(name, "the client")
                 raise NotApplicable(f"{name}'s gradient is withheld by {by}")
+            if not bool(self.gradient[name].isfinite().all()):
+                raise NotApplicable(f"{name}'s gradient is not finite")
         return tuple(self.gradient[name] for name in names)
 
     def build_model(self) -> nn.Module:

@@ -115,8 +115,6 @@ def spanned_gradients(
     found = []
     for role in ("patch_weight", "qkv_weight"):
         gradient = observation.gradient_of(role).to(device).flatten(1)
-        if not bool(gradient.isfinite().all()):
-            raise NotApplicable(f"{role}'s gradient is not finite")
         if not bool(gradient.any()):
             raise NotApplicable(f"{role}'s gradient is zero: not trained, or nothing of it shared")
         found.append(gradient)

