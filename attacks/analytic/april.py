@@ -48,8 +48,8 @@ class April(Attack):
     """The closed form as published, for the architecture that it was published for.
 
     The first block's attention must read the embedding itself (`model.variant=april`); on a pre-norm ViT the
-    formula returns noise, and the attack refuses. Badly conditioned: float32 gradients give 20 to 33 dB,
-    float64 gradients the exact picture.
+    formula returns noise, and the attack refuses. Badly conditioned: float32 gradients give 30 to 41 dB,
+    float64 gradients the exact picture (docs/results/april.md).
 
     Args:
         rcond: singular values below rcond·largest are dropped; None chooses by generalised cross-validation.

@@ -150,9 +150,15 @@ def run(options: argparse.Namespace) -> None:
 
 def budget(scale: Scale) -> str:
     """What differs from the paper in size, in a sentence."""
-    search = {**presets(ATTACK)[ATTACK], **scale.search}
+    preset = presets(ATTACK)[ATTACK]
+    search = {**preset, **scale.search}
     trained = f"trained for {scale.training} steps on the public pictures" if scale.training else "trained elsewhere"
-    own = ", ".join(f"{name}={value}" for name, value in scale.search.items() if "." in name)
+    changed = {name: value for name, value in scale.search.items() if "." in name}
+    if scale.warmup != preset["schedule"]["warmup"]:
+        changed["schedule.warmup"] = scale.warmup
+    if scale.group_every != preset["group"]["every"]:
+        changed["group.every"] = scale.group_every
+    own = ", ".join(f"{name}={value}" for name, value in changed.items())
     other = f" For so few steps the search has settings of its own ({own}); the paper matches by layer-wise L2."
     other = other if own else ""
     return (

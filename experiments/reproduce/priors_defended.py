@@ -5,7 +5,7 @@ python -m experiments.reproduce.priors_defended --pictures DIR --out DIR --scale
 
 LTI's network is trained on public pictures through the very defense that clients use; GGL searches the latent of one
 generator for all defenses. Both are trained without the classes held out, whose pictures are attacked, beside free
-pixels (IG) and what each prior gives without any gradient.
+pixels and what each prior gives without any gradient.
 """
 
 import argparse
