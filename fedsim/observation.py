@@ -89,13 +89,22 @@ class Observation:
             if role == "pos_embed" and not why and self.roles.rotary:
                 why = ": its positions are rotary"
             raise NotApplicable(f"the model has no {role}{why}")
-        for name in names:
-            if name not in self.gradient:
-                by = self.update.withheld.get(name, "the client")
-                raise NotApplicable(f"{name}'s gradient is withheld by {by}")
-            if not bool(self.gradient[name].isfinite().all()):
-                raise NotApplicable(f"{name}'s gradient is not finite")
-        return tuple(self.gradient[name] for name in names)
+        return tuple(self.gradient_named(name) for name in names)
+
+    def gradient_named(self, name: str) -> Tensor:
+        """The gradient of one parameter, float64.
+
+        An attack asks for those that its formula reads and for no others: what stops it counts as protection.
+
+        Raises:
+            NotApplicable: it was withheld, or is not finite.
+        """
+        gradient = self.gradient.get(name)
+        if gradient is None:
+            raise NotApplicable(f"{name}'s gradient is withheld by {self.update.withheld.get(name, 'the client')}")
+        if not bool(gradient.isfinite().all()):
+            raise NotApplicable(f"{name}'s gradient is not finite")
+        return gradient
 
     def build_model(self) -> nn.Module:
         """The client's model in the state that the server had sent it."""

@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,9 +24,9 @@ within 4 dB of the truth for single pictures above 40 dB. It says nothing about 
 
 
 def relative_error(found: Float[Tensor, "*shape"], expected: Float[Tensor, "*shape"]) -> float:
-    """‖found - expected‖ relative to the larger of the two: 0 to 2."""
-    size = max(float(found.norm()), float(expected.norm()))
-    return float((found - expected).norm()) / size if size > 0 else 0.0
+    """‖found - expected‖ relative to the larger of the two: 0 to 2, NaN where one is not finite."""
+    size = float(torch.maximum(found.norm(), expected.norm()))
+    return 0.0 if size == 0 else float((found - expected).norm()) / size
 
 
 def solution_values(solution: PatchSolution, width: int, variance: float) -> dict[str, float]:
@@ -44,6 +45,11 @@ def solution_values(solution: PatchSolution, width: int, variance: float) -> dic
         "residual": solution.residual,
         "expected_psnr": -10.0 * math.log10(max(1e-30, solution.expected_mse * variance)) if known else math.nan,
     }
+    return finite(values)
+
+
+def finite(values: dict[str, float]) -> dict[str, float]:
+    """Those that JSON can hold."""
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
@@ -75,9 +81,9 @@ def judge(values: dict[str, float], batch: int, identity: str) -> Certificate:
         reason = f"{tokens} patch tokens = width {width}: no equation is left to test the solution by"
     elif values["residual"] > MAX_RESIDUAL:
         reason = f"residual {values['residual']:.2g}: {several}a perturbed gradient"
-    elif values.get("identity", 0.0) > MAX_IDENTITY:
+    elif not values.get("identity", 0.0) <= MAX_IDENTITY:
         reason = f"{identity} is off by {values['identity']:.2g}: token gradients are missing or perturbed"
-    elif values.get("class_token", 0.0) > MAX_IDENTITY:
+    elif not values.get("class_token", 0.0) <= MAX_IDENTITY:
         reason = f"the class token's row of ∂L/∂pos_embed is off by {values['class_token']:.2g}: a perturbed gradient"
     elif rank < tokens:
         reason = f"rank {rank} of {tokens} ({condition}): {several}the remaining directions are below the noise"
@@ -86,6 +92,6 @@ def judge(values: dict[str, float], batch: int, identity: str) -> Certificate:
     elif expected < MIN_EXPECTED_PSNR:
         reason = f"{condition}, residual {values['residual']:.2g}: {expected:.0f} dB expected, not exact pixels"
     if reason:
-        return Certificate("uncertified", reason, values)
+        return Certificate("uncertified", reason, finite(values))
     accepted = f"rank {rank} of {tokens}, residual {values['residual']:.1g}, {expected:.0f} dB expected"
     return Certificate("certified", accepted, values)

@@ -193,14 +193,7 @@ def _gradients(observation: Observation, layer: str) -> tuple[Tensor, Tensor]:
         name = f"{layer}.{part}"
         if name not in observation.global_state:
             raise NotApplicable(f"{layer} has no {part}")
-        gradient = observation.gradient.get(name)
-        if gradient is None:
-            raise NotApplicable(
-                f"{name}'s gradient is withheld by {observation.update.withheld.get(name, 'the client')}"
-            )
-        if not bool(gradient.isfinite().all()):
-            raise NotApplicable(f"{name}'s gradient is not finite")
-        found.append(gradient)
+        found.append(observation.gradient_named(name))
     if not bool(found[1].any()):
         raise NotApplicable(f"{layer}.bias's gradient is zero: no unit was active, or it was not trained")
     return found[0], found[1]

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.analytic.certificate import judge, relative_error, solution_values
+from attacks.analytic.certificate import finite, judge, relative_error, solution_values
 from attacks.analytic.least_squares import PatchSolution, solve_patches
 from attacks.analytic.localisation import without_localisation
 from attacks.analytic.patches import unpatchify
@@ -195,5 +195,5 @@ def _certificate(
         values |= {"grid_excess": rounded.excess, "grid_expected_wrong": rounded.expected_wrong}
     if rounded is not None and examples == 1:
         reason = f"whole pixel levels satisfy every equation, {rounded.expected_wrong:.0e} wrong pixels expected"
-        return Certificate("certified", reason, values)
+        return Certificate("certified", reason, finite(values))
     return judge(values, examples, "Σ_n G_n = ∂L/∂b_p")

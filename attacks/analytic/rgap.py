@@ -168,23 +168,15 @@ def _read(head: Link, gradient: State, label_smoothing: float) -> list[HeadInput
 
 
 def _gradients(observation: Observation, links: Sequence[Link], device: torch.device) -> State:
-    """The gradient of every tensor that was shared; the weights of all links must have been.
+    """The gradient of every tensor that was shared and is finite; the weights of all links must be among them.
 
     Raises:
-        NotApplicable: one was withheld, is not finite, or the classifier's is zero.
+        NotApplicable: one of these was withheld or is not finite, or the classifier's is zero.
     """
-    for link in links:
-        name = f"{link.name}.weight"
-        if name not in observation.gradient:
-            raise NotApplicable(
-                f"{name}'s gradient is withheld by {observation.update.withheld.get(name, 'the client')}"
-            )
-    for name, tensor in observation.gradient.items():
-        if not bool(tensor.isfinite().all()):
-            raise NotApplicable(f"{name}'s gradient is not finite")
-    if not bool(observation.gradient[f"{links[-1].name}.weight"].any()):
+    weights = [observation.gradient_named(f"{link.name}.weight") for link in links]
+    if not bool(weights[-1].any()):
         raise NotApplicable(f"{links[-1].name}.weight's gradient is zero: the classifier did not learn")
-    return {name: tensor.to(device) for name, tensor in observation.gradient.items()}
+    return {name: tensor.to(device) for name, tensor in observation.gradient.items() if bool(tensor.isfinite().all())}
 
 
 def _certificate(found: Candidate) -> Certificate:

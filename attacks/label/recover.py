@@ -10,6 +10,7 @@ from attacks.label.certified import as_reconstruction, features_of
 from attacks.label.head import bias_rounding, rounding, shared, single_head
 from attacks.label.membership import rlg
 from attacks.label.reference import random_reference
+from attacks.label.rules import head_gradient
 from attacks.label.single import label_of_one, relative_sum
 from fedsim.errors import ConfigError, NotApplicable, nearest
 from fedsim.observation import Observation
@@ -30,6 +31,7 @@ class RecoverLabels(Attack):
 
     `auto` takes `label_of_one` for one example; up to `PROVABLE` examples it looks for counts that the gradient
     itself certifies; else, or where none certify, `bias_prior` with auxiliary pictures and `bias_corrected` without.
+    Where the bias has no shared gradient the weight is read: `idlg` for one example, `llg` for several.
     Labels alone: no pictures. A clipped gradient's scale is unknown: that misleads the rules that count, and no other
     where labels are hard; smoothed ones it may hide from `bias_sign`.
 
@@ -61,6 +63,10 @@ class RecoverLabels(Attack):
             raise NotApplicable("label_smoothing=1 leaves nothing of the labels in the gradient")
         if self.rule in FROM_REFERENCE:
             return self._from_reference(observation, total, rng, device)
+        if self.rule == "auto" and not _bias_is_shared(observation):
+            if total == 1:
+                return _from_weight(observation, "idlg", total)
+            return RecoverLabels("llg", self.reference)._from_reference(observation, total, rng, device)
         if self.rule == "auto" and total == 1:
             return label_of_one(observation)
         bias_grad = shared(observation, "bias")
@@ -117,6 +123,11 @@ def _from_weight(observation: Observation, rule: str, total: int) -> Reconstruct
     else:
         labels, reason = rules.gradinversion_sum(weight_grad, total), "right for positive sums, no class twice"
     return _uncertified(labels, reason, {})
+
+
+def _bias_is_shared(observation: Observation) -> bool:
+    gradient = head_gradient(observation.gradient, observation.roles.head_biases)
+    return gradient is not None and bool(gradient.isfinite().all())
 
 
 def _ilrg(observation: Observation, bias_grad: Float[Tensor, "classes"], total: int) -> Reconstruction:

@@ -210,10 +210,12 @@ class PositionAlignment(Objective):
         self._prefix = 0
 
     def prepare(self, observation: Observation) -> "Objective":
-        """Raises NotApplicable where the position embedding has no shared gradient."""
+        """Raises NotApplicable where the position embedding has no shared gradient to align."""
+        prepared = type(self)(self.alpha, self.align, self.layer_weights, self.mask_zeros)
+        if self.alpha == 0:
+            return prepared
         observation.gradient_of("pos_embed")
         assert observation.roles.pos_embed is not None
-        prepared = type(self)(self.alpha, self.align, self.layer_weights, self.mask_zeros)
         prepared._name = observation.roles.pos_embed
         prepared._prefix = observation.roles.embedded_prefix_tokens
         return prepared
@@ -221,6 +223,8 @@ class PositionAlignment(Objective):
     def value(self, found: State, target: State) -> Float[Tensor, ""]:
         difference = {name: found[name] - target[name] for name in target}
         distance = self._inner(difference, difference) / (self._inner(target, target) + TINY)
+        if self.alpha == 0:
+            return distance
         return distance - self.alpha * self._alignment(found[self._name], target[self._name])
 
     def _alignment(

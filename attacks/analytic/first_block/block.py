@@ -84,13 +84,9 @@ def gradients(observation: Observation, block: PlainBlock) -> tuple[Tensor, Tens
     found = []
     for part in GRADIENTS:
         name = block.stem + part
-        gradient = observation.gradient.get(name)
-        if gradient is None:
-            raise NotApplicable(
-                f"{name}'s gradient is withheld by {observation.update.withheld.get(name, 'the client')}"
-            )
-        if not bool(gradient.isfinite().all()) or not bool(gradient.any()):
-            raise NotApplicable(f"{name}'s gradient is zero or not finite")
+        gradient = observation.gradient_named(name)
+        if not bool(gradient.any()):
+            raise NotApplicable(f"{name}'s gradient is zero")
         found.append(gradient.to(block.prefix.device))
     return found[0], found[1], found[2]
 

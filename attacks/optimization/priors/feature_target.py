@@ -124,10 +124,7 @@ def _from_head(
     if len(roles.head_biases) != len(roles.head_weights):
         raise NotApplicable("head rows are divided by the gradient of the head's bias: it has none")
     for name in (*roles.head_weights, *roles.head_biases):
-        if name not in gradient:
-            raise NotApplicable(
-                f"{name}'s gradient is withheld by {observation.update.withheld.get(name, 'the client')}"
-            )
+        observation.gradient_named(name)
     once = [n for n, label in enumerate(labels.tolist()) if int((labels == label).sum()) == 1]
     if not once:
         raise NotApplicable("every label occurs more than once: its head row mixes several pictures")

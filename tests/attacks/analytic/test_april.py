@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -119,11 +120,25 @@ def test_refuses_a_pre_norm_model(tools, rng, cpu):
         April()(observation, rng, cpu)
 
 
-def test_the_free_precondition_refuses_where_roles_are_wrong(tools, rng, cpu):
+def test_where_roles_are_wrong_nothing_is_certified(tools, rng, cpu):
     observation = tools.observe(tools.tiny(kwargs={"depth": 2}), tools.detailed(), [3])
     mistaken = replace(observation, roles=replace(observation.roles, direct_attention=True))
-    with pytest.raises(NotApplicable, match="not the embedding's only reader"):
-        April()(mistaken, rng, cpu)
+    certificate = April()(mistaken, rng, cpu).certificate
+    assert not certificate.certified
+    assert certificate.values["identity"] > 0.5
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, float("nan")])
+def test_a_bias_that_the_formula_does_not_read_costs_the_certificate_alone(value, tools, rng, cpu):
+    picture = tools.photographs(32)[:1]
+    observation = tools.observe(tools.tiny(variant="april", dtype="float64"), picture, [3])
+    tensors, bias = observation.update.tensors, "blocks.0.attn.qkv.bias"
+    spoilt = {**tensors, bias: torch.full_like(tensors[bias], value)}
+    result = April()(replace(observation, update=replace(observation.update, tensors=spoilt)), rng, cpu)
+    assert tools.psnr(result.images, picture) >= 140
+    assert not result.certificate.certified
+    assert "W_qkvᵀ ∂L/∂b_qkv" in result.certificate.reason
+    assert all(math.isfinite(number) for number in result.certificate.values.values())
 
 
 @pytest.mark.parametrize("missing", ["pos_embed", "blocks.0.attn.qkv.weight", "cls_token"])
@@ -136,10 +151,11 @@ def test_refuses_withheld_gradients(missing, tools, rng, cpu):
         April()(replace(observation, update=update), rng, cpu)
 
 
-def test_what_the_formula_does_not_read_may_be_withheld_or_spoilt(tools, rng, cpu):
-    spec = tools.tiny(variant="april", dtype="float64")
+@pytest.mark.parametrize(("kwargs", "more"), [({}, set()), ({"no_embed_class": True}, {"cls_token"})])
+def test_what_the_formula_does_not_read_may_be_withheld_or_spoilt(kwargs, more, tools, rng, cpu):
+    spec = tools.tiny(variant="april", dtype="float64", kwargs=kwargs)
     observation = tools.observe(spec, tools.photographs(32)[:1], [3])
-    read = {"pos_embed", "cls_token", "blocks.0.attn.qkv.weight"}
+    read = {"pos_embed", "blocks.0.attn.qkv.weight", *more}
     tensors = {name: tensor for name, tensor in observation.update.tensors.items() if name in read}
     alone = replace(observation, update=replace(observation.update, tensors=tensors))
     spoilt = {**observation.update.tensors, "patch_embed.proj.weight": torch.full((192, 3, 4, 4), torch.nan)}
@@ -151,9 +167,10 @@ def test_what_the_formula_does_not_read_may_be_withheld_or_spoilt(tools, rng, cp
         assert found.certificate.certified
 
 
-@pytest.mark.parametrize("spoilt", ["pos_embed", "blocks.0.attn.qkv.weight"])
+@pytest.mark.parametrize("spoilt", ["pos_embed", "cls_token", "blocks.0.attn.qkv.weight"])
 def test_refuses_gradients_that_are_not_finite(spoilt, tools, rng, cpu):
-    observation = tools.observe(tools.tiny(variant="april"), tools.photographs(32)[:1], [3])
+    spec = tools.tiny(variant="april", kwargs={"no_embed_class": True})
+    observation = tools.observe(spec, tools.photographs(32)[:1], [3])
     tensors = observation.update.tensors
     tensors = {**tensors, spoilt: torch.full_like(tensors[spoilt], torch.inf)}
     with pytest.raises(NotApplicable, match=f"{spoilt}'s gradient is not finite"):

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -269,6 +270,14 @@ def test_refuses_gradients_that_hold_nothing(value, reason, clean, rng, cpu):
     tensors = {**clean.update.tensors, "pos_embed": torch.full_like(clean.update.tensors["pos_embed"], value)}
     with pytest.raises(NotApplicable, match=reason):
         PatchGradient()(replace(clean, update=replace(clean.update, tensors=tensors)), rng, cpu)
+
+
+@pytest.mark.parametrize("name", ["patch_embed.proj.bias", "cls_token"])
+def test_a_spoilt_test_of_the_solution_certifies_nothing(name, clean, rng, cpu):
+    tensors = {**clean.update.tensors, name: torch.full_like(clean.update.tensors[name], torch.nan)}
+    result = PatchGradient(levels=None)(replace(clean, update=replace(clean.update, tensors=tensors)), rng, cpu)
+    assert not result.certificate.certified
+    assert all(math.isfinite(number) for number in result.certificate.values.values())
 
 
 def test_no_head_bias_no_label(clean, rng, cpu):

@@ -90,6 +90,17 @@ def test_the_same_bits_again(picture, tools, cpu):
     assert torch.equal(run(observation, cpu).images, run(observation, cpu).images)
 
 
+@pytest.mark.parametrize("spoilt", [True, False])
+def test_a_bias_that_is_not_read_may_be_missing_or_spoilt(spoilt, picture, tools, cpu):
+    observation = tools.observe(cnn(bias=True), picture, [6])
+    tensors, bias = observation.update.tensors, "body.0.bias"
+    given = {name: tensor for name, tensor in tensors.items() if name != bias}
+    given |= {bias: torch.full_like(tensors[bias], torch.nan)} if spoilt else {}
+    found = run(replace(observation, update=replace(observation.update, tensors=given)), cpu)
+    assert tools.psnr(found.images, picture) > 100
+    assert found.certificate.certified
+
+
 def test_refusals(picture, tools, cpu):
     with pytest.raises(NotApplicable, match=r"ReLU.*no invertible"):
         run(tools.observe(cnn(activation="relu"), picture, [6]), cpu)

@@ -120,6 +120,19 @@ def test_unknown_rule_names_the_nearest():
         RecoverLabels("bias_piror")
 
 
+@pytest.mark.parametrize("labels", [[3], [3, 3, 7]])
+def test_without_the_bias_the_weight_is_read(labels, tools, rng, cpu):
+    """What the rules that read the weight say when they are asked by name."""
+    observation = tools.observe(tools.tiny(kwargs=SMALL), tools.detailed(len(labels)), labels)
+    tensors = {name: tensor for name, tensor in observation.update.tensors.items() if name != "head.bias"}
+    kept = replace(observation, update=replace(observation.update, tensors=tensors))
+    found = RecoverLabels()(kept, rng, cpu)
+    named = RecoverLabels("idlg" if len(labels) == 1 else "llg")(observation, torch.Generator().manual_seed(0), cpu)
+    assert len(found.labels) == len(labels)
+    assert len(labels) > 1 or torch.equal(found.labels, named.labels)
+    assert not found.certificate.certified
+
+
 def test_refusals(tools, rng, cpu):
     pair = tools.observe(tools.tiny(kwargs=SMALL), tools.detailed(2), [3, 4])
     with pytest.raises(NotApplicable, match="needs auxiliary pictures"):
@@ -132,10 +145,14 @@ def test_refusals(tools, rng, cpu):
     without = {name: t for name, t in pair.update.tensors.items() if name != "head.bias"}
     kept = replace(pair, update=replace(pair.update, tensors=without, withheld={"head.bias": "mine"}))
     with pytest.raises(NotApplicable, match=r"head\.bias's gradient is withheld by mine"):
-        RecoverLabels()(kept, rng, cpu)
+        RecoverLabels("bias_sign")(kept, rng, cpu)
     biasless = replace(pair, roles=replace(pair.roles, head_biases=()))
     with pytest.raises(NotApplicable, match="the head has no bias"):
-        RecoverLabels()(biasless, rng, cpu)
+        RecoverLabels("bias_sign")(biasless, rng, cpu)
+    neither = {name: t for name, t in without.items() if name != "head.weight"}
+    nothing = replace(pair, update=replace(pair.update, tensors=neither, withheld={"head.weight": "mine"}))
+    with pytest.raises(NotApplicable, match=r"head\.weight's gradient is withheld by mine"):
+        RecoverLabels()(nothing, rng, cpu)
     headless = replace(pair, roles=replace(pair.roles, head_biases=(), head_weights=()))
     with pytest.raises(NotApplicable, match="no linear head"):
         RecoverLabels("idlg")(headless, rng, cpu)

@@ -1,6 +1,7 @@
 """Each distance against plain loops, and each derivative against float64 finite differences."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -159,6 +160,15 @@ def test_position_alignment_by_loops(small, align):
         pairs = rows[1:]
     aligned = sum(float(torch.cosine_similarity(a, b, dim=0)) for a, b in pairs) / len(pairs)
     assert math.isclose(float(objective(found, target)), distance - 0.7 * aligned, rel_tol=1e-6)
+
+
+def test_alignment_of_weight_nought_asks_for_no_gradient(small):
+    observation, _ = small()
+    shared = {name: t for name, t in observation.update.tensors.items() if name != "pos_embed"}
+    kept = replace(observation, update=replace(observation.update, tensors=shared))
+    objective = PositionAlignment(alpha=0).prepare(kept)
+    found = {name: 1.1 * tensor for name, tensor in kept.gradient.items()}
+    assert math.isclose(float(objective(found, kept.gradient)), 0.01, rel_tol=1e-6)
 
 
 def test_position_alignment_needs_the_gradient(small):
