@@ -24,6 +24,9 @@ TAGS: dict[Level, str] = {
 TOO_WEAK = "Not known: nothing recognisable without it either"
 """The tag where the attacks give the defense nothing to stop."""
 
+REFUSED = "These attacks do not apply"
+"""The tag where every attack on pictures was refused on every update: nothing is known of those that were not tried."""
+
 
 @dataclass(frozen=True)
 class DefenseVerdict:
@@ -34,7 +37,7 @@ class DefenseVerdict:
         level: `safe` where no picture is recognisable, `partial` where clearly fewer are than undefended or, with no
             larger share of them, the strongest attack is held back by more than `GUESS_MARGIN`, `leaked` where
             neither, `unknown` where it cannot be said: an attack that may break the defense failed on it or was not
-            tried, or those that were rebuild nothing recognisable without it either.
+            tried, or those that were rebuild nothing recognisable without it either, or were all refused.
         seeds: how many it rests on.
     """
 
@@ -78,8 +81,11 @@ def _judge(name: str, pool: Pool, plains: list[Pool]) -> DefenseVerdict:
     """Held against the undefended runs with the same attacks, or else with as many of them as there are."""
     plain = max(plains, key=lambda one: (len(one.tried & pool.tried), -len(one.tried), one.seeds), default=None)
     level, weak = _level(pool, plain), _too_weak(pool, plains)
-    if weak or (level in ("safe", "partial") and _untested(pool, plains)):
+    untested = level in ("safe", "partial") and _untested(pool, plains)
+    refused = level == "safe" and _all_refused(pool) and not weak and not untested
+    if weak or untested or refused:
         level = "unknown"
+    tag = TOO_WEAK if weak else REFUSED if refused else TAGS[level]
     sentence = f"{_leak(pool)}{_against(pool, plain)}."
     details = [
         *(["Without the defense these attacks rebuild nothing recognisable either: stronger ones may tell."] * weak),
@@ -90,7 +96,7 @@ def _judge(name: str, pool: Pool, plains: list[Pool]) -> DefenseVerdict:
         *_missing(pool, plains),
         *(_failed(plain, "Failed or never ran without the defense") if plain else []),
     ]
-    return DefenseVerdict(name, level, TOO_WEAK if weak else TAGS[level], sentence, tuple(details), pool.seeds)
+    return DefenseVerdict(name, level, tag, sentence, tuple(details), pool.seeds)
 
 
 def _level(pool: Pool, plain: Pool | None) -> Level:
@@ -139,14 +145,17 @@ def _unended(pool: Pool) -> dict[str, int]:
 
 def _measured(pool: Pool) -> bool:
     """Whether something was scored, or every attack refused every update."""
-    return pool.leakage.scored > 0 or (
-        bool(pool.attacks) and all(row.refused == row.observations for row in pool.attacks)
-    )
+    return pool.leakage.scored > 0 or _all_refused(pool)
+
+
+def _all_refused(pool: Pool) -> bool:
+    """Whether attacks on pictures were made, and every one of them refused every update."""
+    return bool(pool.attacks) and all(row.refused == row.observations for row in pool.attacks)
 
 
 def _leak(pool: Pool) -> str:
     if not pool.attacks:
-        return "No attack has run on it"
+        return "Only labels were attacked" if pool.labels else "No attack has run on it"
     if not _measured(pool):
         return "No picture was compared with its original"
     of = count(pool.leakage.pictures, "observed picture")
