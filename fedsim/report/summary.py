@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedsim.report.attack_records import AttackRecord, sources
+from fedsim.report.attack_records import AttackRecord, ImageRecord, sources
 from fedsim.report.matrix_cells import EXACT
 from fedsim.report.read import RunFolder
 
@@ -79,6 +79,9 @@ class Leakage:
         recognisable: pictures that reach `RECOGNISABLE`.
         certified: pictures whose reconstruction an attack vouches for without knowing the original.
         certified_wrong: those of them whose vouched-for reconstruction stays below `RECOGNISABLE`.
+        as_seen: pictures rebuilt as the model saw them, changed by a defense, and below `RECOGNISABLE` against the
+            client's own: PSNR does not tell whether an eye finds the one in the other.
+        seen_psnr, own_psnr: their mean in dB, against what the model saw and against the clients' own pictures.
     """
 
     observations: int
@@ -88,6 +91,9 @@ class Leakage:
     recognisable: int
     certified: int
     certified_wrong: int
+    as_seen: int = 0
+    seen_psnr: float | None = None
+    own_psnr: float | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,7 @@ def summarise_leakage(run: RunFolder) -> Leakage:
     sizes: dict[str, int] = {}
     returned, certified, wrong = set(), set(), set()
     best: dict[tuple[str, int], float] = {}
+    seen: dict[tuple[str, int], float] = {}
     for record in run.attacks:
         sizes[record.observation] = max(sizes.get(record.observation, 0), record.batch_size)
         if record.status != "done":
@@ -164,6 +171,9 @@ def summarise_leakage(run: RunFolder) -> Leakage:
                         wrong.add(key)
             if image.leaked is not None:
                 best[key] = max(best.get(key, image.leaked), image.leaked)
+            if image.psnr is not None and rebuilt_as_seen(record, image):
+                seen[key] = max(seen.get(key, image.psnr), image.psnr)
+    hidden = [key for key in seen if best.get(key, 0.0) < RECOGNISABLE]
     return Leakage(
         observations=len(sizes),
         pictures=sum(sizes.values()),
@@ -172,7 +182,20 @@ def summarise_leakage(run: RunFolder) -> Leakage:
         recognisable=sum(value >= RECOGNISABLE for value in best.values()),
         certified=len(certified),
         certified_wrong=len(wrong),
+        as_seen=len(hidden),
+        seen_psnr=mean([seen[key] for key in hidden]),
+        own_psnr=mean([best[key] for key in hidden if key in best]),
     )
+
+
+def rebuilt_as_seen(record: AttackRecord, image: ImageRecord) -> bool:
+    """Whether it is, certified or up to rounding, what the model saw of a picture that a defense had changed.
+
+    A certificate counts where the result is recognisable: otherwise it is wrong.
+    """
+    if record.status != "done" or not image.changed or image.psnr is None:
+        return False
+    return image.psnr >= EXACT or (record.certified and image.psnr >= RECOGNISABLE)
 
 
 def leakage_by_round(run: RunFolder, attack: str) -> list[LeakagePoint]:

@@ -7,7 +7,7 @@ import pytest
 
 from fedsim.report.baseline import GUESS, Baseline, against_guess, best_baseline, guessing, needs_no_gradient, reading
 from fedsim.report.chance import clearly_fewer
-from fedsim.report.defense_verdict import REFUSED, TAGS, TOO_WEAK, judge_defenses
+from fedsim.report.defense_verdict import AS_SEEN, REFUSED, TAGS, TOO_WEAK, judge_defenses
 from fedsim.report.read import read_run
 
 CONFIG = "seed: {seed}\nnum_rounds: 2\ndefense: {defense}\nattack: {attack}\n"
@@ -87,6 +87,20 @@ def test_attacks_on_labels_change_no_verdict_on_pictures(run: Any, found: Any, l
     (verdict,) = judge_defenses([plain, replace(beside, attacks=tuple(changed))])
     assert verdict == alone
     assert not any("others ran" in detail for detail in verdict.details)
+
+
+@pytest.mark.parametrize(("own", "level"), [([8.5, 8.5], "unknown"), ([25.0, 8.5], "unknown"), ([80.0] * 2, "leaked")])
+def test_what_the_model_saw_makes_no_good_verdict(run: Any, own: list[float], level: str) -> None:
+    plain, found = run("{}", {"a": [80.0, 80.0]}), run("{ats: {}}", {"a": [159.0, 159.0]})
+    attacks = [
+        replace(one, images=(replace(one.images[0], private_psnr=psnr, private_ssim=0.1),))
+        for one, psnr in zip(found.attacks, own, strict=True)
+    ]
+    (verdict,) = judge_defenses([plain, replace(found, attacks=tuple(attacks))])
+    assert (verdict.level, verdict.tag) == (level, AS_SEEN if level == "unknown" else TAGS[level])
+    number = sum(psnr < 20 for psnr in own)
+    assert verdict.sentence.startswith("The server rebuilt ") is (number > 0)
+    assert ("as the model saw" in verdict.sentence and "transformed by ats" in verdict.sentence) is (number > 0)
 
 
 def test_an_attack_on_labels_is_known_by_what_it_left(run: Any) -> None:
