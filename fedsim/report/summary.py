@@ -30,7 +30,7 @@ class AttackSummary:
         certified: observations whose result the attack itself vouches for.
         pictures: private pictures behind the observations on which the attack ran to its end and was scored.
         mean_psnr, mean_ssim, mean_lpips: against what the model saw, each form of a picture by itself.
-        mean_leaked, min_psnr, max_psnr, recognisable, success: against the clients' own pictures.
+        mean_leaked, mean_leaked_ssim, min_psnr, max_psnr, recognisable, success: against the clients' own pictures.
         mean_capped: as `mean_leaked`, a picture above `EXACT` counting as that: more is rounding.
         mean_private_psnr, mean_private_ssim: against the clients' own pictures; None where no defense changed one
             before the model saw it. The other scores are of what the model saw.
@@ -49,6 +49,7 @@ class AttackSummary:
     recognisable: int
     mean_psnr: float | None
     mean_leaked: float | None
+    mean_leaked_ssim: float | None
     mean_capped: float | None
     min_psnr: float | None
     max_psnr: float | None
@@ -273,6 +274,7 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
         recognisable=sum(value >= RECOGNISABLE for value in values),
         mean_psnr=mean([image.psnr for image in images if image.psnr is not None]),
         mean_leaked=mean(values),
+        mean_leaked_ssim=mean([image.leaked_ssim for image in own if image.leaked_ssim is not None]),
         mean_capped=mean([min(value, EXACT) for value in values]),
         min_psnr=min(values, default=None),
         max_psnr=max(values, default=None),
