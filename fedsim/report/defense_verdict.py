@@ -10,7 +10,7 @@ from fedsim.report.pooling import Pool, pool_runs
 from fedsim.report.read import RunFolder
 from fedsim.report.settings import Settings, defense_name, own_settings
 from fedsim.report.summary import RECOGNISABLE
-from fedsim.report.wording import as_seen_words, count, decibels, listed, percent
+from fedsim.report.wording import as_seen_words, count, decibels, listed, observed_pictures, percent
 
 Level = Literal["safe", "partial", "leaked", "unknown"]
 
@@ -173,7 +173,7 @@ def _leak(pool: Pool) -> str:
         return "Only labels were attacked" if pool.labels else "No attack has run on it"
     if not _measured(pool):
         return "No picture was compared with its original"
-    of = count(pool.leakage.pictures, "observed picture")
+    of = observed_pictures(pool.leakage.pictures, pool.leakage.different)
     text = f"{pool.leakage.recognisable:,} of {of} recognisable (PSNR ≥ {RECOGNISABLE:.0f} dB)"
     if pool.strongest is None:
         return f"{text}: every attack refused"

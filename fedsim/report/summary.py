@@ -70,11 +70,13 @@ class AttackSummary:
 
 @dataclass(frozen=True)
 class Leakage:
-    """What all attacks together took from the observed updates. A picture counts once, by its best result.
+    """What all attacks together took from the observed updates. A picture counts once an update, by its best result.
 
     Attributes:
         observations: observed updates.
         pictures: private pictures behind them.
+        different: how many those are where one that several updates were made of counts once; None where the records
+            do not name them all.
         returned: pictures for which some attack returned a reconstruction, good or bad.
         scored: pictures that were compared with their original.
         recognisable: pictures that reach `RECOGNISABLE`.
@@ -92,6 +94,7 @@ class Leakage:
     recognisable: int
     certified: int
     certified_wrong: int
+    different: int | None = None
     as_seen: int = 0
     seen_psnr: float | None = None
     own_psnr: float | None = None
@@ -158,12 +161,16 @@ def summarise_leakage(run: RunFolder) -> Leakage:
     returned, certified, wrong = set(), set(), set()
     best: dict[tuple[str, int], float] = {}
     seen: dict[tuple[str, int], float] = {}
+    named: dict[str, int] = {}
+    different = set()
     for record in run.attacks:
         sizes[record.observation] = max(sizes.get(record.observation, 0), record.batch_size)
         if record.status != "done":
             continue
+        named[record.observation] = max(named.get(record.observation, 0), len(record.pictures))
         for source, image in zip(sources(record.images), record.images, strict=True):
             key = record.observation, source
+            different.add((record.client, image.image, image.label, image.guess_psnr))
             if image.rebuilt:
                 returned.add(key)
                 if record.certified:
@@ -183,6 +190,7 @@ def summarise_leakage(run: RunFolder) -> Leakage:
         recognisable=sum(value >= RECOGNISABLE for value in best.values()),
         certified=len(certified),
         certified_wrong=len(wrong),
+        different=len(different) if named == sizes else None,
         as_seen=len(hidden),
         seen_psnr=mean([seen[key] for key in hidden]),
         own_psnr=mean([best[key] for key in hidden if key in best]),

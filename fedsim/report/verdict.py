@@ -16,7 +16,7 @@ from fedsim.report.summary import (
     summarise_attacks,
     summarise_leakage,
 )
-from fedsim.report.wording import as_seen_words, count, decibels, listed, percent
+from fedsim.report.wording import as_seen_words, count, decibels, listed, observed_pictures, percent
 
 Level = Literal["leaked", "partial", "safe", "unknown"]
 
@@ -93,7 +93,7 @@ def verdict(run: RunFolder) -> Verdict:
 
 def _leakage_sentence(run: RunFolder, rows: list[AttackSummary], leakage: Leakage, beside: bool) -> tuple[Level, str]:
     """Of the attacks on pictures; `beside` says whether others, on labels alone, ran too."""
-    observed = count(leakage.pictures, "observed picture")
+    observed = observed_pictures(leakage.pictures, leakage.different)
     if not rows and beside:
         return "unknown", f"Only labels were attacked: no attack tried to rebuild the {observed}."
     if not rows:
@@ -170,7 +170,7 @@ def _refusals(
     if leakage.recognisable:
         return []
     groups = refusals(run)
-    told = len(groups) == 1 and not leakage.scored and not any(row.done for row in rows)
+    told = len(groups) == 1 and not leakage.scored and not any(row.done for row in on_pictures)
     sentences = [] if told else [f"{group.attack} refused: {_reason(group)}." for group in groups[:REASONS_SHOWN]]
     if len(groups) > REASONS_SHOWN:
         sentences.append(f"{count(len(groups) - REASONS_SHOWN, 'further reason')} below.")

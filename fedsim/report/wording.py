@@ -62,6 +62,12 @@ def likeness(psnr: float | None) -> str:
     return "traces" if psnr >= 15.0 else "not recognisable"
 
 
+def observed_pictures(pictures: int, different: int | None) -> str:
+    """`10 observed pictures (9 different)` where some were observed in several updates."""
+    repeated = different is not None and different < pictures
+    return count(pictures, "observed picture") + (f" ({different:,} different)" if repeated else "")
+
+
 def as_seen_words(number: int, pictures: int, psnr: float | None, own: float | None, defenses: Sequence[str]) -> str:
     """That the server has pictures as the model saw them, to go on with `The server …` or after a colon.
 

@@ -204,3 +204,15 @@ def test_an_attack_that_never_ran_leaves_the_verdict_open(write_run: Any, record
     found = verdict(read_run(write_run([records.attack(1, 0, records.image(12.0), attack="other")])))
     assert found.level == "unknown"
     assert "Never ran: patch_gradient." in found.details
+
+
+def test_a_picture_observed_twice_is_said_to_be_one(write_run: Any, records: Any) -> None:
+    rows = [records.attack(1, k, records.image(90.0, f"digits/{k}")) for k in range(9)]
+    rows += [{**row, "attack": "other"} for row in rows]
+    again = records.attack(2, 3, records.image(90.0, "digits/3"))
+    found = verdict(read_run(write_run([*rows, again])))
+    assert found.sentence.startswith("The server rebuilt all 10 observed pictures (9 different) recognisably")
+    elsewhere = records.attack(2, 9, records.image(90.0, "digits/3"))  # another client's picture of that name
+    unnamed = records.attack(2, 3, records.image(90.0, "digits/3"), batch_size=2)
+    for number, row in enumerate((elsewhere, unnamed, records.refusal(2, 3, "withheld"))):
+        assert "different" not in verdict(read_run(write_run([*rows, row], name=f"run-{number}"))).sentence
