@@ -65,8 +65,16 @@ class ImageRecord:
 
     @property
     def leaked(self) -> float | None:
-        """PSNR against the client's own picture, where a defense changed it: what an attack gave away of it."""
-        return self.private_psnr if self.changed else self.psnr
+        """PSNR against the client's own picture: what an attack gave away of it.
+
+        Where it has no score of its own no defense changed it, and the model saw it as it is.
+        """
+        return self.private_psnr if self.private_psnr is not None else self.psnr
+
+    @property
+    def leaked_ssim(self) -> float | None:
+        """SSIM against the client's own picture, as `leaked`."""
+        return None if self.leaked is None else self.ssim if self.private_psnr is None else self.private_ssim
 
     @property
     def rebuilt(self) -> bool:
@@ -106,7 +114,8 @@ class AttackRecord:
     @property
     def labels_alone(self) -> bool:
         """Whether it came to an end and was after labels, not after pictures, of which a search keeps a trace."""
-        return self.status == "done" and self.labelled and not self.trace
+        pictures = any(image.rebuilt for image in self.images)
+        return self.status == "done" and self.labelled and not self.trace and not pictures
 
     @property
     def certified(self) -> bool:

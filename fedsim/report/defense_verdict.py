@@ -10,7 +10,7 @@ from fedsim.report.pooling import Pool, pool_runs
 from fedsim.report.read import RunFolder
 from fedsim.report.settings import Settings, defense_name, own_settings
 from fedsim.report.summary import RECOGNISABLE
-from fedsim.report.wording import count, decibels, listed, percent
+from fedsim.report.wording import as_seen_words, count, decibels, listed, observed_pictures, percent
 
 Level = Literal["safe", "partial", "leaked", "unknown"]
 
@@ -24,6 +24,12 @@ TAGS: dict[Level, str] = {
 TOO_WEAK = "Not known: nothing recognisable without it either"
 """The tag where the attacks give the defense nothing to stop."""
 
+AS_SEEN = "Rebuilt as the model saw it: look"
+"""The tag where the verdict would be good, but pictures came out just as a defense had changed them."""
+
+REFUSED = "These attacks do not apply"
+"""The tag where every attack on pictures was refused on every update: nothing is known of those that were not tried."""
+
 
 @dataclass(frozen=True)
 class DefenseVerdict:
@@ -34,7 +40,8 @@ class DefenseVerdict:
         level: `safe` where no picture is recognisable, `partial` where clearly fewer are than undefended or, with no
             larger share of them, the strongest attack is held back by more than `GUESS_MARGIN`, `leaked` where
             neither, `unknown` where it cannot be said: an attack that may break the defense failed on it or was not
-            tried, or those that were rebuild nothing recognisable without it either.
+            tried, or those that were rebuild nothing recognisable without it either, or were all refused, or
+            they rebuilt what the model saw: PSNR does not tell whether an eye finds the client's picture in it.
         seeds: how many it rests on.
     """
 
@@ -78,9 +85,13 @@ def _judge(name: str, pool: Pool, plains: list[Pool]) -> DefenseVerdict:
     """Held against the undefended runs with the same attacks, or else with as many of them as there are."""
     plain = max(plains, key=lambda one: (len(one.tried & pool.tried), -len(one.tried), one.seeds), default=None)
     level, weak = _level(pool, plain), _too_weak(pool, plains)
-    if weak or (level in ("safe", "partial") and _untested(pool, plains)):
+    untested = level in ("safe", "partial") and _untested(pool, plains)
+    refused = level == "safe" and _all_refused(pool) and not weak and not untested
+    as_seen = level in ("safe", "partial") and pool.leakage.as_seen > 0
+    if weak or untested or refused or as_seen:
         level = "unknown"
-    sentence = f"{_leak(pool)}{_against(pool, plain)}."
+    tag = AS_SEEN if as_seen else TOO_WEAK if weak else REFUSED if refused else TAGS[level]
+    sentence = f"{_as_seen(pool)}{_leak(pool)}{_against(pool, plain)}."
     details = [
         *(["Without the defense these attacks rebuild nothing recognisable either: stronger ones may tell."] * weak),
         *_guess(pool),
@@ -90,7 +101,7 @@ def _judge(name: str, pool: Pool, plains: list[Pool]) -> DefenseVerdict:
         *_missing(pool, plains),
         *(_failed(plain, "Failed or never ran without the defense") if plain else []),
     ]
-    return DefenseVerdict(name, level, TOO_WEAK if weak else TAGS[level], sentence, tuple(details), pool.seeds)
+    return DefenseVerdict(name, level, tag, sentence, tuple(details), pool.seeds)
 
 
 def _level(pool: Pool, plain: Pool | None) -> Level:
@@ -139,17 +150,30 @@ def _unended(pool: Pool) -> dict[str, int]:
 
 def _measured(pool: Pool) -> bool:
     """Whether something was scored, or every attack refused every update."""
-    return pool.leakage.scored > 0 or (
-        bool(pool.attacks) and all(row.refused == row.observations for row in pool.attacks)
+    return pool.leakage.scored > 0 or _all_refused(pool)
+
+
+def _all_refused(pool: Pool) -> bool:
+    """Whether attacks on pictures were made, and every one of them refused every update."""
+    return bool(pool.attacks) and all(row.refused == row.observations for row in pool.attacks)
+
+
+def _as_seen(pool: Pool) -> str:
+    leakage = pool.leakage
+    if not leakage.as_seen:
+        return ""
+    names = pool.example.names("defense")
+    return (
+        f"The server {as_seen_words(leakage.as_seen, leakage.pictures, leakage.seen_psnr, leakage.own_psnr, names)}. "
     )
 
 
 def _leak(pool: Pool) -> str:
     if not pool.attacks:
-        return "No attack has run on it"
+        return "Only labels were attacked" if pool.labels else "No attack has run on it"
     if not _measured(pool):
         return "No picture was compared with its original"
-    of = count(pool.leakage.pictures, "observed picture")
+    of = observed_pictures(pool.leakage.pictures, pool.leakage.different)
     text = f"{pool.leakage.recognisable:,} of {of} recognisable (PSNR ≥ {RECOGNISABLE:.0f} dB)"
     if pool.strongest is None:
         return f"{text}: every attack refused"

@@ -7,6 +7,7 @@ from pathlib import Path
 from fedsim.report.attack_records import AttackRecord, ImageRecord
 from fedsim.report.pictures import EmbeddedPicture, embed_picture, embed_strip, embed_thumbnail
 from fedsim.report.read import RunFolder
+from fedsim.report.summary import RECOGNISABLE, rebuilt_as_seen
 from fedsim.report.wording import decibels
 
 PAIRS_SHOWN = 60
@@ -32,6 +33,12 @@ class Pair:
     original: EmbeddedPicture | None
     reconstruction: EmbeddedPicture
     film: Film | None = None
+
+    @property
+    def as_seen(self) -> bool:
+        """Whether it is what the model saw of a picture, while the client's own cannot be recognised by PSNR."""
+        leaked = self.image.leaked
+        return rebuilt_as_seen(self.record, self.image) and (leaked is None or leaked < RECOGNISABLE)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from fedsim.report.attack_records import AttackRecord
 from fedsim.report.baseline import Baseline, best_baseline, needs_no_gradient
+from fedsim.report.label_attacks import after_labels
 from fedsim.report.read import RunFolder
 from fedsim.report.settings import Settings, apart_from_defense, defense_settings, flatten, own_settings, seeds
 from fedsim.report.summary import (
@@ -32,9 +33,10 @@ class Pool:
     Attributes:
         example: one of the runs.
         seeds: how many.
-        tried: names of all attacks that were configured or ran, baselines left out. Attacks of one name with
-            different settings have different names here.
-        attacks: those that ran, strongest first.
+        tried: names of all attacks on pictures that were configured or ran, baselines left out. Attacks of one name
+            with different settings have different names here.
+        labels: names of the attacks on labels alone; they are in neither `tried` nor `attacks`.
+        attacks: those on pictures that ran, strongest first.
         baseline: what the strongest is held against.
         accuracy: mean over the seeds, in [0, 1].
     """
@@ -44,6 +46,7 @@ class Pool:
     example: RunFolder
     seeds: int
     tried: frozenset[str]
+    labels: frozenset[str]
     attacks: tuple[AttackSummary, ...]
     leakage: Leakage
     baseline: Baseline | None
@@ -56,34 +59,49 @@ class Pool:
 
 
 def pool_runs(runs: Sequence[RunFolder]) -> list[Pool]:
-    """Each run is in one pool; runs with other attacks on another seed are in different ones."""
+    """Each run is in one pool; runs with other attacks on another seed are in different ones.
+
+    Attacks on labels alone make no difference: what is known about pictures is the same with them and without them.
+    """
     names = _names(runs)
+    labels = _labels(runs, names)
     merged: dict[tuple[Settings, Settings, Settings], list[RunFolder]] = {}
     for run in runs:
         merged.setdefault((apart_from_defense(run), defense_settings(run), seeds(run)), []).append(run)
     alike: dict[tuple[Settings, Settings, frozenset[str]], list[list[RunFolder]]] = {}
     for (others, defense, _), group in merged.items():
         arms = frozenset(names[_arm(run, attack)] for run in group for attack in _attacks(run))
-        alike.setdefault((others, defense, arms), []).append(group)
-    return [_pool(others, defense, groups, names) for (others, defense, _), groups in alike.items()]
+        alike.setdefault((others, defense, arms - labels), []).append(group)
+    return [_pool(others, defense, groups, names, labels) for (others, defense, _), groups in alike.items()]
 
 
-def _pool(others: Settings, defense: Settings, groups: list[list[RunFolder]], names: Mapping[Arm, str]) -> Pool:
+def _pool(
+    others: Settings,
+    defense: Settings,
+    groups: list[list[RunFolder]],
+    names: Mapping[Arm, str],
+    labels: frozenset[str],
+) -> Pool:
     found = _records(groups, names)
     records = tuple(record for record, blind in found if not blind)
     pooled = replace(groups[0][0], attacks=records)
-    rows = summarise_attacks(pooled)
+    rows = [row for row in summarise_attacks(pooled) if row.attack not in labels]
     strongest = next((row.attack for row in rows if row.mean_leaked is not None), "")
     accuracies = [mean([value for run in group if (value := final_accuracy(run)) is not None]) for group in groups]
     tried = {
-        names[_arm(run, attack)] for run in groups[0] for attack in _attacks(run) if not needs_no_gradient(run, attack)
+        names[_arm(run, attack)]
+        for group in groups
+        for run in group
+        for attack in _attacks(run)
+        if not needs_no_gradient(run, attack)
     }
     return Pool(
         others=others,
         defense=defense,
         example=groups[0][0],
         seeds=len(groups),
-        tried=frozenset(tried),
+        tried=frozenset(tried - labels),
+        labels=frozenset(tried & labels),
         attacks=tuple(rows),
         leakage=summarise_leakage(pooled),
         baseline=best_baseline(strongest, records, [record for record, blind in found if blind]),
@@ -119,6 +137,15 @@ def _arm(run: RunFolder, attack: str) -> Arm:
     every = run.setting("attack")
     settings = every.get(attack) if isinstance(every, Mapping) else None
     return attack, frozenset(flatten(settings).items()) if isinstance(settings, Mapping) else frozenset()
+
+
+def _labels(runs: Sequence[RunFolder], names: Mapping[Arm, str]) -> frozenset[str]:
+    """Of the names those of attacks on labels alone, by all runs together: one that refuses here may have run there."""
+    made: dict[str, list[tuple[RunFolder, str]]] = {}
+    for run in runs:
+        for attack in _attacks(run):
+            made.setdefault(names[_arm(run, attack)], []).append((run, attack))
+    return frozenset(name for name, found in made.items() if after_labels(found))
 
 
 def _names(runs: Sequence[RunFolder]) -> dict[Arm, str]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedsim.report.attack_records import AttackRecord, sources
+from fedsim.report.attack_records import AttackRecord, ImageRecord, sources
 from fedsim.report.matrix_cells import EXACT
 from fedsim.report.read import RunFolder
 
@@ -30,7 +30,7 @@ class AttackSummary:
         certified: observations whose result the attack itself vouches for.
         pictures: private pictures behind the observations on which the attack ran to its end and was scored.
         mean_psnr, mean_ssim, mean_lpips: against what the model saw, each form of a picture by itself.
-        mean_leaked, min_psnr, max_psnr, recognisable, success: against the clients' own pictures.
+        mean_leaked, mean_leaked_ssim, min_psnr, max_psnr, recognisable, success: against the clients' own pictures.
         mean_capped: as `mean_leaked`, a picture above `EXACT` counting as that: more is rounding.
         mean_private_psnr, mean_private_ssim: against the clients' own pictures; None where no defense changed one
             before the model saw it. The other scores are of what the model saw.
@@ -49,6 +49,7 @@ class AttackSummary:
     recognisable: int
     mean_psnr: float | None
     mean_leaked: float | None
+    mean_leaked_ssim: float | None
     mean_capped: float | None
     min_psnr: float | None
     max_psnr: float | None
@@ -69,16 +70,21 @@ class AttackSummary:
 
 @dataclass(frozen=True)
 class Leakage:
-    """What all attacks together took from the observed updates. A picture counts once, by its best result.
+    """What all attacks together took from the observed updates. A picture counts once an update, by its best result.
 
     Attributes:
         observations: observed updates.
         pictures: private pictures behind them.
+        different: how many those are where one that several updates were made of counts once; None where the records
+            do not name them all.
         returned: pictures for which some attack returned a reconstruction, good or bad.
         scored: pictures that were compared with their original.
         recognisable: pictures that reach `RECOGNISABLE`.
         certified: pictures whose reconstruction an attack vouches for without knowing the original.
         certified_wrong: those of them whose vouched-for reconstruction stays below `RECOGNISABLE`.
+        as_seen: pictures rebuilt as the model saw them, changed by a defense, and below `RECOGNISABLE` against the
+            client's own: PSNR does not tell whether an eye finds the one in the other.
+        seen_psnr, own_psnr: their mean in dB, against what the model saw and against the clients' own pictures.
     """
 
     observations: int
@@ -88,6 +94,10 @@ class Leakage:
     recognisable: int
     certified: int
     certified_wrong: int
+    different: int | None = None
+    as_seen: int = 0
+    seen_psnr: float | None = None
+    own_psnr: float | None = None
 
 
 @dataclass(frozen=True)
@@ -150,12 +160,17 @@ def summarise_leakage(run: RunFolder) -> Leakage:
     sizes: dict[str, int] = {}
     returned, certified, wrong = set(), set(), set()
     best: dict[tuple[str, int], float] = {}
+    seen: dict[tuple[str, int], float] = {}
+    named: dict[str, int] = {}
+    different = set()
     for record in run.attacks:
         sizes[record.observation] = max(sizes.get(record.observation, 0), record.batch_size)
         if record.status != "done":
             continue
+        named[record.observation] = max(named.get(record.observation, 0), len(record.pictures))
         for source, image in zip(sources(record.images), record.images, strict=True):
             key = record.observation, source
+            different.add((record.client, image.image, image.label, image.guess_psnr))
             if image.rebuilt:
                 returned.add(key)
                 if record.certified:
@@ -164,6 +179,9 @@ def summarise_leakage(run: RunFolder) -> Leakage:
                         wrong.add(key)
             if image.leaked is not None:
                 best[key] = max(best.get(key, image.leaked), image.leaked)
+            if image.psnr is not None and rebuilt_as_seen(record, image):
+                seen[key] = max(seen.get(key, image.psnr), image.psnr)
+    hidden = [key for key in seen if best.get(key, 0.0) < RECOGNISABLE]
     return Leakage(
         observations=len(sizes),
         pictures=sum(sizes.values()),
@@ -172,7 +190,21 @@ def summarise_leakage(run: RunFolder) -> Leakage:
         recognisable=sum(value >= RECOGNISABLE for value in best.values()),
         certified=len(certified),
         certified_wrong=len(wrong),
+        different=len(different) if named == sizes else None,
+        as_seen=len(hidden),
+        seen_psnr=mean([seen[key] for key in hidden]),
+        own_psnr=mean([best[key] for key in hidden if key in best]),
     )
+
+
+def rebuilt_as_seen(record: AttackRecord, image: ImageRecord) -> bool:
+    """Whether it is, certified or up to rounding, what the model saw of a picture that a defense had changed.
+
+    A certificate counts where the result is recognisable: otherwise it is wrong.
+    """
+    if record.status != "done" or not image.changed or image.psnr is None:
+        return False
+    return image.psnr >= EXACT or (record.certified and image.psnr >= RECOGNISABLE)
 
 
 def leakage_by_round(run: RunFolder, attack: str) -> list[LeakagePoint]:
@@ -250,6 +282,7 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
         recognisable=sum(value >= RECOGNISABLE for value in values),
         mean_psnr=mean([image.psnr for image in images if image.psnr is not None]),
         mean_leaked=mean(values),
+        mean_leaked_ssim=mean([image.leaked_ssim for image in own if image.leaked_ssim is not None]),
         mean_capped=mean([min(value, EXACT) for value in values]),
         min_psnr=min(values, default=None),
         max_psnr=max(values, default=None),

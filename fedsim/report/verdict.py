@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedsim.report.baseline import Baseline, against_guess, best_baseline, guessing, needs_no_gradient, reading
+from fedsim.report.label_attacks import labels_of
 from fedsim.report.read import RunFolder
 from fedsim.report.summary import (
     RECOGNISABLE,
@@ -15,11 +16,24 @@ from fedsim.report.summary import (
     summarise_attacks,
     summarise_leakage,
 )
-from fedsim.report.wording import count, decibels, listed, percent
+from fedsim.report.wording import as_seen_words, count, decibels, listed, observed_pictures, percent
 
 Level = Literal["leaked", "partial", "safe", "unknown"]
 
 REASONS_SHOWN = 3
+
+TAGS: dict[Level, str] = {
+    "leaked": "Pictures leaked",
+    "partial": "Some pictures leaked",
+    "safe": "These attacks rebuilt nothing recognisable",
+    "unknown": "Not known",
+}
+
+REFUSED = "These attacks do not apply"
+"""The tag where every attack on pictures was refused on every update."""
+
+AS_SEEN = "Rebuilt as the model saw it"
+"""The tag where what a defense made of the pictures was rebuilt, and nothing closer to the clients' own."""
 
 
 @dataclass(frozen=True)
@@ -28,28 +42,45 @@ class Verdict:
 
     Attributes:
         level: `leaked` from half of the observed pictures on, `partial` below, `safe` where the attacks that
-            ran rebuilt none, `unknown` where nothing was measured, or where none was rebuilt but an attack failed.
+            ran rebuilt none, `unknown` where nothing was measured, where none was rebuilt but an attack failed or all
+            refused, or where they were rebuilt as the model saw them, changed by a defense.
+        tag: the same in a few words.
         sentence: the verdict.
         details: what a reader asks next.
     """
 
     level: Level
+    tag: str
     sentence: str
     details: tuple[str, ...]
 
 
 def verdict(run: RunFolder) -> Verdict:
-    """Judge by the best result for each picture, whichever attack it came from; baselines are no attacks."""
+    """Judge by the best result for each picture, whichever attack it came from; baselines are no attacks.
+
+    Attacks on labels alone decide nothing: the verdict is about pictures.
+    """
     without, run = guessing(run).attacks, reading(run)
     rows, leakage = summarise_attacks(run), summarise_leakage(run)
     baseline = best_baseline(rows[0].attack, run.attacks, without) if rows else None
-    level, sentence = _leakage_sentence(run, rows, leakage)
+    labels = labels_of(run)
+    on_pictures = [row for row in rows if row.attack not in labels]
+    level, sentence = _leakage_sentence(run, on_pictures, leakage, len(rows) > len(on_pictures))
     unended = _unended(run, rows)
-    if level == "safe" and unended:
+    tag = ""
+    if level == "safe" and _unended(run, on_pictures, labels):
         level = "unknown"
+    elif level == "safe" and not leakage.scored:
+        level, tag = "unknown", REFUSED
+    if leakage.as_seen:
+        level, tag = (level, "") if leakage.recognisable else ("unknown", AS_SEEN)
+        words = as_seen_words(
+            leakage.as_seen, leakage.pictures, leakage.seen_psnr, leakage.own_psnr, run.names("defense")
+        )
+        sentence = f"The server {words}. {sentence}"
     details = [
         *unended,
-        *_refusals(run, rows, leakage),
+        *_refusals(run, rows, on_pictures, leakage),
         *_guess(rows, baseline),
         *_certified(leakage),
         *_labels(rows),
@@ -57,11 +88,14 @@ def verdict(run: RunFolder) -> Verdict:
     ]
     if not run.finished:
         details.append("The run did not finish: this page shows what was there when it stopped.")
-    return Verdict(level, sentence, tuple(details))
+    return Verdict(level, tag or TAGS[level], sentence, tuple(details))
 
 
-def _leakage_sentence(run: RunFolder, rows: list[AttackSummary], leakage: Leakage) -> tuple[Level, str]:
-    observed = count(leakage.pictures, "observed picture")
+def _leakage_sentence(run: RunFolder, rows: list[AttackSummary], leakage: Leakage, beside: bool) -> tuple[Level, str]:
+    """Of the attacks on pictures; `beside` says whether others, on labels alone, ran too."""
+    observed = observed_pictures(leakage.pictures, leakage.different)
+    if not rows and beside:
+        return "unknown", f"Only labels were attacked: no attack tried to rebuild the {observed}."
     if not rows:
         return "unknown", "No attack has run, so this run says nothing about what the server could learn."
     strongest = rows[0]
@@ -86,31 +120,35 @@ def _leakage_sentence(run: RunFolder, rows: list[AttackSummary], leakage: Leakag
             f"The attacks returned {count(leakage.returned, 'picture')} for {observed}; without audit their likeness "
             "to the originals was not measured."
         )
-    if any(row.done for row in rows):
-        return "unknown", _without_pictures(run, observed)
+    ended = sorted(row.attack for row in rows if row.done)
+    if ended:
+        return "unknown", _without_pictures(ended, observed)
     if all(row.refused == 0 for row in rows):
-        return "unknown", "No attack came to an end, so this run says nothing about what the server could learn."
+        which = "No attack that rebuilds pictures" if beside else "No attack"
+        return "unknown", f"{which} came to an end, so this run says nothing about what the server could learn."
     who = listed([f"{row.attack} refused {row.refused:,} of {_updates(row)}" for row in rows if row.refused])
     groups = refusals(run)
     why = f", because {_reason(groups[0])}" if len(groups) == 1 else ""
-    failed = any(row.failed for row in rows)
-    return ("unknown" if failed else "safe"), f"No picture was rebuilt: {who}{', the rest failed' * failed}{why}."
+    if any(row.failed for row in rows):
+        return "unknown", f"No attack that rebuilds pictures came to an end: {who}, the rest failed{why}."
+    return "safe", f"No picture was rebuilt: {who}{why}."
 
 
-def _without_pictures(run: RunFolder, observed: str) -> str:
-    ended = dict.fromkeys(one.attack for one in run.attacks if one.status == "done" and not one.labels_alone)
-    if not ended:
-        return f"Only labels were attacked: no attack tried to rebuild the {observed}."
+def _without_pictures(ended: list[str], observed: str) -> str:
     return (
-        f"{listed(list(ended))} came to an end without a picture that could be used, so this run does not say what "
+        f"{listed(ended)} came to an end without a picture that could be used, so this run does not say what "
         f"the server could learn of the {observed}."
     )
 
 
-def _unended(run: RunFolder, rows: list[AttackSummary]) -> list[str]:
-    """Attacks that failed, or never ran although others did: what they would have rebuilt is not known."""
+def _unended(run: RunFolder, rows: list[AttackSummary], aside: frozenset[str] = frozenset()) -> list[str]:
+    """Attacks that failed, or never ran although others did: what they would have rebuilt is not known.
+
+    Args:
+        aside: names of attacks that are passed over.
+    """
     failed = [f"{row.attack} on {row.failed:,} of {_updates(row)}" for row in rows if row.failed]
-    ran = {record.attack for record in run.attacks}
+    ran = aside | {record.attack for record in run.attacks}
     silent = [name for name in run.names("attack") if name not in ran and not needs_no_gradient(run, name)]
     words = [f"Failed: {listed(failed)}."] if failed else []
     return words + ([f"Never ran: {listed(silent)}."] if silent and rows else [])
@@ -125,16 +163,18 @@ def _mean(row: AttackSummary) -> str:
     return "an exact copy of each" if mean == "exact" else f"{mean} on average"
 
 
-def _refusals(run: RunFolder, rows: list[AttackSummary], leakage: Leakage) -> list[str]:
+def _refusals(
+    run: RunFolder, rows: list[AttackSummary], on_pictures: list[AttackSummary], leakage: Leakage
+) -> list[str]:
     """Why attacks refused, where that decides the verdict: nothing recognisable came out."""
     if leakage.recognisable:
         return []
     groups = refusals(run)
-    told = len(groups) == 1 and not leakage.scored and not any(row.done for row in rows)
+    told = len(groups) == 1 and not leakage.scored and not any(row.done for row in on_pictures)
     sentences = [] if told else [f"{group.attack} refused: {_reason(group)}." for group in groups[:REASONS_SHOWN]]
     if len(groups) > REASONS_SHOWN:
         sentences.append(f"{count(len(groups) - REASONS_SHOWN, 'further reason')} below.")
-    if leakage.scored or (rows and all(row.refused == row.observations for row in rows)):
+    if leakage.scored or (on_pictures and all(row.refused == row.observations for row in on_pictures)):
         sentences.append("That holds for the attacks that ran, not for every attack that exists.")
     return sentences
 
@@ -154,10 +194,11 @@ def _certified(leakage: Leakage) -> list[str]:
         return []
     if not leakage.certified:
         return ["No result is certified: without the originals the server could not tell good from bad."]
+    right = "what the model saw" if leakage.as_seen else "right"
     share = "All" if leakage.certified == leakage.returned else f"{leakage.certified:,}"
     rebuilt = f"{share} of the {count(leakage.returned, 'rebuilt picture')} are certified"
     if not leakage.certified_wrong:
-        return [f"{rebuilt}: the server can tell that they are right without the originals."]
+        return [f"{rebuilt}: the server can tell that they are {right} without the originals."]
     wrong = count(leakage.certified_wrong, "certified result")
     return [f"{rebuilt}, but wrongly so in part: {wrong} stayed below {RECOGNISABLE:.0f} dB."]
 

@@ -144,3 +144,18 @@ def test_the_trade_off_leaves_baselines_out(
     )
     build_comparison([write_run(rows, config=config)], tmp_path / "out.html")
     assert drawn == [(True, [[(0.0, 0.75)]]), (False, [[(15.0, 0.75)]])]
+
+
+def test_likeness_is_that_to_the_clients_own_pictures(write_run: Any, records: Any, tmp_path: Path) -> None:
+    folders = []
+    for defense, own, ssim in (("{}", 160.4, 0.999), ("{ats: {}}", 8.5, 0.103)):
+        rows = [records.attack(1, 0, records.image(159.0, ssim=1.0, private_psnr=own, private_ssim=ssim))]
+        config = CONFIG.format(seed=0, model="vit", defense=defense)
+        folders.append(write_run(rows, config=config, name=f"run-{own}"))
+    text = build_comparison(folders, tmp_path / "out.html").read_text(encoding="utf-8")
+    for cells in (
+        '<td data-value="160.4">160.4 dB</td><td>0.999</td>',
+        '<td data-value="8.5">8.5 dB</td><td>0.103</td>',
+    ):
+        assert cells in text
+    assert "160.4 dB (100 %)" in text

@@ -7,7 +7,7 @@ import pytest
 
 from fedsim.report.baseline import GUESS, Baseline, against_guess, best_baseline, guessing, needs_no_gradient, reading
 from fedsim.report.chance import clearly_fewer
-from fedsim.report.defense_verdict import TAGS, TOO_WEAK, judge_defenses
+from fedsim.report.defense_verdict import AS_SEEN, REFUSED, TAGS, TOO_WEAK, judge_defenses
 from fedsim.report.read import read_run
 
 CONFIG = "seed: {seed}\nnum_rounds: 2\ndefense: {defense}\nattack: {attack}\n"
@@ -68,9 +68,52 @@ def test_levels(run: Any, found: list[float], level: str) -> None:
 
 def test_refusals_are_told_apart_from_safety(run: Any) -> None:
     (verdict,) = judge_defenses([run("{}", {"a": [70.0, 70.0]}), run("{d: {}}", {"a": "withheld"})])
-    assert verdict.level == "safe"
+    assert (verdict.level, verdict.tag) == ("unknown", REFUSED)
     assert verdict.sentence.startswith("0 of 2 observed pictures recognisable (PSNR ≥ 20 dB): every attack refused")
     assert "Refused on every update: a; a stronger attack may not need what they lack." in verdict.details
+
+
+@pytest.mark.parametrize("labels", ["done", "refused", "failed"])
+@pytest.mark.parametrize("found", ["withheld", [12.0, 12.0], [25.0, 12.0]])
+def test_attacks_on_labels_change_no_verdict_on_pictures(run: Any, found: Any, labels: str) -> None:
+    plain = run("{}", {"a": [70.0, 70.0]})
+    (alone,) = judge_defenses([plain, run("{d: {}}", {"a": found})])
+    settings = {"labels": "{_target_: attacks.label.RecoverLabels}"}
+    beside = run("{d: {}}", {"a": found, "labels": "withheld"}, attack=settings)
+    changed = [
+        replace(one, status=labels, labelled=labels == "done") if one.attack == "labels" else one
+        for one in beside.attacks
+    ]
+    (verdict,) = judge_defenses([plain, replace(beside, attacks=tuple(changed))])
+    assert verdict == alone
+    assert not any("others ran" in detail for detail in verdict.details)
+
+
+@pytest.mark.parametrize(("own", "level"), [([8.5, 8.5], "unknown"), ([25.0, 8.5], "unknown"), ([80.0] * 2, "leaked")])
+def test_what_the_model_saw_makes_no_good_verdict(run: Any, own: list[float], level: str) -> None:
+    plain, found = run("{}", {"a": [80.0, 80.0]}), run("{ats: {}}", {"a": [159.0, 159.0]})
+    attacks = [
+        replace(one, images=(replace(one.images[0], private_psnr=psnr, private_ssim=0.1),))
+        for one, psnr in zip(found.attacks, own, strict=True)
+    ]
+    (verdict,) = judge_defenses([plain, replace(found, attacks=tuple(attacks))])
+    assert (verdict.level, verdict.tag) == (level, AS_SEEN if level == "unknown" else TAGS[level])
+    number = sum(psnr < 20 for psnr in own)
+    assert verdict.sentence.startswith("The server rebuilt ") is (number > 0)
+    assert ("as the model saw" in verdict.sentence and "transformed by ats" in verdict.sentence) is (number > 0)
+
+
+def test_an_attack_on_labels_is_known_by_what_it_left(run: Any) -> None:
+    plain = run("{}", {"a": [70.0, 70.0], "mine": "withheld"})
+    found = run("{d: {}}", {"a": "withheld", "mine": "withheld"})
+    done = [replace(one, status="done", labelled=True) if one.attack == "mine" else one for one in plain.attacks]
+    (verdict,) = judge_defenses([replace(plain, attacks=tuple(done)), found])
+    assert verdict.tag == REFUSED
+    assert "Refused on every update: a; a stronger attack may not need what they lack." in verdict.details
+    done = [replace(one, status="done", labelled=True) for one in found.attacks if one.attack == "mine"]
+    config = found.config | {"attack": {"mine": {}}}
+    (verdict,) = judge_defenses([plain, replace(found, attacks=tuple(done), config=config)])
+    assert (verdict.level, verdict.sentence.split(";")[0]) == ("unknown", "Only labels were attacked")
 
 
 def test_without_an_undefended_run_nothing_is_claimed(run: Any) -> None:

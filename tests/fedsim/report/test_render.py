@@ -150,6 +150,9 @@ def test_scores_against_private_pictures_stand_beside_the_others(write_run: Any,
     assert f"scores are {SEEN}, and those" in text
     assert page.all("img")[0]["alt"] == "What the model saw of changed, 8×8 pixels"
     assert "strong_<wbr>attack</th>" in text
+    assert '<span class="badge plain">as the model saw it</span>' in text
+    assert 'data-level="as the model saw it"' in text
+    assert '<p class="tag">Rebuilt as the model saw it</p>' in text
 
 
 @pytest.mark.parametrize(("seen", "own"), [(60.0, 60.0), (160.0, 160.4)])  # the latter differ by rounding alone

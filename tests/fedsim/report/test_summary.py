@@ -65,6 +65,7 @@ def test_scores_against_private_pictures(write_run: Any, records: Any) -> None:
     assert (changed.mean_psnr, changed.mean_private_psnr) == (50.0, 25.0)
     assert (changed.mean_leaked, changed.min_psnr, changed.recognisable) == (25.0, 10.0, 1)
     assert changed.mean_private_ssim == pytest.approx(0.3)
+    assert (changed.mean_leaked_ssim, same.mean_leaked_ssim, old.mean_leaked_ssim) == (pytest.approx(0.3), 0.5, 0.5)
     assert (same.mean_private_psnr, same.mean_private_ssim) == (None, None)
     assert (old.mean_private_psnr, old.mean_private_ssim) == (None, None)
 

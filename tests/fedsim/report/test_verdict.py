@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fedsim.report.read import read_run
-from fedsim.report.verdict import verdict
+from fedsim.report.verdict import AS_SEEN, REFUSED, TAGS, verdict
 from fedsim.report.wording import count, decibels, duration, likeness, listed, percent
 
 
@@ -50,11 +50,65 @@ def test_the_best_result_is_the_best_of_all_attacks(write_run: Any, records: Any
 def test_every_attack_refused(write_run: Any, records: Any) -> None:
     reason = "pos_embed's gradient is withheld by fixed_pe"
     found = verdict(read_run(write_run([records.refusal(1, k, reason) for k in range(4)])))
-    assert found.level == "safe"
+    assert (found.level, found.tag) == ("unknown", REFUSED)
     assert found.sentence == (
         "No picture was rebuilt: patch_gradient refused 4 of 4 observed updates, because pos_embed's gradient is "
         "withheld by fixed_pe."
     )
+
+
+def test_attacks_on_labels_do_not_stand_in_for_those_on_pictures(write_run: Any, records: Any) -> None:
+    config = "attack: {patch_gradient: {}, labels: {_target_: attacks.label.RecoverLabels}}\n"
+    labels = records.attack(1, 0, records.image(None), attack="labels", certificate={})
+    refused = records.refusal(1, 0, "withheld")
+    failed = records.attack(1, 0, attack="dlg", status="failed", scored=False)
+    told = []
+    for number, rows in enumerate(([refused], [failed], [refused, failed])):
+        found = verdict(read_run(write_run([labels, *rows], config=config, name=f"run-{number}")))
+        told.append((found.level, found.tag, found.sentence))
+    ended = "No attack that rebuilds pictures came to an end"
+    assert told == [
+        (
+            "unknown",
+            REFUSED,
+            "No picture was rebuilt: patch_gradient refused 1 of 1 observed update, because withheld.",
+        ),
+        ("unknown", TAGS["unknown"], f"{ended}, so this run says nothing about what the server could learn."),
+        (
+            "unknown",
+            TAGS["unknown"],
+            f"{ended}: patch_gradient refused 1 of 1 observed update, the rest failed, because withheld.",
+        ),
+    ]
+
+
+def test_what_the_model_saw_was_rebuilt(write_run: Any, records: Any) -> None:
+    """Of the clients' own pictures, which a defense turned, nothing is recognisable by PSNR."""
+    images = [records.image(159.0, f"digits/{k}", private_psnr=8.5, private_ssim=0.1) for k in range(6)]
+    config = "attack: {patch_gradient: {}}\ndefense: {ats: {}}\n"
+    rows = [records.attack(1, k, image) for k, image in enumerate(images)]
+    found = verdict(read_run(write_run(rows, config=config)))
+    assert (found.level, found.tag) == ("unknown", AS_SEEN)
+    assert found.sentence.startswith(
+        "The server rebuilt all 6 pictures as the model saw them (159.0 dB), transformed by ats; against the originals "
+        "8.5 dB. Look at them. None of the 6 observed pictures was rebuilt recognisably"
+    )
+    assert found.details[1].startswith("All of the 6 rebuilt pictures are certified: the server can tell that they are")
+    assert "what the model saw without the originals" in found.details[1]
+    own = [records.attack(2, 0, records.image(90.0, "digits/7", private_psnr=25.0, private_ssim=0.9))]
+    found = verdict(read_run(write_run([*rows, *own], config=config, name="more")))
+    assert (found.level, found.tag) == ("partial", TAGS["partial"])
+    assert found.sentence.startswith("The server rebuilt 6 of 7 pictures as the model saw them (159.0 dB)")
+    assert "Look at them. The server rebuilt 1 of 7 observed pictures recognisably" in found.sentence
+
+
+@pytest.mark.parametrize(("seen", "status", "told"), [(59.0, "none", False), (59.0, "certified", True)])
+def test_a_certificate_says_what_the_model_saw(
+    write_run: Any, records: Any, seen: float, status: str, told: bool
+) -> None:
+    image = records.image(seen, private_psnr=8.5, private_ssim=0.1)
+    run = read_run(write_run([records.attack(1, 0, image, certificate={"status": status})]))
+    assert ("as the model saw it" in verdict(run).sentence) is told
 
 
 def test_refusals_for_several_reasons_are_listed(write_run: Any, records: Any) -> None:
@@ -150,3 +204,15 @@ def test_an_attack_that_never_ran_leaves_the_verdict_open(write_run: Any, record
     found = verdict(read_run(write_run([records.attack(1, 0, records.image(12.0), attack="other")])))
     assert found.level == "unknown"
     assert "Never ran: patch_gradient." in found.details
+
+
+def test_a_picture_observed_twice_is_said_to_be_one(write_run: Any, records: Any) -> None:
+    rows = [records.attack(1, k, records.image(90.0, f"digits/{k}")) for k in range(9)]
+    rows += [{**row, "attack": "other"} for row in rows]
+    again = records.attack(2, 3, records.image(90.0, "digits/3"))
+    found = verdict(read_run(write_run([*rows, again])))
+    assert found.sentence.startswith("The server rebuilt all 10 observed pictures (9 different) recognisably")
+    elsewhere = records.attack(2, 9, records.image(90.0, "digits/3"))  # another client's picture of that name
+    unnamed = records.attack(2, 3, records.image(90.0, "digits/3"), batch_size=2)
+    for number, row in enumerate((elsewhere, unnamed, records.refusal(2, 3, "withheld"))):
+        assert "different" not in verdict(read_run(write_run([*rows, row], name=f"run-{number}"))).sentence
