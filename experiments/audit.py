@@ -92,7 +92,7 @@ def _write_results(
     """As they come.
 
     Raises:
-        RunError: there is not one update that could be attacked.
+        RunError: an update is malformed, or there is not one that could be attacked.
     """
     computed = done = total - sum(map(len, groups))
     reason = ""
@@ -103,8 +103,12 @@ def _write_results(
             reason = result.outcome.reason
             writer.write(result.job, result.outcome, result.scores, result.truth, attempts)
             if result.outcome.status == "failed":
+                if result.malformed:
+                    continue  # the error that ends the audit says it
                 job = result.job
                 console.print(f"{job.attack} failed on update {job.client}: {result.outcome.reason}", markup=False)
+        if malformed := next((result for result in results if result.malformed), None):
+            raise RunError(_blamed(malformed, setup))
         if scratch is not None and not stopped:
             _forget(scratch, group)
         for _ in group:
@@ -114,6 +118,13 @@ def _write_results(
                 bars.say(f"updates {done}/{total}")
     if groups and not computed:
         raise RunError(f"no update could be computed, the last one because of {' '.join(reason.split())}")
+
+
+def _blamed(result: AuditResult, setup: Setup) -> str:
+    """A malformed update, and whose doing it is."""
+    defenses = ", ".join(setup.config["defense"])
+    doing = f"what defense=[{defenses}] makes of it" if defenses else "no defense runs, so the training's own doing"
+    return f"update {result.job.client}: {' '.join(result.outcome.reason.split())} ({doing})"
 
 
 def _forget(scratch: Path, group: Group) -> None:

@@ -308,3 +308,44 @@ def test_an_audit_without_a_single_update_has_failed(command, tmp_path):
     assert "error: no update could be computed, the last one because of RuntimeError: <b>out of pictures</b>" in err
     assert [row["status"] for row in rows(tmp_path / "run", "attacks")] == ["failed", "failed"]
     assert (tmp_path / "run" / "report.html").exists()
+
+
+SPOILS = "+defense.spoils={{_target_:tests.experiments.faulty_defense.Spoils,how:{how}}}"
+
+
+@pytest.mark.parametrize(
+    ("how", "share", "words"),
+    [
+        ("flat", "gradient", "tensor cls_token has the shape (64), the model's has (1, 1, 64)"),
+        ("divided", "gradient", "tensor cls_token has values that are not finite"),
+        ("divided", "delta", "tensor cls_token has values that are not finite"),
+        ("divided", "weights", "tensor cls_token has values that are not finite"),
+        ("huge", "delta", "tensor cls_token has values up to 1.0e+20, more than 1e+12"),
+        ("renamed", "gradient", "tensor 'own.cls_token' is none that clients share"),
+    ],
+)
+def test_an_update_that_no_client_could_share_ends_the_audit(command, tmp_path, how, share, words):
+    settings = [f"run_dir={tmp_path / 'run'}", *SMALL, "audit.num_images=2", f"client.share={share}"]
+    code, out, err = command("fedsim-audit", *settings, "attack=[patch_gradient]", SPOILS.format(how=how))
+    assert code == 2
+    assert f"error: update 0: malformed update: {words} (what defense=[spoils] makes of it)" in err.splitlines()
+    assert "patch_gradient failed" not in out
+    assert [row["status"] for row in rows(tmp_path / "run", "attacks")] == ["failed"]
+
+
+@pytest.mark.parametrize("share", ["gradient", "delta", "weights"])
+def test_an_update_in_parts_is_none_of_these(audit, share):
+    folder = audit("audit.num_images=2", f"client.share={share}", "attack=[labels]", SPOILS.format(how="dropped"))
+    assert {row["status"] for row in rows(folder, "attacks")} <= {"done", "refused"}
+
+
+def test_statistics_of_a_batchnorm_are_part_of_an_update(audit):
+    folder = audit("audit.num_images=2", "model.name=resnet18", "client.share=delta", "attack=[labels]")
+    assert {row["status"] for row in rows(folder, "attacks")} == {"done"}
+
+
+def test_a_malformed_update_ends_the_audit_on_ray_too(command, tmp_path, ray_on_this_machine):
+    settings = [f"run_dir={tmp_path / 'run'}", *SMALL, "simulation=ray", "simulation.workers=1", "audit.num_images=3"]
+    code, _, err = command("fedsim-audit", *settings, "attack=[labels]", SPOILS.format(how="flat"))
+    assert code == 2
+    assert "malformed update: tensor cls_token has the shape (64)" in err
