@@ -1,10 +1,10 @@
 """One worker of an audit: computes shared updates, attacks them and scores the results, all in one place."""
 
+import sysconfig
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from logging import getLogger
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from clients.app import ClientRuntime
 from experiments.setup import Setup, prepare
 from fedsim.composition import Config
+from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
 from fedsim.records import to_arrays, to_reply
@@ -24,7 +25,10 @@ from server.attacking import Outcome, Scores, attack_device, run_attack_on_many,
 from server.results import Job
 from server.summing import Contribution, RunningSum
 
-logger = getLogger(__name__)
+UNCOMPUTED = "the update could not be computed: "
+"""How the reason of a result begins where there was nothing to attack."""
+
+INSTALLED = sysconfig.get_paths()["purelib"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class AuditResult:
 
     Attributes:
         malformed: a federation's server would have rejected the update, so that no attack was run on it.
+        fault: the traceback of what kept the update from being computed; empty where it was, or its worker was lost.
     """
 
     job: Job
@@ -56,6 +61,7 @@ class AuditResult:
     scores: Scores | None
     truth: GroundTruth
     malformed: bool = False
+    fault: str = ""
 
 
 class AuditWorker(PooledWorker):
@@ -116,9 +122,9 @@ class AuditWorker(PooledWorker):
                 lost = failed(batch, self._setup, f"malformed update: {fault}")
                 return [replace(result, malformed=True) for result in lost]
             except Exception as error:  # noqa: BLE001 - defenses are plug-ins: their faults are results too
-                logger.error("update %d:\n%s", batch.number, traceback.format_exc())
-                for result in failed(batch, self._setup, f"{type(error).__name__}: {error}"):
-                    results[batch.number, result.job.attack] = result
+                for result in failed(batch, self._setup, UNCOMPUTED + where(error)):
+                    fault = traceback.format_exc()
+                    results[batch.number, result.job.attack] = replace(result, fault=fault)
         for name, settings in self._config["attack"].items():
             numbers = [batch.number for batch in batches if name in batch.attacks and batch.number in observed]
             observations = [observed[number][0] for number in numbers]
@@ -161,6 +167,15 @@ class AuditWorker(PooledWorker):
         content = to_reply(update, result.protocol, client, {}, None)
         check_shared(content, self._start, self._rules)
         return Contribution(update, result.protocol, result.truth)
+
+
+def where(error: Exception) -> str:
+    """The error, and the last line of it that is no installed package's; a refused setting says itself where."""
+    if isinstance(error, ConfigError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(INSTALLED)] or frames
+    return f"{type(error).__name__}: {error} in {own[-1].filename}:{own[-1].lineno}"
 
 
 def failed(batch: AuditBatch, setup: Setup, reason: str, seconds: float = 0.0) -> list[AuditResult]:
