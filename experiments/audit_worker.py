@@ -123,8 +123,7 @@ class AuditWorker(PooledWorker):
                 return [replace(result, malformed=True) for result in lost]
             except Exception as error:  # noqa: BLE001 - defenses are plug-ins: their faults are results too
                 for result in failed(batch, self._setup, UNCOMPUTED + where(error)):
-                    fault = traceback.format_exc()
-                    results[batch.number, result.job.attack] = replace(result, fault=fault)
+                    results[batch.number, result.job.attack] = replace(result, fault=traceback.format_exc())
         for name, settings in self._config["attack"].items():
             numbers = [batch.number for batch in batches if name in batch.attacks and batch.number in observed]
             observations = [observed[number][0] for number in numbers]
