@@ -399,3 +399,15 @@ def test_an_audit_of_which_every_attack_failed_has_failed(command, tmp_path):
     for name, attacks in (("b", [refuses]), ("c", [raises, refuses])):
         code, _, err = command("fedsim-audit", f"run_dir={tmp_path / name}", *settings, *attacks)
         assert code == 0, err
+
+
+def test_a_record_on_which_every_attack_failed_is_a_failed_audit_too(command, tmp_path):
+    small = ["num_clients=2", "num_rounds=1", "observe.every=1", "tracker=[]", "attack=[labels]", "simulation=inline"]
+    code, _, err = command("fedsim", *small, f"run_dir={tmp_path / 'run'}")
+    assert code == 0, err
+    again = [f"observation={tmp_path / 'run' / 'observations'}", "simulation=inline", "attack=[]"]
+    for name, fault, expected in (("a", "raise", 2), ("b", "refuse", 0)):
+        attack = f"+attack.faulty={{_target_:{FAULTY},fault:{fault}}}"
+        code, _, err = command("fedsim-audit", *again, attack, f"run_dir={tmp_path / name}")
+        assert code == expected, err
+        assert ("no attack came to an end" in err) == (expected == 2)
