@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from functools import partial
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from attacks.session import discard
 from defenses.compose import build_chain, load_wrappers
-from experiments.audit_worker import AuditBatch, AuditResult, AuditWorker, failed
+from experiments.audit_worker import UNCOMPUTED, AuditBatch, AuditResult, AuditWorker, failed
 from experiments.cli import console, run_cli
 from experiments.completeness import check_complete
 from experiments.logs import log_to
@@ -31,12 +32,15 @@ from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.errors import ConfigError, RunError, nearest
 from fedsim.evaluation import mean_softmax
+from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation, load_observation, observation_name
 from fedsim.simulation.shipping import absolute
 from fedsim.tracking import RunFolder, Trackers
-from server.attacking import build_attack
-from server.results import ResultWriter, has_pictures
+from server.attacking import Outcome, Scores, build_attack
+from server.results import Job, ResultWriter, has_pictures
 from server.summing import FEWEST, Sums, in_groups
+
+logger = getLogger(__name__)
 
 Group = tuple[AuditBatch, ...]
 
@@ -81,30 +85,34 @@ def run_audit(config: Config, root: Path) -> None:
         ):
             try:
                 with engine(config, max(len(groups), 1), attackers=False, folder=folder.root):
-                    _write_results(setup, groups, writer, bars, total, scratch)
+                    _write_results(setup, groups, writer, bars, total, scratch, folder.log)
             finally:
                 writer.finish()
 
 
 def _write_results(
-    setup: Setup, groups: list[Group], writer: ResultWriter, bars: Bars, total: int, scratch: Path | None
+    setup: Setup, groups: list[Group], writer: ResultWriter, bars: Bars, total: int, scratch: Path | None, log: Path
 ) -> None:
     """As they come.
 
     Raises:
-        RunError: there is not one update that could be attacked.
+        RunError: an update is malformed, there is not one that could be attacked, or every attack failed on each.
     """
     computed = done = total - sum(map(len, groups))
+    ended = bool(writer.done)
     reason = ""
     bars.set("updates", done, total)
     for group, results, attempts, stopped in _results(setup, groups, scratch):
         computed += len({result.job.client for result in results if len(result.truth.originals)})
         for result in results:
-            reason = result.outcome.reason
             writer.write(result.job, result.outcome, result.scores, result.truth, attempts)
             if result.outcome.status == "failed":
-                job = result.job
-                console.print(f"{job.attack} failed on update {job.client}: {result.outcome.reason}", markup=False)
+                reason = result.outcome.reason
+            else:
+                ended = True
+        _tell_failures(results, log)
+        if malformed := next((result for result in results if result.malformed), None):
+            raise RunError(_blamed(malformed, setup))
         if scratch is not None and not stopped:
             _forget(scratch, group)
         for _ in group:
@@ -112,8 +120,43 @@ def _write_results(
             bars.set("updates", done, total)
             if done % max(1, total // 10) == 0:
                 bars.say(f"updates {done}/{total}")
+    last = " ".join(reason.removeprefix(UNCOMPUTED).split())
     if groups and not computed:
-        raise RunError(f"no update could be computed, the last one because of {' '.join(reason.split())}")
+        raise RunError(f"no update could be computed, the last one because of {last} ({_more_in(log)})")
+    if groups and not ended:
+        raise RunError(_all_failed(last, log))
+
+
+def _tell_failures(results: list[AuditResult], log: Path) -> None:
+    """On the console and in the log: each attack that failed, and once each update that there was none of."""
+    told = set()
+    for result in results:
+        job, reason = result.job, " ".join(result.outcome.reason.split())
+        if result.outcome.status != "failed" or result.malformed:  # the error that ends the audit says it
+            continue
+        if not result.fault:
+            logger.error("%s failed on update %d: %s", job.attack, job.client, reason)
+            console.print(f"{job.attack} failed on update {job.client}: {reason}", markup=False)
+        elif job.client not in told:
+            told.add(job.client)
+            logger.error("update %d:\n%s", job.client, result.fault)
+            cause = reason.removeprefix(UNCOMPUTED)
+            console.print(f"update {job.client} could not be computed: {cause} ({_more_in(log)})", markup=False)
+
+
+def _all_failed(reason: str, log: Path) -> str:
+    return f"no attack came to an end, the last one because of {reason} ({_more_in(log)})"
+
+
+def _more_in(log: Path) -> str:
+    return f"traceback: {log}"
+
+
+def _blamed(result: AuditResult, setup: Setup) -> str:
+    """A malformed update, and whose doing it is."""
+    defenses = ", ".join(setup.config["defense"])
+    doing = f"what defense=[{defenses}] makes of it" if defenses else "no defense runs, so the training's own doing"
+    return f"update {result.job.client}: {' '.join(result.outcome.reason.split())} ({doing})"
 
 
 def _forget(scratch: Path, group: Group) -> None:
@@ -270,7 +313,19 @@ def _attack_recorded(config: Config, root: Path, start: float) -> None:
             scratch_folder(folder, bars, resumable=True) as scratch,
             engine(config, 1, folder=root),
         ):
-            scheduler = make_scheduler(config, writer.write, scratch)
+            ended, reason = bool(writer.done), ""
+
+            def take(
+                job: Job, outcome: Outcome, scores: Scores | None, truth: GroundTruth | None, attempts: int = 1
+            ) -> None:
+                nonlocal ended, reason
+                writer.write(job, outcome, scores, truth, attempts)
+                if outcome.status == "failed":
+                    reason = " ".join(outcome.reason.split())
+                else:
+                    ended = True
+
+            scheduler = make_scheduler(config, take, scratch)
             try:
                 for path in paths:
                     observation = _load(path)
@@ -281,6 +336,8 @@ def _attack_recorded(config: Config, root: Path, start: float) -> None:
             finally:
                 scheduler.close()
                 writer.finish()
+            if scheduler.submitted and not ended:
+                raise RunError(_all_failed(reason, folder.log))
 
 
 def _as_recorded(config: Config, observation: Observation) -> Config:

@@ -1,27 +1,34 @@
 """One worker of an audit: computes shared updates, attacks them and scores the results, all in one place."""
 
+import sysconfig
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from logging import getLogger
 from pathlib import Path
 
 import torch
+from flwr.app import ArrayRecord
 from torch import Tensor
 
 from clients.app import ClientRuntime
 from experiments.setup import Setup, prepare
 from fedsim.composition import Config
+from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
+from fedsim.records import to_arrays, to_reply
+from fedsim.reply_checks import MalformedReply, ReplyRules, check_shared
 from fedsim.simulation.actor_pool import PooledWorker
 from fedsim.update import State
 from server.attacking import Outcome, Scores, attack_device, run_attack_on_many, score_outcome
 from server.results import Job
 from server.summing import Contribution, RunningSum
 
-logger = getLogger(__name__)
+UNCOMPUTED = "the update could not be computed: "
+"""How the reason of a result begins where there was nothing to attack."""
+
+INSTALLED = sysconfig.get_paths()["purelib"]
 
 
 @dataclass(frozen=True)
@@ -42,12 +49,19 @@ class AuditBatch:
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an attack made of one update."""
+    """What an attack made of one update.
+
+    Attributes:
+        malformed: a federation's server would have rejected the update, so that no attack was run on it.
+        fault: the traceback of what kept the update from being computed; empty where it was, or its worker was lost.
+    """
 
     job: Job
     outcome: Outcome
     scores: Scores | None
     truth: GroundTruth
+    malformed: bool = False
+    fault: str = ""
 
 
 class AuditWorker(PooledWorker):
@@ -85,18 +99,31 @@ class AuditWorker(PooledWorker):
     def _state(self) -> State:
         return {name: tensor.detach().clone() for name, tensor in self._setup.model.state_dict().items()}
 
+    @cached_property
+    def _start(self) -> ArrayRecord:
+        return to_arrays(self._state)
+
+    @cached_property
+    def _rules(self) -> ReplyRules:
+        return self._setup.rules(simulated=False)
+
     def run(self, batches: Sequence[AuditBatch]) -> list[AuditResult]:
-        """All attacks on these updates; every result is independent of which worker computed it, and beside which."""
+        """All attacks on these updates; every result is independent of which worker computed it, and beside which.
+
+        Of a malformed update alone, where there is one.
+        """
         torch.set_num_threads(self._config["simulation"]["threads"])
         observed: dict[int, tuple[Observation, GroundTruth]] = {}
         results: dict[tuple[int, str], AuditResult] = {}
         for batch in batches:
             try:
                 observed[batch.number] = self._observe(batch)
+            except MalformedReply as fault:
+                lost = failed(batch, self._setup, f"malformed update: {fault}")
+                return [replace(result, malformed=True) for result in lost]
             except Exception as error:  # noqa: BLE001 - defenses are plug-ins: their faults are results too
-                logger.error("update %d:\n%s", batch.number, traceback.format_exc())
-                for result in failed(batch, self._setup, f"{type(error).__name__}: {error}"):
-                    results[batch.number, result.job.attack] = result
+                for result in failed(batch, self._setup, UNCOMPUTED + where(error)):
+                    results[batch.number, result.job.attack] = replace(result, fault=traceback.format_exc())
         for name, settings in self._config["attack"].items():
             numbers = [batch.number for batch in batches if name in batch.attacks and batch.number in observed]
             observations = [observed[number][0] for number in numbers]
@@ -135,7 +162,19 @@ class AuditWorker(PooledWorker):
         runtime.load(self._state)
         result = runtime.train(pictures, client, server_round=0, audit=True)
         update = runtime.share(result, self._state, len(pictures), client, server_round=0)
+        # As a federation's server does: an attack on what no client could share says nothing about the defense.
+        content = to_reply(update, result.protocol, client, {}, None)
+        check_shared(content, self._start, self._rules)
         return Contribution(update, result.protocol, result.truth)
+
+
+def where(error: Exception) -> str:
+    """The error, and the last line of it that is no installed package's; a refused setting says itself where."""
+    if isinstance(error, ConfigError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(INSTALLED)] or frames
+    return f"{type(error).__name__}: {error} in {own[-1].filename}:{own[-1].lineno}"
 
 
 def failed(batch: AuditBatch, setup: Setup, reason: str, seconds: float = 0.0) -> list[AuditResult]:

@@ -8,7 +8,12 @@ from pathlib import Path
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, InstantiationException, MissingConfigException
+from hydra.errors import (
+    HydraException,
+    InstantiationException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -34,6 +39,8 @@ def _said(error: BaseException, config_name: str, overrides: list[str]) -> str:
         key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
         cause = error.__cause__ or error
         return f"{key or 'config'}: {' '.join(lines[:1])} {type(cause).__name__}: {_flat(str(cause))}"
+    if isinstance(error, OverrideParseException) and (split := _split_list(error.override, overrides)):
+        return split
     match = re.search(r"Could not override '([^']+)'", str(error)) or re.search(r"Key '([^']+)'", str(error))
     if match:
         return _unknown_key(match.group(1), config_name, overrides)
@@ -65,6 +72,23 @@ def _odd_option(overrides: Iterable[str]) -> str | None:
         if group and not all(isinstance(name, str) for name in names):
             return str(override.input_line)
     return None
+
+
+def _split_list(odd: str, arguments: list[str]) -> str | None:
+    """What to say where the shell has split a list at its blanks: `odd`, which Hydra cannot read, is a part of it."""
+    for first, argument in enumerate(arguments):
+        if not re.match(r"[~+]*[\w./@-]+=", argument) or _left_open(argument) <= 0:
+            continue
+        for last in range(first + 1, len(arguments)):
+            whole = " ".join(arguments[first : last + 1])
+            if _left_open(whole) == 0 and odd in arguments[first : last + 1]:
+                return f"{argument}: the list is split at its blanks; leave them out, or quote it: '{whole}'"
+    return None
+
+
+def _left_open(text: str) -> int:
+    """How many brackets are opened and not closed."""
+    return sum(text.count(bracket) for bracket in "[{(") - sum(text.count(bracket) for bracket in "]})")
 
 
 def _flat(text: str) -> str:
@@ -108,11 +132,28 @@ def _unknown_key(key: str, config_name: str, overrides: Iterable[str]) -> str:
     value = typed.split("=", 1)[1] if typed and "=" in typed else ""
     groups = [o for o in _settings(overrides) if "." not in o.split("=", 1)[0]]
     keys = _all_keys(config_name, [*_own_folder(list(overrides)), *groups])
+    if some := _only_where_chosen(key, config_name, list(overrides)):
+        return f"{key}={value}: there is no such key in some of the runs. {some}"
     hint = nearest(key, keys)
     if not hint:
         last = [k for k in keys if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
         hint = f" Did you mean '{last[0]}'?" if last else ""
     return f"{key}={value}: there is no such key.{hint or ' --cfg job shows them all.'}"
+
+
+def _only_where_chosen(key: str, config_name: str, overrides: list[str]) -> str:
+    """`It is there only with …`, where a sweep over a group's options has the key in some of its runs alone."""
+    groups = [o for o in _settings(overrides) if "." not in o.split("=", 1)[0]]
+    parsed = OverridesParser.create().parse_overrides(groups)
+    plain = [str(one.input_line) for one in parsed if not one.is_sweep_override()]
+    for swept in (one for one in parsed if one.is_choice_sweep()):
+        choices = [f"{swept.get_key_element()}={value}" for value in swept.sweep_string_iterator()]
+        others = [*_own_folder(overrides), *plain]
+        there = [one for one in choices if key in _all_keys(config_name, [*others, one])]
+        missing = [one for one in choices if one not in there]
+        if there and missing:
+            return f"It is there only with {' or '.join(there)}: run {' and '.join(missing)} by itself, without it."
+    return ""
 
 
 def _all_keys(config_name: str, overrides: list[str]) -> list[str]:

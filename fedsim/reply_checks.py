@@ -15,7 +15,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import nn
 
-from fedsim.contents import array_records
+from fedsim.contents import array_records, config_records
 from fedsim.records import ARRAYS, AUDIT, METRICS, NUM_EXAMPLES, TRAIN_LOSS, UPDATE
 from fedsim.tensor_records import TensorArray, npy_header
 from fedsim.update import Kind, LocalProtocol
@@ -97,20 +97,34 @@ def check_train_reply(content: RecordDict, start: ArrayRecord, rules: ReplyRules
     """
     optional = {} if rules.image_shape is None else {AUDIT: ConfigRecord}
     _check_records(content, {ARRAYS: ArrayRecord, METRICS: MetricRecord, UPDATE: ConfigRecord}, optional)
-    metrics, update, arrays = content[METRICS], content[UPDATE], array_records(content)[ARRAYS]
+    metrics, update = content[METRICS], content[UPDATE]
     examples = _check_train_metrics(metrics, rules)
     _check_keys("the update", update, UPDATE_KEYS)
-    if update["kind"] != rules.kind:
-        raise MalformedReply(f"its kind is {shown(update['kind'])}, where clients share {rules.kind}")
+    check_shared(content, start, rules)
     _check_partition(update["partition-id"], client)
     _check_claim(examples, client, rules)
-    withheld = _check_withheld(update["withheld"], rules)
-    _check_names(arrays, update["buffers"], withheld, rules)
     protocol = _check_protocol(update["protocol"], examples, rules)
-    for name, array in arrays.items():
-        _check_values(f"tensor {name}", _values_like(name, array, start[name]))
     if AUDIT in content and rules.image_shape is not None:
         _check_audit(content[AUDIT], rules.image_shape, protocol["steps"] * protocol["batch_size"])
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def check_shared(content: RecordDict, start: ArrayRecord, rules: ReplyRules) -> None:
+    """What is shared alone, in a reply that has all of its records: the kind, and names, shapes and values of tensors.
+
+    Args:
+        start: the global model that the client was sent.
+
+    Raises:
+        MalformedReply: naming what is wrong.
+    """
+    update, arrays = config_records(content)[UPDATE], array_records(content)[ARRAYS]
+    if update["kind"] != rules.kind:
+        raise MalformedReply(f"its kind is {shown(update['kind'])}, where clients share {rules.kind}")
+    withheld = _check_withheld(update["withheld"], rules)
+    _check_names(arrays, update["buffers"], withheld, rules)
+    for name, array in arrays.items():
+        _check_values(f"tensor {name}", _values_like(name, array, start[name]))
 
 
 def check_evaluate_reply(content: RecordDict, rules: ReplyRules) -> None:

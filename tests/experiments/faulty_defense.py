@@ -2,13 +2,16 @@
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import ray
 import torch
 
 from defenses.base import Batch, ClientRound, Defense
+from fedsim.update import State, Update
 
 
 class FailsAtBatch(Defense):
@@ -41,3 +44,20 @@ class HangsOnce(Defense):
         with suppress(FileExistsError):
             os.link(partial, self.marker)
             time.sleep(600)
+
+
+class Spoils(Defense):
+    """Shares what no honest client would; with `how=dropped` what one may, as it withholds the rest."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def transform_update(self, update: Update, rng: torch.Generator) -> Update:
+        spoilt: dict[str, Callable[[State], State]] = {
+            "flat": lambda tensors: {name: tensor.flatten() for name, tensor in tensors.items()},
+            "divided": lambda tensors: {name: tensor / 0 for name, tensor in tensors.items()},
+            "huge": lambda tensors: {name: 1e20 * torch.ones_like(tensor) for name, tensor in tensors.items()},
+            "renamed": lambda tensors: {f"own.{name}": tensor for name, tensor in tensors.items()},
+            "dropped": lambda tensors: dict(list(tensors.items())[:3]),
+        }
+        return replace(update, tensors=spoilt[self.how](update.tensors))

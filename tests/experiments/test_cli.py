@@ -54,6 +54,11 @@ FAULTS = [
     (["partition=dirichlet", "+partition.alhpa=1"], ["partition.alhpa=1", "Did you mean 'alpha'"]),
     (["model.num_classes=0"], ["model.num_classes=0", "at least 1"]),
     (["model.num_classes=3"], ["model.num_classes=3", "at least 10"]),
+    (
+        ["attack=[patch_gradient,", "labels]"],
+        ["attack=[patch_gradient,: ", "quote it: 'attack=[patch_gradient, labels]'"],
+    ),
+    (["observe.clients=[1,", "2,", "3]"], ["quote it: 'observe.clients=[1, 2, 3]'"]),
     (["ray.grows=perhaps"], ["ray.grows=perhaps", "true or false"]),
 ]
 
@@ -140,3 +145,14 @@ def test_options_of_ones_own_are_suggested_and_pointed_at(command, tmp_path):
     code, _, err = command("fedsim-audit", *folder, "attack=[3]", *settings)
     assert code == 2
     assert err.strip().endswith("attack=[3]: a group takes the name of an option, or a list of them")
+
+
+def test_a_key_that_a_sweep_has_in_some_runs_alone_says_so(command, tmp_path):
+    swept = ["defense=[],[gradient_clip]", "defense.gradient_clip.max_norm=0.1,0.5"]
+    small = ["data=digits", "model=vit_nano", "simulation=inline", "audit.num_images=1", f"hydra.sweep.dir={tmp_path}"]
+    _, _, err = command("fedsim-audit", "-m", *small, *swept)
+    lines = {line for line in err.splitlines() if "gradient_clip" in line}
+    assert lines == {
+        "error: defense.gradient_clip.max_norm=0.1,0.5: there is no such key in some of the runs. "
+        "It is there only with defense=[gradient_clip]: run defense=[] by itself, without it."
+    }

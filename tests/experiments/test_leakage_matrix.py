@@ -318,3 +318,19 @@ def test_a_checkpoint_that_cannot_be_read_is_a_failure(matrix, monkeypatch):
     monkeypatch.setattr(matrix_units, "run_audit", unread)
     _, _, err = matrix("matrix.rows=[none]", "matrix.state=trained")
     assert "failed, and tried again by the next call: none, audit trained" in err
+
+
+def test_a_defense_that_spoils_its_updates_is_a_failure_and_no_refusal(matrix):
+    spoils = (
+        "+matrix.defenses.spoils=['+defense.spoils._target_=tests.experiments.faulty_defense.Spoils',"
+        "'+defense.spoils.how=flat']"
+    )
+    root, _, err = matrix(spoils, "matrix.rows=[spoils]", "matrix.columns=[patch_gradient,labels]")
+    (row,) = json.loads((root / "matrix.json").read_text())["rows"]
+    stage = row["audits"]["initial"]
+    assert stage["status"] == "failed"
+    assert "tensor cls_token has the shape (64), the model's has (1, 1, 64)" in stage["reason"]
+    assert "defense=[spoils]" in stage["reason"]
+    assert row["cells"] == []  # the page then shows what the stage says
+    assert (row["leakage"], row["pareto"]) == (None, False)
+    assert "spoils, audit initial" in err
