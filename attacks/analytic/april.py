@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.analytic.certificate import judge, relative_error, solution_values
+from attacks.analytic.certificate import finite, judge, relative_error, solution_values
 from attacks.analytic.least_squares import PatchSolution, solve_patches
 from attacks.analytic.patch_gradient import check_embedding, embedding_rows, examples_behind, known_embedding
 from attacks.analytic.patches import unpatchify
@@ -149,5 +149,5 @@ def _certificate(
         values["identity"] = only_reader
     if pixels > width:
         reason = f"{pixels} pixels of a patch > width {width}: the minimum-norm patches"
-        return Certificate("uncertified", reason, values)
+        return Certificate("uncertified", reason, finite(values))
     return judge(values, examples_behind(observation), "W_qkvᵀ ∂L/∂b_qkv = Σ_t G_t")
