@@ -1,4 +1,4 @@
-"""APRIL for MJP's Table 5: on masked pictures too, and by who is told of the defense or is not."""
+"""APRIL for MJP's Table 5: by who is told of the defense, or is not."""
 
 import torch
 from jaxtyping import Bool
@@ -14,10 +14,11 @@ from fedsim.observation import Observation
 
 
 class PublishedApril(Attack):
-    """APRIL's closed form without its tests: it answers where tokens share an embedding, however wrong.
+    """APRIL's closed form without certificates, by an attacker who knows of MJP's masks or knows nothing of MJP.
 
-    The same pictures as `attacks.analytic.April` where that one does not refuse. The rows of masked positions are zero
-    in ∂L/∂pos_embed, so their tokens get the least-norm solution 0.
+    The same pictures as `attacks.analytic.April`, which knows of the localisation's term and not of the masks, where
+    there is neither. The rows of masked positions are zero in ∂L/∂pos_embed, so their tokens get the least-norm
+    solution 0.
 
     Args:
         told: of the defense: masked positions took the unknown embedding instead of their own, and the localisation's
