@@ -22,8 +22,8 @@ def localisation_term(observation: Observation, read: Bool[Tensor, " tokens"]) -
     """The regression's part of ∂L/∂e_n, float64; None where nothing is regressed.
 
     It reads the global weights and the mask. Its weight is the ratio of the head's shared gradient to its gradient
-    here, so that scaling does no harm, or the public one where no head is shared: `dal=pca` has none, or a defense
-    withholds it. Exact for one picture, for one mask a batch, and for batches of which no picture was masked. A head
+    here, so that scaling does no harm, or the public one where no head is shared: `dal=pca` has none, a defense
+    withholds it, or what came of it is not finite. Exact for one picture, for one mask a batch, and for batches of which no picture was masked. A head
     that is missing otherwise was taken out before, and its term with it.
 
     Args:
@@ -39,6 +39,7 @@ def localisation_term(observation: Observation, read: Bool[Tensor, " tokens"]) -
     names = [name for name in weights if name in observation.gradient]
     if not observation.update.withheld.keys() >= weights.keys() - set(names):
         return None
+    names = [name for name in names if bool(observation.gradient[name].isfinite().all())]
     loss = localiser(embedding, read.to(embedding) / read.sum())
     own, *head = torch.autograd.grad(loss, [embedding, *(weights[name] for name in names)])
     if not names:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attacks.analytic import PatchGradient
-from attacks.analytic.localisation import without_localisation
+from attacks.analytic.localisation import LOCALISER, without_localisation
 from clients.app import ClientRuntime
 from defenses.compose import build_chain
 from fedsim.composition import build_data
@@ -37,6 +37,19 @@ def test_rows_are_those_without_the_regression(head: str) -> None:
 
 def test_clean_pictures_of_an_mjp_model_come_out_exact() -> None:
     observation, picture = observed("defense=[mjp]", "defense.mjp.probability=0.0")
+    found = PatchGradient()(observation, torch.Generator().manual_seed(0), torch.device("cpu"))
+    assert found.images is not None
+    assert float((found.images - picture).abs().max()) < 1e-3
+
+
+@pytest.mark.parametrize("spoilt", [".weight", ""])
+def test_a_spoilt_head_costs_no_more_than_a_withheld_one(spoilt: str) -> None:
+    """Some of the head's gradients are not finite, or all: the rest gives the regression's weight, or the settings."""
+    observation, picture = observed("defense=[mjp]", "defense.mjp.probability=0.0")
+    names = [name for name in observation.gradient if name.startswith(f"{LOCALISER}.") and name.endswith(spoilt)]
+    assert names
+    for name in names:
+        observation.gradient[name].view(-1)[0] = torch.nan
     found = PatchGradient()(observation, torch.Generator().manual_seed(0), torch.device("cpu"))
     assert found.images is not None
     assert float((found.images - picture).abs().max()) < 1e-3
