@@ -23,8 +23,8 @@ def localisation_term(observation: Observation, read: Bool[Tensor, " tokens"]) -
 
     It reads the global weights and the mask. Its weight is the ratio of the head's shared gradient to its gradient
     here, so that scaling does no harm, or the public one where no head is shared: `dal=pca` has none, a defense
-    withholds it, or what came of it is not finite. Exact for one picture, for one mask a batch, and for batches of which no picture was masked. A head
-    that is missing otherwise was taken out before, and its term with it.
+    withholds it, or what came of it is not finite. Exact for one picture, for one mask a batch, and for batches of
+    which no picture was masked. A head that is missing otherwise was taken out before, and its term with it.
 
     Args:
         read: the unmasked positions, which show as rows that are not zero.
