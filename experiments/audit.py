@@ -100,14 +100,14 @@ def _write_results(
     """
     computed = done = total - sum(map(len, groups))
     ended = bool(writer.done)
-    reason = ""
+    last: Outcome | None = None
     bars.set("updates", done, total)
     for group, results, attempts, stopped in _results(setup, groups, scratch):
         computed += len({result.job.client for result in results if len(result.truth.originals)})
         for result in results:
             writer.write(result.job, result.outcome, result.scores, result.truth, attempts)
             if result.outcome.status == "failed":
-                reason = result.outcome.reason
+                last = result.outcome
             else:
                 ended = True
         _tell_failures(results, log)
@@ -120,10 +120,9 @@ def _write_results(
             bars.set("updates", done, total)
             if done % max(1, total // 10) == 0:
                 bars.say(f"updates {done}/{total}")
-    last = " ".join(reason.removeprefix(UNCOMPUTED).split())
-    if groups and not computed:
-        raise RunError(f"no update could be computed, the last one because of {last} ({_more_in(log)})")
-    if groups and not ended:
+    if last is not None and not computed:
+        raise RunError(f"no update could be computed, the last one because of {_because(last, log)}")
+    if last is not None and not ended:
         raise RunError(_all_failed(last, log))
 
 
@@ -134,22 +133,23 @@ def _tell_failures(results: list[AuditResult], log: Path) -> None:
         job, reason = result.job, " ".join(result.outcome.reason.split())
         if result.outcome.status != "failed" or result.malformed:  # the error that ends the audit says it
             continue
-        if not result.fault:
+        if not result.uncomputed:
             logger.error("%s failed on update %d: %s", job.attack, job.client, reason)
             console.print(f"{job.attack} failed on update {job.client}: {reason}", markup=False)
         elif job.client not in told:
             told.add(job.client)
-            logger.error("update %d:\n%s", job.client, result.fault)
-            cause = reason.removeprefix(UNCOMPUTED)
-            console.print(f"update {job.client} could not be computed: {cause} ({_more_in(log)})", markup=False)
+            logger.error("update %d:\n%s", job.client, result.outcome.fault)
+            console.print(f"update {job.client} could not be computed: {_because(result.outcome, log)}", markup=False)
 
 
-def _all_failed(reason: str, log: Path) -> str:
-    return f"no attack came to an end, the last one because of {reason} ({_more_in(log)})"
+def _all_failed(last: Outcome, log: Path) -> str:
+    return f"no attack came to an end, the last one because of {_because(last, log)}"
 
 
-def _more_in(log: Path) -> str:
-    return f"traceback: {log}"
+def _because(outcome: Outcome, log: Path) -> str:
+    """The reason of a failure, and where its traceback is; a worker that was stopped or lost left none."""
+    reason = " ".join(outcome.reason.removeprefix(UNCOMPUTED).split())
+    return f"{reason} (traceback: {log})" if outcome.fault else reason
 
 
 def _blamed(result: AuditResult, setup: Setup) -> str:
@@ -273,7 +273,11 @@ def _results(
         for end in pool.wait(1.0) + pool.expire(limit):
             group, stopped = end.tag, end.error is not None
             lost = _lost(group, setup, end.error or "", end.seconds) if stopped else []
-            yield group, lost or end.value, end.attempts, stopped
+            results: list[AuditResult] = lost or end.value or []
+            for result in results:
+                if result.outcome.fault and not result.uncomputed:  # the worker's own log is not the run's
+                    logger.error("attack %s failed:\n%s", result.job.attack, result.outcome.fault)
+            yield group, results, end.attempts, stopped
     pool.close()
 
 
@@ -313,15 +317,16 @@ def _attack_recorded(config: Config, root: Path, start: float) -> None:
             scratch_folder(folder, bars, resumable=True) as scratch,
             engine(config, 1, folder=root),
         ):
-            ended, reason = bool(writer.done), ""
+            ended = bool(writer.done)
+            last: Outcome | None = None
 
             def take(
                 job: Job, outcome: Outcome, scores: Scores | None, truth: GroundTruth | None, attempts: int = 1
             ) -> None:
-                nonlocal ended, reason
+                nonlocal ended, last
                 writer.write(job, outcome, scores, truth, attempts)
                 if outcome.status == "failed":
-                    reason = " ".join(outcome.reason.split())
+                    last = outcome
                 else:
                     ended = True
 
@@ -336,8 +341,8 @@ def _attack_recorded(config: Config, root: Path, start: float) -> None:
             finally:
                 scheduler.close()
                 writer.finish()
-            if scheduler.submitted and not ended:
-                raise RunError(_all_failed(reason, folder.log))
+            if last is not None and not ended:
+                raise RunError(_all_failed(last, folder.log))
 
 
 def _as_recorded(config: Config, observation: Observation) -> Config:

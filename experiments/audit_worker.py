@@ -53,7 +53,7 @@ class AuditResult:
 
     Attributes:
         malformed: a federation's server would have rejected the update, so that no attack was run on it.
-        fault: the traceback of what kept the update from being computed; empty where it was, or its worker was lost.
+        uncomputed: it raised before there was an update to attack.
     """
 
     job: Job
@@ -61,7 +61,7 @@ class AuditResult:
     scores: Scores | None
     truth: GroundTruth
     malformed: bool = False
-    fault: str = ""
+    uncomputed: bool = False
 
 
 class AuditWorker(PooledWorker):
@@ -122,8 +122,8 @@ class AuditWorker(PooledWorker):
                 lost = failed(batch, self._setup, f"malformed update: {fault}")
                 return [replace(result, malformed=True) for result in lost]
             except Exception as error:  # noqa: BLE001 - defenses are plug-ins: their faults are results too
-                for result in failed(batch, self._setup, UNCOMPUTED + where(error)):
-                    results[batch.number, result.job.attack] = replace(result, fault=traceback.format_exc())
+                for result in failed(batch, self._setup, UNCOMPUTED + where(error), fault=traceback.format_exc()):
+                    results[batch.number, result.job.attack] = replace(result, uncomputed=True)
         for name, settings in self._config["attack"].items():
             numbers = [batch.number for batch in batches if name in batch.attacks and batch.number in observed]
             observations = [observed[number][0] for number in numbers]
@@ -177,13 +177,14 @@ def where(error: Exception) -> str:
     return f"{type(error).__name__}: {error} in {own[-1].filename}:{own[-1].lineno}"
 
 
-def failed(batch: AuditBatch, setup: Setup, reason: str, seconds: float = 0.0) -> list[AuditResult]:
+def failed(batch: AuditBatch, setup: Setup, reason: str, seconds: float = 0.0, fault: str = "") -> list[AuditResult]:
     """An update that no worker could compute: named in the table, and the audit goes on.
 
     Args:
         seconds: that went into each attack on it.
+        fault: the traceback, where there is one.
     """
     pictures = setup.data.train.subset(batch.positions)
     nothing_seen = GroundTruth(torch.empty(0), pictures.labels, pictures.ids)
     jobs = [Job(0, batch.number, attack, len(pictures)) for attack in batch.attacks]
-    return [AuditResult(job, Outcome("failed", reason, seconds=seconds), None, nothing_seen) for job in jobs]
+    return [AuditResult(job, Outcome("failed", reason, None, seconds, fault), None, nothing_seen) for job in jobs]

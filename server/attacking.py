@@ -35,12 +35,17 @@ WROTE = "the attack wrote into the observation, which other attacks read too"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an attack: `refused` carries its reason, `failed` the error, `done` what it had to do without."""
+    """What became of an attack: `refused` carries its reason, `failed` the error, `done` what it had to do without.
+
+    Attributes:
+        fault: the traceback of an attack that raised; empty where it was stopped, or its worker was lost.
+    """
 
     status: Literal["done", "refused", "failed"]
     reason: str = ""
     reconstruction: Reconstruction | None = None
     seconds: float = 0.0
+    fault: str = ""
 
 
 def build_attack(name: str, settings: dict[str, Any]) -> Attack:
@@ -82,8 +87,9 @@ def run_attack(
     except NotApplicable as refusal:
         return Outcome("refused", str(refusal), seconds=time.perf_counter() - start)
     except Exception as error:  # noqa: BLE001 - attacks are plug-ins: their faults belong into the report
-        logger.error("attack %s failed:\n%s", name, traceback.format_exc())
-        return Outcome("failed", f"{type(error).__name__}: {error}", seconds=time.perf_counter() - start)
+        fault = traceback.format_exc()
+        logger.error("attack %s failed:\n%s", name, fault)
+        return Outcome("failed", f"{type(error).__name__}: {error}", None, time.perf_counter() - start, fault)
     return Outcome("done", smaller and f"out of memory until {smaller}", reconstruction, reconstruction.seconds)
 
 

@@ -354,6 +354,8 @@ class RayAttacks(AttackScheduler):
 
     def _end(self, end: Finished[_Queued]) -> None:
         outcome, scores = end.value or (Outcome("failed", end.error or "", seconds=end.seconds), None)
+        if outcome.fault:  # the worker's own log is not the run's
+            logger.error("attack %s failed on %s:\n%s", end.tag.job.attack, end.tag.job.observation, outcome.fault)
         self._finish(end.tag.job, outcome, scores, end.tag.truth, end.attempts)
         self._left[end.tag.job.observation] -= 1
         if self._left[end.tag.job.observation] == 0:

@@ -387,7 +387,7 @@ def test_a_truncated_picture_is_no_attacks_failure(command, tmp_path):
 FAULTY = "tests.server.faulty_attacks.Faulty"
 
 
-def test_an_audit_of_which_every_attack_failed_has_failed(command, tmp_path):
+def test_an_audit_of_which_every_attack_failed_has_failed(command, tmp_path, ray_on_this_machine):
     settings = [*SMALL, "audit.num_images=1", "attack=[]"]
     raises, refuses = (f"+attack.{fault}s={{_target_:{FAULTY},fault:{fault}}}" for fault in ("raise", "refuse"))
     code, _, err = command("fedsim-audit", f"run_dir={tmp_path / 'a'}", *settings, raises)
@@ -399,12 +399,19 @@ def test_an_audit_of_which_every_attack_failed_has_failed(command, tmp_path):
     for name, attacks in (("b", [refuses]), ("c", [raises, refuses])):
         code, _, err = command("fedsim-audit", f"run_dir={tmp_path / name}", *settings, *attacks)
         assert code == 0, err
+    on_ray = [f"run_dir={tmp_path / 'ray'}", *settings, "simulation=ray", "simulation.workers=1"]
+    code, _, err = command("fedsim-audit", *on_ray, raises)
+    assert code == 2
+    assert f"because of {because} (traceback: {tmp_path}/ray/fedsim.log)" in err
+    assert "faulty_attacks.py" in (tmp_path / "ray" / "fedsim.log").read_text()
 
 
 def test_a_record_on_which_every_attack_failed_is_a_failed_audit_too(command, tmp_path):
     small = ["num_clients=2", "num_rounds=1", "observe.every=1", "tracker=[]", "attack=[labels]", "simulation=inline"]
-    code, _, err = command("fedsim", *small, f"run_dir={tmp_path / 'run'}")
+    code, out, err = command("fedsim", *small, f"run_dir={tmp_path / 'run'}")
     assert code == 0, err
+    assert out.splitlines()[-3].startswith("Only labels were attacked")  # what a run ends with: its verdict
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["test_pictures"] == 359  # of 1,797 digits
     again = [f"observation={tmp_path / 'run' / 'observations'}", "simulation=inline", "attack=[]"]
     for name, fault, expected in (("a", "raise", 2), ("b", "refuse", 0)):
         attack = f"+attack.faulty={{_target_:{FAULTY},fault:{fault}}}"

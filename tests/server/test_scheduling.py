@@ -81,15 +81,21 @@ def test_an_attack_that_always_kills_its_worker_fails_alone(run):
     )
     assert results[(0, "deadly")][0].status == "failed"
     assert results[(0, "deadly")][0].reason == "its worker died 1 times"
+    assert results[(0, "deadly")][0].fault == ""
     assert results[(0, "sound")][0].status == results[(1, "sound")][0].status == "done"
 
 
-def test_refusals_and_faults_are_results(run):
+def test_refusals_and_faults_are_results(run, caplog):
     results = run({name: {"_target_": FAULTY, "fault": name} for name in ("refuse", "raise")})
     assert (results[(0, "refuse")][0].status, results[(0, "refuse")][0].reason) == ("refused", "not today")
     assert results[(0, "raise")][0].status == "failed"
     assert results[(0, "raise")][0].reason == "ZeroDivisionError: by zero"
     assert results[(0, "raise")][1] is None
+    (first, second) = (record.message for record in caplog.records if record.name == "server.scheduling")
+    assert {first.splitlines()[0], second.splitlines()[0]} == {
+        f"attack raise failed on round-00001-client-0000{client}:" for client in range(2)
+    }
+    assert "faulty_attacks.py" in first  # the traceback of another process
 
 
 def test_an_attack_that_hangs_is_stopped(run, tmp_path):
