@@ -103,7 +103,7 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
         trackers = Trackers(config["tracker"], root)
         with (
             trackers,
-            reported(folder, "federated", start),
+            reported(folder, "federated", start, len(setup.data.test)),
             log_to(folder.log),
             Bars(console) as bars,
             scratch_folder(folder, bars, resumable=False) as scratch,

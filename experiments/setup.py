@@ -28,7 +28,7 @@ from fedsim.models import Architecture, Normaliser, architecture_seed
 from fedsim.observing import ObservationFactory
 from fedsim.optimizers import optimizer_factory
 from fedsim.reply_checks import ReplyRules
-from fedsim.report import build_report
+from fedsim.report import build_report, verdict_of
 from fedsim.simulation.placement import anywhere
 from fedsim.simulation.ray_cluster import ray_cluster
 from fedsim.simulation.shipping import absolute, runtime_env
@@ -221,8 +221,11 @@ def engine(config: Config, jobs: int, attackers: bool = True, folder: Path | Non
 
 
 @contextmanager
-def reported(folder: RunFolder, kind: str, start: float) -> Iterator[None]:
+def reported(folder: RunFolder, kind: str, start: float, test_pictures: int | None = None) -> Iterator[None]:
     """Whatever becomes of the run in the block, its folder gets a report; it is printed with the folder last.
+
+    Args:
+        test_pictures: how many the accuracy is a share of; None where none is measured.
 
     Raises:
         RunError: the disk is full.
@@ -230,7 +233,10 @@ def reported(folder: RunFolder, kind: str, start: float) -> Iterator[None]:
     try:
         yield
         seconds = time.perf_counter() - start
-        folder.write_json("summary.json", {"kind": kind, "finished": True, "seconds": seconds, "lpips": lpips_hint()})
+        facts = {"kind": kind, "finished": True, "seconds": seconds, "lpips": lpips_hint()}
+        if test_pictures is not None:
+            facts["test_pictures"] = test_pictures
+        folder.write_json("summary.json", facts)
     except BaseException as error:
         again = _how_to_go_on(folder, kind)
         full = error if isinstance(error, OSError) and error.errno in FULL else None
@@ -257,8 +263,10 @@ def _say_unfinished(folder: RunFolder, again: str) -> None:
 
 
 def end_with_report(folder: RunFolder) -> None:
-    """Build the report of a finished run; it is printed with the folder last."""
-    console.print(f"report  {build_report(folder.root)}", markup=False)
+    """Build the report of a finished run; its verdict is printed, and with the folder last where to read on."""
+    page = build_report(folder.root)
+    console.print(verdict_of(folder.root).sentence, markup=False)
+    console.print(f"report  {page}", markup=False)
     console.print(str(folder.root), markup=False)
 
 

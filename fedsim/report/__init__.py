@@ -2,5 +2,6 @@
 
 from fedsim.report.pictures import save_png
 from fedsim.report.render import build_comparison, build_report, build_sweep_report
+from fedsim.report.verdict import verdict_of
 
-__all__ = ["build_comparison", "build_report", "build_sweep_report", "save_png"]
+__all__ = ["build_comparison", "build_report", "build_sweep_report", "save_png", "verdict_of"]

@@ -1,9 +1,36 @@
-"""Whether one share is smaller than another by more than chance."""
+"""What chance may do to shares: whether one is smaller than another by more, and the error of an accuracy."""
 
-from math import exp, lgamma
+from collections.abc import Sequence
+from math import exp, hypot, lgamma, sqrt
+from statistics import fmean, stdev
 
 CHANCE = 0.025
 """One-sided; a smaller probability is not put down to chance."""
+
+ERRORS = 2.0
+"""Standard errors of a difference within which it counts as chance: about 95 % of chance lies there."""
+
+
+def accuracy_error(accuracies: Sequence[float], test_pictures: int | None) -> float | None:
+    """The standard error of their mean p, in [0, 1]: √(p(1-p)/n) for n test pictures, or that over seeds if larger.
+
+    Seeds share their test pictures at worst, so n is that of one. None where neither is known.
+
+    Args:
+        accuracies: one for each seed.
+    """
+    errors = []
+    if accuracies and test_pictures:
+        p = fmean(accuracies)
+        errors.append(sqrt(p * (1 - p) / test_pictures))
+    if len(accuracies) > 1:
+        errors.append(stdev(accuracies) / sqrt(len(accuracies)))
+    return max(errors, default=None)
+
+
+def chance_between(error: float | None, other: float | None) -> float | None:
+    """The smallest difference of two figures with these standard errors that chance does not explain."""
+    return None if error is None or other is None else ERRORS * hypot(error, other)
 
 
 def clearly_fewer(hits: int, of: int, other_hits: int, other: int) -> bool:

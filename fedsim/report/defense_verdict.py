@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedsim.report.baseline import GUESS_MARGIN, against_guess
-from fedsim.report.chance import clearly_fewer
+from fedsim.report.chance import chance_between, clearly_fewer
 from fedsim.report.pooling import Pool, pool_runs
 from fedsim.report.read import RunFolder
 from fedsim.report.settings import Settings, defense_name, own_settings
@@ -204,9 +204,11 @@ def _utility(pool: Pool, plain: Pool | None) -> list[str]:
     text = f"Accuracy {percent(pool.accuracy)}"
     if plain is None or plain.accuracy is None:
         return [f"{text}."]
-    points = 100 * (pool.accuracy - plain.accuracy)
+    points = f"{100 * (pool.accuracy - plain.accuracy):+.1f}"
+    if (within := chance_between(pool.accuracy_error, plain.accuracy_error)) is not None:
+        points = f"{points} ± {100 * within:.1f}"
     seeds = f"{count(pool.seeds, 'seed')} against {count(plain.seeds, 'seed')}"
-    return [f"{text} against {percent(plain.accuracy)} without it: {points:+.1f} points ({seeds})."]
+    return [f"{text} against {percent(plain.accuracy)} without it: {points} points ({seeds})."]
 
 
 def _refused(pool: Pool) -> list[str]:

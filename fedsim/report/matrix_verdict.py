@@ -1,33 +1,19 @@
 """A leakage matrix in sentences, and how large a difference of two accuracies must be to be one."""
 
-import math
-
+from fedsim.report.chance import accuracy_error, chance_between
 from fedsim.report.matrix_cells import Matrix, Row
 from fedsim.report.matrix_wording import leakage_text
 from fedsim.report.wording import count, percent
 
-ERRORS = 2.0
-"""Standard errors of a difference within which it counts as chance: about 95 % of chance lies there."""
-
 
 def standard_error(row: Row, test_pictures: int | None) -> float | None:
-    """Of the row's accuracy p, in [0, 1]: √(p(1-p)/n) for n test pictures, or that of the mean over seeds if larger.
-
-    None where neither is known.
-    """
-    errors = []
-    if row.accuracy is not None and test_pictures:
-        errors.append(math.sqrt(row.accuracy * (1 - row.accuracy) / test_pictures))
-    if row.spread is not None:
-        errors.append(row.spread / math.sqrt(len(row.accuracies)))
-    return max(errors, default=None)
+    """Of the row's accuracy, in [0, 1]; None where it is not known."""
+    return accuracy_error(row.accuracies, test_pictures)
 
 
 def resolution(one: Row, other: Row, test_pictures: int | None) -> float | None:
     """The smallest difference of two accuracies that chance does not explain; None where no error is known."""
-    errors = [standard_error(row, test_pictures) for row in (one, other)]
-    known = [error for error in errors if error is not None]
-    return ERRORS * math.hypot(*known) if len(known) == len(errors) else None
+    return chance_between(standard_error(one, test_pictures), standard_error(other, test_pictures))
 
 
 def reference(matrix: Matrix, batch: int | None) -> Row | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from fedsim.report.attack_records import AttackRecord
 from fedsim.report.baseline import Baseline, best_baseline, needs_no_gradient
+from fedsim.report.chance import accuracy_error
 from fedsim.report.label_attacks import after_labels
 from fedsim.report.read import RunFolder
 from fedsim.report.settings import Settings, apart_from_defense, defense_settings, flatten, own_settings, seeds
@@ -39,6 +40,7 @@ class Pool:
         attacks: those on pictures that ran, strongest first.
         baseline: what the strongest is held against.
         accuracy: mean over the seeds, in [0, 1].
+        accuracy_error: its standard error; None where nothing says.
     """
 
     others: Settings
@@ -51,6 +53,7 @@ class Pool:
     leakage: Leakage
     baseline: Baseline | None
     accuracy: float | None
+    accuracy_error: float | None
 
     @property
     def strongest(self) -> AttackSummary | None:
@@ -87,7 +90,8 @@ def _pool(
     pooled = replace(groups[0][0], attacks=records)
     rows = [row for row in summarise_attacks(pooled) if row.attack not in labels]
     strongest = next((row.attack for row in rows if row.mean_leaked is not None), "")
-    accuracies = [mean([value for run in group if (value := final_accuracy(run)) is not None]) for group in groups]
+    means = [mean([value for run in group if (value := final_accuracy(run)) is not None]) for group in groups]
+    accuracies = [value for value in means if value is not None]
     tried = {
         names[_arm(run, attack)]
         for group in groups
@@ -105,7 +109,8 @@ def _pool(
         attacks=tuple(rows),
         leakage=summarise_leakage(pooled),
         baseline=best_baseline(strongest, records, [record for record, blind in found if blind]),
-        accuracy=mean([value for value in accuracies if value is not None]),
+        accuracy=mean(accuracies),
+        accuracy_error=accuracy_error(accuracies, groups[0][0].test_pictures),
     )
 
 

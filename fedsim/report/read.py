@@ -98,6 +98,12 @@ class RunFolder:
         return _number(self.summary.get("seconds"))
 
     @property
+    def test_pictures(self) -> int | None:
+        """How many every accuracy is a share of; None where the run did not say."""
+        number = _number(self.summary.get("test_pictures"))
+        return int(number) if number is not None and number >= 1 else None
+
+    @property
     def finished(self) -> bool:
         return self.summary.get("finished") is True
 

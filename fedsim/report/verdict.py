@@ -1,11 +1,12 @@
 """The run in one sentence, for a reader who reads nothing else."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from fedsim.report.baseline import Baseline, against_guess, best_baseline, guessing, needs_no_gradient, reading
 from fedsim.report.label_attacks import labels_of
-from fedsim.report.read import RunFolder
+from fedsim.report.read import RunFolder, read_run
 from fedsim.report.summary import (
     RECOGNISABLE,
     AttackSummary,
@@ -53,6 +54,15 @@ class Verdict:
     tag: str
     sentence: str
     details: tuple[str, ...]
+
+
+def verdict_of(run_folder: Path) -> Verdict:
+    """The verdict that the page of this run gives.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+    """
+    return verdict(read_run(run_folder))
 
 
 def verdict(run: RunFolder) -> Verdict:
@@ -212,7 +222,8 @@ def _accuracy(run: RunFolder) -> list[str]:
     accuracy = final_accuracy(run)
     if accuracy is None:
         return ["An audit trains nothing, so there is no accuracy."] if run.kind == "audit" else []
-    return [f"The model classified {percent(accuracy)} of the test pictures correctly after round {_last(run)}."]
+    pictures = "test pictures" if run.test_pictures is None else count(run.test_pictures, "test picture")
+    return [f"The model classified {percent(accuracy)} of the {pictures} correctly after round {_last(run)}."]
 
 
 def _last(run: RunFolder) -> int:

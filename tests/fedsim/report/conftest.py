@@ -84,7 +84,8 @@ def write_run(tmp_path: Path) -> WriteRun:
         (folder / "attacks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in attacks))
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rounds))
         (folder / "timings.jsonl").write_text('{"round": 1, "seconds": 2.0}\n{"round": 2, "seconds": 4.0}\n')
-        stated = {"kind": "federated", "finished": True, "seconds": 9.0} if summary is None else summary
+        facts = {"kind": "federated", "finished": True, "seconds": 9.0, "test_pictures": 1400}
+        stated = facts if summary is None else summary
         (folder / "summary.json").write_text(json.dumps(stated))
         return folder
 

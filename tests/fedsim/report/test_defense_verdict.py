@@ -35,10 +35,9 @@ def run(write_run: Any, records: Any) -> Any:
         by_name = given if isinstance(given, dict) else dict.fromkeys(results, given)
         settings = "{" + ", ".join(f"{name}: {by_name.get(name, '{}')}" for name in {**results, **by_name}) + "}"
         config = CONFIG.format(seed=seed, defense=defense, attack=settings) + values.get("more", "")
-        accuracy = values.get("accuracy", 0.75)
-        return read_run(
-            write_run(rows, config=config, name=f"run-{next(count)}", rounds=[{"round": 2, "accuracy": accuracy}])
-        )
+        rounds = [{"round": 2, "accuracy": values.get("accuracy", 0.75)}]
+        summary = {"kind": "federated", "finished": True, "test_pictures": values.get("test_pictures")}
+        return read_run(write_run(rows, config=config, name=f"run-{next(count)}", rounds=rounds, summary=summary))
 
     return make
 
@@ -55,6 +54,14 @@ def test_a_defense_that_helps_in_part(run: Any) -> None:
         "Without any gradient the mean of public pictures reaches 10.0 dB on average; a reaches 10.0 dB more.",
         "Accuracy 75.0 % against 80.0 % without it: -5.0 points (1 seed against 1 seed).",
     )
+
+
+@pytest.mark.parametrize(("of", "told"), [(400, "-5.0 ± 5.9"), (40_000, "-5.0 ± 0.6"), (0, "-5.0"), ("many", "-5.0")])
+def test_a_difference_of_accuracies_says_what_chance_may_do(run: Any, of: Any, told: str) -> None:
+    """Two standard errors of the difference: 0.75 and 0.8 on 400 pictures have 0.0217 and 0.02."""
+    plain = run("{}", {"a": [80.0]}, accuracy=0.8, test_pictures=of)
+    (verdict,) = judge_defenses([plain, run("{d: {}}", {"a": [25.0]}, test_pictures=of)])
+    assert f"Accuracy 75.0 % against 80.0 % without it: {told} points (1 seed against 1 seed)." in verdict.details
 
 
 @pytest.mark.parametrize(
@@ -132,7 +139,7 @@ def test_seeds_are_pooled_and_settings_are_not(run: Any) -> None:
     assert (one.name, one.seeds, one.level) == ("d (ratio=0.1)", 2, "partial")
     assert (other.name, other.seeds, other.level) == ("d (ratio=0.5)", 1, "safe")
     assert one.sentence.startswith("2 of 4 observed pictures")
-    assert "Accuracy 75.0 % against 75.0 % without it: +0.0 points (2 seeds against 2 seeds)." in one.details
+    assert "Accuracy 75.0 % against 75.0 % without it: +0.0 ± 10.0 points (2 seeds against 2 seeds)." in one.details
 
 
 def test_attacks_that_were_not_tried_are_named(run: Any) -> None:

@@ -19,7 +19,7 @@ def test_everything_leaked(write_run: Any, records: Any) -> None:
     assert found.details == (
         "All of the 3 rebuilt pictures are certified: the server can tell that they are right without the originals.",
         "100 % of the labels were recovered, by patch_gradient.",
-        "The model classified 75.0 % of the test pictures correctly after round 2.",
+        "The model classified 75.0 % of the 1,400 test pictures correctly after round 2.",
     )
 
 
