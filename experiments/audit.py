@@ -103,7 +103,7 @@ def _write_results(
     last: Outcome | None = None
     bars.set("updates", done, total)
     for group, results, attempts, stopped in _results(setup, groups, scratch):
-        computed += len({result.job.client for result in results if len(result.truth.originals)})
+        computed += len({result.job.client for result in results if not result.uncomputed})
         for result in results:
             writer.write(result.job, result.outcome, result.scores, result.truth, attempts)
             if result.outcome.status == "failed":
@@ -155,7 +155,7 @@ def _because(outcome: Outcome, log: Path) -> str:
 def _blamed(result: AuditResult, setup: Setup) -> str:
     """A malformed update, and whose doing it is."""
     defenses = ", ".join(setup.config["defense"])
-    doing = f"what defense=[{defenses}] makes of it" if defenses else "no defense runs, so the training's own doing"
+    doing = f"the training's doing, or that of defense=[{defenses}]" if defenses else "the training's own doing"
     return f"update {result.job.client}: {' '.join(result.outcome.reason.split())} ({doing})"
 
 

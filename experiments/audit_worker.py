@@ -28,7 +28,8 @@ from server.summing import Contribution, RunningSum
 UNCOMPUTED = "the update could not be computed: "
 """How the reason of a result begins where there was nothing to attack."""
 
-INSTALLED = sysconfig.get_paths()["purelib"]
+INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")})
+"""Folders of the standard library and of installed packages."""
 
 
 @dataclass(frozen=True)
@@ -169,11 +170,11 @@ class AuditWorker(PooledWorker):
 
 
 def where(error: Exception) -> str:
-    """The error, and the last line of it that is no installed package's; a refused setting says itself where."""
+    """The error, and the last line that is neither Python's nor an installed package's; a refused setting has none."""
     if isinstance(error, ConfigError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(INSTALLED)] or frames
+    own = [frame for frame in frames if not frame.filename.startswith((*INSTALLED, "<"))] or frames
     return f"{type(error).__name__}: {error} in {own[-1].filename}:{own[-1].lineno}"
 
 

@@ -19,6 +19,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.errors import ConfigError, nearest
 
+ASSIGNED = re.compile(r"[~+]*[\w./@-]+=")
+"""How an override begins that sets something."""
+
 ConfigFault = (ConfigError, HydraException, OmegaConfBaseException)
 
 
@@ -77,9 +80,12 @@ def _odd_option(overrides: Iterable[str]) -> str | None:
 def _split_list(odd: str, arguments: list[str]) -> str | None:
     """What to say where the shell has split a list at its blanks: `odd`, which Hydra cannot read, is a part of it."""
     for first, argument in enumerate(arguments):
-        if not re.match(r"[~+]*[\w./@-]+=", argument) or _left_open(argument) <= 0:
+        if not ASSIGNED.match(argument) or _left_open(argument) <= 0:
             continue
         for last in range(first + 1, len(arguments)):
+            part = arguments[last]
+            if ASSIGNED.match(part) and _left_open(part) == 0 and not part.endswith(","):
+                break  # another override: nobody closes the list
             whole = " ".join(arguments[first : last + 1])
             if _left_open(whole) == 0 and odd in arguments[first : last + 1]:
                 return f"{argument}: the list is split at its blanks; leave them out, or quote it: '{whole}'"
@@ -152,7 +158,7 @@ def _only_where_chosen(key: str, config_name: str, overrides: list[str]) -> str:
         there = [one for one in choices if key in _all_keys(config_name, [*others, one])]
         missing = [one for one in choices if one not in there]
         if there and missing:
-            return f"It is there only with {' or '.join(there)}: run {' and '.join(missing)} by itself, without it."
+            return f"It is there only with {' or '.join(there)}: run {' and '.join(missing)} without it."
     return ""
 
 

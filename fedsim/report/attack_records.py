@@ -90,6 +90,7 @@ class AttackRecord:
         batch_size: private pictures behind it.
         images: each form in which the model saw one of them.
         labelled: it returned labels.
+        seed: which of the seeds that were pooled it is of; 0 in a run by itself.
     """
 
     observation: str
@@ -110,6 +111,7 @@ class AttackRecord:
     trace: tuple[dict[str, float], ...] = ()
     baseline: bool = False
     labelled: bool = False
+    seed: int = 0
 
     @property
     def labels_alone(self) -> bool:

@@ -1,36 +1,52 @@
 """What chance may do to shares: whether one is smaller than another by more, and the error of an accuracy."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import exp, hypot, lgamma, sqrt
 from statistics import fmean, stdev
+
+from scipy.special import ndtr, stdtrit
 
 CHANCE = 0.025
 """One-sided; a smaller probability is not put down to chance."""
 
 ERRORS = 2.0
-"""Standard errors of a difference within which it counts as chance: about 95 % of chance lies there."""
+"""Standard errors of a normal figure within which it counts as chance: about 95 % of chance lies there."""
 
 
 def accuracy_error(accuracies: Sequence[float], test_pictures: int | None) -> float | None:
-    """The standard error of their mean p, in [0, 1]: √(p(1-p)/n) for n test pictures, or that over seeds if larger.
+    """The standard error of their mean, in [0, 1]: that of so many test pictures, or that over the seeds if larger.
 
-    Seeds share their test pictures at worst, so n is that of one. None where neither is known.
+    Seeds share their test pictures at worst, so they count once. None where neither is known.
 
     Args:
         accuracies: one for each seed.
     """
-    errors = []
-    if accuracies and test_pictures:
-        p = fmean(accuracies)
-        errors.append(sqrt(p * (1 - p) / test_pictures))
-    if len(accuracies) > 1:
-        errors.append(stdev(accuracies) / sqrt(len(accuracies)))
-    return max(errors, default=None)
+    return max((error for error, _ in _errors(accuracies, test_pictures)), default=None)
 
 
-def chance_between(error: float | None, other: float | None) -> float | None:
-    """The smallest difference of two figures with these standard errors that chance does not explain."""
-    return None if error is None or other is None else ERRORS * hypot(error, other)
+def accuracy_reach(accuracies: Sequence[float], test_pictures: int | None) -> float | None:
+    """How far chance may have moved their mean: `ERRORS` standard errors, or what is that for so few seeds.
+
+    Over k seeds it is Student's t with k - 1 degrees of freedom: 14 standard errors for two seeds, 4.5 for three.
+    """
+    return max((error * times for error, times in _errors(accuracies, test_pictures)), default=None)
+
+
+def chance_between(reach: float | None, other: float | None) -> float | None:
+    """The smallest difference that chance does not explain, of two figures that it moves so far."""
+    return None if reach is None or other is None else hypot(reach, other)
+
+
+def _errors(accuracies: Sequence[float], test_pictures: int | None) -> Iterator[tuple[float, float]]:
+    """(standard error, how many of them chance may take) for each that is known."""
+    seeds = len(accuracies)
+    if seeds and test_pictures:
+        # Agresti and Coull: two more right and two more wrong, or an accuracy of 0 or 1 would be sure.
+        n = test_pictures + 4
+        p = (fmean(accuracies) * test_pictures + 2) / n
+        yield sqrt(p * (1 - p) / n), ERRORS
+    if seeds > 1:
+        yield stdev(accuracies) / sqrt(seeds), float(stdtrit(seeds - 1, ndtr(ERRORS)))
 
 
 def clearly_fewer(hits: int, of: int, other_hits: int, other: int) -> bool:

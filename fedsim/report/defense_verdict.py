@@ -6,6 +6,7 @@ from typing import Literal
 
 from fedsim.report.baseline import GUESS_MARGIN, against_guess
 from fedsim.report.chance import chance_between, clearly_fewer
+from fedsim.report.leakage import Leakage
 from fedsim.report.pooling import Pool, pool_runs
 from fedsim.report.read import RunFolder
 from fedsim.report.settings import Settings, defense_name, own_settings
@@ -27,6 +28,9 @@ TOO_WEAK = "Not known: nothing recognisable without it either"
 AS_SEEN = "Rebuilt as the model saw it: look"
 """The tag where the verdict would be good, but pictures came out just as a defense had changed them."""
 
+UNMATCHED = "Not comparable: what breaks it was not tried without it"
+"""The tag where attacks that ran on the defense alone make the difference."""
+
 REFUSED = "These attacks do not apply"
 """The tag where every attack on pictures was refused on every update: nothing is known of those that were not tried."""
 
@@ -38,10 +42,11 @@ class DefenseVerdict:
     Attributes:
         name: its names, and the settings that tell it from others of the same names.
         level: `safe` where no picture is recognisable, `partial` where clearly fewer are than undefended or, with no
-            larger share of them, the strongest attack is held back by more than `GUESS_MARGIN`, `leaked` where
-            neither, `unknown` where it cannot be said: an attack that may break the defense failed on it or was not
-            tried, or those that were rebuild nothing recognisable without it either, or were all refused, or
-            they rebuilt what the model saw: PSNR does not tell whether an eye finds the client's picture in it.
+            larger share of them, what the attacks know of all pictures is less by more than `GUESS_MARGIN`, `leaked`
+            where neither, `unknown` where it cannot be said: an attack that may break the defense failed on it or was
+            not tried, or one that breaks it was not tried without it, or those that were rebuild nothing recognisable
+            without it either, or were all refused, or they rebuilt what the model saw: PSNR does not tell whether an
+            eye finds the client's picture in it.
         seeds: how many it rests on.
     """
 
@@ -88,9 +93,11 @@ def _judge(name: str, pool: Pool, plains: list[Pool]) -> DefenseVerdict:
     untested = level in ("safe", "partial") and _untested(pool, plains)
     refused = level == "safe" and _all_refused(pool) and not weak and not untested
     as_seen = level in ("safe", "partial") and pool.leakage.as_seen > 0
-    if weak or untested or refused or as_seen:
+    unmatched = level == "leaked" and plain is not None and _level(pool.only(plain.tried), plain) != "leaked"
+    if weak or untested or refused or as_seen or unmatched:
         level = "unknown"
-    tag = AS_SEEN if as_seen else TOO_WEAK if weak else REFUSED if refused else TAGS[level]
+    tag = UNMATCHED if unmatched else REFUSED if refused else TAGS[level]
+    tag = AS_SEEN if as_seen else TOO_WEAK if weak else tag
     sentence = f"{_as_seen(pool)}{_leak(pool)}{_against(pool, plain)}."
     details = [
         *(["Without the defense these attacks rebuild nothing recognisable either: stronger ones may tell."] * weak),
@@ -112,12 +119,20 @@ def _level(pool: Pool, plain: Pool | None) -> Level:
     if plain is None or not _measured(plain) or plain.strongest is None or pool.strongest is None:
         return "unknown"
     here, there = pool.leakage, plain.leakage
-    if clearly_fewer(here.recognisable, here.pictures, there.recognisable, there.pictures):
+    if clearly_fewer(*_hits(here), *_hits(there)):
         return "partial"
     if here.recognisable * there.pictures > there.recognisable * here.pictures:
         return "leaked"
-    gained = (plain.strongest.mean_capped or 0.0) - (pool.strongest.mean_capped or 0.0)
-    return "partial" if gained > GUESS_MARGIN else "leaked"
+    if here.mean_capped is None or there.mean_capped is None:
+        return "unknown"
+    return "partial" if there.mean_capped - here.mean_capped > GUESS_MARGIN else "leaked"
+
+
+def _hits(leakage: Leakage) -> tuple[int, int]:
+    """(recognisable pictures, of how many): one that several updates were made of once, where that is known."""
+    if leakage.different is None or leakage.different_recognisable is None:
+        return leakage.recognisable, leakage.pictures
+    return leakage.different_recognisable, leakage.different
 
 
 def _too_weak(pool: Pool, plains: list[Pool]) -> bool:
@@ -205,7 +220,7 @@ def _utility(pool: Pool, plain: Pool | None) -> list[str]:
     if plain is None or plain.accuracy is None:
         return [f"{text}."]
     points = f"{100 * (pool.accuracy - plain.accuracy):+.1f}"
-    if (within := chance_between(pool.accuracy_error, plain.accuracy_error)) is not None:
+    if (within := chance_between(pool.accuracy_reach, plain.accuracy_reach)) is not None:
         points = f"{points} ± {100 * within:.1f}"
     seeds = f"{count(pool.seeds, 'seed')} against {count(plain.seeds, 'seed')}"
     return [f"{text} against {percent(plain.accuracy)} without it: {points} points ({seeds})."]
@@ -234,5 +249,7 @@ def _failed(pool: Pool, words: str) -> list[str]:
 def _missing(pool: Pool, plains: list[Pool]) -> list[str]:
     if not plains:
         return ["There is no undefended run with the same other settings among these: nothing to hold it against."]
-    missing = {attack for plain in plains for attack in plain.tried} - pool.tried
-    return [f"Not tried against the defense: {listed(sorted(missing))}."] if missing else []
+    without = {attack for plain in plains for attack in plain.tried}
+    missing, more = without - pool.tried, pool.tried - without
+    told = [f"Not tried against the defense: {listed(sorted(missing))}."] if missing else []
+    return [*told, f"Not tried without the defense: {listed(sorted(more))}."] if more else told

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from fedsim.report.attack_records import AttackRecord
 from fedsim.report.read import RunFolder
 
-SHIPPED = "attacks."
 AFTER_LABELS = "attacks.label."
-"""The package of the project's own attacks on labels: one that refuses or fails leaves nothing else to tell it by."""
+AFTER_PICTURES = tuple(f"attacks.{package}." for package in ("analytic", "generative", "learned", "optimization"))
+"""The project's own packages of attacks: one that refuses or fails leaves nothing else to tell it by."""
 
 
 def after_labels(runs: Iterable[tuple[RunFolder, str]]) -> bool:
@@ -18,7 +18,7 @@ def after_labels(runs: Iterable[tuple[RunFolder, str]]) -> bool:
     records: list[AttackRecord] = []
     for run, attack in runs:
         target = _target(run, attack)
-        if target.startswith(SHIPPED):
+        if target.startswith((AFTER_LABELS, *AFTER_PICTURES)):
             return target.startswith(AFTER_LABELS)
         records += [record for record in run.attacks if record.attack == attack and record.status == "done"]
     return bool(records) and all(record.labels_alone for record in records)

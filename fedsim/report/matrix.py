@@ -40,6 +40,7 @@ COLUMNS = (
     "strongest",
     "batch",
     "blind",
+    "as_seen",
     "defended",
     "row_leakage",
     "accuracy",

@@ -26,6 +26,8 @@ class Cell:
             None where the attack rebuilt nothing.
         baseline: mean PSNR of the guess in dB.
         recognised: share of all pictures whose private PSNR makes them recognisable.
+        as_seen: pictures that came out as the model saw them, changed by a defense, and are not recognisable by PSNR:
+            what an eye finds in them it does not tell.
         label_exact, label_share: share of updates with every label right, mean share of labels; None without labels.
         seconds: mean over the updates on which the attack ran to its end.
         batch: pictures in one update that the server sees.
@@ -50,6 +52,7 @@ class Cell:
     seconds: float | None = None
     batch: int | None = None
     blind: bool = False
+    as_seen: int = 0
 
     @property
     def gain(self) -> float | None:
@@ -158,9 +161,14 @@ class Row:
         return None if self.leakage is None else max(shares, default=0.0)
 
     @property
+    def as_seen(self) -> bool:
+        """No picture is recognisable by PSNR, but some came out as the model saw them: its leakage is not known."""
+        return self.recognised == 0 and any(cell.as_seen for cell in self._cells(None))
+
+    @property
     def placed(self) -> bool:
         """It has a place in the plane of accuracy and leakage."""
-        return self.accuracy is not None and self.leakage is not None and not self.mismatch
+        return self.accuracy is not None and self.leakage is not None and not self.mismatch and not self.as_seen
 
     def _cells(self, state: str | None) -> list[Cell]:
         """Those of attacks that read what was shared."""
@@ -250,7 +258,7 @@ class Matrix:
         )
 
 
-FOLLOWS = ("accuracy", "spread", "batch", "leakage", "gain", "recognised", "baseline")
+FOLLOWS = ("accuracy", "spread", "batch", "leakage", "gain", "recognised", "baseline", "as_seen")
 """Of a row: written for readers of the file, computed anew by whoever loads it."""
 
 

@@ -33,6 +33,7 @@ FILLS = {
     "recognisable": ("#f9bd77", "#1a1f2b"),
     "nearly-identical": ("#e2703f", "#ffffff"),
     "indistinguishable": ("#9c1c14", "#ffffff"),
+    "as-seen": ("#e6cdea", "#1a1f2b"),
     "labels": ("#dfe3f7", "#1a1f2b"),
     "refused": ("#ffffff", "#565f6e"),
     "failed": ("#ffffff", "#a23db0"),
@@ -130,7 +131,8 @@ def _heat_map(axes: Axes, matrix: Matrix, state: str, *, named: bool) -> None:
                 level, text = stage.status, "n/a" if stage.status == "refused" else "failed"
             _square(axes, float(x), y, level, text)
         value = row.leakage_in(state)
-        _square(axes, len(attacks) + 0.15, y, leakage_level(value, row.baseline), leakage_text(value), bold=True)
+        level = "as-seen" if row.as_seen else leakage_level(value, row.baseline)
+        _square(axes, len(attacks) + 0.15, y, level, leakage_text(value), bold=True)
         axes.text(len(attacks) + 1.65, y, percent(row.accuracy), ha="center", va="center", color=LIGHT[INK])
         batch = DASH if row.batch is None else str(row.batch)
         axes.text(len(attacks) + 2.65, y, batch, ha="center", va="center", color=LIGHT[INK])

@@ -4,11 +4,13 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedsim.report.leakage import summarise_leakage
 from fedsim.report.matrix_cells import EXACT, Cell
-from fedsim.report.read import read_run
+from fedsim.report.read import RunFolder, read_run
 from fedsim.report.summary import RECOGNISABLE, final_accuracy
 
 BASELINE = "baseline.json"
@@ -36,11 +38,21 @@ def read_cells(folder: Path, state: str, attacks: Sequence[str], updates: int) -
         updates: how many the audit has when it is finished.
     """
     guess = read_baseline(folder)
+    run = read_run(folder) if folder.is_dir() else None
     latest = {(row.get("observation"), row.get("attack")): row for row in _lines(folder / "attacks.jsonl")}
     return [
-        _cell(name, state, [row for (_, attack), row in latest.items() if attack == name], updates, guess)
+        replace(
+            _cell(name, state, [row for (_, attack), row in latest.items() if attack == name], updates, guess),
+            as_seen=0 if run is None else _as_seen(run, name),
+        )
         for name in attacks
     ]
+
+
+def _as_seen(run: RunFolder, attack: str) -> int:
+    """Of how many pictures the attack rebuilt what the model saw, and nothing recognisable by PSNR."""
+    records = tuple(record for record in run.attacks if record.attack == attack)
+    return summarise_leakage(replace(run, attacks=records)).as_seen
 
 
 def read_baseline(folder: Path) -> dict[str, float]:

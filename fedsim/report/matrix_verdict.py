@@ -1,19 +1,19 @@
 """A leakage matrix in sentences, and how large a difference of two accuracies must be to be one."""
 
-from fedsim.report.chance import accuracy_error, chance_between
+from fedsim.report.chance import accuracy_error, accuracy_reach, chance_between
 from fedsim.report.matrix_cells import Matrix, Row
 from fedsim.report.matrix_wording import leakage_text
-from fedsim.report.wording import count, percent
+from fedsim.report.wording import count, listed, percent
 
 
 def standard_error(row: Row, test_pictures: int | None) -> float | None:
-    """Of the row's accuracy, in [0, 1]; None where it is not known."""
+    """Of the row's accuracy, in [0, 1], to be drawn; None where it is not known."""
     return accuracy_error(row.accuracies, test_pictures)
 
 
 def resolution(one: Row, other: Row, test_pictures: int | None) -> float | None:
     """The smallest difference of two accuracies that chance does not explain; None where no error is known."""
-    return chance_between(standard_error(one, test_pictures), standard_error(other, test_pictures))
+    return chance_between(*(accuracy_reach(row.accuracies, test_pictures) for row in (one, other)))
 
 
 def reference(matrix: Matrix, batch: int | None) -> Row | None:
@@ -46,6 +46,7 @@ def why_unplaced(row: Row) -> str:
     stages = {f"training, seed {seed}": stage for seed, stage in row.trainings.items()}
     stages |= {f"audit, {state}": stage for state, stage in row.audits.items()}
     told = [row.mismatch]
+    told += ["pictures came out as the model saw them: what an eye finds in them PSNR does not tell"] * row.as_seen
     told += [f"{what}: {stage.status}, {stage.reason}" for what, stage in stages.items() if stage.reason]
     for cell in row.cells:
         if cell.status == "failed" and not cell.blind:
@@ -62,16 +63,24 @@ def _verdict(matrix: Matrix, batch: int | None) -> str:
     defenses, against = [row for row in rows if row.defended], reference(matrix, batch)
     told = []
     if defenses:
-        safe = [row for row in defenses if row.recognised == 0]
+        safe = [row for row in defenses if row.recognised == 0 and not row.as_seen]
         number = len(matrix.reading)
         attacks = "the one attack" if number == 1 else f"any of {count(number, 'attack')}"
         words = f"under {len(safe)} of {count(len(defenses), 'defense')} no picture is recognisable to {attacks}"
         told.append(words + _most_accurate(matrix, safe, against))
+        told += _as_seen([row for row in defenses if row.as_seen])
     if against is not None and against.leakage is not None:
         told.append(_undefended(against))
     where = "" if batch is None else f"updates of {count(batch, 'picture')}: "
     text = f"{where}{'; '.join(told)}."
     return text[0].upper() + text[1:] if told else ""
+
+
+def _as_seen(rows: list[Row]) -> list[str]:
+    if not rows:
+        return []
+    names = listed([row.name for row in rows])
+    return [f"under {names} pictures came out as the model saw them, transformed: look at them, PSNR does not tell"]
 
 
 def _most_accurate(matrix: Matrix, safe: list[Row], against: Row | None) -> str:
@@ -82,14 +91,14 @@ def _most_accurate(matrix: Matrix, safe: list[Row], against: Row | None) -> str:
     others = [row for row in kept if row is not best and _alike(best, row, matrix.test_pictures)]
     told = f", and the most accurate of them is {best.name} with {percent(best.accuracy)}"
     if others:
-        told += f" ({count(len(others), 'other')} as accurate within two standard errors)"
+        told += f" ({count(len(others), 'other')} as accurate, as far as chance lets one tell)"
     if against is None or against.accuracy is None or best.accuracy is None:
         return told
     told += f", against {percent(against.accuracy)} without a defense"
     within = resolution(best, against, matrix.test_pictures)
     if within is None:
         return told
-    margin = f"± {100 * within:.1f} points, two standard errors"
+    margin = f"± {100 * within:.1f} points, what chance may do"
     if _alike(best, against, matrix.test_pictures):
         return f"{told}: no more than chance explains ({margin})"
     return f"{told}: {100 * (best.accuracy - against.accuracy):+.1f} points ({margin})"

@@ -11,6 +11,7 @@ LEVELS = {
     "recognisable": f"recognisable, {RECOGNISABLE:.0f} to 30 dB",
     "nearly-identical": "nearly identical, 30 to 40 dB",
     "indistinguishable": "indistinguishable, from 40 dB",
+    "as-seen": "exact as the model saw them, transformed: look at them",
     "labels": "labels alone",
     "refused": "not applicable",
 }
@@ -32,11 +33,18 @@ def leakage_text(leakage: float | None) -> str:
     return f"≥ {EXACT:.0f}" if leakage >= EXACT - 0.05 else f"{leakage:.1f}"
 
 
+def hidden(cell: Cell) -> bool:
+    """Whether pictures came out as the model saw them, while PSNR finds none of the clients' own recognisable."""
+    return cell.as_seen > 0 and not cell.recognised
+
+
 def cell_level(cell: Cell) -> str:
     if cell.status != "done":
         return cell.status
     if cell.leakage is None:
         return "labels" if cell.label_share is not None else "guess"
+    if hidden(cell):
+        return "as-seen"
     return leakage_level(cell.leakage, cell.baseline)
 
 
@@ -44,7 +52,7 @@ def cell_text(cell: Cell) -> str:
     """What stands in the square: dB, the share of labels, or a word."""
     if cell.status == "done":
         if cell.leakage is not None:
-            return leakage_text(cell.leakage)
+            return f"{leakage_text(cell.leakage)} seen" if hidden(cell) else leakage_text(cell.leakage)
         return "none" if cell.label_share is None else f"labels {percent(cell.label_share).replace(' ', '')}"
     return {"refused": "n/a", "failed": "failed"}.get(cell.status, "…")
 
@@ -60,6 +68,8 @@ def cell_story(cell: Cell) -> str:
         parts.append(f"{cell.gain:+.1f} dB against a guess")
     if cell.recognised is not None:
         parts.append(f"{percent(cell.recognised)} recognisable")
+    if cell.as_seen:
+        parts.append(f"{cell.as_seen} of {cell.pictures} as the model saw them, changed by a defense: look at them")
     if cell.label_share is not None:
         parts.append(f"{percent(cell.label_share)} of the labels")
     if cell.seconds is not None:

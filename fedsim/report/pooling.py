@@ -1,21 +1,20 @@
 """Runs that belong together: those of one seed count as one, those that differ in the seed alone are pooled."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from fedsim.report.attack_records import AttackRecord
 from fedsim.report.baseline import Baseline, best_baseline, needs_no_gradient
-from fedsim.report.chance import accuracy_error
+from fedsim.report.chance import accuracy_reach
 from fedsim.report.label_attacks import after_labels
+from fedsim.report.leakage import Leakage, summarise_leakage
 from fedsim.report.read import RunFolder
 from fedsim.report.settings import Settings, apart_from_defense, defense_settings, flatten, own_settings, seeds
 from fedsim.report.summary import (
     AttackSummary,
-    Leakage,
     final_accuracy,
     mean,
     summarise_attacks,
-    summarise_leakage,
 )
 
 Arm = tuple[str, Settings]
@@ -37,10 +36,11 @@ class Pool:
         tried: names of all attacks on pictures that were configured or ran, baselines left out. Attacks of one name
             with different settings have different names here.
         labels: names of the attacks on labels alone; they are in neither `tried` nor `attacks`.
+        records: of all attacks but baselines, each update under each attack once.
         attacks: those on pictures that ran, strongest first.
         baseline: what the strongest is held against.
         accuracy: mean over the seeds, in [0, 1].
-        accuracy_error: its standard error; None where nothing says.
+        accuracy_reach: how far chance may have moved it; None where nothing says.
     """
 
     others: Settings
@@ -49,16 +49,29 @@ class Pool:
     seeds: int
     tried: frozenset[str]
     labels: frozenset[str]
+    records: tuple[AttackRecord, ...]
     attacks: tuple[AttackSummary, ...]
     leakage: Leakage
     baseline: Baseline | None
     accuracy: float | None
-    accuracy_error: float | None
+    accuracy_reach: float | None
 
     @property
     def strongest(self) -> AttackSummary | None:
         """Of those that were scored."""
         return next((row for row in self.attacks if row.mean_leaked is not None), None)
+
+    def only(self, names: Set[str]) -> "Pool":
+        """As if no other attacks had been tried."""
+        records = tuple(record for record in self.records if record.attack in names)
+        return replace(
+            self,
+            tried=self.tried & names,
+            labels=self.labels & names,
+            records=records,
+            attacks=tuple(row for row in self.attacks if row.attack in names),
+            leakage=summarise_leakage(replace(self.example, attacks=records)),
+        )
 
 
 def pool_runs(runs: Sequence[RunFolder]) -> list[Pool]:
@@ -92,6 +105,7 @@ def _pool(
     strongest = next((row.attack for row in rows if row.mean_leaked is not None), "")
     means = [mean([value for run in group if (value := final_accuracy(run)) is not None]) for group in groups]
     accuracies = [value for value in means if value is not None]
+    tested = [run.test_pictures for group in groups for run in group if run.test_pictures is not None]
     tried = {
         names[_arm(run, attack)]
         for group in groups
@@ -106,11 +120,12 @@ def _pool(
         seeds=len(groups),
         tried=frozenset(tried - labels),
         labels=frozenset(tried & labels),
+        records=records,
         attacks=tuple(rows),
         leakage=summarise_leakage(pooled),
         baseline=best_baseline(strongest, records, [record for record, blind in found if blind]),
         accuracy=mean(accuracies),
-        accuracy_error=accuracy_error(accuracies, groups[0][0].test_pictures),
+        accuracy_reach=accuracy_reach(accuracies, min(tested, default=None)),
     )
 
 
@@ -123,7 +138,7 @@ def _records(groups: list[list[RunFolder]], names: Mapping[Arm, str]) -> list[tu
                 name, observation = names[_arm(run, record.attack)], f"{seed}/{record.observation}"
                 known = best.get((observation, name))
                 if known is None or _rank(record) > _rank(known[0]):
-                    named = replace(record, attack=name, observation=observation)
+                    named = replace(record, attack=name, observation=observation, seed=seed)
                     best[observation, name] = named, needs_no_gradient(run, record.attack)
     return list(best.values())
 

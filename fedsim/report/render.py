@@ -14,6 +14,7 @@ from fedsim.report.baseline import baselines, reading
 from fedsim.report.chart_data import Chart, Series
 from fedsim.report.comparison import Comparison, compare_runs, find_runs
 from fedsim.report.gallery import build_gallery
+from fedsim.report.leakage import summarise_leakage
 from fedsim.report.read import RunFolder, read_run
 from fedsim.report.searches import search_lines
 from fedsim.report.summary import (
@@ -28,7 +29,6 @@ from fedsim.report.summary import (
     refusals,
     run_times,
     summarise_attacks,
-    summarise_leakage,
 )
 from fedsim.report.timings import TimeSpent, time_spent
 from fedsim.report.verdict import verdict

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedsim.report.attack_records import AttackRecord, ImageRecord, sources
+from fedsim.report.attack_records import AttackRecord
 from fedsim.report.matrix_cells import EXACT
 from fedsim.report.read import RunFolder
 
@@ -69,38 +69,6 @@ class AttackSummary:
 
 
 @dataclass(frozen=True)
-class Leakage:
-    """What all attacks together took from the observed updates. A picture counts once an update, by its best result.
-
-    Attributes:
-        observations: observed updates.
-        pictures: private pictures behind them.
-        different: how many those are where one that several updates were made of counts once; None where the records
-            do not name them all.
-        returned: pictures for which some attack returned a reconstruction, good or bad.
-        scored: pictures that were compared with their original.
-        recognisable: pictures that reach `RECOGNISABLE`.
-        certified: pictures whose reconstruction an attack vouches for without knowing the original.
-        certified_wrong: those of them whose vouched-for reconstruction stays below `RECOGNISABLE`.
-        as_seen: pictures rebuilt as the model saw them, changed by a defense, and below `RECOGNISABLE` against the
-            client's own: PSNR does not tell whether an eye finds the one in the other.
-        seen_psnr, own_psnr: their mean in dB, against what the model saw and against the clients' own pictures.
-    """
-
-    observations: int
-    pictures: int
-    returned: int
-    scored: int
-    recognisable: int
-    certified: int
-    certified_wrong: int
-    different: int | None = None
-    as_seen: int = 0
-    seen_psnr: float | None = None
-    own_psnr: float | None = None
-
-
-@dataclass(frozen=True)
 class Group:
     """So many observations with the same outcome for the same reason, numbers in it aside.
 
@@ -153,58 +121,6 @@ def summarise_attacks(run: RunFolder) -> list[AttackSummary]:
 def strength(row: AttackSummary) -> tuple[int, float, float, int, float]:
     """What ranks attacks: a larger tuple is a stronger attack."""
     return row.recognisable, row.mean_capped or 0.0, row.mean_leaked or 0.0, row.certified, row.label_share or 0.0
-
-
-def summarise_leakage(run: RunFolder) -> Leakage:
-    """Count pictures over all attacks, each picture of each observation once."""
-    sizes: dict[str, int] = {}
-    returned, certified, wrong = set(), set(), set()
-    best: dict[tuple[str, int], float] = {}
-    seen: dict[tuple[str, int], float] = {}
-    named: dict[str, int] = {}
-    different = set()
-    for record in run.attacks:
-        sizes[record.observation] = max(sizes.get(record.observation, 0), record.batch_size)
-        if record.status != "done":
-            continue
-        named[record.observation] = max(named.get(record.observation, 0), len(record.pictures))
-        for source, image in zip(sources(record.images), record.images, strict=True):
-            key = record.observation, source
-            different.add((record.client, image.image, image.label, image.guess_psnr))
-            if image.rebuilt:
-                returned.add(key)
-                if record.certified:
-                    certified.add(key)
-                    if image.psnr is not None and image.psnr < RECOGNISABLE:
-                        wrong.add(key)
-            if image.leaked is not None:
-                best[key] = max(best.get(key, image.leaked), image.leaked)
-            if image.psnr is not None and rebuilt_as_seen(record, image):
-                seen[key] = max(seen.get(key, image.psnr), image.psnr)
-    hidden = [key for key in seen if best.get(key, 0.0) < RECOGNISABLE]
-    return Leakage(
-        observations=len(sizes),
-        pictures=sum(sizes.values()),
-        returned=len(returned),
-        scored=len(best),
-        recognisable=sum(value >= RECOGNISABLE for value in best.values()),
-        certified=len(certified),
-        certified_wrong=len(wrong),
-        different=len(different) if named == sizes else None,
-        as_seen=len(hidden),
-        seen_psnr=mean([seen[key] for key in hidden]),
-        own_psnr=mean([best[key] for key in hidden if key in best]),
-    )
-
-
-def rebuilt_as_seen(record: AttackRecord, image: ImageRecord) -> bool:
-    """Whether it is, certified or up to rounding, what the model saw of a picture that a defense had changed.
-
-    A certificate counts where the result is recognisable: otherwise it is wrong.
-    """
-    if record.status != "done" or not image.changed or image.psnr is None:
-        return False
-    return image.psnr >= EXACT or (record.certified and image.psnr >= RECOGNISABLE)
 
 
 def leakage_by_round(run: RunFolder, attack: str) -> list[LeakagePoint]:

@@ -6,18 +6,17 @@ from typing import Literal
 
 from fedsim.report.baseline import Baseline, against_guess, best_baseline, guessing, needs_no_gradient, reading
 from fedsim.report.label_attacks import labels_of
+from fedsim.report.leakage import Leakage, summarise_leakage
 from fedsim.report.read import RunFolder, read_run
 from fedsim.report.summary import (
     RECOGNISABLE,
     AttackSummary,
     Group,
-    Leakage,
     final_accuracy,
     refusals,
     summarise_attacks,
-    summarise_leakage,
 )
-from fedsim.report.wording import as_seen_words, count, decibels, listed, observed_pictures, percent
+from fedsim.report.wording import as_seen_words, below, count, decibels, listed, observed_pictures, percent
 
 Level = Literal["leaked", "partial", "safe", "unknown"]
 
@@ -122,7 +121,7 @@ def _leakage_sentence(run: RunFolder, rows: list[AttackSummary], leakage: Leakag
         none = "The observed picture was not" if leakage.pictures == 1 else f"None of the {observed} was"
         best = max(rows, key=lambda row: -1.0 if row.max_psnr is None else row.max_psnr)
         return "safe", (
-            f"{none} rebuilt recognisably: the best result, {decibels(best.max_psnr)} by "
+            f"{none} rebuilt recognisably: the best result, {below(best.max_psnr, RECOGNISABLE)} by "
             f"{best.attack}, stays below {RECOGNISABLE:.0f} dB."
         )
     if leakage.returned:
@@ -140,7 +139,7 @@ def _leakage_sentence(run: RunFolder, rows: list[AttackSummary], leakage: Leakag
     groups = refusals(run)
     why = f", because {_reason(groups[0])}" if len(groups) == 1 else ""
     if any(row.failed for row in rows):
-        return "unknown", f"No attack that rebuilds pictures came to an end: {who}, the rest failed{why}."
+        return "unknown", f"No attack that rebuilds pictures came to an end: {who}{why}; the rest failed."
     return "safe", f"No picture was rebuilt: {who}{why}."
 
 
@@ -180,7 +179,8 @@ def _refusals(
     if leakage.recognisable:
         return []
     groups = refusals(run)
-    told = len(groups) == 1 and not leakage.scored and not any(row.done for row in on_pictures)
+    refusing = any(row.refused for row in on_pictures)
+    told = len(groups) == 1 and refusing and not leakage.returned and not any(row.done for row in on_pictures)
     sentences = [] if told else [f"{group.attack} refused: {_reason(group)}." for group in groups[:REASONS_SHOWN]]
     if len(groups) > REASONS_SHOWN:
         sentences.append(f"{count(len(groups) - REASONS_SHOWN, 'further reason')} below.")

@@ -25,6 +25,12 @@ def decibels(value: float | None) -> str:
     return "exact" if value >= 299.95 else f"{value:.1f} dB"
 
 
+def below(value: float | None, limit: float) -> str:
+    """As `decibels`, never rounded up to the limit that the value stays below."""
+    close = value is not None and value < limit <= round(value, 1)
+    return f"{limit - 0.1:.1f} dB" if close else decibels(value)
+
+
 def decimal(value: float | None) -> str:
     """Three decimals, or the power of ten where they would all be zeros."""
     if value is None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+import experiments.audit as audit_module
 from fedsim.tracking.durable import locked
 from server.results import COLUMNS
 from tests.experiments.run_files import rows
@@ -313,6 +314,17 @@ def test_an_audit_without_a_single_update_has_failed(command, tmp_path):
     assert (tmp_path / "run" / "report.html").exists()
 
 
+def test_updates_whose_workers_were_stopped_had_been_computed(command, tmp_path, monkeypatch):
+    def stopped(setup, groups, scratch):
+        for group in groups:
+            yield group, audit_module._lost(group, setup, "no result within 3600 s", 3600.0), 1, True
+
+    monkeypatch.setattr(audit_module, "_results", stopped)
+    code, _, err = command("fedsim-audit", f"run_dir={tmp_path}", *SMALL, "audit.num_images=2", "attack=[labels]")
+    assert code == 2
+    assert "error: no attack came to an end, the last one because of no result within 3600 s" in err.splitlines()
+
+
 SPOILS = "+defense.spoils={{_target_:tests.experiments.faulty_defense.Spoils,how:{how}}}"
 
 
@@ -331,7 +343,10 @@ def test_an_update_that_no_client_could_share_ends_the_audit(command, tmp_path, 
     settings = [f"run_dir={tmp_path / 'run'}", *SMALL, "audit.num_images=2", f"client.share={share}"]
     code, out, err = command("fedsim-audit", *settings, "attack=[patch_gradient]", SPOILS.format(how=how))
     assert code == 2
-    assert f"error: update 0: malformed update: {words} (what defense=[spoils] makes of it)" in err.splitlines()
+    assert (
+        f"error: update 0: malformed update: {words} (the training's doing, or that of defense=[spoils])"
+        in err.splitlines()
+    )
     assert "patch_gradient failed" not in out
     assert [row["status"] for row in rows(tmp_path / "run", "attacks")] == ["failed"]
 

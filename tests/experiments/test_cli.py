@@ -154,5 +154,5 @@ def test_a_key_that_a_sweep_has_in_some_runs_alone_says_so(command, tmp_path):
     lines = {line for line in err.splitlines() if "gradient_clip" in line}
     assert lines == {
         "error: defense.gradient_clip.max_norm=0.1,0.5: there is no such key in some of the runs. "
-        "It is there only with defense=[gradient_clip]: run defense=[] by itself, without it."
+        "It is there only with defense=[gradient_clip]: run defense=[] without it."
     }

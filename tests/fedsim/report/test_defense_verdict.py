@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from fedsim.report.baseline import GUESS, Baseline, against_guess, best_baseline, guessing, needs_no_gradient, reading
-from fedsim.report.chance import clearly_fewer
-from fedsim.report.defense_verdict import AS_SEEN, REFUSED, TAGS, TOO_WEAK, judge_defenses
+from fedsim.report.defense_verdict import AS_SEEN, REFUSED, TAGS, TOO_WEAK, UNMATCHED, judge_defenses
 from fedsim.report.read import read_run
 
 CONFIG = "seed: {seed}\nnum_rounds: 2\ndefense: {defense}\nattack: {attack}\n"
@@ -53,12 +52,13 @@ def test_a_defense_that_helps_in_part(run: Any) -> None:
     assert verdict.details == (
         "Without any gradient the mean of public pictures reaches 10.0 dB on average; a reaches 10.0 dB more.",
         "Accuracy 75.0 % against 80.0 % without it: -5.0 points (1 seed against 1 seed).",
+        "Not tried without the defense: b.",
     )
 
 
 @pytest.mark.parametrize(("of", "told"), [(400, "-5.0 ± 5.9"), (40_000, "-5.0 ± 0.6"), (0, "-5.0"), ("many", "-5.0")])
 def test_a_difference_of_accuracies_says_what_chance_may_do(run: Any, of: Any, told: str) -> None:
-    """Two standard errors of the difference: 0.75 and 0.8 on 400 pictures have 0.0217 and 0.02."""
+    """Two standard errors of the difference: 302 of 404 and 322 of 404 have 0.0216 and 0.02."""
     plain = run("{}", {"a": [80.0]}, accuracy=0.8, test_pictures=of)
     (verdict,) = judge_defenses([plain, run("{d: {}}", {"a": [25.0]}, test_pictures=of)])
     assert f"Accuracy 75.0 % against 80.0 % without it: {told} points (1 seed against 1 seed)." in verdict.details
@@ -139,7 +139,7 @@ def test_seeds_are_pooled_and_settings_are_not(run: Any) -> None:
     assert (one.name, one.seeds, one.level) == ("d (ratio=0.1)", 2, "partial")
     assert (other.name, other.seeds, other.level) == ("d (ratio=0.5)", 1, "safe")
     assert one.sentence.startswith("2 of 4 observed pictures")
-    assert "Accuracy 75.0 % against 75.0 % without it: +0.0 ± 10.0 points (2 seeds against 2 seeds)." in one.details
+    assert "Accuracy 75.0 % against 75.0 % without it: +0.0 ± 69.8 points (2 seeds against 2 seeds)." in one.details
 
 
 def test_attacks_that_were_not_tried_are_named(run: Any) -> None:
@@ -266,15 +266,6 @@ def test_one_picture_less_may_be_chance(run: Any, kept: int, level: str) -> None
     assert verdict.level == level
 
 
-def test_chance_is_fishers() -> None:
-    # Of 8 drawn from 8 + 8 with 8 hits: C(8,k)·C(8,8-k)/C(16,8); at most 1 has 65/12870, at most 2 has 849/12870.
-    assert clearly_fewer(1, 8, 7, 8)
-    assert not clearly_fewer(2, 8, 6, 8)
-    assert not clearly_fewer(0, 1, 1, 1)
-    assert not clearly_fewer(0, 0, 5, 5)
-    assert clearly_fewer(9_000, 10_000, 9_500, 10_000)
-
-
 def test_a_guess_is_held_against_the_pictures_that_the_attack_was_scored_on(run: Any) -> None:
     found = run("{d: {}}", {"a": [30.0, 40.0]}, guess=25.0)
     easy, hard = found.attacks
@@ -343,3 +334,53 @@ def test_attacks_that_fail_without_the_defense_too_say_nothing_of_it(run: Any) -
     for runs in ([defended], [unscored, defended], [run("{}", {"a": [25.0] + [12.0] * 7}), defended]):
         (verdict,) = judge_defenses(runs)
         assert (verdict.level, verdict.tag) == ("safe", TAGS["safe"])
+
+
+def test_what_only_ran_with_the_defense_says_nothing_of_what_it_helps(run: Any) -> None:
+    plain = run("{}", {"weak": [10.0] * 8})
+    (verdict,) = judge_defenses([plain, run("{d: {}}", {"weak": [10.0] * 8, "strong": [30.0] * 4 + [12.0] * 4})])
+    assert (verdict.level, verdict.tag) == ("unknown", UNMATCHED)
+    assert verdict.sentence.startswith("4 of 8 observed pictures recognisable")
+    assert "Not tried without the defense: strong." in verdict.details
+    leaky = {"weak": [30.0] * 8, "strong": [90.0] * 8}
+    (verdict,) = judge_defenses([run("{}", {"weak": [30.0] * 8}), run("{d: {}}", leaky)])
+    assert verdict.level == "leaked"  # by the attack that ran on both
+
+
+def test_a_picture_that_is_not_rebuilt_counts_as_its_guess(run: Any) -> None:
+    """40 dB on each of four without the defense; with it 60 on one, and the others refused: 22.5 at a guess of 10."""
+    plain, found = run("{}", {"a": [40.0] * 4}), run("{d: {}}", {"a": [60.0] * 4})
+    attacks = [
+        one if number == 0 else replace(one, status="refused", images=(replace(one.images[0], psnr=None),))
+        for number, one in enumerate(found.attacks)
+    ]
+    (verdict,) = judge_defenses([plain, replace(found, attacks=tuple(attacks))])
+    assert (verdict.level, verdict.sentence[:6]) == ("partial", "1 of 4")
+    unknown = [replace(one, images=(replace(one.images[0], guess_psnr=None),)) for one in attacks]
+    (verdict,) = judge_defenses([plain, replace(found, attacks=tuple(unknown))])
+    assert verdict.level == "unknown"
+
+
+def test_one_picture_observed_often_is_no_evidence_of_more(run: Any) -> None:
+    """12 of 20 against 20 of 20 are clearly fewer, unless all are of one picture. Its mean says nothing then."""
+    plain, found = run("{}", {"a": [20.5] * 20}), run("{d: {}}", {"a": [20.5] * 12 + [19.5] * 8})
+    assert judge_defenses([plain, found])[0].level == "partial"
+
+    def of_one(folder: Any) -> Any:
+        records = [
+            replace(one, client="0", images=(replace(one.images[0], image="digits/0"),)) for one in folder.attacks
+        ]
+        return replace(folder, attacks=tuple(records))
+
+    (verdict,) = judge_defenses([of_one(plain), of_one(found)])
+    assert verdict.level == "leaked"
+    assert verdict.sentence.startswith("12 of 20 observed pictures (1 different)")
+
+
+def test_accuracies_are_held_by_the_fewest_test_pictures(run: Any) -> None:
+    plain = run("{}", {"a": [80.0]}, accuracy=0.8, test_pictures=400)
+    seeds = [
+        run("{d: {}}", {"a": [25.0]}, seed=seed, test_pictures=number) for seed, number in ((0, 400), (1, 100_000))
+    ]
+    told = {judge_defenses([plain, *order])[0].details[1] for order in (seeds, seeds[::-1])}
+    assert told == {"Accuracy 75.0 % against 80.0 % without it: -5.0 ± 5.9 points (2 seeds against 1 seed)."}

@@ -7,8 +7,9 @@ import pytest
 
 from fedsim.report.baseline import best_baseline
 from fedsim.report.defense_verdict import judge_defenses
+from fedsim.report.leakage import summarise_leakage
 from fedsim.report.read import read_run
-from fedsim.report.summary import leakage_by_round, psnr_values, summarise_attacks, summarise_leakage
+from fedsim.report.summary import leakage_by_round, psnr_values, summarise_attacks
 from fedsim.report.verdict import verdict
 
 CONFIG = "seed: 0\nattack: {patch_gradient: {}}\ndefense: {defense}\n"

@@ -118,3 +118,22 @@ def test_what_a_training_left(write_run):
     folder = write_run(rounds=rounds)
     assert read_training(folder, ["mjp"]) == (0.5, 6.0, {"mjp_ratio": 0.1}, 1)
     assert read_training(folder, [])[2] == {}
+
+
+def test_what_the_model_saw_is_no_guess(tmp_path, records):
+    def image(name, seen, own):
+        return records.image(seen, name, private_psnr=own, private_ssim=0.1)
+
+    rows = [
+        records.attack(0, 0, image("a", 159.0, 8.0), attack="x", certificate={}),
+        records.attack(0, 1, image("b", 25.0, 9.0), attack="x", certificate={}),
+        records.attack(0, 0, image("a", 12.0, 8.0), attack="y", certificate={}),
+        records.attack(0, 1, image("b", 12.0, 9.0), attack="y", certificate={}),
+    ]
+    (tmp_path / "attacks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / BASELINE).write_text(json.dumps(GUESS))
+    x, y = read_cells(tmp_path, "initial", ["x", "y"], 2)
+    assert (x.as_seen, y.as_seen) == (1, 0)
+    assert (cell_text(x), cell_level(x)) == ("8.5 seen", "as-seen")
+    assert "1 of 2 as the model saw them, changed by a defense: look at them" in cell_story(x)
+    assert (cell_text(y), cell_level(y)) == ("8.5", "guess")

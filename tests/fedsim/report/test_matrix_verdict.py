@@ -1,6 +1,7 @@
 """What a matrix's page says first: nothing that chance, another batch or a missing attack would explain."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -23,23 +24,25 @@ NONE = row("none", 0.908, 60.0, recognised=1.0, defended=False)
 
 def test_the_standard_error_is_that_of_the_test_set_or_of_the_seeds_if_larger():
     single, seeds = row("a", 0.9, 11.0), row("b", (0.7, 0.9, 0.8), 11.0)
-    assert standard_error(single, 400) == pytest.approx(0.015)
+    of_the_set = pytest.approx(math.sqrt(362 * 42 / 404**3))  # 360 right of 400, and two more of either kind
+    assert standard_error(single, 400) == of_the_set
     assert standard_error(single, None) is None
     assert standard_error(seeds, None) == pytest.approx(0.1 / math.sqrt(3))
     assert standard_error(seeds, 400) == pytest.approx(0.1 / math.sqrt(3))
-    assert standard_error(row("c", (0.9, 0.9), 11.0), 400) == pytest.approx(0.015)
-    assert resolution(single, single, 400) == pytest.approx(2 * math.sqrt(2) * 0.015)
+    assert standard_error(row("c", (0.9, 0.9), 11.0), 400) == of_the_set
+    assert resolution(single, single, 400) == pytest.approx(2 * math.sqrt(2 * 362 * 42 / 404**3))
     assert resolution(single, single, None) is None
+    assert resolution(single, seeds, 400) > 4 * 0.1 / math.sqrt(3)  # three seeds tell less than normal figures do
 
 
 def test_a_difference_that_chance_explains_is_no_gain():
     """93.0 % against 90.8 % on 359 pictures."""
     noise = row("noise", 0.930, 11.0)
     (told,) = verdicts(matrix(NONE, noise))
-    assert "noise with 93.0 %, against 90.8 % without a defense: no more than chance explains (± 4.1 points" in told
+    assert "noise with 93.0 %, against 90.8 % without a defense: no more than chance explains (± 4.2 points" in told
     (told,) = verdicts(matrix(NONE, noise, test_pictures=35900))
     assert "+2.2 points (± 0.4 points" in told
-    assert "chance" not in told
+    assert "explains" not in told
     (told,) = verdicts(
         matrix(row("none", (0.87, 0.94), 60.0, recognised=1.0, defended=False), noise, test_pictures=10**6)
     )
@@ -51,7 +54,7 @@ def test_a_difference_that_chance_explains_is_no_gain():
 def test_rows_that_are_as_accurate_within_the_error_are_counted():
     (told,) = verdicts(matrix(NONE, row("a", 0.91, 11.0), row("b", 0.90, 11.0), row("c", 0.5, 11.0)))
     assert "under 3 of 3 defenses no picture is recognisable to the one attack" in told
-    assert "a with 91.0 % (1 other as accurate within two standard errors)" in told
+    assert "a with 91.0 % (1 other as accurate, as far as chance lets one tell)" in told
 
 
 def test_each_size_of_an_update_has_a_verdict_of_its_own_and_no_undefended_row_wins():
@@ -96,11 +99,11 @@ def test_a_difference_is_to_the_undefended_row_of_the_same_size():
     pairs = row("none_batch_2", 0.5, 19.2, 2, defended=False)
     mixup, instahide = row("mixup", 0.6, 11.5, 2), row("instahide", 0.6, 11.5, 4)
     whole = matrix(NONE, pairs, mixup, instahide)
-    assert difference(whole, mixup) == "+10.0 ± 7.4"
+    assert difference(whole, mixup) == "+10.0 ± 7.3"
     assert difference(whole, instahide) == ""
     assert difference(whole, NONE) == ""
     crashed = row("none", 0.5, None, 2, status="failed", defended=False)
-    assert difference(matrix(crashed, mixup), mixup) == "+10.0 ± 7.4"  # its accuracy is known all the same
+    assert difference(matrix(crashed, mixup), mixup) == "+10.0 ± 7.3"  # its accuracy is known all the same
 
 
 def test_baselines_alone_are_told_as_such():
@@ -109,3 +112,16 @@ def test_baselines_alone_are_told_as_such():
     blind = Matrix("m", (), (Column("x", "", "", blind=True),), ("initial",), (alone,), 359)
     assert verdicts(blind) == ["No attack was asked for, baselines alone."]
     assert why_unplaced(alone) == "baselines alone"
+
+
+def test_what_came_out_as_the_model_saw_it_is_not_called_safe():
+    cells = (Cell("x", "initial", "done", leakage=8.0, baseline=11.0, recognised=0.0, batch=1, as_seen=8),)
+    ats = Row("ats", accuracies=(0.95,), cells=cells)
+    (told,) = verdicts(matrix(NONE, ats, row("noise", 0.8, 11.0)))
+    assert told.startswith("Updates of 1 picture: under 1 of 2 defenses no picture is recognisable")
+    assert "the most accurate of them is noise" in told
+    assert "; under ats pictures came out as the model saw them, transformed: look at them" in told
+    assert "as the model saw them" in why_unplaced(ats)
+    assert not ats.placed
+    seen = replace(cells[0], recognised=0.5)
+    assert not replace(ats, cells=(seen,)).as_seen  # recognisable ones say enough

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from fedsim.report.leakage import summarise_leakage
 from fedsim.report.read import read_run
 from fedsim.report.summary import (
     attack_failures,
@@ -13,7 +14,6 @@ from fedsim.report.summary import (
     refusals,
     run_times,
     summarise_attacks,
-    summarise_leakage,
 )
 
 

@@ -77,7 +77,7 @@ def test_attacks_on_labels_do_not_stand_in_for_those_on_pictures(write_run: Any,
         (
             "unknown",
             TAGS["unknown"],
-            f"{ended}: patch_gradient refused 1 of 1 observed update, the rest failed, because withheld.",
+            f"{ended}: patch_gradient refused 1 of 1 observed update, because withheld; the rest failed.",
         ),
     ]
 
@@ -216,3 +216,23 @@ def test_a_picture_observed_twice_is_said_to_be_one(write_run: Any, records: Any
     unnamed = records.attack(2, 3, records.image(90.0, "digits/3"), batch_size=2)
     for number, row in enumerate((elsewhere, unnamed, records.refusal(2, 3, "withheld"))):
         assert "different" not in verdict(read_run(write_run([*rows, row], name=f"run-{number}"))).sentence
+
+
+def test_the_reason_of_a_refusal_is_told_where_labels_alone_were_attacked(write_run: Any, records: Any) -> None:
+    config = "attack: {labels: {_target_: attacks.label.RecoverLabels}}\n"
+    rows = [records.refusal(1, k, "the head is withheld", attack="labels") for k in range(3)]
+    found = verdict(read_run(write_run(rows, config=config)))
+    assert found.sentence.startswith("Only labels were attacked")
+    assert "labels refused: the head is withheld." in found.details
+
+
+@pytest.mark.parametrize(("best", "told"), [(19.97, "19.9 dB"), (19.94, "19.9 dB"), (12.34, "12.3 dB")])
+def test_what_stays_below_is_not_rounded_up(write_run: Any, records: Any, best: float, told: str) -> None:
+    found = verdict(read_run(write_run([records.attack(1, 0, records.image(best))])))
+    assert found.sentence.endswith(f"the best result, {told} by patch_gradient, stays below 20 dB.")
+
+
+def test_an_attack_of_ones_own_is_known_by_what_it_left(write_run: Any, records: Any) -> None:
+    config = "attack: {mine: {_target_: attacks.mine.Labels}}\n"
+    row = records.attack(1, 0, records.image(None), attack="mine", certificate={}, labels=[3])
+    assert verdict(read_run(write_run([row], config=config))).sentence.startswith("Only labels were attacked")
