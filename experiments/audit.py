@@ -16,6 +16,7 @@ from experiments.cli import console, run_cli
 from experiments.completeness import check_complete
 from experiments.logs import log_to
 from experiments.progress import Bars
+from experiments.reporting import reported
 from experiments.scratch import scratch_folder
 from experiments.setup import (
     Setup,
@@ -24,7 +25,6 @@ from experiments.setup import (
     make_writer,
     open_folder,
     prepare,
-    reported,
 )
 from experiments.validation import attacks_timeout, check_audit, check_common, placement, worker_counts
 from fedsim.composition import Config

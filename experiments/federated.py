@@ -19,6 +19,7 @@ from experiments.flower.grid import NumberedGrid
 from experiments.logs import log_to
 from experiments.mishaps import Mishaps
 from experiments.progress import Bars
+from experiments.reporting import reported
 from experiments.resuming import check_resume, check_room, finished, go_back, read_resumed
 from experiments.scratch import scratch_folder
 from experiments.setup import (
@@ -29,7 +30,6 @@ from experiments.setup import (
     open_folder,
     prepare,
     refuse_used,
-    reported,
 )
 from experiments.validation import (
     check_federated,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.cli import console, errors
-from fedsim.report import build_comparison, build_report, build_sweep_report
 from fedsim.report.matrix import build_matrix_report
 from fedsim.report.measures import build_measures_page
+from fedsim.report.render import build_comparison, build_report, build_sweep_report
 
 MARKS = ("config.yaml", "summary.json", "attacks.jsonl", "metrics.jsonl")
 """Files that make a folder a run's."""

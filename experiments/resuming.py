@@ -9,7 +9,8 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from experiments.cli import console
-from experiments.setup import Setup, end_with_report
+from experiments.reporting import end_with_report
+from experiments.setup import Setup
 from fedsim.composition import Config
 from fedsim.errors import ConfigError, nearest
 from fedsim.tracking import RunFolder

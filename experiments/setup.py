@@ -1,8 +1,6 @@
 """What both commands build before any worker starts; building it is also the check that it can be built."""
 
-import errno
 import json
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,30 +15,23 @@ from torch import nn
 from defenses.base import DefenseChain, Plan
 from defenses.compose import build_chain
 from defenses.secure_aggregation import SecureAggregation
-from experiments.cli import console, errors
 from experiments.guess import public_mean
 from experiments.validation import check_common, check_room, cores, crews, placement, worker_counts
 from fedsim.composition import Config, build_data, build_spec, image_side
 from fedsim.data import FederatedData
-from fedsim.errors import ConfigError, RunError
-from fedsim.metrics.perceptual import lpips_hint
+from fedsim.errors import ConfigError
 from fedsim.models import Architecture, Normaliser, architecture_seed
 from fedsim.observing import ObservationFactory
 from fedsim.optimizers import optimizer_factory
 from fedsim.reply_checks import ReplyRules
-from fedsim.report import build_report, verdict_of
 from fedsim.simulation.placement import anywhere
 from fedsim.simulation.ray_cluster import ray_cluster
 from fedsim.simulation.shipping import absolute, runtime_env
 from fedsim.tracking import RunFolder, Trackers
-from fedsim.tracking.sealed import SealedStates
 from server.attacking import build_attack
 from server.results import ResultWriter
 from server.scheduling import AttackScheduler, InlineAttacks, OnResult, RayAttacks
 from server.summing import Sums
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""What a disk says that takes no more."""
 
 
 @dataclass(frozen=True)
@@ -218,56 +209,6 @@ def engine(config: Config, jobs: int, attackers: bool = True, folder: Path | Non
     with ray_cluster(None, max(cores(), ceil(cpus)), ceil(gpus), ray["dashboard"]):
         check_room(config, attackers)
         yield
-
-
-@contextmanager
-def reported(folder: RunFolder, kind: str, start: float, test_pictures: int | None = None) -> Iterator[None]:
-    """Whatever becomes of the run in the block, its folder gets a report; it is printed with the folder last.
-
-    Args:
-        test_pictures: how many the accuracy is a share of; None where none is measured.
-
-    Raises:
-        RunError: the disk is full.
-    """
-    try:
-        yield
-        seconds = time.perf_counter() - start
-        facts = {"kind": kind, "finished": True, "seconds": seconds, "lpips": lpips_hint()}
-        if test_pictures is not None:
-            facts["test_pictures"] = test_pictures
-        folder.write_json("summary.json", facts)
-    except BaseException as error:
-        again = _how_to_go_on(folder, kind)
-        full = error if isinstance(error, OSError) and error.errno in FULL else None
-        _say_unfinished(folder, "" if full or isinstance(error, RunError) else again)
-        if full is not None:
-            reason = f"{full.filename or folder.root}: {full.strerror}; what had finished is kept"
-            raise RunError(f"{reason}. With more room, {again}" if again else reason) from error
-        raise
-    end_with_report(folder)
-
-
-def _how_to_go_on(folder: RunFolder, kind: str) -> str:
-    if kind != "federated":
-        return "the same command with this run_dir goes on"
-    return f"fedsim resume={folder.root} goes on" if SealedStates(folder.resume_points).numbers() else ""
-
-
-def _say_unfinished(folder: RunFolder, again: str) -> None:
-    try:
-        page = str(build_report(folder.root))
-    except OSError as error:
-        page = f"{folder.root}, without a report ({error.strerror})"
-    errors.print(f"unfinished; what there is: {page}{again and f'; {again}'}", markup=False)
-
-
-def end_with_report(folder: RunFolder) -> None:
-    """Build the report of a finished run; its verdict is printed, and with the folder last where to read on."""
-    page = build_report(folder.root)
-    console.print(verdict_of(folder.root).sentence, markup=False)
-    console.print(f"report  {page}", markup=False)
-    console.print(str(folder.root), markup=False)
 
 
 def refuse_used(root: Path) -> None:

@@ -7,7 +7,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from experiments.cli import console
-from fedsim.report import build_sweep_report
+from fedsim.report.render import build_sweep_report
 
 
 class ComparisonPage(Callback):

@@ -98,10 +98,10 @@ def _most_accurate(matrix: Matrix, safe: list[Row], against: Row | None) -> str:
     within = resolution(best, against, matrix.test_pictures)
     if within is None:
         return told
-    margin = f"± {100 * within:.1f} points, what chance may do"
+    margin = f"± {100 * within:.1f} points"
     if _alike(best, against, matrix.test_pictures):
         return f"{told}: no more than chance explains ({margin})"
-    return f"{told}: {100 * (best.accuracy - against.accuracy):+.1f} points ({margin})"
+    return f"{told}: {100 * (best.accuracy - against.accuracy):+.1f} points ({margin} by chance)"
 
 
 def _alike(one: Row, other: Row, test_pictures: int | None) -> bool:

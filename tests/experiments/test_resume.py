@@ -48,7 +48,7 @@ MOMENTS = {
     "between two attacks": ("server.results:ResultWriter.write", 3, "after"),
     "between a picture and its line": ("server.results:save_png", 3, "after"),
     "after the last round": (POINT, 4, "after"),
-    "before the report": ("experiments.setup:end_with_report", 1, "before"),
+    "before the report": ("experiments.reporting:end_with_report", 1, "before"),
 }
 
 

@@ -6,7 +6,7 @@ import os
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedsim.report import build_report
+from fedsim.report.render import build_report
 from tests.fuzz.effort import effort
 from tests.fuzz.mutations import NASTY, json_values, texts
 

@@ -17,7 +17,7 @@ from fedsim.composition import image_side
 from fedsim.partial_sums import SUM_WANTED
 from fedsim.records import ARRAYS, AUDITED, CONFIG, METRICS, NUM_EXAMPLES, UPDATE, from_arrays, to_arrays
 from fedsim.reply_checks import ReplyRules
-from fedsim.report import build_report
+from fedsim.report.render import build_report
 from fedsim.simulation import node_id_of, partition_of
 from fedsim.tracking import RunFolder
 from server.completion import CompleteUpdates

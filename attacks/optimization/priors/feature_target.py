@@ -158,7 +158,8 @@ def _certified(
     if not found.certified:
         raise NotApplicable(f"the labels are not certified: a residual of {float(found.residual):.1e}")
     if found.feature_error > MAX_FEATURE_ERROR:
-        raise NotApplicable(f"the labels are certified, the features may be {found.feature_error:.0%} off")
+        off = f"{found.feature_error:.0%} off" if found.feature_error < 1 else "all error"
+        raise NotApplicable(f"the labels are certified, the features may be {off}")
     order = labels.argsort(stable=True)
     if labels[order].tolist() != found.labels.tolist():
         raise NotApplicable("the certified labels are not those of the attack")

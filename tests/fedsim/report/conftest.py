@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.report import save_png
+from fedsim.report.pictures import save_png
 
 CONFIG = """
 seed: 3

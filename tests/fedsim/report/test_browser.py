@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.report import build_report
+from fedsim.report.render import build_report
 from tests.browser import Page, browser, find_browser
 
 CHROMIUM = find_browser()

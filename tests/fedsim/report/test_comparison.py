@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from experiments.report import OTHERS, write_page
-from fedsim.report import build_comparison, figures
+from fedsim.report import figures
 from fedsim.report.comparison import compare_runs
+from fedsim.report.render import build_comparison
 from tests.fedsim.report.test_render import EVIL, check_page
 
 CONFIG = "seed: {seed}\nmodel: {{name: '{model}'}}\ndefense: {defense}\nattack: {{patch_gradient: {{}}}}\n"

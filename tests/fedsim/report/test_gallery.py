@@ -10,9 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsim.report import save_png
 from fedsim.report.gallery import build_gallery
-from fedsim.report.pictures import embed_picture, embed_thumbnail
+from fedsim.report.pictures import embed_picture, embed_thumbnail, save_png
 from fedsim.report.read import read_run
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fedsim.report import build_report
 from fedsim.report.baseline import baselines
 from fedsim.report.read import read_run
+from fedsim.report.render import build_report
 from fedsim.report.summary import run_times
 
 

@@ -13,8 +13,8 @@ import pytest
 from markupsafe import escape
 from PIL import Image
 
-from fedsim.report import build_report, build_sweep_report
 from fedsim.report.pictures import embed_strip
+from fedsim.report.render import build_report, build_sweep_report
 from fedsim.report.wording import PRIVATE, SEEN
 
 EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"

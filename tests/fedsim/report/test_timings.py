@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fedsim.report import build_report
 from fedsim.report.read import read_run
+from fedsim.report.render import build_report
 from fedsim.report.timings import BARS, time_spent
 
 Row = dict[str, Any]
