@@ -3,8 +3,9 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -26,6 +27,12 @@ Read = Callable[[Sequence[str]], tuple[dict[str, Any], Path] | None]
 """Settings and folder from the arguments; None where Hydra is to compose them."""
 
 
+def print_what_can_be(stream: TextIO) -> None:
+    """A sign that the terminal's encoding lacks, as ≥ in Latin-1, is printed as `?` and ends no run."""
+    if isinstance(stream, TextIOWrapper):
+        stream.reconfigure(errors="replace")
+
+
 def run_cli(config_name: str, task: Task, read: Read = lambda _: None) -> None:
     """Compose the configuration from the command line, run `task`, and exit with 2 on a faulty setting.
 
@@ -35,6 +42,7 @@ def run_cli(config_name: str, task: Task, read: Read = lambda _: None) -> None:
     quiet_environment()
     keep_memory()
     silence_libraries()
+    print_what_can_be(sys.stdout)
     # Hydra then raises instead of printing its own summary of an error.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     arguments = sys.argv[1:]

@@ -17,7 +17,7 @@ from fedsim.composition import Config
 from fedsim.report.matrix_cells import Cell, Column, Matrix, Row, Stage, with_front
 from fedsim.report.matrix_read import read_cells, read_training
 from fedsim.report.matrix_wording import leakage_text
-from fedsim.report.wording import duration, percent
+from fedsim.report.wording import count, duration, percent
 
 SECONDS_BETWEEN_LOOKS = 1.0
 
@@ -169,9 +169,11 @@ def describe_end(progress: Progress, unit: Unit, end: End) -> str:
 
 
 def _describe_audit(row: Row, state: str) -> str:
-    strongest = row.strongest_in(state)
+    strongest, seen = row.strongest_in(state), row.seen_in(state)
     told = "no attack does better than a guess"
-    if strongest is not None:
+    if seen is not None:
+        told = f"{seen.as_seen} of {count(seen.pictures, 'picture')} as the model saw them, by {seen.attack}"
+    elif strongest is not None:
         told = f"{leakage_text(strongest.leakage)} dB by {strongest.attack}"
     failed = [cell.attack for cell in row.cells if cell.state == state and cell.failed]
     return f"{told}; {', '.join(failed)} failed" if failed else told

@@ -2,18 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from fedsim.report.baseline import GUESS_MARGIN, against_guess
-from fedsim.report.chance import chance_between, clearly_fewer
-from fedsim.report.leakage import Leakage
+from fedsim.report.baseline import against_guess
+from fedsim.report.chance import chance_between
+from fedsim.report.defense_level import (
+    Level,
+    all_refused,
+    held_against,
+    level_of,
+    measured,
+    same_by_both,
+    too_weak,
+    unended,
+    unguessed,
+    untested,
+)
 from fedsim.report.pooling import Pool, pool_runs
 from fedsim.report.read import RunFolder
 from fedsim.report.settings import Settings, defense_name, own_settings
-from fedsim.report.summary import RECOGNISABLE
-from fedsim.report.wording import as_seen_words, count, decibels, listed, observed_pictures, percent
-
-Level = Literal["safe", "partial", "leaked", "unknown"]
+from fedsim.report.thresholds import RECOGNISABLE
+from fedsim.report.wording import as_seen_words, below, count, decibels, listed, observed_pictures, percent
 
 TAGS: dict[Level, str] = {
     "safe": "Nothing recognisable under these attacks",
@@ -28,8 +36,8 @@ TOO_WEAK = "Not known: nothing recognisable without it either"
 AS_SEEN = "Rebuilt as the model saw it: look"
 """The tag where the verdict would be good, but pictures came out just as a defense had changed them."""
 
-UNMATCHED = "Not comparable: what breaks it was not tried without it"
-"""The tag where attacks that ran on the defense alone make the difference."""
+UNMATCHED = "Not comparable: other attacks ran without it"
+"""The tag where attacks that ran on one side alone make the difference."""
 
 REFUSED = "These attacks do not apply"
 """The tag where every attack on pictures was refused on every update: nothing is known of those that were not tried."""
@@ -41,12 +49,10 @@ class DefenseVerdict:
 
     Attributes:
         name: its names, and the settings that tell it from others of the same names.
-        level: `safe` where no picture is recognisable, `partial` where clearly fewer are than undefended or, with no
-            larger share of them, what the attacks know of all pictures is less by more than `GUESS_MARGIN`, `leaked`
-            where neither, `unknown` where it cannot be said: an attack that may break the defense failed on it or was
-            not tried, or one that breaks it was not tried without it, or those that were rebuild nothing recognisable
-            without it either, or were all refused, or they rebuilt what the model saw: PSNR does not tell whether an
-            eye finds the client's picture in it.
+        level: as `level_of` has it, and `unknown` too where that cannot be said: an attack that may break the defense
+            failed on it or was not tried, attacks that ran on one side alone make the difference, or those that were
+            rebuild nothing recognisable without it either, or were all refused, or they rebuilt what the model saw:
+            PSNR does not tell whether an eye finds the client's picture in it.
         seeds: how many it rests on.
     """
 
@@ -87,14 +93,13 @@ def _names(defense: Settings) -> set[str]:
 
 
 def _judge(name: str, pool: Pool, plains: list[Pool]) -> DefenseVerdict:
-    """Held against the undefended runs with the same attacks, or else with as many of them as there are."""
-    plain = max(plains, key=lambda one: (len(one.tried & pool.tried), -len(one.tried), one.seeds), default=None)
-    level, weak = _level(pool, plain), _too_weak(pool, plains)
-    untested = level in ("safe", "partial") and _untested(pool, plains)
-    refused = level == "safe" and _all_refused(pool) and not weak and not untested
+    plain = held_against(pool, plains)
+    level, weak = level_of(pool, plain), too_weak(pool, plains)
+    left_open = level in ("safe", "partial") and untested(pool, plains)
+    refused = level == "safe" and all_refused(pool) and not weak and not left_open
     as_seen = level in ("safe", "partial") and pool.leakage.as_seen > 0
-    unmatched = level == "leaked" and plain is not None and _level(pool.only(plain.tried), plain) != "leaked"
-    if weak or untested or refused or as_seen or unmatched:
+    unmatched = plain is not None and not same_by_both(pool, plain)
+    if weak or left_open or refused or as_seen or unmatched:
         level = "unknown"
     tag = UNMATCHED if unmatched else REFUSED if refused else TAGS[level]
     tag = AS_SEEN if as_seen else TOO_WEAK if weak else tag
@@ -103,74 +108,13 @@ def _judge(name: str, pool: Pool, plains: list[Pool]) -> DefenseVerdict:
         *(["Without the defense these attacks rebuild nothing recognisable either: stronger ones may tell."] * weak),
         *_guess(pool),
         *_utility(pool, plain),
+        *(["What a guess reaches on pictures that were refused was not recorded."] * unguessed(pool, plain)),
         *_refused(pool),
         *_failed(pool, "Failed or never ran"),
         *_missing(pool, plains),
         *(_failed(plain, "Failed or never ran without the defense") if plain else []),
     ]
     return DefenseVerdict(name, level, tag, sentence, tuple(details), pool.seeds)
-
-
-def _level(pool: Pool, plain: Pool | None) -> Level:
-    if not pool.attacks or not _measured(pool):
-        return "unknown"
-    if not pool.leakage.recognisable:
-        return "safe"
-    if plain is None or not _measured(plain) or plain.strongest is None or pool.strongest is None:
-        return "unknown"
-    here, there = pool.leakage, plain.leakage
-    if clearly_fewer(*_hits(here), *_hits(there)):
-        return "partial"
-    if here.recognisable * there.pictures > there.recognisable * here.pictures:
-        return "leaked"
-    if here.mean_capped is None or there.mean_capped is None:
-        return "unknown"
-    return "partial" if there.mean_capped - here.mean_capped > GUESS_MARGIN else "leaked"
-
-
-def _hits(leakage: Leakage) -> tuple[int, int]:
-    """(recognisable pictures, of how many): one that several updates were made of once, where that is known."""
-    if leakage.different is None or leakage.different_recognisable is None:
-        return leakage.recognisable, leakage.pictures
-    return leakage.different_recognisable, leakage.different
-
-
-def _too_weak(pool: Pool, plains: list[Pool]) -> bool:
-    """Whether nothing is recognisable, with the defense or without it."""
-    measured = [plain for plain in plains if _measured(plain)]
-    return _measured(pool) and bool(measured) and not any(one.leakage.recognisable for one in (pool, *measured))
-
-
-def _untested(pool: Pool, plains: list[Pool]) -> bool:
-    """Whether an attack that may break the defense did not end on some update, or was not tried at all.
-
-    One that rebuilt nothing recognisable without the defense, and did end there on every update, may not.
-    """
-    plain_rows = [(row, plain) for plain in plains for row in plain.attacks]
-    if any(row.recognisable and row.attack not in pool.tried for row, _ in plain_rows):
-        return True
-    for attack in _unended(pool):
-        known = [(row, plain) for row, plain in plain_rows if row.attack == attack]
-        if not known or any(row.recognisable or row.done < plain.leakage.observations for row, plain in known):
-            return True
-    return False
-
-
-def _unended(pool: Pool) -> dict[str, int]:
-    """On how many updates each attack failed or never ran."""
-    ended = dict.fromkeys(sorted(pool.tried), 0) | {row.attack: row.done + row.refused for row in pool.attacks}
-    updates = pool.leakage.observations
-    return {attack: updates - number for attack, number in ended.items() if number < max(updates, 1)}
-
-
-def _measured(pool: Pool) -> bool:
-    """Whether something was scored, or every attack refused every update."""
-    return pool.leakage.scored > 0 or _all_refused(pool)
-
-
-def _all_refused(pool: Pool) -> bool:
-    """Whether attacks on pictures were made, and every one of them refused every update."""
-    return bool(pool.attacks) and all(row.refused == row.observations for row in pool.attacks)
 
 
 def _as_seen(pool: Pool) -> str:
@@ -186,17 +130,19 @@ def _as_seen(pool: Pool) -> str:
 def _leak(pool: Pool) -> str:
     if not pool.attacks:
         return "Only labels were attacked" if pool.labels else "No attack has run on it"
-    if not _measured(pool):
+    if not measured(pool):
         return "No picture was compared with its original"
     of = observed_pictures(pool.leakage.pictures, pool.leakage.different)
     text = f"{pool.leakage.recognisable:,} of {of} recognisable (PSNR ≥ {RECOGNISABLE:.0f} dB)"
     if pool.strongest is None:
         return f"{text}: every attack refused"
-    return f"{text}: {pool.strongest.attack} is strongest, at {decibels(pool.strongest.mean_leaked)} on average"
+    mean = pool.strongest.mean_leaked
+    reached = decibels(mean) if pool.leakage.recognisable else below(mean, RECOGNISABLE)
+    return f"{text}: {pool.strongest.attack} is strongest, at {reached} on average"
 
 
 def _against(pool: Pool, plain: Pool | None) -> str:
-    if plain is None or not _measured(plain):
+    if plain is None or not measured(plain):
         return ""
     text = f"; without the defense {plain.leakage.recognisable:,} of {plain.leakage.pictures:,}"
     strongest = plain.strongest
@@ -242,7 +188,7 @@ def _refused(pool: Pool) -> list[str]:
 
 def _failed(pool: Pool, words: str) -> list[str]:
     updates = count(pool.leakage.observations, "update")
-    found = [f"{attack} on {number:,} of {updates}" if number else attack for attack, number in _unended(pool).items()]
+    found = [f"{attack} on {number:,} of {updates}" if number else attack for attack, number in unended(pool).items()]
     return [f"{words}: {listed(found)}; what they would have rebuilt is not known."] if found else []
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.report.chart_data import Chart, Series, counted, over, spent, table
-from fedsim.report.summary import RECOGNISABLE
+from fedsim.report.thresholds import RECOGNISABLE
 from fedsim.report.wording import decibels, percent
 
 INK, GRID, LIMIT, SURFACE = "#010101", "#020202", "#030303", "#050505"

@@ -8,7 +8,7 @@ from fedsim.report.attack_records import AttackRecord, ImageRecord
 from fedsim.report.leakage import rebuilt_as_seen
 from fedsim.report.pictures import EmbeddedPicture, embed_picture, embed_strip, embed_thumbnail
 from fedsim.report.read import RunFolder
-from fedsim.report.summary import RECOGNISABLE
+from fedsim.report.thresholds import RECOGNISABLE
 from fedsim.report.wording import decibels
 
 PAIRS_SHOWN = 60

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fedsim.report.attack_records import AttackRecord, ImageRecord, sources
-from fedsim.report.matrix_cells import EXACT
 from fedsim.report.read import RunFolder
-from fedsim.report.summary import RECOGNISABLE, mean
+from fedsim.report.summary import mean
+from fedsim.report.thresholds import EXACT, RECOGNISABLE
 
 Key = tuple[str, int]
 """The observation, and the number of a picture in it."""
@@ -28,8 +28,8 @@ class Leakage:
         scored: pictures that were compared with their original.
         recognisable: pictures that reach `RECOGNISABLE`.
         different_recognisable: how many of the different ones do in some update; None where `different` is.
-        mean_capped: dB over all pictures, one that is not rebuilt counting as its guess and one above `EXACT` as that;
-            None where such a guess is not known.
+        mean_capped: dB over all pictures, none below its guess, which is what one that is not rebuilt counts as, and
+            none above `EXACT`. One on which every attack failed is left out; None where another one has no guess.
         certified: pictures whose reconstruction an attack vouches for without knowing the original.
         certified_wrong: those of them whose vouched-for reconstruction stays below `RECOGNISABLE`.
         as_seen: pictures rebuilt as the model saw them, changed by a defense, and below `RECOGNISABLE` against the
@@ -59,12 +59,17 @@ def summarise_leakage(run: RunFolder) -> Leakage:
     best: dict[Key, float] = {}
     seen: dict[Key, float] = {}
     named: dict[Key, tuple[AttackRecord, ImageRecord]] = {}
+    ended: set[Key] = set()
     for record in run.attacks:
         sizes[record.observation] = max(sizes.get(record.observation, 0), record.batch_size)
         for source, image in zip(sources(record.images), record.images, strict=True):
             key = record.observation, source
-            named.setdefault(key, (record, image))
-            if record.status != "done":
+            if key not in named or (named[key][1].guess_psnr is None and image.guess_psnr is not None):
+                named[key] = record, image
+            if record.status not in ("done", "refused"):
+                continue
+            ended.add(key)
+            if record.status == "refused":
                 continue
             if image.rebuilt:
                 returned.add(key)
@@ -79,8 +84,8 @@ def summarise_leakage(run: RunFolder) -> Leakage:
     hidden = [key for key in seen if best.get(key, 0.0) < RECOGNISABLE]
     whole = len(named) == sum(sizes.values())
     names = _names(named) if whole else None
-    reached = [best.get(key, image.guess_psnr) for key, (_, image) in named.items()]
-    known = [min(value, EXACT) for value in reached if value is not None]
+    reached = [_reached(best.get(key), image.guess_psnr) for key, (_, image) in named.items() if key in ended]
+    known = [value for value in reached if value is not None]
     recognisable = [key for key, value in best.items() if value >= RECOGNISABLE]
     return Leakage(
         observations=len(sizes),
@@ -92,11 +97,17 @@ def summarise_leakage(run: RunFolder) -> Leakage:
         certified_wrong=len(wrong),
         different=None if names is None else len(set(names.values())),
         different_recognisable=None if names is None else len({names[key] for key in recognisable}),
-        mean_capped=mean(known) if whole and len(known) == len(named) else None,
+        mean_capped=mean(known) if whole and len(known) == len(reached) else None,
         as_seen=len(hidden),
         seen_psnr=mean([seen[key] for key in hidden]),
         own_psnr=mean([best[key] for key in hidden if key in best]),
     )
+
+
+def _reached(best: float | None, guess: float | None) -> float | None:
+    """Whoever knows that the guess is better submits it."""
+    known = [min(value, EXACT) for value in (best, guess) if value is not None]
+    return max(known, default=None)
 
 
 def _names(named: Mapping[Key, tuple[AttackRecord, ImageRecord]]) -> Mapping[Key, object] | None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from fedsim.report import matrix_wording
-from fedsim.report.matrix_cells import EXACT, Cell, Matrix, Row
+from fedsim.report.matrix_cells import Cell, Matrix, Row
 from fedsim.report.matrix_figures import (
     FILLS,
     Point,
@@ -18,6 +18,7 @@ from fedsim.report.matrix_figures import (
 )
 from fedsim.report.matrix_verdict import difference, verdicts, why_unplaced
 from fedsim.report.render import _environment, _write
+from fedsim.report.thresholds import EXACT
 
 COLUMNS = (
     "defense",

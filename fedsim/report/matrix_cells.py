@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-EXACT = 60.0
-"""dB at which a picture counts as exact: what rounding to 256 levels alone leaves is 58.9 dB. Keeps one exact picture
-from outweighing all others in a mean."""
+from fedsim.report.thresholds import RECOGNISABLE
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,7 @@ class Cell:
         baseline: mean PSNR of the guess in dB.
         recognised: share of all pictures whose private PSNR makes them recognisable.
         as_seen: pictures that came out as the model saw them, changed by a defense, and are not recognisable by PSNR:
-            what an eye finds in them it does not tell.
+            what an eye finds in them it does not tell. None where an earlier version did not count them.
         label_exact, label_share: share of updates with every label right, mean share of labels; None without labels.
         seconds: mean over the updates on which the attack ran to its end.
         batch: pictures in one update that the server sees.
@@ -52,12 +50,17 @@ class Cell:
     seconds: float | None = None
     batch: int | None = None
     blind: bool = False
-    as_seen: int = 0
+    as_seen: int | None = None
 
     @property
     def gain(self) -> float | None:
         """dB that the attack has over the guess; below 0 where it does worse."""
         return None if self.leakage is None or self.baseline is None else self.leakage - self.baseline
+
+    @property
+    def hidden(self) -> bool:
+        """Pictures came out as the model saw them, and its leakage, below `RECOGNISABLE`, does not say so."""
+        return bool(self.as_seen) and self.leakage is not None and self.leakage < RECOGNISABLE
 
     @property
     def ended(self) -> bool:
@@ -162,8 +165,18 @@ class Row:
 
     @property
     def as_seen(self) -> bool:
-        """No picture is recognisable by PSNR, but some came out as the model saw them: its leakage is not known."""
-        return self.recognised == 0 and any(cell.as_seen for cell in self._cells(None))
+        """Pictures came out as the model saw them, changed by a defense: its leakage in dB does not tell."""
+        return self.seen_in(None) is not None
+
+    def seen_in(self, state: str | None) -> Cell | None:
+        """The cell in which most pictures came out as the model saw them; None where none did, or the row leaks more
+        than that by PSNR.
+        """
+        if (self.leakage_in(state) or 0.0) >= RECOGNISABLE:
+            return None
+        return max(
+            (cell for cell in self._cells(state) if cell.hidden), key=lambda cell: cell.as_seen or 0, default=None
+        )
 
     @property
     def placed(self) -> bool:

@@ -17,11 +17,11 @@ from matplotlib.text import Text
 from fedsim.report import figures
 from fedsim.report.chart_data import Chart, table
 from fedsim.report.figures import GRID, INK, LIMIT, SERIES, STYLE, SURFACE
-from fedsim.report.matrix_cells import EXACT, Matrix, Row
+from fedsim.report.matrix_cells import Matrix, Row
 from fedsim.report.matrix_verdict import standard_error
 from fedsim.report.matrix_wording import LEVELS, cell_level, cell_text, leakage_level, leakage_text
 from fedsim.report.name_places import Box, crowding, place_names
-from fedsim.report.summary import RECOGNISABLE
+from fedsim.report.thresholds import EXACT, RECOGNISABLE
 from fedsim.report.wording import DASH, percent
 
 LIGHT = {INK: "#333a47", GRID: "#dde1e8", LIMIT: "#a61b12", SURFACE: "#ffffff", SERIES[0]: "#2f6bde"}
@@ -131,7 +131,7 @@ def _heat_map(axes: Axes, matrix: Matrix, state: str, *, named: bool) -> None:
                 level, text = stage.status, "n/a" if stage.status == "refused" else "failed"
             _square(axes, float(x), y, level, text)
         value = row.leakage_in(state)
-        level = "as-seen" if row.as_seen else leakage_level(value, row.baseline)
+        level = "as-seen" if row.seen_in(state) else leakage_level(value, row.baseline)
         _square(axes, len(attacks) + 0.15, y, level, leakage_text(value), bold=True)
         axes.text(len(attacks) + 1.65, y, percent(row.accuracy), ha="center", va="center", color=LIGHT[INK])
         batch = DASH if row.batch is None else str(row.batch)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.report.leakage import summarise_leakage
-from fedsim.report.matrix_cells import EXACT, Cell
+from fedsim.report.matrix_cells import Cell
 from fedsim.report.read import RunFolder, read_run
-from fedsim.report.summary import RECOGNISABLE, final_accuracy
+from fedsim.report.summary import final_accuracy
+from fedsim.report.thresholds import EXACT, RECOGNISABLE
 
 BASELINE = "baseline.json"
 """In an audit's folder: what a guess without any gradient reaches for each picture."""

@@ -36,7 +36,12 @@ def verdicts(matrix: Matrix) -> list[str]:
     told = [_verdict(matrix, batch) for batch in matrix.batches]
     if not matrix.reading:
         return ["No attack was asked for, baselines alone."]
-    return [text for text in told if text] or ["Nothing has been measured yet."]
+    told = [text for text in told if text] or ["Nothing has been measured yet."]
+    if any(cell.rebuilt and cell.as_seen is None for row in matrix.rows if row.defended for cell in row.cells):
+        told.append(
+            "An earlier version did not count what came out as the model saw it: call fedsim-matrix again here."
+        )
+    return told
 
 
 def why_unplaced(row: Row) -> str:

@@ -1,9 +1,9 @@
 """The cells of a leakage matrix as people read them."""
 
 from fedsim.report.baseline import GUESS_MARGIN
-from fedsim.report.matrix_cells import EXACT, Cell
-from fedsim.report.summary import RECOGNISABLE
-from fedsim.report.wording import DASH, percent
+from fedsim.report.matrix_cells import Cell
+from fedsim.report.thresholds import EXACT, RECOGNISABLE
+from fedsim.report.wording import DASH, below, percent
 
 LEVELS = {
     "guess": f"no better than a guess (+{GUESS_MARGIN:.0f} dB)",
@@ -11,7 +11,7 @@ LEVELS = {
     "recognisable": f"recognisable, {RECOGNISABLE:.0f} to 30 dB",
     "nearly-identical": "nearly identical, 30 to 40 dB",
     "indistinguishable": "indistinguishable, from 40 dB",
-    "as-seen": "exact as the model saw them, transformed: look at them",
+    "as-seen": "as the model saw them, transformed: look at them",
     "labels": "labels alone",
     "refused": "not applicable",
 }
@@ -30,12 +30,9 @@ def leakage_level(leakage: float | None, baseline: float | None) -> str:
 def leakage_text(leakage: float | None) -> str:
     if leakage is None:
         return DASH
-    return f"≥ {EXACT:.0f}" if leakage >= EXACT - 0.05 else f"{leakage:.1f}"
-
-
-def hidden(cell: Cell) -> bool:
-    """Whether pictures came out as the model saw them, while PSNR finds none of the clients' own recognisable."""
-    return cell.as_seen > 0 and not cell.recognised
+    if leakage >= EXACT - 0.05:
+        return f"≥ {EXACT:.0f}"
+    return below(leakage, RECOGNISABLE).removesuffix(" dB")
 
 
 def cell_level(cell: Cell) -> str:
@@ -43,7 +40,7 @@ def cell_level(cell: Cell) -> str:
         return cell.status
     if cell.leakage is None:
         return "labels" if cell.label_share is not None else "guess"
-    if hidden(cell):
+    if cell.hidden:
         return "as-seen"
     return leakage_level(cell.leakage, cell.baseline)
 
@@ -52,7 +49,7 @@ def cell_text(cell: Cell) -> str:
     """What stands in the square: dB, the share of labels, or a word."""
     if cell.status == "done":
         if cell.leakage is not None:
-            return f"{leakage_text(cell.leakage)} seen" if hidden(cell) else leakage_text(cell.leakage)
+            return f"{leakage_text(cell.leakage)} seen" if cell.hidden else leakage_text(cell.leakage)
         return "none" if cell.label_share is None else f"labels {percent(cell.label_share).replace(' ', '')}"
     return {"refused": "n/a", "failed": "failed"}.get(cell.status, "…")
 

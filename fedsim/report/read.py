@@ -207,7 +207,7 @@ def _round(values: Mapping[str, Any]) -> RoundRecord | None:
     failures = values.get("failures")
     return RoundRecord(
         number=number,
-        accuracy=_number(values.get("accuracy")),
+        accuracy=_share(values.get("accuracy")),
         loss=_number(values.get("loss")),
         train_loss=_number(values.get("train_loss")),
         clients=_whole(values.get("clients")),
@@ -311,6 +311,11 @@ def _number(value: object) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
+
+
+def _share(value: object) -> float | None:
+    number = _number(value)
+    return number if number is not None and 0.0 <= number <= 1.0 else None
 
 
 def _whole(value: object) -> int | None:

@@ -18,7 +18,6 @@ from fedsim.report.leakage import summarise_leakage
 from fedsim.report.read import RunFolder, read_run
 from fedsim.report.searches import search_lines
 from fedsim.report.summary import (
-    RECOGNISABLE,
     THRESHOLDS,
     AttackSummary,
     attack_failures,
@@ -30,6 +29,7 @@ from fedsim.report.summary import (
     run_times,
     summarise_attacks,
 )
+from fedsim.report.thresholds import RECOGNISABLE
 from fedsim.report.timings import TimeSpent, time_spent
 from fedsim.report.verdict import verdict
 from fedsim.report.wording import count, decibels, duration, percent

@@ -7,11 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fedsim.report.attack_records import AttackRecord
-from fedsim.report.matrix_cells import EXACT
 from fedsim.report.read import RunFolder
-
-RECOGNISABLE = 20.0
-"""dB of PSNR from which a rebuilt picture counts as recognisable."""
+from fedsim.report.thresholds import EXACT, RECOGNISABLE
 
 NUMBER = re.compile(r"(?<![\w.,])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\w)")
 """One that stands alone: that of `blocks.0` or `conv1` is part of a name."""

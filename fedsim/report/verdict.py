@@ -9,13 +9,13 @@ from fedsim.report.label_attacks import labels_of
 from fedsim.report.leakage import Leakage, summarise_leakage
 from fedsim.report.read import RunFolder, read_run
 from fedsim.report.summary import (
-    RECOGNISABLE,
     AttackSummary,
     Group,
     final_accuracy,
     refusals,
     summarise_attacks,
 )
+from fedsim.report.thresholds import RECOGNISABLE
 from fedsim.report.wording import as_seen_words, below, count, decibels, listed, observed_pictures, percent
 
 Level = Literal["leaked", "partial", "safe", "unknown"]

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from markupsafe import Markup, escape
 
+from fedsim.report.thresholds import RECOGNISABLE
+
 DASH = "–"
 
 SEEN = "against what the model saw"
@@ -87,7 +89,7 @@ def as_seen_words(number: int, pictures: int, psnr: float | None, own: float | N
     by = defenses[0] if len(defenses) == 1 else "the defenses"
     return (
         f"rebuilt {which} as the model saw {them} ({decibels(psnr)}), transformed by {by}; against the "
-        f"original{'s' * (number != 1)} {decibels(own)}. Look at {them}"
+        f"original{'s' * (number != 1)} {below(own, RECOGNISABLE)}. Look at {them}"
     )
 
 

@@ -1,7 +1,12 @@
 """A faulty setting is one line that names the key, the value and what would be right; nothing has started."""
 
+import io
+
 import pytest
 from PIL import Image
+from rich.console import Console
+
+from experiments.cli import print_what_can_be
 
 FAULTS = [
     (["defence=mjp"], ["defence=mjp", "Did you mean 'defense'"]),
@@ -156,3 +161,12 @@ def test_a_key_that_a_sweep_has_in_some_runs_alone_says_so(command, tmp_path):
         "error: defense.gradient_clip.max_norm=0.1,0.5: there is no such key in some of the runs. "
         "It is there only with defense=[gradient_clip]: run defense=[] without it."
     }
+
+
+def test_a_sign_that_the_terminal_lacks_ends_no_run():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="latin-1")
+    print_what_can_be(stream)
+    Console(file=stream).print("PSNR ≥ 20 dB")
+    stream.flush()
+    assert raw.getvalue() == b"PSNR ? 20 dB\n"

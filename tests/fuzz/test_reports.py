@@ -1,4 +1,4 @@
-"""Whatever the files of a run hold, it has a page, and nothing in the page is code."""
+"""Whatever the files of a run hold, it has a page and a place among others, and nothing in the page is code."""
 
 import json
 import os
@@ -6,6 +6,8 @@ import os
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fedsim.report.defense_verdict import TAGS, judge_defenses
+from fedsim.report.read import read_run
 from fedsim.report.render import build_report
 from tests.fuzz.effort import effort
 from tests.fuzz.mutations import NASTY, json_values, texts
@@ -64,6 +66,7 @@ def filled(row, text):
 
 def test_a_page_without_code(tmp_path):
     def write(name, *rows):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
     @effort(EXAMPLES)
@@ -73,9 +76,15 @@ def test_a_page_without_code(tmp_path):
         write("attacks.jsonl", ATTACK, *attacks)
         write("metrics.jsonl", ROUND, *rounds)
         write("config.yaml", {"model": {"name": model}, "defense": {model: {}}})
+        write("summary.json", {"kind": "federated", "finished": True, "test_pictures": 10})
         page = build_report(tmp_path).read_text(encoding="utf-8")
         assert "<script>alert" not in page
         assert "<img src=x" not in page
         assert "What the server learned" in page
+        write("plain/attacks.jsonl", ATTACK)
+        write("plain/metrics.jsonl", ROUND)
+        write("plain/config.yaml", {"model": {"name": model}, "defense": {}})
+        (verdict,) = judge_defenses([read_run(tmp_path / "plain"), read_run(tmp_path)])
+        assert verdict.level in TAGS
 
     run()

@@ -384,3 +384,73 @@ def test_accuracies_are_held_by_the_fewest_test_pictures(run: Any) -> None:
     ]
     told = {judge_defenses([plain, *order])[0].details[1] for order in (seeds, seeds[::-1])}
     assert told == {"Accuracy 75.0 % against 80.0 % without it: -5.0 ± 5.9 points (2 seeds against 1 seed)."}
+
+
+def test_what_only_ran_without_the_defense_says_nothing_of_what_it_helps(run: Any) -> None:
+    """`a` does the same on both sides; `z`, undefended alone, rebuilds nothing recognisable but raises the mean."""
+    same = {"a": [25.0] * 4 + [5.0] * 4}
+    plain = run("{}", {**same, "z": [15.0] * 8})
+    for tried in (same, {**same, "z": [None] * 8}):
+        (verdict,) = judge_defenses([plain, run("{d: {}}", tried)])
+        assert (verdict.level, verdict.tag) == ("unknown", UNMATCHED)
+
+
+def test_an_answer_below_the_guess_protects_no_better_than_a_refusal(run: Any) -> None:
+    plain = run("{}", {"a": [21.0] + [11.0] * 7}, guess=11.0)
+    found = run("{d: {}}", {"a": [21.0] + [5.0] * 7}, guess=11.0)
+    assert judge_defenses([plain, found])[0].level == "leaked"
+
+
+def test_a_larger_share_is_never_less(run: Any) -> None:
+    """All of 8 pictures once in 10 rounds, against 2 of them in every round."""
+    plain, found = run("{}", {"a": [30.0] * 8 + [12.0] * 72}), run("{d: {}}", {"a": ([30.0] * 2 + [12.0] * 6) * 10})
+
+    def of_eight(folder: Any) -> Any:
+        records = [
+            replace(one, client="0", images=(replace(one.images[0], image=f"digits/{number % 8}"),))
+            for number, one in enumerate(folder.attacks)
+        ]
+        return replace(folder, attacks=tuple(records))
+
+    (verdict,) = judge_defenses([of_eight(plain), of_eight(found)])
+    assert (verdict.level, verdict.sentence[:28]) == ("leaked", "20 of 80 observed pictures (")
+
+
+def test_like_is_held_against_like(run: Any) -> None:
+    """One update whose pictures nobody names makes no evidence of repeated ones."""
+    plain = run("{}", {"a": [20.5] * 80})
+    found = run("{d: {}}", {"a": ([20.5] * 6 + [19.5] * 2) * 10})
+
+    def of_eight(folder: Any) -> list[Any]:
+        return [
+            replace(one, client="0", images=(replace(one.images[0], image=f"digits/{number % 8}"),))
+            for number, one in enumerate(folder.attacks)
+        ]
+
+    unnamed = replace(plain.attacks[0], observation="more", status="refused", images=(), scored=False)
+    for more in ([], [unnamed]):
+        sides = [replace(plain, attacks=(*of_eight(plain), *more)), replace(found, attacks=tuple(of_eight(found)))]
+        assert judge_defenses(sides)[0].level == ("unknown" if more else "leaked")
+
+
+def test_the_order_of_undefended_runs_changes_nothing(run: Any) -> None:
+    plains = [run("{}", {"weak": [12.0] * 8}, seed=0), run("{}", {"strong": [90.0] * 8}, seed=1)]
+    found = run("{d: {}}", {"weak": [12.0] * 8, "strong": [90.0] * 8})
+    verdicts = {judge_defenses([*order, found])[0] for order in (plains, plains[::-1])}
+    assert {(verdict.level, verdict.tag) for verdict in verdicts} == {("leaked", TAGS["leaked"])}
+
+
+def test_a_mean_just_below_is_not_rounded_up(run: Any) -> None:
+    (verdict,) = judge_defenses([run("{}", {"a": [30.0]}), run("{d: {}}", {"a": [19.97]})])
+    assert "a is strongest, at 19.9 dB on average" in verdict.sentence
+
+
+def test_without_a_guess_for_what_was_refused_it_says_so(run: Any) -> None:
+    plain, found = run("{}", {"a": [40.0] * 4}), run("{d: {}}", {"a": [60.0] * 4}, guess=None)
+    refused = [
+        one if number == 0 else replace(one, status="refused", images=(replace(one.images[0], psnr=None),))
+        for number, one in enumerate(found.attacks)
+    ]
+    (verdict,) = judge_defenses([plain, replace(found, attacks=tuple(refused))])
+    assert verdict.level == "unknown"
+    assert "What a guess reaches on pictures that were refused was not recorded." in verdict.details

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from io import BytesIO
@@ -11,8 +12,9 @@ import pytest
 from PIL import Image
 
 from fedsim.report.matrix import COLUMNS, build_matrix_report, write_matrix
-from fedsim.report.matrix_cells import EXACT, Cell, Column, Matrix, Row, Stage, with_front
+from fedsim.report.matrix_cells import Cell, Column, Matrix, Row, Stage, with_front
 from fedsim.report.matrix_wording import leakage_level
+from fedsim.report.thresholds import EXACT
 
 EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
 
@@ -223,3 +225,14 @@ def _page(folder):
     folder.mkdir()
     write_matrix(small_matrix(), folder)
     return build_matrix_report(folder).read_text(encoding="utf-8")
+
+
+def test_the_summary_says_what_the_model_saw(tmp_path):
+    cell = Cell("x", "initial", "done", done=8, pictures=8, rebuilt=8, leakage=8.0, baseline=11.0, recognised=0.0)
+    ats = Row("ats", accuracies=(0.9,), cells=(replace(cell, as_seen=8),), audits={"initial": Stage("done")})
+    write_matrix(Matrix("m", (), (Column("x", "", ""),), ("initial",), (ats,), 100), tmp_path)
+    page = build_matrix_report(tmp_path).read_text(encoding="utf-8")
+    (summary,) = re.findall(r'<td class="sum level-as-seen"[^>]*>', page)
+    assert "x: 8 of 8 pictures rebuilt" in summary
+    assert "8 of 8 as the model saw them, changed by a defense: look at them" in summary
+    assert "no attack does better than a guess" not in page

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from fedsim.report.matrix_cells import EXACT
 from fedsim.report.matrix_read import BASELINE, read_cells, read_training
 from fedsim.report.matrix_wording import cell_level, cell_story, cell_text
+from fedsim.report.thresholds import EXACT
 
 GUESS = {"a": 12.0, "b": 10.0, "c": 8.0, "d": 14.0}
 

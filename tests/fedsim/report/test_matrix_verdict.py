@@ -123,5 +123,22 @@ def test_what_came_out_as_the_model_saw_it_is_not_called_safe():
     assert "; under ats pictures came out as the model saw them, transformed: look at them" in told
     assert "as the model saw them" in why_unplaced(ats)
     assert not ats.placed
-    seen = replace(cells[0], recognised=0.5)
-    assert not replace(ats, cells=(seen,)).as_seen  # recognisable ones say enough
+    other = Cell("y", "initial", "done", leakage=12.0, baseline=11.0, recognised=0.125, batch=1, as_seen=0)
+    assert not replace(ats, cells=(cells[0], other)).placed  # 12 dB are not what leaks
+    assert replace(ats, cells=(cells[0], replace(other, leakage=40.0))).placed
+
+
+def test_what_came_out_is_told_of_the_state_in_which_it_did():
+    first = Cell("x", "initial", "done", leakage=8.0, baseline=11.0, recognised=0.0, batch=1, as_seen=8)
+    last = replace(first, state="trained", leakage=12.5, as_seen=0)
+    ats = Row("ats", accuracies=(0.95,), cells=(first, last))
+    assert (ats.seen_in("initial"), ats.seen_in("trained")) == (first, None)
+    assert not ats.placed
+
+
+def test_a_matrix_of_an_earlier_version_says_that_it_did_not_count():
+    cells = (Cell("x", "initial", "done", leakage=8.0, baseline=11.0, recognised=0.0, batch=1, rebuilt=8),)
+    told = verdicts(matrix(NONE, Row("ats", accuracies=(0.95,), cells=cells)))
+    assert told[-1].startswith("An earlier version did not count what came out as the model saw it")
+    counted = (replace(cells[0], as_seen=0),)
+    assert len(verdicts(matrix(NONE, Row("ats", accuracies=(0.95,), cells=counted)))) == 1

@@ -126,3 +126,9 @@ def test_what_comes_before_the_first_round_is_no_round(write_run: Any) -> None:
     with (folder / "timings.jsonl").open("a") as file:
         file.write(json.dumps({"round": 0, "seconds": 99.0}) + "\n")
     assert 0 not in read_run(folder).round_seconds
+
+
+@pytest.mark.parametrize(("told", "read"), [(0.5, 0.5), (1, 1.0), (1.5, None), (-0.1, None), (75, None)])
+def test_an_accuracy_is_a_share(write_run: Any, told: float, read: float | None) -> None:
+    run = read_run(write_run(rounds=[{"round": 1, "accuracy": told}]))
+    assert run.rounds[0].accuracy == read
