@@ -139,7 +139,13 @@ def plan(options: argparse.Namespace, scale: Scale, used: list[int]) -> tuple[li
         first += [unit("generator", "generator"), unit("judge", "judge")]
         first += [unit(f"lti/{case.name}", "lti", case) for case in cases]
         rest += [unit(f"attacks/{case.name}", "attacks", case) for case in cases]
-    return first, rest
+    return sorted(first, key=_shorter), rest
+
+
+def _shorter(unit: Unit) -> bool:
+    """What takes longest comes first, or one worker ends alone: Soteria costs a backward pass for each feature."""
+    case: Case | None = unit.settings["case"]
+    return case is None or case.defense != "soteria"
 
 
 def work(unit: Unit) -> list[Entry]:

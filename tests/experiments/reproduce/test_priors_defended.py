@@ -53,7 +53,8 @@ def options(six_classes, tmp_path, *arguments):
 def test_priors_come_before_the_attacks_that_need_them(six_classes, tmp_path):
     first, rest = plan(options(six_classes, tmp_path), TINY, [0, 1])
     assert len(first) == 2 * (2 + len(DEFENDED))
-    assert [unit.key for unit in first[:3]] == ["generator/seed 0", "judge/seed 0", "lti/none-batch-1/seed 0"]
+    longest = [f"lti/soteria-batch-1/seed {seed}" for seed in (0, 1)]
+    assert [unit.key for unit in first[:5]] == [*longest, "generator/seed 0", "judge/seed 0", "lti/none-batch-1/seed 0"]
     assert len(rest) == 2 * len(DEFENDED)
     assert set(DEFENDED) == set(PAPERS) <= set(DEFENSES)
     folders = {unit.settings["benchmark"].out for unit in rest}
