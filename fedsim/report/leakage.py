@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fedsim.report.attack_records import AttackRecord, ImageRecord, sources
 from fedsim.report.read import RunFolder
 from fedsim.report.summary import mean
-from fedsim.report.thresholds import EXACT, RECOGNISABLE
+from fedsim.report.thresholds import EXACT, INDISTINGUISHABLE, RECOGNISABLE
 
 Key = tuple[str, int]
 """The observation, and the number of a picture in it."""
@@ -29,7 +29,8 @@ class Leakage:
         recognisable: pictures that reach `RECOGNISABLE`.
         different_recognisable: how many of the different ones do in some update; None where `different` is.
         mean_capped: dB over all pictures, none below its guess, which is what one that is not rebuilt counts as, and
-            none above `EXACT`. One on which every attack failed is left out; None where another one has no guess.
+            none above `INDISTINGUISHABLE`. One on which every attack failed is left out; None where another one has
+            no guess.
         certified: pictures whose reconstruction an attack vouches for without knowing the original.
         certified_wrong: those of them whose vouched-for reconstruction stays below `RECOGNISABLE`.
         as_seen: pictures rebuilt as the model saw them, changed by a defense, and below `RECOGNISABLE` against the
@@ -106,7 +107,7 @@ def summarise_leakage(run: RunFolder) -> Leakage:
 
 def _reached(best: float | None, guess: float | None) -> float | None:
     """Whoever knows that the guess is better submits it."""
-    known = [min(value, EXACT) for value in (best, guess) if value is not None]
+    known = [min(value, INDISTINGUISHABLE) for value in (best, guess) if value is not None]
     return max(known, default=None)
 
 

@@ -189,7 +189,7 @@ def test_runs_of_one_seed_with_other_attacks_are_one_run(run: Any) -> None:
 
 def test_seeds_with_other_attacks_are_not_pooled(run: Any) -> None:
     plain = run("{}", {"a": [70.0, 70.0], "b": [70.0, 70.0]})
-    runs = [run("{d: {}}", {"a": [50.0, 50.0]}), run("{d: {}}", {"b": [11.0, 11.0]}, seed=1)]
+    runs = [run("{d: {}}", {"a": [30.0, 30.0]}), run("{d: {}}", {"b": [11.0, 11.0]}, seed=1)]
     one, other = judge_defenses([plain, *runs])
     assert (one.name, one.seeds, one.level) == ("d, attacked by a", 1, "unknown")
     assert one.sentence.startswith("2 of 2 observed pictures")
@@ -302,7 +302,8 @@ def test_how_far_an_attack_is_from_the_guess(gain: float, words: str) -> None:
         ([119.0] * 8, [103.0] * 8, "leaked"),  # what rounding leaves of exact pictures
         ([300.0] * 8, [160.0] * 8, "leaked"),
         ([300.0] * 8, [61.0] * 8, "leaked"),
-        ([300.0] * 8, [58.5] * 8, "partial"),
+        ([300.0] * 8, [41.0] * 8, "leaked"),
+        ([300.0] * 8, [38.5] * 8, "partial"),
         ([18.0] * 8, [21.0] * 3 + [5.0] * 5, "leaked"),  # lower on average, and three are recognisable
         ([25.0] + [18.0] * 7, [21.0] * 2 + [5.0] * 6, "leaked"),
         ([25.0] * 2 + [18.0] * 6, [21.0] * 2 + [5.0] * 6, "partial"),
