@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedsim.report.pictures import save_png
+from fedsim.report.read import read_run
 
 CONFIG = """
 seed: 3
@@ -60,6 +61,8 @@ class Records:
         empty = {"certificate": {"status": "none"}, "label_exact": None, "label_share": None, "scored": False}
         return Records.attack(number, client, status="refused", reason=reason, **empty) | values
 
+
+JUDGED = "seed: {seed}\nnum_rounds: 2\ndefense: {defense}\nattack: {attack}\n"
 
 WriteRun = Callable[..., Path]
 
@@ -116,3 +119,32 @@ def picture() -> Callable[[Path], str]:
         return name
 
     return write
+
+
+@pytest.fixture
+def run(write_run: Any, records: Any) -> Any:
+    """`run(defense, {attack: PSNRs, None for a failure, or a reason to refuse}, …)`.
+
+    `attack` holds the settings of all attacks, or of each by its name.
+    """
+    count = iter(range(100))
+
+    def make(defense: str, results: dict[str, Any], guess: float | None = 10.0, seed: int = 0, **values: Any) -> Any:
+        rows = []
+        for attack, found in results.items():
+            if isinstance(found, str):
+                rows += [records.refusal(1, k, found, attack=attack) for k in range(2)]
+            else:
+                for k, psnr in enumerate(found):
+                    image = records.image(psnr, f"digits/{k}", guess_psnr=guess)
+                    ended = {} if psnr is not None else {"status": "failed", "scored": False, "images": []}
+                    rows.append(records.attack(1, k, image, attack=attack, **ended))
+        given = values.get("attack", "{}")
+        by_name = given if isinstance(given, dict) else dict.fromkeys(results, given)
+        settings = "{" + ", ".join(f"{name}: {by_name.get(name, '{}')}" for name in {**results, **by_name}) + "}"
+        config = JUDGED.format(seed=seed, defense=defense, attack=settings) + values.get("more", "")
+        rounds = [{"round": 2, "accuracy": values.get("accuracy", 0.75)}]
+        summary = {"kind": "federated", "finished": True, "test_pictures": values.get("test_pictures")}
+        return read_run(write_run(rows, config=config, name=f"run-{next(count)}", rounds=rounds, summary=summary))
+
+    return make
