@@ -45,9 +45,9 @@ def level_of(pool: Pool, plain: Pool | None) -> Level:
         return "leaked"
     if more < 0 and _clearly_fewer(here, there):
         return "partial"
-    if here.mean_capped is None or there.mean_capped is None:
+    if here.mean_known is None or there.mean_known is None:
         return "unknown"
-    return "partial" if there.mean_capped - here.mean_capped > GUESS_MARGIN else "leaked"
+    return "partial" if there.mean_known - here.mean_known > GUESS_MARGIN else "leaked"
 
 
 def _clearly_fewer(here: Leakage, there: Leakage) -> bool:
@@ -81,7 +81,7 @@ def unguessed(pool: Pool, plain: Pool | None) -> bool:
     """Whether nothing can be said because a guess is missing for what was refused."""
     if plain is None or plain.strongest is None or pool.strongest is None:
         return False
-    missing = pool.leakage.mean_capped is None or plain.leakage.mean_capped is None
+    missing = pool.leakage.mean_known is None or plain.leakage.mean_known is None
     return missing and level_of(pool, plain) == "unknown"
 
 

@@ -34,7 +34,7 @@ TOO_WEAK = "Not known: nothing recognisable without it either"
 """The tag where the attacks give the defense nothing to stop."""
 
 AS_SEEN = "Rebuilt as the model saw it: look"
-"""The tag where the verdict would be good, but pictures came out just as a defense had changed them."""
+"""The tag where no more is recognisable, but pictures came out as a defense had changed them. Goes before others."""
 
 UNMATCHED = "Not comparable: other attacks ran without it"
 """The tag where attacks that ran on one side alone make the difference."""

@@ -28,7 +28,7 @@ class Leakage:
         scored: pictures that were compared with their original.
         recognisable: pictures that reach `RECOGNISABLE`.
         different_recognisable: how many of the different ones do in some update; None where `different` is.
-        mean_capped: dB over all pictures, none below its guess, which is what one that is not rebuilt counts as, and
+        mean_known: dB over all pictures, none below its guess, which is what one that is not rebuilt counts as, and
             none above `INDISTINGUISHABLE`. One on which every attack failed is left out; None where another one has
             no guess.
         certified: pictures whose reconstruction an attack vouches for without knowing the original.
@@ -47,7 +47,7 @@ class Leakage:
     certified_wrong: int
     different: int | None = None
     different_recognisable: int | None = None
-    mean_capped: float | None = None
+    mean_known: float | None = None
     as_seen: int = 0
     seen_psnr: float | None = None
     own_psnr: float | None = None
@@ -98,7 +98,7 @@ def summarise_leakage(run: RunFolder) -> Leakage:
         certified_wrong=len(wrong),
         different=None if names is None else len(set(names.values())),
         different_recognisable=None if names is None else len({names[key] for key in recognisable}),
-        mean_capped=mean(known) if whole and len(known) == len(reached) else None,
+        mean_known=mean(known) if whole and len(known) == len(reached) else None,
         as_seen=len(hidden),
         seen_psnr=mean([seen[key] for key in hidden]),
         own_psnr=mean([best[key] for key in hidden if key in best]),

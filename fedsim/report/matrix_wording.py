@@ -2,7 +2,7 @@
 
 from fedsim.report.baseline import GUESS_MARGIN
 from fedsim.report.matrix_cells import Cell
-from fedsim.report.thresholds import EXACT, RECOGNISABLE
+from fedsim.report.thresholds import EXACT, INDISTINGUISHABLE, RECOGNISABLE
 from fedsim.report.wording import DASH, below, percent
 
 LEVELS = {
@@ -21,7 +21,11 @@ def leakage_level(leakage: float | None, baseline: float | None) -> str:
     """The class of a value for colours, one of `LEVELS`; `pending` where there is none."""
     if leakage is None:
         return "pending"
-    for least, level in ((40.0, "indistinguishable"), (30.0, "nearly-identical"), (RECOGNISABLE, "recognisable")):
+    for least, level in (
+        (INDISTINGUISHABLE, "indistinguishable"),
+        (30.0, "nearly-identical"),
+        (RECOGNISABLE, "recognisable"),
+    ):
         if leakage >= least:
             return level
     return "guess" if baseline is not None and leakage <= baseline + GUESS_MARGIN else "traces"

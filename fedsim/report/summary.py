@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from fedsim.report.attack_records import AttackRecord
 from fedsim.report.read import RunFolder
-from fedsim.report.thresholds import EXACT, RECOGNISABLE
+from fedsim.report.thresholds import EXACT, INDISTINGUISHABLE, RECOGNISABLE
 
 NUMBER = re.compile(r"(?<![\w.,])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\w)")
 """One that stands alone: that of `blocks.0` or `conv1` is part of a name."""
 
-THRESHOLDS = (20.0, 30.0, 40.0)
+THRESHOLDS = (RECOGNISABLE, 30.0, INDISTINGUISHABLE)
 """dB of PSNR at which the success rates are given."""
 
 

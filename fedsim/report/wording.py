@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup, escape
 
-from fedsim.report.thresholds import RECOGNISABLE
+from fedsim.report.thresholds import INDISTINGUISHABLE, RECOGNISABLE
 
 DASH = "–"
 
@@ -64,7 +64,11 @@ def likeness(psnr: float | None) -> str:
     """What a PSNR means to an eye, as one word for styling and two for reading."""
     if psnr is None:
         return "not measured"
-    for least, words in ((40.0, "indistinguishable"), (30.0, "nearly identical"), (20.0, "recognisable")):
+    for least, words in (
+        (INDISTINGUISHABLE, "indistinguishable"),
+        (30.0, "nearly identical"),
+        (RECOGNISABLE, "recognisable"),
+    ):
         if psnr >= least:
             return words
     return "traces" if psnr >= 15.0 else "not recognisable"

@@ -7,6 +7,8 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
+SMALL_AUDIT = ["data=digits", "model=vit_nano", "simulation=inline"]
+
 
 def rows(folder: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]

@@ -50,17 +50,17 @@ def test_another_seed_has_another_guess_and_maybe_other_clients(leakage: Any) ->
 
 def test_the_mean_is_over_all_pictures_and_none_is_below_its_guess(leakage: Any) -> None:
     found = leakage((0, 0, 90.0, "a", 10.0), (1, 0, 30.0, "b", 11.0), (2, 0, 5.0, "c", 12.0))
-    assert found.mean_capped == pytest.approx((40.0 + 30.0 + 12.0) / 3)
+    assert found.mean_known == pytest.approx((40.0 + 30.0 + 12.0) / 3)
 
 
 def test_a_picture_that_could_not_be_read_is_in_no_mean(write_run: Any, records: Any) -> None:
     rows = [records.attack(1, 0, records.image(30.0, "a", guess_psnr=10.0))]
     rows.append(records.attack(2, 0, records.image(None, "b"), status="failed", scored=False))
-    assert summarise_leakage(read_run(write_run(rows))).mean_capped == 30.0
+    assert summarise_leakage(read_run(write_run(rows))).mean_known == 30.0
     guessed = records.refusal(2, 0, "withheld", attack="other", images=[records.image(None, "b", guess_psnr=12.0)])
     for number, order in enumerate(([*rows, guessed], [guessed, *rows])):
         found = summarise_leakage(read_run(write_run(order, name=f"run-{number}")))
-        assert found.mean_capped == pytest.approx((30.0 + 12.0) / 2)
+        assert found.mean_known == pytest.approx((30.0 + 12.0) / 2)
 
 
 @pytest.mark.parametrize(("guess", "mean"), [(12.0, (30.0 + 12.0) / 2), (None, None)])
@@ -69,6 +69,6 @@ def test_what_is_refused_counts_as_its_guess(
 ) -> None:
     picture = records.image(None, "b", guess_psnr=guess)
     rows = [records.attack(1, 0, records.image(30.0, "a")), records.refusal(2, 0, "withheld", images=[picture])]
-    assert summarise_leakage(read_run(write_run(rows))).mean_capped == (mean if mean is None else pytest.approx(mean))
+    assert summarise_leakage(read_run(write_run(rows))).mean_known == (mean if mean is None else pytest.approx(mean))
     unnamed = records.refusal(3, 0, "withheld")
-    assert summarise_leakage(read_run(write_run([*rows, unnamed], name="unnamed"))).mean_capped is None
+    assert summarise_leakage(read_run(write_run([*rows, unnamed], name="unnamed"))).mean_known is None

@@ -109,6 +109,9 @@ def test_certificate(vit, tools, cpu, monkeypatch):
     found.feature_error = 0.5
     with pytest.raises(NotApplicable, match="certified, the features may be 50% off"):
         FeatureTarget(1, "certificate").prepare(vit, torch.tensor([3, 7]), cpu)
+    found.feature_error = 3.7e13
+    with pytest.raises(NotApplicable, match="certified, the features may be all error"):
+        FeatureTarget(1, "certificate").prepare(vit, torch.tensor([3, 7]), cpu)
     found.certified = False
     with pytest.raises(NotApplicable, match=r"not certified: a residual of 1\.0e-12"):
         FeatureTarget(1, "certificate").prepare(vit, torch.tensor([3, 7]), cpu)
