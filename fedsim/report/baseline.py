@@ -6,10 +6,8 @@ from statistics import fmean
 
 from fedsim.report.attack_records import AttackRecord, ImageRecord
 from fedsim.report.read import RunFolder
+from fedsim.report.thresholds import GUESS_MARGIN
 from fedsim.report.wording import count, decibels
-
-GUESS_MARGIN = 1.0
-"""dB over the guess from which an attack counts as having learned something."""
 
 GUESS = "the mean of public pictures"
 

@@ -57,6 +57,11 @@ def clearly_fewer(hits: int, of: int, other_hits: int, other: int) -> bool:
     return _as_few(hits, of, other_hits, other) < CHANCE
 
 
+def at_least_by_chance(hits: int, of: int, other_hits: int, other: int) -> float:
+    """Probability of `hits` or more among `of`, were both shares the same: Fisher's exact test, one-sided."""
+    return _as_few(other_hits, other, hits, of)
+
+
 def _as_few(hits: int, of: int, other_hits: int, other: int) -> float:
     """Probability of at most `hits` among `of` drawn from all without replacement."""
     total, all_hits = of + other, hits + other_hits

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from fedsim.report.baseline import GUESS_MARGIN
 from fedsim.report.chance import clearly_fewer
 from fedsim.report.leakage import Leakage
 from fedsim.report.pooling import Pool
+from fedsim.report.thresholds import GUESS_MARGIN
 
 Level = Literal["safe", "partial", "leaked", "unknown"]
 

@@ -1,8 +1,7 @@
 """The cells of a leakage matrix as people read them."""
 
-from fedsim.report.baseline import GUESS_MARGIN
 from fedsim.report.matrix_cells import Cell
-from fedsim.report.thresholds import EXACT, INDISTINGUISHABLE, RECOGNISABLE
+from fedsim.report.thresholds import EXACT, GUESS_MARGIN, INDISTINGUISHABLE, RECOGNISABLE
 from fedsim.report.wording import DASH, below, percent
 
 LEVELS = {
