@@ -3,70 +3,18 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
+from attacks.certificate.confirm import confirmed
+from attacks.certificate.jacobian import jacobian_bound
+from attacks.result import Bound, Certificate, Frame, Reconstruction, finished, uncertified
 from attacks.session import Session
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 
-__all__ = ["Attack", "Certificate", "Frame", "Needs", "NotApplicable", "Reconstruction", "finished"]
-
-Status = Literal["certified", "uncertified", "none"]
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """What the attack itself can tell about its result, without the truth.
-
-    `values` holds residuals, ranks and condition numbers by name; `none` means that the method
-    has no test of its own.
-    """
-
-    status: Status = "none"
-    reason: str = ""
-    values: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def certified(self) -> bool:
-        return self.status == "certified"
-
-
-@dataclass(frozen=True)
-class Frame:
-    """Where a search was after so many steps; the report plays them.
-
-    Attributes:
-        images: [B,C,H,W] in [0, 1], in the order of the result's pictures.
-        values: what the attack measured then, such as its objective; finite.
-    """
-
-    step: int
-    images: Tensor
-    values: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Reconstruction:
-    """What an attack rebuilt.
-
-    Attributes:
-        images: [B,C,H,W] in [0, 1], or None where the attack recovers no pictures.
-        labels: [B], a multiset where the order cannot be known, or None.
-        trace: rows of whatever the attack measured on its way; those with a `step` become a curve in the report.
-        seconds: filled in by `Attack.__call__`.
-        frames: pictures from the way, in the order of their steps.
-    """
-
-    images: Tensor | None = None
-    labels: Tensor | None = None
-    certificate: Certificate = field(default_factory=Certificate)
-    trace: tuple[dict[str, float], ...] = ()
-    seconds: float = 0.0
-    frames: tuple[Frame, ...] = ()
+__all__ = ["Attack", "Bound", "Certificate", "Frame", "Needs", "NotApplicable", "Reconstruction", "finished"]
 
 
 @dataclass(frozen=True)
@@ -98,12 +46,14 @@ class Attack(ABC):
         baseline: it never reads what was shared, but for labels that it is given: report, comparison and matrix mark
             it, and leave it out of every verdict.
         cost: how long it takes in comparison, in any unit: of the attacks that wait for a worker the cheapest go first.
+        certify: False leaves out the client's computation once more, and every certificate with it.
     """
 
     needs: Needs = Needs()
     session: Session = Session()
     baseline: bool = False
     cost: float = 0.0
+    certify: bool = True
 
     @abstractmethod
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
@@ -141,15 +91,38 @@ class Attack(ABC):
         return ""
 
     def __call__(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
-        """Check `needs`, run, and put the seconds into the result."""
+        """Check `needs`, run, confirm or take back the certificate, and put the seconds into the result."""
         self.check(observation)
         start = time.perf_counter()
         result = self.run(observation, rng, device)
         if not isinstance(result, Reconstruction):
             raise TypeError(f"{type(self).__name__}.run gave a {type(result).__name__}: a Reconstruction is wanted")
+        result = self.confirm(observation, result)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return finished(result, time.perf_counter() - start)
+
+    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
+        """How far the result may be from what the model saw, by the conditioning of what determines it.
+
+        The whole Jacobian of a single shared gradient, for small images; an attack with a system of its own overrides
+        it. None: the conditioning is not known, and nothing is certified.
+
+        Args:
+            again: the observation with the update that the result itself gives a client.
+        """
+        return jacobian_bound(observation, result, again)
+
+    def confirm(self, observation: Observation, result: Reconstruction) -> Reconstruction:
+        """`result` with its certificate where the client's computation once more, and `bound`, grant it; else without.
+
+        What `run` calls certified is a claim: its own equations hold.
+        """
+        if result.certificate.status != "certified":
+            return result
+        if not self.certify:
+            return uncertified(result, "left out: certify=false")
+        return confirmed(observation, result, self.bound)
 
     def check(self, observation: Observation) -> None:
         """Refuse an observation that lacks what `needs` names.
@@ -162,29 +135,3 @@ class Attack(ABC):
         limit = self.needs.max_batch_size
         if limit is not None and observation.protocol.batch_size > limit:
             raise NotApplicable(f"batches of {observation.protocol.batch_size}: at most {limit} can be served")
-
-
-def finished(result: Reconstruction, seconds: float) -> Reconstruction:
-    """The result as it leaves the worker: on the CPU, without a graph, with its seconds.
-
-    Raises:
-        ValueError: the pictures are no batch of pictures, or none of them has finite values alone; a frame has other
-            pictures than the result.
-    """
-    images = result.images
-    if images is not None and images.ndim != 4:
-        raise ValueError(f"pictures of shape {tuple(images.shape)}: [B,C,H,W] is wanted, for one picture too")
-    if images is not None and len(images) and not images.isfinite().flatten(1).all(dim=1).any():
-        raise ValueError("each of its pictures holds NaN or infinity")
-    for frame in result.frames:
-        if result.images is None or frame.images.shape != result.images.shape:
-            expected = "none" if result.images is None else tuple(result.images.shape)
-            shape = tuple(frame.images.shape)
-            raise ValueError(f"the frame of step {frame.step} is of shape {shape}, the result {expected}")
-    return replace(
-        result,
-        images=None if result.images is None else result.images.detach().cpu(),
-        labels=None if result.labels is None else result.labels.detach().cpu(),
-        frames=tuple(replace(frame, images=frame.images.detach().cpu()) for frame in result.frames),
-        seconds=seconds,
-    )

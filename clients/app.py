@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from torch import nn
 
+from clients.replay import replay
 from clients.training import ClientSettings, LocalResult, train_locally
 from defenses.base import ClientRound, DefenseChain
 from defenses.compose import build_chain
@@ -83,7 +84,7 @@ class ClientRuntime:
         spec = build_spec(self.config, self.data)
         architecture = Architecture(spec, (build_chain(configured),), architecture_seed(self.seed))
         described = [{"name": name, **settings} for name, settings in (configured or {}).items()]
-        return ObservationFactory(architecture, self.model, image_side(self.config["model"]), described)
+        return ObservationFactory(architecture, self.model, image_side(self.config["model"]), described, replay)
 
     def load(self, state: State) -> None:
         """Put the global state into the model, in place.

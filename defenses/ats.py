@@ -11,6 +11,7 @@ from torchvision.transforms.v2 import functional as transform
 
 from defenses.base import Batch, Defense
 from defenses.settings import flag, whole
+from fedsim.effects import Effect, TransformsImages
 from fedsim.errors import ConfigError
 from fedsim.models.architecture import normalisation
 
@@ -82,6 +83,13 @@ class AutomaticTransformation(Defense):
         self.crop_padding = whole("defense.ats.crop_padding", crop_padding, "0 or more", lambda v: v >= 0)
         self.flip = flag("defense.ats.flip", flip)
         self._normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+
+    @property
+    def repeatable(self) -> bool:
+        return True
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (TransformsImages(),)
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """The model stays; its normalisation is what pictures are taken back by."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.data import ImageSet
+from fedsim.effects import Effect, Unpublished
 from fedsim.models.roles import ViTRoles, find_roles
 from fedsim.observation import Observation
 from fedsim.update import State, Update
@@ -77,6 +78,19 @@ class Defense:
     of a worker in turn: what belongs to a client lives in `ClientRound.memory`.
     """
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether its loss, gradient and update hooks draw nothing and depend on nothing that a client keeps.
+
+        Then who knows the images as the model saw them can compute the update once more, and a certificate can rest
+        on that (`fedsim.observation.Observation.replay`). False leaves every result behind it uncertified.
+        """
+        return False
+
+    def effects(self) -> tuple[Effect, ...]:
+        """What it does to an update, in public words; none where it does nothing."""
+        return (Unpublished(type(self).__name__),)
+
     def check(self, plan: Plan) -> None:
         """Refuse what cannot work together, before anything starts.
 
@@ -123,6 +137,13 @@ class DefenseChain(Defense):
     @property
     def wrappers(self) -> Sequence[Defense]:
         return list(self.defenses.values())
+
+    @property
+    def repeatable(self) -> bool:
+        return all(defense.repeatable for defense in self.defenses.values())
+
+    def effects(self) -> tuple[Effect, ...]:
+        return tuple(effect for defense in self.defenses.values() for effect in defense.effects())
 
     def check(self, plan: Plan) -> None:
         for defense in self.defenses.values():

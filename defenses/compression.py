@@ -37,6 +37,11 @@ class Compression(Defense):
         self.error_feedback = flag(f"defense.{self.name}.error_feedback", error_feedback)
         self._error: State = {}
 
+    @property
+    def repeatable(self) -> bool:
+        """Errors that are fed back are of earlier rounds."""
+        return not self.error_feedback
+
     def compress(self, tensors: State, rng: torch.Generator) -> State:
         """The decoded tensors, by the same names."""
         raise NotImplementedError
@@ -137,6 +142,10 @@ class QSGD(Compression):
         if bucket_size is not None:
             whole("defense.qsgd.bucket_size", bucket_size, "a whole number of at least 1, or null", lambda v: v >= 1)
         self.norm = choice("defense.qsgd.norm", norm, NORMS)
+
+    @property
+    def repeatable(self) -> bool:
+        return self.levels is None and super().repeatable
 
     def compress(self, tensors: State, rng: torch.Generator) -> State:
         if self.levels is None:

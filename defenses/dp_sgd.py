@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from defenses.accounting import gaussian_epsilon, rdp_epsilon, sampled_gaussian_rdp
 from defenses.base import Batch, BatchGradient, ClientRound, Defense, Plan
 from defenses.settings import choice, flag, number, whole
+from fedsim.effects import Clips, Effect
 from fedsim.errors import ConfigError
 from fedsim.privacy import FIRST_ROUND
 from fedsim.update import State
@@ -67,6 +68,15 @@ class DPSGD(Defense):
         self._before = 0
         self._drawn = 0
         self._clipped = 0
+
+    @property
+    def repeatable(self) -> bool:
+        return self.noise_multiplier == 0.0
+
+    def effects(self) -> tuple[Effect, ...]:
+        if not self.repeatable:
+            return super().effects()
+        return (Clips(self.max_grad_norm, "tensor" if self.per_layer else "example"),)
 
     def check(self, plan: Plan) -> None:
         """Refuses whatever lets a picture enter more than its own clipped gradient.

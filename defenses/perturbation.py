@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from defenses.base import Defense, Plan
 from defenses.settings import choice, number
+from fedsim.effects import Clips, Effect
 from fedsim.errors import ConfigError
 from fedsim.update import Update
 
@@ -45,6 +46,13 @@ class GradientNoise(Defense):
                 raise ConfigError("defense.gradient_noise.std", std, "0 beside relative_norm: either sets the noise")
         self.distribution = choice("defense.gradient_noise.distribution", distribution, DISTRIBUTIONS)
 
+    @property
+    def repeatable(self) -> bool:
+        return self.std == 0.0 and not self.relative_norm
+
+    def effects(self) -> tuple[Effect, ...]:
+        return () if self.repeatable else super().effects()
+
     def check(self, plan: Plan) -> None:
         warn_of_statistics(plan, "gradient_noise")
 
@@ -69,6 +77,13 @@ class GradientClip(Defense):
 
     def __init__(self, max_norm: float = math.inf) -> None:
         self.max_norm = number("defense.gradient_clip.max_norm", max_norm, "more than 0", lambda v: v > 0.0)
+
+    @property
+    def repeatable(self) -> bool:
+        return True
+
+    def effects(self) -> tuple[Effect, ...]:
+        return () if self.max_norm == math.inf else (Clips(self.max_norm, "update"),)
 
     def check(self, plan: Plan) -> None:
         warn_of_statistics(plan, "gradient_clip")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from defenses.base import Defense
+from fedsim.effects import Effect, Withholds
 from fedsim.errors import ConfigError
 from fedsim.models.april import sincos_position_embedding
 from fedsim.models.roles import ViTRoles, find_roles
@@ -29,6 +30,13 @@ class FixedPositionEmbedding(Defense):
             raise ConfigError("defense.fixed_pe.kind", kind, f"one of {', '.join(KINDS)}")
         self.kind = kind
 
+    @property
+    def repeatable(self) -> bool:
+        return True
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Withholds(),)
+
     def wrap_model(self, model: nn.Module) -> nn.Module:
         embedding, roles = _position_embedding(model, "fixed_pe")
         if self.kind == "sincos":
@@ -47,6 +55,13 @@ class WithholdPositionEmbedding(Defense):
     def __init__(self) -> None:
         self._name: str | None = None
 
+    @property
+    def repeatable(self) -> bool:
+        return True
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Withholds(),)
+
     def wrap_model(self, model: nn.Module) -> nn.Module:
         _, roles = _position_embedding(model, "withhold_pe")
         self._name = roles.pos_embed
@@ -64,6 +79,13 @@ class NoPositionEmbedding(Defense):
     The parameter is replaced by zeros that are neither parameter nor part of the state dict, since not every
     timm model can do without the attribute.
     """
+
+    @property
+    def repeatable(self) -> bool:
+        return True
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Withholds(),)
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         embedding, roles = _position_embedding(model, "no_pe")

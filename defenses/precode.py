@@ -38,6 +38,10 @@ class Precode(Defense):
         self.beta = number("defense.precode.beta", beta, "0 or more", lambda v: 0.0 <= v < math.inf)
         self.sample = choice("defense.precode.sample", sample, SAMPLE)
 
+    @property
+    def repeatable(self) -> bool:
+        return self.sample == "never"
+
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """The bottleneck becomes a part of the classifier, whose own weight and bias keep their names.
 

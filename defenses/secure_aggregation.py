@@ -4,6 +4,7 @@ from hydra.utils import get_class
 
 from defenses.base import Defense, Plan
 from defenses.settings import whole
+from fedsim.effects import Effect
 from fedsim.errors import ConfigError
 
 SINGLE = ("Krum", "MultiKrum", "Bulyan", "FedMedian", "FedTrimmedAvg", "QFedAvg")
@@ -36,6 +37,14 @@ class SecureAggregation(Defense):
         if clients is not None:
             expected = "2 or more, or null for all of a round: a sum over one client is its update"
             whole("defense.secure_aggregation.clients", clients, expected, lambda v: v >= 2)
+
+    @property
+    def repeatable(self) -> bool:
+        """On the client; a sum is another matter."""
+        return True
+
+    def effects(self) -> tuple[Effect, ...]:
+        return ()
 
     def check(self, plan: Plan) -> None:
         """Refuses strategies that need single updates, and a second secure aggregation.

@@ -44,6 +44,10 @@ class Soteria(Defense):
         self.per = choice("defense.soteria.per", per, PER)
         self._heads: tuple[str, ...] | None = None
 
+    @property
+    def repeatable(self) -> bool:
+        return True
+
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """Raises ConfigError for models that do not end in a linear layer."""
         self._heads = find_roles(model).head_weights

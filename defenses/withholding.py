@@ -9,6 +9,7 @@ from torch import nn
 
 from defenses.base import ClientRound, Defense, Plan
 from defenses.settings import choice
+from fedsim.effects import Effect, Withholds
 from fedsim.errors import ConfigError, nearest
 from fedsim.models.roles import ViTRoles, find_roles
 from fedsim.update import Update
@@ -39,6 +40,13 @@ class Withhold(Defense):
     def names(self) -> frozenset[str]:
         """The parameters and buffers that it holds back, known from `wrap_model` on."""
         return self._names or frozenset()
+
+    @property
+    def repeatable(self) -> bool:
+        return self.mode != "local"
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Withholds(),)
 
     def check(self, plan: Plan) -> None:
         """Raises ConfigError for `local` where nothing is trained."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from attacks.session import discard
-from defenses.compose import build_chain, load_wrappers
+from defenses.compose import build_chain
 from experiments.audit_worker import UNCOMPUTED, AuditBatch, AuditResult, AuditWorker, failed
 from experiments.cli import console, run_cli
 from experiments.completeness import check_complete
@@ -33,7 +33,7 @@ from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.errors import ConfigError, RunError, nearest
 from fedsim.evaluation import mean_softmax
 from fedsim.ground_truth import GroundTruth
-from fedsim.observation import Observation, load_observation, observation_name
+from fedsim.observation import Observation, observation_name
 from fedsim.simulation.shipping import absolute
 from fedsim.tracking import RunFolder, Trackers
 from server.attacking import Outcome, Scores, build_attack
@@ -304,7 +304,7 @@ def _attack_recorded(config: Config, root: Path, start: float) -> None:
         build_attack(name, settings)
     build_chain(config["defense"])
     paths = list(find_observations(Path(config["observation"])))
-    recorded = _as_recorded(config, _load(paths[0]))
+    recorded = _as_recorded(config, load_recorded(paths[0]))
     with RunFolder(root).locked():
         folder = open_or_resume(recorded, root)
         trackers = Trackers(config["tracker"], root)
@@ -333,7 +333,7 @@ def _attack_recorded(config: Config, root: Path, start: float) -> None:
             scheduler = make_scheduler(config, take, scratch)
             try:
                 for path in paths:
-                    observation = _load(path)
+                    observation = load_recorded(path)
                     finished = frozenset(attack for name, attack in writer.done if name == path.name)
                     scheduler.submit(observation, None, finished)
                     bars.set("attacks", scheduler.finished, len(paths) * len(config["attack"]))
@@ -374,10 +374,6 @@ def find_observations(path: Path) -> Iterator[Path]:
     if not found:
         raise ConfigError("observation", path, "there is none in this folder; RUN/observations holds those of a run")
     yield from found
-
-
-def _load(path: Path) -> Observation:
-    return load_observation(path, load_wrappers)
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
             refuse_used(root)
             open_folder(config, root)
         check_room(folder, setup)
-        pending = PendingObservations(folder.resume_points / "pending", folder.observations)
+        pending = PendingObservations(folder.resume_points / "pending", folder.observations, load_recorded)
         point = go_back(folder, pending, config["resume_every_seconds"]) if resumed else None
         start -= 0.0 if point is None else point.seconds
         trackers = Trackers(config["tracker"], root)

@@ -12,8 +12,9 @@ from typing import Any
 import yaml
 from torch import nn
 
+from clients.replay import replay
 from defenses.base import DefenseChain, Plan
-from defenses.compose import build_chain
+from defenses.compose import build_chain, load_wrappers
 from defenses.secure_aggregation import SecureAggregation
 from experiments.guess import public_mean
 from experiments.validation import check_common, check_room, cores, crews, placement, worker_counts
@@ -21,6 +22,7 @@ from fedsim.composition import Config, build_data, build_spec, image_side
 from fedsim.data import FederatedData
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, Normaliser, architecture_seed
+from fedsim.observation import Observation, load_observation
 from fedsim.observing import ObservationFactory
 from fedsim.optimizers import optimizer_factory
 from fedsim.reply_checks import ReplyRules
@@ -72,7 +74,16 @@ class Setup:
     def factory(self) -> ObservationFactory:
         config = self.config
         described = [{"name": name, **settings} for name, settings in config["defense"].items()]
-        return ObservationFactory(self.architecture, self.model, image_side(config["model"]), described)
+        return ObservationFactory(self.architecture, self.model, image_side(config["model"]), described, replay)
+
+
+def load_recorded(folder: Path) -> Observation:
+    """An observation from disk, with the model that its clients' defenses make and the way they compute.
+
+    Raises:
+        ConfigError: the folder holds none, or names a defense that is not at hand.
+    """
+    return load_observation(folder, load_wrappers, replay)
 
 
 def prepare(config: Config) -> Setup:

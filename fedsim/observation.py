@@ -14,12 +14,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from fedsim.effects import Effect, Unpublished
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import Architecture, ModelSpec, Statistics, ViTRoles, recover_statistics
 from fedsim.models.architecture import ModelWrapper
 from fedsim.update import LocalProtocol, State, Update
 
 FORMAT = 1
+
+Replayer = Callable[["Observation", Tensor, Tensor], Update | None]
+"""A client's computation once more: see `Observation.replay`."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Observation:
         defenses: the defenses that run on the client, as configured: public, less their randomness.
         auxiliary_probs: [classes] mean softmax of the global model over pictures that no client holds.
         summed: clients whose updates were summed before the server saw anything.
+        replayer: how a client computes, attached by whoever made the observation; None where that is not known.
     """
 
     server_round: int
@@ -50,6 +55,33 @@ class Observation:
     defenses: tuple[dict[str, Any], ...] = ()
     auxiliary_probs: Tensor | None = field(default=None)
     summed: int = 1
+    replayer: Replayer | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def effects(self) -> tuple[Effect, ...]:
+        """What the client's defenses do to its update, as they publish it; `Unpublished` for one that does not say."""
+        wrappers = self.architecture.wrappers
+        if self.defenses and not wrappers:
+            return tuple(Unpublished(str(defense.get("name", ""))) for defense in self.defenses)
+        each = (getattr(wrapper, "effects", None) for wrapper in wrappers)
+        unknown = (Unpublished(""),)
+        return tuple(effect for publish in each for effect in (unknown if publish is None else publish()))
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether who knows what the model saw can compute this update once more: nothing was drawn, summed or kept."""
+        wrappers = self.architecture.wrappers
+        if self.replayer is None or self.summed != 1 or (self.defenses and not wrappers):
+            return False
+        return all(getattr(wrapper, "repeatable", False) for wrapper in wrappers)
+
+    def replay(self, images: Tensor, labels: Tensor) -> Update | None:
+        """What the client would have shared of [B,C,H,W] images in [0, 1], as its model saw them, and [B] labels.
+
+        The client's protocol and the deterministic part of its defenses, in its precision. None where that cannot be
+        told: a defense that draws or remembers, dropout, sums over clients, several batches in an unknown order.
+        """
+        return None if self.replayer is None or not self.repeatable else self.replayer(self, images, labels)
 
     @cached_property
     def gradient(self) -> State:
@@ -111,6 +143,16 @@ class Observation:
         model = self.architecture.build(keep=True)
         model.load_state_dict(self.global_state)
         return model.train(self.protocol.training_mode)
+
+    @property
+    def eps(self) -> float:
+        """The relative rounding of what was shared."""
+        return max(float(torch.finfo(tensor.dtype).eps) for tensor in self.update.tensors.values())
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """[B,C,H,W] images in [0, 1] as the model reads them, float64."""
+        mean, std = (torch.tensor(v, dtype=torch.float64, device=images.device) for v in (self.mean, self.std))
+        return (images.detach().double() - mean.view(1, -1, 1, 1)) / std.view(1, -1, 1, 1)
 
     def to_unit_range(self, images: Tensor) -> Tensor:
         """Undo the normalisation of [B,C,H,W] pictures."""
@@ -181,12 +223,15 @@ def save_observation(observation: Observation, folder: Path) -> None:
     partial.replace(folder / "observation.json")
 
 
-def load_observation(folder: Path, load_wrappers: WrapperLoader | None = None) -> Observation:
+def load_observation(
+    folder: Path, load_wrappers: WrapperLoader | None = None, replayer: Replayer | None = None
+) -> Observation:
     """Read back what `save_observation` wrote.
 
     Args:
         load_wrappers: turns the recorded defenses into model wrappers; without it the architecture is
             the undefended one, which is all that attacks on the tensors alone need.
+        replayer: how such a client computes, which no file holds.
 
     Raises:
         ConfigError: the folder holds no complete observation, or one of another format.
@@ -223,6 +268,7 @@ def load_observation(folder: Path, load_wrappers: WrapperLoader | None = None) -
             defenses=defenses,
             auxiliary_probs=tensors.get("auxiliary_probs"),
             summed=record.get("summed", 1),
+            replayer=replayer,
         )
     except FileNotFoundError as error:
         raise ConfigError("observation", folder, f"no complete observation: {error.filename} is missing") from error

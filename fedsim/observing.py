@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedsim.models import Architecture, find_roles, normalisation
-from fedsim.observation import Observation
+from fedsim.observation import Observation, Replayer
 from fedsim.update import LocalProtocol, State, Update
 
 
@@ -14,13 +14,19 @@ class ObservationFactory:
     """Adds to an update what is known of every client: the architecture and the public settings."""
 
     def __init__(
-        self, architecture: Architecture, model: nn.Module, image_side: int, defenses: Iterable[dict[str, Any]] = ()
+        self,
+        architecture: Architecture,
+        model: nn.Module,
+        image_side: int,
+        defenses: Iterable[dict[str, Any]] = (),
+        replayer: Replayer | None = None,
     ) -> None:
         self._architecture = architecture
         self._roles = find_roles(model)
         self._mean, self._std = normalisation(model)
         self._image_shape = (3, image_side, image_side)
         self._defenses = tuple(defenses)
+        self._replayer = replayer
 
     def make(
         self,
@@ -47,4 +53,5 @@ class ObservationFactory:
             defenses=self._defenses,
             auxiliary_probs=auxiliary_probs,
             summed=summed,
+            replayer=self._replayer,
         )

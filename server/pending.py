@@ -47,11 +47,13 @@ class PendingObservations:
 
     Args:
         recorded: where the run keeps its observations.
+        load: reads one of them back, with what its clients' defenses make of the model.
     """
 
-    def __init__(self, root: Path, recorded: Path) -> None:
+    def __init__(self, root: Path, recorded: Path, load: Callable[[Path], Observation] = load_observation) -> None:
         self._root = root
         self._recorded = recorded
+        self._load = load
 
     def keep(self, unfinished: Iterable[Unfinished]) -> None:
         """Hold exactly these from now on; `sync_all` makes it last.
@@ -111,7 +113,7 @@ class PendingObservations:
 
     def _read(self, folder: Path) -> tuple[Observation, GroundTruth | None]:
         recorded = self._recorded / folder.name
-        observation = load_observation(recorded if (recorded / "observation.json").exists() else folder)
+        observation = self._load(recorded if (recorded / "observation.json").exists() else folder)
         ids = json.loads((folder / IDS).read_text(encoding="utf-8"))
         if ids is None:
             return observation, None

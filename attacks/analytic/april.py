@@ -1,5 +1,7 @@
 """APRIL's closed form: the tokens from the first attention's gradients (Lu et al. 2022, section 3.2)."""
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -7,8 +9,9 @@ from torch import Tensor
 from attacks.analytic.certificate import finite, judge, relative_error, solution_values
 from attacks.analytic.least_squares import PatchSolution, solve_patches
 from attacks.analytic.patch_gradient import check_embedding, embedding_rows, examples_behind, known_embedding
-from attacks.analytic.patches import unpatchify
-from attacks.base import Attack, Certificate, Needs, Reconstruction
+from attacks.analytic.patches import patchify, unpatchify
+from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
+from attacks.certificate.linear import linear_error, own_equations
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 
@@ -89,6 +92,28 @@ class April(Attack):
             certificate=_certificate(observation, tokens, growth, only_reader, weight),
         )
 
+    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
+        assert result.images is not None
+        roles, state = observation.roles, observation.global_state
+        assert roles.patch is not None
+        assert roles.patch_weight is not None
+        assert roles.qkv_weight is not None
+        qkv_weight = state[roles.qkv_weight].double()
+        sides = [
+            side
+            for one in (observation, again)
+            for side in (_all_token_grads(one), qkv_weight.T @ one.gradient_of("qkv_weight"))
+        ]
+        patches = patchify(observation.normalised(result.images.cpu()), roles.patch)
+        errors = linear_error(*sides, _tokens_of(observation, patches), observation.eps)
+        least = torch.linalg.svdvals(state[roles.patch_weight].double().flatten(1))
+        width, pixels = len(qkv_weight.T), patches.shape[1]
+        if errors is None or pixels > width:
+            return None
+        # At worst all of a token's error lies where the patch projection is weakest.
+        growth = math.sqrt(width / pixels) / float(least[-1].clamp(min=1e-300))
+        return own_equations(errors[roles.prefix_tokens :] * growth, observation.std)
+
     def _check_architecture(self, observation: Observation) -> None:
         check_embedding(observation)
         if not observation.roles.direct_attention:
@@ -96,6 +121,22 @@ class April(Attack):
                 "the first attention does not read the embedding directly (a norm before it, a residual around it): "
                 "the formula needs model.variant=april"
             )
+
+
+def _tokens_of(observation: Observation, patches: Float[Tensor, "patches pixels"]) -> Float[Tensor, "tokens width"]:
+    """What the first attention reads of these patches, prefix tokens first, float64."""
+    roles, state = observation.roles, observation.global_state
+    assert roles.patch_weight is not None
+    embedding = known_embedding(observation)
+    tokens = patches @ state[roles.patch_weight].double().flatten(1).T
+    if roles.patch_bias is not None:
+        tokens = tokens + state[roles.patch_bias].double()
+    tokens = tokens + embedding[roles.embedded_prefix_tokens :]
+    names = [state[name].double().reshape(-1, tokens.shape[1]) for name in roles.prefix_names]
+    prefix = torch.cat(names) if names else tokens[:0]
+    if roles.embedded_prefix_tokens:
+        prefix = prefix + embedding[: roles.embedded_prefix_tokens]
+    return torch.cat([prefix, tokens])
 
 
 def _all_token_grads(observation: Observation) -> Float[Tensor, "tokens width"]:

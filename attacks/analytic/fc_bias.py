@@ -1,16 +1,19 @@
 """Pictures from the first fully connected layer: its weight's gradient over its bias's (Phong et al. 2018)."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from attacks.analytic.certificate import MIN_EXPECTED_PSNR, relative_error
 from attacks.analytic.patch_gradient import examples_behind
 from attacks.analytic.rank_one import LinearInput, parallel_units, solve_input
-from attacks.base import Attack, Certificate, Reconstruction
+from attacks.base import Attack, Bound, Certificate, Reconstruction
+from attacks.certificate.linear import linear_error, own_equations
 from attacks.label.single import single_label
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
@@ -73,6 +76,17 @@ class FullyConnectedBias(Attack):
         images = torch.stack([candidate.image for candidate in found]).clamp(0.0, 1.0)
         return Reconstruction(images, single_label(observation) if pictures == 1 else None, certificate)
 
+    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
+        assert result.images is not None
+        layer = picture_layer(observation)
+        inputs = observation.normalised(result.images.cpu()).flatten(1)
+        sides = [gradient for one in (observation, again) for gradient in reversed(_gradients(one, layer))]
+        if len(inputs) > 1:
+            return _bound_of_batch(observation, result, layer, inputs, sides)
+        bias, weight, bias_again, weight_again = sides
+        errors = linear_error(bias[None], weight, bias_again[None], weight_again, inputs, observation.eps)
+        return own_equations(errors, observation.std)
+
     def _read(self, observation: Observation, solution: LinearInput) -> "Candidate":
         image = observation.to_unit_range(solution.input.reshape(1, *observation.image_shape))[0]
         std = image.new_tensor(observation.std).view(-1, 1, 1)
@@ -126,6 +140,61 @@ class Candidate:
         by even numbers of them.
         """
         return self.whole and self.exact and self.mismatch <= MAX_MISMATCH
+
+
+def _bound_of_batch(
+    observation: Observation,
+    result: Reconstruction,
+    layer: str,
+    inputs: Float[Tensor, "batch pixels"],
+    sides: Sequence[Tensor],
+) -> Bound | None:
+    """Each image by the units that it alone moves, as long as no other can come to move them over the error bounded.
+
+    For one step; units that do nothing where they are inactive (ReLUs) stay so up to where their input turns positive.
+    """
+    assert result.labels is not None
+    if observation.protocol.steps > 1:
+        return None
+    before, moved = _moved_units(observation, layer, inputs, result.labels)
+    weight = observation.global_state[f"{layer}.weight"].double().norm(dim=1)
+    distances = before.abs() / weight.clamp(min=1e-300)
+    bias, weight_grad, bias_again, weight_again = sides
+    worst, radii, alone_of = [], [], []
+    for number, image in enumerate(inputs):
+        alone = (moved[number] != 0) & (moved != 0).sum(dim=0).eq(1)
+        if int(alone.sum()) < 2:
+            return None
+        errors = linear_error(
+            bias[None, alone], weight_grad[alone], bias_again[None, alone], weight_again[alone], image[None],
+            observation.eps,
+        )  # fmt: skip
+        if errors is None:
+            return None
+        worst.append(errors)
+        radii.append(float(errors) * math.sqrt(len(image)))
+        alone_of.append(alone)
+    for number, alone in enumerate(alone_of):
+        others = [other for other in range(len(inputs)) if other != number]
+        if any(bool((distances[other, alone] <= radii[other]).any()) for other in others):
+            return None
+    return own_equations(torch.stack(worst).max()[None], observation.std)
+
+
+def _moved_units(
+    observation: Observation, layer: str, inputs: Float[Tensor, "batch pixels"], labels: Tensor
+) -> tuple[Float[Tensor, "batch units"], Float[Tensor, "batch units"]]:
+    """What each unit reads before its activation, and the gradient of its bias by each image alone; float64."""
+    model = observation.build_model().double().eval()
+    read: list[Tensor] = []
+    hook = model.get_submodule(layer).register_forward_hook(lambda _, __, output: read.append(output))
+    with torch.enable_grad():
+        scores = model(inputs.reshape(len(inputs), *observation.image_shape))
+        smoothing = observation.protocol.label_smoothing
+        loss = F.cross_entropy(scores, labels.cpu(), label_smoothing=smoothing, reduction="sum")
+        (moved,) = torch.autograd.grad(loss, read[0])
+    hook.remove()
+    return read[0].detach(), moved
 
 
 def bias_gradients(

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.func import vjp
 
 from attacks.analytic.first_norm import FirstNorm
-from attacks.analytic.forward_mode import jacobian_product
 from attacks.analytic.subspace import RowSpace
+from attacks.forward_mode import jacobian_product
 
 NONLINEAR_SHARE = (0.0, 0.04, 0.2, 0.2)
 """How much of a change of a token each projection sees in directions that no linear equation reaches, at random

@@ -17,7 +17,7 @@ from attacks.analytic.row_space import Spaces, gradient_spaces, make_readers, pi
 from attacks.analytic.row_space_solution import Pixels, solve
 from attacks.analytic.row_space_system import patch_system
 from attacks.analytic.subspace import RowSpace, row_space
-from attacks.base import Attack, Certificate, Needs, Reconstruction
+from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
 
@@ -90,12 +90,17 @@ class MJPAdaptive(Attack):
             raise ConfigError("attack.mjp_adaptive.levels", levels, "the largest pixel value, such as 255, or null")
         self.later = later
         self.levels = levels
+        self._unmasked = PatchGradient(levels=levels)
 
     def check(self, observation: Observation) -> None:
         check_embedding(observation)
         if UNKNOWN not in observation.global_state:
             raise NotApplicable(f"the model has no {UNKNOWN}: the client does not run mjp")
         super().check(observation)
+
+    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
+        """Of an unmasked image; no other is certified."""
+        return self._unmasked.bound(observation, result, again)
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable for withheld gradients, full masks, and more patches than the model is wide."""
@@ -104,7 +109,7 @@ class MJPAdaptive(Attack):
         token_grads = rows[observation.roles.embedded_prefix_tokens :]
         masked = masked_positions(token_grads)
         if not bool(masked.any()):
-            return PatchGradient(levels=self.levels).run(observation, rng, device)
+            return self._unmasked.run(observation, rng, device)
         if len(token_grads) >= token_grads.shape[1]:
             raise NotApplicable(f"{len(token_grads)} patches >= width {token_grads.shape[1]}: masked ones do not show")
         weight_grad = observation.gradient_of("patch_weight").to(device).flatten(1)

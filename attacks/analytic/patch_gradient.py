@@ -9,9 +9,10 @@ from torch import Tensor
 from attacks.analytic.certificate import finite, judge, relative_error, solution_values
 from attacks.analytic.least_squares import PatchSolution, solve_patches
 from attacks.analytic.localisation import without_localisation
-from attacks.analytic.patches import unpatchify
+from attacks.analytic.patches import patchify, unpatchify
 from attacks.analytic.pixel_grid import EXCESS, MAX_WRONG, GridSolution, round_to_grid
-from attacks.base import Attack, Certificate, Needs, Reconstruction
+from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
+from attacks.certificate.linear import linear_error, own_equations
 from attacks.label.single import single_label
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
@@ -78,6 +79,17 @@ class PatchGradient(Attack):
             labels=single_label(observation) if examples_behind(observation) == 1 else None,
             certificate=_certificate(observation, rows, solution, rounded),
         )
+
+    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
+        assert result.images is not None
+        assert observation.roles.patch is not None
+        sides = []
+        for one in (observation, again):
+            rows = embedding_rows if self.localisation == "subtract" else shared_rows
+            sides += [rows(one)[one.roles.embedded_prefix_tokens :], one.gradient_of("patch_weight").flatten(1)]
+        patches = patchify(observation.normalised(result.images.cpu()), observation.roles.patch)
+        errors = linear_error(*sides, patches, observation.eps)
+        return own_equations(errors, observation.std)
 
     def _round(
         self,

@@ -4,6 +4,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 
+def patchify(
+    images: Float[Tensor, "1 channels height width"], patch: tuple[int, int]
+) -> Float[Tensor, "tokens pixels"]:
+    """The rows that `unpatchify` tiles."""
+    _, channels, height, width = images.shape
+    tiles = images.reshape(channels, height // patch[0], patch[0], width // patch[1], patch[1])
+    return tiles.permute(1, 3, 0, 2, 4).reshape(-1, channels * patch[0] * patch[1])
+
+
 def unpatchify(
     patches: Float[Tensor, "tokens pixels"], grid: tuple[int, int], patch: tuple[int, int]
 ) -> Float[Tensor, "1 channels height width"]:

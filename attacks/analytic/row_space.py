@@ -11,12 +11,13 @@ from attacks.analytic.completion import complete
 from attacks.analytic.first_norm import FirstNorm, first_norm, plain_blocks, spanned_gradients
 from attacks.analytic.later_norms import Readers
 from attacks.analytic.patch_gradient import examples_behind, known_embedding
-from attacks.analytic.patches import unpatchify
+from attacks.analytic.patches import patchify, unpatchify
 from attacks.analytic.row_space_solution import OPEN, Pixels, Solution, expected_psnr, open_directions, solve
 from attacks.analytic.row_space_system import PatchSystem, Uncertainty, patch_system, uncertainty
 from attacks.analytic.subspace import RowSpace as Subspace
 from attacks.analytic.subspace import row_space
-from attacks.base import Attack, Certificate, Needs, Reconstruction
+from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
+from attacks.certificate.linear import MARGIN, own_equations
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
 
@@ -70,6 +71,28 @@ class RowSpace(Attack):
             images=to_picture(observation, solution.patches, pixels),
             certificate=_certificate(observation, spaces, system, solution, pixels),
         )
+
+    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
+        """By the linear system alone: what its singular values make of the noise, and what they made of it once more.
+
+        Its solution for the update that the result gives is off the result by errors of the size that the first one
+        has. Where equations are short nothing bounds the directions that smoothness or later blocks settled.
+        """
+        assert result.images is not None
+        assert observation.roles.patch is not None
+        image = patchify(observation.normalised(result.images.cpu()), observation.roles.patch)
+        errors = []
+        for one in (observation, again):
+            spaces = gradient_spaces(one, torch.device("cpu"))
+            system = patch_system(spaces.norm, spaces.picture.basis, spaces.tokens)
+            doubt, pixels = uncertainty(system, spaces.norm, spaces.tokens), pixels_of(one, spaces.norm)
+            if system.equations.shape[0] <= system.equations.shape[1] or not bool(doubt.deviation.isfinite().all()):
+                return None
+            expected = 10 ** (-expected_psnr(system, doubt, pixels) / 20) / max(one.std)
+            errors.append((float((system.patches(system.estimate) - image).square().mean().sqrt()), expected))
+        (off, expected), (off_again, expected_again) = errors
+        length = off + MARGIN * max(off_again, expected, expected_again)
+        return own_equations(torch.tensor([length]), observation.std)
 
 
 @dataclass(frozen=True)

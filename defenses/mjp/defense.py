@@ -18,6 +18,7 @@ from defenses.mjp.settings import option, scale, share, whole
 from defenses.mjp.tally import Tally
 from defenses.position import WithholdPositionEmbedding
 from defenses.withholding import Withhold
+from fedsim.effects import Effect, MasksPositions, TransformsImages
 from fedsim.errors import ConfigError
 from fedsim.update import State
 
@@ -122,6 +123,14 @@ class MaskedJigsawPuzzle(Defense):
         `per=batch` too: what pictures share is drawn without them.
         """
         return not self.needs_positions
+
+    @property
+    def repeatable(self) -> bool:
+        """As a batch without a mask: one with a mask does not come out the same."""
+        return True
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (TransformsImages(), MasksPositions()) if self.needs_positions else (TransformsImages(),)
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """Raises ConfigError for models without learnable position embeddings, unless only pictures are changed."""

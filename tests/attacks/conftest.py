@@ -15,6 +15,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 
+from clients.replay import replay
 from defenses import Defense, DefenseChain
 from fedsim.models import Architecture, ModelSpec, find_roles, input_size, normalisation
 from fedsim.observation import Observation
@@ -75,6 +76,7 @@ def observe(
         mean=mean,
         std=std,
         num_classes=spec.num_classes,
+        replayer=replay,
     )
 
 

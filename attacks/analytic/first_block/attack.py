@@ -12,9 +12,10 @@ from attacks.analytic.first_block.residual import HiddenSystem
 from attacks.analytic.first_block.search import Solutions, find_solutions
 from attacks.analytic.first_block.subspaces import AffineSet, AffineTokens, affine_patches, affine_tokens
 from attacks.analytic.first_norm import FirstNorm, first_norm, spanned_gradients
-from attacks.analytic.patches import unpatchify
+from attacks.analytic.patches import patchify, unpatchify
 from attacks.analytic.subspace import row_space
-from attacks.base import Attack, Certificate, Needs, Reconstruction
+from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
+from attacks.certificate.linear import MARGIN, own_equations
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
 
@@ -86,6 +87,22 @@ class FirstBlock(Attack):
             images=images, certificate=_judge(values, found, problem.tolerance), trace=tuple(found.trace)
         )
 
+    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
+        """Token by token: what the first MLP's equations make of their noise, and how far the sets are off."""
+        assert result.images is not None
+        assert observation.roles.patch is not None
+        first, second = (_problem(one, torch.device("cpu")) for one in (observation, again))
+        errors = []
+        for image in observation.normalised(result.images.cpu()):
+            patches = patchify(image[None], observation.roles.patch)
+            here, there = _fit(first, patches), _fit(second, patches)
+            if not bool((here.weakest > 0).all()):
+                return None
+            noise = torch.stack([here.residual, there.residual, first.values["noise"] * here.size]).amax(dim=0)
+            errors.append(MARGIN * (here.reach * noise / here.weakest + torch.maximum(here.outside, there.outside)))
+        pixels = first.norm.patch_weight.shape[1]
+        return own_equations(torch.stack(errors).square().mean(dim=1).max().sqrt()[None] / pixels**0.5, observation.std)
+
     def _pictures(
         self, observation: Observation, patches: Float[Tensor, "batch tokens pixels"]
     ) -> tuple[Float[Tensor, "batch c h w"], bool]:
@@ -154,6 +171,38 @@ def _problem(observation: Observation, device: torch.device) -> _Problem:
         "hidden_gap": hidden.gap,
     }
     return _Problem(norm, block, tokens, system, tolerance, values)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Patches of one image in the equations: each token's ‖r‖, activations and smallest singular value of its Jacobian.
+
+    Attributes:
+        outside: distance of each patch from the affine set that should hold it.
+        reach: pixels that a unit of the unknowns moves at most.
+    """
+
+    residual: Float[Tensor, " tokens"]
+    size: Float[Tensor, " tokens"]
+    weakest: Float[Tensor, " tokens"]
+    outside: Float[Tensor, " tokens"]
+    reach: float
+
+
+def _fit(problem: _Problem, patches: Float[Tensor, "tokens pixels"]) -> _Fit:
+    weight, bias = problem.block.projection()
+    z = patches @ problem.norm.patch_weight.T + problem.norm.known
+    z = z + problem.block.attend(z, z) @ weight.T + bias
+    free = problem.tokens.tokens.directions
+    x = (z - problem.tokens.tokens.base) @ free
+    at = problem.system.at(torch.arange(len(z)), x)
+    weakest = torch.linalg.svdvals(at.jacobian)[:, -1] if free.shape[1] else torch.ones(len(z), dtype=z.dtype)
+    known = problem.tokens.patches.directions.shape[1]
+    moved = problem.tokens.patches.directions @ problem.tokens.joint.directions[:known]
+    reach = float(torch.linalg.matrix_norm(moved, ord=2)) if free.shape[1] else 0.0
+    found, _ = problem.tokens.split(x[:, None])
+    outside = (patches - found[:, 0]).norm(dim=1)
+    return _Fit(at.values.norm(dim=1), at.size, weakest, outside, reach)
 
 
 def _forward_residual(problem: _Problem, patches: Float[Tensor, "batch tokens pixels"]) -> float:

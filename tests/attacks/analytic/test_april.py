@@ -164,7 +164,7 @@ def test_what_the_formula_does_not_read_may_be_withheld_or_spoilt(kwargs, more, 
     for given in (alone, beside):
         found = April()(given, rng, cpu)
         assert torch.equal(found.images, expected.images)
-        assert found.certificate.certified
+        assert found.certificate.certified == (given is alone), "what was spoilt does not come out the same again"
 
 
 @pytest.mark.parametrize("spoilt", ["pos_embed", "cls_token", "blocks.0.attn.qkv.weight"])

@@ -124,7 +124,7 @@ def test_noise(relative_norm, decibel, tools, rng, cpu):
     observation = tools.observe(tools.tiny(), tools.detailed(), [3], defenses=defenses)
     result = PLAIN(observation, rng, cpu)
     assert tools.psnr(result.images, tools.detailed()) == pytest.approx(decibel, abs=3)
-    assert result.certificate.certified == (relative_norm == 1e-6)
+    assert result.certificate.status == "uncertified", "noise cannot be computed once more"
 
 
 def test_cross_validation_gains_under_noise(tools, rng, cpu):
@@ -141,7 +141,9 @@ def test_delta_of_one_sgd_step(kind, lr, decibel, tools, rng, cpu):
     observation = tools.observe(tools.tiny(), tools.detailed(), [3], lr=lr, kind=kind)
     result = PLAIN(observation, rng, cpu)
     assert tools.psnr(result.images, tools.detailed()) == pytest.approx(decibel, abs=5)
-    assert result.certificate.certified == (lr > 0.0001)
+    assert result.certificate.certified == (lr > 0.001)
+    if result.certificate.certified:
+        assert tools.psnr(result.images, tools.detailed()) >= result.certificate.values["promised_psnr"]
     assert result.labels.tolist() == [3]
 
 
@@ -202,7 +204,7 @@ def test_dropout_after_the_embedding_is_harmless(tools, rng, cpu):
         observation = tools.observe(tools.tiny(kwargs=kwargs), tools.detailed(), [3])
     result = PatchGradient()(observation, rng, cpu)
     assert tools.psnr(result.images, tools.detailed()) > 90
-    assert result.certificate.certified
+    assert "drew" in result.certificate.reason or "a draw is unknown" in result.certificate.reason
 
 
 def test_layer_scale_is_badly_conditioned_and_says_so(tools, rng, cpu):

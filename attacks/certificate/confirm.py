@@ -1,0 +1,176 @@
+"""Whether a result stands: it goes once more through the client's own computation, and its error is bounded."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice, permutations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from attacks.result import Bound, Certificate, Reconstruction, uncertified
+from fedsim.errors import NotApplicable
+from fedsim.observation import Observation
+
+MIN_PSNR = 60.0
+"""dB: what rounding to 8 bits leaves is 58.9."""
+
+MAX_PSNR = 120.0
+"""dB: no more is promised, since images become a model's input in float32."""
+
+MAX_MISMATCH = 1e-3
+"""Relative, in the tensor that is most off. A true image leaves 1e-7 to 1e-5 of a float32 gradient."""
+
+FLOOR = 1e-3
+"""A tensor whose gradient is smaller than this share of all counts as that: some are rounding and nothing else."""
+
+MAX_ORDERS = 24
+"""Assignments of labels to images that are tried, each by one client's step."""
+
+MAX_LABELS = 100
+"""Labels that are tried where none is known for one image."""
+
+BoundOf = Callable[[Observation, Reconstruction, Observation], Bound | None]
+
+
+def confirmed(observation: Observation, result: Reconstruction, bound: BoundOf) -> Reconstruction:
+    """The result with a certificate, or the reason why there is none.
+
+    Certified is: the only image near this one that gives what was shared; twins far away are possible. Labels alone
+    rest on the test of the head's own gradient, and on nothing having been drawn or summed.
+    """
+    if not observation.repeatable:
+        return uncertified(result, _unrepeatable(observation))
+    if result.images is None:
+        return result
+    try:
+        again, labels, off = _again(observation, result)
+    except NotApplicable as refusal:
+        return uncertified(result, str(refusal))
+    if off > MAX_MISMATCH:
+        reason = f"computed once more, its update is off by {off:.1g} of the shared one"
+        return uncertified(result, reason, replayed=off)
+    found = bound(observation, replace(result, labels=labels), again)
+    if found is None or not math.isfinite(found.psnr):
+        return uncertified(result, "its conditioning is unknown: how far the image could be off", replayed=off)
+    psnr = min(found.psnr, MAX_PSNR)
+    if psnr < MIN_PSNR:
+        reason = f"{psnr:.0f} dB at least by {found.how}: not exact pixels"
+        return uncertified(result, reason, replayed=off, bounded_psnr=psnr)
+    claim = result.certificate
+    reason = f"computed once more, it gives the shared update up to {off:.0e}; {psnr:.0f} dB at least by {found.how}"
+    values = {**claim.values, "replayed": off, "promised_psnr": psnr}
+    return replace(result, certificate=Certificate("certified", f"{claim.reason}; {reason}", values))
+
+
+def mismatch(observation: Observation, again: Observation) -> float:
+    """‖f(x̂) - f*‖ over ‖f*‖ in the tensor that is most off; infinite where one is missing.
+
+    Rounding of weights, which a change of them carries, is allowed for.
+    """
+    shared, found = observation.gradient, again.gradient
+    if not shared or shared.keys() - found.keys():
+        return math.inf
+    whole = math.sqrt(math.fsum(float(tensor.square().sum()) for tensor in shared.values()))
+    rounded = _rounding(observation)
+    return max(_off(shared[name], found[name], FLOOR * whole, rounded.get(name, 0.0)) for name in shared)
+
+
+def _off(shared: Tensor, found: Tensor, floor: float, rounding: float) -> float:
+    off = float((found - shared).norm())
+    if not math.isfinite(off):  # half precision overflows, and does so again
+        return 0.0 if torch.equal(found.nan_to_num(nan=0.0), shared.nan_to_num(nan=0.0)) else math.inf
+    return max(0.0, off - rounding) / max(float(shared.norm()), floor, 1e-300)
+
+
+def _rounding(observation: Observation) -> dict[str, float]:
+    """What the rounding of the weights leaves in each tensor of a change, as a norm; two of them are compared."""
+    update, protocol = observation.update, observation.protocol
+    if update.kind == "gradient":
+        return {}
+    scale, state = protocol.gradient_scale(), observation.global_state
+    eps = {name: float(torch.finfo(tensor.dtype).eps) for name, tensor in update.tensors.items()}
+    return {
+        name: 2.0 * eps[name] * math.sqrt(protocol.steps) * float(state[name].double().norm()) / scale
+        for name in update.tensors
+    }
+
+
+def _again(observation: Observation, result: Reconstruction) -> tuple[Observation, Tensor, float]:
+    """The update that the result gives, with the labels that fit best.
+
+    Raises:
+        NotApplicable: no labels are known, or the computation cannot be done once more.
+    """
+    assert result.images is not None
+    images = result.images.detach()
+    best: tuple[Observation, Tensor, float] | None = None
+    for labels in _labels(observation, result):
+        update = observation.replay(images, labels)
+        if update is None:
+            raise NotApplicable("the client's computation cannot be done once more: an order or a draw is unknown")
+        again = replace(observation, update=update)
+        off = mismatch(observation, again)
+        if best is None or off < best[2]:
+            best = again, labels, off
+        if off <= MAX_MISMATCH:
+            break
+    if best is None:
+        raise NotApplicable("no labels are known to compute the update once more with")
+    return best
+
+
+def _labels(observation: Observation, result: Reconstruction) -> Iterator[Int[Tensor, " batch"]]:
+    """Assignments to try, the likeliest first: one label of one image, or the certified ones of several."""
+    assert result.images is not None
+    count = len(result.images)
+    if count == 1:
+        yield from _of_one(observation, result.labels)
+        return
+    if count > observation.num_classes - 1:
+        return
+    found = _certified_labels(observation)
+    if found is not None and len(found) == count:
+        yield from islice(_orders(found.tolist()), MAX_ORDERS)
+
+
+def _of_one(observation: Observation, known: Tensor | None) -> Iterator[Int[Tensor, " batch"]]:
+    from attacks.label.single import single_label  # attacks import this module through their base
+
+    named = known if known is not None and len(known) == 1 else single_label(observation)
+    if named is not None:
+        yield named.cpu()
+    elif observation.num_classes <= MAX_LABELS:
+        yield from torch.arange(observation.num_classes).split(1)
+
+
+def _certified_labels(observation: Observation) -> Tensor | None:
+    from attacks.label.certified import features_of  # as above
+
+    try:
+        found = features_of(observation, torch.device("cpu"), torch.Generator().manual_seed(0))
+    except NotApplicable:
+        return None
+    return found.labels if found.certified else None
+
+
+def _orders(labels: list[int]) -> Iterator[Int[Tensor, " batch"]]:
+    seen = set()
+    for order in permutations(labels):
+        if order not in seen:
+            seen.add(order)
+            yield torch.tensor(order)
+
+
+def _unrepeatable(observation: Observation) -> str:
+    if observation.replayer is None:
+        return "how the client computes is not known here, so that nothing can be computed once more"
+    if observation.summed != 1:
+        return f"a sum over {observation.summed} clients cannot be computed once more"
+    return "a defense draws, remembers or does not say how it acts: the update cannot be computed once more"
+
+
+def psnr_of(mse: Float[Tensor, ""] | float) -> float:
+    """dB of a mean squared error of [0, 1] pixels."""
+    return -10.0 * math.log10(max(float(mse), 1e-30))

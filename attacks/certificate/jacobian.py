@@ -1,0 +1,100 @@
+"""How far an image may be off, by the whole Jacobian of a shared gradient in its pixels: for small images."""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attacks.forward_mode import jacobian
+from attacks.result import Bound, Reconstruction
+from fedsim.observation import Observation
+from fedsim.update import State
+
+MAX_PIXELS = 2_000
+"""Pixels of all images together up to which J is computed whole."""
+
+MAX_ROWS = 20_000
+"""Numbers of the gradient that are used, of whole tensors in turn: fewer equations give no better conditioning."""
+
+MAX_BEND = 0.5
+"""Share of its length by which J may change over the distance that the bound allows."""
+
+
+def jacobian_bound(observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
+    """‖x̂ - x‖ <= (‖W r(x̂)‖ + ‖W δ‖) / σ_min(W J), W each tensor's 1/‖f*‖, δ the client's rounding (float64).
+
+    For one gradient that no defense changed; None otherwise, for more than `MAX_PIXELS` pixels, and where J bends too
+    much over that distance.
+    """
+    if observation.update.kind != "gradient" or observation.effects or result.images is None or result.labels is None:
+        return None
+    if result.images.numel() > MAX_PIXELS:
+        return None
+    shared = _chosen(observation.gradient)
+    gradient_of = _gradient(observation, result.labels, shared)
+    x = observation.normalised(result.images.cpu()).flatten()
+    target = torch.cat([tensor.flatten().cpu() / _norm(tensor) for tensor in shared.values()])
+    with sdpa_kernel(SDPBackend.MATH):
+        J = jacobian(gradient_of, x)
+        residual = float((gradient_of(x) - target).norm())
+        _, singular, right = torch.linalg.svd(J, full_matrices=False)
+        if float(singular[-1]) <= float(singular[0]) * 1e-13:
+            return None
+        length = (residual + _rounding(observation, again, shared)) / float(singular[-1])
+        weakest = right[-1]
+        moved = gradient_of(x + length * weakest) - gradient_of(x)
+    bent = float((moved - length * (J @ weakest)).norm())
+    if not bent <= MAX_BEND * length * float(singular[-1]):
+        return None
+    mse = length**2 / len(x) * max(observation.std) ** 2
+    psnr = -10.0 * math.log10(max(mse, 1e-30))
+    return Bound(psnr, f"the whole Jacobian of {len(x)} pixels, condition {float(singular[0] / singular[-1]):.0e}")
+
+
+def _chosen(gradient: State) -> State:
+    """The first tensors up to `MAX_ROWS` numbers, without those whose gradient is rounding alone."""
+    whole = math.sqrt(math.fsum(float(tensor.square().sum()) for tensor in gradient.values()))
+    chosen: State = {}
+    rows = 0
+    for name, tensor in gradient.items():
+        if float(tensor.norm()) > 1e-4 * whole and (not chosen or rows + tensor.numel() <= MAX_ROWS):
+            chosen[name] = tensor
+            rows += tensor.numel()
+    return chosen
+
+
+def _gradient(observation: Observation, labels: Tensor, shared: State) -> Callable[[Tensor], Tensor]:
+    """The weighed gradient as a function of normalised pixels, float64."""
+    model: nn.Module = observation.build_model().double().cpu()
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    norms = {name: _norm(tensor) for name, tensor in shared.items()}
+    shape = (len(labels), *observation.image_shape)
+    smoothing = observation.protocol.label_smoothing
+
+    def loss(chosen: State, x: Tensor) -> Tensor:
+        scores = functional_call(model, {**parameters, **chosen}, (x.reshape(shape),))
+        return F.cross_entropy(scores, labels.cpu(), label_smoothing=smoothing)
+
+    def weighed(x: Tensor) -> Tensor:
+        found = torch.func.grad(loss)({name: parameters[name] for name in shared}, x)
+        return torch.cat([found[name].flatten() / norms[name] for name in shared])
+
+    return weighed
+
+
+def _rounding(observation: Observation, again: Observation, shared: State) -> float:
+    """‖W δ‖: what the client's own precision leaves between its gradient and the exact one.
+
+    Measured at the result, whose gradient is known in both precisions, by the largest of any tensor, in all of them.
+    """
+    found = again.gradient
+    off = max(float((found[name] - shared[name]).norm()) / _norm(shared[name]) for name in shared)
+    return math.sqrt(len(shared)) * max(off, 32.0 * observation.eps)
+
+
+def _norm(tensor: Tensor) -> float:
+    return max(float(tensor.norm()), 1e-300)

@@ -1,0 +1,64 @@
+"""How far the solution of a closed form's own system may be off, with errors on both of its sides."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attacks.result import Bound
+
+MARGIN = 3.0
+"""Times the root mean square that the measured errors lead to: they were measured once, at the result."""
+
+
+def linear_error(
+    matrix: Float[Tensor, "unknowns equations"],
+    right_hand: Float[Tensor, "equations columns"],
+    matrix_again: Float[Tensor, "unknowns equations"],
+    right_hand_again: Float[Tensor, "equations columns"],
+    solution: Float[Tensor, "unknowns columns"],
+    eps: float,
+) -> Float[Tensor, " unknowns"] | None:
+    """A bound on the root mean square error of each row of X̂ in Gᵀ X = A; None without full rank.
+
+    A = Gᵀ X + ρ for what the client really had, ρ its arithmetic and whatever its defenses do to G and A apart. Then
+    X̂ - X = M (Gᵀ X̂ - A + ρ) for any left inverse M of Gᵀ. The residual of X̂ is known. ρ is measured twice: at X̂
+    itself, whose own G and A come from the client's computation once more, equation by equation; and by what no X
+    explains in the equations to spare. The larger of both counts, `MARGIN` times.
+
+    Args:
+        matrix, right_hand: G and A as they were shared, float64.
+        matrix_again, right_hand_again: those that the result gives.
+        solution: X̂.
+        eps: relative rounding of the client's numbers.
+    """
+    G, A = matrix.double(), right_hand.double()
+    unknowns, equations = G.shape
+    if unknowns > equations:
+        return None
+    X = solution.double()
+    arithmetic = (right_hand_again.double() - matrix_again.double().T @ X).square().mean(dim=1)
+    scale = (arithmetic + eps**2 * (G.abs().T @ X.abs()).square().mean(dim=1)).sqrt()
+    scale = scale.clamp(min=1e-6 * float(scale.max())).clamp(min=1e-300)
+    weighed, left_over = G / scale, (G.T @ X - A) / scale[:, None]
+    rows = weighed.norm(dim=1).clamp(min=1e-300)
+    left, singular, right = torch.linalg.svd((weighed / rows[:, None]).T, full_matrices=False)
+    if float(singular[-1]) <= float(singular[0]) * torch.finfo(torch.float64).eps * equations:
+        return None
+    inverse = (right.T / singular) @ left.T / rows[:, None]
+    unexplained = left_over - left @ (left.T @ left_over)
+    freedom = (equations - unknowns) * X.shape[1]
+    noise = max(1.0, float(unexplained.norm()) / math.sqrt(freedom)) if freedom else 1.0
+    known = (inverse @ left_over).square().mean(dim=1).sqrt()
+    return known + MARGIN * noise * inverse.norm(dim=1)
+
+
+def own_equations(errors: Float[Tensor, " unknowns"] | None, std: Sequence[float]) -> Bound | None:
+    """The bound in dB of [0, 1] pixels, for the errors of rows of normalised ones; `std` by which they were divided."""
+    if errors is None:
+        return None
+    mse = float(errors.square().mean()) * max(std) ** 2
+    psnr = -10.0 * math.log10(max(mse, 1e-30)) if math.isfinite(mse) else -math.inf
+    return Bound(psnr, "its own equations, with the errors measured on both sides")

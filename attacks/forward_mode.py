@@ -1,0 +1,38 @@
+"""Jacobian-vector products without the warning that torch's own first use of them prints."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import jvp, vmap
+
+CHUNK = 64
+"""Directions that are pushed forward together."""
+
+
+def jacobian_product(
+    function: Callable[[Tensor], Tensor], point: Float[Tensor, "*shape"], direction: Float[Tensor, "*shape"]
+) -> Tensor:
+    """J(point)·direction of one function of one tensor."""
+    with _without_warning():
+        change: Tensor = jvp(function, (point,), (direction,))[1]
+    return change
+
+
+def jacobian(function: Callable[[Tensor], Tensor], point: Float[Tensor, " inputs"]) -> Float[Tensor, "outputs inputs"]:
+    """J(point) whole, column by column: as many products as there are inputs."""
+    basis = torch.eye(len(point), dtype=point.dtype, device=point.device)
+    with _without_warning():
+        columns = [vmap(lambda one: jvp(function, (point,), (one,))[1])(part) for part in basis.split(CHUNK)]
+    return torch.cat(columns).T
+
+
+@contextmanager
+def _without_warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        # torch compiles its forward-mode rules with its own deprecated torch.jit.script.
+        warnings.filterwarnings("ignore", message=".*torch.jit.script.*", category=FutureWarning)
+        yield

@@ -1,0 +1,104 @@
+"""What an attack gives back: images or labels, and what it can tell of them without the truth."""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from torch import Tensor
+
+Status = Literal["certified", "uncertified", "none"]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What the attack itself can tell about its result, without the truth.
+
+    `values` holds residuals, ranks and condition numbers by name, and `promised_psnr` in dB of certified images;
+    `none` means that the method has no test of its own.
+    """
+
+    status: Status = "none"
+    reason: str = ""
+    values: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def certified(self) -> bool:
+        return self.status == "certified"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where a search was after so many steps; the report plays them.
+
+    Attributes:
+        images: [B,C,H,W] in [0, 1], in the order of the result's pictures.
+        values: what the attack measured then, such as its objective; finite.
+    """
+
+    step: int
+    images: Tensor
+    values: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What an attack rebuilt.
+
+    Attributes:
+        images: [B,C,H,W] in [0, 1], or None where the attack recovers no pictures.
+        labels: [B], a multiset where the order cannot be known, or None.
+        trace: rows of whatever the attack measured on its way; those with a `step` become a curve in the report.
+        seconds: filled in by `Attack.__call__`.
+        frames: pictures from the way, in the order of their steps.
+    """
+
+    images: Tensor | None = None
+    labels: Tensor | None = None
+    certificate: Certificate = field(default_factory=Certificate)
+    trace: tuple[dict[str, float], ...] = ()
+    seconds: float = 0.0
+    frames: tuple[Frame, ...] = ()
+
+
+@dataclass(frozen=True)
+class Bound:
+    """At least so many dB against what the model saw, for the only image near this one.
+
+    Attributes:
+        psnr: of the root mean square over all pixels; of the worst image of several.
+        how: what it rests on, in a few words.
+    """
+
+    psnr: float
+    how: str
+
+
+def finished(result: Reconstruction, seconds: float) -> Reconstruction:
+    """The result as it leaves the worker: on the CPU, without a graph, with its seconds.
+
+    Raises:
+        ValueError: the pictures are no batch of pictures, or none of them has finite values alone; a frame has other
+            pictures than the result.
+    """
+    images = result.images
+    if images is not None and images.ndim != 4:
+        raise ValueError(f"pictures of shape {tuple(images.shape)}: [B,C,H,W] is wanted, for one picture too")
+    if images is not None and len(images) and not images.isfinite().flatten(1).all(dim=1).any():
+        raise ValueError("each of its pictures holds NaN or infinity")
+    for frame in result.frames:
+        if result.images is None or frame.images.shape != result.images.shape:
+            expected = "none" if result.images is None else tuple(result.images.shape)
+            shape = tuple(frame.images.shape)
+            raise ValueError(f"the frame of step {frame.step} is of shape {shape}, the result {expected}")
+    return replace(
+        result,
+        images=None if result.images is None else result.images.detach().cpu(),
+        labels=None if result.labels is None else result.labels.detach().cpu(),
+        frames=tuple(replace(frame, images=frame.images.detach().cpu()) for frame in result.frames),
+        seconds=seconds,
+    )
+
+
+def uncertified(result: Reconstruction, reason: str, **values: float) -> Reconstruction:
+    """The result without the certificate that it claimed."""
+    kept = {**result.certificate.values, **values}
+    return replace(result, certificate=Certificate("uncertified", reason, kept))

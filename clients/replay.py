@@ -1,0 +1,101 @@
+"""A client's computation once more, from what a server knows of it and images that may be the client's."""
+
+import torch
+from torch import Tensor, nn
+
+from clients.training import LossGradient
+from defenses.base import Batch, ClientRound, Defense, DefenseChain
+from fedsim.determinism import seeded_globals
+from fedsim.observation import Observation
+from fedsim.update import LocalProtocol, State, Update
+
+
+def replay(observation: Observation, images: Tensor, labels: Tensor) -> Update | None:
+    """What the client would have shared: the same model, protocol and defenses, in the client's precision.
+
+    Args:
+        images: [B,C,H,W] in [0, 1], as the model saw them: what a defense makes of images is not done again.
+        labels: [B] classes.
+
+    Returns:
+        A gradient, or a delta; None where it is not known: an adaptive optimiser, several batches in an unknown order,
+        or anything on the way that drew a random number.
+    """
+    protocol = observation.protocol
+    count, shares_gradient = len(labels), observation.update.kind == "gradient"
+    if count != min(protocol.batch_size, observation.update.num_examples):
+        return None
+    if protocol.steps > 1 and observation.update.num_examples > count:
+        return None
+    if not shares_gradient and (protocol.optimizer != "sgd" or len(protocol.lrs) != protocol.steps):
+        return None
+    with seeded_globals(0, "replay"):
+        before = _global_draws(images.device)
+        rng = torch.Generator().manual_seed(0)
+        drawn = rng.get_state()
+        update = _once_more(observation, images, labels, rng)
+        same = torch.equal(before, _global_draws(images.device)) and torch.equal(drawn, rng.get_state())
+    return update if same else None
+
+
+def _once_more(observation: Observation, images: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
+    protocol, shares_gradient = observation.protocol, observation.update.kind == "gradient"
+    model = observation.build_model().to(images.device)
+    defense = _as_one(observation)
+    defense.begin(ClientRound(observation.server_round, len(labels), {}, model))
+    like = next(model.parameters())
+    statistics = (torch.tensor(values, dtype=torch.float64) for values in (observation.mean, observation.std))
+    mean, std = (values.view(1, -1, 1, 1).to(like) for values in statistics)
+    batch = Batch((images.to(like) - mean) / std, labels.to(like.device))
+    gradient_of = LossGradient(model, defense, protocol.label_smoothing)
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    start = {name: p.detach().clone() for name, p in trainable.items()}
+    optimizer = None if shares_gradient else _sgd(list(trainable.values()), protocol)
+    gradients: State = {}
+    with torch.enable_grad():
+        for step in range(1 if optimizer is None else protocol.steps):
+            gradients = defense.gradient(model, batch, gradient_of, rng)
+            if optimizer is not None:
+                _set_gradients(trainable, gradients, start, protocol.proximal_mu)
+                optimizer.param_groups[0]["lr"] = protocol.lrs[step]
+                optimizer.step()
+    if shares_gradient:
+        tensors = {n: gradients[n].detach() if n in gradients else torch.zeros_like(p) for n, p in trainable.items()}
+    else:
+        tensors = {name: p.detach() - start[name] for name, p in trainable.items()}
+    whole = {name: tensor.cpu() for name, tensor in tensors.items()}
+    update = Update(whole, "gradient" if shares_gradient else "delta", observation.update.num_examples)
+    return defense.transform_update(update, rng)
+
+
+def _global_draws(device: torch.device) -> Tensor:
+    """The state of the generator that dropout on this device draws from."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _as_one(observation: Observation) -> DefenseChain:
+    chains = [one for one in observation.architecture.wrappers if isinstance(one, Defense)]
+    if len(chains) == 1 and isinstance(chains[0], DefenseChain):
+        return chains[0]
+    return DefenseChain({str(place): one for place, one in enumerate(chains)})
+
+
+def _sgd(parameters: list[nn.Parameter], protocol: LocalProtocol) -> torch.optim.Optimizer:
+    return torch.optim.SGD(
+        parameters,
+        lr=protocol.lrs[0],
+        momentum=protocol.momentum,
+        dampening=protocol.dampening,
+        weight_decay=protocol.weight_decay,
+        nesterov=protocol.nesterov,
+    )
+
+
+def _set_gradients(trainable: dict[str, nn.Parameter], gradients: State, start: State, proximal_mu: float) -> None:
+    """As a client's local step has them, with FedProx's term."""
+    with torch.no_grad():
+        for name, parameter in trainable.items():
+            parameter.grad = gradients.get(name)
+            if proximal_mu:
+                drift = proximal_mu * (parameter - start[name])
+                parameter.grad = drift if parameter.grad is None else parameter.grad + drift

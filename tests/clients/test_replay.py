@@ -1,0 +1,117 @@
+"""What a client computed comes out once more to the bit, wherever its defenses say that it can."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from clients.app import ClientRuntime
+from clients.replay import replay
+from defenses.base import Defense
+from fedsim.composition import build_data
+from fedsim.effects import Unpublished
+from tests.server.conftest import settings
+
+CONF = Path(__file__).resolve().parents[2] / "conf" / "defense"
+DEFENSES = sorted(path.stem for path in CONF.glob("*.yaml"))
+TINY = ("data=digits", "model=vit_nano", "+model.kwargs.depth=1")
+
+
+def observe(*overrides, positions=(0,), client=0):
+    """One update on digits, as a server sees it, and the images and labels that the model saw."""
+    config = settings("audit", *TINY, *overrides)
+    runtime = ClientRuntime(config, build_data(config))
+    start = {name: tensor.detach().clone() for name, tensor in runtime.model.state_dict().items()}
+    runtime.load(start)
+    result = runtime.train(runtime.data.train.subset(list(positions)), client, 0, audit=True)
+    update = runtime.share(result, start, len(positions), client, 0)
+    return runtime.onlooker.make(0, client, start, update, result.protocol, None), result.truth
+
+
+def same(observation, truth):
+    again = observation.replay(truth.images, truth.labels)
+    assert again is not None
+    shared = observation.update.tensors
+    if observation.update.kind == "weights":
+        shared = {name: tensor - observation.global_state[name] for name, tensor in shared.items()}
+    return all(torch.equal(again.tensors[name], tensor) for name, tensor in shared.items())
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_a_defense_that_says_so_is_repeated_to_the_bit(name):
+    observation, truth = observe(f"defense={name}")
+    if observation.repeatable and not name.startswith("mjp"):
+        assert same(observation, truth)
+    elif not observation.repeatable:
+        assert observation.replay(truth.images, truth.labels) is None
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("client.share=delta",),
+        ("client.share=weights",),
+        ("client.share=delta", "client.local_steps=3"),
+        ("client.share=delta", "client.local_steps=2", "+client.optimizer.momentum=0.9"),
+        ("client.share=delta", "+client.optimizer.weight_decay=1e-3"),
+        ("client.label_smoothing=0.1",),
+        ("defense=gradient_clip", "defense.gradient_clip.max_norm=0.1"),
+        ("defense=dp_sgd", "defense.dp_sgd.noise_multiplier=0.0", "defense.dp_sgd.max_grad_norm=0.1"),
+        (
+            "defense=dp_sgd",
+            "defense.dp_sgd.noise_multiplier=0.0",
+            "defense.dp_sgd.max_grad_norm=0.1",
+            "defense.dp_sgd.per_layer=true",
+        ),
+        ("defense=topk", "defense.topk.error_feedback=false", "defense.topk.ratio=0.5"),
+        ("defense=[ats,half]", "defense.ats.flip=true"),
+    ],
+)
+def test_the_truth_gives_the_shared_bits(overrides):
+    observation, truth = observe(*overrides)
+    assert observation.repeatable
+    assert same(observation, truth)
+    other = truth.images.flip(-1)
+    again = observation.replay(other, truth.labels)
+    assert again is not None
+    weight = next(name for name in observation.update.tensors if name.endswith("proj.weight"))
+    assert not torch.equal(again.tensors[weight], observation.update.tensors[weight]), "another image, another update"
+
+
+def test_a_batch_is_repeated_whatever_its_order():
+    observation, truth = observe("audit.batch_size=3", "client.batch_size=3", positions=(0, 1, 2))
+    order = torch.tensor([2, 0, 1])
+    again = observation.replay(truth.images[order], truth.labels[order])
+    assert again is not None
+    for name, tensor in observation.update.tensors.items():
+        torch.testing.assert_close(again.tensors[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_what_cannot_be_known_is_not_repeated():
+    several, truth = observe(
+        "client.batch_size=2", "client.share=delta", "client.local_epochs=1", positions=(0, 1, 2, 3)
+    )
+    assert several.repeatable
+    assert several.replay(truth.images[:2], truth.labels[:2]) is None, "the order of its batches is unknown"
+    adaptive, truth = observe("client.share=delta", "client.optimizer._target_=torch.optim.Adam")
+    assert adaptive.replay(truth.images, truth.labels) is None
+    dropout, truth = observe("+model.kwargs.drop_rate=0.5")
+    before = torch.get_rng_state()
+    assert dropout.replay(truth.images, truth.labels) is None
+    assert torch.equal(before, torch.get_rng_state()), "whoever asks has the same draws afterwards"
+
+
+def test_a_defense_says_nothing_unless_it_does():
+    assert not Defense().repeatable
+    assert Defense().effects() == (Unpublished("Defense"),)
+
+
+def test_an_observation_without_a_replayer_is_not_repeatable():
+    observation, truth = observe()
+    bare = type(observation)(**{**vars(observation), "replayer": None})
+    assert not bare.repeatable
+    assert bare.replay(truth.images, truth.labels) is None
+    summed = type(observation)(**{**vars(observation), "summed": 2})
+    assert not summed.repeatable
+    assert observation.replayer is replay
