@@ -17,6 +17,7 @@ from attacks.base import Attack, NotApplicable, Reconstruction, finished
 from attacks.session import FolderSession, fingerprint
 from fedsim.components import build_component
 from fedsim.determinism import torch_generator
+from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.image import psnr
 from fedsim.metrics.score import ImageScore, LabelScore, score, score_labels
@@ -29,6 +30,9 @@ SHRINKS = 10
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
 """What torch's allocators say in a plain RuntimeError."""
+
+CERTIFY = "certify"
+"""A setting of every attack, which no constructor takes."""
 
 WROTE = "the attack wrote into the observation, which other attacks read too"
 
@@ -49,12 +53,18 @@ class Outcome:
 
 
 def build_attack(name: str, settings: dict[str, Any]) -> Attack:
-    """Instantiate `cfg.attack.NAME`.
+    """Instantiate `cfg.attack.NAME`; `certify: false` among any attack's settings leaves certificates out.
 
     Raises:
         ConfigError: its `_target_` is no Attack, or refuses its settings.
     """
-    return build_component(f"attack.{name}", settings, Attack)  # type: ignore[type-abstract]
+    own = {key: value for key, value in settings.items() if key != CERTIFY} if isinstance(settings, dict) else settings
+    attack = build_component(f"attack.{name}", own, Attack)  # type: ignore[type-abstract]
+    if CERTIFY in settings:
+        attack.certify = settings[CERTIFY]
+        if not isinstance(attack.certify, bool):
+            raise ConfigError(f"attack.{name}.{CERTIFY}", attack.certify, "true, or false to leave certificates out")
+    return attack
 
 
 def attack_device(num_gpus: float) -> torch.device:
@@ -169,12 +179,13 @@ def _together(
     if [_versions(one) for one in observations] != before:
         return [Outcome("failed", f"RuntimeError: {WROTE}", seconds=seconds) for _ in observations]
     outcomes = []
-    for _, result in zip(observations, results, strict=True):
+    for observation, result in zip(observations, results, strict=True):
         if isinstance(result, NotApplicable):
             outcomes.append(Outcome("refused", str(result), seconds=seconds))
             continue
         try:
-            outcomes.append(Outcome("done", "", finished(result, seconds), seconds))
+            result = finished(attack.confirm(observation, result), seconds)
+            outcomes.append(Outcome("done", "", result, seconds))
         except ValueError as error:  # no pictures, for this victim alone
             outcomes.append(Outcome("failed", f"ValueError: {error}", seconds=seconds))
     return outcomes

@@ -5,27 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from clients.app import ClientRuntime
 from clients.replay import replay
 from defenses.base import Defense
-from fedsim.composition import build_data
 from fedsim.effects import Unpublished
-from tests.server.conftest import settings
+from tests.support.clients import observe_client
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "defense"
 DEFENSES = sorted(path.stem for path in CONF.glob("*.yaml"))
 TINY = ("data=digits", "model=vit_nano", "+model.kwargs.depth=1")
 
 
-def observe(*overrides, positions=(0,), client=0):
-    """One update on digits, as a server sees it, and the images and labels that the model saw."""
-    config = settings("audit", *TINY, *overrides)
-    runtime = ClientRuntime(config, build_data(config))
-    start = {name: tensor.detach().clone() for name, tensor in runtime.model.state_dict().items()}
-    runtime.load(start)
-    result = runtime.train(runtime.data.train.subset(list(positions)), client, 0, audit=True)
-    update = runtime.share(result, start, len(positions), client, 0)
-    return runtime.onlooker.make(0, client, start, update, result.protocol, None), result.truth
+def observe(*overrides, positions=(0,)):
+    return observe_client(*TINY, *overrides, positions=positions)
 
 
 def same(observation, truth):

@@ -1,0 +1,52 @@
+"""The bound by the whole Jacobian, against images that are off by a known distance."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attacks.base import Reconstruction
+from attacks.certificate.jacobian import jacobian_bound
+from attacks.forward_mode import jacobian
+from tests.support.clients import observe_client
+
+TINY = ("data=digits", "model=vit_nano", "+model.kwargs.depth=1")
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return observe_client(*TINY)
+
+
+def test_jacobian_is_that_of_finite_differences():
+    def function(x):
+        return torch.stack([x[0] * x[1], x[1].sin(), x.square().sum()])
+
+    at = torch.tensor([0.3, -0.7], dtype=torch.float64)
+    rows = [(function(at + step) - function(at - step)) / 2e-6 for step in 1e-6 * torch.eye(2, dtype=torch.float64)]
+    torch.testing.assert_close(jacobian(function, at), torch.stack(rows).T, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-6, 1e-5])
+def test_the_bound_holds_for_an_image_that_is_off(plain, size):
+    observation, truth = plain
+    rng = torch.Generator().manual_seed(1)
+    off = truth.images + size * torch.randn(truth.images.shape, generator=rng, dtype=truth.images.dtype)
+    update = observation.replay(off, truth.labels)
+    again = replace(observation, update=update)
+    bound = jacobian_bound(observation, Reconstruction(off, truth.labels), again)
+    if size:
+        error = -20 * torch.log10((off - truth.images).square().mean().sqrt())
+        assert bound is None or bound.psnr <= float(error)
+    else:
+        assert bound is None or bound.psnr > 30
+
+
+def test_defended_several_steps_and_large_images_have_none(plain):
+    observation, truth = plain
+    result = Reconstruction(truth.images, truth.labels)
+    clipped, _ = observe_client(*TINY, "defense=gradient_clip", "defense.gradient_clip.max_norm=0.1")
+    assert jacobian_bound(clipped, result, clipped) is None
+    delta, _ = observe_client(*TINY, "client.share=delta")
+    assert jacobian_bound(delta, result, delta) is None
+    assert jacobian_bound(observation, Reconstruction(torch.zeros(1, 3, 32, 32), truth.labels), observation) is None
