@@ -16,7 +16,7 @@ from torch import Tensor
 from fedsim.data import Source
 from fedsim.errors import NotApplicable
 from fedsim.models import Architecture, ModelSpec, input_size, normalisation
-from fedsim.observation import Observation
+from fedsim.observation import Observation, Replayer
 from fedsim.observing import ObservationFactory
 from fedsim.update import LocalProtocol, Update
 
@@ -83,8 +83,13 @@ def observe(
     labels: Sequence[int],
     transform: Transform | None = None,
     seed: int = 0,
+    replayer: Replayer | None = None,
 ) -> Observation:
-    """What the server sees of one client's gradient on pictures in [0, 1], at the model's initial weights."""
+    """What the server sees of one client's gradient on pictures in [0, 1], at the model's initial weights.
+
+    Args:
+        replayer: `clients.replay.replay`, without which nothing is certified.
+    """
     architecture = Architecture(spec, (), seed)
     model = architecture.build().train()
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
@@ -97,7 +102,7 @@ def observe(
     update = Update(shared, "gradient", len(labels))
     if transform is not None:
         update = transform(update, _generator(seed))
-    factory = ObservationFactory(architecture, model, input_size(model))
+    factory = ObservationFactory(architecture, model, input_size(model), replayer=replayer)
     return factory.make(0, 0, state, update, LocalProtocol(batch_size=len(labels)), None)
 
 

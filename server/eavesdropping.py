@@ -12,7 +12,7 @@ from torch import nn
 
 from fedsim.contents import array_records, metric_records
 from fedsim.models import Architecture, ModelSpec, find_roles
-from fedsim.observation import Observation
+from fedsim.observation import Observation, Replayer
 from fedsim.records import NUM_EXAMPLES, from_arrays
 from fedsim.update import Kind, LocalProtocol, State, Update
 from server.wrapping import StrategyWrapper
@@ -43,6 +43,8 @@ class Eavesdropper(StrategyWrapper):
         protocol: how clients train, which a server prescribes.
         share: what clients send: whole weights after training, a change of them, or a gradient.
         mean, std: per channel, where clients normalise pictures in [0, 1].
+        replayer: how clients compute, such as `clients.replay.replay` where they do nothing but what `protocol` says;
+            without one no result is certified.
 
     Attributes:
         observations: one for each reply that could be read, round by round, in the order of node ids: in that order
@@ -59,6 +61,7 @@ class Eavesdropper(StrategyWrapper):
         share: Kind = "weights",
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
+        replayer: Replayer | None = None,
     ) -> None:
         super().__init__(inner)
         self.observations: list[Observation] = []
@@ -70,6 +73,7 @@ class Eavesdropper(StrategyWrapper):
         self._protocol, self._share = protocol, share
         self._mean = tuple(mean or (0.0,) * image_shape[0])
         self._std = tuple(std or (1.0,) * image_shape[0])
+        self._replayer = replayer
         self._state: State = {}
 
     def configure_train(
@@ -118,4 +122,5 @@ class Eavesdropper(StrategyWrapper):
             mean=self._mean,
             std=self._std,
             num_classes=self._num_classes,
+            replayer=self._replayer,
         )

@@ -74,7 +74,8 @@ def test_its_own_tests_pass(source, environment):
 
 def test_federated_run(federated):
     assert min(image["psnr"] for row in done(federated, "bias_rows") for image in row["images"]) > 60
-    assert all(row["certificate"]["status"] == "certified" for row in done(federated, "bias_rows"))
+    certificates = [row["certificate"] for row in done(federated, "bias_rows")]
+    assert all("cannot be computed once more" in one["reason"] for one in certificates), "the mask's draws are unknown"
     config = yaml.safe_load((federated / "config.yaml").read_text())
     assert config["defense"]["random_mask"]["keep"] == 0.2
     assert "bias_rows" in (federated / "report.html").read_text()

@@ -1,6 +1,7 @@
-"""What the closed form costs beside the client's own forward and backward pass, as a ratio within one run.
+"""What a closed form and its certificate cost beside the client's own step, as ratios within one run.
 
 python -m experiments.benchmarks.closed_form model=vit_small simulation.threads=2
+python -m experiments.benchmarks.closed_form model=vit_tiny_32 attack=[labels_certified] audit.batch_size=8
 """
 
 import statistics
@@ -18,13 +19,13 @@ from clients.app import ClientRuntime
 from experiments.setup import prepare
 from fedsim.composition import Config
 from fedsim.simulation.ray_cluster import quiet_environment
-from server.attacking import run_attack
+from server.attacking import CERTIFY, run_attack
 
-REPEATS = 9
+REPEATS = 5
 
 
 def main() -> None:
-    """Time both in turn, so that a machine that slows down slows both."""
+    """Time all in turn, so that a machine that slows down slows all."""
     quiet_environment()
     with initialize_config_module("conf", version_base=None):
         composed = compose("audit", overrides=["run_dir=unused", "simulation=inline", *sys.argv[1:]])
@@ -38,21 +39,35 @@ def main() -> None:
     pictures.images(range(len(pictures)))
     runtime.load(state)
     (name, settings) = next(iter(config["attack"].items()))
-    client, attack = [], []
+    left_out = {**settings, CERTIFY: False}
+    client, attack, bare = [], [], []
     for repeat in range(REPEATS + 1):
         seconds, result = _timed(partial(runtime.train, pictures, 0, 0))
         update = runtime.share(result, state, len(pictures), 0, 0)
         observation = setup.factory().make(0, 0, state, update, result.protocol, None)
+        bare_seconds, outcome = _timed(partial(run_attack, observation, name, left_out, 0, torch.device("cpu")))
         attack_seconds, outcome = _timed(partial(run_attack, observation, name, settings, 0, torch.device("cpu")))
         assert outcome.status == "done", outcome.reason
         if repeat:  # the first is a warm-up
             client.append(seconds)
+            bare.append(bare_seconds)
             attack.append(attack_seconds)
-    ratios = [a / c for a, c in zip(attack, client, strict=True)]
-    print(f"{config['model']['name']}, batch {len(pictures)}, {threads} threads, {REPEATS} pairs, medians")
-    print(f"client's forward and backward  {statistics.median(client):8.4f} s")
-    print(f"{name:<29}  {statistics.median(attack):8.4f} s")
-    print(f"ratio                          {statistics.median(ratios):8.3f}  ({min(ratios):.3f} … {max(ratios):.3f})")
+    assert outcome.reconstruction is not None
+    certificate = outcome.reconstruction.certificate
+    print(f"{config['model']['name']}, batch {len(pictures)}, {threads} threads, {REPEATS} rounds, medians")
+    print(f"{certificate.status}: {certificate.reason}")
+    print(f"client's step                    {statistics.median(client):8.4f} s")
+    print(f"{name + ', certify=false':<31}  {statistics.median(bare):8.4f} s")
+    print(f"{name:<31}  {statistics.median(attack):8.4f} s")
+    _say("attack / client's step", attack, client)
+    added = [whole - part for whole, part in zip(attack, bare, strict=True)]
+    _say("certificate / client's step", added, client)
+    _say("certificate / attack without it", added, bare)
+
+
+def _say(what: str, these: list[float], those: list[float]) -> None:
+    ratios = [one / other for one, other in zip(these, those, strict=True)]
+    print(f"{what:<31}  {statistics.median(ratios):8.3f}  ({min(ratios):.3f} … {max(ratios):.3f})")
 
 
 def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
