@@ -1,0 +1,90 @@
+"""The images that clients hold: a pool, and batches that are hard to tell apart."""
+
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor
+
+from fedsim.data import Digits, FederatedData, ImageFolder, ImageSet, Source
+
+POOL = 200
+"""Images that a model is trained on, and that batches are drawn from."""
+
+SINGLE = ("plain", "relabelled", "low_contrast", "faint", "dark")
+SEVERAL = ("own", "random", "one_class", "twins", "burst", "low_contrast", "shifted", "mirrored")
+"""Kinds of batches. own, random, one_class: whose labels; twins: each image twice; burst: one image; shifted: crops of
+one image a pixel apart; mirrored: an image and its mirror image; faint: low contrast between the levels of 8 bits."""
+
+
+class Pool(FederatedData):
+    """A source whose classes are joined to fewer, and its first `POOL` images."""
+
+    def __init__(self, source: Source, side: int, classes: int) -> None:
+        super().__init__(source, None, side)
+        self._joined = classes
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(str(number) for number in range(self._joined))
+
+    @cached_property
+    def images(self) -> Float32[Tensor, "pool 3 side side"]:
+        return self.train.images(range(POOL))
+
+    @cached_property
+    def labels(self) -> Int64[Tensor, " pool"]:
+        return self.train.labels[:POOL] * self._joined // len(super().class_names)
+
+
+class Held(ImageSet):
+    """Images of one client that stand in no file."""
+
+    def __init__(self, images: Float[Tensor, "n 3 side side"], labels: Int64[Tensor, " n"], ids: Sequence[str]) -> None:
+        self._images = images
+        self.labels = labels
+        self.ids = tuple(ids)
+
+    def images(self, indices: Sequence[int] | Int64[Tensor, " b"]) -> Float32[Tensor, "b 3 h w"]:
+        return self._images[torch.as_tensor(indices, dtype=torch.int64)].float()
+
+    def subset(self, positions: Sequence[int]) -> "Held":
+        chosen = torch.as_tensor(positions, dtype=torch.int64)
+        return Held(self._images[chosen], self.labels[chosen], [self.ids[place] for place in positions])
+
+
+@lru_cache(maxsize=8)
+def pool(pictures: Path | None, side: int, classes: int) -> Pool:
+    """Of a folder of class folders, or scikit-learn's digits."""
+    source: Source = Digits(seed=0) if pictures is None else ImageFolder(str(pictures), seed=0, verify=False)
+    return Pool(source, side, classes)
+
+
+def draw(images: Tensor, labels: Tensor, classes: int, kind: str, size: int, rng: torch.Generator) -> Held:
+    """A batch of this kind; every image has an id of its own, so that the truth counts each."""
+    order = torch.randperm(len(labels), generator=rng)
+    chosen = order[:size]
+    found, own = images[chosen], labels[chosen]
+    if kind in ("random", "relabelled"):
+        own = torch.randint(classes, (size,), generator=rng)
+    elif kind == "one_class":
+        own = own[:1].expand(size).clone()
+    elif kind in ("twins", "burst", "shifted", "mirrored"):
+        distinct = 1 if kind == "burst" else (size + 1) // 2
+        places = torch.arange(size) % distinct
+        found, own = images[order[places]], labels[order[places]]
+        if kind == "shifted":
+            found[distinct:] = found[distinct:].roll(1, dims=-1)
+        elif kind == "mirrored":
+            found[distinct:] = found[distinct:].flip(-1)
+    elif kind in ("low_contrast", "faint"):
+        found = 0.5 + 0.05 * (found - images.mean(dim=0))
+        if kind == "low_contrast":
+            found = (found * 255).round() / 255
+    elif kind == "dark":
+        found = (found * 255 / 16).round() / 255
+    elif kind not in ("plain", "own"):
+        raise ValueError(f"no such kind of batch: {kind}")
+    return Held(found, own, [f"{kind}-{number}" for number in range(size)])

@@ -1,0 +1,183 @@
+"""What the sweep found, as a page: how many were certified, how many of them wrong, and where coverage falls."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from experiments.benchmarks.certified_cases.defended import DEFENSES
+from experiments.benchmarks.certified_cases.models import STATES
+from experiments.benchmarks.certified_cases.protocols import PROTOCOLS
+from experiments.reproduce.ledger import Entry
+from experiments.reproduce.tables import markdown, number
+
+ATTACKS = (
+    *("patch_gradient", "row_space", "april", "mjp_adaptive", "fc_bias", "rgap", "first_block"),
+    *("labels", "labels_certified"),
+)
+_NAMED = ("attack", "model", "state", "defense", "protocol", "kind", "size", "fault")
+SHOWN = 40
+"""Wrong certificates that the page names one by one."""
+
+
+_SETTING = (
+    "Attacks on what clients share, over models, states of training, defenses, local steps and kinds of batches, by "
+    "the code that runs in a federation."
+)
+_JUDGED = (
+    "Each certificate is held against what the model saw: certified labels must be the client's with their counts, a "
+    "certified image must have at least 58 dB (the image up to rounding to 8 bits) and at least what its certificate "
+    "promises."
+)
+_BOUND = "None wrong of k means a rate of at most 3/k at 95 %, for draws like these"
+_WORDS = (
+    "*Coverage* is the share of certified results among those of attacks that were not refused, *margin* the least of "
+    "true minus promised dB."
+)
+
+
+def certified(entries: Iterable[Entry]) -> list[Entry]:
+    """Those whose certificate promises something."""
+    return [entry for entry in entries if entry.get("certificate") == "certified"]
+
+
+def wrong(entries: Iterable[Entry]) -> list[Entry]:
+    """Those that did not keep it."""
+    return [entry for entry in certified(entries) if entry["fault"]]
+
+
+def page(entries: Sequence[Entry], command: str, stamp: str) -> str:
+    """The whole of it in Markdown."""
+    runs = [entry for entry in entries if "attack" in entry]
+    kept = certified(runs)
+    faults = Counter(entry["fault"] for entry in wrong(runs))
+    lines = [
+        "# Do certificates keep their word?",
+        "",
+        f"{_SETTING} {_JUDGED}",
+        "",
+        f"```bash\n{command}\n```",
+        "",
+        stamp,
+        "",
+        f"**{len(kept):,} certificates, {faults.total():,} wrong.** {_counts(entries, runs)}",
+        "",
+        _WORDS,
+        "",
+        "## Attack by state of training, undefended",
+        "",
+        _states(runs),
+        "## Attack",
+        "",
+        _each(runs, "attack", ATTACKS, seconds=True),
+        "## Model",
+        "",
+        _each(runs, "model", sorted({entry["model"] for entry in runs})),
+        "## Protocol",
+        "",
+        _each(runs, "protocol", PROTOCOLS),
+        "## Kind of batch",
+        "",
+        _each(runs, "kind", sorted({entry["kind"] for entry in runs})),
+        "## Defense by attack",
+        "",
+        "Certified of those done; wrong ones in bold.",
+        "",
+        _defenses(runs),
+    ]
+    if faults:
+        lines += ["## Wrong", "", ", ".join(f"{count} {name}" for name, count in faults.items()) + ":", ""]
+        lines += [_wrong(runs)]
+    return "\n".join(lines)
+
+
+def _counts(entries: Sequence[Entry], runs: Sequence[Entry]) -> str:
+    """What the tables stand on, in sentences."""
+    kept, became = certified(runs), Counter(entry["status"] for entry in runs)
+    bound = "" if wrong(runs) or not kept else f"{_BOUND}: {3 / len(kept):.2g}. "
+    rest = became["done"] - len(kept)
+    left_out = sum(entry["status"] == "invalid" for entry in entries)
+    beside = sum(entry["label_fault"] for entry in kept)
+    return (
+        f"{bound}{len(runs):,} attacks were run: {became['refused']:,} refused, {became['failed']:,} failed, {rest:,} "
+        f"done and uncertified. {left_out:,} combinations do not go together and were left out. Labels that come with "
+        f"a certified image promise nothing; {beside:,} were not the client's."
+    )
+
+
+def _figures(runs: Sequence[Entry]) -> list[str]:
+    refused = sum(entry["status"] == "refused" for entry in runs)
+    answered = sum(entry["status"] == "done" for entry in runs)
+    kept = certified(runs)
+    margins = [entry["margin"] for entry in kept if entry["margin"] is not None]
+    share = f"{100 * len(kept) / answered:.0f} %" if answered else "-"
+    count = len(wrong(runs))
+    wrongs = f"**{count}**" if count else "0"
+    return [str(len(runs)), str(refused), str(len(kept)), wrongs, share, f"{min(margins):.1f}" if margins else "-"]
+
+
+FIGURES = ("tried", "refused", "certified", "wrong", "coverage", "margin, dB")
+
+
+def _states(runs: Sequence[Entry]) -> str:
+    plain = [entry for entry in runs if entry["defense"] == "none" and entry["attack"] != "first_block"]
+    rows = []
+    for attack in ATTACKS:
+        for state in STATES:
+            cell = [entry for entry in plain if entry["attack"] == attack and entry["state"] == state]
+            if cell:
+                rows.append([attack, state, *_figures(cell)])
+    return markdown(("attack", "state", *FIGURES), rows)
+
+
+def _each(runs: Sequence[Entry], axis: str, names: Iterable[str], seconds: bool = False) -> str:
+    rows = []
+    for name in names:
+        cell = [entry for entry in runs if entry[axis] == name]
+        if cell:
+            took = [f"{1000 * _median([entry['seconds'] for entry in cell if entry['status'] == 'done']):.0f}"]
+            rows.append([name, *_figures(cell), *(took if seconds else [])])
+    return markdown((axis, *FIGURES, *(["ms, median"] if seconds else [])), rows)
+
+
+def _defenses(runs: Sequence[Entry]) -> str:
+    cells: dict[tuple[str, str], list[Entry]] = {}
+    for entry in runs:
+        cells.setdefault((entry["defense"], entry["attack"]), []).append(entry)
+    rows = [[name, *(_share(cells.get((name, attack), [])) for attack in ATTACKS)] for name in DEFENSES]
+    return markdown(("defense", *ATTACKS), rows)
+
+
+def _share(cell: Sequence[Entry]) -> str:
+    answered = sum(entry["status"] == "done" for entry in cell)
+    if not answered:
+        return "refused" if cell else ""
+    faults = len(wrong(cell))
+    return f"{len(certified(cell))} of {answered}" + (f", **{faults}**" if faults else "")
+
+
+def _wrong(runs: Sequence[Entry]) -> str:
+    """The worst of each kind first, one of each combination of attack and defense before a second."""
+    worst = sorted(wrong(runs), key=lambda entry: entry["margin"] if entry["margin"] is not None else -1000.0)
+    seen: Counter[tuple[str, str]] = Counter()
+    order = []
+    for entry in worst:
+        pair = entry["attack"], entry["defense"]
+        order.append((seen[pair], entry))
+        seen[pair] += 1
+    first = [entry for _, entry in sorted(order, key=lambda ranked: ranked[0])][:SHOWN]
+    rows = [
+        [
+            *(
+                str(entry[name])
+                for name in ("attack", "model", "state", "defense", "protocol", "kind", "size", "fault")
+            ),
+            number(entry["promised"], ".1f"),
+            number(entry["true"], ".1f"),
+        ]
+        for entry in first
+    ]
+    header = ("attack", "model", "state", "defense", "protocol", "batch", "size", "wrong", "promised dB", "true dB")
+    return markdown(header, rows)
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2] if values else 0.0

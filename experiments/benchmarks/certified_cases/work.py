@@ -1,0 +1,94 @@
+"""Computes a cell: each batch is shared, each attack is run on it, each certificate is judged."""
+
+import time
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.benchmarks.certified_cases.cells import Cell
+from experiments.benchmarks.certified_cases.client import Client
+from experiments.benchmarks.certified_cases.defended import attack_config
+from experiments.benchmarks.certified_cases.images import draw, pool
+from experiments.benchmarks.certified_cases.judging import judge
+from experiments.benchmarks.certified_cases.models import model_config, train, trained
+from experiments.reproduce.ledger import Entry
+from experiments.reproduce.study import Unit
+from fedsim.determinism import torch_generator
+from fedsim.errors import ConfigError
+from fedsim.ground_truth import GroundTruth
+from fedsim.observation import Observation
+from fedsim.reply_checks import MalformedReply
+from fedsim.update import State
+from server.attacking import run_attack
+
+LARGEST = 8
+
+
+def compute(unit: Unit) -> list[Entry]:
+    """The entries of one unit: a model to train, or a cell."""
+    torch.set_num_threads(unit.threads)
+    settings, states = unit.settings, unit.out / "states"
+    pictures = None if settings["pictures"] is None else Path(settings["pictures"])
+    if "train" in settings:
+        model = settings["train"]
+        config = model_config(model)
+        return train(model, pool(pictures, config["img_size"], config["num_classes"]), states)
+    return list(certificates(settings["cell"], pictures, states))
+
+
+def certificates(
+    cell: Cell, pictures: Path | None, states: Path, configs: Mapping[str, dict[str, Any]] | None = None
+) -> Iterator[Entry]:
+    """An entry for each attack on each batch; a single one where the cell's parts do not go together.
+
+    Args:
+        configs: of attacks that are not in `conf/attack`, by name.
+    """
+    config = model_config(cell.model)
+    held = pool(pictures, config["img_size"], config["num_classes"])
+    try:
+        weights = _weights(cell.model, cell.state, pictures, states)
+        client = Client(cell.model, weights, cell.defense, cell.protocol, LARGEST, held)
+    except ConfigError as error:
+        yield {"status": "invalid", "reason": str(error)}
+        return
+    for place, (kind, size) in enumerate(cell.batches):
+        rng = torch_generator(0, "batch", cell.key, place)
+        images = draw(held.images, held.labels, config["num_classes"], kind, size, rng)
+        batch = {"kind": kind, "size": size}
+        start = time.perf_counter()
+        try:
+            observation, truth = client.shares(images, 1000 * cell.number + place)
+        except (ConfigError, MalformedReply) as error:
+            yield {**batch, "status": "invalid", "reason": str(error)}
+            continue
+        shared = time.perf_counter() - start
+        for attack in cell.attacks:
+            settings = attack_config(attack) if configs is None else configs[attack]
+            yield {**batch, "shared": round(shared, 4), **attacked(observation, truth, attack, settings)}
+
+
+def attacked(observation: Observation, truth: GroundTruth, attack: str, settings: dict[str, Any]) -> Entry:
+    """What became of one attack, and of its certificate."""
+    outcome = run_attack(observation, attack, settings, 0, torch.device("cpu"))
+    entry: Entry = {"attack": attack, "status": outcome.status, "seconds": round(outcome.seconds, 4)}
+    rebuilt = outcome.reconstruction
+    if rebuilt is None:
+        return {**entry, "reason": outcome.reason}
+    certificate = rebuilt.certificate
+    entry["certificate"] = certificate.status
+    if not certificate.certified:
+        return {**entry, "reason": certificate.reason}
+    judgement = judge(rebuilt, truth)
+    entry |= {"promised": judgement.promised, "true": judgement.true, "margin": judgement.margin}
+    entry |= {"fault": judgement.fault, "label_fault": judgement.label_fault}
+    return entry | ({"reason": certificate.reason} if judgement.fault or judgement.label_fault else {})
+
+
+@lru_cache(maxsize=16)
+def _weights(model: str, state: str, pictures: Path | None, states: Path) -> State:
+    config = model_config(model)
+    return trained(model, state, pool(pictures, config["img_size"], config["num_classes"]), states)
