@@ -206,12 +206,11 @@ def evenly(size: int, classes: int) -> list[int]:
 
 
 def _certified(outcome: Outcome) -> Entry:
-    """How many pictures the certificate calls exact: in a batch it may be some of them."""
+    """How many images the certificate is about: all that were rebuilt, or none."""
     if outcome.reconstruction is None or outcome.reconstruction.images is None:
         return {}
     images, certificate = outcome.reconstruction.images, outcome.reconstruction.certificate
-    all_or_none = len(images) if certificate.certified else 0
-    return {"pictures_certified": int(certificate.values.get("exact", all_or_none))}
+    return {"pictures_certified": len(images) if certificate.certified else 0}
 
 
 def _curve(outcome: Outcome, truth: GroundTruth) -> list[list[float]]:

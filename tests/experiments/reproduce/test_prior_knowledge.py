@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from attacks.base import Certificate, Reconstruction
 from experiments.reproduce import prior_knowledge
 from experiments.reproduce.client import Client
 from experiments.reproduce.prior_knowledge import SCALES, Scale, evenly, of_method, plan
@@ -28,7 +29,7 @@ from experiments.reproduce.prior_knowledge_page import (
 from experiments.reproduce.victims import audit, draw_batch
 from fedsim.determinism import torch_generator
 from fedsim.evaluation import mean_softmax
-from server.attacking import run_attack, score_outcome
+from server.attacking import Outcome, run_attack, score_outcome
 
 VIT = ("model=vit_tiny", "model.img_size=32", "model.patch_size=16", "+model.kwargs.depth=1")
 TINY = Scale(("model=mlp", "model.kwargs.hidden=[64,32,16]"), VIT, (1, 3), 3, 2, 1)
@@ -160,3 +161,13 @@ def test_wrong_certificates_are_counted():
     assert wrong(FIRST_BLOCK, [{**right, "psnrs": [300.0, 12.0, None]}]) == 1
     assert wrong(LABELS, [{"certificate": "certified", "labels_exact": False}]) == 1
     assert wrong(LABELS, [{"certificate": "uncertified", "labels_exact": False}]) == 0
+
+
+def test_images_count_as_certified_only_where_the_batch_is():
+    def entry(status):
+        certificate = Certificate(status, "", {"exact": 3.0})
+        outcome = Outcome("done", "", Reconstruction(torch.zeros(4, 3, 8, 8), None, certificate))
+        return prior_knowledge._certified(outcome)["pictures_certified"]
+
+    assert entry("uncertified") == 0
+    assert entry("certified") == 4
