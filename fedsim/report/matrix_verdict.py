@@ -81,8 +81,8 @@ def _verdict(matrix: Matrix, batch: int | None) -> str:
 
 def _waits(row: Row) -> bool:
     """Nothing of it has been measured, and something is still to come."""
-    pending = any(one.status == "pending" for one in (*row.audits.values(), *row.cells))
-    return row.level == "not tested" and (pending or not (row.audits or row.cells))
+    statuses = [one.status for one in row.audits.values()] + [cell.status for cell in row.cells]
+    return row.level == "not tested" and (not statuses or "pending" in statuses)
 
 
 def _of_level(level: Level, defenses: list[Row]) -> str:
@@ -146,8 +146,5 @@ def _undefended(row: Row) -> str:
     told = f"Without a defense: {row.level}, {counts_text(row.counts)}"
     if row.strongest is not None:
         told += f"; {row.strongest.attack} reaches {leakage_text(row.leakage or row.strongest.leakage)} dB on average"
-    return (
-        f"{told}."
-        if row.level == "broken"
-        else f"{told}. What is {row.level} here says nothing of a defense that is {row.level} too."
-    )
+    same = f" What is {row.level} here says nothing of a defense that is {row.level} too."
+    return f"{told}.{'' if row.level == 'broken' else same}"
