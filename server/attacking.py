@@ -19,6 +19,7 @@ from fedsim.components import build_component
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
+from fedsim.knowledge import read_knowledge, without_knowledge
 from fedsim.metrics.image import psnr
 from fedsim.metrics.score import ImageScore, LabelScore, score, score_labels
 from fedsim.observation import Observation, observation_name
@@ -53,17 +54,23 @@ class Outcome:
 
 
 def build_attack(name: str, settings: dict[str, Any]) -> Attack:
-    """Instantiate `cfg.attack.NAME`; `certify: false` among any attack's settings leaves certificates out.
+    """Instantiate `cfg.attack.NAME`, less what is no argument of its class.
+
+    `knows` is for readers; `certify: false` among any attack's settings leaves certificates out.
 
     Raises:
         ConfigError: its `_target_` is no Attack, or refuses its settings.
     """
-    own = {key: value for key, value in settings.items() if key != CERTIFY} if isinstance(settings, dict) else settings
-    attack = build_component(f"attack.{name}", own, Attack)  # type: ignore[type-abstract]
-    if CERTIFY in settings:
-        attack.certify = settings[CERTIFY]
-        if not isinstance(attack.certify, bool):
-            raise ConfigError(f"attack.{name}.{CERTIFY}", attack.certify, "true, or false to leave certificates out")
+    key = f"attack.{name}"
+    if not isinstance(settings, dict):
+        return build_component(key, settings, Attack)  # type: ignore[type-abstract]
+    read_knowledge(key, settings)
+    certify = settings.get(CERTIFY, True)
+    if not isinstance(certify, bool):
+        raise ConfigError(f"{key}.{CERTIFY}", certify, "true, or false to leave certificates out")
+    own = {name: value for name, value in without_knowledge(settings).items() if name != CERTIFY}
+    attack = build_component(key, own, Attack)  # type: ignore[type-abstract]
+    attack.certify = certify
     return attack
 
 
@@ -202,7 +209,7 @@ def _with_session(
     attack = build_attack(name, settings)
     if scratch is not None:
         names = [observation_name(one.server_round, one.client) for one in observations]
-        same = partial(fingerprint, observations, settings, seed, device)
+        same = partial(fingerprint, observations, without_knowledge(settings), seed, device)
         attack.session = FolderSession(scratch, names, name, same)
     return attack
 
