@@ -21,6 +21,7 @@ from experiments.scratch import scratch_folder
 from experiments.setup import (
     Setup,
     engine,
+    load_recorded,
     make_scheduler,
     make_writer,
     open_folder,
