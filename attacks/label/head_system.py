@@ -14,8 +14,8 @@ from torch import Tensor
 
 STARTS = ((0.0, 0.3), (0.9, 0.1), (0.0, 1.0), (0.5, 0.3))
 """In turn: how sure of a drawn class an example is taken to be, and how far apart the examples are set, relatively."""
-WINDOW, STILL = 20, 0.98
-"""A start has settled where its squared residual fell by less than 2 % in so many iterations."""
+WINDOW, STILL = 20, 0.9
+"""A start has settled where its squared residual fell by less than a tenth in so many iterations."""
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,11 @@ FULL_RANK = 100.0
 """So many tolerances the gradient's B-th singular value must have for features to lie in its row space."""
 MAX_FEATURE_ERROR = 0.1
 """Where features are less certain than this the equations are too flat to tell counts apart."""
-REACHED = 0.25
+REACHED = 0.5
 """Share of the starts that must come to the solution: one that few find tells that others may have been missed."""
 CHUNK = 16
-FIRST, LONG = (8, 200), (16, 800)
-"""Starts and iterations for every possible counts, and for those that have not settled by then."""
+QUICK, FIRST, LONG = (4, 60), (6, 200), (12, 600)
+"""Starts and iterations where nothing can be certified, for every possible counts, and for what has not settled then."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class CountCertificate:
         tried: those for which the residual was computed.
         next: the least residual of all others; infinite where there are none.
         tolerance: what the residual had to fall below.
+        share: of the solver's starts, those that came to the solution.
         condition: largest over smallest singular value of the gradient.
         feature_error: how far off a feature may be, relative to its size, to first order: what is certified are the
             counts; images that the head scores nearly alike leave their features open.
@@ -60,6 +61,7 @@ class CountCertificate:
     tried: int
     next: float
     tolerance: float
+    share: float
     condition: float
     feature_error: float
     reason: str
@@ -102,7 +104,6 @@ def certify_counts(
     tolerance = max(1e-9, TOLERANCE * eps, TOLERANCE / 4 * system.outside)
     least = least_counts(bias_grad, batch_size, label_smoothing, max(bias_rounding, tolerance * float(gradient.norm())))
     possible = number_possible(least, batch_size) - int(excluded is not None and bool((excluded >= least).all()))
-    nearest = nearest_possible(start_counts, least, batch_size)
     refusal = ""
     if tolerance > MAX_TOLERANCE:
         refusal = f"{system.outside:.2g} of the gradient is no head's gradient of {batch_size} examples: perturbed"
@@ -112,18 +113,20 @@ def certify_counts(
         refusal = f"{possible} count vectors are possible: more than the {max_candidates} that are tried"
     elif possible > 1 and system.smallest < FULL_RANK * tolerance:
         refusal = f"{possible} count vectors are possible, and examples that depend on each other leave features open"
-    candidates = [nearest]
-    if not refusal:
-        found = (n for n in possible_counts(least, batch_size) if excluded is None or not torch.equal(n, excluded))
-        candidates = sorted(found, key=lambda n: float((n - start_counts).square().sum()))
     search = _Search(system, label_smoothing, tolerance, rng)
-    best, others = search.run(candidates)
+    others: list[_Found] = []
+    if refusal:
+        best = search.solved([nearest_possible(start_counts, least, batch_size)], QUICK)[0]
+    else:
+        found = (n for n in possible_counts(least, batch_size) if excluded is None or not torch.equal(n, excluded))
+        best, others = search.run(sorted(found, key=lambda n: float((n - start_counts).square().sum())))
     residual = max(best.residual, system.outside)
     error = feature_error(system, best.rows, best.errors, max(residual, eps))
     refusal = refusal or _doubt(best, others, residual, error, tolerance)
     following = min((one.residual for one in others), default=float("inf"))
-    says = "the only counts possible" if possible == 1 else f"the only ones of {possible} possible counts that explain"
-    says = f"{says}: the head's gradient is replayed from its features" if possible == 1 else f"{says} the head's gradient"
+    says = f"the only ones of {possible} possible counts that explain the head's gradient"
+    if possible == 1:
+        says = "the only counts possible, and features exist that give the head's gradient"
     return CountCertificate(
         counts=best.counts,
         labels=best.labels,
@@ -134,6 +137,7 @@ def certify_counts(
         tried=1 + len(others),
         next=following,
         tolerance=tolerance,
+        share=best.share,
         condition=system.condition,
         feature_error=error,
         reason=refusal or says,

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from attacks.label.residual import certify_counts
 from attacks.label.rules import prior_counts
 from experiments.benchmarks.label_rules import Batch, feature_error
-from experiments.benchmarks.labels import Pictures, head_features, head_gradients, train
+from experiments.benchmarks.labels import CHUNK, Pictures, head_gradients, train
 from fedsim.models import ModelSpec, Normaliser
 
 CLASSES = 10
@@ -85,7 +85,7 @@ def main() -> None:
     rows = []
     names = list(Row.__dataclass_fields__)
     print("| " + " | ".join(names) + " |\n|" + " --- |" * len(names))
-    for row in label_cases(options.pictures, options.batches, options.batch, options.limit):
+    for row in label_cases(options.pictures, options.batches, options.batch, options.limit, options.heads):
         rows.append(row)
         print("| " + " | ".join(str(value) for value in asdict(row).values()) + " |", flush=True)
     total = {name: sum(getattr(row, name) for row in rows) for name in ("right", "wrong", "uncertified", "false")}
@@ -126,10 +126,21 @@ def head_of(name: str, model: nn.Module, pictures: Pictures, labels: Int[Tensor,
     head: nn.Linear = model.get_classifier()  # type: ignore[operator]
     weight, bias = head.weight.detach().clone(), head.bias.detach().clone()
     normalise = Normaliser(model)
-    features, auxiliary = (head_features(model, normalise(p)) for p in (pictures.images, pictures.auxiliary))
+    features, auxiliary = (head_inputs(model, head, normalise(p)) for p in (pictures.images, pictures.auxiliary))
     mean_probs = F.linear(auxiliary, weight, bias).softmax(dim=1).mean(dim=0)
     accuracy = float((F.linear(features, weight, bias).argmax(dim=1) == labels).double().mean())
     return Head(name, round(accuracy, 2), weight, bias, features, labels, mean_probs)
+
+
+def head_inputs(model: nn.Module, head: nn.Linear, inputs: Tensor) -> Float[Tensor, "images features"]:
+    """What the classifier reads of normalised images."""
+    read: list[Tensor] = []
+    hook = head.register_forward_pre_hook(lambda _, arguments: read.append(arguments[0]))
+    with torch.no_grad():
+        for part in inputs.split(CHUNK):
+            model(part)
+    hook.remove()
+    return torch.cat(read)
 
 
 Fit = Callable[[nn.Module, Tensor, Tensor, int], None]
@@ -237,6 +248,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--pictures", type=Path, required=True, help="folder with train/ and val/ of ten class folders")
     parser.add_argument("--batches", type=int, default=20, help="for each line")
     parser.add_argument("--batch", type=int, nargs="+", default=[2, 4, 8], help="batch sizes; at most classes - 1")
+    parser.add_argument("--heads", nargs="+", default=["mlp", "vit"], choices=["mlp", "vit"])
     parser.add_argument("--limit", type=int, default=200, help="private images")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/certificates.json"))
