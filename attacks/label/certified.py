@@ -41,8 +41,9 @@ def features_of(
 ) -> CountCertificate:
     """Labels, certified where the shared gradient allows no others, and the head's input for each, to `feature_error`.
 
-    Uncertified: those nearest to the estimate, with the reason; also where the gradient cannot be trusted
-    (`head_is_exact`), whatever it seems to say. Solved on the CPU whatever `device` is: the systems are small. Results are on `device`.
+    Uncertified are those nearest to the estimate, with the reason; also where the gradient cannot be trusted
+    (`head_is_exact`), whatever it seems to say. Solved on the CPU whatever `device` is: the systems are small. Results
+    are on `device`.
 
     Raises:
         NotApplicable: several steps, several heads or none, a batch of B > min(C - 1, D), a withheld gradient.

@@ -30,7 +30,7 @@ REACHED = 0.5
 """Share of the starts that must come to the solution: one that few find tells that others may have been missed."""
 CHUNK = 16
 QUICK, FIRST, LONG = (4, 60), (6, 200), (12, 600)
-"""Starts and iterations where nothing can be certified, for every possible counts, and for what has not settled then."""
+"""Starts and iterations where nothing can be certified, for each possible counts, and for what is not settled then."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,10 @@ class _Search:
                     return found + group[start:]
                 part = group[start : start + CHUNK]
                 again = self.solved([one.counts for one in part], (1 if settled else effort[0], effort[1]), best)
-                found += [old if old.residual < new.residual and new.settled else new for old, new in zip(part, again)]
+                found += [
+                    old if old.residual < new.residual and new.settled else new
+                    for old, new in zip(part, again, strict=True)
+                ]
         return found
 
     def undecided(self, found: list[_Found]) -> bool:

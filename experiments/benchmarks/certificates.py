@@ -95,7 +95,11 @@ def main() -> None:
 
 
 def label_cases(
-    folder: Path, batches: int, sizes: Sequence[int] = (2, 4, 8), limit: int = 200, heads: Sequence[str] = ("mlp", "vit")
+    folder: Path,
+    batches: int,
+    sizes: Sequence[int] = (2, 4, 8),
+    limit: int = 200,
+    heads: Sequence[str] = ("mlp", "vit"),
 ) -> Iterator[Row]:
     """Every head of `heads`, kind of batch and batch size, for a folder with train/ and val/ of ten class folders."""
     pictures = Pictures(folder, 32, CLASSES, limit)
@@ -108,7 +112,9 @@ def label_cases(
                         yield measure(scaled, kind, size, batches)
 
 
-def trained(name: str, spec: ModelSpec, pictures: Pictures, fit: "Fit", steps: Sequence[int] = (0, 10, 30, 100, 300)) -> Iterator[Head]:
+def trained(
+    name: str, spec: ModelSpec, pictures: Pictures, fit: "Fit", steps: Sequence[int] = (0, 10, 30, 100, 300)
+) -> Iterator[Head]:
     """The head after more and more training, on the images' labels and on random ones."""
     noise = torch.randint(CLASSES, pictures.labels.shape, generator=torch.Generator().manual_seed(7))
     for labels, said in ((pictures.labels, ""), (noise, ", label noise")):

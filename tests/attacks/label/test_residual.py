@@ -65,7 +65,7 @@ def test_what_features_may_be_off_by_is_said(labels, scale):
 @pytest.mark.parametrize("batch", [1, 2, 4, 7])
 def test_wrong_counts_never_certify(batch):
     """The true counts are taken for impossible: nothing else may pass."""
-    for seed in range(3):
+    for seed in range(2):
         labels = random_labels(seed, batch)
         truth = torch.bincount(torch.tensor(labels), minlength=CLASSES)
         _, *head, bias_grad = head_and_batch(labels, seed, 0.3)
@@ -113,7 +113,9 @@ def test_one_image_many_times_is_certified_where_no_other_counts_are_possible():
         for labels in ([2, 2, 2, 2], [2, 2, 5, 8]):
             same = h[:1].expand(4, -1)
             errors = F.linear(same, factor * weight, bias).softmax(dim=1) - F.one_hot(torch.tensor(labels), CLASSES)
-            found = certify_counts(factor * weight, bias, errors.T @ same / 4, errors.mean(dim=0), torch.zeros(CLASSES), 4)
+            found = certify_counts(
+                factor * weight, bias, errors.T @ same / 4, errors.mean(dim=0), torch.zeros(CLASSES), 4
+            )
             assert not found.certified or found.labels.tolist() == labels
             assert found.certified == (found.possible == 1)
             certified += found.certified

@@ -179,7 +179,9 @@ def test_what_a_defense_did_to_the_bias_alone_is_seen_by_the_replayed_head(obser
         found = label_of_one(seen)
         assert found.labels.tolist() == [sure(4)[1]]
         assert found.certificate.certified == certified, found.certificate.reason
-    undeclared = replace(observation, update=replace(observation.update, tensors={n: 0.5 * t for n, t in tensors.items()}))
+    undeclared = replace(
+        observation, update=replace(observation.update, tensors={n: 0.5 * t for n, t in tensors.items()})
+    )
     assert "misses its gradient" in label_of_one(undeclared).certificate.reason
 
 
