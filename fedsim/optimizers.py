@@ -22,7 +22,7 @@ def optimizer_factory(key: str, optimizer: dict[str, Any], scheduler: dict[str, 
         key: where the settings stand in the configuration, for the error.
 
     Raises:
-        ConfigError: torch has no such class, or refuses the settings.
+        ConfigError: torch has no such class, or refuses the settings, or they climb the loss.
     """
 
     def make(parameters: list[nn.Parameter]) -> Optimisers:
@@ -39,4 +39,6 @@ def optimizer_factory(key: str, optimizer: dict[str, Any], scheduler: dict[str, 
         raise ConfigError(f"{key}.optimizer", optimizer, f"settings that torch takes ({error})") from error
     if not isinstance(trial[0], torch.optim.Optimizer):
         raise ConfigError(f"{key}.optimizer._target_", optimizer.get("_target_"), "a torch optimiser")
+    if any(group.get("maximize", False) for group in trial[0].param_groups):
+        raise ConfigError(f"{key}.optimizer.maximize", True, "false: the loss is minimised, and attacks read it so")
     return make

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from fedsim.errors import NotApplicable
@@ -69,6 +70,31 @@ class LocalProtocol:
         if scale <= 0.0:
             raise NotApplicable("the learning rate was zero in every local step: the delta holds nothing")
         return scale
+
+    def step_factors(self) -> tuple[float, ...]:
+        """What each local step's gradient is multiplied by in -delta, without weight decay.
+
+        With the proximal term, which pulls back what earlier steps moved. Their sum is `gradient_scale` where there is
+        none. Negative ones, as a dampening above 1 gives, turn signs.
+
+        Raises:
+            NotApplicable: the optimiser is adaptive.
+        """
+        if self.optimizer != "sgd":
+            raise NotApplicable(f"the local steps of {self.optimizer} are no multiples of gradients (only SGD's are)")
+        steps = len(self.lrs)
+        moved = torch.zeros(steps, dtype=torch.float64)
+        buffer = moved.clone()
+        for step, lr in enumerate(self.lrs):
+            gradient = -self.proximal_mu * moved
+            gradient[step] += 1.0
+            buffer = gradient if step == 0 else self.momentum * buffer + (1.0 - self.dampening) * gradient
+            if self.momentum == 0.0:
+                direction = gradient
+            else:
+                direction = gradient + self.momentum * buffer if self.nesterov else buffer
+            moved = moved + lr * direction
+        return tuple(moved.tolist())
 
 
 def _as_float(value: Any) -> Any:

@@ -1,11 +1,14 @@
-"""Labels with a proof: counts for which features exist that explain the head's gradient to its rounding."""
+"""Labels with a certificate: the only possible counts for which features exist that explain the head's gradient."""
+
+import math
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from attacks.base import Attack, Certificate, Needs, Reconstruction
-from attacks.label.head import rounding, shared, single_head
+from attacks.label.head import bias_rounding, head_is_exact, rounding, shared, single_head
 from attacks.label.residual import CountCertificate, certify_counts
 from attacks.label.rules import prior_counts
 from fedsim.errors import ConfigError, NotApplicable
@@ -13,32 +16,34 @@ from fedsim.observation import Observation
 
 
 class CertifiedLabels(Attack):
-    """The label counts nearest to `bias_prior`'s that pass the residual test, or the nearest to pass, uncertified.
+    """The only label counts that explain the head's gradient, or the likeliest, uncertified.
 
     Args:
-        max_neighbours: count vectors to try beside the likeliest.
+        max_candidates: count vectors to try; where more are possible none is certified.
         max_batch_size: larger batches are refused: the solver's unknowns grow as B², its time as B⁶.
     """
 
-    def __init__(self, max_neighbours: int = 128, max_batch_size: int = 16) -> None:
-        if max_neighbours < 0:
-            raise ConfigError("attack.labels_certified.max_neighbours", max_neighbours, "a number of count vectors")
+    def __init__(self, max_candidates: int = 64, max_batch_size: int = 16) -> None:
+        if max_candidates < 1:
+            raise ConfigError("attack.labels_certified.max_candidates", max_candidates, "at least 1 count vector")
         if max_batch_size < 1:
             raise ConfigError("attack.labels_certified.max_batch_size", max_batch_size, "at least 1")
-        self.max_neighbours = max_neighbours
+        self.max_candidates = max_candidates
         self.needs = Needs(max_batch_size=max_batch_size, auxiliary=True)
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable as `features_of` does."""
-        return as_reconstruction(features_of(observation, device, rng, self.max_neighbours))
+        return as_reconstruction(features_of(observation, device, rng, self.max_candidates))
 
 
 def features_of(
-    observation: Observation, device: torch.device, rng: torch.Generator, max_neighbours: int = 128
+    observation: Observation, device: torch.device, rng: torch.Generator, max_candidates: int = 64
 ) -> CountCertificate:
-    """Labels, where the shared gradient proves them, and the input of the head for each example, to `feature_error`.
+    """Labels, certified where the shared gradient allows no others, and the head's input for each, to `feature_error`.
 
-    Solved on the CPU whatever `device` is: the systems are small. Results are on `device`.
+    Uncertified are those nearest to the estimate, with the reason; also where the gradient cannot be trusted
+    (`head_is_exact`), whatever it seems to say. Solved on the CPU whatever `device` is: the systems are small. Results
+    are on `device`.
 
     Raises:
         NotApplicable: several steps, several heads or none, a batch of B > min(C - 1, D), a withheld gradient.
@@ -50,8 +55,6 @@ def features_of(
     weight_grad, bias_grad = shared(observation, "weight"), shared(observation, "bias")
     if protocol.label_smoothing >= 1.0:
         raise NotApplicable("label_smoothing=1 leaves nothing of the labels in the gradient")
-    if any(str(defense.get("_target_", "")).endswith(".GradientClip") for defense in observation.defenses):
-        raise NotApplicable("a clipped gradient's size is unknown: wrong counts can satisfy the equations")
     total = max(1, min(protocol.batch_size, observation.update.num_examples))
     limit = min(len(weight) - 1, weight.shape[1])
     if total > limit:
@@ -64,18 +67,22 @@ def features_of(
         estimated_counts(observation, bias_grad, total),
         total,
         protocol.label_smoothing,
-        max_neighbours,
+        max_candidates,
         eps=rounding(observation),
+        bias_rounding=bias_rounding(observation),
         rng=rng,
     )
+    doubt = head_is_exact(observation)
+    if found.certified and doubt:
+        found = replace(found, certified=False, reason=doubt)
     moved = {name: getattr(found, name).to(device) for name in ("counts", "labels", "features")}
-    return CountCertificate(**{**vars(found), **moved})
+    return replace(found, **moved)
 
 
 def estimated_counts(
     observation: Observation, bias_grad: Float[Tensor, "classes"], total: int
 ) -> Float[Tensor, "classes"]:
-    """B (p̂ - ∂L/∂b): p̂ of auxiliary pictures where there are any, else uniform."""
+    """B (p̂ - ∂L/∂b): p̂ of auxiliary images where there are any, else uniform."""
     probs = observation.auxiliary_probs
     if probs is None:
         probs = torch.full_like(bias_grad, 1.0 / len(bias_grad))
@@ -86,11 +93,13 @@ def as_reconstruction(found: CountCertificate) -> Reconstruction:
     """Labels with the certificate in the attack's own terms."""
     values = {
         "residual": found.residual,
+        "possible": float(found.possible),
         "tried": float(found.tried),
         "tolerance": found.tolerance,
         "condition": found.condition,
         "feature_error": found.feature_error,
     }
-    reason = found.reason or "features exist that explain the head's gradient with these counts"
-    status = Certificate("certified" if found.certified else "uncertified", reason, values)
+    if math.isfinite(found.next):
+        values["next"] = found.next
+    status = Certificate("certified" if found.certified else "uncertified", found.reason, values)
     return Reconstruction(labels=found.labels, certificate=status)

@@ -65,13 +65,37 @@ def rounding(observation: Observation) -> float:
 
 
 def bias_rounding(observation: Observation) -> float:
-    """Absolute rounding of the head bias's gradient, where it was shared as weights or a change of them; else 0.
+    """Absolute rounding of the gradient of the head's bias as it was shared.
 
-    Also 0 where nothing was added to p̄ - n/B: rounding leaves a change its sign.
+    A gradient is rounded relative to the 1 of p - y, weights and changes of them to the bias itself.
     """
     update, protocol, names = observation.update, observation.protocol, observation.roles.head_biases
-    if update.kind == "gradient" or not (protocol.label_smoothing or protocol.weight_decay):
-        return 0.0
+    if update.kind == "gradient":
+        dtypes = [update.tensors[name].dtype for name in names if name in update.tensors]
+        return max((float(torch.finfo(dtype).eps) for dtype in dtypes), default=0.0)
     biases = [observation.global_state[name] for name in names]
-    each = max(float(torch.finfo(bias.dtype).eps * bias.abs().max()) for bias in biases)
+    each = max((float(torch.finfo(bias.dtype).eps * bias.abs().max()) for bias in biases), default=0.0)
     return len(names) * (protocol.steps + 1) * each / protocol.gradient_scale()
+
+
+def sign_rounding(observation: Observation) -> float:
+    """`bias_rounding` where it can turn the sign of p̄ - n/B; else 0.
+
+    Rounding leaves a gradient its sign, and a change too where nothing was added to it.
+    """
+    protocol = observation.protocol
+    if observation.update.kind == "gradient" or not (protocol.label_smoothing or protocol.weight_decay):
+        return 0.0
+    return bias_rounding(observation)
+
+
+def head_is_exact(observation: Observation) -> str:
+    """Why the head's gradient may be another than that of one batch and its labels; empty where it is known to be it.
+
+    A defense may scale or change it, by however little: what it does is not known here.
+    """
+    if observation.defenses:
+        return "a defense ran on the client: whether it left the head's gradient as it was, its scale too, is unknown"
+    if observation.summed > 1:
+        return f"the updates of {observation.summed} clients were summed: the head's gradient is no single batch's"
+    return ""

@@ -9,8 +9,13 @@ equations, whatever the width of the head: the right counts solve them, wrong on
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+STARTS = ((0.0, 0.3), (0.9, 0.1), (0.0, 1.0), (0.5, 0.3))
+"""In turn: how sure of a drawn class an example is taken to be, and how far apart the examples are set, relatively."""
+WINDOW, STILL = 20, 0.9
+"""A start has settled where its squared residual fell by less than a tenth in so many iterations."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,10 @@ class HeadSystem:
         scale: B ‖G‖.
         outside: the part of G outside its first B singular vectors or its zero column sums, relative.
         condition: largest over smallest singular value.
+        smallest: the B-th singular value over ‖G‖.
+
+    M covers every feature only where r = B: below, errors p - y may depend on each other, and what these add to
+    features leaves no trace in G.
     """
 
     target: Float[Tensor, "classes rank"]
@@ -35,15 +44,23 @@ class HeadSystem:
     scale: float
     outside: float
     condition: float
+    smallest: float
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The best of the starts for each count vector."""
+    """The best of the starts for each count vector.
+
+    Attributes:
+        settled: no start was still falling, and none failed: else a large residual says nothing.
+        share: of the starts that came to `enough`.
+    """
 
     rows: Float[Tensor, "problems batch rank"]
     errors: Float[Tensor, "problems batch classes"]
     residual: Float[Tensor, "problems"]
+    settled: Bool[Tensor, "problems"]
+    share: Float[Tensor, "problems"]
 
 
 def head_system(
@@ -53,6 +70,7 @@ def head_system(
     left, values, right = torch.linalg.svd(gradient, full_matrices=False)
     rank = max(1, int((values[:batch_size] > eps * values[0]).sum()))
     scale = gradient.norm().clamp(min=1e-300)
+    smallest = float(values[batch_size - 1] / scale)
     tail = float(values[rank:].norm() / scale)
     sums = float(gradient.sum(dim=0).norm() / scale)
     left, values, basis = left[:, :rank], values[:rank], right[:rank]
@@ -69,6 +87,7 @@ def head_system(
         scale=float(batch_size * scale),
         outside=max(tail, sums),
         condition=float(values[0] / values[-1].clamp(min=1e-300)),
+        smallest=smallest,
     )
 
 
@@ -80,40 +99,60 @@ def solve_rows(
     iterations: int,
     enough: float,
     rng: torch.Generator,
+    first: Float[Tensor, "problems batch rank"] | None = None,
+    every: bool = False,
 ) -> Solution:
-    """Levenberg-Marquardt for all count vectors and starts at once, until one residual falls below `enough`
-    or none falls."""
+    """Levenberg-Marquardt for all count vectors and starts at once, each until its residual falls below `enough`, or
+    no further.
+
+    Args:
+        first: rows from which one start more sets out, for each count vector.
+        every: go on with starts of counts of which another has come to `enough`.
+    """
     classes = len(system.target)
     targets = torch.nn.functional.one_hot(labels, classes).double()
     targets = (1.0 - label_smoothing) * targets + label_smoothing / classes
     free = _initial(system, targets, starts, rng)
+    if first is not None:
+        given = (first - system.origin) @ system.directions
+        given = given + 1e-3 * given.norm(dim=(1, 2), keepdim=True) * _noise(given, rng)
+        free = torch.cat([free.unflatten(0, (-1, starts)), given[:, None]], dim=1).flatten(0, 1)
+        starts += 1
     targets = targets.repeat_interleave(starts, dim=0)
-    damping = torch.full((len(free), 1), 1e-2, dtype=torch.float64)
-    state = _evaluate(system, free, targets)
-    loss = state[2].square().sum(dim=(1, 2))
-    history, patience = [loss], max(12, iterations // 4)
-    for _ in range(iterations if free.shape[2] else 0):
-        hessian, slope = normal_equations(system, free, *state)
+    rows, errors, defect = _evaluate(system, free, targets)
+    loss = defect.square().sum(dim=(1, 2))
+    damping = torch.full_like(loss, 1e-2)
+    goal = (enough * system.scale) ** 2
+    settled = (loss < goal) | (free.shape[2] == 0)
+    before = loss.clone()
+    for iteration in range(1, iterations + 1):
+        enough_of = (loss < goal).view(-1, starts).any(dim=1).repeat_interleave(starts) & (not every)
+        active = (~settled & ~enough_of).nonzero().flatten()
+        if not len(active):
+            break
+        state = rows[active], errors[active], defect[active]
+        hessian, slope = normal_equations(system, free[active], *state)
         size = hessian.diagonal(dim1=1, dim2=2)
-        damped = hessian + torch.diag_embed(damping * size + 1e-14 * size.amax(dim=1, keepdim=True))
+        damped = hessian + torch.diag_embed(damping[active, None] * size + 1e-14 * size.amax(dim=1, keepdim=True))
         factor, failed = torch.linalg.cholesky_ex(damped)
-        step = torch.cholesky_solve(slope[:, :, None], factor).view_as(free)
-        trial = _evaluate(system, free - step, targets)
+        step = torch.cholesky_solve(slope[:, :, None], factor).view_as(free[active])
+        trial = _evaluate(system, free[active] - step, targets[active])
         trial_loss = trial[2].square().sum(dim=(1, 2))
-        better = (trial_loss < loss) & (failed == 0)
-        free = torch.where(better[:, None, None], free - step, free)
-        state = tuple(torch.where(better[:, None, None], new, old) for new, old in zip(trial, state, strict=True))
-        loss = torch.where(better, trial_loss, loss)
-        damping = torch.where(better[:, None], damping * 0.2, damping * 4.0).clamp(1e-12, 1e8)
-        history.append(loss)
-        if bool((loss < (enough * system.scale) ** 2).any()):
-            break
-        if len(history) > patience and bool((loss > 0.98 * history[-patience]).all()):
-            break
-    residual = (loss.sqrt() / system.scale).view(-1, starts)
-    best = residual.argmin(dim=1) + starts * torch.arange(len(labels))
-    rows, errors = state[0][best], state[1][best]
-    return Solution(rows, errors, residual.min(dim=1).values)
+        better = (trial_loss < loss[active]) & (failed == 0)
+        moved = active[better]
+        free[moved] -= step[better]
+        rows[moved], errors[moved], defect[moved] = (new[better] for new in trial)
+        loss[moved] = trial_loss[better]
+        damping[active] = torch.where(better, damping[active] * 0.2, damping[active] * 4.0).clamp(1e-12, 1e8)
+        if iteration % WINDOW == 0:
+            settled[active] = ((loss[active] > STILL * before[active]) & (failed == 0)) | (loss[active] < goal)
+            before = loss.clone()
+    residual = (loss.sqrt() / system.scale).view(-1, starts).nan_to_num(nan=torch.inf)
+    done = (settled & loss.isfinite()).view(-1, starts)
+    least, best = residual.min(dim=1)
+    at = best + starts * torch.arange(len(labels))
+    share = (residual < enough).double().mean(dim=1)
+    return Solution(rows[at], errors[at], least, done.all(dim=1) | (least < enough), share)
 
 
 def normal_equations(
@@ -173,18 +212,25 @@ def _evaluate(
 def _initial(
     system: HeadSystem, targets: Float[Tensor, "problems batch classes"], starts: int, rng: torch.Generator
 ) -> Float[Tensor, "starts batch free"]:
-    """As if every example had the batch's mean softmax, which counts and ∂L/∂b give; then apart at random.
-
-    Examples of one class would begin as one and stay it: noise of 0.3 of their size separates them.
+    """As if every example had the batch's mean softmax, which counts and ∂L/∂b give, or in turn were surer of a class
+    drawn from it, as a trained model is; then apart at random: examples of one class would begin as one and stay it.
     """
-    batch = targets.shape[1]
+    problems, batch, _ = targets.shape
     bias_grad = system.target @ system.basis[:, -1] / batch
     mean_probs = (bias_grad + targets.mean(dim=1)).clamp(min=1e-4)
     mean_probs = mean_probs / mean_probs.sum(dim=1, keepdim=True)
-    errors = mean_probs[:, None] - targets
+    kinds = [STARTS[number % len(STARTS)] for number in range(starts)] * problems
+    sure, apart = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in zip(*kinds, strict=True))
+    mean_probs, targets = (values.repeat_interleave(starts, dim=0) for values in (mean_probs, targets))
+    drawn = torch.multinomial(mean_probs, batch, replacement=True, generator=rng)
+    drawn = torch.nn.functional.one_hot(drawn, targets.shape[2])
+    errors = (1.0 - sure) * mean_probs[:, None] + sure * drawn - targets
     rows = torch.linalg.pinv(errors.transpose(1, 2), rtol=1e-6) @ system.target
-    free = ((rows - system.origin) @ system.directions).repeat_interleave(starts, dim=0)
+    free = (rows - system.origin) @ system.directions
     size = free.norm(dim=2, keepdim=True).mean(dim=1, keepdim=True) / max(1, free.shape[2]) ** 0.5
-    noise = torch.randn(free.shape, generator=rng, dtype=torch.float64)
-    started: Tensor = free + 0.3 * size * noise
+    started: Tensor = free + apart * size * _noise(free, rng)
     return started
+
+
+def _noise(like: Tensor, rng: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=rng, dtype=torch.float64)

@@ -7,7 +7,7 @@ from torch import Tensor
 from attacks.base import Attack, Certificate, Needs, Reconstruction
 from attacks.label import counting, rules
 from attacks.label.certified import as_reconstruction, features_of
-from attacks.label.head import bias_rounding, rounding, shared, single_head
+from attacks.label.head import head_is_exact, rounding, shared, sign_rounding, single_head
 from attacks.label.membership import rlg
 from attacks.label.reference import random_reference
 from attacks.label.rules import head_gradient
@@ -22,15 +22,15 @@ MOST_LABELS = 100_000
 """A client may claim any number of examples, and each label is written down."""
 PROVABLE = 8
 """Largest batch for which `auto` asks for a certificate: beyond it the search takes seconds."""
-PROOF_NEIGHBOURS, PROOF_EQUATIONS = 48, 12_000
-"""Counts that `auto` tries to certify, fewer where there are many classes: under a second in vain."""
+PROOF_CANDIDATES = 12
+"""Where more counts are possible `auto` asks for no certificate: one in vain takes about a second."""
 
 
 class RecoverLabels(Attack):
     """The multiset of labels, sorted, by one rule of `attacks.label.rules`, `.counting` or `.membership`.
 
-    `auto` takes `label_of_one` for one example; up to `PROVABLE` examples it looks for counts that the gradient
-    itself certifies; else, or where none certify, `bias_prior` with auxiliary pictures and `bias_corrected` without.
+    `auto` takes `label_of_one` for one example; up to `PROVABLE` examples it looks for the only counts that explain
+    the gradient; else, or where none are certified, `bias_prior` with auxiliary pictures and `bias_corrected` without.
     Where the bias has no shared gradient the weight is read: `idlg` for one example, `llg` for several.
     Labels alone: no pictures. A clipped gradient's scale is unknown: that misleads the rules that count, and no other
     where labels are hard; smoothed ones it may hide from `bias_sign`.
@@ -139,12 +139,11 @@ def _ilrg(observation: Observation, bias_grad: Float[Tensor, "classes"], total: 
 
 
 def _proof(observation: Observation, total: int, rng: torch.Generator) -> Reconstruction | None:
-    """Certified labels, or None where the certificate does not apply or nothing near the estimate is certified."""
-    if total > PROVABLE:
+    """Certified labels, or None where the certificate does not apply or is not given."""
+    if total > PROVABLE or head_is_exact(observation):
         return None
-    neighbours = min(PROOF_NEIGHBOURS, PROOF_EQUATIONS // observation.num_classes)
     try:
-        found = features_of(observation, torch.device("cpu"), rng, neighbours)
+        found = features_of(observation, torch.device("cpu"), rng, PROOF_CANDIDATES)
     except NotApplicable:
         return None
     return as_reconstruction(found) if found.certified else None
@@ -156,14 +155,14 @@ def _from_bias(observation: Observation, rule: str, bias_grad: Float[Tensor, "cl
     if rule == "bias_prior" and probs is None:
         raise NotApplicable("bias_prior needs auxiliary pictures that the server may run its model on")
     if rule == "bias_sign":
-        labels = rules.bias_sign(bias_grad, smoothing, bias_rounding(observation))
+        labels = rules.bias_sign(bias_grad, smoothing, sign_rounding(observation))
         return _uncertified(labels, "the set of classes without their counts", values)
     if rule != "bias_corrected" and probs is not None:
         counts = rules.prior_counts(bias_grad, probs.cpu(), total, smoothing)
         values["rounding"] = float((counts - counts.round()).abs().max())
         labels = rules.bias_prior(bias_grad, probs.cpu(), total, smoothing)
         return _uncertified(labels, "the batch's mean softmax is taken from auxiliary pictures", values)
-    labels = rules.bias_corrected(bias_grad, total, smoothing, bias_rounding(observation))
+    labels = rules.bias_corrected(bias_grad, total, smoothing, sign_rounding(observation))
     return _uncertified(labels, "the batch's mean softmax is taken to be uniform", values)
 
 

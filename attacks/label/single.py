@@ -7,23 +7,27 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attacks.base import Certificate, Reconstruction
-from attacks.label.head import bias_rounding, shared, single_head
+from attacks.label.head import head_is_exact, shared, sign_rounding, single_head
 from attacks.label.rules import bias_sign
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
+from fedsim.update import LocalProtocol
 
 MAX_SUM = 1e-4
 """Σ_c ∂L/∂b[c] = 0 for any batch; rounding leaves 1e-7 of Σ_c |∂L/∂b[c]| in float32."""
 MAX_MISFIT, MIN_NEXT = 1e-3, 0.1
 """Sines, nearly: up to which a label explains the gradient, and from which every other label does not."""
+MAX_REPLAY = 0.03
+"""Relative: |p_y - 1| is over 0.7 ‖p - y‖, so that less cannot make another class the only negative one."""
 
 
 def label_of_one(observation: Observation) -> Reconstruction:
     """The label of an update that one example made, certified where the head's gradient allows no other.
 
-    Every class but the label's has p_c - ε/C in the bias's gradient, so that only the label's can be below -ε/C. It is
-    while p_y < 1 - ε: always with hard labels. From a model that is surer than its smoothed labels the bias's gradient
-    could be any class's; the weight's tells (`errors_of_labels`), where it was shared.
+    Every class but the label's has p_c - ε/C in the bias's gradient, so that only the label's can be below -ε/C, after
+    any steps that all count positively. It is while p_y < 1 - ε: always with hard labels. From a model that is surer
+    than its smoothed labels the bias's gradient could be any class's; the weight's tells (`errors_of_labels`), where it
+    was shared.
 
     Raises:
         NotApplicable: no head, no bias, a withheld gradient, labels smoothed away.
@@ -32,7 +36,7 @@ def label_of_one(observation: Observation) -> Reconstruction:
     if smoothing >= 1.0:
         raise NotApplicable("label_smoothing=1 leaves nothing of the labels in the gradient")
     bias_grad = shared(observation, "bias")
-    below = bias_sign(bias_grad, smoothing, bias_rounding(observation))
+    below = bias_sign(bias_grad, smoothing, sign_rounding(observation))
     values = {"negatives": float(len(below)), "sum": relative_sum(bias_grad)}
     if len(below) == 1:
         found = _named(int(below), "one class alone has a gradient that only the label's can be", values, True)
@@ -41,10 +45,49 @@ def label_of_one(observation: Observation) -> Reconstruction:
     else:
         reason = f"{len(below)} classes have a gradient that only a label's can be: one was to be expected"
         found = _named(int(bias_grad.argmin()), reason, values)
-    if values["sum"] <= MAX_SUM:
+    assert found.labels is not None
+    doubt = _turned(observation.protocol, values["sum"]) or _unlike_one_example(observation, int(found.labels), values)
+    if not found.certificate.certified or not doubt:
         return found
-    reason = f"the head bias's gradient sums to {values['sum']:.2g} of its size, not to zero: a perturbed gradient"
-    return replace(found, certificate=replace(found.certificate, status="uncertified", reason=reason))
+    return replace(found, certificate=replace(found.certificate, status="uncertified", reason=doubt))
+
+
+def _turned(protocol: LocalProtocol, relative: float) -> str:
+    """Why signs in the gradient may not be those of p - y; empty where they are."""
+    if relative > MAX_SUM:
+        return f"the head bias's gradient sums to {relative:.2g} of its size, not to zero: a perturbed gradient"
+    if protocol.steps > 1 and protocol.weight_decay:
+        return f"weight decay moved the weights between {protocol.steps} local steps: it may have turned a sign"
+    if protocol.steps > 1 and min(protocol.step_factors(), default=0.0) < 0.0:
+        return "a local step counts negatively in the update: it turns the signs of its gradient"
+    return ""
+
+
+def _unlike_one_example(observation: Observation, label: int, values: dict[str, float]) -> str:
+    """Why the head's gradient may not be that of one example with this label; empty where it is.
+
+    After one step the head is replayed from the feature that ∂L/∂W = ∂L/∂b hᵀ gives: softmax(W h + b) - y must point
+    along ∂L/∂b, and be it where nothing may have scaled it. Two classes leave one direction: it tells nothing.
+    """
+    untrusted = head_is_exact(observation)
+    readable = len(observation.roles.head_weights) == 1 and _weight_is_shared(observation)
+    if observation.protocol.steps > 1 or not readable:
+        return untrusted
+    weight, bias = single_head(observation)
+    error = shared(observation, "bias").double()
+    features, left = head_input(shared(observation, "weight").double(), error)
+    again = errors_of_labels(weight @ features + bias, observation.protocol.label_smoothing)[label]
+    if untrusted:
+        again = again * (error.norm() / again.norm().clamp(min=1e-300))
+    values["misfit"] = max(left, float((again - error).norm() / error.norm().clamp(min=1e-300)))
+    if not values["misfit"] <= MAX_REPLAY:
+        return f"the head replayed from its feature misses its gradient by {values['misfit']:.2g}"
+    return untrusted if len(error) == 2 else ""
+
+
+def _weight_is_shared(observation: Observation) -> bool:
+    gradient = observation.gradient.get(observation.roles.head_weights[0])
+    return gradient is not None and bool(gradient.isfinite().all())
 
 
 def single_label(observation: Observation) -> Int[Tensor, "1"] | None:

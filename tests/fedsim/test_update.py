@@ -77,3 +77,26 @@ def test_buffers_have_values_and_no_gradient(kind):
     update = Update({"w": torch.ones(1)}, kind, 1, buffers={"mean": torch.tensor([0.5])})
     assert update.buffers_after(start)["mean"].tolist() == [2.5 if kind == "delta" else 0.5]
     assert set(update.as_gradient(LocalProtocol(1, optimizer="sgd", lrs=(0.1,)), start)) == {"w"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.5, "dampening": 1.2}],
+)
+@pytest.mark.parametrize("proximal_mu", [0.0, 0.5])
+def test_step_factors_are_those_of_torch_sgd(settings, proximal_mu):
+    """Step k's factor is the change that a gradient in step k alone makes."""
+    lrs = (0.1, 0.05, 0.02)
+    factors = LocalProtocol(1, 3, "sgd", lrs, proximal_mu=proximal_mu, **settings).step_factors()
+    for one in range(3):
+        parameter = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.SGD([parameter], lr=0.1, **settings)
+        for step, lr in enumerate(lrs):
+            optimizer.param_groups[0]["lr"] = lr
+            parameter.grad = proximal_mu * parameter.detach() + float(step == one)
+            optimizer.step()
+        assert factors[one] == pytest.approx(-parameter.item())
+    if not proximal_mu:
+        assert sum(factors) == pytest.approx(LocalProtocol(1, 3, "sgd", lrs, **settings).gradient_scale())
+    with pytest.raises(NotApplicable, match="local steps of adam"):
+        LocalProtocol(1, 3, "adam", lrs).step_factors()

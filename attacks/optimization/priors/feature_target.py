@@ -156,7 +156,7 @@ def _certified(
 
     found = features_of(observation, device, torch.Generator().manual_seed(0))
     if not found.certified:
-        raise NotApplicable(f"the labels are not certified: a residual of {float(found.residual):.1e}")
+        raise NotApplicable(f"the labels are not certified: {found.reason}")
     if found.feature_error > MAX_FEATURE_ERROR:
         off = f"{found.feature_error:.0%} off" if found.feature_error < 1 else "all error"
         raise NotApplicable(f"the labels are certified, the features may be {off}")

@@ -45,7 +45,8 @@ def observed(tools):
             shared = {name: step - state[name] for name, step in steps.items()}
             protocol = replace(protocol, optimizer="sgd", lrs=(lr,))
         update = Update(shared, "gradient" if lr is None else "delta", 1)
-        return replace(plain, global_state=state, update=update, protocol=protocol)
+        defenses = () if scale == 1.0 else ({"name": "clip"},)
+        return replace(plain, global_state=state, update=update, protocol=protocol, defenses=defenses)
 
     return make
 
@@ -166,3 +167,47 @@ def test_attacks_on_pictures_get_the_label_or_none(observed):
     with pytest.raises(NotApplicable, match="leaves nothing"):
         label_of_one(smoothed)
     assert single_label(replace(observation, roles=replace(observation.roles, head_biases=()))) is None
+
+
+def test_what_a_defense_did_to_the_bias_alone_is_seen_by_the_replayed_head(observed):
+    """Scaled as a whole the head still says the same; its bias and weight each by a factor of their own do not."""
+    observation = observed(*sure(4, size=2.0), smoothing=0.0)
+    tensors = observation.update.tensors
+    for factor, certified in ((1.0, True), (0.3, False)):
+        changed = {name: (0.5 * factor if name == "head.bias" else 0.5) * tensor for name, tensor in tensors.items()}
+        seen = replace(observation, update=replace(observation.update, tensors=changed), defenses=({"name": "any"},))
+        found = label_of_one(seen)
+        assert found.labels.tolist() == [sure(4)[1]]
+        assert found.certificate.certified == certified, found.certificate.reason
+    undeclared = replace(
+        observation, update=replace(observation.update, tensors={n: 0.5 * t for n, t in tensors.items()})
+    )
+    assert "misses its gradient" in label_of_one(undeclared).certificate.reason
+
+
+def test_a_climbed_loss_certifies_no_wrong_label(observed):
+    """Signs turn, and of two classes the other one looks like the label."""
+    for classes in (2, 10):
+        for seed in range(10):
+            logits, label = sure(seed, classes, size=1.0)
+            found = label_of_one(observed(logits, label, smoothing=0.0, scale=-1.0, seed=seed))
+            assert not found.certificate.certified
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"weight_decay": 1e-6}, "weight decay"),
+        ({"momentum": 0.9, "dampening": 1.2}, "counts negatively"),
+        ({"proximal_mu": 300.0}, "counts negatively"),
+        ({"momentum": 0.9}, ""),
+    ],
+)
+def test_several_steps_are_certified_where_each_counts_positively(settings, reason, observed):
+    observation = observed(*sure(4, size=2.0), smoothing=0.0, lr=0.01)
+    protocol = replace(observation.protocol, steps=3, lrs=(0.01,) * 3, **settings)
+    found = label_of_one(replace(observation, protocol=protocol))
+    assert found.certificate.certified == (not reason), found.certificate.reason
+    assert reason in found.certificate.reason
+    behind = label_of_one(replace(observation, protocol=protocol, defenses=({"name": "any"},)))
+    assert not behind.certificate.certified

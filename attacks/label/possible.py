@@ -1,0 +1,61 @@
+"""Every vector of class counts that the gradient of the head's bias leaves possible.
+
+∂L/∂b = p̄ - ((1 - ε)·n/B + ε/C), and no mean softmax p̄ is negative anywhere: that bounds the count of each class from
+below. What the bounds leave of the batch may be of any class, and no other counts are possible. (The sum of p̄ is 1, so
+that none exceeds 1 either.)
+"""
+
+from collections.abc import Iterator
+from itertools import combinations_with_replacement
+from math import ceil, comb
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from attacks.label.rules import largest_remainder
+
+SLACK = 1e-3
+"""Of one example: how far below zero B p̄_c may come out. More than rounding asks for, it only adds counts."""
+
+
+def least_counts(
+    bias_grad: Float[Tensor, "classes"], batch_size: int, label_smoothing: float = 0.0, rounding: float = 0.0
+) -> Int[Tensor, "classes"]:
+    """What each class was there at least: ⌈(-B ∂L/∂b - B ε/C - slack) / (1 - ε)⌉, no less than 0.
+
+    Args:
+        rounding: absolute, of the gradient of the bias as it was shared.
+    """
+    slack = max(SLACK, batch_size * rounding)
+    exact = (-bias_grad.double().cpu() - label_smoothing / len(bias_grad)) * batch_size - slack
+    least = [max(0, ceil(value)) for value in (exact / (1.0 - label_smoothing)).clamp(-1.0, 2.0**31).tolist()]
+    return torch.tensor(least)
+
+
+def number_possible(least: Int[Tensor, "classes"], batch_size: int) -> int:
+    """How many count vectors of the batch have at least those; 0 where they exceed it."""
+    left = batch_size - int(least.sum())
+    return comb(left + len(least) - 1, left) if left >= 0 else 0
+
+
+def possible_counts(least: Int[Tensor, "classes"], batch_size: int) -> Iterator[Int[Tensor, "classes"]]:
+    """All of them, each once: `number_possible` vectors."""
+    left = batch_size - int(least.sum())
+    if left < 0:
+        return
+    for chosen in combinations_with_replacement(range(len(least)), left):
+        yield least + torch.bincount(torch.tensor(chosen, dtype=torch.long), minlength=len(least))
+
+
+def nearest_possible(
+    counts: Float[Tensor, "classes"] | Int[Tensor, "classes"], least: Int[Tensor, "classes"], batch_size: int
+) -> Int[Tensor, "classes"]:
+    """The possible counts nearest to real-valued ones: what is left goes to the largest shortfalls.
+
+    Where none are possible, `counts` rounded.
+    """
+    left = batch_size - int(least.sum())
+    if left < 0:
+        return largest_remainder(counts.double(), batch_size)
+    return least + largest_remainder(counts.double().cpu() - least, left)
