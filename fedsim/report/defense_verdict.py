@@ -130,7 +130,7 @@ def _few_test_images(pool: Pool) -> list[str]:
 
 
 def _guess(pool: Pool) -> list[str]:
-    if pool.strongest is None or pool.strongest.mean_leaked is None:
+    if pool.strongest is None or pool.strongest.mean_leaked is None or pool.strongest.as_seen:
         return []
     if pool.baseline is None:
         return [

@@ -33,6 +33,7 @@ class Different:
         as_seen: those that can be recognised as the model saw them, changed by a defense, and not as the client's own.
         guessed: those that the guess, or an attack that reads nothing of the update, makes as good as that.
         ended: attacks that came to an end with an image to judge, each update by itself.
+        unheld: those that can be recognised, and for which no guess was recorded: chance cannot be told on them.
         guess_known: a guess was recorded for each.
     """
 
@@ -42,6 +43,7 @@ class Different:
     as_seen: int = 0
     guessed: int = 0
     ended: int = 0
+    unheld: int = 0
     guess_known: bool = True
 
     @property
@@ -51,7 +53,7 @@ class Different:
 
     @property
     def level(self) -> Level:
-        return level(self.certified, self.shown, self.guessed, self.images, self.ended)
+        return level(self.certified, self.shown, min(self.guessed + self.unheld, self.images), self.images, self.ended)
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ def _counts(
         as_seen=len(different(hidden) - different(own)),
         guessed=len(different(guessed) & tested),
         ended=sum(any(_judged(record, image) for image in record.images) for record in ended),
+        unheld=len(different(key for key in own | hidden if named[key][1].guess_psnr is None)),
         guess_known=all(image.guess_psnr is not None for _, image in named.values()),
     )
 

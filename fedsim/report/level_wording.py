@@ -43,6 +43,8 @@ def judged(leakage: Leakage, rows: Sequence[AttackSummary], defenses: Sequence[s
         told.append(f"{counts.certified:,} of {of} {'is' if counts.certified == 1 else 'are'} certified.")
         if not leakage.scored:
             told.append("Without audit their likeness to the originals was not measured.")
+    elif counts.unheld and counts.level == "open":
+        told.append("Without a guess on record chance cannot be told, and none is certified.")
     elif counts.shown and counts.level == "open":
         chance = by_chance(counts.shown, counts.guessed, counts.images)
         told.append(f"Chance is not excluded (p = {chance:.2f}), and none is certified.")
@@ -60,6 +62,8 @@ def few_images(counts: Different) -> list[str]:
     if not counts.ended or not 0 < counts.images < FEW_IMAGES:
         return []
     images = f"{count(counts.images, 'different image')} observed"
+    if not counts.guess_known:
+        return [f"{images}: few, and no guess to tell chance by."]
     hits = range(1, counts.images + 1)
     least = next((k for k in hits if by_chance(k, counts.guessed, counts.images) < BROKEN_BY_CHANCE), None)
     if least is None:

@@ -255,11 +255,12 @@ def _tradeoffs(comparison: Comparison) -> list[tuple[str, Chart]]:
         if share is not None:
             shares.setdefault(defense, []).append((share, accuracy))
         if row.attack.mean_leaked is not None:
-            likeness.setdefault(defense, []).append((row.attack.mean_leaked, accuracy))
+            seen = row.attack.mean_psnr if row.attack.as_seen else None
+            likeness.setdefault(defense, []).append((max(row.attack.mean_leaked, seen or 0.0), accuracy))
     # Both plots list the same defenses in the same order, so that a colour means the same in both.
     names = list(dict.fromkeys([*shares, *likeness]))
     plots = {
-        "Accuracy against the share that leaked": figures.privacy_utility(
+        "Accuracy against the share that is recognisable": figures.privacy_utility(
             [Series(name, shares.get(name, [])) for name in names], share=True
         ),
         "Accuracy against how close it came": figures.privacy_utility(

@@ -2,9 +2,12 @@
 
 from markupsafe import Markup, escape
 
-from fedsim.report.thresholds import INDISTINGUISHABLE, RECOGNISABLE, is_recognisable
+from fedsim.report.thresholds import GUESS_MARGIN, INDISTINGUISHABLE, RECOGNISABLE
 
 DASH = "–"
+
+TRACES = 15.0
+"""dB from which an eye may find shapes or colours."""
 
 SEEN = "against what the model saw"
 PRIVATE = "against the client's own picture, before any defense changed it: what there is to protect"
@@ -66,7 +69,7 @@ def likeness(psnr: float | None, guess: float | None = None) -> str:
     """
     if psnr is None:
         return "not measured"
-    if psnr >= RECOGNISABLE and not is_recognisable(psnr, guess):
+    if psnr >= TRACES and guess is not None and psnr < guess + GUESS_MARGIN:
         return "no better than a guess"
     for least, words in (
         (INDISTINGUISHABLE, "indistinguishable"),
@@ -75,7 +78,7 @@ def likeness(psnr: float | None, guess: float | None = None) -> str:
     ):
         if psnr >= least:
             return words
-    return "traces" if psnr >= 15.0 else "not recognisable"
+    return "traces" if psnr >= TRACES else "not recognisable"
 
 
 def breakable(name: str) -> Markup:

@@ -149,6 +149,19 @@ def test_the_trade_off_leaves_baselines_out(
     assert drawn == [(True, [[(0.0, 0.75)]]), (False, [[(15.0, 0.75)]])]
 
 
+def test_the_trade_off_shows_what_the_model_saw_and_no_refusal(
+    write_run: Any, records: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        records.attack(1, 0, records.image(44.0, private_psnr=8.5, private_ssim=0.1)),
+        records.refusal(1, 0, "withheld", attack="other"),
+    ]
+    drawn: list[Any] = []
+    monkeypatch.setattr(figures, "privacy_utility", lambda series, share: drawn.append([one.points for one in series]))
+    build_comparison([write_run(rows, config="defense: {ats: {}}\n")], tmp_path / "out.html")
+    assert drawn == [[[(1.0, 0.75)]], [[(44.0, 0.75)]]]
+
+
 def test_likeness_is_that_to_the_clients_own_pictures(write_run: Any, records: Any, tmp_path: Path) -> None:
     folders = []
     for defense, own, ssim in (("{}", 160.4, 0.999), ("{ats: {}}", 8.5, 0.103)):

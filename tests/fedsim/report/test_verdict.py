@@ -17,7 +17,7 @@ def test_every_image_recognisable_and_certified(write_run: Any, records: Any) ->
         "The server rebuilt 3 of 3 images recognisably (no guess was recorded): patch_gradient reached 91.0 dB on "
         "average. 3 of 3 images are certified."
     )
-    assert found.cautions == ("3 different images observed: too few for chance to be excluded without a certificate.",)
+    assert found.cautions == ("3 different images observed: few, and no guess to tell chance by.",)
     assert found.details == (
         "3 certificates were granted, none of 3 checked is wrong: at most 3/3 = 100 % of such are wrong (95 %).",
         "100 % of the labels were recovered, by patch_gradient.",
@@ -75,6 +75,14 @@ def test_who_returns_the_guess_rebuilt_nothing(write_run: Any, records: Any) -> 
     (row,) = summarise_attacks(run)
     assert (row.recognisable, row.recognised) == (0, 0.0)
     assert set(row.success.values()) == set(row.seen_success.values()) == {0.0}
+
+
+def test_without_a_guess_on_record_chance_is_not_told(write_run: Any, records: Any) -> None:
+    """A folder of an earlier version: whether the attack only returned the guess is not known."""
+    rows = [records.attack(1, k, records.image(24.2, f"i/{k}"), certificate={}) for k in range(20)]
+    found = verdict(read_run(write_run(rows)))
+    assert found.level == "open"
+    assert found.sentence.endswith("Without a guess on record chance cannot be told, and none is certified.")
 
 
 def test_an_attack_that_reads_nothing_is_a_guess_too(write_run: Any, records: Any) -> None:
@@ -316,6 +324,7 @@ def test_numbers_as_people_read_them() -> None:
         "2 h 01 min",
     ]
     assert [likeness(24.2, guess) for guess in (None, 23.2, 23.3)] == ["recognisable"] * 2 + ["no better than a guess"]
+    assert [likeness(17.0, guess) for guess in (None, 16.0, 18.0)] == ["traces"] * 2 + ["no better than a guess"]
     assert [likeness(x) for x in (None, 40.0, 39.9, 20.0, 15.0, 14.9)] == [
         "not measured",
         "indistinguishable",
