@@ -34,7 +34,9 @@ class Certificates:
             return [f"{granted}, and {wrong}: a fault of the certificate, which breaks nothing by itself."]
         if not self.checked:
             return [f"{granted}; without audit nothing says whether they are right."]
-        bound = f"at most 3/{self.checked:,} = {percent(min(1.0, CONFIDENT / self.checked))} of such are wrong (95 %)"
+        bound = f"at most 3/{self.checked:,} = {percent(CONFIDENT / self.checked)} of such are wrong (95 %)"
+        if self.checked <= CONFIDENT:
+            bound = f"at most 3/{self.checked} of such are wrong (95 %), which bounds nothing yet"
         return [f"{granted}, none of {self.checked:,} checked is wrong: {bound}."]
 
 

@@ -150,6 +150,14 @@ def test_seeds_with_other_attacks_are_not_pooled(run: Any) -> None:
     assert "Not tried against the defense: a." in other.details
 
 
+def test_what_an_attack_declares_to_know_makes_no_other_attack(run: Any) -> None:
+    plain = run("{}", {"a": [70.0] * 4}, attack="{steps: 9}")
+    found = run("{d: {}}", {"a": [60.0] * 4}, attack="{steps: 9, knows: [weights]}")
+    (verdict,) = judge_defenses([plain, found])
+    assert verdict.comparison.startswith("Leaks no less than undefended")
+    assert not any("Not tried" in detail for detail in verdict.details)
+
+
 def test_an_attack_with_other_settings_is_another(run: Any) -> None:
     plain = run("{}", {"a": [70.0, 70.0]}, attack="{steps: 1000}")
     quick = run("{d: {}}", {"a": [11.0, 11.0]}, attack="{steps: 10}")

@@ -155,6 +155,7 @@ def test_scores_against_private_pictures_stand_beside_the_others(write_run: Any,
     assert '<span class="badge indistinguishable">as the model saw it</span>' in text
     assert 'data-level="as the model saw it"' in text
     assert '<section class="verdict broken" aria-label="Verdict">' in text
+    assert "How close to the clients’ own they came; closer to what the model saw" in text
 
 
 @pytest.mark.parametrize(("seen", "own"), [(60.0, 60.0), (160.0, 160.4)])  # the latter differ by rounding alone
