@@ -217,11 +217,10 @@ def _plots(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, Chart]]
         leakage.append(Series(attack, [(float(number), value) for number, value in leakage_by_round(run, attack)]))
     over_rounds = run.kind != "audit" and len({number for line in leakage for number, _ in line.points}) > 1
     closer = "; closer to what the model saw" if any(row.as_seen for row in rows) else ""
+    curve = figures.leakage_curve(leakage) if over_rounds else None
     plots = {
         "What the model learned": figures.accuracy_curve([Series("accuracy", accuracies)]),
-        f"What the server rebuilt, against the clients’ own{closer}": figures.leakage_curve(leakage)
-        if over_rounds
-        else None,
+        f"What the server rebuilt, against the clients’ own{closer}": curve,
         f"How close to the clients’ own they came{closer}": figures.psnr_histogram(
             shown, [psnr_values(run, attack) for attack in shown]
         ),
