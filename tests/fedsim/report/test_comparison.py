@@ -46,7 +46,9 @@ def test_runs_from_different_folders(runs: list[Path], tmp_path: Path) -> None:
     assert "defense.mjp.ratio" in text
     assert "80.5 dB (100 %)" in text
     assert "not run" in text
-    assert "0 of 2 observed pictures recognisable" in text
+    assert "The server rebuilt 0 of 2 images recognisably (the guess: 0)" in text
+    assert "Too few different images to tell whether it leaks less" in text
+    assert '<section class="verdict open" aria-label="Verdict on mjp">' in text
     assert "reaches 6.5 dB more" in text
     assert "<script>alert" not in text
     assert "a &lt;b&gt;" in text
@@ -145,6 +147,19 @@ def test_the_trade_off_leaves_baselines_out(
     )
     build_comparison([write_run(rows, config=config)], tmp_path / "out.html")
     assert drawn == [(True, [[(0.0, 0.75)]]), (False, [[(15.0, 0.75)]])]
+
+
+def test_the_trade_off_shows_what_the_model_saw_and_no_refusal(
+    write_run: Any, records: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        records.attack(1, 0, records.image(44.0, private_psnr=8.5, private_ssim=0.1)),
+        records.refusal(1, 0, "withheld", attack="other"),
+    ]
+    drawn: list[Any] = []
+    monkeypatch.setattr(figures, "privacy_utility", lambda series, share: drawn.append([one.points for one in series]))
+    build_comparison([write_run(rows, config="defense: {ats: {}}\n")], tmp_path / "out.html")
+    assert drawn == [[[(1.0, 0.75)]], [[(44.0, 0.75)]]]
 
 
 def test_likeness_is_that_to_the_clients_own_pictures(write_run: Any, records: Any, tmp_path: Path) -> None:
