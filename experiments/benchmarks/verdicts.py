@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 from experiments.benchmarks.verdict_cases import (
@@ -28,7 +29,7 @@ from experiments.benchmarks.verdict_cases.pages import Said
 MODULES = (guess_cases, certificate_cases, seen_cases, record_cases, defense_cases, matrix_cases)
 SYNTHETIC: dict[str, tuple[Case, ...]] = {module.__name__.rpartition(".")[2]: module.CASES for module in MODULES}
 REAL = audit_cases.CASES
-HEADS = ("case", "what a reader might believe", "the page", "terminal", "`summary.json`", "holds")
+HEADS = ("page", "case", "what a reader might believe", "it says", "terminal", "`summary.json`", "holds")
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Answer:
         first = said.terminal.strip().replace("\n", " ")
         printed = "as the page" if first and first in " ".join(said.sentences) else first or "–"
         holds = "yes" if not self.wrong else f"NO: {'; '.join(self.wrong)}"
-        return (self.case.name, self.case.lie, f"{', '.join(told)}: {words}", printed, stated(said), holds)
+        return (said.page, self.case.name, self.case.lie, f"{', '.join(told)}: {words}", printed, stated(said), holds)
 
 
 def answer(case: Case, folder: Path) -> Answer:
@@ -69,6 +70,11 @@ def to_markdown(answers: Iterable[Answer]) -> str:
     lines = [f"| {' | '.join(HEADS)} |", f"|{' --- |' * len(HEADS)}"]
     lines += [f"| {' | '.join(_cell(text) for text in one.cells)} |" for one in answers]
     return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """A cell is one line, and what is a sign of Markdown or of HTML elsewhere is text in it."""
+    return escape(" ".join(text.split()), quote=False).replace("|", "\\|")
 
 
 def to_page(answers: Sequence[Answer]) -> str:

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from experiments import reporting
 from experiments.benchmarks.verdict_cases.expectations import Expectation, house_rules
 from experiments.benchmarks.verdict_cases.lines import Line
 from experiments.benchmarks.verdict_cases.pages import Said, read_page
+from experiments.cli import console, errors
+from experiments.reporting import reported
 from fedsim.errors import RunError
 from fedsim.report.pictures import save_png
 from fedsim.report.render import build_comparison, build_report
@@ -123,9 +124,9 @@ def write(run: Run, folder: Path) -> str:
 
 def _end(root: RunFolder, run: Run) -> str:
     tested = None if run.kind == "audit" else run.test_images
-    with reporting.console.capture() as told, reporting.errors.capture() as failed:
+    with console.capture() as told, errors.capture() as failed:
         try:
-            with reporting.reported(root, run.kind, time.perf_counter(), tested):
+            with reported(root, run.kind, time.perf_counter(), tested):
                 if run.state == "unfinished":
                     raise RunError("stopped")
         except RunError:
