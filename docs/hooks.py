@@ -37,6 +37,9 @@ FAMILIES = (
 )
 """Headings of the navigation and of the index tables, by the beginning of `_target_`."""
 
+KNOWS = "knows"
+"""Key of an attack's file that is none of its settings: what it needs to know beside what was shared."""
+
 LETTER = re.compile(r"(?<![\w/])((?:∂\w/)?∂?\w)_(\w{1,4})(?!\w)")
 """A letter with its index in running text: W_p, σ_n, ∂L/∂W_qkv; no name_of_an_option."""
 
@@ -107,7 +110,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     if name not in options(folder):
         raise ValueError(f"{page.file.src_uri}: conf/{GROUPS[folder]} has no {name}.yaml")
     head, _, body = markdown.partition("\n## ")
-    parts = [head.rstrip(), picture(folder, name, page.meta), glance(folder, page.meta)]
+    parts = [head.rstrip(), picture(folder, name, page.meta), glance(folder, name, page.meta)]
     return "\n\n".join([*parts, f"## {body}".rstrip() if body else "", table(folder, name)]) + "\n"
 
 
@@ -128,8 +131,8 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 # Parts of a page
 
 
-def glance(folder: str, meta: Mapping[str, Any]) -> str:
-    """The first table: what a reader asks first, from the front matter.
+def glance(folder: str, name: str, meta: Mapping[str, Any]) -> str:
+    """The first table: what a reader asks first, from the front matter, and of an attack what it declares to know.
 
     Raises:
         KeyError: a page without one of the answers.
@@ -139,6 +142,8 @@ def glance(folder: str, meta: Mapping[str, Any]) -> str:
         if key in ("beside", "identity") and key not in meta:
             continue
         lines.append(f"| **{key.replace('_', ' ').capitalize()}** | {_linked(folder, meta[key])} |")
+        if key == "needs":
+            lines.append(f"| **Knows** | {_cell('; '.join(settings(folder, name)[KNOWS]))} |")
     return "\n".join([*lines, "", "</div>"])
 
 
@@ -185,7 +190,7 @@ def table(folder: str, name: str) -> str:
 
 
 def read_settings(folder: str, name: str) -> Iterator[Setting]:
-    """The lines of conf/GROUP/NAME.yaml below its `_target_`, keys joined by dots."""
+    """The lines of conf/GROUP/NAME.yaml below its `_target_` and what it knows, keys joined by dots."""
     path: list[tuple[int, str]] = []
     pending: list[str] = []
     rows: list[Setting] = []
@@ -204,7 +209,7 @@ def read_settings(folder: str, name: str) -> Iterator[Setting]:
         while path and path[-1][0] >= indent:
             path.pop()
         path.append((indent, match["key"]))
-        if indent == 0 or (match["key"] == "_target_" and len(path) == 2):
+        if indent == 0 or (match["key"] in ("_target_", KNOWS) and len(path) == 2):
             continue
         key = ".".join(part for _, part in path[1:])
         remark = " ".join([*pending, match["remark"] or ""]).strip()

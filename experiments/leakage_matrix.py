@@ -28,6 +28,8 @@ from experiments.validation import attacks_timeout, check_audit, check_federated
 from fedsim.composition import Config
 from fedsim.errors import ConfigError, nearest
 from fedsim.report.matrix import build_matrix_report, write_matrix
+from fedsim.report.matrix_verdict import verdicts
+from fedsim.report.matrix_wording import few
 from fedsim.simulation.shipping import absolute
 from fedsim.tracking.durable import locked
 from server.attacking import build_attack
@@ -73,11 +75,14 @@ def _run(progress: Progress) -> None:
                 write_matrix(read_matrix(progress), root)
                 bars.say(describe_end(progress, unit, end))
     finally:
-        write_matrix(read_matrix(progress), root)
+        matrix = read_matrix(progress)
+        write_matrix(matrix, root)
         page = build_matrix_report(root)
     failed = [unit.title for unit, end in progress.ends.items() if end.status == "failed"]
     if failed:
         errors.print(f"failed, and tried again by the next call: {'; '.join(failed)}", markup=False)
+    for words in (*verdicts(matrix), *(": ".join(one) for one in few(matrix))):
+        console.print(words, markup=False)
     console.print(f"report  {page}", markup=False)
     console.print(str(root), markup=False)
 

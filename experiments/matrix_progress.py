@@ -15,8 +15,8 @@ from experiments.matrix_units import AUDIT, TRAINING, End, Unit, judges_updates,
 from experiments.progress import Bars
 from fedsim.composition import Config
 from fedsim.report.matrix_cells import Cell, Column, Matrix, Row, Stage, with_front
-from fedsim.report.matrix_read import read_cells, read_training
-from fedsim.report.matrix_wording import leakage_text
+from fedsim.report.matrix_read import read_cells, read_counts, read_training
+from fedsim.report.matrix_wording import counts_text, leakage_text
 from fedsim.report.wording import count, duration, percent
 
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -170,11 +170,13 @@ def describe_end(progress: Progress, unit: Unit, end: End) -> str:
 
 def _describe_audit(row: Row, state: str) -> str:
     strongest, seen = row.strongest_in(state), row.seen_in(state)
-    told = "no attack does better than a guess"
+    told = "on average no attack does better than a guess"
     if seen is not None:
         told = f"{seen.as_seen} of {count(seen.pictures, 'picture')} as the model saw them, by {seen.attack}"
     elif strongest is not None:
         told = f"{leakage_text(strongest.leakage)} dB by {strongest.attack}"
+    if row.counts is not None:
+        told = f"{row.level}, {counts_text(row.counts)}; {told}"
     failed = [cell.attack for cell in row.cells if cell.state == state and cell.failed]
     return f"{told}; {', '.join(failed)} failed" if failed else told
 
@@ -204,6 +206,7 @@ def _row(progress: Progress, entry: Entry) -> Row:
         trainings={unit.label: progress.stage(unit) for unit in trainings},
         audits={unit.label: progress.stage(unit) for unit in audits},
         cells=tuple(cell for unit in begun for cell in progress.cells(unit)),
+        counts=read_counts((unit.folder for unit in begun), {one.name for one in progress.columns if not one.blind}),
     )
 
 

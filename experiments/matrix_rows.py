@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from experiments.errors import ConfigFault, one_line
 from fedsim.composition import Config
 from fedsim.errors import ConfigError, nearest
+from fedsim.knowledge import read_knowledge, without_knowledge
 from fedsim.report.matrix_cells import Column
 
 STATES = {"initial": ("initial",), "trained": ("trained",), "both": ("initial", "trained")}
@@ -110,8 +111,8 @@ class Composer:
 
 def described(column: Entry, attack: Config, blind: bool = False) -> Column:
     """The column for a reader: every setting of its attack, defaults included."""
-    settings = ", ".join(f"{key}={value}" for key, value in _flat(attack))
-    return Column(column.name, column.settings, settings, blind)
+    settings = ", ".join(f"{key}={value}" for key, value in _flat(without_knowledge(attack)))
+    return Column(column.name, column.settings, settings, blind, read_knowledge(f"attack.{column.name}", attack))
 
 
 def training_config(row: Config) -> Config:

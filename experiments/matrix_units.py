@@ -24,6 +24,7 @@ from experiments.logs import silence_libraries
 from experiments.setup import Setup, bits_of, prepare
 from fedsim.composition import Config
 from fedsim.errors import ConfigError, RunError
+from fedsim.knowledge import without_knowledge
 from fedsim.metrics.image import psnr
 from fedsim.report.matrix_read import BASELINE, read_cells
 from fedsim.simulation.actor_pool import PooledWorker
@@ -108,8 +109,8 @@ def check_unit(unit: Unit) -> None:
         there = f"in this one {unit.row} was run with {key}={before}, not {now}"
         raise ConfigError("run_dir", unit.folder.parents[2], f"a new folder: {there}")
     for name, settings in unit.config["attack"].items():
-        before = asked["attacks"].get(name, settings)
-        differing = _differing(absolute_checkpoints(before), absolute_checkpoints(settings))
+        before, now = (without_knowledge(one) for one in (asked["attacks"].get(name, settings), settings))
+        differing = _differing(absolute_checkpoints(before), absolute_checkpoints(now))
         if differing:
             key, before, now = differing
             raise ConfigError(

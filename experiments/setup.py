@@ -20,6 +20,7 @@ from experiments.validation import check_common, check_room, cores, crews, place
 from fedsim.composition import Config, build_data, build_spec, image_side
 from fedsim.data import FederatedData
 from fedsim.errors import ConfigError
+from fedsim.knowledge import without_knowledge
 from fedsim.models import Architecture, Normaliser, architecture_seed
 from fedsim.observing import ObservationFactory
 from fedsim.optimizers import optimizer_factory
@@ -130,7 +131,8 @@ def _comparable(text: str) -> Config:
     if isinstance(config.get("audit"), dict):  # how many updates an attack gets at once changes rounding alone
         config["audit"].pop("victims", None)
     kept = {key: value for key, value in config.items() if key not in ("run_dir", "simulation", "ray", "tracker")}
-    return kept | {"simulation": bits_of(config.get("simulation") or {})}
+    attacks = {name: without_knowledge(settings) for name, settings in (config.get("attack") or {}).items()}
+    return kept | {"attack": attacks, "simulation": bits_of(config.get("simulation") or {})}
 
 
 def bits_of(simulation: Mapping[str, Any]) -> dict[str, Any]:

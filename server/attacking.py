@@ -18,6 +18,7 @@ from attacks.session import FolderSession, fingerprint
 from fedsim.components import build_component
 from fedsim.determinism import torch_generator
 from fedsim.ground_truth import GroundTruth
+from fedsim.knowledge import read_knowledge, without_knowledge
 from fedsim.metrics.image import psnr
 from fedsim.metrics.score import ImageScore, LabelScore, score, score_labels
 from fedsim.observation import Observation, observation_name
@@ -49,12 +50,16 @@ class Outcome:
 
 
 def build_attack(name: str, settings: dict[str, Any]) -> Attack:
-    """Instantiate `cfg.attack.NAME`.
+    """Instantiate `cfg.attack.NAME`; what it declares that it knows is for readers, and none of its arguments.
 
     Raises:
         ConfigError: its `_target_` is no Attack, or refuses its settings.
     """
-    return build_component(f"attack.{name}", settings, Attack)  # type: ignore[type-abstract]
+    key = f"attack.{name}"
+    if isinstance(settings, dict):
+        read_knowledge(key, settings)
+        settings = without_knowledge(settings)
+    return build_component(key, settings, Attack)  # type: ignore[type-abstract]
 
 
 def attack_device(num_gpus: float) -> torch.device:
@@ -191,7 +196,7 @@ def _with_session(
     attack = build_attack(name, settings)
     if scratch is not None:
         names = [observation_name(one.server_round, one.client) for one in observations]
-        same = partial(fingerprint, observations, settings, seed, device)
+        same = partial(fingerprint, observations, without_knowledge(settings), seed, device)
         attack.session = FolderSession(scratch, names, name, same)
     return attack
 

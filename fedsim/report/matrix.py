@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from fedsim.report import matrix_wording
-from fedsim.report.matrix_cells import Cell, Matrix, Row
+from fedsim.report.matrix_cells import Cell, Counts, Matrix, Row
 from fedsim.report.matrix_figures import (
     FILLS,
     Point,
@@ -18,7 +18,7 @@ from fedsim.report.matrix_figures import (
 )
 from fedsim.report.matrix_verdict import difference, verdicts, why_unplaced
 from fedsim.report.render import _environment, _write
-from fedsim.report.thresholds import EXACT
+from fedsim.report.thresholds import EXACT, GUESS_MARGIN, RECOGNISABLE
 
 COLUMNS = (
     "defense",
@@ -30,6 +30,10 @@ COLUMNS = (
     "baseline",
     "gain",
     "recognised",
+    "certified",
+    "recognisable",
+    "guessed",
+    "images",
     "label_exact",
     "label_share",
     "pictures",
@@ -44,6 +48,11 @@ COLUMNS = (
     "as_seen",
     "defended",
     "row_leakage",
+    "level",
+    "row_certified",
+    "row_recognisable",
+    "row_guessed",
+    "row_images",
     "accuracy",
     "spread",
     "train_seconds",
@@ -76,12 +85,14 @@ def build_matrix_report(folder: Path) -> Path:
     plots = _plots(matrix)
     pictures = _write_pictures(matrix, plots, folder)
     environment = _environment()
-    for name in ("cell_level", "cell_text", "cell_story", "leakage_level", "leakage_text"):
+    for name in ("cell_level", "cell_text", "cell_story", "counts_text", "leakage_level", "leakage_text"):
         environment.filters[name] = getattr(matrix_wording, name)
     page = environment.get_template("matrix.html.j2").render(
         matrix=matrix,
         baseline=baseline_of(matrix.rows),
         exact=EXACT,
+        recognisable=RECOGNISABLE,
+        margin=GUESS_MARGIN,
         levels=matrix_wording.LEVELS,
         fills=FILLS,
         fronts=[
@@ -90,6 +101,7 @@ def build_matrix_report(folder: Path) -> Path:
         ],
         unplotted=[(row.name, why) for row in matrix.rows if (why := why_unplaced(row))],
         refusals=_refusals(matrix),
+        few=matrix_wording.few(matrix),
         differences={row.name: difference(matrix, row) for row in matrix.rows},
         pictures=pictures,
         verdicts=verdicts(matrix),
@@ -125,10 +137,17 @@ def _write_pictures(matrix: Matrix, plots: dict[str, tuple[int | None, list[Poin
 
 def _csv_line(row: Row, cell: Cell) -> dict[str, object]:
     values = {column: getattr(cell, column, None) for column in COLUMNS}
+    values |= _flat(cell.counts) | _flat(row.counts, "row_") | {"level": row.level}
     values |= {"defense": row.name, "accuracy": row.accuracy, "spread": row.spread, "train_seconds": row.train_seconds}
     values |= {"defended": row.defended, "mismatch": row.mismatch, "row_leakage": row.leakage}
     values |= {"pareto": row.pareto, "strongest": cell == row.strongest_in(cell.state)}
     return {column: "" if value is None else value for column, value in values.items()}
+
+
+def _flat(counts: Counts | None, of: str = "") -> dict[str, object]:
+    """Without the number of attacks that ended, which `done` tells."""
+    names = ("certified", "recognisable", "guessed", "images")
+    return {} if counts is None else {f"{of}{name}": getattr(counts, name) for name in names}
 
 
 def _refusals(matrix: Matrix) -> list[tuple[str, str, list[str]]]:

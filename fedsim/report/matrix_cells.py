@@ -6,7 +6,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from fedsim.report.thresholds import RECOGNISABLE
+from fedsim.report.level import Level, level
+from fedsim.report.thresholds import is_recognisable
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What `level` asks for. An image counts once, in however many updates or states of the model it was attacked.
+
+    Attributes:
+        recognisable: against the client's own image, or as the model saw it.
+    """
+
+    certified: int = 0
+    recognisable: int = 0
+    guessed: int = 0
+    images: int = 0
+    ended: int = 0
+
+    @property
+    def level(self) -> Level:
+        return level(self.certified, self.recognisable, self.guessed, self.images, self.ended)
 
 
 @dataclass(frozen=True)
@@ -23,13 +43,14 @@ class Cell:
         leakage: the same over *all* pictures: one that is not rebuilt counts as the guess, one above `EXACT` as that.
             None where the attack rebuilt nothing.
         baseline: mean PSNR of the guess in dB.
-        recognised: share of all pictures whose private PSNR makes them recognisable.
-        as_seen: pictures that came out as the model saw them, changed by a defense, and are not recognisable by PSNR:
-            what an eye finds in them it does not tell. None where an earlier version did not count them.
+        recognised: share of all pictures whose private PSNR makes them recognisable, each by its own guess.
+        as_seen: pictures that are recognisable as the model saw them, changed by a defense, and not against the
+            client's own: what an eye finds in them PSNR does not tell.
         label_exact, label_share: share of updates with every label right, mean share of labels; None without labels.
         seconds: mean over the updates on which the attack ran to its end.
         batch: pictures in one update that the server sees.
         blind: as the column.
+        counts: None where an earlier version counted less.
     """
 
     attack: str
@@ -50,7 +71,8 @@ class Cell:
     seconds: float | None = None
     batch: int | None = None
     blind: bool = False
-    as_seen: int | None = None
+    as_seen: int = 0
+    counts: Counts | None = None
 
     @property
     def gain(self) -> float | None:
@@ -59,8 +81,8 @@ class Cell:
 
     @property
     def hidden(self) -> bool:
-        """Pictures came out as the model saw them, and its leakage, below `RECOGNISABLE`, does not say so."""
-        return bool(self.as_seen) and self.leakage is not None and self.leakage < RECOGNISABLE
+        """Pictures came out as the model saw them, and its leakage, which is not recognisable, does not say so."""
+        return bool(self.as_seen) and self.leakage is not None and not is_recognisable(self.leakage, self.baseline)
 
     @property
     def ended(self) -> bool:
@@ -91,6 +113,8 @@ class Row:
         measured: what the defense itself measured in the last round, by name (ε of DP-SGD, a mask ratio).
         client_failures: how often a client raised in all trainings together.
         trainings: by seed; audits: by state.
+        counts: over all its attacks that read what was shared, in all states; None where an earlier version counted
+            less.
         pareto: `with_front` decides.
     """
 
@@ -105,7 +129,13 @@ class Row:
     trainings: dict[str, Stage] = field(default_factory=dict)
     audits: dict[str, Stage] = field(default_factory=dict)
     cells: tuple[Cell, ...] = ()
+    counts: Counts | None = None
     pareto: bool = False
+
+    @property
+    def level(self) -> Level | None:
+        """None where an earlier version did not count what it takes."""
+        return None if self.counts is None else self.counts.level
 
     @property
     def accuracy(self) -> float | None:
@@ -172,7 +202,7 @@ class Row:
         """The cell in which most pictures came out as the model saw them; None where none did, or the row leaks more
         than that by PSNR.
         """
-        if (self.leakage_in(state) or 0.0) >= RECOGNISABLE:
+        if is_recognisable(self.leakage_in(state), self.baseline):
             return None
         return max(
             (cell for cell in self._cells(state) if cell.hidden), key=lambda cell: cell.as_seen or 0, default=None
@@ -199,12 +229,14 @@ class Column:
 
     Attributes:
         blind: it never reads what was shared (`baseline = True` in its class): shown, and no row's leakage.
+        knows: what it needs to know beside the shared tensors and the protocol.
     """
 
     name: str
     asked: str
     settings: str
     blind: bool = False
+    knows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -265,13 +297,13 @@ class Matrix:
         return cls(
             **{key: values[key] for key in ("name", "test_pictures", "finished", "seconds")},
             facts=tuple((name, value) for name, value in values["facts"]),
-            columns=tuple(Column(**column) for column in values["columns"]),
+            columns=tuple(Column(**{**one, "knows": tuple(one.get("knows", ()))}) for one in values["columns"]),
             states=tuple(values["states"]),
             rows=tuple(_row(row) for row in values["rows"]),
         )
 
 
-FOLLOWS = ("accuracy", "spread", "batch", "leakage", "gain", "recognised", "baseline", "as_seen")
+FOLLOWS = ("level", "accuracy", "spread", "batch", "leakage", "gain", "recognised", "baseline", "as_seen")
 """Of a row: written for readers of the file, computed anew by whoever loads it."""
 
 
@@ -312,5 +344,16 @@ def _row(values: Mapping[str, Any]) -> Row:
         accuracies=tuple(values["accuracies"]),
         trainings={name: Stage(**stage) for name, stage in values["trainings"].items()},
         audits={name: Stage(**stage) for name, stage in values["audits"].items()},
-        cells=tuple(Cell(**{k: v for k, v in cell.items() if k != "gain"}) for cell in values["cells"]),
+        cells=tuple(_read_cell(cell) for cell in values["cells"]),
+        counts=_counts(values),
     )
+
+
+def _read_cell(values: Mapping[str, Any]) -> Cell:
+    plain = {key: value for key, value in values.items() if key not in ("gain", "counts", "as_seen")}
+    return Cell(**plain, as_seen=values.get("as_seen") or 0, counts=_counts(values))
+
+
+def _counts(values: Mapping[str, Any]) -> Counts | None:
+    """None of an earlier version, which did not write them."""
+    return Counts(**values["counts"]) if values.get("counts") else None

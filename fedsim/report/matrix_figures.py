@@ -21,7 +21,7 @@ from fedsim.report.matrix_cells import Matrix, Row
 from fedsim.report.matrix_verdict import standard_error
 from fedsim.report.matrix_wording import LEVELS, cell_level, cell_text, leakage_level, leakage_text
 from fedsim.report.name_places import Box, crowding, place_names
-from fedsim.report.thresholds import EXACT, RECOGNISABLE
+from fedsim.report.thresholds import EXACT, bar
 from fedsim.report.wording import DASH, percent
 
 LIGHT = {INK: "#333a47", GRID: "#dde1e8", LIMIT: "#a61b12", SURFACE: "#ffffff", SERIES[0]: "#2f6bde"}
@@ -219,17 +219,17 @@ def _frame(axes: Axes, points: Sequence[Point], baseline: float | None, paint: A
     if wide:
         axes.set_xticks([tick for tick in TICKS if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]])
     ys = [min(point.leakage, EXACT) for point in points] + ([] if baseline is None else [baseline])
-    axes.set_ylim(max(0.0, min(ys) - 4), max(max(ys) + 10, RECOGNISABLE + 5))
+    axes.set_ylim(max(0.0, min(ys) - 4), max(max(ys) + 10, bar(baseline) + 5))
     axes.set_yticks([tick for tick in range(0, int(EXACT) + 1, 10) if tick >= axes.get_ylim()[0]])
-    axes.axhline(RECOGNISABLE, color=paint(LIMIT), linestyle="--", linewidth=1.1, zorder=1)
-    _tell(axes, "recognisable from here", RECOGNISABLE, paint(LIMIT))
+    axes.axhline(bar(baseline), color=paint(LIMIT), linestyle="--", linewidth=1.1, zorder=1)
+    _tell(axes, "recognisable from here", bar(baseline), paint(LIMIT))
     if baseline is not None:
         axes.axhline(baseline, color=paint(INK), linestyle=":", linewidth=1.1, zorder=1)
         _tell(axes, "a guess without the gradient", baseline, paint(INK))
     axes.set_xlabel(f"Test accuracy (%){', the error on a log scale' if wide else ''}", color=paint(INK))
     axes.set_ylabel(f"Leakage to the strongest attack (dB of PSNR, {EXACT:.0f} and more as that)", color=paint(INK))
     best: Any = {"xycoords": "axes fraction", "ha": "right", "va": "bottom"}
-    axes.annotate("accurate and private ↘", (0.995, 0.01), color=paint(INK), size=8, **best)
+    axes.annotate("more accurate, leaks less ↘", (0.995, 0.01), color=paint(INK), size=8, **best)
     axes.tick_params(colors=paint(INK))
     axes.grid(color=paint(GRID))
     for side in axes.spines.values():

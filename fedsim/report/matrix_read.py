@@ -3,16 +3,16 @@
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedsim.report.leakage import summarise_leakage
-from fedsim.report.matrix_cells import Cell
-from fedsim.report.read import RunFolder, read_run
+from fedsim.report.attack_records import AttackRecord, ImageRecord, sources
+from fedsim.report.matrix_cells import Cell, Counts
+from fedsim.report.read import read_run
 from fedsim.report.summary import final_accuracy
-from fedsim.report.thresholds import EXACT, RECOGNISABLE
+from fedsim.report.thresholds import EXACT, RECOGNISABLE, is_recognisable
 
 BASELINE = "baseline.json"
 """In an audit's folder: what a guess without any gradient reaches for each picture."""
@@ -38,22 +38,55 @@ def read_cells(folder: Path, state: str, attacks: Sequence[str], updates: int) -
     Args:
         updates: how many the audit has when it is finished.
     """
+    records = _records(folder)
     guess = read_baseline(folder)
-    run = read_run(folder) if folder.is_dir() else None
-    latest = {(row.get("observation"), row.get("attack")): row for row in _lines(folder / "attacks.jsonl")}
-    return [
-        replace(
-            _cell(name, state, [row for (_, attack), row in latest.items() if attack == name], updates, guess),
-            as_seen=0 if run is None else _as_seen(run, name),
-        )
-        for name in attacks
-    ]
+    return [_cell(name, state, [row for row in records if row.attack == name], updates, guess) for name in attacks]
 
 
-def _as_seen(run: RunFolder, attack: str) -> int:
-    """Of how many pictures the attack rebuilt what the model saw, and nothing recognisable by PSNR."""
-    records = tuple(record for record in run.attacks if record.attack == attack)
-    return summarise_leakage(replace(run, attacks=records)).as_seen
+def read_counts(folders: Iterable[Path], attacks: Collection[str]) -> Counts:
+    """Over all of these attacks in all of a row's audits, which show the same images."""
+    return _count(record for folder in folders for record in _records(folder) if record.attack in attacks)
+
+
+def _records(folder: Path) -> list[AttackRecord]:
+    """Each image with its guess, from the audit's own where its line has none."""
+    if not folder.is_dir():
+        return []
+    guess = read_baseline(folder)
+
+    def guessed(image: ImageRecord) -> ImageRecord:
+        return image if image.guess_psnr is not None else replace(image, guess_psnr=guess.get(image.image))
+
+    return [replace(one, images=tuple(map(guessed, one.images))) for one in read_run(folder).attacks]
+
+
+def _count(records: Iterable[AttackRecord]) -> Counts:
+    """One name for an image: its own, its label and its guess, by which those of two clients differ."""
+    tested, certified, recognisable, guessed = set(), set(), set(), set()
+    ended = 0
+    for record in records:
+        if record.status != "done" or not any(image.rebuilt for image in record.images):
+            continue
+        ended += 1
+        for image in record.images:
+            name = image.image, image.label, image.guess_psnr
+            tested.add(name)
+            if is_recognisable(image.leaked, image.guess_psnr) or _as_seen(image):
+                recognisable.add(name)
+            if record.certified and image.rebuilt and not _known_wrong(image):
+                certified.add(name)
+            if image.guess_psnr is not None and image.guess_psnr >= RECOGNISABLE:
+                guessed.add(name)
+    return Counts(len(certified), len(recognisable), len(guessed), len(tested), ended)
+
+
+def _as_seen(image: ImageRecord) -> bool:
+    """Whether it is recognisable as the model saw it, changed by a defense."""
+    return image.changed and is_recognisable(image.psnr, image.guess_psnr)
+
+
+def _known_wrong(image: ImageRecord) -> bool:
+    return image.psnr is not None and not is_recognisable(image.psnr, image.guess_psnr)
 
 
 def read_baseline(folder: Path) -> dict[str, float]:
@@ -64,16 +97,18 @@ def read_baseline(folder: Path) -> dict[str, float]:
     return {str(name): float(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
 
 
-def _cell(name: str, state: str, rows: list[dict[str, Any]], updates: int, guess: Mapping[str, float]) -> Cell:
-    done = [row for row in rows if row["status"] == "done"]
-    refused = [row for row in rows if row["status"] == "refused"]
-    failed = [row for row in rows if row["status"] not in ("done", "refused")]
+def _cell(name: str, state: str, rows: list[AttackRecord], updates: int, guess: Mapping[str, float]) -> Cell:
+    done = [row for row in rows if row.status == "done"]
+    refused = [row for row in rows if row.status == "refused"]
+    failed = [row for row in rows if row.status not in ("done", "refused")]
     status = "failed" if failed else "done" if done else "refused"
-    values = [pair for row in done + refused for pair in _best(row).items()]
-    rebuilt = [value for _, value in values if value is not None]
+    images = [image for row in done + refused for image in row.pictures.values()]
+    rebuilt = [value for image in images if (value := image.leaked) is not None]
+    own = [is_recognisable(image.leaked, image.guess_psnr) for image in images]
     # A guess that is unknown (the picture is none of the audit's) counts as nothing at all.
-    leaked = [guess.get(image, 0.0) if value is None else min(value, EXACT) for image, value in values]
-    reasons = [str(row.get("reason") or "no reason given") for row in failed or refused]
+    leaked = [image.guess_psnr or 0.0 if image.leaked is None else min(image.leaked, EXACT) for image in images]
+    seen = [any(map(_as_seen, forms)) for row in done for forms in _forms(row)]
+    reasons = [row.reason or "no reason given" for row in failed or refused]
     return Cell(
         attack=name,
         state=state,
@@ -82,30 +117,27 @@ def _cell(name: str, state: str, rows: list[dict[str, Any]], updates: int, guess
         done=len(done),
         refused=len(refused),
         failed=len(failed),
-        pictures=len(values),
+        pictures=len(images),
         rebuilt=len(rebuilt),
         private_psnr=_mean(rebuilt),
         leakage=_mean(leaked) if rebuilt else None,
         baseline=_mean(list(guess.values())),
-        recognised=sum(value >= RECOGNISABLE for value in rebuilt) / len(values) if rebuilt else None,
-        label_exact=_mean([float(row["label_exact"]) for row in done if row.get("label_exact") is not None]),
-        label_share=_mean([float(row["label_share"]) for row in done if row.get("label_share") is not None]),
-        seconds=_mean([float(row["seconds"]) for row in done]),
-        batch=max((len(_best(row)) for row in rows), default=None),
+        recognised=sum(own) / len(images) if rebuilt else None,
+        label_exact=_mean([float(row.label_exact) for row in done if row.label_exact is not None]),
+        label_share=_mean([row.label_share for row in done if row.label_share is not None]),
+        seconds=_mean([row.seconds for row in done if row.seconds is not None]),
+        batch=max((len(row.pictures) for row in rows), default=None),
+        as_seen=sum(one and not plain for one, plain in zip(seen, own, strict=False)),  # those that are done come first
+        counts=_count(rows),
     )
 
 
-def _best(row: Mapping[str, Any]) -> dict[str, float | None]:
-    """Private PSNR by picture of an update, None for one that is not rebuilt.
-
-    A picture that the model saw more than once, changed by a defense each time, counts once, by its best result.
-    """
-    best: dict[str, float | None] = {}
-    for image in row["images"]:
-        name, value = str(image.get("image")), _finite(image.get("private_psnr"))
-        known = best.get(name)
-        best[name] = value if known is None else known if value is None else max(known, value)
-    return best
+def _forms(record: AttackRecord) -> Collection[list[ImageRecord]]:
+    """For each private picture the forms in which the model saw it, in the order of `AttackRecord.pictures`."""
+    forms: dict[int, list[ImageRecord]] = {}
+    for source, image in zip(sources(record.images), record.images, strict=True):
+        forms.setdefault(source, []).append(image)
+    return forms.values()
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -118,9 +150,3 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
-
-
-def _finite(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)

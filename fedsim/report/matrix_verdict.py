@@ -1,9 +1,14 @@
 """A leakage matrix in sentences, and how large a difference of two accuracies must be to be one."""
 
+from typing import get_args
+
 from fedsim.report.chance import accuracy_error, accuracy_reach, chance_between
+from fedsim.report.level import Level
 from fedsim.report.matrix_cells import Matrix, Row
-from fedsim.report.matrix_wording import leakage_text
+from fedsim.report.matrix_wording import counts_text, leakage_text
 from fedsim.report.wording import count, listed, percent
+
+OPEN = "no attack here rebuilt more than a guess does by chance; that protects nobody from another attack"
 
 
 def standard_error(row: Row, test_pictures: int | None) -> float | None:
@@ -33,15 +38,13 @@ def difference(matrix: Matrix, row: Row) -> str:
 
 def verdicts(matrix: Matrix) -> list[str]:
     """What a reader takes home who reads nothing else: a paragraph for each size of an update."""
-    told = [_verdict(matrix, batch) for batch in matrix.batches]
     if not matrix.reading:
         return ["No attack was asked for, baselines alone."]
-    told = [text for text in told if text] or ["Nothing has been measured yet."]
-    if any(cell.rebuilt and cell.as_seen is None for row in matrix.rows if row.defended for cell in row.cells):
-        told.append(
-            "An earlier version did not count what came out as the model saw it: call fedsim-matrix again here."
-        )
-    return told
+    old = any(row.cells and row.counts is None for row in matrix.rows)
+    told = list(filter(None, (_verdict(matrix, batch) for batch in matrix.batches)))
+    if old:
+        told.append("An earlier version counted less: call fedsim-matrix again here, and the levels are counted anew.")
+    return told or ["Nothing has been measured yet."]
 
 
 def why_unplaced(row: Row) -> str:
@@ -64,49 +67,70 @@ def why_unplaced(row: Row) -> str:
 
 def _verdict(matrix: Matrix, batch: int | None) -> str:
     """Empty where nothing is known of updates of this size."""
-    rows = [row for row in matrix.rows_of(batch) if row.leakage is not None and not row.mismatch]
-    defenses, against = [row for row in rows if row.defended], reference(matrix, batch)
-    told = []
-    if defenses:
-        safe = [row for row in defenses if row.recognised == 0 and not row.as_seen]
-        number = len(matrix.reading)
-        attacks = "the one attack" if number == 1 else f"any of {count(number, 'attack')}"
-        words = f"under {len(safe)} of {count(len(defenses), 'defense')} no picture is recognisable to {attacks}"
-        told.append(words + _most_accurate(matrix, safe, against))
-        told += _as_seen([row for row in defenses if row.as_seen])
-    if against is not None and against.leakage is not None:
-        told.append(_undefended(against))
-    where = "" if batch is None else f"updates of {count(batch, 'picture')}: "
-    text = f"{where}{'; '.join(told)}."
-    return text[0].upper() + text[1:] if told else ""
+    rows = [row for row in matrix.rows_of(batch) if row.counts is not None and not _waits(row)]
+    defenses, against = [row for row in rows if row.defended], next((row for row in rows if not row.defended), None)
+    told = [_of_level(level, defenses) for level in get_args(Level)]
+    told.append(_as_seen([row.name for row in defenses if row.as_seen]))
+    told.append(_most_accurate(matrix, [row for row in defenses if row.level == "open" and not row.mismatch]))
+    told.append("" if against is None else _undefended(against))
+    text = " ".join(filter(None, told))
+    return text if not text or batch is None else f"Updates of {count(batch, 'image')}. {text}"
 
 
-def _as_seen(rows: list[Row]) -> list[str]:
+def _waits(row: Row) -> bool:
+    """Nothing of it has been measured, and something is still to come."""
+    pending = any(one.status == "pending" for one in (*row.audits.values(), *row.cells))
+    return row.level == "not tested" and (pending or not (row.audits or row.cells))
+
+
+def _of_level(level: Level, defenses: list[Row]) -> str:
+    rows = [row for row in defenses if row.level == level]
     if not rows:
-        return []
-    names = listed([row.name for row in rows])
-    return [f"under {names} pictures came out as the model saw them, transformed: look at them, PSNR does not tell"]
+        return ""
+    named = "; ".join(_counted(row) for row in rows)
+    of = f"{level.capitalize()}: {len(rows)} of {count(len(defenses), 'defense')}"
+    if level == "not tested":
+        return f"{of} ({named})."
+    return f"{of} (recognisable images: {named}){f': {OPEN}' if level == 'open' else ''}."
 
 
-def _most_accurate(matrix: Matrix, safe: list[Row], against: Row | None) -> str:
-    kept = [row for row in safe if row.accuracy is not None]
+def _counted(row: Row) -> str:
+    """`mixup 3 of 8, guess 1, 2 certified`, less what is nought."""
+    if row.counts is None or not row.counts.images:
+        return row.name
+    told = f"{row.name} {row.counts.recognisable:,} of {row.counts.images:,}"
+    told += f", guess {row.counts.guessed:,}" if row.counts.guessed else ""
+    return told + (f", {row.counts.certified:,} certified" if row.counts.certified else "")
+
+
+def _as_seen(names: list[str]) -> str:
+    if not names:
+        return ""
+    return (
+        f"Under {listed(names)} images came out as the model saw them, transformed: look at them, PSNR does not tell."
+    )
+
+
+def _most_accurate(matrix: Matrix, rows: list[Row]) -> str:
+    kept = [row for row in rows if row.accuracy is not None]
     if not kept:
         return ""
     best = max(kept, key=lambda row: row.accuracy or 0.0)
+    against = reference(matrix, best.batch)
     others = [row for row in kept if row is not best and _alike(best, row, matrix.test_pictures)]
-    told = f", and the most accurate of them is {best.name} with {percent(best.accuracy)}"
+    told = f"Of the open ones the most accurate is {best.name} with {percent(best.accuracy)}"
     if others:
         told += f" ({count(len(others), 'other')} as accurate, as far as chance lets one tell)"
     if against is None or against.accuracy is None or best.accuracy is None:
-        return told
+        return f"{told}."
     told += f", against {percent(against.accuracy)} without a defense"
     within = resolution(best, against, matrix.test_pictures)
     if within is None:
-        return told
+        return f"{told}."
     margin = f"± {100 * within:.1f} points"
     if _alike(best, against, matrix.test_pictures):
-        return f"{told}: no more than chance explains ({margin})"
-    return f"{told}: {100 * (best.accuracy - against.accuracy):+.1f} points ({margin} by chance)"
+        return f"{told}: no more than chance explains ({margin})."
+    return f"{told}: {100 * (best.accuracy - against.accuracy):+.1f} points ({margin} by chance)."
 
 
 def _alike(one: Row, other: Row, test_pictures: int | None) -> bool:
@@ -116,9 +140,8 @@ def _alike(one: Row, other: Row, test_pictures: int | None) -> bool:
 
 
 def _undefended(row: Row) -> str:
-    if row.strongest is None:
-        return "without a defense no attack does better than a guess either"
-    shown = f"{row.strongest.attack} reaches {leakage_text(row.leakage)} dB"
-    if not row.recognised:
-        return f"without a defense no picture is recognisable either ({shown})"
-    return f"without a defense {shown}, and up to {percent(row.recognised)} of the pictures are recognisable"
+    assert row.counts is not None
+    told = f"Without a defense: {row.level}, {counts_text(row.counts)}"
+    if row.strongest is not None:
+        told += f"; {row.strongest.attack} reaches {leakage_text(row.leakage or row.strongest.leakage)} dB on average"
+    return f"{told}." if row.level == "broken" else f"{told}. These attacks tell nothing of a defense."

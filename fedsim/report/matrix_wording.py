@@ -1,8 +1,11 @@
 """The cells of a leakage matrix as people read them."""
 
-from fedsim.report.matrix_cells import Cell
+from fedsim.report.matrix_cells import Cell, Counts, Matrix
 from fedsim.report.thresholds import EXACT, GUESS_MARGIN, INDISTINGUISHABLE, RECOGNISABLE
 from fedsim.report.wording import DASH, below, percent
+
+FEW_TEST_IMAGES, FEW_OBSERVED_IMAGES = 100, 20
+"""With fewer than these a reader is told: of accuracy, and of every count of recognisable images."""
 
 LEVELS = {
     "guess": f"no better than a guess (+{GUESS_MARGIN:.0f} dB)",
@@ -20,6 +23,8 @@ def leakage_level(leakage: float | None, baseline: float | None) -> str:
     """The class of a value for colours, one of `LEVELS`; `pending` where there is none."""
     if leakage is None:
         return "pending"
+    if baseline is not None and leakage < baseline + GUESS_MARGIN:
+        return "guess"
     for least, level in (
         (INDISTINGUISHABLE, "indistinguishable"),
         (30.0, "nearly-identical"),
@@ -27,7 +32,7 @@ def leakage_level(leakage: float | None, baseline: float | None) -> str:
     ):
         if leakage >= least:
             return level
-    return "guess" if baseline is not None and leakage <= baseline + GUESS_MARGIN else "traces"
+    return "traces"
 
 
 def leakage_text(leakage: float | None) -> str:
@@ -45,7 +50,8 @@ def cell_level(cell: Cell) -> str:
         return "labels" if cell.label_share is not None else "guess"
     if cell.hidden:
         return "as-seen"
-    return leakage_level(cell.leakage, cell.baseline)
+    level = leakage_level(cell.leakage, cell.baseline)
+    return "traces" if level == "guess" and cell.recognised else level  # a mean hides the one image that came out
 
 
 def cell_text(cell: Cell) -> str:
@@ -66,8 +72,8 @@ def cell_story(cell: Cell) -> str:
         parts.append(f"mean PSNR of those {cell.private_psnr:.1f} dB")
     if cell.gain is not None:
         parts.append(f"{cell.gain:+.1f} dB against a guess")
-    if cell.recognised is not None:
-        parts.append(f"{percent(cell.recognised)} recognisable")
+    if cell.counts is not None and cell.counts.ended:
+        parts.append(counts_text(cell.counts))
     if cell.as_seen:
         parts.append(f"{cell.as_seen} of {cell.pictures} as the model saw them, changed by a defense: look at them")
     if cell.label_share is not None:
@@ -81,3 +87,28 @@ def cell_story(cell: Cell) -> str:
     if cell.reason:
         parts.append(cell.reason)
     return "; ".join(parts) or "not measured yet"
+
+
+def counts_text(counts: Counts) -> str:
+    """Behind a level: `3 of 8 recognisable, guess 0 of 8, 1 certified`."""
+    if not counts.images:
+        return "no image attacked"
+    return (
+        f"{counts.recognisable:,} of {counts.images:,} recognisable, guess {counts.guessed:,} of {counts.images:,}, "
+        f"{counts.certified:,} certified"
+    )
+
+
+def few(matrix: Matrix) -> list[tuple[str, str]]:
+    """(what there is little of, how much that leaves to chance): for a tile or a line each."""
+    found = []
+    if matrix.test_pictures is not None and matrix.test_pictures < FEW_TEST_IMAGES:
+        found.append(("Few test images", f"{_only(matrix.test_pictures)} of an accuracy"))
+    observed = max((row.counts.images for row in matrix.rows if row.counts is not None), default=0)
+    if 0 < observed < FEW_OBSERVED_IMAGES:
+        found.append(("Few observed images", f"{_only(observed)} of all"))
+    return found
+
+
+def _only(number: int) -> str:
+    return f"{number}; one is {percent(1 / max(1, number))}"

@@ -1,6 +1,7 @@
 """The site builds without a warning, loads nothing from elsewhere, and has a page for each attack and defense."""
 
 import csv
+import html
 import re
 import subprocess
 import sys
@@ -40,8 +41,11 @@ def test_every_page_lists_every_setting_of_its_option(folder, site):
     for name in names(GROUPS[folder], ".yaml", "conf"):
         page = (site / folder / f"{name}.html").read_text(encoding="utf-8")
         settings = yaml.safe_load((ROOT / "conf" / GROUPS[folder] / f"{name}.yaml").read_text(encoding="utf-8"))[name]
+        known = settings.pop("knows", [])
+        assert bool(known) == (folder == "attacks"), name
         for key in leaves(settings):
             assert f"<code>{key}</code>" in page, f"{name}: {key}"
+        assert all(html.escape(words, quote=False) in page for words in known), name
 
 
 @pytest.mark.parametrize("folder", GROUPS)

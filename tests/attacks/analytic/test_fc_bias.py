@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
 from attacks.analytic.fc_bias import FullyConnectedBias, bias_gradients, picture_layer
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec
-from tests.attacks.test_attack_conf import CONF
+from server.attacking import build_attack
+from tests.attacks.test_attack_conf import loaded
 
 
 def mlp(**kwargs):
@@ -178,7 +177,7 @@ def test_bad_settings(setting, value):
 
 
 def test_the_file_builds_it():
-    assert isinstance(instantiate(OmegaConf.load(CONF / "attack" / "fc_bias.yaml").fc_bias), FullyConnectedBias)
+    assert isinstance(build_attack("fc_bias", loaded("fc_bias")), FullyConnectedBias)
 
 
 @pytest.mark.shared_data

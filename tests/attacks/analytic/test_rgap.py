@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
 from attacks.analytic.layer_chain import layer_chain
 from attacks.analytic.rgap import RGap, gradient_mismatch
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec
-from tests.attacks.test_attack_conf import CONF
+from server.attacking import build_attack
+from tests.attacks.test_attack_conf import loaded
 
 LAYERS = [[12, 4, 2, 2], [20, 3, 2, 1], [24, 3, 1, 1]]
 
@@ -120,7 +119,7 @@ def test_refusals(picture, tools, cpu):
 
 
 def test_the_file_builds_it():
-    assert isinstance(instantiate(OmegaConf.load(CONF / "attack" / "rgap.yaml").rgap), RGap)
+    assert isinstance(build_attack("rgap", loaded("rgap")), RGap)
 
 
 def test_the_published_network_is_a_chain(tools):

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from fedsim.report.matrix import COLUMNS, build_matrix_report, write_matrix
-from fedsim.report.matrix_cells import Cell, Column, Matrix, Row, Stage, with_front
+from fedsim.report.matrix_cells import Cell, Column, Counts, Matrix, Row, Stage, with_front
 from fedsim.report.matrix_wording import leakage_level
 from fedsim.report.thresholds import EXACT
 
@@ -26,6 +26,7 @@ EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
         (9.0, "guess"),
         (12.9, "guess"),
         (13.1, "traces"),
+        (19.9, "traces"),
         (20.0, "recognisable"),
         (30.0, "nearly-identical"),
         (40.0, "indistinguishable"),
@@ -36,18 +37,34 @@ def test_levels_change_at_their_thresholds(leakage, level):
     assert leakage_level(leakage, 12.0) == level
 
 
+def test_a_cell_at_its_guess_is_none_that_is_recognisable():
+    assert [leakage_level(value, 24.2) for value in (24.2, 25.1, 25.3)] == ["guess", "guess", "recognisable"]
+
+
 def small_matrix(name="m", evil=""):
     def row(defense, accuracy, leakage, batch=1, **values):
         done = {"done": 1, "pictures": batch, "rebuilt": batch, "recognised": float(leakage >= 20), "seconds": 0.1}
+        counts = Counts(0, batch * (leakage >= 20), 0, batch, 1)
         none = {"refused": 1, "pictures": batch, "baseline": 10.0, "batch": batch}
         cells = (
-            Cell("patch_gradient", "initial", "done", leakage=leakage, baseline=10.0, batch=batch, **done),
+            Cell(
+                "patch_gradient", "initial", "done", leakage=leakage, baseline=10.0, batch=batch, counts=counts, **done
+            ),
             Cell("april", "initial", "refused", f"needs its own model{evil}", **none),
         )
         audits = {"initial": Stage("done", "", 1.0, f"rows/{defense}/audit-initial/report.html")}
         trainings = {"0": Stage("done", "", 2.0, None)}
         told = {"settings": f"settings{evil}", "measured": {"eps": 1.5}, "trainings": trainings, "audits": audits}
-        return Row(defense, accuracies=(accuracy,), train_seconds=2.0, client_failures=1, cells=cells, **told, **values)
+        return Row(
+            defense,
+            accuracies=(accuracy,),
+            train_seconds=2.0,
+            client_failures=1,
+            cells=cells,
+            counts=counts,
+            **told,
+            **values,
+        )
 
     stopped = {"initial": Stage("refused", f"the server sees sums alone{evil}")}
     rows = [
@@ -58,7 +75,10 @@ def small_matrix(name="m", evil=""):
         Row("secure_aggregation", accuracies=(0.9,), trainings={"0": Stage("done")}, audits=stopped),
     ]
     facts = (("Model", f"vit{evil}"),)
-    columns = (Column("patch_gradient", "patch_gradient", f"rcond=None{evil}"), Column("april", "april", "levels=255"))
+    columns = (
+        Column("patch_gradient", "patch_gradient", f"rcond=None{evil}", knows=(f"the model{evil}", "one image")),
+        Column("april", "april", "levels=255"),
+    )
     return Matrix(name, facts, columns, ("initial",), with_front(rows), 400, True, 12.0)
 
 
@@ -81,6 +101,12 @@ def test_the_numbers_come_back_from_the_file(tmp_path):
     ]
     assert float(lines[0]["gain"]) == 50.0
     assert lines[1]["reason"] == "needs its own model"
+    assert (lines[0]["level"], lines[0]["row_recognisable"], lines[0]["row_images"], lines[0]["guessed"]) == (
+        "open",
+        "1",
+        "1",
+        "0",
+    )
     # What an attack reached stands in its cell, and the row leaks what the guess would show at least.
     assert (float(lines[6]["leakage"]), float(lines[6]["row_leakage"])) == (8.0, 10.0)
 
@@ -109,6 +135,10 @@ def test_the_page_shows_numbers_reasons_and_every_name(tmp_path):
     assert "-10.0 ± 5.0" in told
     assert "rcond=None" in told
     assert "levels=255" in told
+    assert "the model; one image" in told
+    assert "1 of 1 recognisable, guess 0 of 1, 0 certified" in told
+    assert "2; one is 50.0 % of all" in told
+    assert "safe" not in told.lower()
     drawn = "".join(parsed.text)[told.index("Privacy") :]
     assert all(name in drawn for name in ("none", "noise", "worse", "mixup"))
     assert sum("Updates of" in text for text in parsed.text) >= 4  # two verdicts, two plots
@@ -151,7 +181,10 @@ def test_a_row_has_one_link_and_each_cell_tells_its_story(tmp_path):
     assert rows[4]["links"] == []
     name, closed, april, strongest, *_ = (" ".join(cell.split()) for cell in rows[1]["cells"])
     assert name == "noise"
-    assert closed == "15.0: 1 of 1 pictures rebuilt; +5.0 dB against a guess; 0 % recognisable; 0.1 s an update"
+    assert closed == (
+        "15.0: 1 of 1 pictures rebuilt; +5.0 dB against a guess; 0 of 1 recognisable, guess 0 of 1, 0 certified; "
+        "0.1 s an update"
+    )
     assert april == "n/a: refused on 1 of 1; needs its own model"
     assert strongest.startswith("15.0: patch_gradient: 1 of 1 pictures rebuilt")
 
@@ -217,7 +250,7 @@ def test_a_baselines_column_says_so(tmp_path):
     text = build_matrix_report(tmp_path).read_text(encoding="utf-8")
     assert '<th scope="col">april <span class="hint">baseline</span></th>' in text
     assert "<h1>1 attack against 4 defenses</h1>" in text
-    assert "no picture is recognisable to the one attack" in text
+    assert "Open: 2 of 2 defenses (recognisable images: noise 0 of 1; worse 1 of 1): no attack here" in text
     assert "baseline</span>" not in _page(tmp_path / "plain")
 
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from fedsim.report.matrix_read import BASELINE, read_cells, read_training
+from fedsim.report.matrix_cells import Counts
+from fedsim.report.matrix_read import BASELINE, read_cells, read_counts, read_training
 from fedsim.report.matrix_wording import cell_level, cell_story, cell_text
 from fedsim.report.thresholds import EXACT
 
@@ -19,8 +20,8 @@ def audit(tmp_path, records):
         rows = []
         for number, attack, images, other in lines:
             named = images.items() if isinstance(images, dict) else images
-            pictures = [records.image(30.0, name, private_psnr=value) for name, value in named]
-            rows.append(records.attack(0, number, *pictures, attack=attack, **other))
+            pictures = [records.image(value, name, private_psnr=value) for name, value in named]
+            rows.append(records.attack(0, number, *pictures, attack=attack, **{"certificate": {}, **other}))
         (tmp_path / "attacks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + torn)
         (tmp_path / BASELINE).write_text(json.dumps(GUESS))
         return tmp_path
@@ -70,6 +71,7 @@ def test_an_update_on_which_the_attack_failed_is_no_guess_and_the_cell_is_not_do
 def test_a_picture_that_was_seen_changed_several_times_counts_once_by_its_best(audit):
     folder = audit((0, "x", [("a", None), ("a", 300.0), ("a", None), ("b", 9.0), ("b", None)], {}))
     (cell,) = read_cells(folder, "initial", ["x"], 1)
+    assert cell.counts == Counts(0, 1, 0, 2, 1)
     assert (cell.pictures, cell.rebuilt, cell.batch) == (2, 2, 2)
     assert cell.leakage == pytest.approx((EXACT + 9.0) / 2)
     assert cell.recognised == 0.5
@@ -120,20 +122,100 @@ def test_what_a_training_left(write_run):
     assert read_training(folder, [])[2] == {}
 
 
-def test_what_the_model_saw_is_no_guess(tmp_path, records):
-    def image(name, seen, own):
-        return records.image(seen, name, private_psnr=own, private_ssim=0.1)
+@pytest.fixture
+def shown(tmp_path, records):
+    """Write an audit's folder: lines of (update, attack, images, other fields), whole images."""
 
-    rows = [
-        records.attack(0, 0, image("a", 159.0, 8.0), attack="x", certificate={}),
-        records.attack(0, 1, image("b", 25.0, 9.0), attack="x", certificate={}),
-        records.attack(0, 0, image("a", 12.0, 8.0), attack="y", certificate={}),
-        records.attack(0, 1, image("b", 12.0, 9.0), attack="y", certificate={}),
-    ]
-    (tmp_path / "attacks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / BASELINE).write_text(json.dumps(GUESS))
-    x, y = read_cells(tmp_path, "initial", ["x", "y"], 2)
+    def write(*lines):
+        rows = [
+            records.attack(0, n, *images, attack=name, **{"certificate": {}, **more}) for n, name, images, more in lines
+        ]
+        (tmp_path / "attacks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / BASELINE).write_text(json.dumps(GUESS))
+        return tmp_path
+
+    return write
+
+
+CERTIFIED = {"certificate": {"status": "certified"}}
+
+
+def test_what_the_model_saw_is_no_guess(shown, records):
+    """From where it is recognisable on, certified or not: half precision leaves a mirrored image 41 dB."""
+
+    def image(name, seen, own):
+        return [records.image(seen, name, private_psnr=own, private_ssim=0.1)]
+
+    folder = shown(
+        (0, "x", image("a", 41.0, 8.0), {}),
+        (1, "x", image("b", 19.9, 9.0), {}),
+        (0, "y", image("a", 12.0, 8.0), {}),
+        (1, "y", image("b", 12.0, 9.0), {}),
+    )
+    x, y = read_cells(folder, "initial", ["x", "y"], 2)
     assert (x.as_seen, y.as_seen) == (1, 0)
+    assert (x.counts, y.counts) == (Counts(0, 1, 0, 2, 2), Counts(0, 0, 0, 2, 2))
     assert (cell_text(x), cell_level(x)) == ("8.5 seen", "as-seen")
     assert "1 of 2 as the model saw them, changed by a defense: look at them" in cell_story(x)
+    assert "1 of 2 recognisable, guess 0 of 2, 0 certified" in cell_story(x)
     assert (cell_text(y), cell_level(y)) == ("8.5", "guess")
+
+
+def test_what_is_recognisable_both_ways_counts_once(shown, records):
+    folder = shown((0, "x", [records.image(50.0, "a", private_psnr=30.0, private_ssim=0.1)], {}))
+    (cell,) = read_cells(folder, "initial", ["x"], 1)
+    assert (cell.recognised, cell.as_seen, cell.counts) == (1.0, 0, Counts(0, 1, 0, 1, 1))
+
+
+def test_an_attack_that_returns_the_guess_rebuilds_nothing(shown, records):
+    """Images of low contrast, which their mean shows at 24 dB."""
+    flat = [[records.image(24.2, name, guess_psnr=24.2)] for name in "ab"]
+    folder = shown((0, "x", flat[0], {}), (1, "x", flat[1], {}))
+    (folder / BASELINE).write_text(json.dumps({"a": 24.2, "b": 24.2}))
+    (cell,) = read_cells(folder, "initial", ["x"], 2)
+    assert (cell.recognised, cell.counts) == (0.0, Counts(0, 0, 2, 2, 2))
+    assert (cell_level(cell), cell.counts.level) == ("guess", "open")
+    better = [[records.image(25.2, name, guess_psnr=24.2)] for name in "ab"]
+    shown((0, "x", better[0], {}), (1, "x", better[1], {}))
+    (cell,) = read_cells(folder, "initial", ["x"], 2)
+    assert cell.recognised == 1.0
+
+
+def test_one_image_that_came_out_is_no_guess_whatever_the_mean(shown, records):
+    lines = [(n, "x", [records.image(45.0 if n == 0 else 10.0, f"{n}", guess_psnr=10.0)], {}) for n in range(50)]
+    folder = shown(*lines)
+    (folder / BASELINE).write_text(json.dumps({str(n): 10.0 for n in range(50)}))
+    (cell,) = read_cells(folder, "initial", ["x"], 50)
+    assert cell.leakage - cell.baseline < 1
+    assert cell_level(cell) == "traces"
+
+
+def test_a_row_counts_an_image_once_over_its_attacks_and_states(tmp_path, shown, records):
+    folder = shown(
+        (0, "x", [records.image(30.0, "a")], CERTIFIED),
+        (1, "x", [records.image(8.0, "b")], {}),
+        (0, "y", [records.image(50.0, "a")], CERTIFIED),
+        (1, "y", [records.image(26.0, "b")], {}),
+        (2, "y", [records.image(None, "c")], refused()),
+        (0, "blind", [records.image(60.0, "d")], {}),
+    )
+    counts = Counts(1, 2, 0, 2, 4)
+    assert read_counts([folder], {"x", "y"}) == counts
+    assert read_counts([folder, folder], ["x", "y"]) == Counts(1, 2, 0, 2, 8)
+    assert read_counts([tmp_path / "none yet"], ["x", "y"]) == Counts()
+    assert Counts().level == "not tested"
+    assert counts.level == "broken"
+
+
+def test_a_certificate_that_is_known_to_be_wrong_breaks_nothing(shown, records):
+    folder = shown((0, "x", [records.image(15.0, "a")], CERTIFIED), (1, "x", [records.image(None, "b")], CERTIFIED))
+    counts = read_counts([folder], ["x"])
+    assert (counts, counts.level) == (Counts(0, 0, 0, 1, 1), "open")
+
+
+def test_labels_and_refusals_are_no_test_of_images(shown, records):
+    folder = shown(
+        (0, "labels", [records.image(None, "a")], CERTIFIED | {"labels": [3]}),
+        (0, "x", [records.image(None, "a")], refused()),
+    )
+    assert read_counts([folder], ["labels", "x"]).level == "not tested"

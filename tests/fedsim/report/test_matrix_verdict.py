@@ -5,14 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from fedsim.report.matrix_cells import Cell, Column, Matrix, Row, Stage
+from fedsim.report.matrix_cells import Cell, Column, Counts, Matrix, Row, Stage
 from fedsim.report.matrix_verdict import difference, resolution, standard_error, verdicts, why_unplaced
+from fedsim.report.matrix_wording import few
 
 
 def row(name, accuracies, leakage, batch=1, recognised=0.0, status="done", **values):
     one = isinstance(accuracies, float)
     cells = (Cell("x", "initial", status, leakage=leakage, baseline=11.0, recognised=recognised, batch=batch),)
-    return Row(name, accuracies=(accuracies,) if one else accuracies, cells=cells, **values)
+    counts = Counts(0, round(8 * recognised), 0, 8, 8) if status == "done" else Counts()
+    return Row(name, accuracies=(accuracies,) if one else accuracies, cells=cells, **{"counts": counts, **values})
 
 
 def matrix(*rows, test_pictures=359):
@@ -39,7 +41,8 @@ def test_a_difference_that_chance_explains_is_no_gain():
     """93.0 % against 90.8 % on 359 pictures."""
     noise = row("noise", 0.930, 11.0)
     (told,) = verdicts(matrix(NONE, noise))
-    assert "noise with 93.0 %, against 90.8 % without a defense: no more than chance explains (± 4.2 points" in told
+    assert "most accurate is noise with 93.0 %, against 90.8 % without a defense: no more than chance" in told
+    assert "explains (± 4.2 points" in told
     (told,) = verdicts(matrix(NONE, noise, test_pictures=35900))
     assert "+2.2 points (± 0.4 points" in told
     assert "explains" not in told
@@ -53,7 +56,7 @@ def test_a_difference_that_chance_explains_is_no_gain():
 
 def test_rows_that_are_as_accurate_within_the_error_are_counted():
     (told,) = verdicts(matrix(NONE, row("a", 0.91, 11.0), row("b", 0.90, 11.0), row("c", 0.5, 11.0)))
-    assert "under 3 of 3 defenses no picture is recognisable to the one attack" in told
+    assert "Open: 3 of 3 defenses (recognisable images: a 0 of 8; b 0 of 8; c 0 of 8)" in told
     assert "a with 91.0 % (1 other as accurate, as far as chance lets one tell)" in told
 
 
@@ -61,28 +64,43 @@ def test_each_size_of_an_update_has_a_verdict_of_its_own_and_no_undefended_row_w
     pairs = row("none_batch_2", 0.93, 19.2, 2, recognised=0.25, defended=False)
     told = verdicts(matrix(NONE, row("noise", 0.8, 11.0), pairs, row("mixup", 0.85, 11.5, 2)))
     assert len(told) == 2
-    assert told[0].startswith("Updates of 1 picture: under 1 of 1 defense")
+    assert told[0].startswith("Updates of 1 image. Open: 1 of 1 defense (recognisable images: noise 0 of 8): no attack")
+    assert "Without a defense: broken, 8 of 8 recognisable, guess 0 of 8, 0 certified; x reaches ≥ 60 dB" in told[0]
     assert "noise with 80.0 %, against 90.8 % without a defense: -10.8 points" in told[0]
-    assert told[1].startswith("Updates of 2 pictures: ")
+    assert told[1].startswith("Updates of 2 images. ")
     assert "mixup with 85.0 %, against 93.0 %" in told[1]
-    assert "without a defense x reaches 19.2 dB, and up to 25.0 % of the pictures are recognisable" in told[1]
+    weak = "open, 2 of 8 recognisable, guess 0 of 8, 0 certified; x reaches 19.2 dB on average."
+    assert f"Without a defense: {weak} These attacks tell nothing of a defense." in told[1]
     (alone,) = verdicts(matrix(row("none_batch_4", 0.9, 12.0, 4, defended=False)))
-    assert alone == "Updates of 4 pictures: without a defense no picture is recognisable either (x reaches 12.0 dB)."
+    assert alone.startswith("Updates of 4 images. Without a defense: open, 0 of 8 recognisable")
 
 
-def test_a_defense_is_not_safe_where_the_mean_is_low_and_one_picture_is_recognisable():
-    (told,) = verdicts(matrix(NONE, row("leaky", 0.95, 14.0, recognised=0.125), row("tight", 0.7, 14.0)))
-    assert "under 1 of 2 defenses" in told
-    assert "tight with 70.0 %" in told
+def test_what_is_broken_is_told_with_its_counts_and_so_is_what_is_open():
+    """The mean does not count: one certified image is enough, and so are more than the guess makes by chance."""
+    leaky = row("leaky", 0.95, 14.0, counts=Counts(1, 1, 0, 8, 8))
+    half = row("half", 0.94, 21.0, counts=Counts(0, 5, 0, 8, 8))
+    pale = row("pale", 0.93, 24.0, counts=Counts(0, 5, 4, 8, 8))
+    (told,) = verdicts(matrix(NONE, leaky, half, pale))
+    assert "Broken: 2 of 3 defenses (recognisable images: leaky 1 of 8, 1 certified; half 5 of 8). " in told
+    assert "Open: 1 of 3 defenses (recognisable images: pale 5 of 8, guess 4): no attack here rebuilt more" in told
+    assert "that protects nobody from another attack." in told
+    assert "the most accurate is pale" in told
+
+
+def test_nobody_is_called_safe():
+    for counts in (Counts(), Counts(0, 0, 0, 8, 8), Counts(8, 8, 0, 8, 8)):
+        told = " ".join(verdicts(matrix(NONE, row("noise", 0.9, 11.0, counts=counts)))).lower()
+        assert not any(word in told for word in ("safe", "proven", "no picture", "no image", "protected"))
 
 
 def test_a_row_that_is_unknown_or_of_two_things_is_no_answer():
     crashes = row("crashes", 0.95, 11.0, status="failed")
     gate = row("gate", 0.96, 11.0, mismatch="trained with 16, audited with 1 pictures")
     (told,) = verdicts(matrix(NONE, crashes, gate, row("noise", 0.8, 11.0)))
-    assert "under 1 of 1 defense" in told
+    assert "Not tested: 1 of 3 defenses (crashes)." in told
     assert "noise with 80.0 %" in told
-    assert verdicts(matrix(crashes)) == ["Nothing has been measured yet."]
+    waiting = row("waits", 0.9, None, status="pending")
+    assert verdicts(matrix(waiting)) == ["Nothing has been measured yet."]
 
 
 def test_the_reason_why_a_row_has_no_place():
@@ -114,13 +132,13 @@ def test_baselines_alone_are_told_as_such():
     assert why_unplaced(alone) == "baselines alone"
 
 
-def test_what_came_out_as_the_model_saw_it_is_not_called_safe():
+def test_what_came_out_as_the_model_saw_it_counts():
     cells = (Cell("x", "initial", "done", leakage=8.0, baseline=11.0, recognised=0.0, batch=1, as_seen=8),)
-    ats = Row("ats", accuracies=(0.95,), cells=cells)
+    ats = Row("ats", accuracies=(0.95,), cells=cells, counts=Counts(0, 8, 0, 8, 8))
     (told,) = verdicts(matrix(NONE, ats, row("noise", 0.8, 11.0)))
-    assert told.startswith("Updates of 1 picture: under 1 of 2 defenses no picture is recognisable")
-    assert "the most accurate of them is noise" in told
-    assert "; under ats pictures came out as the model saw them, transformed: look at them" in told
+    assert told.startswith("Updates of 1 image. Broken: 1 of 2 defenses (recognisable images: ats 8 of 8).")
+    assert "the most accurate is noise" in told
+    assert "Under ats images came out as the model saw them, transformed: look at them" in told
     assert "as the model saw them" in why_unplaced(ats)
     assert not ats.placed
     other = Cell("y", "initial", "done", leakage=12.0, baseline=11.0, recognised=0.125, batch=1, as_seen=0)
@@ -138,7 +156,19 @@ def test_what_came_out_is_told_of_the_state_in_which_it_did():
 
 def test_a_matrix_of_an_earlier_version_says_that_it_did_not_count():
     cells = (Cell("x", "initial", "done", leakage=8.0, baseline=11.0, recognised=0.0, batch=1, rebuilt=8),)
-    told = verdicts(matrix(NONE, Row("ats", accuracies=(0.95,), cells=cells)))
-    assert told[-1].startswith("An earlier version did not count what came out as the model saw it")
-    counted = (replace(cells[0], as_seen=0),)
-    assert len(verdicts(matrix(NONE, Row("ats", accuracies=(0.95,), cells=counted)))) == 1
+    old = Row("ats", accuracies=(0.95,), cells=cells)
+    assert old.level is None
+    told = verdicts(matrix(replace(NONE, counts=None), old))
+    assert told == ["An earlier version counted less: call fedsim-matrix again here, and the levels are counted anew."]
+    assert len(verdicts(matrix(NONE, replace(old, counts=Counts(0, 0, 0, 8, 8))))) == 1
+
+
+def test_few_images_are_told():
+    few_of_both = matrix(row("a", 0.9, 11.0), test_pictures=4)
+    assert few(few_of_both) == [
+        ("Few test images", "4; one is 25.0 % of an accuracy"),
+        ("Few observed images", "8; one is 12.5 % of all"),
+    ]
+    many = row("a", 0.9, 11.0, counts=Counts(0, 0, 0, 20, 20))
+    assert few(matrix(many, test_pictures=100)) == []
+    assert few(matrix(Row("none"), test_pictures=None)) == []

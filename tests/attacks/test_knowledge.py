@@ -1,0 +1,42 @@
+"""What an attack needs to know is declared beside its settings, and is none of them."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from experiments.setup import _comparable
+from fedsim.errors import ConfigError
+from fedsim.knowledge import read_knowledge
+from server.attacking import build_attack
+
+ROOT = Path(__file__).parents[2]
+FILES = [*ROOT.glob("conf/attack/*.yaml"), *ROOT.glob("tests/plugin_example/src/*/conf/attack/*.yaml")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_each_file_declares_it(path):
+    (settings,) = yaml.safe_load(path.read_text()).values()
+    known = read_knowledge("attack.x", settings)
+    assert known
+    assert len(set(known)) == len(known)
+    assert all(words == words.strip() and "," not in words for words in known)
+
+
+def test_an_attack_is_built_with_it_and_without():
+    settings = {"_target_": "attacks.analytic.PatchGradient", "levels": None}
+    for declared in ({}, {"knows": ["the model"]}):
+        assert build_attack("x", settings | declared).levels is None
+
+
+@pytest.mark.parametrize("declared", ["the model", [1], [""], {"a": "b"}, None])
+def test_what_is_no_list_of_words_is_refused(declared):
+    with pytest.raises(ConfigError, match=r"attack\.x\.knows"):
+        build_attack("x", {"_target_": "attacks.analytic.PatchGradient", "knows": declared})
+
+
+def test_other_words_are_the_same_run():
+    """A folder of an earlier version, or one whose words were mended, goes on."""
+    text = "attack: {x: {_target_: y, steps: 1, knows: [the model]}}"
+    assert _comparable(text) == _comparable("attack: {x: {_target_: y, steps: 1}}")
+    assert _comparable(text) != _comparable("attack: {x: {_target_: y, steps: 2}}")
