@@ -20,6 +20,12 @@ CASES = (
         (level("open"), says("wrong"), never("the server can tell that")),
     ),
     Case(
+        "certified at 25 dB",
+        "an image at 25 dB is what the certificate says it is: what the model saw, up to rounding",
+        of_run(Run(ended([25.0], certified=[0]))),
+        (level("open"), says("wrong"), never("the server can tell that")),
+    ),
+    Case(
         "one certificate right, one wrong",
         "both certificates are right",
         of_run(Run(ended([160.0, 12.0], certified=[0, 1]))),

@@ -86,6 +86,18 @@ def row(name: str, header: str, pattern: str) -> Expectation:
     return Expectation(f"{name}, column {header!r}: /{pattern}/", holds)
 
 
+def colour(name: str, pattern: str) -> Expectation:
+    """Each square of the heat map's lines that begin so is of a class with such a name."""
+
+    def holds(said: Said) -> bool:
+        lines = [line for heat in said.tree.all("div", "heat") for line in heat.all("tr")]
+        named = [line for line in lines if (head := line.first("th")) is not None and head.text.startswith(name)]
+        classes = [one for line in named for cell in line.all("td") for one in cell.classes if one.startswith("level-")]
+        return bool(classes) and all(re.search(pattern, one) is not None for one in classes)
+
+    return Expectation(f"{name}, squares: /{pattern}/", holds)
+
+
 def least_below_mean() -> Expectation:
     """In the table of attacks no least value lies above its mean: those of one kind stand in the same place."""
 
@@ -112,6 +124,9 @@ def house_rules(said: Said) -> list[str]:
     wrong += [f"level {found!r} is none" for found in said.levels.values() if found not in LEVELS]
     if any(re.search("leaks? less", tag, re.IGNORECASE) for tag in said.tags):
         wrong.append("“leaks less” is a tag, which it never is")
+    for name, found in said.others.items():
+        if said.levels.get(name) != found:
+            wrong.append(f"{name} is {said.levels.get(name)!r} here and {found!r} on the page of its own run")
     if said.page == "run" and (stated := said.summary.get("verdict")) is not None:
         named = stated.get("level") if isinstance(stated, dict) else stated
         if named not in said.levels.values():

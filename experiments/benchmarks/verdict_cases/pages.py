@@ -1,7 +1,7 @@
 """What a page says, as a reader finds it: its verdict, its tiles, its tables, and every word on it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -97,6 +97,7 @@ class Said:
         tree: the whole page.
         terminal: what the command printed, without the names of files.
         summary: `summary.json`, `matrix.json` of a matrix.
+        others: levels that pages of their own give to what this page judges too.
     """
 
     page: str
@@ -108,6 +109,7 @@ class Said:
     tree: Element
     terminal: str = ""
     summary: dict[str, Any] = field(default_factory=dict)
+    others: dict[str, str] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -116,8 +118,9 @@ class Said:
 
     @property
     def verdict(self) -> str:
-        """Tags, sentences and details."""
-        return " ".join([*self.tags, *self.sentences, *self.details])
+        """All that stands in the verdicts."""
+        sections = [section.text for section in self.tree.all("section", "verdict")]
+        return " ".join(sections or self.sentences)
 
     def rows(self, header: str) -> list[dict[str, str]]:
         """The lines of the first table that has this column, by the words of its columns."""
@@ -147,14 +150,14 @@ def read_page(page: str, html: str, terminal: str, summary: dict[str, Any]) -> S
     )
 
 
-def read_matrix_page(html: str, terminal: str, summary: dict[str, Any]) -> Said:
+def read_matrix_page(html: str, summary: dict[str, Any], others: dict[str, str]) -> Said:
     """The parts of a matrix's page: its paragraphs, and each row with its level."""
     tree = parse(html)
     header = tree.first("header") or tree
     sentences = tuple(paragraph.text for paragraph in header.all("p", "lead"))
-    told = Said("matrix", {}, (), sentences, (), {}, tree, terminal, summary)
-    levels = {row["Defense"]: row["Verdict"] for row in told.rows("Verdict")}
-    return Said("matrix", levels, (), sentences, (), {}, tree, terminal, summary)
+    told = Said("matrix", {}, (), sentences, (), {}, tree, "", summary, others)
+    levels = {row["Defense"]: row["Level"] for row in told.rows("Level")}
+    return replace(told, levels=levels)
 
 
 def _level(section: Element) -> str:
