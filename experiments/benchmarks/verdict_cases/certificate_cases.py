@@ -4,6 +4,8 @@ from experiments.benchmarks.verdict_cases.case import Case, Run, of_run
 from experiments.benchmarks.verdict_cases.expectations import card, counts, level, never, says
 from experiments.benchmarks.verdict_cases.lines import ended, failed, image, labels, line
 
+UNNAMED = r"\d certificates? (was|were) granted,"
+"""Without a word of what: a reader of a verdict on images takes it for one of an image."""
 BLIND = [image(None, f"u/{n}", own=None, guess=None, label=None) for n in range(4)]
 
 CASES = (
@@ -57,13 +59,13 @@ CASES = (
         "certified labels",
         "an image is certified: labels are",
         of_run(Run([*ended([11.0] * 4), *labels(4, certified=True)])),
-        (level("open"), never(r"image (is|are) certified|All of the .* certified")),
+        (level("open"), never(r"image (is|are) certified|All of the .* certified"), never(UNNAMED)),
     ),
     Case(
         "certified labels alone",
         "images were attacked",
         of_run(Run(labels(4, certified=True))),
-        (level("not tested"), says("label")),
+        (level("not tested"), says("label"), never(UNNAMED)),
     ),
     Case(
         "a failed attack's certificate",

@@ -62,7 +62,7 @@ CASES = (
         "the undefended run is the weaker one",
         "nothing is to be feared, as without a defense nothing leaks",
         of_runs(none=Run(ended([12.0] * 8)), noise=Run(ended([30.0] * 8), NOISE)),
-        (level("broken"), counts(8, 8)),
+        (level("broken"), counts(8, 8), never("other attacks")),
     ),
     Case(
         "other attacks on either side",

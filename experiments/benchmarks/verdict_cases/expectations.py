@@ -121,12 +121,16 @@ def house_rules(said: Said) -> list[str]:
         if (word := FORBIDDEN.search(text)) is not None:
             around = text[max(0, word.start() - 40) : word.end() + 40]
             wrong.append(f"the {where} says {word.group()!r}: …{around}…")
-    wrong += [f"level {found!r} is none" for found in said.levels.values() if found not in LEVELS]
+    levels = (*LEVELS, "–") if said.page == "matrix" else LEVELS
+    wrong += [f"level {found!r} is none" for found in said.levels.values() if found not in levels]
     if any(re.search("leaks? less", tag, re.IGNORECASE) for tag in said.tags):
         wrong.append("“leaks less” is a tag, which it never is")
-    for name, found in said.others.items():
+    counted = {line["Defense"]: line["Images"] for line in said.rows("Images")} if said.others else {}
+    for name, (found, images) in said.others.items():
         if said.levels.get(name) != found:
             wrong.append(f"{name} is {said.levels.get(name)!r} here and {found!r} on the page of its own run")
+        if not counted.get(name, "").startswith(images):
+            wrong.append(f"{name} has {counted.get(name)!r} here and {images!r} on the page of its own run")
     if said.page == "run" and (stated := said.summary.get("verdict")) is not None:
         named = stated.get("level") if isinstance(stated, dict) else stated
         if named not in said.levels.values():

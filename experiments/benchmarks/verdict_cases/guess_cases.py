@@ -112,6 +112,18 @@ CASES = (
         (level("open"), says(r"1 different|one (different )?image|1 of 1\b")),
     ),
     Case(
+        "four images under one name",
+        "one image: four clients gave four images one name, as their guesses say",
+        of_run(Run(ended([35.0] * 4, names=["0.png"] * 4, guess=[10.0, 10.1, 10.2, 10.3]))),
+        (level("broken"), counts(4, 4)),
+    ),
+    Case(
+        "a mean beside one image",
+        "the recognisable image has 19.4 dB: that is the mean with 19 others",
+        of_run(Run(ended([160.0] + [12.0] * 19, certified=[0]))),
+        (level("broken"), never(r"1 of 20 images recognisably[^.]*: rebuild reached 19\.4 dB on average\.")),
+    ),
+    Case(
         "one of a batch of eight",
         "the update of 8 images was rebuilt",
         of_run(

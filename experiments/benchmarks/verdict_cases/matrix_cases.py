@@ -54,7 +54,11 @@ UNDEFENDED = Entry([ended([160.0] * 8, certified=range(8))], defended=False, acc
 
 
 def of_matrix(
-    rows: dict[str, Entry], attacks: Sequence[str] = ("rebuild",), blind: Sequence[str] = (), tested: int | None = 1400
+    rows: dict[str, Entry],
+    attacks: Sequence[str] = ("rebuild",),
+    blind: Sequence[str] = (),
+    tested: int | None = 1400,
+    old: bool = False,
 ) -> Callable[[Path], Said]:
     """Its page; each row's audit is a run folder that is read as the command reads it."""
 
@@ -65,15 +69,34 @@ def of_matrix(
         finished = all(stage.status != "pending" for row in made for stage in row.audits.values())
         matrix = Matrix("m", (), columns, states, with_front(made), tested, finished, 12.0)
         write_matrix(matrix, folder)
+        if old:
+            _age(folder / "matrix.json")
         html = build_matrix_report(folder).read_text(encoding="utf-8")
-        others = {
-            name: read_run_page(audit, "").levels[""]
+        pages = {
+            name: read_run_page(audit, "")
             for number, (name, entry) in enumerate(rows.items())
-            if len(entry.audits) == 1 and (audit := folder / f"row-{number}-initial").is_dir()
+            if len(entry.audits) == 1 and not old and (audit := folder / f"row-{number}-initial").is_dir()
         }
+        others = {name: (page.levels[""], _counted(page)) for name, page in pages.items()}
         return read_matrix_page(html, json.loads((folder / "matrix.json").read_text(encoding="utf-8")), others)
 
     return make
+
+
+def _counted(page: Said) -> str:
+    """`3 of 20`: images that the run's `summary.json` has as recognisable, in either way; empty where none counts."""
+    stated = page.summary["verdict"]
+    if stated["level"] == "not tested":
+        return ""
+    return f"{stated['recognisable'] + stated['recognisable_as_seen']} of {stated['images']}"
+
+
+def _age(path: Path) -> None:
+    """As an earlier version wrote it, without counts."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    for one in (*values["rows"], *(cell for entry in values["rows"] for cell in entry["cells"])):
+        one.pop("counts", None)
+    path.write_text(json.dumps(values), encoding="utf-8")
 
 
 def _row(folder: Path, number: int, name: str, entry: Entry, states: Sequence[str], columns: Sequence[Column]) -> Row:
@@ -238,7 +261,7 @@ CASES = (
         "a baseline alone",
         "8 of 8 leak: to what never reads an update",
         of_matrix(
-            {"none": UNDEFENDED, "noise": Entry([ended([30.0] * 8, "samples", baseline=True)], updates=8)},
+            {"noise": Entry([ended([30.0] * 8, "samples", baseline=True)])},
             ("samples",),
             ("samples",),
         ),
@@ -249,6 +272,22 @@ CASES = (
         "no image is recognisable: none was attacked",
         of_matrix({"none": Entry([labels(8)], defended=False), "noise": Entry([labels(8)])}, ("labels",)),
         (level_of("noise", "not tested"), never(NOTHING), *unplaced("noise")),
+    ),
+    Case(
+        "a baseline as good as the attack",
+        "the attack took 8 images, which another that reads nothing has as well",
+        of_matrix(
+            {"none": Entry([[*ended([22.0] * 8), *ended([22.0] * 8, "samples", baseline=True)]], defended=False)},
+            ("rebuild", "samples"),
+            ("samples",),
+        ),
+        (level_of("none", "open"),),
+    ),
+    Case(
+        "an earlier version's matrix",
+        "the rows were judged by what is broken or open now",
+        of_matrix({"none": UNDEFENDED, "noise": Entry([ended([33.0, 33.5])])}, old=True),
+        (level_of("noise", "–"), says("earlier version"), never(NOTHING), never(r"\b(broken|open): \d")),
     ),
     Case(
         "no undefended row",

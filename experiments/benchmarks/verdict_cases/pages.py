@@ -97,7 +97,7 @@ class Said:
         tree: the whole page.
         terminal: what the command printed, without the names of files.
         summary: `summary.json`, `matrix.json` of a matrix.
-        others: levels that pages of their own give to what this page judges too.
+        others: (level, images counted) that pages of their own give to what this page judges too.
     """
 
     page: str
@@ -109,7 +109,7 @@ class Said:
     tree: Element
     terminal: str = ""
     summary: dict[str, Any] = field(default_factory=dict)
-    others: dict[str, str] = field(default_factory=dict)
+    others: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -150,7 +150,7 @@ def read_page(page: str, html: str, terminal: str, summary: dict[str, Any]) -> S
     )
 
 
-def read_matrix_page(html: str, summary: dict[str, Any], others: dict[str, str]) -> Said:
+def read_matrix_page(html: str, summary: dict[str, Any], others: dict[str, tuple[str, str]]) -> Said:
     """The parts of a matrix's page: its paragraphs, and each row with its level."""
     tree = parse(html)
     header = tree.first("header") or tree
