@@ -85,7 +85,8 @@ class Needs:
 
 
 class Attack(ABC):
-    """Subclass it, set `needs`, write `run`, and add `conf/attack/NAME.yaml` with its `_target_`.
+    """Subclass it, set `needs`, write `run`, and add `conf/attack/NAME.yaml` with its `_target_` and what it
+    `knows` beside the shared tensors and the protocol.
 
     A long attack may use `self.session`: `load()` once before its first step, `save()` every so many steps and
     `progress()` every few. Its worker may be killed at any time; the next try then goes on from what was saved, and

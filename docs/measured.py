@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 WHERE = "[`vit_nano` on digits, untrained, eight pictures](../results/matrix.md)"
 BETTER = 1.0
 """Decibels above the guess from which an attack has found something, as the matrix's own page counts."""
-EXACT, RECOGNISABLE = 60.0, 20.0
+EXACT, HIGH = 60.0, 20.0
 Line = dict[str, str]
 
 
@@ -42,11 +42,11 @@ def of_attack(name: str) -> str:
     guess = min((float(line["baseline"]) for line in lines if line["baseline"]), default=0.0)
     levels = (
         (f"{EXACT:.0f} dB and more", lambda value: value >= EXACT),
-        ("recognisable, from 20 dB", lambda value: RECOGNISABLE <= value < EXACT),
-        ("traces", lambda value: guess + BETTER < value < RECOGNISABLE),
-        (f"no better than a guess ({guess:.1f} dB)", lambda value: value <= guess + BETTER),
+        (f"{HIGH:.0f} to {EXACT:.0f} dB", lambda value: max(HIGH, guess + BETTER) <= value < EXACT),
+        (f"more than a guess, below {HIGH:.0f} dB", lambda value: guess + BETTER <= value < HIGH),
+        (f"no better than a guess ({guess:.1f} dB)", lambda value: value < guess + BETTER),
     )
-    measure = "PSNR in dB against the client's own picture" if scored else "Updates with every label right"
+    measure = "Mean PSNR in dB against the client's own picture" if scored else "Updates with every label right"
     table = ["## In the matrix", "", f"{measure}: {WHERE}.", "", "| | |", "| --- | --- |"]
     for title, belongs in levels:
         found = sorted(((line, value) for line, value in scored if belongs(value)), key=lambda pair: -pair[1])
@@ -77,7 +77,7 @@ def of_defense(name: str) -> str:
     table = [
         "## In the matrix",
         "",
-        f"Accuracy after the training, and each attack's PSNR in dB against the client's own picture: {WHERE}. "
+        f"Accuracy after the training, and each attack's mean PSNR in dB against the client's own picture: {WHERE}. "
         f"A guess has {float(every[0]['baseline']):.1f} dB; a dash is a refusal, "
         "a percentage the share of updates with every label right.",
         "",
