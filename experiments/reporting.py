@@ -4,12 +4,14 @@ import errno
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from experiments.cli import console, errors
 from fedsim.errors import RunError
 from fedsim.metrics.perceptual import lpips_hint
+from fedsim.report.read import read_run
 from fedsim.report.render import build_report
-from fedsim.report.verdict import verdict_of
+from fedsim.report.verdict import verdict
 from fedsim.tracking import RunFolder
 from fedsim.tracking.sealed import SealedStates
 
@@ -33,7 +35,8 @@ def reported(folder: RunFolder, kind: str, start: float, test_pictures: int | No
         facts = {"kind": kind, "finished": True, "seconds": seconds, "lpips": lpips_hint()}
         if test_pictures is not None:
             facts["test_pictures"] = test_pictures
-        folder.write_json("summary.json", facts)
+        judged = verdict(replace(read_run(folder.root), summary=facts))
+        folder.write_json("summary.json", facts | {"verdict": judged.to_dict()})
     except BaseException as error:
         again = _how_to_go_on(folder, kind)
         full = error if isinstance(error, OSError) and error.errno in FULL else None
@@ -60,8 +63,8 @@ def _say_unfinished(folder: RunFolder, again: str) -> None:
 
 
 def end_with_report(folder: RunFolder) -> None:
-    """Build the report of a finished run; its verdict is printed, and with the folder last where to read on."""
+    """Build the report of a finished run; its level and sentence are printed, and last where to read on."""
     page = build_report(folder.root)
-    console.print(verdict_of(folder.root).sentence, markup=False)
+    console.print(verdict(read_run(folder.root)).line, markup=False)
     console.print(f"report  {page}", markup=False)
     console.print(str(folder.root), markup=False)

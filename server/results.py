@@ -173,7 +173,10 @@ class ResultWriter:
         rows = []
         for index, picture in enumerate(per_image):
             row: dict[str, Any] = {**picture.to_dict(), "original": None, "reconstruction": None, "frames": None}
-            row["guess_psnr"] = self._guess_psnr(originals[index]) if index < len(originals) else None
+            row["guess_psnr"] = row["seen_guess_psnr"] = None
+            if truth is not None and index < len(originals):
+                row["guess_psnr"] = self._guess_psnr(originals[index])
+                row["seen_guess_psnr"] = self._guess_psnr(truth.images[index])
             if rebuilt is not None and picture.reconstruction is not None:
                 row["reconstruction"] = self._save(rebuilt[picture.reconstruction], f"{stem}-{index:04d}.png")
                 if frames:
@@ -189,7 +192,7 @@ class ResultWriter:
         return None if self._make_guess is None else self._make_guess()
 
     def _guess_psnr(self, picture: Tensor) -> float | None:
-        """In dB, against the client's own picture."""
+        """In dB, against the client's own picture or what the model saw of it."""
         guess = self._guess
         if guess is None or guess.shape != picture.shape:
             return None

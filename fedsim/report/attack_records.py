@@ -4,8 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedsim.report.thresholds import INDISTINGUISHABLE, RECOGNISABLE, is_recognisable
+
 ROUNDING = 120.0
 """dB from which pictures differ by no more than floating-point numbers do."""
+
+EIGHT_BITS = 58.0
+"""dB that a picture reaches which is right up to rounding to 256 levels; that leaves 58.9."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +34,9 @@ class ImageRecord:
 
     Attributes:
         psnr: as all scores without a prefix, of what the model saw.
-        private_psnr, private_ssim: of the client's own picture, before any defense changed it.
+        private_psnr, private_ssim, private_lpips: of the client's own picture, before any defense changed it.
         guess_psnr: of the client's own picture, what a guess without any gradient reaches.
+        seen_guess_psnr: the same of what the model saw; None in folders of earlier versions.
     """
 
     image: str
@@ -48,6 +54,8 @@ class ImageRecord:
     private_psnr: float | None = None
     private_ssim: float | None = None
     guess_psnr: float | None = None
+    seen_guess_psnr: float | None = None
+    private_lpips: float | None = None
 
     @property
     def changed(self) -> bool:
@@ -77,6 +85,33 @@ class ImageRecord:
         return None if self.leaked is None else self.ssim if self.private_psnr is None else self.private_ssim
 
     @property
+    def leaked_lpips(self) -> float | None:
+        """LPIPS against the client's own picture, as `leaked`."""
+        return None if self.leaked is None else self.lpips if self.private_psnr is None else self.private_lpips
+
+    @property
+    def recognisable(self) -> bool:
+        """Whether the client's own picture can be recognised in it."""
+        return is_recognisable(self.leaked, self.guess_psnr)
+
+    @property
+    def seen_recognisable(self) -> bool:
+        """Whether what the model saw can be recognised in it, mirrored, shuffled or mixed as a defense had left it."""
+        guess = self.guess_psnr if self.seen_guess_psnr is None else self.seen_guess_psnr
+        return is_recognisable(self.psnr, guess)
+
+    @property
+    def as_seen(self) -> bool:
+        """Whether it can be recognised as the model saw it and not, by PSNR, as the client's own."""
+        return self.changed and self.seen_recognisable and not self.recognisable
+
+    @property
+    def guessed(self) -> bool:
+        """Whether the guess, which reads nothing of the update, is as good as what counts as recognisable."""
+        guesses = (self.guess_psnr, self.seen_guess_psnr if self.changed else None)
+        return any(guess is not None and guess >= RECOGNISABLE for guess in guesses)
+
+    @property
     def rebuilt(self) -> bool:
         """Whether the attack returned a picture at all, good or bad."""
         return any(one is not None for one in (self.psnr, self.private_psnr, self.reconstruction))
@@ -90,6 +125,7 @@ class AttackRecord:
         batch_size: private pictures behind it.
         images: each form in which the model saw one of them.
         labelled: it returned labels.
+        promised: dB of PSNR, against what the model saw, that its certificate promises; None where it names none.
         seed: which of the seeds that were pooled it is of; 0 in a run by itself.
     """
 
@@ -111,6 +147,7 @@ class AttackRecord:
     trace: tuple[dict[str, float], ...] = ()
     baseline: bool = False
     labelled: bool = False
+    promised: float | None = None
     seed: int = 0
 
     @property
@@ -123,15 +160,30 @@ class AttackRecord:
     def certified(self) -> bool:
         return self.status == "done" and self.certificate == "certified"
 
+    def vouches_wrongly(self, image: ImageRecord) -> bool:
+        """Whether the certificate is known to be wrong about this picture of its own.
+
+        It promises what the model saw, up to rounding to 8 bits, or so many dB as it names: an error that an eye sees,
+        or one larger than promised and than that rounding, is a wrong certificate.
+        """
+        least = INDISTINGUISHABLE if self.promised is None else max(INDISTINGUISHABLE, min(self.promised, EIGHT_BITS))
+        return self.certified and image.psnr is not None and image.psnr < least
+
+    @property
+    def forms(self) -> dict[int, list[ImageRecord]]:
+        """Each private picture's results, one for each form in which the model saw it, by its number in `images`."""
+        found: dict[int, list[ImageRecord]] = {}
+        for source, image in zip(sources(self.images), self.images, strict=True):
+            found.setdefault(source, []).append(image)
+        return found
+
     @property
     def pictures(self) -> dict[int, ImageRecord]:
         """The best result for each private picture, by its number among `images`."""
-        best: dict[int, ImageRecord] = {}
-        for source, image in zip(sources(self.images), self.images, strict=True):
-            known = best.setdefault(source, image)
-            if image.leaked is not None and (known.leaked is None or image.leaked > known.leaked):
-                best[source] = image
-        return best
+        return {
+            source: max(found, key=lambda image: -math.inf if image.leaked is None else image.leaked)
+            for source, found in self.forms.items()
+        }
 
 
 def sources(images: Sequence[ImageRecord]) -> list[int]:

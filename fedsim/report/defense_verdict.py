@@ -1,46 +1,18 @@
-"""What each defense is worth, in a sentence: against the undefended run, and against a guess without the gradient."""
+"""What each defense is worth: its level by its own runs, and beside it a comparison with the undefended ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedsim.report.against_undefended import Finding, compare, held_against, measured, unended
 from fedsim.report.baseline import against_guess
+from fedsim.report.certificates import certificates
 from fedsim.report.chance import chance_between
-from fedsim.report.defense_level import (
-    Level,
-    all_refused,
-    held_against,
-    level_of,
-    measured,
-    same_by_both,
-    too_weak,
-    unended,
-    unguessed,
-    untested,
-)
+from fedsim.report.level import Level
+from fedsim.report.level_wording import TAGS, few_images, few_test_images, judged, of_images
 from fedsim.report.pooling import Pool, pool_runs
 from fedsim.report.read import RunFolder
 from fedsim.report.settings import Settings, defense_name, own_settings
-from fedsim.report.thresholds import RECOGNISABLE
-from fedsim.report.wording import as_seen_words, below, count, decibels, listed, observed_pictures, percent
-
-TAGS: dict[Level, str] = {
-    "safe": "Nothing recognisable under these attacks",
-    "partial": "Leaks less",
-    "leaked": "Does not help",
-    "unknown": "Not comparable",
-}
-
-TOO_WEAK = "Not known: nothing recognisable without it either"
-"""The tag where the attacks give the defense nothing to stop."""
-
-AS_SEEN = "Rebuilt as the model saw it: look"
-"""The tag where no more is recognisable, but pictures came out as a defense had changed them. Goes before others."""
-
-UNMATCHED = "Not comparable: other attacks ran without it"
-"""The tag where attacks that ran on one side alone make the difference."""
-
-REFUSED = "These attacks do not apply"
-"""The tag where every attack on pictures was refused on every update: nothing is known of those that were not tried."""
+from fedsim.report.wording import count, listed, percent
 
 
 @dataclass(frozen=True)
@@ -49,19 +21,24 @@ class DefenseVerdict:
 
     Attributes:
         name: its names, and the settings that tell it from others of the same names.
-        level: as `level_of` has it, and `unknown` too where that cannot be said: an attack that may break the defense
-            failed on it or was not tried, attacks that ran on one side alone make the difference, or those that were
-            rebuild nothing recognisable without it either, or were all refused, or they rebuilt what the model saw:
-            PSNR does not tell whether an eye finds the client's picture in it.
+        level: by its own runs alone, as that of a run.
+        sentence: what was rebuilt, of how much, and what the guess has.
+        comparison: whether that is less than without the defense; never a level.
+        cautions: what few images leave open.
         seeds: how many it rests on.
     """
 
     name: str
     level: Level
-    tag: str
     sentence: str
+    comparison: str
+    cautions: tuple[str, ...]
     details: tuple[str, ...]
     seeds: int
+
+    @property
+    def tag(self) -> str:
+        return TAGS[self.level]
 
 
 def judge_defenses(runs: Sequence[RunFolder]) -> list[DefenseVerdict]:
@@ -94,59 +71,62 @@ def _names(defense: Settings) -> set[str]:
 
 def _judge(name: str, pool: Pool, plains: list[Pool]) -> DefenseVerdict:
     plain = held_against(pool, plains)
-    level, weak = level_of(pool, plain), too_weak(pool, plains)
-    left_open = level in ("safe", "partial") and untested(pool, plains)
-    refused = level == "safe" and all_refused(pool) and not weak and not left_open
-    as_seen = level in ("safe", "partial") and pool.leakage.as_seen > 0
-    unmatched = plain is not None and not same_by_both(pool, plain)
-    if weak or left_open or refused or as_seen or unmatched:
-        level = "unknown"
-    tag = UNMATCHED if unmatched else REFUSED if refused else TAGS[level]
-    tag = AS_SEEN if as_seen else TOO_WEAK if weak else tag
-    sentence = f"{_as_seen(pool)}{_leak(pool)}{_against(pool, plain)}."
+    level = pool.leakage.counts.level
+    granted = certificates(pool.records)
     details = [
-        *(["Without the defense these attacks rebuild nothing recognisable either: stronger ones may tell."] * weak),
         *_guess(pool),
         *_utility(pool, plain),
-        *(["What a guess reaches on pictures that were refused was not recorded."] * unguessed(pool, plain)),
+        *(granted.sentences if granted.granted else []),
         *_refused(pool),
         *_failed(pool, "Failed or never ran"),
         *_missing(pool, plains),
         *(_failed(plain, "Failed or never ran without the defense") if plain else []),
     ]
-    return DefenseVerdict(name, level, tag, sentence, tuple(details), pool.seeds)
-
-
-def _as_seen(pool: Pool) -> str:
-    leakage = pool.leakage
-    if not leakage.as_seen:
-        return ""
-    names = pool.example.names("defense")
-    return (
-        f"The server {as_seen_words(leakage.as_seen, leakage.pictures, leakage.seen_psnr, leakage.own_psnr, names)}. "
+    return DefenseVerdict(
+        name,
+        level,
+        _untested(pool) if level == "not tested" else judged(pool.leakage, pool.attacks, pool.example.names("defense")),
+        "" if plain is None else _comparison(pool, plain, compare(pool, plain, plains)),
+        (*few_images(pool.leakage.counts), *_few_test_images(pool)),
+        tuple(details),
+        pool.seeds,
     )
 
 
-def _leak(pool: Pool) -> str:
+def _untested(pool: Pool) -> str:
     if not pool.attacks:
-        return "Only labels were attacked" if pool.labels else "No attack has run on it"
-    if not measured(pool):
-        return "No picture was compared with its original"
-    of = observed_pictures(pool.leakage.pictures, pool.leakage.different)
-    text = f"{pool.leakage.recognisable:,} of {of} recognisable (PSNR ≥ {RECOGNISABLE:.0f} dB)"
-    if pool.strongest is None:
-        return f"{text}: every attack refused"
-    mean = pool.strongest.mean_leaked
-    reached = decibels(mean) if pool.leakage.recognisable else below(mean, RECOGNISABLE)
-    return f"{text}: {pool.strongest.attack} is strongest, at {reached} on average"
+        return "Only labels were attacked." if pool.labels else "No attack has run on it."
+    if all(row.refused == row.observations for row in pool.attacks):
+        return "No image was rebuilt: every attack refused."
+    if pool.leakage.returned:
+        return "No image was compared with its original, and none is certified."
+    return "No attack came to an end with an image."
 
 
-def _against(pool: Pool, plain: Pool | None) -> str:
-    if plain is None or not measured(plain):
-        return ""
-    text = f"; without the defense {plain.leakage.recognisable:,} of {plain.leakage.pictures:,}"
-    strongest = plain.strongest
-    return text if strongest is None else f"{text}, {strongest.attack} at {decibels(strongest.mean_leaked)}"
+def _comparison(pool: Pool, plain: Pool, found: Finding) -> str:
+    if not measured(pool) or not measured(plain):
+        side = "on it" if measured(plain) else "without the defense"
+        return f"Not compared with undefended: no image was measured {side}."
+    shown = f"{pool.leakage.counts.shown:,} of {of_images(pool.leakage)} recognisable"
+    numbers = f"{shown}, undefended {plain.leakage.counts.shown:,} of {of_images(plain.leakage)}"
+    told: dict[Finding, str] = {
+        "less": f"Leaks less than undefended: {numbers}.",
+        "no less": f"Leaks no less than undefended: {numbers}.",
+        "chance": f"Chance explains the difference from undefended: {numbers}.",
+        "few": f"Too few different images to tell whether it leaks less than undefended: {numbers}.",
+        "nothing to stop": f"These attacks give it nothing to stop: {numbers}; stronger ones may tell.",
+        "unmatched": f"Not comparable with undefended, where other attacks came to an end: {numbers}.",
+        "untested": (
+            f"Not comparable with undefended: {numbers}, but an attack that may rebuild more failed on it or was not "
+            "tried."
+        ),
+    }
+    return told[found]
+
+
+def _few_test_images(pool: Pool) -> list[str]:
+    words = few_test_images(pool.accuracies, pool.test_images)
+    return [f"The accuracy rests on {words}."] if words else []
 
 
 def _guess(pool: Pool) -> list[str]:

@@ -246,7 +246,14 @@ def _draw(axes: Axes, series: Series, *, line: bool = True) -> None:
 
 def _threshold(axes: Axes, *, horizontal: bool) -> None:
     draw = axes.axhline if horizontal else axes.axvline
-    draw(RECOGNISABLE, color=LIMIT, linestyle="--", linewidth=1.2, marker="", label="recognisable from here")
+    draw(
+        RECOGNISABLE,
+        color=LIMIT,
+        linestyle="--",
+        linewidth=1.2,
+        marker="",
+        label="recognisable from here, if above the guess",
+    )
 
 
 def _legend(figure: Figure) -> None:

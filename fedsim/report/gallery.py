@@ -5,11 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedsim.report.attack_records import AttackRecord, ImageRecord
-from fedsim.report.leakage import rebuilt_as_seen
 from fedsim.report.pictures import EmbeddedPicture, embed_picture, embed_strip, embed_thumbnail
 from fedsim.report.read import RunFolder
-from fedsim.report.thresholds import RECOGNISABLE
-from fedsim.report.wording import decibels
+from fedsim.report.wording import decibels, likeness
 
 PAIRS_SHOWN = 60
 THUMBNAILS_HELD = 2000
@@ -36,10 +34,16 @@ class Pair:
     film: Film | None = None
 
     @property
-    def as_seen(self) -> bool:
-        """Whether it is what the model saw of a picture, while the client's own cannot be recognised by PSNR."""
-        leaked = self.image.leaked
-        return rebuilt_as_seen(self.record, self.image) and (leaked is None or leaked < RECOGNISABLE)
+    def likeness(self) -> str:
+        """To the client's own picture, or that it is what the model saw."""
+        return "as the model saw it" if self.image.as_seen else likeness(self.image.leaked, self.image.guess_psnr)
+
+    @property
+    def looks(self) -> str:
+        """The class that styles it: of what it is like, the client's own or what the model saw of it."""
+        seen = self.image.as_seen
+        psnr, guess = (self.image.psnr, None) if seen else (self.image.leaked, self.image.guess_psnr)
+        return likeness(psnr, guess).replace(" ", "-")
 
 
 @dataclass(frozen=True)

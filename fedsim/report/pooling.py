@@ -9,7 +9,7 @@ from fedsim.report.chance import accuracy_reach
 from fedsim.report.label_attacks import after_labels
 from fedsim.report.leakage import Leakage, summarise_leakage
 from fedsim.report.read import RunFolder
-from fedsim.report.settings import Settings, apart_from_defense, defense_settings, flatten, own_settings, seeds
+from fedsim.report.settings import KNOWS, Settings, apart_from_defense, defense_settings, flatten, own_settings, seeds
 from fedsim.report.summary import (
     AttackSummary,
     final_accuracy,
@@ -37,10 +37,11 @@ class Pool:
             with different settings have different names here.
         labels: names of the attacks on labels alone; they are in neither `tried` nor `attacks`.
         records: of all attacks but baselines, each update under each attack once.
+        without: of the baselines.
         attacks: those on pictures that ran, strongest first.
         baseline: what the strongest is held against.
-        accuracy: mean over the seeds, in [0, 1].
-        accuracy_reach: how far chance may have moved it; None where nothing says.
+        accuracies: one for each seed that has any, in [0, 1].
+        test_images: the fewest that one of them is a share of; None where nothing says.
     """
 
     others: Settings
@@ -50,11 +51,22 @@ class Pool:
     tried: frozenset[str]
     labels: frozenset[str]
     records: tuple[AttackRecord, ...]
+    without: tuple[AttackRecord, ...]
     attacks: tuple[AttackSummary, ...]
     leakage: Leakage
     baseline: Baseline | None
-    accuracy: float | None
-    accuracy_reach: float | None
+    accuracies: tuple[float, ...]
+    test_images: int | None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Mean over the seeds, in [0, 1]."""
+        return mean(self.accuracies)
+
+    @property
+    def accuracy_reach(self) -> float | None:
+        """How far chance may have moved it; None where nothing says."""
+        return accuracy_reach(self.accuracies, self.test_images)
 
     @property
     def strongest(self) -> AttackSummary | None:
@@ -70,7 +82,7 @@ class Pool:
             labels=self.labels & names,
             records=records,
             attacks=tuple(row for row in self.attacks if row.attack in names),
-            leakage=summarise_leakage(replace(self.example, attacks=records)),
+            leakage=summarise_leakage(replace(self.example, attacks=records), self.without, self.labels),
         )
 
 
@@ -100,11 +112,11 @@ def _pool(
 ) -> Pool:
     found = _records(groups, names)
     records = tuple(record for record, blind in found if not blind)
+    without = tuple(record for record, blind in found if blind)
     pooled = replace(groups[0][0], attacks=records)
     rows = [row for row in summarise_attacks(pooled) if row.attack not in labels]
     strongest = next((row.attack for row in rows if row.mean_leaked is not None), "")
     means = [mean([value for run in group if (value := final_accuracy(run)) is not None]) for group in groups]
-    accuracies = [value for value in means if value is not None]
     tested = [run.test_pictures for group in groups for run in group if run.test_pictures is not None]
     tried = {
         names[_arm(run, attack)]
@@ -121,11 +133,12 @@ def _pool(
         tried=frozenset(tried - labels),
         labels=frozenset(tried & labels),
         records=records,
+        without=without,
         attacks=tuple(rows),
-        leakage=summarise_leakage(pooled),
-        baseline=best_baseline(strongest, records, [record for record, blind in found if blind]),
-        accuracy=mean(accuracies),
-        accuracy_reach=accuracy_reach(accuracies, min(tested, default=None)),
+        leakage=summarise_leakage(pooled, without, labels),
+        baseline=best_baseline(strongest, records, without),
+        accuracies=tuple(value for value in means if value is not None),
+        test_images=min(tested, default=None),
     )
 
 
@@ -156,7 +169,10 @@ def _attacks(run: RunFolder) -> dict[str, None]:
 def _arm(run: RunFolder, attack: str) -> Arm:
     every = run.setting("attack")
     settings = every.get(attack) if isinstance(every, Mapping) else None
-    return attack, frozenset(flatten(settings).items()) if isinstance(settings, Mapping) else frozenset()
+    if not isinstance(settings, Mapping):
+        return attack, frozenset()
+    # What it needs to know is said about it, and sets nothing.
+    return attack, frozenset((key, value) for key, value in flatten(settings).items() if key != KNOWS)
 
 
 def _labels(runs: Sequence[RunFolder], names: Mapping[Arm, str]) -> frozenset[str]:

@@ -19,7 +19,8 @@ from fedsim.report.attack_records import AttackRecord, FramesRecord, ImageRecord
 
 Record = TypeVar("Record")
 
-SCORES = ("mse", "psnr", "ssim", "fft2d", "fft2d_mjp", "lpips", "private_psnr", "private_ssim", "guess_psnr")
+SEEN = ("mse", "psnr", "ssim", "fft2d", "fft2d_mjp", "lpips", "seen_guess_psnr")
+SCORES = (*SEEN, "private_psnr", "private_ssim", "private_lpips", "guess_psnr")
 
 
 @dataclass(frozen=True)
@@ -233,6 +234,7 @@ def _attack(values: Mapping[str, Any]) -> AttackRecord | None:
         return None
     certificate = values.get("certificate")
     certificate = certificate if isinstance(certificate, dict) else {}
+    vouched = certificate.get("values")
     rows = values.get("images")
     images = tuple(_image(row) for row in (rows if isinstance(rows, list) else []) if isinstance(row, dict))
     exact = values.get("label_exact")
@@ -254,6 +256,7 @@ def _attack(values: Mapping[str, Any]) -> AttackRecord | None:
         images=images,
         trace=_trace(values.get("trace")),
         baseline=values.get("baseline") is True,
+        promised=_number(vouched.get("expected_psnr")) if isinstance(vouched, dict) else None,
         labelled=bool(_list(values.get("labels"))) or _number(values.get("label_share")) is not None,
     )
 

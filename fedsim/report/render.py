@@ -10,13 +10,16 @@ from markupsafe import Markup
 
 import fedsim
 from fedsim.report import figures, wording
-from fedsim.report.baseline import baselines, reading
+from fedsim.report.baseline import baselines, guessing, reading
 from fedsim.report.chart_data import Chart, Series
 from fedsim.report.comparison import Comparison, compare_runs, find_runs
 from fedsim.report.gallery import build_gallery
+from fedsim.report.label_attacks import labels_of
 from fedsim.report.leakage import summarise_leakage
+from fedsim.report.level_wording import few_images, few_test_images, of_images
 from fedsim.report.read import RunFolder, read_run
 from fedsim.report.searches import search_lines
+from fedsim.report.settings import knows
 from fedsim.report.summary import (
     THRESHOLDS,
     AttackSummary,
@@ -29,10 +32,10 @@ from fedsim.report.summary import (
     run_times,
     summarise_attacks,
 )
-from fedsim.report.thresholds import RECOGNISABLE
+from fedsim.report.thresholds import GUESS_MARGIN, RECOGNISABLE
 from fedsim.report.timings import TimeSpent, time_spent
 from fedsim.report.verdict import verdict
-from fedsim.report.wording import count, decibels, duration, percent
+from fedsim.report.wording import decibels, duration, percent
 
 ROWS_SHOWN = 50
 """Of refusals and failures."""
@@ -61,13 +64,14 @@ def build_report(run_folder: Path) -> Path:
         run=run,
         verdict=verdict(run),
         facts=_facts(run),
-        cards=_cards(reading(run)),
+        cards=_cards(run),
         baselines=baselines(run),
         shared=SHARED.get(str(run.setting("client.share")), "a model update"),
         plots=_plots(run, rows),
         rows=rows,
         with_lpips=any(row.mean_lpips is not None for row in rows),
-        with_private=any(row.mean_private_psnr is not None for row in rows),
+        with_private=any(row.changed for row in rows),
+        needs={row.attack: needs for row in rows if (needs := knows(run, row.attack))},
         gallery=gallery,
         searches={row.attack: figure for row in rows if (figure := _search(run, row.attack)) is not None},
         refusals=refusals(run),
@@ -120,6 +124,7 @@ def _environment() -> Environment:
     environment.globals |= {
         "version": fedsim.__version__,
         "recognisable": RECOGNISABLE,
+        "margin": GUESS_MARGIN,
         "thresholds": THRESHOLDS,
         "series_shown": len(figures.SERIES),
         "seen_hint": wording.SEEN,
@@ -173,24 +178,30 @@ def _last_part(dotted: object) -> str | None:
 
 def _cards(run: RunFolder) -> list[tuple[str, str, str]]:
     """Key figures as (name, value, note)."""
-    rows, leakage, accuracy = summarise_attacks(run), summarise_leakage(run), final_accuracy(run)
-    cards = []
+    without, run, labels = guessing(run).attacks, reading(run), labels_of(run)
+    rows, leakage, accuracy = summarise_attacks(run), summarise_leakage(run, without, labels), final_accuracy(run)
+    counts, cards = leakage.counts, []
     if leakage.scored:
-        share = leakage.recognisable / leakage.pictures if leakage.pictures else None
-        note = f"{leakage.recognisable:,} of {count(leakage.pictures, 'observed picture')}"
-        cards.append(("Recognisable", percent(share), note))
+        note = f"{counts.shown:,} of {of_images(leakage)}"
+        note += f", {counts.as_seen:,} of them as the model saw them" if counts.as_seen else ""
+        note += f"; the guess: {counts.guessed:,}" if counts.guess_known else "; no guess recorded"
+        cards.append(("Recognisable", percent(counts.shown / counts.images), " ".join([note, *few_images(counts)])))
     if leakage.returned:
-        share = leakage.certified / leakage.pictures if leakage.pictures else None
-        note = f"{leakage.certified:,} of {count(leakage.pictures, 'observed picture')}"
-        cards.append(("Certified", percent(share), note))
+        cards.append(
+            ("Certified", percent(counts.certified / counts.images), f"{counts.certified:,} of {of_images(leakage)}")
+        )
     if rows and rows[0].mean_leaked is not None:
-        cards.append(("Mean PSNR", decibels(rows[0].mean_leaked), f"by {rows[0].attack}"))
+        note = f"by {rows[0].attack}"
+        if rows[0].changed:
+            note += f", against the clients’ own; {decibels(rows[0].mean_psnr)} against what the model saw"
+        cards.append(("Mean PSNR", decibels(rows[0].mean_leaked), note))
     labelled = [row for row in rows if row.label_share is not None]
     if labelled:
         best = max(labelled, key=lambda row: row.label_share or 0.0)
         cards.append(("Labels recovered", percent(best.label_share), f"by {best.attack}"))
     if accuracy is not None:
-        cards.append(("Final accuracy", percent(accuracy), "on test pictures"))
+        few = few_test_images([accuracy], run.test_pictures)
+        cards.append(("Final accuracy", percent(accuracy), few or "on test images"))
     seconds = run_times(run).run or run_times(run).total
     if seconds is not None:
         cards.append(("Wall time", duration(seconds), "for the run" if run_times(run).run else "for all rounds"))
@@ -203,13 +214,14 @@ def _plots(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, Chart]]
     shown = [row.attack for row in rows if row.mean_leaked is not None][: len(figures.SERIES)]
     leakage = []
     for attack in shown:
-        means = [(float(point.number), point.mean_psnr) for point in leakage_by_round(run, attack)]
-        leakage.append(Series(attack, [(number, value) for number, value in means if value is not None]))
+        leakage.append(Series(attack, [(float(number), value) for number, value in leakage_by_round(run, attack)]))
     over_rounds = run.kind != "audit" and len({number for line in leakage for number, _ in line.points}) > 1
     plots = {
         "What the model learned": figures.accuracy_curve([Series("accuracy", accuracies)]),
-        "What the server rebuilt": figures.leakage_curve(leakage) if over_rounds else None,
-        "How close they came": figures.psnr_histogram(shown, [psnr_values(run, attack) for attack in shown]),
+        "What the server rebuilt, against the clients’ own": figures.leakage_curve(leakage) if over_rounds else None,
+        "How close to the clients’ own they came": figures.psnr_histogram(
+            shown, [psnr_values(run, attack) for attack in shown]
+        ),
     }
     return [(caption, figure) for caption, figure in plots.items() if figure is not None]
 
@@ -228,9 +240,10 @@ def _search(run: RunFolder, attack: str) -> Chart | None:
 
 
 def _tradeoffs(comparison: Comparison) -> list[tuple[str, Chart]]:
-    """Accuracy against both measures of leakage; an attack that refused every update leaked no picture.
+    """Accuracy against both measures of leakage.
 
-    Baselines are left out: what they reach says nothing about a defense.
+    Baselines are left out, whose results say nothing about a defense, and attacks that refused every update: a refusal
+    is not a test.
     """
     shares: dict[str, list[tuple[float, float]]] = {}
     likeness: dict[str, list[tuple[float, float]]] = {}
@@ -238,9 +251,7 @@ def _tradeoffs(comparison: Comparison) -> list[tuple[str, Chart]]:
         defense, accuracy = row.entry.defense, row.entry.accuracy
         if row.attack is None or row.baseline or accuracy is None:
             continue
-        share = row.attack.success[RECOGNISABLE]
-        if share is None and row.attack.refused == row.attack.observations:
-            share = 0.0
+        share = row.attack.recognised
         if share is not None:
             shares.setdefault(defense, []).append((share, accuracy))
         if row.attack.mean_leaked is not None:

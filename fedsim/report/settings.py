@@ -14,6 +14,17 @@ HIDDEN_GROUPS = ("output", "run", "hydra")
 ENGINE_GROUPS = ("simulation", "ray", "tracker", "resume")
 """Groups that say how a run was computed; its numbers do not depend on them."""
 
+KNOWS = "knows"
+"""The key under which an attack declares what it needs to know."""
+
+
+def knows(run: RunFolder, attack: str) -> tuple[str, ...]:
+    """What the attack declares that it needs to know; nothing in folders of earlier versions."""
+    settings = run.setting("attack")
+    settings = settings.get(attack) if isinstance(settings, Mapping) else None
+    found = settings.get(KNOWS) if isinstance(settings, Mapping) else None
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Every leaf by its dotted key."""

@@ -14,12 +14,16 @@ RUNS_SHOWN = 8
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What a run gave away of a picture; `picture` is None where no attack returned one."""
+    """What a run gave away of a picture; `picture` is None where no attack returned one.
+
+    `seen` is its PSNR against what the model saw, where a defense had changed the picture.
+    """
 
     run: str
     attack: str
     psnr: float | None
     picture: EmbeddedPicture | None
+    seen: float | None = None
 
 
 @dataclass(frozen=True)
@@ -81,5 +85,6 @@ def _row(
         if original is None and not image.changed:
             original = embed_picture(runs[run].path, image.original)
         attack = f"{record.attack}, a baseline" if needs_no_gradient(runs[run], record.attack) else record.attack
-        results.append(Rebuilt(run, attack, image.leaked, embed_picture(runs[run].path, image.reconstruction)))
+        rebuilt = embed_picture(runs[run].path, image.reconstruction)
+        results.append(Rebuilt(run, attack, image.leaked, rebuilt, image.psnr if image.changed else None))
     return SamePicture(name, original, tuple(results))

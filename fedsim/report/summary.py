@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedsim.report.attack_records import AttackRecord
+from fedsim.report.attack_records import AttackRecord, ImageRecord
 from fedsim.report.read import RunFolder
 from fedsim.report.thresholds import EXACT, INDISTINGUISHABLE, RECOGNISABLE
 
@@ -26,12 +26,16 @@ class AttackSummary:
         retried: observations that took more than one attempt.
         certified: observations whose result the attack itself vouches for.
         pictures: private pictures behind the observations on which the attack ran to its end and was scored.
-        mean_psnr, mean_ssim, mean_lpips: against what the model saw, each form of a picture by itself.
-        mean_leaked, mean_leaked_ssim, min_psnr, max_psnr, recognisable, success: against the clients' own pictures.
+        recognisable: those that can be recognised as the clients' own.
+        as_seen: those that can be recognised as the model saw them, changed by a defense, and not as the clients' own.
+        changed: a defense changed pictures before the model saw them, so that the scores against the two differ.
+        mean_psnr, min_seen_psnr, mean_ssim, mean_lpips, seen_success: against what the model saw; the means and the
+            least are over each form of a picture by itself.
+        mean_leaked, mean_leaked_ssim, mean_leaked_lpips, min_psnr, max_psnr, success: against the clients' own
+            pictures.
         mean_capped: as `mean_leaked`, a picture above `EXACT` counting as that: more is rounding.
-        mean_private_psnr, mean_private_ssim: against the clients' own pictures; None where no defense changed one
-            before the model saw it. The other scores are of what the model saw.
-        success: share of those with at least so many dB, by threshold; a picture not rebuilt is a miss.
+        success, seen_success: share of those with at least so many dB, by threshold, that are recognisable; a picture
+            not rebuilt is a miss.
         label_share: recovered labels as a share of all, weighted by batch size.
         exact_batches: share of observations with every label right.
     """
@@ -44,17 +48,20 @@ class AttackSummary:
     certified: int
     pictures: int
     recognisable: int
+    as_seen: int
+    changed: bool
     mean_psnr: float | None
     mean_leaked: float | None
     mean_leaked_ssim: float | None
+    mean_leaked_lpips: float | None
     mean_capped: float | None
     min_psnr: float | None
+    min_seen_psnr: float | None
     max_psnr: float | None
     mean_ssim: float | None
     mean_lpips: float | None
-    mean_private_psnr: float | None
-    mean_private_ssim: float | None
     success: dict[float, float | None]
+    seen_success: dict[float, float | None]
     label_share: float | None
     exact_batches: float | None
     median_seconds: float | None
@@ -63,6 +70,12 @@ class AttackSummary:
     @property
     def observations(self) -> int:
         return self.done + self.refused + self.failed
+
+    @property
+    def recognised(self) -> float | None:
+        """Share of the pictures that can be recognised, as the clients' own or as the model saw them."""
+        measured = self.success[RECOGNISABLE] is not None
+        return (self.recognisable + self.as_seen) / self.pictures if measured else None
 
 
 @dataclass(frozen=True)
@@ -78,15 +91,6 @@ class Group:
     reason: str
     count: int
     wordings: int
-
-
-@dataclass(frozen=True)
-class LeakagePoint:
-    """One attack in one round: mean PSNR in dB and share of recognisable pictures."""
-
-    number: int
-    mean_psnr: float | None
-    recognisable: float | None
 
 
 @dataclass(frozen=True)
@@ -117,20 +121,22 @@ def summarise_attacks(run: RunFolder) -> list[AttackSummary]:
 
 def strength(row: AttackSummary) -> tuple[int, float, float, int, float]:
     """What ranks attacks: a larger tuple is a stronger attack."""
-    return row.recognisable, row.mean_capped or 0.0, row.mean_leaked or 0.0, row.certified, row.label_share or 0.0
+    return (
+        row.recognisable + row.as_seen,
+        row.mean_capped or 0.0,
+        row.mean_leaked or 0.0,
+        row.certified,
+        row.label_share or 0.0,
+    )
 
 
-def leakage_by_round(run: RunFolder, attack: str) -> list[LeakagePoint]:
-    """The attack's scored results, round by round."""
-    rounds: dict[int, list[AttackRecord]] = {}
+def leakage_by_round(run: RunFolder, attack: str) -> list[tuple[int, float]]:
+    """(round, mean PSNR in dB against the clients' own pictures) of every round with a scored result."""
+    values: dict[int, list[float]] = {}
     for record in run.attacks:
         if record.attack == attack and record.status == "done" and record.scored and record.number is not None:
-            rounds.setdefault(record.number, []).append(record)
-    points = []
-    for number, records in sorted(rounds.items()):
-        values = _psnrs(records)
-        points.append(LeakagePoint(number, mean(values), _share(values, RECOGNISABLE, _pictures(records))))
-    return points
+            values.setdefault(record.number, []).extend(_psnrs([record]))
+    return [(number, statistics.fmean(found)) for number, found in sorted(values.items()) if found]
 
 
 def psnr_values(run: RunFolder, attack: str) -> list[float]:
@@ -180,7 +186,7 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
     values, pictures = _psnrs(done), _pictures(scored)
     images = [image for record in done for image in record.images]
     own = [image for record in done for image in record.pictures.values()]
-    private = own if any(image.changed for image in images) else []
+    forms = [found for record in done for found in record.forms.values()]
     labelled = [(record.label_share, max(record.batch_size, 1)) for record in done if record.label_share is not None]
     exact = [record.label_exact for record in done if record.label_exact is not None]
     seconds = [record.seconds for record in done if record.seconds is not None]
@@ -192,18 +198,21 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
         retried=sum(record.attempts > 1 for record in records),
         certified=sum(record.certified for record in done),
         pictures=pictures,
-        recognisable=sum(value >= RECOGNISABLE for value in values),
+        recognisable=sum(image.recognisable for image in own),
+        as_seen=sum(any(image.as_seen for image in found) for found in forms),
+        changed=any(image.changed for image in images),
         mean_psnr=mean([image.psnr for image in images if image.psnr is not None]),
         mean_leaked=mean(values),
         mean_leaked_ssim=mean([image.leaked_ssim for image in own if image.leaked_ssim is not None]),
+        mean_leaked_lpips=mean([image.leaked_lpips for image in own if image.leaked_lpips is not None]),
         mean_capped=mean([min(value, EXACT) for value in values]),
         min_psnr=min(values, default=None),
+        min_seen_psnr=min((image.psnr for image in images if image.psnr is not None), default=None),
         max_psnr=max(values, default=None),
         mean_ssim=mean([image.ssim for image in images if image.ssim is not None]),
         mean_lpips=mean([image.lpips for image in images if image.lpips is not None]),
-        mean_private_psnr=mean([image.private_psnr for image in private if image.private_psnr is not None]),
-        mean_private_ssim=mean([image.private_ssim for image in private if image.private_ssim is not None]),
-        success={threshold: _share(values, threshold, pictures) for threshold in THRESHOLDS},
+        success=_shares([[image.leaked if image.recognisable else None] for image in own], pictures, values),
+        seen_success=_shares([[_seen(image) for image in found] for found in forms], pictures, values),
         label_share=sum(share * size for share, size in labelled) / sum(size for _, size in labelled)
         if labelled
         else None,
@@ -221,9 +230,21 @@ def _pictures(records: Iterable[AttackRecord]) -> int:
     return sum(record.batch_size for record in records)
 
 
-def _share(values: Sequence[float], threshold: float, pictures: int) -> float | None:
-    """None where no picture was compared at all, as with attacks on the labels alone."""
-    return sum(value >= threshold for value in values) / pictures if values and pictures else None
+def _seen(image: ImageRecord) -> float | None:
+    return image.psnr if image.seen_recognisable else None
+
+
+def _shares(
+    found: Sequence[Sequence[float | None]], pictures: int, scored: Sequence[float]
+) -> dict[float, float | None]:
+    """By threshold; None where no picture was compared at all, as with attacks on the labels alone.
+
+    Args:
+        found: for each picture what its recognisable results reach in dB.
+    """
+    best = [max((value for value in values if value is not None), default=0.0) for values in found]
+    known = bool(scored) and pictures > 0
+    return {level: sum(value >= level for value in best) / pictures if known else None for level in THRESHOLDS}
 
 
 def _grouped(records: Iterable[AttackRecord]) -> list[Group]:

@@ -1,13 +1,16 @@
 """The run in one sentence, for a reader who reads nothing else."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from fedsim.report.baseline import Baseline, against_guess, best_baseline, guessing, needs_no_gradient, reading
+from fedsim.report.certificates import certificates
 from fedsim.report.label_attacks import labels_of
-from fedsim.report.leakage import Leakage, summarise_leakage
-from fedsim.report.read import RunFolder, read_run
+from fedsim.report.leakage import Different, Leakage, summarise_leakage
+from fedsim.report.level import Level
+from fedsim.report.level_wording import TAGS, few_images, few_test_images, judged
+from fedsim.report.read import RunFolder
 from fedsim.report.summary import (
     AttackSummary,
     Group,
@@ -15,25 +18,9 @@ from fedsim.report.summary import (
     refusals,
     summarise_attacks,
 )
-from fedsim.report.thresholds import RECOGNISABLE
-from fedsim.report.wording import as_seen_words, below, count, decibels, listed, observed_pictures, percent
-
-Level = Literal["leaked", "partial", "safe", "unknown"]
+from fedsim.report.wording import count, listed, percent
 
 REASONS_SHOWN = 3
-
-TAGS: dict[Level, str] = {
-    "leaked": "Pictures leaked",
-    "partial": "Some pictures leaked",
-    "safe": "These attacks rebuilt nothing recognisable",
-    "unknown": "Not known",
-}
-
-REFUSED = "These attacks do not apply"
-"""The tag where every attack on pictures was refused on every update."""
-
-AS_SEEN = "Rebuilt as the model saw it"
-"""The tag where what a defense made of the pictures was rebuilt, and nothing closer to the clients' own."""
 
 
 @dataclass(frozen=True)
@@ -41,125 +28,111 @@ class Verdict:
     """Plain words, to be escaped by whoever shows them.
 
     Attributes:
-        level: `leaked` from half of the observed pictures on, `partial` below, `safe` where the attacks that
-            ran rebuilt none, `unknown` where nothing was measured, where none was rebuilt but an attack failed or all
-            refused, or where they were rebuilt as the model saw them, changed by a defense.
-        tag: the same in a few words.
-        sentence: the verdict.
+        level: as `fedsim.report.level` has it, from the counts.
+        sentence: what was rebuilt, of how much, and what the guess has; or why nothing was tested.
+        cautions: what few images leave open.
         details: what a reader asks next.
     """
 
     level: Level
-    tag: str
     sentence: str
+    cautions: tuple[str, ...]
     details: tuple[str, ...]
+    counts: Different
 
+    @property
+    def tag(self) -> str:
+        return TAGS[self.level]
 
-def verdict_of(run_folder: Path) -> Verdict:
-    """The verdict that the page of this run gives.
+    @property
+    def line(self) -> str:
+        """For a terminal."""
+        return " ".join([f"{self.level}: {self.sentence}", *self.cautions])
 
-    Raises:
-        FileNotFoundError: there is no such folder.
-    """
-    return verdict(read_run(run_folder))
+    def to_dict(self) -> dict[str, Any]:
+        """JSON, as it stands in `summary.json`."""
+        return {
+            "level": self.level,
+            "sentence": self.sentence,
+            "cautions": list(self.cautions),
+            "images": self.counts.images,
+            "certified": self.counts.certified,
+            "recognisable": self.counts.recognisable,
+            "recognisable_as_seen": self.counts.as_seen,
+            "guessed": self.counts.guessed,
+        }
 
 
 def verdict(run: RunFolder) -> Verdict:
-    """Judge by the best result for each picture, whichever attack it came from; baselines are no attacks.
+    """Judge by the best result for each image, whichever attack it came from; baselines are no attacks.
 
-    Attacks on labels alone decide nothing: the verdict is about pictures.
+    Attacks on labels alone decide nothing: the verdict is about images.
     """
     without, run = guessing(run).attacks, reading(run)
-    rows, leakage = summarise_attacks(run), summarise_leakage(run)
-    baseline = best_baseline(rows[0].attack, run.attacks, without) if rows else None
     labels = labels_of(run)
-    on_pictures = [row for row in rows if row.attack not in labels]
-    level, sentence = _leakage_sentence(run, on_pictures, leakage, len(rows) > len(on_pictures))
-    unended = _unended(run, rows)
-    tag = ""
-    if level == "safe" and _unended(run, on_pictures, labels):
-        level = "unknown"
-    elif level == "safe" and not leakage.scored:
-        level, tag = "unknown", REFUSED
-    if leakage.as_seen:
-        level, tag = (level, "") if leakage.recognisable else ("unknown", AS_SEEN)
-        words = as_seen_words(
-            leakage.as_seen, leakage.pictures, leakage.seen_psnr, leakage.own_psnr, run.names("defense")
-        )
-        sentence = f"The server {words}. {sentence}"
+    rows, leakage = summarise_attacks(run), summarise_leakage(run, without, labels)
+    on_images = [row for row in rows if row.attack not in labels]
+    level, granted = leakage.counts.level, certificates(run.attacks)
+    tested = level != "not tested"
     details = [
-        *unended,
-        *_refusals(run, rows, on_pictures, leakage),
-        *_guess(rows, baseline),
-        *_certified(leakage),
+        *_unended(run, rows),
+        *_refusals(run, on_images, leakage),
+        *_guess(rows, best_baseline(rows[0].attack, run.attacks, without) if rows else None),
+        *(granted.sentences if leakage.returned or granted.granted else []),
         *_labels(rows),
         *_accuracy(run),
     ]
     if not run.finished:
         details.append("The run did not finish: this page shows what was there when it stopped.")
-    return Verdict(level, tag or TAGS[level], sentence, tuple(details))
+    return Verdict(
+        level,
+        judged(leakage, on_images, run.names("defense")) if tested else _untested(run, on_images, leakage, rows),
+        (*few_images(leakage.counts), *_few_test_images(run)),
+        tuple(details),
+        leakage.counts,
+    )
 
 
-def _leakage_sentence(run: RunFolder, rows: list[AttackSummary], leakage: Leakage, beside: bool) -> tuple[Level, str]:
-    """Of the attacks on pictures; `beside` says whether others, on labels alone, ran too."""
-    observed = observed_pictures(leakage.pictures, leakage.different)
+def _untested(run: RunFolder, rows: list[AttackSummary], leakage: Leakage, every: Sequence[AttackSummary]) -> str:
+    """Why nothing can be said of images.
+
+    Args:
+        rows: of attacks on images.
+        every: of those and of others, on labels alone.
+    """
+    observed, beside = count(leakage.pictures, "observed image"), len(every) > len(rows)
     if not rows and beside:
-        return "unknown", f"Only labels were attacked: no attack tried to rebuild the {observed}."
+        return f"Only labels were attacked: no attack tried to rebuild the {observed}."
     if not rows:
-        return "unknown", "No attack has run, so this run says nothing about what the server could learn."
-    strongest = rows[0]
-    if leakage.recognisable:
-        among = f", the strongest of {len(rows)} attacks," if len(rows) > 1 else ""
-        share = "all" if leakage.recognisable == leakage.pictures else f"{leakage.recognisable:,} of"
-        share = "the" if leakage.pictures == 1 else share
-        level: Level = "leaked" if 2 * leakage.recognisable >= leakage.pictures else "partial"
-        return level, (
-            f"The server rebuilt {share} {observed.removeprefix('1 ')} recognisably (PSNR ≥ {RECOGNISABLE:.0f} dB): "
-            f"{strongest.attack}{among} reached {_mean(strongest)}."
-        )
-    if leakage.scored:
-        none = "The observed picture was not" if leakage.pictures == 1 else f"None of the {observed} was"
-        best = max(rows, key=lambda row: -1.0 if row.max_psnr is None else row.max_psnr)
-        return "safe", (
-            f"{none} rebuilt recognisably: the best result, {below(best.max_psnr, RECOGNISABLE)} by "
-            f"{best.attack}, stays below {RECOGNISABLE:.0f} dB."
-        )
+        return "No attack has run, so this run says nothing about what the server could learn."
     if leakage.returned:
-        return "unknown", (
-            f"The attacks returned {count(leakage.returned, 'picture')} for {observed}; without audit their likeness "
-            "to the originals was not measured."
+        return (
+            f"The attacks returned {count(leakage.returned, 'image')} for {observed}; without audit their likeness "
+            "to the originals was not measured, and none is certified."
         )
     ended = sorted(row.attack for row in rows if row.done)
     if ended:
-        return "unknown", _without_pictures(ended, observed)
+        return (
+            f"{listed(ended)} came to an end without an image that could be used, so this run does not say what "
+            f"the server could learn of the {observed}."
+        )
     if all(row.refused == 0 for row in rows):
-        which = "No attack that rebuilds pictures" if beside else "No attack"
-        return "unknown", f"{which} came to an end, so this run says nothing about what the server could learn."
+        which = "No attack that rebuilds images" if beside else "No attack"
+        return f"{which} came to an end, so this run says nothing about what the server could learn."
     who = listed([f"{row.attack} refused {row.refused:,} of {_updates(row)}" for row in rows if row.refused])
     groups = refusals(run)
     why = f", because {_reason(groups[0])}" if len(groups) == 1 else ""
     if any(row.failed for row in rows):
-        return "unknown", f"No attack that rebuilds pictures came to an end: {who}{why}; the rest failed."
-    return "safe", f"No picture was rebuilt: {who}{why}."
+        return f"No attack that rebuilds images came to an end: {who}{why}; the rest failed."
+    return f"No image was rebuilt: {who}{why}."
 
 
-def _without_pictures(ended: list[str], observed: str) -> str:
-    return (
-        f"{listed(ended)} came to an end without a picture that could be used, so this run does not say what "
-        f"the server could learn of the {observed}."
-    )
-
-
-def _unended(run: RunFolder, rows: list[AttackSummary], aside: frozenset[str] = frozenset()) -> list[str]:
-    """Attacks that failed, or never ran although others did: what they would have rebuilt is not known.
-
-    Args:
-        aside: names of attacks that are passed over.
-    """
+def _unended(run: RunFolder, rows: list[AttackSummary]) -> list[str]:
+    """Attacks that failed, or never ran although others did: what they would have rebuilt is not known."""
     failed = [f"{row.attack} on {row.failed:,} of {_updates(row)}" for row in rows if row.failed]
-    ran = aside | {record.attack for record in run.attacks}
+    ran = {record.attack for record in run.attacks}
     silent = [name for name in run.names("attack") if name not in ran and not needs_no_gradient(run, name)]
-    words = [f"Failed: {listed(failed)}."] if failed else []
+    words = [f"Failed: {listed(failed)}; what they would have rebuilt is not known."] if failed else []
     return words + ([f"Never ran: {listed(silent)}."] if silent and rows else [])
 
 
@@ -167,24 +140,17 @@ def _updates(row: AttackSummary) -> str:
     return count(row.observations, "observed update")
 
 
-def _mean(row: AttackSummary) -> str:
-    mean = decibels(row.mean_leaked)
-    return "an exact copy of each" if mean == "exact" else f"{mean} on average"
-
-
-def _refusals(
-    run: RunFolder, rows: list[AttackSummary], on_pictures: list[AttackSummary], leakage: Leakage
-) -> list[str]:
+def _refusals(run: RunFolder, on_images: list[AttackSummary], leakage: Leakage) -> list[str]:
     """Why attacks refused, where that decides the verdict: nothing recognisable came out."""
-    if leakage.recognisable:
+    if leakage.counts.shown or leakage.counts.certified:
         return []
     groups = refusals(run)
-    refusing = any(row.refused for row in on_pictures)
-    told = len(groups) == 1 and refusing and not leakage.returned and not any(row.done for row in on_pictures)
+    refusing = any(row.refused for row in on_images)
+    told = len(groups) == 1 and refusing and not leakage.returned and not any(row.done for row in on_images)
     sentences = [] if told else [f"{group.attack} refused: {_reason(group)}." for group in groups[:REASONS_SHOWN]]
     if len(groups) > REASONS_SHOWN:
         sentences.append(f"{count(len(groups) - REASONS_SHOWN, 'further reason')} below.")
-    if leakage.scored or (on_pictures and all(row.refused == row.observations for row in on_pictures)):
+    if leakage.scored or (on_images and all(row.refused == row.observations for row in on_images)):
         sentences.append("That holds for the attacks that ran, not for every attack that exists.")
     return sentences
 
@@ -199,20 +165,6 @@ def _guess(rows: list[AttackSummary], baseline: Baseline | None) -> list[str]:
     return [against_guess(rows[0].attack, baseline)]
 
 
-def _certified(leakage: Leakage) -> list[str]:
-    if not leakage.returned:
-        return []
-    if not leakage.certified:
-        return ["No result is certified: without the originals the server could not tell good from bad."]
-    right = "what the model saw" if leakage.as_seen else "right"
-    share = "All" if leakage.certified == leakage.returned else f"{leakage.certified:,}"
-    rebuilt = f"{share} of the {count(leakage.returned, 'rebuilt picture')} are certified"
-    if not leakage.certified_wrong:
-        return [f"{rebuilt}: the server can tell that they are {right} without the originals."]
-    wrong = count(leakage.certified_wrong, "certified result")
-    return [f"{rebuilt}, but wrongly so in part: {wrong} stayed below {RECOGNISABLE:.0f} dB."]
-
-
 def _labels(rows: list[AttackSummary]) -> list[str]:
     best = max((row for row in rows if row.label_share is not None), key=lambda row: row.label_share or 0, default=None)
     return [] if best is None else [f"{percent(best.label_share)} of the labels were recovered, by {best.attack}."]
@@ -222,8 +174,14 @@ def _accuracy(run: RunFolder) -> list[str]:
     accuracy = final_accuracy(run)
     if accuracy is None:
         return ["An audit trains nothing, so there is no accuracy."] if run.kind == "audit" else []
-    pictures = "test pictures" if run.test_pictures is None else count(run.test_pictures, "test picture")
-    return [f"The model classified {percent(accuracy)} of the {pictures} correctly after round {_last(run)}."]
+    images = "test images" if run.test_pictures is None else count(run.test_pictures, "test image")
+    return [f"The model classified {percent(accuracy)} of the {images} correctly after round {_last(run)}."]
+
+
+def _few_test_images(run: RunFolder) -> list[str]:
+    accuracy = final_accuracy(run)
+    words = few_test_images([] if accuracy is None else [accuracy], run.test_pictures)
+    return [f"The accuracy rests on {words}."] if words else []
 
 
 def _last(run: RunFolder) -> int:

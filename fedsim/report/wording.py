@@ -1,10 +1,8 @@
 """Numbers as people read them."""
 
-from collections.abc import Sequence
-
 from markupsafe import Markup, escape
 
-from fedsim.report.thresholds import INDISTINGUISHABLE, RECOGNISABLE
+from fedsim.report.thresholds import INDISTINGUISHABLE, RECOGNISABLE, is_recognisable
 
 DASH = "–"
 
@@ -60,10 +58,16 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def likeness(psnr: float | None) -> str:
-    """What a PSNR means to an eye, as one word for styling and two for reading."""
+def likeness(psnr: float | None, guess: float | None = None) -> str:
+    """What a PSNR means to an eye, as one word for styling and two for reading.
+
+    Args:
+        guess: what a guess without any gradient reaches on the same picture.
+    """
     if psnr is None:
         return "not measured"
+    if psnr >= RECOGNISABLE and not is_recognisable(psnr, guess):
+        return "no better than a guess"
     for least, words in (
         (INDISTINGUISHABLE, "indistinguishable"),
         (30.0, "nearly identical"),
@@ -72,29 +76,6 @@ def likeness(psnr: float | None) -> str:
         if psnr >= least:
             return words
     return "traces" if psnr >= 15.0 else "not recognisable"
-
-
-def observed_pictures(pictures: int, different: int | None) -> str:
-    """`10 observed pictures (9 different)` where some were observed in several updates."""
-    repeated = different is not None and different < pictures
-    return count(pictures, "observed picture") + (f" ({different:,} different)" if repeated else "")
-
-
-def as_seen_words(number: int, pictures: int, psnr: float | None, own: float | None, defenses: Sequence[str]) -> str:
-    """That the server has pictures as the model saw them, to go on with `The server …` or after a colon.
-
-    Args:
-        number: how many, of so many `pictures`.
-        psnr, own: their mean in dB, against what the model saw and against the clients' own pictures.
-    """
-    which = "the one picture" if pictures == 1 else f"all {count(pictures, 'picture')}"
-    which = which if number == pictures else f"{number:,} of {count(pictures, 'picture')}"
-    them = "it" if number == 1 else "them"
-    by = defenses[0] if len(defenses) == 1 else "the defenses"
-    return (
-        f"rebuilt {which} as the model saw {them} ({decibels(psnr)}), transformed by {by}; against the "
-        f"original{'s' * (number != 1)} {below(own, RECOGNISABLE)}. Look at {them}"
-    )
 
 
 def breakable(name: str) -> Markup:

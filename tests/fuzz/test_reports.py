@@ -6,7 +6,8 @@ import os
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedsim.report.defense_verdict import TAGS, judge_defenses
+from fedsim.report.defense_verdict import judge_defenses
+from fedsim.report.level_wording import TAGS
 from fedsim.report.read import read_run
 from fedsim.report.render import build_report
 from tests.fuzz.effort import effort

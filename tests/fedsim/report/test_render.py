@@ -114,7 +114,7 @@ def test_the_page_of_a_full_run(full_run: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for heading in ("Attacks", "Rebuilt pictures", "Refusals", "Failures", "Timings", "Configuration"):
         assert f"<h2>{heading}</h2>" in text
-    assert "The server rebuilt 3 of 5 observed pictures recognisably" in text
+    assert "The server rebuilt 1 of 2 images recognisably" in text
     assert "label 3 → 4" in text
     assert "Whole run" in text
 
@@ -141,18 +141,20 @@ def test_scores_against_private_pictures_stand_beside_the_others(write_run: Any,
     page = check_page(build_report(folder))
     text = (folder / "report.html").read_text(encoding="utf-8")
     told = [(span["class"], span.get("title")) for span in page.all("span") if span.get("class") == "private"]
-    assert [title for _, title in told if title] == [PRIVATE] * 3
+    assert [title for _, title in told if title] == [PRIVATE] * 7
     cell = f'<span title="{SEEN}">60.0 dB</span><br><span class="private" title="{escape(PRIVATE)}">11.0 dB</span>'
     assert cell in text
     assert f'<strong title="{SEEN}">60.0 dB</strong> · SSIM 0.500' in text
     assert f'title="{escape(PRIVATE)}">private 11.0 dB · SSIM 0.210</span>' in text
-    assert text.count("private</span></th>") == 2
-    assert f"scores are {SEEN}, and those" in text
+    assert text.count('as seen<br><span class="private">private</span></th>') == 6
+    assert f"every column of scores is {SEEN} first" in text
+    shares = [f'<span title="{SEEN}">{seen}</span><br>' for seen in ("100 %", "60.0 dB")]
+    assert all(share in text for share in shares)
     assert page.all("img")[0]["alt"] == "What the model saw of changed, 8×8 pixels"
     assert "strong_<wbr>attack</th>" in text
-    assert '<span class="badge plain">as the model saw it</span>' in text
+    assert '<span class="badge indistinguishable">as the model saw it</span>' in text
     assert 'data-level="as the model saw it"' in text
-    assert '<p class="tag">Rebuilt as the model saw it</p>' in text
+    assert '<section class="verdict broken" aria-label="Verdict">' in text
 
 
 @pytest.mark.parametrize(("seen", "own"), [(60.0, 60.0), (160.0, 160.4)])  # the latter differ by rounding alone
@@ -326,6 +328,38 @@ def test_the_button_for_more_pictures_is_hidden_until_there_are_more(write_run: 
     script = build_report(write_run([records.attack(1, 0, records.image(25.0))])).read_text(encoding="utf-8")
     made = script.index('more.className = "more"')
     assert "more.hidden = true;" in script[made : script.index("list.after(more)")]
+
+
+def test_what_an_attack_needs_to_know_stands_in_its_row(write_run: Any, records: Any) -> None:
+    rows = [records.attack(1, 0, records.image(25.0), attack=name) for name in ("open_book", "old")]
+    config = f"attack: {{open_book: {{knows: [weights, '{EVIL.replace(chr(39), '')}']}}, old: {{steps: 3}}}}\n"
+    folder = write_run(rows, config=config)
+    check_page(build_report(folder))
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert text.count('<span class="needs">') == 1
+    assert '<br><span class="needs">knows weights, &lt;script&gt;' in text
+
+
+def test_few_images_are_said_to_be_few_in_the_tiles(write_run: Any, records: Any) -> None:
+    rows = [records.attack(1, k, records.image(25.0, f"i/{k}", guess_psnr=9.0), certificate={}) for k in range(2)]
+    folder = write_run(rows, summary={"kind": "federated", "finished": True, "test_pictures": 4})
+    text = build_report(folder).read_text(encoding="utf-8")
+    few = "2 different images observed: too few for chance to be excluded without a certificate."
+    assert f'<div class="note">2 of 2 images; the guess: 0 {few}</div>' in text
+    assert '<div class="note">4 test images: ± 34 points</div>' in text
+    assert f'<li class="caution">{few}</li>' in text
+
+
+def test_the_badges_follow_the_guess(write_run: Any, records: Any, picture: Any) -> None:
+    shown = {"reconstruction": "reconstructions/a.png"}
+    images = [records.image(24.2, f"i/{guess}", guess_psnr=guess, **shown) for guess in (24.2, 9.0)]
+    wrong = {"status": "certified", "reason": "", "values": {"expected_psnr": 85.0}}
+    folder = write_run([records.attack(1, k, image, certificate=wrong) for k, image in enumerate(images)])
+    picture(folder)
+    text = build_report(folder).read_text(encoding="utf-8")
+    assert text.count('<span class="badge no-better-than-a-guess">no better than a guess</span>') == 1
+    assert text.count('<span class="badge recognisable">recognisable</span>') == 1 + 1  # and how to read PSNR
+    assert text.count('<span class="badge plain">certified, wrongly</span>') == 2
 
 
 def test_many_reasons_are_cut(write_run: Any, records: Any) -> None:

@@ -15,8 +15,8 @@ BLOCKS = {
 
 GROUNDS = ("page", "surface")
 TEXT = [(ink, ground) for ink in ("ink", "muted", "accent", "chart-ink") for ground in GROUNDS]
-TEXT += [(level, f"{level}-bg") for level in ("leaked", "partial", "safe", "unknown")]
-TEXT += [("ink", f"{level}-bg") for level in ("leaked", "partial", "safe", "unknown")]
+TEXT += [(hue, f"{hue}-bg") for hue in ("red", "amber", "blue", "grey")]
+TEXT += [("ink", f"{hue}-bg") for hue in ("red", "amber", "blue", "grey")]
 SIGNS = [("control", ground) for ground in GROUNDS] + [(f"series-{number}", "surface") for number in range(1, 9)]
 
 

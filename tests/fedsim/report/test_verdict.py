@@ -5,39 +5,93 @@ from typing import Any
 import pytest
 
 from fedsim.report.read import read_run
-from fedsim.report.verdict import AS_SEEN, REFUSED, TAGS, verdict
+from fedsim.report.summary import summarise_attacks
+from fedsim.report.verdict import verdict
 from fedsim.report.wording import count, decibels, duration, likeness, listed, percent
 
 
-def test_everything_leaked(write_run: Any, records: Any) -> None:
+def test_every_image_recognisable_and_certified(write_run: Any, records: Any) -> None:
     found = verdict(read_run(write_run([records.attack(1, k, records.image(90.0 + k)) for k in range(3)])))
-    assert found.level == "leaked"
+    assert (found.level, found.tag) == ("broken", "Broken")
     assert found.sentence == (
-        "The server rebuilt all 3 observed pictures recognisably (PSNR ≥ 20 dB): "
-        "patch_gradient reached 91.0 dB on average."
+        "The server rebuilt 3 of 3 images recognisably (no guess was recorded): patch_gradient reached 91.0 dB on "
+        "average. 3 of 3 images are certified."
     )
+    assert found.cautions == ("3 different images observed: too few for chance to be excluded without a certificate.",)
     assert found.details == (
-        "All of the 3 rebuilt pictures are certified: the server can tell that they are right without the originals.",
+        "3 certificates were granted, none of 3 checked is wrong: at most 3/3 = 100 % of such are wrong (95 %).",
         "100 % of the labels were recovered, by patch_gradient.",
-        "The model classified 75.0 % of the 1,400 test pictures correctly after round 2.",
+        "The model classified 75.0 % of the 1,400 test images correctly after round 2.",
     )
 
 
-def test_some_leaked_and_several_attacks(write_run: Any, records: Any) -> None:
-    rows = [records.attack(1, k, records.image(25.0 if k == 0 else 8.0)) for k in range(4)]
-    rows += [records.attack(1, k, records.image(5.0), attack="dlg", certificate={}) for k in range(4)]
+def test_one_recognisable_image_may_be_chance(write_run: Any, records: Any) -> None:
+    images = [records.image(25.0 if k == 0 else 8.0, f"digits/{k}", guess_psnr=10.0) for k in range(4)]
+    rows = [records.attack(1, k, image, certificate={}) for k, image in enumerate(images)]
+    rows += [records.attack(1, k, records.image(5.0, f"digits/{k}"), attack="dlg", certificate={}) for k in range(4)]
     found = verdict(read_run(write_run(rows)))
-    assert found.level == "partial"
-    assert found.sentence.startswith("The server rebuilt 1 of 4 observed pictures recognisably")
-    assert "patch_gradient, the strongest of 2 attacks, reached 12.2 dB on average" in found.sentence
-    assert "wrongly so in part: 3 certified results stayed below 20 dB" in found.details[0]
+    assert found.level == "open"
+    assert found.sentence == (
+        "The server rebuilt 1 of 4 images recognisably (the guess: 0): patch_gradient, the strongest of 2 attacks, "
+        "reached 12.2 dB on average. Chance explains as many (p = 0.50), and none is certified."
+    )
+    assert found.cautions == (
+        "4 different images observed: without a certificate it takes 4 recognisable ones to exclude chance.",
+    )
+
+
+@pytest.mark.parametrize(("hits", "level"), [(4, "open"), (5, "broken")])
+def test_more_than_the_guess_gives_by_chance(write_run: Any, records: Any, hits: int, level: str) -> None:
+    rows = [
+        records.attack(1, k, records.image(25.0 if k < hits else 9.0, f"i/{k}", guess_psnr=10.0), certificate={})
+        for k in range(20)
+    ]
+    found = verdict(read_run(write_run(rows)))
+    assert (found.level, found.cautions) == (level, ())
+    assert found.sentence.startswith(f"The server rebuilt {hits} of 20 images recognisably (the guess: 0)")
+    assert ("Chance explains as many (p = 0.05)" in found.sentence) is (level == "open")
+
+
+def test_an_image_observed_often_counts_once(write_run: Any, records: Any) -> None:
+    rows = [records.attack(k, 0, records.image(25.0, "a", guess_psnr=10.0), certificate={}) for k in range(30)]
+    found = verdict(read_run(write_run(rows)))
+    assert found.level == "open"
+    assert found.sentence.startswith("The server rebuilt 1 of 1 different image recognisably (the guess: 0)")
+
+
+def test_who_returns_the_guess_rebuilt_nothing(write_run: Any, records: Any) -> None:
+    """Images of low contrast: their mean has 24.2 dB on each of them."""
+    rows = [
+        records.attack(1, k, records.image(24.2, f"i/{k}", guess_psnr=24.2), certificate={"status": "none"})
+        for k in range(20)
+    ]
+    run = read_run(write_run(rows))
+    found = verdict(run)
+    assert found.level == "open"
+    assert found.sentence == (
+        "The server rebuilt 0 of 20 images recognisably (the guess: 20): the best result, 24.2 dB by patch_gradient, "
+        "is less than 1 dB above its guess."
+    )
+    (row,) = summarise_attacks(run)
+    assert (row.recognisable, row.recognised) == (0, 0.0)
+    assert set(row.success.values()) == set(row.seen_success.values()) == {0.0}
+
+
+def test_an_attack_that_reads_nothing_is_a_guess_too(write_run: Any, records: Any) -> None:
+    rows = [records.attack(1, k, records.image(25.0, f"i/{k}", guess_psnr=10.0), certificate={}) for k in range(20)]
+    assert verdict(read_run(write_run(rows))).level == "broken"
+    blind = [{**row, "attack": "blind", "baseline": True} for row in rows]
+    found = verdict(read_run(write_run([*rows, *blind], name="blind")))
+    assert (found.level, found.counts.guessed) == ("open", 20)
 
 
 def test_nothing_recognisable(write_run: Any, records: Any) -> None:
     found = verdict(read_run(write_run([records.attack(1, 0, records.image(12.5), certificate={})])))
-    assert found.level == "safe"
-    assert found.sentence.startswith("The observed picture was not rebuilt recognisably")
-    assert "12.5 dB by patch_gradient, stays below 20 dB" in found.sentence
+    assert found.level == "open"
+    assert found.sentence == (
+        "The server rebuilt 0 of 1 image recognisably (no guess was recorded): the best result, 12.5 dB by "
+        "patch_gradient, stays below 20 dB."
+    )
     assert any("not for every attack that exists" in detail for detail in found.details)
 
 
@@ -50,65 +104,137 @@ def test_the_best_result_is_the_best_of_all_attacks(write_run: Any, records: Any
 def test_every_attack_refused(write_run: Any, records: Any) -> None:
     reason = "pos_embed's gradient is withheld by fixed_pe"
     found = verdict(read_run(write_run([records.refusal(1, k, reason) for k in range(4)])))
-    assert (found.level, found.tag) == ("unknown", REFUSED)
+    assert (found.level, found.tag, found.cautions) == ("not tested", "Not tested", ())
     assert found.sentence == (
-        "No picture was rebuilt: patch_gradient refused 4 of 4 observed updates, because pos_embed's gradient is "
+        "No image was rebuilt: patch_gradient refused 4 of 4 observed updates, because pos_embed's gradient is "
         "withheld by fixed_pe."
     )
 
 
-def test_attacks_on_labels_do_not_stand_in_for_those_on_pictures(write_run: Any, records: Any) -> None:
+def test_attacks_on_labels_do_not_stand_in_for_those_on_images(write_run: Any, records: Any) -> None:
     config = "attack: {patch_gradient: {}, labels: {_target_: attacks.label.RecoverLabels}}\n"
-    labels = records.attack(1, 0, records.image(None), attack="labels", certificate={})
+    labels = records.attack(1, 0, records.image(None), attack="labels")
     refused = records.refusal(1, 0, "withheld")
     failed = records.attack(1, 0, attack="dlg", status="failed", scored=False)
     told = []
     for number, rows in enumerate(([refused], [failed], [refused, failed])):
         found = verdict(read_run(write_run([labels, *rows], config=config, name=f"run-{number}")))
-        told.append((found.level, found.tag, found.sentence))
-    ended = "No attack that rebuilds pictures came to an end"
+        assert found.level == "not tested"
+        told.append(found.sentence)
+    ended = "No attack that rebuilds images came to an end"
     assert told == [
-        (
-            "unknown",
-            REFUSED,
-            "No picture was rebuilt: patch_gradient refused 1 of 1 observed update, because withheld.",
-        ),
-        ("unknown", TAGS["unknown"], f"{ended}, so this run says nothing about what the server could learn."),
-        (
-            "unknown",
-            TAGS["unknown"],
-            f"{ended}: patch_gradient refused 1 of 1 observed update, because withheld; the rest failed.",
-        ),
+        "No image was rebuilt: patch_gradient refused 1 of 1 observed update, because withheld.",
+        f"{ended}, so this run says nothing about what the server could learn.",
+        f"{ended}: patch_gradient refused 1 of 1 observed update, because withheld; the rest failed.",
     ]
 
 
-def test_what_the_model_saw_was_rebuilt(write_run: Any, records: Any) -> None:
-    """Of the clients' own pictures, which a defense turned, nothing is recognisable by PSNR."""
-    images = [records.image(159.0, f"digits/{k}", private_psnr=8.5, private_ssim=0.1) for k in range(6)]
-    config = "attack: {patch_gradient: {}}\ndefense: {ats: {}}\n"
-    rows = [records.attack(1, k, image) for k, image in enumerate(images)]
-    found = verdict(read_run(write_run(rows, config=config)))
-    assert (found.level, found.tag) == ("unknown", AS_SEEN)
-    assert found.sentence.startswith(
-        "The server rebuilt all 6 pictures as the model saw them (159.0 dB), transformed by ats; against the originals "
-        "8.5 dB. Look at them. None of the 6 observed pictures was rebuilt recognisably"
-    )
-    assert found.details[1].startswith("All of the 6 rebuilt pictures are certified: the server can tell that they are")
-    assert "what the model saw without the originals" in found.details[1]
-    own = [records.attack(2, 0, records.image(90.0, "digits/7", private_psnr=25.0, private_ssim=0.9))]
-    found = verdict(read_run(write_run([*rows, *own], config=config, name="more")))
-    assert (found.level, found.tag) == ("partial", TAGS["partial"])
-    assert found.sentence.startswith("The server rebuilt 6 of 7 pictures as the model saw them (159.0 dB)")
-    assert "Look at them. The server rebuilt 1 of 7 observed pictures recognisably" in found.sentence
-
-
-@pytest.mark.parametrize(("seen", "status", "told"), [(59.0, "none", False), (59.0, "certified", True)])
-def test_a_certificate_says_what_the_model_saw(
-    write_run: Any, records: Any, seen: float, status: str, told: bool
+@pytest.mark.parametrize("status", ["certified", "uncertified", "none"])
+@pytest.mark.parametrize("seen", [21.0, 44.0, 159.0])
+def test_what_the_model_saw_is_recognisable_from_where_anything_is(
+    write_run: Any, records: Any, seen: float, status: str
 ) -> None:
-    image = records.image(seen, private_psnr=8.5, private_ssim=0.1)
-    run = read_run(write_run([records.attack(1, 0, image, certificate={"status": status})]))
-    assert ("as the model saw it" in verdict(run).sentence) is told
+    """Mirrored or shuffled, through half precision, noise or a search: no certificate, and 40 to 52 dB."""
+    images = [records.image(seen, f"i/{k}", private_psnr=8.5, private_ssim=0.1, guess_psnr=10.0) for k in range(6)]
+    config = "attack: {patch_gradient: {}}\ndefense: {ats: {}, half: {}}\n"
+    rows = [records.attack(1, k, image, certificate={"status": status}) for k, image in enumerate(images)]
+    run = read_run(write_run(rows, config=config))
+    found = verdict(run)
+    assert found.level == "broken"
+    assert found.sentence.startswith(
+        "The server rebuilt 6 of 6 images recognisably as the model saw them, changed by ats and half (the guess: 0): "
+        f"{seen:.1f} dB on average against what it saw, 8.5 dB against the client's own."
+    )
+    assert (found.counts.recognisable, found.counts.as_seen) == (0, 6)
+    (row,) = summarise_attacks(run)
+    assert (row.as_seen, row.recognised, row.success[20.0], row.seen_success[20.0]) == (6, 1.0, 0.0, 1.0)
+
+
+def test_what_the_model_saw_is_held_against_its_own_guess(write_run: Any, records: Any) -> None:
+    """A defense that leaves nearly grey images: grey is as good, as far as the model's own view goes."""
+    values = {"private_psnr": 8.5, "private_ssim": 0.1, "guess_psnr": 10.0, "seen_guess_psnr": 30.0}
+    rows = [records.attack(1, k, records.image(30.5, f"i/{k}", **values), certificate={}) for k in range(6)]
+    found = verdict(read_run(write_run(rows)))
+    assert (found.level, found.counts.as_seen, found.counts.guessed) == ("open", 0, 6)
+
+
+def test_both_kinds_are_told(write_run: Any, records: Any) -> None:
+    seen = [records.image(52.0, f"i/{k}", private_psnr=8.5, private_ssim=0.1, guess_psnr=9.0) for k in range(6)]
+    own = records.image(90.0, "i/6", private_psnr=25.0, private_ssim=0.9, guess_psnr=9.0)
+    rows = [records.attack(1, k, image, certificate={}) for k, image in enumerate([*seen, own])]
+    found = verdict(read_run(write_run(rows, config="attack: {patch_gradient: {}}\ndefense: {ats: {}}\n")))
+    assert found.sentence.startswith("The server rebuilt 1 of 7 images recognisably (the guess: 0): patch_gradient")
+    assert "The server rebuilt 6 of 7 images recognisably as the model saw them, changed by ats" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("psnr", "values", "right"),
+    [
+        (90.0, {}, True),
+        (90.0, {"expected_psnr": 150.0}, True),
+        (58.5, {"expected_psnr": 61.0}, True),
+        (55.9, {"expected_psnr": 61.0}, False),
+        (32.7, {"expected_psnr": 85.0}, False),
+        (39.0, {}, False),
+        (12.0, {"expected_psnr": 209.0}, False),
+    ],
+)
+def test_a_certificate_that_is_known_to_be_wrong_breaks_nothing(
+    write_run: Any, records: Any, psnr: float, values: dict[str, float], right: bool
+) -> None:
+    status = {"status": "certified", "reason": "", "values": values}
+    run = read_run(write_run([records.attack(1, 0, records.image(psnr, guess_psnr=9.0), certificate=status)]))
+    found = verdict(run)
+    assert (found.level, found.counts.certified) == (("broken", 1) if right else ("open", 0))
+    fault = "1 certificate was granted, and 1 of 1 checked is wrong: a fault of the certificate"
+    assert any(fault in detail for detail in found.details) is not right
+
+
+def test_a_certificate_breaks_without_audit_and_its_rate_is_not_told(write_run: Any, records: Any) -> None:
+    unscored = {"psnr": None, "ssim": None, "reconstruction": "r.png"}
+    rows = [records.attack(1, 0, records.image(**unscored), scored=False, label_exact=None, label_share=None)]
+    found = verdict(read_run(write_run(rows)))
+    assert found.level == "broken"
+    assert found.sentence == (
+        "1 of 1 image is certified. Without audit their likeness to the originals was not measured."
+    )
+    assert "1 certificate was granted; without audit nothing says whether they are right." in found.details
+
+
+def test_so_many_certificates_bound_the_rate_of_wrong_ones(write_run: Any, records: Any) -> None:
+    rows = [records.attack(k, 0, records.image(90.0, f"i/{k}")) for k in range(200)]
+    found = verdict(read_run(write_run(rows)))
+    assert found.details[0] == (
+        "200 certificates were granted, none of 200 checked is wrong: at most 3/200 = 1.5 % of such are wrong (95 %)."
+    )
+    wrong = records.attack(0, 0, records.image(90.0), attack="labels", label_exact=False)
+    wrong["images"] = [records.image(None)]
+    found = verdict(read_run(write_run([*rows, wrong], name="wrong")))
+    assert found.details[0].startswith("201 certificates were granted, and 1 of 201 checked is wrong: a fault")
+
+
+@pytest.mark.parametrize(("tested", "told"), [(4, "4 test images: ± 34 points"), (99, "99 test images: ± 9 points")])
+def test_few_test_images_are_said_to_be_few(write_run: Any, records: Any, tested: int, told: str) -> None:
+    summary = {"kind": "federated", "finished": True, "test_pictures": tested}
+    found = verdict(read_run(write_run([records.refusal(1, 0, "withheld")], summary=summary)))
+    assert found.cautions == (f"The accuracy rests on {told}.",)
+    assert found.line.endswith(f" The accuracy rests on {told}.")
+
+
+def test_the_line_and_the_record_of_a_verdict(write_run: Any, records: Any) -> None:
+    found = verdict(read_run(write_run([records.attack(1, 0, records.image(12.5, guess_psnr=9.0), certificate={})])))
+    caution = "1 different image observed: too few for chance to be excluded without a certificate."
+    assert found.line == f"open: {found.sentence} {caution}"
+    assert found.to_dict() == {
+        "level": "open",
+        "sentence": found.sentence,
+        "cautions": [caution],
+        "images": 1,
+        "certified": 0,
+        "recognisable": 0,
+        "recognisable_as_seen": 0,
+        "guessed": 0,
+    }
 
 
 def test_refusals_for_several_reasons_are_listed(write_run: Any, records: Any) -> None:
@@ -134,16 +260,19 @@ def test_reasons_that_differ_in_numbers_alone_are_one(write_run: Any, records: A
     [
         ([], "No attack has run"),
         ([{"status": "failed", "images": []}], "No attack came to an end"),
-        ([{"scored": False, "psnr": None, "reconstruction": "r.png"}], "without audit their likeness"),
+        (
+            [{"scored": False, "psnr": None, "reconstruction": "r.png", "certificate": {"status": "uncertified"}}],
+            "without audit their likeness",
+        ),
         ([{"scored": False, "psnr": None}], "Only labels were attacked"),
         (
             [{"attack": "a", "label_share": None, "label_exact": None}, {"attack": "b", "trace": [{"step": 1}]}],
-            "a and b came to an end without a picture that could be used",
+            "a and b came to an end without an image that could be used",
         ),
         ([{"attack": "a", "label_share": None, "label_exact": None}, {"attack": "llg"}], "a came to an end without"),
     ],
 )
-def test_what_was_not_measured_is_not_called_safe(
+def test_what_was_not_measured_is_not_tested(
     write_run: Any, records: Any, rows: list[dict[str, Any]], words: str
 ) -> None:
     attacks = []
@@ -151,7 +280,7 @@ def test_what_was_not_measured_is_not_called_safe(
         picture = records.image(row.pop("psnr", None), reconstruction=row.pop("reconstruction", None))
         attacks.append(records.attack(1, 0, **{"images": [picture]} | row))
     found = verdict(read_run(write_run(attacks)))
-    assert found.level == "unknown"
+    assert found.level == "not tested"
     assert words in found.sentence
 
 
@@ -178,6 +307,7 @@ def test_numbers_as_people_read_them() -> None:
         "2 min 05 s",
         "2 h 01 min",
     ]
+    assert [likeness(24.2, guess) for guess in (None, 23.2, 23.3)] == ["recognisable"] * 2 + ["no better than a guess"]
     assert [likeness(x) for x in (None, 40.0, 39.9, 20.0, 15.0, 14.9)] == [
         "not measured",
         "indistinguishable",
@@ -192,17 +322,17 @@ def test_numbers_as_people_read_them() -> None:
     assert listed(["a", "b", "c"]) == "a, b and c"
 
 
-def test_a_failure_leaves_the_verdict_open(write_run: Any, records: Any) -> None:
+def test_a_failure_is_told(write_run: Any, records: Any) -> None:
     rows = [records.attack(1, k, records.image(12.0), certificate={}) for k in range(2)]
     rows += [records.attack(1, k, attack="strong", status="failed", scored=False) for k in range(2)]
     found = verdict(read_run(write_run(rows)))
-    assert found.level == "unknown"
-    assert "Failed: strong on 2 of 2 observed updates." in found.details
+    assert found.level == "open"
+    assert "Failed: strong on 2 of 2 observed updates; what they would have rebuilt is not known." in found.details
 
 
-def test_an_attack_that_never_ran_leaves_the_verdict_open(write_run: Any, records: Any) -> None:
+def test_an_attack_that_never_ran_is_told(write_run: Any, records: Any) -> None:
     found = verdict(read_run(write_run([records.attack(1, 0, records.image(12.0), attack="other")])))
-    assert found.level == "unknown"
+    assert found.level == "open"
     assert "Never ran: patch_gradient." in found.details
 
 
@@ -211,7 +341,7 @@ def test_a_picture_observed_twice_is_said_to_be_one(write_run: Any, records: Any
     rows += [{**row, "attack": "other"} for row in rows]
     again = records.attack(2, 3, records.image(90.0, "digits/3"))
     found = verdict(read_run(write_run([*rows, again])))
-    assert found.sentence.startswith("The server rebuilt all 10 observed pictures (9 different) recognisably")
+    assert found.sentence.startswith("The server rebuilt 9 of 9 different images recognisably")
     elsewhere = records.attack(2, 9, records.image(90.0, "digits/3"))  # another client's picture of that name
     unnamed = records.attack(2, 3, records.image(90.0, "digits/3"), batch_size=2)
     for number, row in enumerate((elsewhere, unnamed, records.refusal(2, 3, "withheld"))):
