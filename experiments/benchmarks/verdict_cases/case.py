@@ -103,7 +103,7 @@ def read_run_page(folder: Path, terminal: str) -> Said:
 def shown(terminal: str, folder: Path) -> str:
     """Without the lines that say where the files are."""
     lines = terminal.replace(str(folder), "RUN").splitlines()
-    return "\n".join(line for line in lines if not line.startswith(("report ", "RUN")))
+    return "\n".join(line for line in lines if not line.startswith(("report ", "RUN", "updates ")))
 
 
 def write(run: Run, folder: Path) -> str:

@@ -50,7 +50,12 @@ CASES = (
         "guess returned under the defense",
         "the defense leaves 8 of 8 recognisable: the attack returned the mean image",
         of_runs(none=EXACT, noise=Run(ended([24.2] * 8, guess=[24.2 + 1e-6 * n for n in range(8)]), NOISE)),
-        (level("open"), counts(0, 8), row("gradient_noise", "Recognisable", r"^0 %|^0 of 8")),
+        (
+            level("open"),
+            counts(0, 8),
+            never("too few for chance"),
+            row("gradient_noise", "Recognisable", r"^0 %|^0 of 8"),
+        ),
     ),
     Case(
         "one certified of twenty under the defense",

@@ -6,7 +6,8 @@ from experiments.benchmarks.verdict_cases.lines import ended, image, line
 
 LOW = [24.2 + 1e-6 * n for n in range(20)]
 """The mean image against 20 low-contrast ones."""
-NO_BADGE = never(r"(?<!not )recognisable of|badge recognisable", "text")
+BY_CHANCE = "chance explains"
+"""Too few images exclude no chance; what comes out at 33 dB is not explained by it."""
 
 CASES = (
     Case(
@@ -85,7 +86,7 @@ CASES = (
         "two of two at 33 dB",
         "nothing leaked because two images are too few",
         of_run(Run(ended([33.0, 33.5]))),
-        (level("open"), counts(2, 2), counts(2, 2, "terminal"), card("Recognisable", "2 of 2")),
+        (level("open"), counts(2, 2), counts(2, 2, "terminal"), card("Recognisable", "2 of 2"), never(BY_CHANCE)),
     ),
     Case(
         "four of four",

@@ -20,6 +20,8 @@ from experiments.benchmarks.verdict_cases.pages import Said, read_matrix_page
 from fedsim.report.matrix import build_matrix_report, write_matrix
 from fedsim.report.matrix_cells import Column, Counts, Matrix, Row, Stage, with_front
 from fedsim.report.matrix_read import BASELINE, read_cells, read_counts
+from fedsim.report.matrix_verdict import verdicts
+from fedsim.report.matrix_wording import few
 
 EVIL = "<img src=x onerror=alert(1)>"
 NOTHING = r"\bno (image|picture) is recognisable"
@@ -78,7 +80,11 @@ def of_matrix(
             if len(entry.audits) == 1 and not old and (audit := folder / f"row-{number}-initial").is_dir()
         }
         others = {name: (page.levels[""], _counted(page)) for name, page in pages.items()}
-        return read_matrix_page(html, json.loads((folder / "matrix.json").read_text(encoding="utf-8")), others)
+        # As the command ends.
+        terminal = "\n".join([*verdicts(matrix), *(": ".join(one) for one in few(matrix))])
+        return read_matrix_page(
+            html, terminal, json.loads((folder / "matrix.json").read_text(encoding="utf-8")), others
+        )
 
     return make
 
@@ -306,7 +312,7 @@ CASES = (
             },
             tested=4,
         ),
-        (says("chance|± "), says(r"\b4 test images?|± [3-9]\d", "text")),
+        (says("chance|± "), says("test images?: 4", "terminal"), says(r"\b4 test images?|± [3-9]\d", "text")),
     ),
     Case(
         "names that are HTML",

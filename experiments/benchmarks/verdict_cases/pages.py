@@ -150,12 +150,12 @@ def read_page(page: str, html: str, terminal: str, summary: dict[str, Any]) -> S
     )
 
 
-def read_matrix_page(html: str, summary: dict[str, Any], others: dict[str, tuple[str, str]]) -> Said:
+def read_matrix_page(html: str, terminal: str, summary: dict[str, Any], others: dict[str, tuple[str, str]]) -> Said:
     """The parts of a matrix's page: its paragraphs, and each row with its level."""
     tree = parse(html)
     header = tree.first("header") or tree
     sentences = tuple(paragraph.text for paragraph in header.all("p", "lead"))
-    told = Said("matrix", {}, (), sentences, (), {}, tree, "", summary, others)
+    told = Said("matrix", {}, (), sentences, (), {}, tree, terminal, summary, others)
     levels = {row["Defense"]: row["Level"] for row in told.rows("Level")}
     return replace(told, levels=levels)
 

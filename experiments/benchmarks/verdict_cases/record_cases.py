@@ -87,6 +87,7 @@ CASES = (
             never(r"\bnan\b"),
             never("0 of 4 .*recognis|none of the 4"),
             never(r"\bnan\b", "text"),
+            never("without audit"),
         ),
     ),
     Case(
