@@ -176,7 +176,7 @@ def _describe_audit(row: Row, state: str) -> str:
     elif strongest is not None:
         told = f"{leakage_text(strongest.leakage)} dB by {strongest.attack}"
     if row.counts is not None:
-        told = f"{row.level}, {counts_text(row.counts)}; {told}"
+        told = f"{row.level}, {counts_text(row.counts)}" + (f"; {told}" if row.counts.ended else "")
     failed = [cell.attack for cell in row.cells if cell.state == state and cell.failed]
     return f"{told}; {', '.join(failed)} failed" if failed else told
 

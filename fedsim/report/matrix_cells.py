@@ -211,7 +211,8 @@ class Row:
     @property
     def placed(self) -> bool:
         """It has a place in the plane of accuracy and leakage."""
-        return self.accuracy is not None and self.leakage is not None and not self.mismatch and not self.as_seen
+        known = self.accuracy is not None and self.leakage is not None and self.level != "not tested"
+        return known and not self.mismatch and not self.as_seen
 
     def _cells(self, state: str | None) -> list[Cell]:
         """Those of attacks that read what was shared."""

@@ -37,7 +37,8 @@ def difference(matrix: Matrix, row: Row) -> str:
 
 
 def verdicts(matrix: Matrix) -> list[str]:
-    """What a reader takes home who reads nothing else: a paragraph for each size of an update."""
+    """What a reader takes home who reads nothing else: a paragraph for each size of an update, of a line for
+    each sentence."""
     if not matrix.reading:
         return ["No attack was asked for, baselines alone."]
     old = any(row.cells and row.counts is None for row in matrix.rows)
@@ -54,6 +55,7 @@ def why_unplaced(row: Row) -> str:
     stages = {f"training, seed {seed}": stage for seed, stage in row.trainings.items()}
     stages |= {f"audit, {state}": stage for state, stage in row.audits.items()}
     told = [row.mismatch]
+    told += ["not tested: no attack came to an end with an image"] * (row.level == "not tested" and not _waits(row))
     told += ["pictures came out as the model saw them: what an eye finds in them PSNR does not tell"] * row.as_seen
     told += [f"{what}: {stage.status}, {stage.reason}" for what, stage in stages.items() if stage.reason]
     for cell in row.cells:
@@ -73,14 +75,14 @@ def _verdict(matrix: Matrix, batch: int | None) -> str:
     told.append(_as_seen([row.name for row in defenses if row.as_seen]))
     told.append(_most_accurate(matrix, [row for row in defenses if row.level == "open" and not row.mismatch]))
     told.append("" if against is None else _undefended(against))
-    text = " ".join(filter(None, told))
-    return text if not text or batch is None else f"Updates of {count(batch, 'image')}. {text}"
+    text = "\n".join(filter(None, told))
+    return text if not text or batch is None else f"Updates of {count(batch, 'image')}.\n{text}"
 
 
 def _waits(row: Row) -> bool:
     """Nothing of it has been measured, and something is still to come."""
-    pending = any(one.status == "pending" for one in (*row.audits.values(), *row.cells))
-    return row.level == "not tested" and (pending or not (row.audits or row.cells))
+    statuses = [one.status for one in row.audits.values()] + [cell.status for cell in row.cells]
+    return row.level == "not tested" and (not statuses or "pending" in statuses)
 
 
 def _of_level(level: Level, defenses: list[Row]) -> str:
@@ -144,4 +146,5 @@ def _undefended(row: Row) -> str:
     told = f"Without a defense: {row.level}, {counts_text(row.counts)}"
     if row.strongest is not None:
         told += f"; {row.strongest.attack} reaches {leakage_text(row.leakage or row.strongest.leakage)} dB on average"
-    return f"{told}." if row.level == "broken" else f"{told}. These attacks tell nothing of a defense."
+    same = f" What is {row.level} here says nothing of a defense that is {row.level} too."
+    return f"{told}.{'' if row.level == 'broken' else same}"

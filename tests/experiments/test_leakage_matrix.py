@@ -100,6 +100,12 @@ def test_cells_hold_what_the_runs_on_their_own_give(matrix, command, tmp_path):
     accuracy = rows(root / "rows" / "none" / "training-0", "metrics")[-1]["accuracy"]
     assert content["none"]["accuracy"] == accuracy
     assert content["none"]["strongest"] == "patch_gradient"
+    levels = [content[name]["level"] for name in ("none", "noise_1e-1", "gradient_clip", "refused", "broken")]
+    assert levels == ["broken", "open", "broken", "not tested", "broken"]
+    assert content["none"]["counts"] == {"certified": 2, "recognisable": 2, "guessed": 0, "images": 2, "ended": 2}
+    assert "none, audit initial: broken, 2 of 2 recognisable, guess 0 of 2, 2 certified; " in out
+    assert "Not tested: 1 of 1 defense (refused)." in out
+    assert "Few observed images: 2; one is 50.0 % of all" in out
     stages = content["refused"]["trainings"]["0"], content["refused"]["audits"]["initial"]
     assert all(stage["status"] == "refused" and "max_norm=-1" in stage["reason"] for stage in stages)
     assert found["broken", "initial", "patch_gradient"]["failed"] == 1
@@ -131,7 +137,8 @@ def test_rows_compare_where_updates_hold_as_many_pictures_and_accuracy_is_of_wha
     assert "trained with 4, audited with 1 pictures" in found["gate"]["mismatch"]
     assert found["leakage_gate"]["measured"]["leakage_gate_withheld"] == 1.0
     assert found["leakage_gate"]["mismatch"] == ""
-    assert {name for name, row in found.items() if row["pareto"]} == {"leakage_gate"}
+    assert not any(row["pareto"] for row in found.values())  # nothing was shared that an attack could be tested on
+    assert [found[name]["level"] for name in ("none", "gate", "leakage_gate")] == ["broken", "not tested", "not tested"]
     assert content["test_pictures"] == 359
     assert content["columns"][0]["name"] == "patch_gradient"
     assert "trained with 4, audited with 1 pictures" in (root / "matrix.html").read_text()

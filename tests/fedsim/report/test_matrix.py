@@ -269,3 +269,22 @@ def test_the_summary_says_what_the_model_saw(tmp_path):
     assert "x: 8 of 8 pictures rebuilt" in summary
     assert "8 of 8 as the model saw them, changed by a defense: look at them" in summary
     assert "no attack does better than a guess" not in page
+
+
+def test_the_file_of_an_earlier_version_is_read_and_says_that_it_has_to_be_counted_anew(tmp_path):
+    write_matrix(small_matrix(), tmp_path)
+    content = json.loads((tmp_path / "matrix.json").read_text())
+    for row in content["rows"]:
+        del row["counts"], row["level"]
+        for cell in row["cells"]:
+            del cell["counts"]
+            cell["as_seen"] = None
+    for column in content["columns"]:
+        del column["knows"]
+    (tmp_path / "matrix.json").write_text(json.dumps(content))
+    told = " ".join(Tags(build_matrix_report(tmp_path).read_text()).text)
+    lead = told[told.index("fedsim · ") : told.index("What each attack rebuilds")]
+    assert "the levels are counted anew" in lead
+    assert not any(word in lead for word in ("Broken", "Open", "Not tested", "recognisable"))
+    assert "not counted by the version that wrote this" in told
+    assert "not declared" in told

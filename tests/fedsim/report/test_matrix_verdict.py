@@ -64,15 +64,17 @@ def test_each_size_of_an_update_has_a_verdict_of_its_own_and_no_undefended_row_w
     pairs = row("none_batch_2", 0.93, 19.2, 2, recognised=0.25, defended=False)
     told = verdicts(matrix(NONE, row("noise", 0.8, 11.0), pairs, row("mixup", 0.85, 11.5, 2)))
     assert len(told) == 2
-    assert told[0].startswith("Updates of 1 image. Open: 1 of 1 defense (recognisable images: noise 0 of 8): no attack")
+    assert told[0].startswith(
+        "Updates of 1 image.\nOpen: 1 of 1 defense (recognisable images: noise 0 of 8): no attack"
+    )
     assert "Without a defense: broken, 8 of 8 recognisable, guess 0 of 8, 0 certified; x reaches ≥ 60 dB" in told[0]
     assert "noise with 80.0 %, against 90.8 % without a defense: -10.8 points" in told[0]
-    assert told[1].startswith("Updates of 2 images. ")
+    assert told[1].startswith("Updates of 2 images.\n")
     assert "mixup with 85.0 %, against 93.0 %" in told[1]
     weak = "open, 2 of 8 recognisable, guess 0 of 8, 0 certified; x reaches 19.2 dB on average."
-    assert f"Without a defense: {weak} These attacks tell nothing of a defense." in told[1]
+    assert f"Without a defense: {weak} What is open here says nothing of a defense that is open too." in told[1]
     (alone,) = verdicts(matrix(row("none_batch_4", 0.9, 12.0, 4, defended=False)))
-    assert alone.startswith("Updates of 4 images. Without a defense: open, 0 of 8 recognisable")
+    assert alone.startswith("Updates of 4 images.\nWithout a defense: open, 0 of 8 recognisable")
 
 
 def test_what_is_broken_is_told_with_its_counts_and_so_is_what_is_open():
@@ -81,7 +83,7 @@ def test_what_is_broken_is_told_with_its_counts_and_so_is_what_is_open():
     half = row("half", 0.94, 21.0, counts=Counts(0, 5, 0, 8, 8))
     pale = row("pale", 0.93, 24.0, counts=Counts(0, 5, 4, 8, 8))
     (told,) = verdicts(matrix(NONE, leaky, half, pale))
-    assert "Broken: 2 of 3 defenses (recognisable images: leaky 1 of 8, 1 certified; half 5 of 8). " in told
+    assert "Broken: 2 of 3 defenses (recognisable images: leaky 1 of 8, 1 certified; half 5 of 8).\n" in told
     assert "Open: 1 of 3 defenses (recognisable images: pale 5 of 8, guess 4): no attack here rebuilt more" in told
     assert "that protects nobody from another attack." in told
     assert "the most accurate is pale" in told
@@ -110,6 +112,8 @@ def test_the_reason_why_a_row_has_no_place():
     assert why_unplaced(Row("r", accuracies=(0.9,), cells=cells)) == "x (initial) failed on 3 of 4: boom"
     assert why_unplaced(row("gate", 0.9, 11.0, mismatch="of two things")) == "of two things"
     assert why_unplaced(Row("r", accuracies=(0.9,))) == "not finished yet"
+    untested = row("gate", 0.9, 11.0, status="refused", counts=Counts())
+    assert why_unplaced(untested) == "not tested: no attack came to an end with an image"
     assert why_unplaced(NONE) == ""
 
 
@@ -136,7 +140,7 @@ def test_what_came_out_as_the_model_saw_it_counts():
     cells = (Cell("x", "initial", "done", leakage=8.0, baseline=11.0, recognised=0.0, batch=1, as_seen=8),)
     ats = Row("ats", accuracies=(0.95,), cells=cells, counts=Counts(0, 8, 0, 8, 8))
     (told,) = verdicts(matrix(NONE, ats, row("noise", 0.8, 11.0)))
-    assert told.startswith("Updates of 1 image. Broken: 1 of 2 defenses (recognisable images: ats 8 of 8).")
+    assert told.startswith("Updates of 1 image.\nBroken: 1 of 2 defenses (recognisable images: ats 8 of 8).")
     assert "the most accurate is noise" in told
     assert "Under ats images came out as the model saw them, transformed: look at them" in told
     assert "as the model saw them" in why_unplaced(ats)
