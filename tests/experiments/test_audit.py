@@ -115,6 +115,9 @@ def test_april_is_exact_on_its_architecture(audit):
 def test_the_summary_says_that_it_ended(audit):
     folder = audit("audit.num_images=1")
     summary = json.loads((folder / "summary.json").read_text())
+    told = summary["verdict"]
+    assert (told["level"], told["certified"], told["images"]) == ("broken", 1, 1)
+    assert told["sentence"].startswith("The server rebuilt 1 of 1 image recognisably (the guess: 0)")
     assert summary["kind"] == "audit"
     assert summary["finished"] is True
 

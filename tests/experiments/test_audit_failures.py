@@ -128,8 +128,10 @@ def test_a_record_on_which_every_attack_failed_is_a_failed_audit_too(command, tm
     small = ["num_clients=2", "num_rounds=1", "observe.every=1", "tracker=[]", "attack=[labels]", "simulation=inline"]
     code, out, err = command("fedsim", *small, f"run_dir={tmp_path / 'run'}")
     assert code == 0, err
-    assert out.splitlines()[-3].startswith("Only labels were attacked")  # what a run ends with: its verdict
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["test_pictures"] == 359  # of 1,797 digits
+    assert out.splitlines()[-3].startswith("not tested: Only labels were attacked")  # a run ends with its verdict
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["test_pictures"] == 359  # of 1,797 digits
+    assert (summary["verdict"]["level"], summary["verdict"]["images"]) == ("not tested", 0)
     again = [f"observation={tmp_path / 'run' / 'observations'}", "simulation=inline", "attack=[]"]
     for name, fault, expected in (("a", "raise", 2), ("b", "refuse", 0)):
         attack = f"+attack.faulty={{_target_:{FAULTY},fault:{fault}}}"

@@ -40,7 +40,7 @@ def test_every_count_is_of_private_pictures(jigsawed: Any) -> None:
     assert (row.as_seen, row.recognised, row.seen_success[20.0], row.seen_success[40.0]) == (1, 1.0, 1.0, 0.5)
     assert sorted(psnr_values(jigsawed, "patch_gradient")) == [8.0, 25.0]
     assert leakage_by_round(jigsawed, "patch_gradient") == [(1, 16.5)]
-    assert "rebuilt 1 of 2 observed pictures recognisably" in verdict(jigsawed).sentence
+    assert "rebuilt 1 of 2 images recognisably" in verdict(jigsawed).sentence
 
 
 def test_the_guess_counts_each_picture_once(jigsawed: Any) -> None:

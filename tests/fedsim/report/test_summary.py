@@ -44,8 +44,8 @@ def test_one_attack_by_hand(write_run: Any, records: Any) -> None:
     leakage = summarise_leakage(run)
     assert (leakage.observations, leakage.pictures) == (5, 6)
     assert (leakage.returned, leakage.scored, leakage.recognisable) == (3, 3, 2)
-    # Of one name on one client: 1 of the 3 images in updates that ended is certified and right, at 100 dB.
-    assert (leakage.counts.images, leakage.counts.certified) == (4, 1)
+    # Of one client one image has that name; the certificate of the update is wrong about another, at 30 dB.
+    assert (leakage.counts.images, leakage.counts.certified) == (4, 0)
     assert [(group.reason, group.count) for group in refusals(run)] == [("withheld", 1)]
     assert [(group.reason, group.count) for group in attack_failures(run)] == [("timed out", 1)]
 

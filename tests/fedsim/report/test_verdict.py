@@ -190,6 +190,14 @@ def test_a_certificate_that_is_known_to_be_wrong_breaks_nothing(
     assert any(fault in detail for detail in found.details) is not right
 
 
+def test_one_wrong_image_takes_the_whole_certificate_away(write_run: Any, records: Any) -> None:
+    images = [records.image(psnr, f"i/{psnr}", guess_psnr=9.0) for psnr in (90.0, 12.0, None)]
+    found = verdict(read_run(write_run([records.attack(1, 0, *images)])))
+    assert (found.level, found.counts.certified, found.counts.recognisable) == ("open", 0, 1)
+    found = verdict(read_run(write_run([records.attack(1, 0, *images[::2])], name="right")))
+    assert (found.level, found.counts.certified, found.counts.images) == ("broken", 1, 2)
+
+
 def test_a_certificate_breaks_without_audit_and_its_rate_is_not_told(write_run: Any, records: Any) -> None:
     unscored = {"psnr": None, "ssim": None, "reconstruction": "r.png"}
     rows = [records.attack(1, 0, records.image(**unscored), scored=False, label_exact=None, label_share=None)]
