@@ -170,6 +170,13 @@ class AttackRecord:
         return self.certified and image.psnr is not None and image.psnr < least
 
     @property
+    def wrongly_certified(self) -> bool:
+        """Whether the audit found its certificate wrong: about an image, or about the labels where it has no other."""
+        if any(image.rebuilt for image in self.images):
+            return any(map(self.vouches_wrongly, self.images))
+        return self.certified and self.label_exact is False
+
+    @property
     def forms(self) -> dict[int, list[ImageRecord]]:
         """Each private picture's results, one for each form in which the model saw it, by its number in `images`."""
         found: dict[int, list[ImageRecord]] = {}

@@ -112,7 +112,7 @@ def _comparison(pool: Pool, plain: Pool, found: Finding) -> str:
     told: dict[Finding, str] = {
         "less": f"Leaks less than undefended: {numbers}.",
         "no less": f"Leaks no less than undefended: {numbers}.",
-        "chance": f"Chance explains the difference from undefended: {numbers}.",
+        "chance": f"Chance may explain the difference from undefended: {numbers}.",
         "few": f"Too few different images to tell whether it leaks less than undefended: {numbers}.",
         "nothing to stop": f"These attacks give it nothing to stop: {numbers}; stronger ones may tell.",
         "unmatched": f"Not comparable with undefended, where other attacks came to an end: {numbers}.",

@@ -190,7 +190,7 @@ def _judged(record: AttackRecord, image: ImageRecord) -> bool:
 def _vouches(record: AttackRecord, image: ImageRecord) -> bool:
     """One image that is known to be wrong takes its whole certificate away; what was not compared proves nothing."""
     known = image.psnr is not None or not record.scored
-    return record.certified and known and not any(map(record.vouches_wrongly, record.images))
+    return record.certified and known and not record.wrongly_certified
 
 
 def _names(named: Mapping[Key, tuple[AttackRecord, ImageRecord]]) -> Mapping[Key, object] | None:

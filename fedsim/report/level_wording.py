@@ -45,7 +45,7 @@ def judged(leakage: Leakage, rows: Sequence[AttackSummary], defenses: Sequence[s
             told.append("Without audit their likeness to the originals was not measured.")
     elif counts.shown and counts.level == "open":
         chance = by_chance(counts.shown, counts.guessed, counts.images)
-        told.append(f"Chance explains as many (p = {chance:.2f}), and none is certified.")
+        told.append(f"Chance is not excluded (p = {chance:.2f}), and none is certified.")
     return " ".join(told)
 
 

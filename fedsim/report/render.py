@@ -185,7 +185,7 @@ def _cards(run: RunFolder) -> list[tuple[str, str, str]]:
         note = f"{counts.shown:,} of {of_images(leakage)}"
         note += f", {counts.as_seen:,} of them as the model saw them" if counts.as_seen else ""
         note += f"; the guess: {counts.guessed:,}" if counts.guess_known else "; no guess recorded"
-        cards.append(("Recognisable", percent(counts.shown / counts.images), " ".join([note, *few_images(counts)])))
+        cards.append(("Recognisable", percent(counts.shown / counts.images), ". ".join([note, *few_images(counts)])))
     if leakage.returned:
         cards.append(
             ("Certified", percent(counts.certified / counts.images), f"{counts.certified:,} of {of_images(leakage)}")

@@ -24,7 +24,8 @@ class AttackSummary:
     Attributes:
         done, refused, failed: observations by outcome.
         retried: observations that took more than one attempt.
-        certified: observations whose result the attack itself vouches for.
+        certified, wrongly_certified: observations whose result the attack itself vouches for, and those of them where
+            the audit found it wrong.
         pictures: private pictures behind the observations on which the attack ran to its end and was scored.
         recognisable: those that can be recognised as the clients' own.
         as_seen: those that can be recognised as the model saw them, changed by a defense, and not as the clients' own.
@@ -46,6 +47,7 @@ class AttackSummary:
     failed: int
     retried: int
     certified: int
+    wrongly_certified: int
     pictures: int
     recognisable: int
     as_seen: int
@@ -197,6 +199,7 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
         failed=len(records) - len(done) - refused,
         retried=sum(record.attempts > 1 for record in records),
         certified=sum(record.certified for record in done),
+        wrongly_certified=sum(record.wrongly_certified for record in done),
         pictures=pictures,
         recognisable=sum(image.recognisable for image in own),
         as_seen=sum(any(image.as_seen for image in found) for found in forms),

@@ -53,7 +53,9 @@ def test_it_is_written_with_each_result_and_held_against_the_private_picture(tmp
     first, second = (image["guess_psnr"] for image in rows[1]["images"])
     assert math.isclose(first, 20.0, abs_tol=1e-4)
     assert second == 300.0
-    assert [image["seen_guess_psnr"] for image in rows[1]["images"]] == [pytest.approx(20 * math.log10(2), abs=1e-4)] * 2
+    assert [image["seen_guess_psnr"] for image in rows[1]["images"]] == [
+        pytest.approx(20 * math.log10(2), abs=1e-4)
+    ] * 2
     assert rows[2]["images"] == []
     assert asked == [1]
 

@@ -8,7 +8,7 @@ import pytest
 from fedsim.report.defense_verdict import judge_defenses
 
 LESS, NO_LESS = "Leaks less than undefended: ", "Leaks no less than undefended: "
-CHANCE = "Chance explains the difference from undefended: "
+CHANCE = "Chance may explain the difference from undefended: "
 FEW = "Too few different images to tell whether it leaks less than undefended: "
 NOTHING = "These attacks give it nothing to stop: "
 UNMATCHED = "Not comparable with undefended, where other attacks came to an end: "

@@ -15,7 +15,7 @@ def test_a_defense_has_the_level_of_its_own_runs(run: Any) -> None:
     assert (verdict.name, verdict.level, verdict.tag) == ("mjp", "open", "Open")
     assert verdict.sentence == (
         "The server rebuilt 1 of 2 images recognisably (the guess: 0): a, the strongest of 2 attacks, reached 20.0 dB "
-        "on average. Chance explains as many (p = 0.50), and none is certified."
+        "on average. Chance is not excluded (p = 0.50), and none is certified."
     )
     assert verdict.cautions == (
         "2 different images observed: too few for chance to be excluded without a certificate.",

@@ -94,4 +94,4 @@ def test_chance_is_judged_by_pictures_and_not_by_their_forms(write_run: Any, rec
         for name, defense, images in (("plain", "{}", plain), ("defended", "{mjp: {}}", defended))
     ]
     (found,) = judge_defenses(runs)
-    assert found.comparison.startswith("Chance explains the difference from undefended: 5 of 8 images recognisable")
+    assert found.comparison.startswith("Chance may explain the difference from undefended: 5 of 8 images recognisable")

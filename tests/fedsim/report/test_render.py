@@ -345,7 +345,7 @@ def test_few_images_are_said_to_be_few_in_the_tiles(write_run: Any, records: Any
     folder = write_run(rows, summary={"kind": "federated", "finished": True, "test_pictures": 4})
     text = build_report(folder).read_text(encoding="utf-8")
     few = "2 different images observed: too few for chance to be excluded without a certificate."
-    assert f'<div class="note">2 of 2 images; the guess: 0 {few}</div>' in text
+    assert f'<div class="note">2 of 2 images; the guess: 0. {few}</div>' in text
     assert '<div class="note">4 test images: ± 34 points</div>' in text
     assert f'<li class="caution">{few}</li>' in text
 
@@ -360,6 +360,7 @@ def test_the_badges_follow_the_guess(write_run: Any, records: Any, picture: Any)
     assert text.count('<span class="badge no-better-than-a-guess">no better than a guess</span>') == 1
     assert text.count('<span class="badge recognisable">recognisable</span>') == 1 + 1  # and how to read PSNR
     assert text.count('<span class="badge plain">certified, wrongly</span>') == 2
+    assert "<td>2<br>2 wrong</td>" in text
 
 
 def test_many_reasons_are_cut(write_run: Any, records: Any) -> None:

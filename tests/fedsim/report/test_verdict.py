@@ -33,7 +33,7 @@ def test_one_recognisable_image_may_be_chance(write_run: Any, records: Any) -> N
     assert found.level == "open"
     assert found.sentence == (
         "The server rebuilt 1 of 4 images recognisably (the guess: 0): patch_gradient, the strongest of 2 attacks, "
-        "reached 12.2 dB on average. Chance explains as many (p = 0.50), and none is certified."
+        "reached 12.2 dB on average. Chance is not excluded (p = 0.50), and none is certified."
     )
     assert found.cautions == (
         "4 different images observed: without a certificate it takes 4 recognisable ones to exclude chance.",
@@ -49,7 +49,7 @@ def test_more_than_the_guess_gives_by_chance(write_run: Any, records: Any, hits:
     found = verdict(read_run(write_run(rows)))
     assert (found.level, found.cautions) == (level, ())
     assert found.sentence.startswith(f"The server rebuilt {hits} of 20 images recognisably (the guess: 0)")
-    assert ("Chance explains as many (p = 0.05)" in found.sentence) is (level == "open")
+    assert ("Chance is not excluded (p = 0.05)" in found.sentence) is (level == "open")
 
 
 def test_an_image_observed_often_counts_once(write_run: Any, records: Any) -> None:
