@@ -44,9 +44,10 @@ class Answer:
     def cells(self) -> tuple[str, ...]:
         said = self.said
         told = [f"**{found}** {name}".strip() for name, found in said.levels.items()]
-        words = " ".join([*said.sentences, *said.details])
-        first = said.terminal.strip().replace("\n", " ")
-        printed = "as the page" if first and first in " ".join(said.sentences) else first or "–"
+        words = " ".join([*said.sentences, *said.asides])
+        first = said.terminal.strip()
+        same = bool(said.sentences) and all(sentence in first for sentence in said.sentences)
+        printed = "as the page" if same else first or "–"
         holds = "yes" if not self.wrong else f"NO: {'; '.join(self.wrong)}"
         return (said.page, self.case.name, self.case.lie, f"{', '.join(told)}: {words}", printed, stated(said), holds)
 
@@ -89,8 +90,8 @@ said of it now:
 python -m experiments.benchmarks.verdicts --out DIR
 ```
 
-{held} of {len(answers)} cases hold. No page, terminal line or summary says of anything that it was safe, that it \
-protects, or that something was proven.
+{held} of {len(answers)} cases hold. Besides what a case expects, each is searched for “safe”, “proven” and \
+“protects”, which no page, terminal line or summary says, and a matrix is held against the pages of its own runs.
 
 {to_markdown(answers)}"""
 

@@ -24,7 +24,7 @@ def image(
 
     Args:
         psnr, own: dB against what the model saw and against the client's own image.
-        guess: dB of the public mean against the client's own.
+        guess: dB of the public mean against the client's own, and, unless it is given, against what the model saw.
         picture: file of the reconstruction.
     """
     private = psnr if own is SAME else own
@@ -39,7 +39,7 @@ def image(
         private_ssim=own_likeness,
         label=3,
     )
-    files = {"original": None, "reconstruction": picture, "frames": None, "guess_psnr": guess}
+    files = {"original": None, "reconstruction": picture, "frames": None, "guess_psnr": guess, "seen_guess_psnr": guess}
     return score.to_dict() | files | more
 
 

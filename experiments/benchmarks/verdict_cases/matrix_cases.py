@@ -17,6 +17,7 @@ from experiments.benchmarks.verdict_cases.expectations import (
 )
 from experiments.benchmarks.verdict_cases.lines import Line, ended, failed, image, labels, line, refused
 from experiments.benchmarks.verdict_cases.pages import Said, read_matrix_page
+from experiments.benchmarks.verdict_cases.seen_cases import MIXED
 from fedsim.report.matrix import build_matrix_report, write_matrix
 from fedsim.report.matrix_cells import Column, Counts, Matrix, Row, Stage, with_front
 from fedsim.report.matrix_read import BASELINE, read_cells, read_counts
@@ -172,6 +173,12 @@ CASES = (
         "19.9 dB as the model saw it is a leak",
         of_matrix({"none": UNDEFENDED, "jigsaw": Entry([ended([19.9] * 8, own=9.0)])}),
         (level_of("jigsaw", "open"),),
+    ),
+    Case(
+        "what the model saw is the guess",
+        "24.5 dB as the model saw it shows something, where a mixed image is the mean image up to 24.2",
+        of_matrix({"none": UNDEFENDED, "mixup": Entry([MIXED])}),
+        (level_of("mixup", "open"),),
     ),
     Case(
         "a pending cell",

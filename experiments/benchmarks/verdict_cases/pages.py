@@ -92,6 +92,7 @@ class Said:
         levels: of its verdicts, in order, by the name of the defense (empty for a run).
         tags: beside them.
         sentences: what a reader reads first, one for each verdict.
+        asides: a comparison with undefended runs, and what few images leave open.
         details: the lines below them.
         cards: tiles of a run, by name: the value and the note together.
         tree: the whole page.
@@ -104,6 +105,7 @@ class Said:
     levels: dict[str, str]
     tags: tuple[str, ...]
     sentences: tuple[str, ...]
+    asides: tuple[str, ...]
     details: tuple[str, ...]
     cards: dict[str, str]
     tree: Element
@@ -142,6 +144,7 @@ def read_page(page: str, html: str, terminal: str, summary: dict[str, Any]) -> S
         levels={name: _level(section) for name, section in zip(names, sections, strict=True)},
         tags=tuple(_texts(sections, "p", "tag")),
         sentences=tuple(_texts(sections, "p", "sentence")),
+        asides=(*_texts(sections, "p", "against"), *_texts(sections, "li", "caution")),
         details=tuple(item.text for section in sections for item in section.all("li")),
         cards=dict(_cards(tree)),
         tree=tree,
@@ -155,7 +158,7 @@ def read_matrix_page(html: str, terminal: str, summary: dict[str, Any], others: 
     tree = parse(html)
     header = tree.first("header") or tree
     sentences = tuple(paragraph.text for paragraph in header.all("p", "lead"))
-    told = Said("matrix", {}, (), sentences, (), {}, tree, terminal, summary, others)
+    told = Said("matrix", {}, (), sentences, (), (), {}, tree, terminal, summary, others)
     levels = {row["Defense"]: row["Level"] for row in told.rows("Level")}
     return replace(told, levels=levels)
 

@@ -18,7 +18,7 @@ EVIL = "<img src=x onerror=alert(1)>"
 def _old() -> list[Line]:
     """Without what later versions wrote."""
     lines = ended([25.0] * 4)
-    new = ("guess_psnr", "private_psnr", "private_ssim", "private_mse", "private_lpips")
+    new = ("guess_psnr", "seen_guess_psnr", "private_psnr", "private_ssim", "private_mse", "private_lpips")
     for one in lines:
         one["images"] = [{key: value for key, value in row.items() if key not in new} for row in one["images"]]
         del one["baseline"], one["labels"], one["certificate"]

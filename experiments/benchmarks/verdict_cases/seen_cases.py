@@ -2,10 +2,14 @@
 
 from experiments.benchmarks.verdict_cases.case import Case, Run, of_run
 from experiments.benchmarks.verdict_cases.expectations import card, counts, least_below_mean, level, never, says
-from experiments.benchmarks.verdict_cases.lines import ended
+from experiments.benchmarks.verdict_cases.lines import ended, image, line
 
 JIGSAW = "{mjp_jp: {ratio: 0.9}, half: {}}"
 MIRROR = "{ats: {policies: [], flip: true}, half: {}}"
+
+MIXED = [
+    line("rebuild", n, [image(24.5, f"d/{n}", own=9.0, guess=10.0 + 1e-6 * n, seen_guess_psnr=24.2)]) for n in range(8)
+]
 
 CASES = (
     Case(
@@ -37,6 +41,15 @@ CASES = (
         "24.5 dB as the model saw it shows something, where the mean image has 24.2",
         of_run(Run(ended([24.5] * 8, own=23.0, guess=[24.2 + 1e-6 * n for n in range(8)]), MIRROR)),
         (level("open"), counts(0, 8), never("too few for chance")),
+    ),
+    Case(
+        "what the model saw is the guess",
+        "24.5 dB as the model saw it shows something, where a mixed image is the mean image up to 24.2",
+        of_run(Run(MIXED, "{mixup: {}}")),
+        (
+            level("open"),
+            counts(0, 8),
+        ),
     ),
     Case(
         "two of two as the model saw them",
