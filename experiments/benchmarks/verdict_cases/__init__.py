@@ -1,0 +1,1 @@
+"""Run folders, audits and matrices that try to make a sentence of the reports lie."""

@@ -1,0 +1,336 @@
+"""Matrices in which a row looks better than it is."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from experiments.benchmarks.verdict_cases.case import Case, Run, read_run_page, write
+from experiments.benchmarks.verdict_cases.expectations import (
+    Expectation,
+    colour,
+    level_of,
+    never,
+    no_element,
+    row,
+    says,
+)
+from experiments.benchmarks.verdict_cases.lines import Line, ended, failed, image, labels, line, refused
+from experiments.benchmarks.verdict_cases.pages import Said, read_matrix_page
+from experiments.benchmarks.verdict_cases.seen_cases import MIXED
+from fedsim.report.matrix import build_matrix_report, write_matrix
+from fedsim.report.matrix_cells import Column, Counts, Matrix, Row, Stage, with_front
+from fedsim.report.matrix_read import BASELINE, read_cells, read_counts
+from fedsim.report.matrix_verdict import verdicts
+from fedsim.report.matrix_wording import few
+
+EVIL = "<img src=x onerror=alert(1)>"
+NOTHING = r"\bno (image|picture) is recognisable"
+
+
+MORE = never("no attack here rebuilt more|no more than a guess")
+"""Chance may explain two images at 33 dB, and yet they are more than a guess has."""
+
+
+def unplaced(name: str) -> tuple[Expectation, ...]:
+    """What was not tested leaks no number of dB, and dominates nobody."""
+    return row(name, "Leakage", "^–$"), row(name, "Pareto", "^$")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row: the lines of its audits, in the order of the matrix's states.
+
+    Attributes:
+        updates: of each audit when it is finished; None: as many as there are.
+        refused: why the audit itself could not be made.
+    """
+
+    audits: Sequence[Sequence[Line]]
+    defended: bool = True
+    accuracy: float | None = 0.8
+    updates: int | None = None
+    refused: str = ""
+
+
+UNDEFENDED = Entry([ended([160.0] * 8, certified=range(8))], defended=False, accuracy=0.9)
+
+
+def of_matrix(
+    rows: dict[str, Entry],
+    attacks: Sequence[str] = ("rebuild",),
+    blind: Sequence[str] = (),
+    tested: int | None = 1400,
+    old: bool = False,
+) -> Callable[[Path], Said]:
+    """Its page; each row's audit is a run folder that is read as the command reads it."""
+
+    def make(folder: Path) -> Said:
+        states = ("initial", "trained")[: max(len(entry.audits) for entry in rows.values())]
+        columns = tuple(Column(name, name, "", name in blind) for name in attacks)
+        made = [_row(folder, number, name, entry, states, columns) for number, (name, entry) in enumerate(rows.items())]
+        finished = all(stage.status != "pending" for row in made for stage in row.audits.values())
+        matrix = Matrix("m", (), columns, states, with_front(made), tested, finished, 12.0)
+        write_matrix(matrix, folder)
+        if old:
+            _age(folder / "matrix.json")
+        html = build_matrix_report(folder).read_text(encoding="utf-8")
+        pages = {
+            name: read_run_page(audit, "")
+            for number, (name, entry) in enumerate(rows.items())
+            if len(entry.audits) == 1 and not old and (audit := folder / f"row-{number}-initial").is_dir()
+        }
+        others = {name: (page.levels[""], _counted(page)) for name, page in pages.items()}
+        # As the command ends.
+        terminal = "\n".join([*verdicts(matrix), *(": ".join(one) for one in few(matrix))])
+        return read_matrix_page(
+            html, terminal, json.loads((folder / "matrix.json").read_text(encoding="utf-8")), others
+        )
+
+    return make
+
+
+def _counted(page: Said) -> str:
+    """`3 of 20`: images that the run's `summary.json` has as recognisable, in either way; empty where none counts."""
+    stated = page.summary["verdict"]
+    if stated["level"] == "not tested":
+        return ""
+    return f"{stated['recognisable'] + stated['recognisable_as_seen']} of {stated['images']}"
+
+
+def _age(path: Path) -> None:
+    """As an earlier version wrote it, without counts."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    for one in (*values["rows"], *(cell for entry in values["rows"] for cell in entry["cells"])):
+        one.pop("counts", None)
+    path.write_text(json.dumps(values), encoding="utf-8")
+
+
+def _row(folder: Path, number: int, name: str, entry: Entry, states: Sequence[str], columns: Sequence[Column]) -> Row:
+    accuracies = () if entry.accuracy is None else (entry.accuracy,)
+    if entry.refused:
+        stopped = {state: Stage("refused", entry.refused) for state in states}
+        return Row(name, defended=entry.defended, accuracies=accuracies, audits=stopped, counts=Counts())
+    cells, stages, audits = [], {}, []
+    for state, lines in zip(states, entry.audits, strict=True):
+        audit = folder / f"row-{number}-{state}"
+        write(Run(lines, kind="audit"), audit)
+        audits.append(audit)
+        marks = {image["image"]: image["guess_psnr"] for one in lines for image in one["images"]}
+        (audit / BASELINE).write_text(json.dumps(marks), encoding="utf-8")
+        updates = entry.updates or len({one["observation"] for one in lines})
+        found = read_cells(audit, state, [column.name for column in columns], updates)
+        cells += [replace(cell, blind=column.blind) for cell, column in zip(found, columns, strict=True)]
+        stages[state] = Stage("done" if all(cell.status != "pending" for cell in found) else "pending")
+    return Row(
+        name,
+        defended=entry.defended,
+        accuracies=accuracies,
+        trainings={"0": Stage("done")},
+        audits=stages,
+        cells=tuple(cells),
+        counts=read_counts(audits, {column.name for column in columns if not column.blind}),
+    )
+
+
+def _low(psnr: float, images: int) -> list[Line]:
+    return ended([psnr] * images, guess=[24.2 + 1e-6 * n for n in range(images)])
+
+
+def _batches(updates: int, psnr: float) -> list[Line]:
+    """Updates of two images each."""
+    return [
+        line("rebuild", n, [image(psnr, f"d/{n}-{k}", guess=10 + n / 99 + k / 9) for k in range(2)])
+        for n in range(updates)
+    ]
+
+
+CASES = (
+    Case(
+        "guess returned in a cell",
+        "a recognisable cell: 24.2 dB, which the mean image has",
+        of_matrix({"none": UNDEFENDED, "noise": Entry([_low(24.2, 8)])}),
+        (
+            level_of("noise", "open"),
+            row("noise", "Images", r"\b0 of 8\b"),
+            colour("noise", "guess"),
+        ),
+    ),
+    Case(
+        "as the model saw them, uncertified",
+        "pale: 8 images at 45 dB, shuffled, behind half precision",
+        of_matrix({"none": UNDEFENDED, "jigsaw": Entry([ended([45.0] * 8, own=9.0)])}),
+        (level_of("jigsaw", "broken"), says("as the model saw"), never(NOTHING)),
+    ),
+    Case(
+        "as the model saw them, 21 dB",
+        "21 dB as the model saw it is not yet a leak",
+        of_matrix({"none": UNDEFENDED, "jigsaw": Entry([ended([21.0] * 8, own=9.0)])}),
+        (level_of("jigsaw", "broken"), says("as the model saw")),
+    ),
+    Case(
+        "as the model saw them, 19.9 dB",
+        "19.9 dB as the model saw it is a leak",
+        of_matrix({"none": UNDEFENDED, "jigsaw": Entry([ended([19.9] * 8, own=9.0)])}),
+        (level_of("jigsaw", "open"),),
+    ),
+    Case(
+        "what the model saw is the guess",
+        "24.5 dB as the model saw it shows something, where a mixed image is the mean image up to 24.2",
+        of_matrix({"none": UNDEFENDED, "mixup": Entry([MIXED])}),
+        (level_of("mixup", "open"),),
+    ),
+    Case(
+        "a pending cell",
+        "no image is recognisable: half the audit is still to come",
+        of_matrix({"none": UNDEFENDED, "noise": Entry([ended([12.0] * 4)], updates=8)}),
+        (level_of("noise", "not tested", "open"), never(NOTHING), says("not everything has been measured", "text")),
+    ),
+    Case(
+        "a pending cell that has leaked already",
+        "open, as the audit is not finished: 4 of 8 are certified",
+        of_matrix({"none": UNDEFENDED, "noise": Entry([ended([160.0] * 4, certified=range(4))], updates=8)}),
+        (level_of("noise", "broken"),),
+    ),
+    Case(
+        "refused everywhere",
+        "no image is recognisable under it: no attack was made",
+        of_matrix({"none": UNDEFENDED, "withhold": Entry([refused(8)])}),
+        (level_of("withhold", "not tested"), never(NOTHING), *unplaced("withhold")),
+    ),
+    Case(
+        "an audit that could not be made",
+        "no image is recognisable under it: the server sees sums alone",
+        of_matrix({"none": UNDEFENDED, "sums": Entry([], refused="the server sees sums alone")}),
+        (level_of("sums", "not tested"), never(NOTHING)),
+    ),
+    Case(
+        "failed everywhere",
+        "no image is recognisable under it: the attack raised",
+        of_matrix({"none": UNDEFENDED, "noise": Entry([failed(8)])}),
+        (level_of("noise", "not tested"), never(NOTHING), *unplaced("noise")),
+    ),
+    Case(
+        "none of one beside one of twenty",
+        "no image is recognisable under the second: one was tried",
+        of_matrix({"none": UNDEFENDED, "noise": Entry([ended([25.0] + [12.0] * 19)]), "clip": Entry([ended([12.0])])}),
+        (level_of("noise", "open"), level_of("clip", "open"), row("clip", "Images", r"\b0 of 1\b")),
+    ),
+    Case(
+        "two of two at 33 dB",
+        "two images at 33 dB break it, or are nothing",
+        of_matrix({"none": UNDEFENDED, "noise": Entry([ended([33.0, 33.5])])}),
+        (level_of("noise", "open"), row("noise", "Images", r"\b2 of 2\b"), never(NOTHING), MORE),
+    ),
+    Case(
+        "updates of two images",
+        "it leaks less than the undefended row: its updates hold two images",
+        of_matrix({"none": UNDEFENDED, "mixup": Entry([_batches(4, 12.0)])}),
+        (level_of("mixup", "open"), row("mixup", "Images", r"\b0 of 8\b"), says("updates of 2")),
+    ),
+    Case(
+        "one certified of twenty",
+        "one of 20 is chance: it is certified",
+        of_matrix({"none": UNDEFENDED, "noise": Entry([ended([160.0] + [12.0] * 19, certified=[3, 0])])}),
+        (level_of("noise", "broken"), row("noise", "Images", r"\b1 of 20\b"), never(NOTHING)),
+    ),
+    Case(
+        "a certificate that is wrong",
+        "an image is certified: it has 12 dB",
+        of_matrix({"none": UNDEFENDED, "noise": Entry([ended([12.0] * 8, certified=[0])])}),
+        (level_of("noise", "open"),),
+    ),
+    Case(
+        "certified at 25 dB",
+        "a certificate that 25 dB belie breaks",
+        of_matrix({"none": UNDEFENDED, "noise": Entry([ended([25.0] + [12.0] * 7, certified=[0])])}),
+        (level_of("noise", "open"),),
+    ),
+    Case(
+        "two attacks, half each",
+        "at most half leak: either attack takes the other's half",
+        of_matrix(
+            {
+                "none": UNDEFENDED,
+                "noise": Entry([[*ended([40.0, 41.0, 9.0, 9.5]), *ended([9.0, 9.5, 30.0, 31.0], "search")]]),
+            },
+            ("rebuild", "search"),
+        ),
+        (level_of("noise", "broken"), row("noise", "Images", r"\b4 of 4\b")),
+    ),
+    Case(
+        "one image twenty times",
+        "20 of 20 leak: it is one image",
+        of_matrix({"none": UNDEFENDED, "noise": Entry([ended([35.0] * 20, names=["digits/1"] * 20)])}),
+        (level_of("noise", "open"), row("noise", "Images", r"\b1 of 1\b")),
+    ),
+    Case(
+        "trained leaks, untrained does not",
+        "the row is what its first state is",
+        of_matrix({"noise": Entry([ended([12.0] * 8), ended([40.0] * 8)])}),
+        (level_of("noise", "broken"),),
+    ),
+    Case(
+        "a baseline alone",
+        "8 of 8 leak: to what never reads an update",
+        of_matrix(
+            {"noise": Entry([ended([30.0] * 8, "samples", baseline=True)])},
+            ("samples",),
+            ("samples",),
+        ),
+        (level_of("noise", "not tested"), never("reaches")),
+    ),
+    Case(
+        "labels alone",
+        "no image is recognisable: none was attacked",
+        of_matrix({"none": Entry([labels(8)], defended=False), "noise": Entry([labels(8)])}, ("labels",)),
+        (level_of("noise", "not tested"), never(NOTHING), *unplaced("noise")),
+    ),
+    Case(
+        "a baseline as good as the attack",
+        "the attack took 8 images, which another that reads nothing has as well",
+        of_matrix(
+            {"none": Entry([[*ended([22.0] * 8), *ended([22.0] * 8, "samples", baseline=True)]], defended=False)},
+            ("rebuild", "samples"),
+            ("samples",),
+        ),
+        (level_of("none", "open"),),
+    ),
+    Case(
+        "an earlier version's matrix",
+        "the rows were judged by what is broken or open now",
+        of_matrix({"none": UNDEFENDED, "noise": Entry([ended([33.0, 33.5])])}, old=True),
+        (level_of("noise", "–"), says("earlier version"), never(NOTHING), never(r"\b(broken|open): \d")),
+    ),
+    Case(
+        "no undefended row",
+        "the defense is what keeps the images",
+        of_matrix({"noise": Entry([ended([12.0] * 8)])}),
+        (level_of("noise", "open"), never("without a defense")),
+    ),
+    Case(
+        "accuracy of four test images",
+        "the second is the more accurate one: by one of four images",
+        of_matrix(
+            {
+                "none": UNDEFENDED,
+                "noise": Entry([ended([12.0] * 8)], accuracy=0.75),
+                "clip": Entry([ended([12.0] * 8)], accuracy=0.5),
+            },
+            tested=4,
+        ),
+        (says("chance|± "), says("test images?: 4", "terminal"), says(r"\b4 test images?|± [3-9]\d", "text")),
+    ),
+    Case(
+        "names that are HTML",
+        "the page is what a name in the settings makes of it",
+        of_matrix({f"noise{EVIL}": Entry([ended([12.0] * 8)])}),
+        (level_of("noise", "open"), no_element("img", "onerror")),
+    ),
+    Case(
+        "half of the updates refused",
+        "0 of 8 leak: four were never tried",
+        of_matrix({"none": UNDEFENDED, "noise": Entry([[*ended([12.0] * 4), *refused(4, first=4)]])}),
+        (level_of("noise", "open"), says("refused on 4 of 8", "text"), row("noise", "Images", r"\b0 of 4\b")),
+    ),
+)

@@ -1,0 +1,57 @@
+"""No report can be made to lie in the ways that were thought of; the script's own checks can fail."""
+
+import json
+from dataclasses import fields
+
+import pytest
+
+from experiments.benchmarks.verdict_cases.case import Case, Run, of_run
+from experiments.benchmarks.verdict_cases.expectations import FORBIDDEN, level
+from experiments.benchmarks.verdict_cases.lines import ended, image
+from experiments.benchmarks.verdict_cases.pages import parse
+from experiments.benchmarks.verdicts import REAL, SYNTHETIC, answer, to_markdown
+from fedsim.metrics.score import ImageScore
+from fedsim.tracking import RunFolder, Trackers
+from server.attacking import Outcome
+from server.results import Job, ResultWriter
+
+CASES = [case for group in SYNTHETIC.values() for case in group]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_nothing_untrue_is_said(case, tmp_path):
+    assert answer(case, tmp_path / "case").wrong == []
+
+
+def test_every_case_has_a_name_of_its_own():
+    for cases in (*SYNTHETIC.values(), REAL):
+        assert len({case.name for case in cases}) == len(cases)
+    assert len(CASES) >= 40
+
+
+def test_lines_are_those_that_the_server_writes(tmp_path):
+    folder = RunFolder(tmp_path)
+    writer = ResultWriter(folder, Trackers({}, tmp_path), "m", [])
+    writer.write(Job(0, 0, "rebuild", 1), Outcome("refused", "why"), None, None)
+    (written,) = map(json.loads, (tmp_path / "attacks.jsonl").read_text().splitlines())
+    (ours,) = ended([30.0])
+    assert sorted(ours) == sorted(written)
+    theirs = {field.name for field in fields(ImageScore)} | {"original", "frames", "guess_psnr", "seen_guess_psnr"}
+    assert set(image(30.0, "a")) == theirs
+
+
+def test_what_is_untrue_is_found(tmp_path):
+    """A wrong expectation does not hold, and a promise is seen wherever it stands."""
+    case = Case("wrong", "", of_run(Run(ended([160.0], certified=[0]))), (level("not tested"),))
+    one = answer(case, tmp_path / "case")
+    assert "level: not tested" in one.wrong
+    assert "NO: level: not tested" in to_markdown([one])
+    assert FORBIDDEN.search("These clients are safe.")
+    assert not FORBIDDEN.search("unsafe what there is to protect")
+
+
+def test_a_page_is_read_as_a_reader_does():
+    tree = parse('<p class="a b">x <b title="y">z</b><br>w</p><style>p {}</style><ul><li>1<li>2</ul><p>end')
+    assert tree.text == "x y z w 1 2 end"
+    assert tree.first("p", "b").classes == ["a", "b"]
+    assert [item.text for item in tree.all("li")] == ["1 2", "2"]
