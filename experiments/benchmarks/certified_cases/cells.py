@@ -55,13 +55,12 @@ class Cell:
         return f"{self.number}/{self.purpose}/{self.model}/{self.state}/{self.defense}/{self.protocol}"
 
 
-def cells(number: int) -> Iterator[Cell]:
-    """One pass over everything; another number is another one."""
-    yield from _by_state(number)
-    yield from _by_protocol(number)
-    yield from _by_defense(number)
-    yield from _first_block(number)
-    yield from _at_random(number)
+def cells(number: int) -> list[Cell]:
+    """One pass over everything, in random order; another number is another pass."""
+    parts = _by_state, _by_protocol, _by_defense, _first_block, _at_random
+    found = [cell for part in parts for cell in part(number)]
+    order = torch.randperm(len(found), generator=torch_generator(0, "order", number))
+    return [found[place] for place in order.tolist()]
 
 
 def attacks_on(model: str, defense: str) -> tuple[str, ...]:

@@ -131,14 +131,14 @@ def test_what_does_not_go_together_is_left_out(corner):
 
 
 def test_a_pass_takes_everything_and_names_each_cell_once():
-    first = list(cells(0))
+    first = cells(0)
     assert len({cell.key for cell in first}) == len(first)
     assert {cell.defense for cell in first} == set(DEFENSES)
     assert {cell.protocol for cell in first} == set(PROTOCOLS)
     assert {cell.model for cell in first} == set(MODELS)
     assert {cell.state for cell in first} == set(STATES)
     assert {kind for cell in first for kind, _ in cell.batches} == {*SINGLE, *SEVERAL}
-    assert list(cells(0)) == first
+    assert cells(0) == first
     assert {cell.key for cell in cells(1)}.isdisjoint(cell.key for cell in first)
 
 
