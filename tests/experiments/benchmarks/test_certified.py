@@ -77,20 +77,27 @@ def test_an_uncertified_result_is_not_judged():
         judge(Reconstruction(_truth().images), _truth())
 
 
+@pytest.fixture(scope="module")
+def states(tmp_path_factory):
+    """Where the module's one model is trained once, a few steps on a few images."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models, "MOST_STEPS", 3)
+        patch.setattr(images, "POOL", 24)
+        images.pool.cache_clear()
+        yield tmp_path_factory.mktemp("states")
+        images.pool.cache_clear()
+
+
 @pytest.fixture
-def corner(tmp_path, monkeypatch):
-    """One image and two of one client, on a model that a few steps have trained."""
-    monkeypatch.setattr(models, "MOST_STEPS", 3)
-    monkeypatch.setattr(images, "POOL", 24)
+def corner(states):
+    """One image and two of one client."""
 
     def entries(state="0", defense="none", attacks=("patch_gradient",), configs=None):
         cell = Cell("vit_nano", state, defense, "gradient", (("plain", 1), ("twins", 2)), attacks, 0, "test")
         parts = {"model": cell.model, "state": state, "defense": defense, "protocol": "gradient"}
-        return [{**parts, **entry} for entry in certificates(cell, None, tmp_path, configs)]
+        return [{**parts, **entry} for entry in certificates(cell, None, states, configs)]
 
-    images.pool.cache_clear()
-    yield entries
-    images.pool.cache_clear()
+    return entries
 
 
 def test_a_corner_of_the_sweep(corner):
@@ -118,9 +125,9 @@ def test_without_a_wrong_one_the_page_bounds_the_rate(corner):
     assert "a rate of at most 3/k at 95 %" in text
 
 
-def test_states_of_training_differ_and_are_kept(corner, tmp_path):
+def test_states_of_training_differ_and_are_kept(corner, states):
     assert all("attack" in entry for entry in corner("saturated", "scaled_tensors"))
-    heads = {path.stem: models.load_file(path)["head.weight"] for path in tmp_path.glob("*.safetensors")}
+    heads = {path.stem: models.load_file(path)["head.weight"] for path in states.glob("*.safetensors")}
     assert {f"vit_nano-{state}" for state in STATES} == set(heads)
     assert torch.equal(heads["vit_nano-saturated"], 4 * heads["vit_nano-300"])
     assert not torch.equal(heads["vit_nano-0"], heads["vit_nano-30"])
