@@ -151,9 +151,9 @@ def test_a_pass_takes_everything_and_names_each_cell_once():
 
 @pytest.mark.parametrize("kind", [*SINGLE, *SEVERAL])
 def test_each_kind_of_batch_holds_what_it_says(kind):
-    pool = torch.rand(20, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    pool = torch.rand(60, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     size = 1 if kind in SINGLE and kind not in SEVERAL else 4
-    held = draw(pool, torch.arange(20) % 10, 10, kind, size, torch.Generator().manual_seed(1))
+    held = draw(pool, torch.arange(60) % 10, 10, kind, size, torch.Generator().manual_seed(1))
     found = held.images(range(size))
     assert found.shape == (size, 3, 8, 8)
     assert len(set(held.ids)) == size
@@ -161,5 +161,8 @@ def test_each_kind_of_batch_holds_what_it_says(kind):
     assert different == {"twins": 2, "burst": 1}.get(kind, size)
     if kind == "mirrored":
         assert torch.equal(found[:2].flip(-1), found[2:])
-    if kind == "one_class":
+    if kind == "same_label":
         assert len(held.labels.unique()) == 1
+    if kind == "one_class":
+        places = [int((pool == image).flatten(1).all(dim=1).nonzero()) for image in found]
+        assert len({place % 10 for place in places}) == 1
