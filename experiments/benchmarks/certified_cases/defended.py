@@ -95,5 +95,5 @@ def _preset(group: str, name: str) -> dict[str, Any]:
     if not path.is_file():
         return {}
     # Not yaml: OmegaConf reads 1e-5 as the number that it is.
-    found: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(path.read_text(encoding="utf-8"))[name])
-    return found
+    whole: Any = OmegaConf.to_container(OmegaConf.create(path.read_text(encoding="utf-8")))
+    return dict(whole[name])

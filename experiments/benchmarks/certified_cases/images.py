@@ -14,9 +14,10 @@ POOL = 200
 """Images that a model is trained on, and that batches are drawn from."""
 
 SINGLE = ("plain", "relabelled", "low_contrast", "faint", "dark")
-SEVERAL = ("own", "random", "one_class", "twins", "burst", "low_contrast", "shifted", "mirrored")
-"""Kinds of batches. own, random, one_class: whose labels; twins: each image twice; burst: one image; shifted: crops of
-one image a pixel apart; mirrored: an image and its mirror image; faint: low contrast between the levels of 8 bits."""
+SEVERAL = ("own", "random", "same_label", "one_class", "twins", "burst", "low_contrast", "shifted", "mirrored")
+"""Kinds of batches. own, random, same_label: whose labels. With random labels too: one_class: images of one class;
+twins: each image twice; burst: one image; shifted: each beside its copy a pixel apart; mirrored: beside its mirror
+image. faint: low contrast between the levels of 8 bits."""
 
 
 class Pool(FederatedData):
@@ -69,12 +70,16 @@ def draw(images: Tensor, labels: Tensor, classes: int, kind: str, size: int, rng
     found, own = images[chosen], labels[chosen]
     if kind in ("random", "relabelled"):
         own = torch.randint(classes, (size,), generator=rng)
-    elif kind == "one_class":
+    elif kind == "same_label":
         own = own[:1].expand(size).clone()
+    elif kind == "one_class":
+        alike = order[labels[order] == labels[order[0]]]
+        found = images[alike[torch.arange(size) % len(alike)]]
+        own = torch.randint(classes, (size,), generator=rng)
     elif kind in ("twins", "burst", "shifted", "mirrored"):
         distinct = 1 if kind == "burst" else (size + 1) // 2
         places = torch.arange(size) % distinct
-        found, own = images[order[places]], labels[order[places]]
+        found, own = images[order[places]], torch.randint(classes, (size,), generator=rng)
         if kind == "shifted":
             found[distinct:] = found[distinct:].roll(1, dims=-1)
         elif kind == "mirrored":

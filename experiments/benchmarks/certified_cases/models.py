@@ -45,7 +45,7 @@ STATES = ("0", "30", "100", "300", "fitted", "label_noise", "saturated")
 4."""
 
 NOISE, SATURATION = 0.3, 4.0
-BATCH, RATE, MOST_STEPS = 32, 1e-3, 3000
+BATCH, RATE, MOST_STEPS = 16, 1e-3, 3000
 """Training ends there, fitted or not; the page says what was reached."""
 
 

@@ -77,20 +77,27 @@ def test_an_uncertified_result_is_not_judged():
         judge(Reconstruction(_truth().images), _truth())
 
 
+@pytest.fixture(scope="module")
+def states(tmp_path_factory):
+    """Where the module's one model is trained once, a few steps on a few images."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models, "MOST_STEPS", 3)
+        patch.setattr(images, "POOL", 24)
+        images.pool.cache_clear()
+        yield tmp_path_factory.mktemp("states")
+        images.pool.cache_clear()
+
+
 @pytest.fixture
-def corner(tmp_path, monkeypatch):
-    """One image and two of one client, on a model that a few steps have trained."""
-    monkeypatch.setattr(models, "MOST_STEPS", 3)
-    monkeypatch.setattr(images, "POOL", 24)
+def corner(states):
+    """One image and two of one client."""
 
     def entries(state="0", defense="none", attacks=("patch_gradient",), configs=None):
         cell = Cell("vit_nano", state, defense, "gradient", (("plain", 1), ("twins", 2)), attacks, 0, "test")
         parts = {"model": cell.model, "state": state, "defense": defense, "protocol": "gradient"}
-        return [{**parts, **entry} for entry in certificates(cell, None, tmp_path, configs)]
+        return [{**parts, **entry} for entry in certificates(cell, None, states, configs)]
 
-    images.pool.cache_clear()
-    yield entries
-    images.pool.cache_clear()
+    return entries
 
 
 def test_a_corner_of_the_sweep(corner):
@@ -118,9 +125,9 @@ def test_without_a_wrong_one_the_page_bounds_the_rate(corner):
     assert "a rate of at most 3/k at 95 %" in text
 
 
-def test_states_of_training_differ_and_are_kept(corner, tmp_path):
+def test_states_of_training_differ_and_are_kept(corner, states):
     assert all("attack" in entry for entry in corner("saturated", "scaled_tensors"))
-    heads = {path.stem: models.load_file(path)["head.weight"] for path in tmp_path.glob("*.safetensors")}
+    heads = {path.stem: models.load_file(path)["head.weight"] for path in states.glob("*.safetensors")}
     assert {f"vit_nano-{state}" for state in STATES} == set(heads)
     assert torch.equal(heads["vit_nano-saturated"], 4 * heads["vit_nano-300"])
     assert not torch.equal(heads["vit_nano-0"], heads["vit_nano-30"])
@@ -131,22 +138,22 @@ def test_what_does_not_go_together_is_left_out(corner):
 
 
 def test_a_pass_takes_everything_and_names_each_cell_once():
-    first = list(cells(0))
+    first = cells(0)
     assert len({cell.key for cell in first}) == len(first)
     assert {cell.defense for cell in first} == set(DEFENSES)
     assert {cell.protocol for cell in first} == set(PROTOCOLS)
     assert {cell.model for cell in first} == set(MODELS)
     assert {cell.state for cell in first} == set(STATES)
     assert {kind for cell in first for kind, _ in cell.batches} == {*SINGLE, *SEVERAL}
-    assert list(cells(0)) == first
+    assert cells(0) == first
     assert {cell.key for cell in cells(1)}.isdisjoint(cell.key for cell in first)
 
 
 @pytest.mark.parametrize("kind", [*SINGLE, *SEVERAL])
 def test_each_kind_of_batch_holds_what_it_says(kind):
-    pool = torch.rand(20, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    pool = torch.rand(60, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     size = 1 if kind in SINGLE and kind not in SEVERAL else 4
-    held = draw(pool, torch.arange(20) % 10, 10, kind, size, torch.Generator().manual_seed(1))
+    held = draw(pool, torch.arange(60) % 10, 10, kind, size, torch.Generator().manual_seed(1))
     found = held.images(range(size))
     assert found.shape == (size, 3, 8, 8)
     assert len(set(held.ids)) == size
@@ -154,5 +161,8 @@ def test_each_kind_of_batch_holds_what_it_says(kind):
     assert different == {"twins": 2, "burst": 1}.get(kind, size)
     if kind == "mirrored":
         assert torch.equal(found[:2].flip(-1), found[2:])
-    if kind == "one_class":
+    if kind == "same_label":
         assert len(held.labels.unique()) == 1
+    if kind == "one_class":
+        places = [int((pool == image).flatten(1).all(dim=1).nonzero()) for image in found]
+        assert len({place % 10 for place in places}) == 1
