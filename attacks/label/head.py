@@ -5,8 +5,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.label.rules import head_gradient
+from fedsim.effects import MasksPositions, TransformsImages, Withholds
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
+
+
+HEADS_OWN = (TransformsImages, MasksPositions, Withholds)
+"""Effects behind which the head's gradient is that of what the head read, and of the labels."""
 
 
 def shared(observation: Observation, part: str) -> Float[Tensor, "..."]:
@@ -92,9 +97,9 @@ def sign_rounding(observation: Observation) -> float:
 def head_is_exact(observation: Observation) -> str:
     """Why the head's gradient may be another than that of one batch and its labels; empty where it is known to be it.
 
-    A defense may scale or change it, by however little: what it does is not known here.
+    By what defenses publish of themselves: one that clips, or does not say how it acts, may have scaled or changed it.
     """
-    if observation.defenses:
+    if not all(isinstance(effect, HEADS_OWN) for effect in observation.effects):
         return "a defense ran on the client: whether it left the head's gradient as it was, its scale too, is unknown"
     if observation.summed > 1:
         return f"the updates of {observation.summed} clients were summed: the head's gradient is no single batch's"

@@ -256,7 +256,9 @@ def _attack(values: Mapping[str, Any]) -> AttackRecord | None:
         images=images,
         trace=_trace(values.get("trace")),
         baseline=values.get("baseline") is True,
-        promised=_number(vouched.get("expected_psnr")) if isinstance(vouched, dict) else None,
+        promised=_number(vouched.get("promised_psnr", vouched.get("expected_psnr")))
+        if isinstance(vouched, dict)
+        else None,
         labelled=bool(_list(values.get("labels"))) or _number(values.get("label_share")) is not None,
     )
 
