@@ -61,7 +61,7 @@ class Observation:
     def effects(self) -> tuple[Effect, ...]:
         """What the client's defenses do to its update, as they publish it; `Unpublished` for one that does not say."""
         wrappers = self.architecture.wrappers
-        if self.defenses and not wrappers:
+        if not self._defenses_at_hand:
             return tuple(Unpublished(str(defense.get("name", ""))) for defense in self.defenses)
         each = (getattr(wrapper, "effects", None) for wrapper in wrappers)
         unknown = (Unpublished(""),)
@@ -70,10 +70,14 @@ class Observation:
     @property
     def repeatable(self) -> bool:
         """Whether who knows what the model saw can compute this update once more: nothing was drawn, summed or kept."""
-        wrappers = self.architecture.wrappers
-        if self.replayer is None or self.summed != 1 or (self.defenses and not wrappers):
+        if self.replayer is None or self.summed != 1 or not self._defenses_at_hand:
             return False
-        return all(getattr(wrapper, "repeatable", False) for wrapper in wrappers)
+        return all(getattr(wrapper, "repeatable", False) for wrapper in self.architecture.wrappers)
+
+    @property
+    def _defenses_at_hand(self) -> bool:
+        """Whether each defense that is on record is an object here, which can be asked; a chain holds several."""
+        return sum(len(getattr(one, "defenses", (one,))) for one in self.architecture.wrappers) >= len(self.defenses)
 
     def replay(self, images: Tensor, labels: Tensor) -> Update | None:
         """What the client would have shared of [B,C,H,W] images in [0, 1], as its model saw them, and [B] labels.
