@@ -1,5 +1,6 @@
-"""What an attack gives back: images or labels, and what it can tell of them without the truth."""
+"""What an attack gives back: images or labels, and what is known of them without the truth."""
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -10,10 +11,14 @@ Status = Literal["certified", "uncertified", "none"]
 
 @dataclass(frozen=True)
 class Certificate:
-    """What the attack itself can tell about its result, without the truth.
+    """What is known of a result without the truth; `none` where the method has no test of its own.
 
-    `values` holds residuals, ranks and condition numbers by name, and `promised_psnr` in dB of certified images;
-    `none` means that the method has no test of its own.
+    `certified` is a claim in what `Attack.run` returns, that the attack's own equations hold. It is a certificate in
+    what `Attack.__call__` returns: `Attack.confirm` has granted it.
+
+    Attributes:
+        values: residuals, ranks and condition numbers by name; `expected_psnr` by the attack's own estimate, and
+            `promised_psnr`, the bound, of certified images, both in dB.
     """
 
     status: Status = "none"
@@ -70,6 +75,11 @@ class Bound:
 
     psnr: float
     how: str
+
+
+def psnr_of(mse: float) -> float:
+    """dB of a mean squared error of [0, 1] pixels, 300 at most; -∞ of one that is not finite."""
+    return -10.0 * math.log10(max(mse, 1e-30)) if math.isfinite(mse) else -math.inf
 
 
 def finished(result: Reconstruction, seconds: float) -> Reconstruction:

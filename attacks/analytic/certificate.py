@@ -1,4 +1,4 @@
-"""When a closed form may say "these are the pictures", and in which words it says that it may not."""
+"""When a closed form may claim that its result is the image, and in which words it says that it may not."""
 
 import math
 
@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.analytic.least_squares import PatchSolution
-from attacks.base import Certificate
+from attacks.certificate.confirm import MIN_PSNR
+from attacks.result import Certificate, psnr_of
 
 MAX_RESIDUAL = 1e-3
 """Measured at random initialisation, relative residual of one picture: 1e-7 (float32 gradient), 2e-6…2e-4 (delta
@@ -18,9 +19,9 @@ residual is no proof of a single picture."""
 MAX_IDENTITY = 1e-3
 """The same settings leave the identity Σ_n G_n = ∂L/∂b_p at 1e-7, 3e-7…5e-5 and 1e-4."""
 
-MIN_EXPECTED_PSNR = 60.0
-"""dB. Rounding to 8 bits is an error of 59 dB: above it the picture is the true one up to that. The prediction was
-within 4 dB of the truth for single pictures above 40 dB. It says nothing about the mean of several pictures."""
+MIN_EXPECTED_PSNR = MIN_PSNR
+"""dB that an attack's own estimate must reach for a claim, as the bound must for a certificate. The estimate was within
+4 dB of the truth for single pictures above 40 dB. It says nothing about the mean of several pictures."""
 
 
 def relative_error(found: Float[Tensor, "*shape"], expected: Float[Tensor, "*shape"]) -> float:
@@ -35,7 +36,6 @@ def solution_values(solution: PatchSolution, width: int, variance: float) -> dic
     Args:
         variance: turns a squared error of the solution into one of [0, 1] pixels.
     """
-    known = not math.isnan(solution.expected_mse)
     values = {
         "tokens": float(len(solution.patches)),
         "width": float(width),
@@ -43,7 +43,7 @@ def solution_values(solution: PatchSolution, width: int, variance: float) -> dic
         "rcond": solution.rcond,
         "condition": solution.condition,
         "residual": solution.residual,
-        "expected_psnr": -10.0 * math.log10(max(1e-30, solution.expected_mse * variance)) if known else math.nan,
+        "expected_psnr": psnr_of(solution.expected_mse * variance),
     }
     return finite(values)
 
@@ -54,7 +54,9 @@ def finite(values: dict[str, float]) -> dict[str, float]:
 
 
 def judge(values: dict[str, float], batch: int, identity: str) -> Certificate:
-    """The promise "the picture that the model saw, up to rounding to 8 bits", or the reason why not.
+    """The claim that this is what the model saw, up to rounding to 8 bits, or the reason why there is none.
+
+    `Attack.confirm` grants it or takes it back.
 
     It rests on the shared tensors and on there being one picture behind them. More equations than unknowns, all
     satisfied, by a matrix of full rank: then noise or a changed update would show in the residual, and the conditioning

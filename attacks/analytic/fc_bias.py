@@ -15,6 +15,7 @@ from attacks.analytic.rank_one import LinearInput, parallel_units, solve_input
 from attacks.base import Attack, Bound, Certificate, Reconstruction
 from attacks.certificate.linear import linear_error, own_equations
 from attacks.label.single import single_label
+from attacks.result import psnr_of
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
 
@@ -123,7 +124,7 @@ class Candidate:
 
     @property
     def expected_psnr(self) -> float:
-        return -10.0 * math.log10(max(1e-30, self.mse)) if math.isfinite(self.mse) else -math.inf
+        return psnr_of(self.mse)
 
     @property
     def exact(self) -> bool:

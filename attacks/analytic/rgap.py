@@ -15,6 +15,7 @@ from attacks.analytic.layer_chain import Link, layer_chain
 from attacks.analytic.layer_inversion import HeadInput, LayerInput, read_head, solve_conv, solve_linear
 from attacks.analytic.patch_gradient import examples_behind
 from attacks.base import Attack, Certificate, Needs, Reconstruction
+from attacks.result import psnr_of
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import State
@@ -181,7 +182,7 @@ def _gradients(observation: Observation, links: Sequence[Link], device: torch.de
 
 def _certificate(found: Candidate) -> Certificate:
     values = {"mismatch": found.mismatch, "missing": float(found.missing), "head_residual": found.head.residual}
-    expected = -10.0 * math.log10(max(found.mse, 1e-30)) if math.isfinite(found.mse) else -math.inf
+    expected = psnr_of(found.mse)
     if math.isfinite(expected):
         values["expected_psnr"] = expected
     values = {name: value for name, value in values.items() if math.isfinite(value)}

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from attacks.analytic.certificate import MIN_EXPECTED_PSNR
 from attacks.analytic.completion import complete
 from attacks.analytic.first_norm import FirstNorm, first_norm, plain_blocks, spanned_gradients
 from attacks.analytic.later_norms import Readers
@@ -20,9 +21,6 @@ from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
 from attacks.certificate.linear import MARGIN, own_equations
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
-
-MIN_EXPECTED_PSNR = 60.0
-"""dB, for a certificate where the pixels are no whole levels; rounding to 8 bits is an error of 59 dB."""
 
 MIN_GAP = 2.0
 """Smallest kept over largest dropped singular value of ∂L/∂W_qkv: batches and random gradients show 1.0 to 1.1."""

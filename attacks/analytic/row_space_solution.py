@@ -1,6 +1,5 @@
 """From the row spaces to pixels: smoothness, later projections, whole levels, each where those before fall short."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from attacks.analytic.later_norms import Readers, Refined, refine
 from attacks.analytic.row_space_system import PatchSystem, Uncertainty, uncertainty
 from attacks.analytic.subspace import RowSpace
 from attacks.analytic.whole_levels import MAX_EXCESS, MIN_POWER, WholeLevels, to_whole_levels
+from attacks.result import psnr_of
 
 GRADUAL = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5)
 """Floors under the noise where the linear system leaves directions open: the start is far, its curvature matters."""
@@ -123,7 +123,7 @@ def expected_psnr(system: PatchSystem, doubt: Uncertainty, pixels: Pixels) -> fl
     rounding = torch.finfo(torch.float64).eps * float(system.singular[0])
     growth = float(system.singular.clamp(min=rounding).reciprocal().square().mean()) * len(system.singular)
     mse = float(doubt.noise.square().mean()) * growth / len(pixels.std) * float(pixels.std.square().mean())
-    return -10.0 * math.log10(max(mse, 1e-30))
+    return psnr_of(mse)
 
 
 def _round(

@@ -1,12 +1,10 @@
 """Whether a result stands: it goes once more through the client's own computation, and its error is bounded."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice, permutations
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from attacks.result import Bound, Certificate, Reconstruction, uncertified
@@ -24,12 +22,6 @@ MAX_MISMATCH = 1e-3
 
 FLOOR = 1e-3
 """A tensor whose gradient is smaller than this share of all counts as that: some are rounding and nothing else."""
-
-MAX_ORDERS = 24
-"""Assignments of labels to images that are tried, each by one client's step."""
-
-MAX_LABELS = 100
-"""Labels that are tried where none is known for one image."""
 
 BoundOf = Callable[[Observation, Reconstruction, Observation], Bound | None]
 
@@ -103,10 +95,12 @@ def _again(observation: Observation, result: Reconstruction) -> tuple[Observatio
     Raises:
         NotApplicable: no labels are known, or the computation cannot be done once more.
     """
+    from attacks.certificate.assignments import assignments  # its label rules are attacks, which import this module
+
     assert result.images is not None
     images = result.images.detach()
     best: tuple[Observation, Tensor, float] | None = None
-    for labels in _labels(observation, result):
+    for labels in assignments(observation, result):
         update = observation.replay(images, labels)
         if update is None:
             raise NotApplicable("the client's computation cannot be done once more: an order or a draw is unknown")
@@ -121,56 +115,9 @@ def _again(observation: Observation, result: Reconstruction) -> tuple[Observatio
     return best
 
 
-def _labels(observation: Observation, result: Reconstruction) -> Iterator[Int[Tensor, " batch"]]:
-    """Assignments to try, the likeliest first: one label of one image, or the certified ones of several."""
-    assert result.images is not None
-    count = len(result.images)
-    if count == 1:
-        yield from _of_one(observation, result.labels)
-        return
-    if count > observation.num_classes - 1:
-        return
-    found = _certified_labels(observation)
-    if found is not None and len(found) == count:
-        yield from islice(_orders(found.tolist()), MAX_ORDERS)
-
-
-def _of_one(observation: Observation, known: Tensor | None) -> Iterator[Int[Tensor, " batch"]]:
-    from attacks.label.single import single_label  # attacks import this module through their base
-
-    named = known if known is not None and len(known) == 1 else single_label(observation)
-    if named is not None:
-        yield named.cpu()
-    elif observation.num_classes <= MAX_LABELS:
-        yield from torch.arange(observation.num_classes).split(1)
-
-
-def _certified_labels(observation: Observation) -> Tensor | None:
-    from attacks.label.certified import features_of  # as above
-
-    try:
-        found = features_of(observation, torch.device("cpu"), torch.Generator().manual_seed(0))
-    except NotApplicable:
-        return None
-    return found.labels if found.certified else None
-
-
-def _orders(labels: list[int]) -> Iterator[Int[Tensor, " batch"]]:
-    seen = set()
-    for order in permutations(labels):
-        if order not in seen:
-            seen.add(order)
-            yield torch.tensor(order)
-
-
 def _unrepeatable(observation: Observation) -> str:
     if observation.replayer is None:
         return "how the client computes is not known here, so that nothing can be computed once more"
     if observation.summed != 1:
         return f"a sum over {observation.summed} clients cannot be computed once more"
     return "a defense draws, remembers or does not say how it acts: the update cannot be computed once more"
-
-
-def psnr_of(mse: Float[Tensor, ""] | float) -> float:
-    """dB of a mean squared error of [0, 1] pixels."""
-    return -10.0 * math.log10(max(float(mse), 1e-30))

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.forward_mode import jacobian
-from attacks.result import Bound, Reconstruction
+from attacks.result import Bound, Reconstruction, psnr_of
 from fedsim.observation import Observation
 from fedsim.update import State
 
@@ -19,6 +19,15 @@ MAX_PIXELS = 2_000
 
 MAX_ROWS = 20_000
 """Numbers of the gradient that are used, of whole tensors in turn: fewer equations give no better conditioning."""
+
+MIN_SHARE = 1e-4
+"""Of the whole gradient's norm, below which a tensor's gradient is rounding alone and is left out."""
+
+MIN_SINGULAR = 1e-13
+"""Of the largest singular value, below which the smallest is rounding in float64: nothing is bounded."""
+
+ROUNDINGS = 32.0
+"""Of the client's precision, that its gradient is taken to be off at least."""
 
 MAX_BEND = 0.5
 """Share of its length by which J may change over the distance that the bound allows."""
@@ -42,7 +51,7 @@ def jacobian_bound(observation: Observation, result: Reconstruction, again: Obse
         J = jacobian(gradient_of, x)
         residual = float((gradient_of(x) - target).norm())
         _, singular, right = torch.linalg.svd(J, full_matrices=False)
-        if float(singular[-1]) <= float(singular[0]) * 1e-13:
+        if float(singular[-1]) <= float(singular[0]) * MIN_SINGULAR:
             return None
         length = (residual + _rounding(observation, again, shared)) / float(singular[-1])
         weakest = right[-1]
@@ -51,8 +60,8 @@ def jacobian_bound(observation: Observation, result: Reconstruction, again: Obse
     if not bent <= MAX_BEND * length * float(singular[-1]):
         return None
     mse = length**2 / len(x) * max(observation.std) ** 2
-    psnr = -10.0 * math.log10(max(mse, 1e-30))
-    return Bound(psnr, f"the whole Jacobian of {len(x)} pixels, condition {float(singular[0] / singular[-1]):.0e}")
+    condition = float(singular[0] / singular[-1])
+    return Bound(psnr_of(mse), f"the whole Jacobian of {len(x)} pixels, condition {condition:.0e}")
 
 
 def _chosen(gradient: State) -> State:
@@ -61,7 +70,7 @@ def _chosen(gradient: State) -> State:
     chosen: State = {}
     rows = 0
     for name, tensor in gradient.items():
-        if float(tensor.norm()) > 1e-4 * whole and (not chosen or rows + tensor.numel() <= MAX_ROWS):
+        if float(tensor.norm()) > MIN_SHARE * whole and (not chosen or rows + tensor.numel() <= MAX_ROWS):
             chosen[name] = tensor
             rows += tensor.numel()
     return chosen
@@ -93,7 +102,7 @@ def _rounding(observation: Observation, again: Observation, shared: State) -> fl
     """
     found = again.gradient
     off = max(float((found[name] - shared[name]).norm()) / _norm(shared[name]) for name in shared)
-    return math.sqrt(len(shared)) * max(off, 32.0 * observation.eps)
+    return math.sqrt(len(shared)) * max(off, ROUNDINGS * observation.eps)
 
 
 def _norm(tensor: Tensor) -> float:

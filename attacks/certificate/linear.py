@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.result import Bound
+from attacks.result import Bound, psnr_of
 
 MARGIN = 3.0
 """Times the root mean square that the measured errors lead to: they were measured once, at the result."""
@@ -60,5 +60,4 @@ def own_equations(errors: Float[Tensor, " unknowns"] | None, std: Sequence[float
     if errors is None:
         return None
     mse = float(errors.square().mean()) * max(std) ** 2
-    psnr = -10.0 * math.log10(max(mse, 1e-30)) if math.isfinite(mse) else -math.inf
-    return Bound(psnr, "its own equations, with the errors measured on both sides")
+    return Bound(psnr_of(mse), "its own equations, with the errors measured on both sides")

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.base import Certificate, Reconstruction
 from attacks.label.head import head_is_exact, shared, sign_rounding, single_head
 from attacks.label.rules import bias_sign
+from attacks.result import Certificate, Reconstruction
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import LocalProtocol
