@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from clients.training import LossGradient
+from clients.training import LossGradient, set_gradients
 from defenses.base import Batch, ClientRound, Defense, DefenseChain
 from fedsim.determinism import seeded_globals
 from fedsim.observation import Observation
@@ -56,7 +56,7 @@ def _once_more(observation: Observation, images: Tensor, labels: Tensor, rng: to
         for step in range(1 if optimizer is None else protocol.steps):
             gradients = defense.gradient(model, batch, gradient_of, rng)
             if optimizer is not None:
-                _set_gradients(trainable, gradients, start, protocol.proximal_mu)
+                set_gradients(trainable, gradients, start, protocol.proximal_mu)
                 optimizer.param_groups[0]["lr"] = protocol.lrs[step]
                 optimizer.step()
     if shares_gradient:
@@ -89,13 +89,3 @@ def _sgd(parameters: list[nn.Parameter], protocol: LocalProtocol) -> torch.optim
         weight_decay=protocol.weight_decay,
         nesterov=protocol.nesterov,
     )
-
-
-def _set_gradients(trainable: dict[str, nn.Parameter], gradients: State, start: State, proximal_mu: float) -> None:
-    """As a client's local step has them, with FedProx's term."""
-    with torch.no_grad():
-        for name, parameter in trainable.items():
-            parameter.grad = gradients.get(name)
-            if proximal_mu:
-                drift = proximal_mu * (parameter - start[name])
-                parameter.grad = drift if parameter.grad is None else parameter.grad + drift

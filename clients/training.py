@@ -94,6 +94,16 @@ def batches(
             produced += 1
 
 
+@torch.no_grad()
+def set_gradients(trainable: Mapping[str, nn.Parameter], gradients: State, start: State, proximal_mu: float) -> None:
+    """Hand an optimiser what a local step goes by: the gradients, and the drift from `start` of FedProx's term."""
+    for name, parameter in trainable.items():
+        parameter.grad = gradients.get(name)
+        if proximal_mu:
+            drift = proximal_mu * (parameter - start[name])
+            parameter.grad = drift if parameter.grad is None else parameter.grad + drift
+
+
 def _steps(count: int, batch_size: int, epochs: int, steps: int | None) -> int:
     return steps if steps is not None else epochs * -(-count // batch_size)
 
@@ -136,12 +146,7 @@ def train_locally(
         batch = defense.transform_batch(Batch(normaliser(private), labels), draws)
         gradients = defense.gradient(model, batch, gradient_of, draws)
         losses.append(gradient_of.take_loss())
-        with torch.no_grad():
-            for name, parameter in trainable.items():
-                parameter.grad = gradients.get(name)
-                if proximal_mu:
-                    drift = proximal_mu * (parameter - start[name])
-                    parameter.grad = drift if parameter.grad is None else parameter.grad + drift
+        set_gradients(trainable, gradients, start, proximal_mu)
         if audit:
             names = [pictures.ids[int(i)] for i in indices]
             seen.add(normaliser.inverse(batch.images), private, labels, names)

@@ -71,8 +71,8 @@ class RowSpaces(Attack):
             return make_readers(observation, spaces, self.projections - 1 if short else 1)
 
         solution = solve(system, spaces.norm, spaces.picture, spaces.tokens, pixels, later, self.levels)
-        proven = Certificate("certified", "whole pixel levels satisfy every equation")
-        certificate = proven if solution.proven else Certificate("uncertified", "pixels are no whole levels")
+        claim = Certificate("certified", "whole pixel levels satisfy every equation")
+        certificate = claim if solution.levels_hold else Certificate("uncertified", "pixels are no whole levels")
         return Reconstruction(images=to_picture(observation, solution.patches, pixels), certificate=certificate)
 
     def _gradients(self, observation: Observation) -> list[Tensor | None]:

@@ -133,12 +133,12 @@ class Candidate:
         return agreed and self.solution.residual <= MAX_RESIDUAL
 
     @property
-    def proven(self) -> bool:
-        """In a batch: the pixels are whole levels, and the model moves the units as far for this picture alone.
+    def exact_in_batch(self) -> bool:
+        """The pixels are whole levels, and the model moves the units as far for this picture alone.
 
-        Agreement proves nothing there: pictures of one label and nearly the same softmax have parallel errors, so that
-        every unit that they share holds the same mixture. Whole levels alone do not either, where the pictures differ
-        by even numbers of them.
+        Agreement tells nothing in a batch: pictures of one label and nearly the same softmax have parallel errors, so
+        that every unit that they share holds the same mixture. Whole levels alone tell nothing either, where the
+        pictures differ by even numbers of them.
         """
         return self.whole and self.exact and self.mismatch <= MAX_MISMATCH
 
@@ -287,7 +287,7 @@ def _certificate_of_one(candidate: Candidate) -> Certificate:
 
 
 def _certificate_of_batch(found: list[Candidate], pictures: int, classes: int) -> Certificate:
-    exact = sum(candidate.proven for candidate in found)
+    exact = sum(candidate.exact_in_batch for candidate in found)
     values = {"pictures": float(pictures), "found": float(len(found)), "exact": float(exact)}
     if not found:
         reason = f"no two units agree: {pictures} pictures are mixed in every unit, in one mean picture here"
@@ -304,6 +304,6 @@ def _certificate_of_batch(found: list[Candidate], pictures: int, classes: int) -
         how = f"whole pixel levels that {int(values['smallest_group'])} or more units agree on"
         reason = f"{exact} of {pictures} pictures, each of {how}, and they alone move those units as far"
         return Certificate("certified", reason, values)
-    proven = f"{exact} of the {len(found)} pictures found are whole pixel levels that alone move their units as far"
-    reason = f"{proven}: the others can be mixtures of alike pictures of one label"
+    told = f"{exact} of the {len(found)} pictures found are whole pixel levels that alone move their units as far"
+    reason = f"{told}: the others can be mixtures of alike pictures of one label"
     return Certificate("uncertified", reason, values)

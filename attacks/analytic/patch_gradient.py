@@ -34,7 +34,7 @@ class PatchGradient(Attack):
         equilibrate: scale the token gradients to unit norm before the decomposition.
         weigh: weigh the equations by their rounding errors where these dominate.
         levels: the largest pixel value of pictures whose pixels are whole numbers (255 for 8 bits): the solution is
-            rounded to them where the equations prove that this is right; None: never.
+            rounded to them where these satisfy all equations; None: never.
         localisation: what becomes of the term that a position regression (the defense mjp) adds to the gradient:
             `subtract`, as a server does that knows the defense, or `keep`, for one that is told nothing of it.
     """

@@ -224,7 +224,7 @@ def _values(spaces: Spaces, system: PatchSystem, doubt: Uncertainty, pixels: Pix
 def _certificate(
     observation: Observation, spaces: Spaces, system: PatchSystem, solution: Solution, pixels: Pixels
 ) -> Certificate:
-    """The promise "the picture that the model saw, up to rounding to 8 bits", or why not; for one picture alone.
+    """The claim that this is what the model saw, up to rounding to 8 bits, or why not; for one picture alone.
 
     It rests on equations beyond those that the solution was chosen by: pixels that come out as whole levels, inside
     every row space at the level of the noise, where one wrong pixel would stand out; or more equations than unknowns
@@ -238,7 +238,7 @@ def _certificate(
         values |= {"grid_excess": whole.excess, "grid_power": whole.power}
     equations, unknowns = system.equations.shape
     gap, expected = spaces.tokens.gap, values["expected_psnr"]
-    if solution.proven:
+    if solution.levels_hold:
         assert whole is not None
         accepted = f"whole pixel levels satisfy every equation ({whole.excess:.2g} times the noise)"
         return Certificate("certified", f"{accepted}; one wrong pixel would be {whole.power:.0f} times it", values)

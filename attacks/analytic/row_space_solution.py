@@ -50,7 +50,7 @@ class Solution:
     whole: WholeLevels | None
 
     @property
-    def proven(self) -> bool:
+    def levels_hold(self) -> bool:
         """Whole levels in which one wrong pixel would be seen."""
         return self.whole is not None and self.whole.excess <= MAX_EXCESS and self.whole.power >= MIN_POWER
 
@@ -81,7 +81,7 @@ def solve(
     whole = _round(system, coordinates, doubt.deviation, picture, first, pixels, levels)
     if whole is not None:
         result = Solution(whole.patches, doubt, None, whole)
-    readers = make_readers(short) if short or not result.proven else None
+    readers = make_readers(short) if short or not result.levels_hold else None
     if readers is not None:
         refined = refine(
             readers,

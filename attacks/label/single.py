@@ -1,4 +1,4 @@
-"""The label of one example, and what proves it."""
+"""The label of one example, and what certifies it."""
 
 from dataclasses import replace
 
