@@ -62,13 +62,13 @@ def build_attack(name: str, settings: dict[str, Any]) -> Attack:
         ConfigError: its `_target_` is no Attack, or refuses its settings.
     """
     key = f"attack.{name}"
-    if not isinstance(settings, dict):
-        return build_component(key, settings, Attack)  # type: ignore[type-abstract]
-    read_knowledge(key, settings)
-    certify = settings.get(CERTIFY, True)
+    own, certify = settings, True
+    if isinstance(settings, dict):  # what else it may be is refused below
+        read_knowledge(key, settings)
+        certify = settings.get(CERTIFY, True)
+        own = {name: value for name, value in without_knowledge(settings).items() if name != CERTIFY}
     if not isinstance(certify, bool):
         raise ConfigError(f"{key}.{CERTIFY}", certify, "true, or false to leave certificates out")
-    own = {name: value for name, value in without_knowledge(settings).items() if name != CERTIFY}
     attack = build_component(key, own, Attack)  # type: ignore[type-abstract]
     attack.certify = certify
     return attack

@@ -11,7 +11,7 @@ from attacks.analytic.least_squares import PatchSolution, solve_patches
 from attacks.analytic.patch_gradient import check_embedding, embedding_rows, examples_behind, known_embedding
 from attacks.analytic.patches import patchify, unpatchify
 from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
-from attacks.certificate.linear import linear_error, own_equations
+from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 
@@ -99,13 +99,12 @@ class April(Attack):
         assert roles.patch_weight is not None
         assert roles.qkv_weight is not None
         qkv_weight = state[roles.qkv_weight].double()
-        sides = [
-            side
+        shared, found = (
+            LinearSystem(_all_token_grads(one), qkv_weight.T @ one.gradient_of("qkv_weight"))
             for one in (observation, again)
-            for side in (_all_token_grads(one), qkv_weight.T @ one.gradient_of("qkv_weight"))
-        ]
+        )
         patches = patchify(observation.normalised(result.images.cpu()), roles.patch)
-        errors = linear_error(*sides, _tokens_of(observation, patches), observation.eps)
+        errors = linear_error(shared, found, _tokens_of(observation, patches), observation.eps)
         least = torch.linalg.svdvals(state[roles.patch_weight].double().flatten(1))
         width, pixels = len(qkv_weight.T), patches.shape[1]
         if errors is None or pixels > width:

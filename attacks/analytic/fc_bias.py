@@ -1,19 +1,18 @@
 """Pictures from the first fully connected layer: its weight's gradient over its bias's (Phong et al. 2018)."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from attacks.analytic.certificate import MIN_EXPECTED_PSNR, relative_error
 from attacks.analytic.patch_gradient import examples_behind
 from attacks.analytic.rank_one import LinearInput, parallel_units, solve_input
 from attacks.base import Attack, Bound, Certificate, Reconstruction
-from attacks.certificate.linear import linear_error, own_equations
+from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from attacks.label.single import single_label
 from attacks.result import psnr_of
 from fedsim.errors import ConfigError, NotApplicable
@@ -81,11 +80,11 @@ class FullyConnectedBias(Attack):
         assert result.images is not None
         layer = picture_layer(observation)
         inputs = observation.normalised(result.images.cpu()).flatten(1)
-        sides = [gradient for one in (observation, again) for gradient in reversed(_gradients(one, layer))]
+        shared, found = (_gradients(one, layer) for one in (observation, again))
         if len(inputs) > 1:
-            return _bound_of_batch(observation, result, layer, inputs, sides)
-        bias, weight, bias_again, weight_again = sides
-        errors = linear_error(bias[None], weight, bias_again[None], weight_again, inputs, observation.eps)
+            return _bound_of_batch(observation, result, layer, inputs, shared, found)
+        every = torch.ones(len(shared[1]), dtype=torch.bool)
+        errors = linear_error(_system(shared, every), _system(found, every), inputs, observation.eps)
         return own_equations(errors, observation.std)
 
     def _read(self, observation: Observation, solution: LinearInput) -> "Candidate":
@@ -148,7 +147,8 @@ def _bound_of_batch(
     result: Reconstruction,
     layer: str,
     inputs: Float[Tensor, "batch pixels"],
-    sides: Sequence[Tensor],
+    shared: tuple[Tensor, Tensor],
+    again: tuple[Tensor, Tensor],
 ) -> Bound | None:
     """Each image by the units that it alone moves, as long as no other can come to move them over the error bounded.
 
@@ -160,16 +160,12 @@ def _bound_of_batch(
     before, moved = _moved_units(observation, layer, inputs, result.labels)
     weight = observation.global_state[f"{layer}.weight"].double().norm(dim=1)
     distances = before.abs() / weight.clamp(min=1e-300)
-    bias, weight_grad, bias_again, weight_again = sides
     worst, radii, alone_of = [], [], []
     for number, image in enumerate(inputs):
         alone = (moved[number] != 0) & (moved != 0).sum(dim=0).eq(1)
         if int(alone.sum()) < 2:
             return None
-        errors = linear_error(
-            bias[None, alone], weight_grad[alone], bias_again[None, alone], weight_again[alone], image[None],
-            observation.eps,
-        )  # fmt: skip
+        errors = linear_error(_system(shared, alone), _system(again, alone), image[None], observation.eps)
         if errors is None:
             return None
         worst.append(errors)
@@ -180,6 +176,12 @@ def _bound_of_batch(
         if any(bool((distances[other, alone] <= radii[other]).any()) for other in others):
             return None
     return own_equations(torch.stack(worst).max()[None], observation.std)
+
+
+def _system(gradients: tuple[Tensor, Tensor], units: Bool[Tensor, " all_units"]) -> LinearSystem:
+    """∂L/∂W[i] = ∂L/∂b[i] x over the units chosen."""
+    weight, bias = gradients
+    return LinearSystem(bias[None, units], weight[units])
 
 
 def _moved_units(

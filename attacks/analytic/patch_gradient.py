@@ -12,7 +12,7 @@ from attacks.analytic.localisation import without_localisation
 from attacks.analytic.patches import patchify, unpatchify
 from attacks.analytic.pixel_grid import EXCESS, MAX_WRONG, GridSolution, round_to_grid
 from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
-from attacks.certificate.linear import linear_error, own_equations
+from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from attacks.label.single import single_label
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
@@ -67,7 +67,7 @@ class PatchGradient(Attack):
         roles = observation.roles
         assert roles.grid is not None
         assert roles.patch is not None
-        rows = (embedding_rows if self.localisation == "subtract" else shared_rows)(observation).to(device)
+        rows = self._rows(observation).to(device)
         token_grads = rows[roles.embedded_prefix_tokens :]
         weight_grad = observation.gradient_of("patch_weight").to(device).flatten(1)
         solution = solve_patches(token_grads, weight_grad, self.rcond, self.equilibrate, self.weigh)
@@ -83,13 +83,17 @@ class PatchGradient(Attack):
     def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
         assert result.images is not None
         assert observation.roles.patch is not None
-        sides = []
-        for one in (observation, again):
-            rows = embedding_rows if self.localisation == "subtract" else shared_rows
-            sides += [rows(one)[one.roles.embedded_prefix_tokens :], one.gradient_of("patch_weight").flatten(1)]
+        prefix = observation.roles.embedded_prefix_tokens
+        shared, found = (
+            LinearSystem(self._rows(one)[prefix:], one.gradient_of("patch_weight").flatten(1))
+            for one in (observation, again)
+        )
         patches = patchify(observation.normalised(result.images.cpu()), observation.roles.patch)
-        errors = linear_error(*sides, patches, observation.eps)
+        errors = linear_error(shared, found, patches, observation.eps)
         return own_equations(errors, observation.std)
+
+    def _rows(self, observation: Observation) -> Float[Tensor, "rows width"]:
+        return (embedding_rows if self.localisation == "subtract" else shared_rows)(observation)
 
     def _round(
         self,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -13,13 +14,16 @@ MARGIN = 3.0
 """Times the root mean square that the measured errors lead to: they were measured once, at the result."""
 
 
+@dataclass(frozen=True)
+class LinearSystem:
+    """Gᵀ X = A, from one update."""
+
+    matrix: Float[Tensor, "unknowns equations"]
+    right_hand: Float[Tensor, "equations columns"]
+
+
 def linear_error(
-    matrix: Float[Tensor, "unknowns equations"],
-    right_hand: Float[Tensor, "equations columns"],
-    matrix_again: Float[Tensor, "unknowns equations"],
-    right_hand_again: Float[Tensor, "equations columns"],
-    solution: Float[Tensor, "unknowns columns"],
-    eps: float,
+    shared: LinearSystem, again: LinearSystem, solution: Float[Tensor, "unknowns columns"], eps: float
 ) -> Float[Tensor, " unknowns"] | None:
     """A bound on the root mean square error of each row of X̂ in Gᵀ X = A; None without full rank.
 
@@ -29,17 +33,17 @@ def linear_error(
     explains in the equations to spare. The larger of both counts, `MARGIN` times.
 
     Args:
-        matrix, right_hand: G and A as they were shared, float64.
-        matrix_again, right_hand_again: those that the result gives.
+        shared: G and A as they were shared.
+        again: those that the result gives.
         solution: X̂.
         eps: relative rounding of the client's numbers.
     """
-    G, A = matrix.double(), right_hand.double()
+    G, A = shared.matrix.double(), shared.right_hand.double()
     unknowns, equations = G.shape
     if unknowns > equations:
         return None
     X = solution.double()
-    arithmetic = (right_hand_again.double() - matrix_again.double().T @ X).square().mean(dim=1)
+    arithmetic = (again.right_hand.double() - again.matrix.double().T @ X).square().mean(dim=1)
     scale = (arithmetic + eps**2 * (G.abs().T @ X.abs()).square().mean(dim=1)).sqrt()
     scale = scale.clamp(min=1e-6 * float(scale.max())).clamp(min=1e-300)
     weighed, left_over = G / scale, (G.T @ X - A) / scale[:, None]
@@ -52,7 +56,8 @@ def linear_error(
     freedom = (equations - unknowns) * X.shape[1]
     noise = max(1.0, float(unexplained.norm()) / math.sqrt(freedom)) if freedom else 1.0
     known = (inverse @ left_over).square().mean(dim=1).sqrt()
-    return known + MARGIN * noise * inverse.norm(dim=1)
+    errors: Tensor = known + MARGIN * noise * inverse.norm(dim=1)
+    return errors
 
 
 def own_equations(errors: Float[Tensor, " unknowns"] | None, std: Sequence[float]) -> Bound | None:

@@ -14,9 +14,10 @@ ATTACKS = (
     *("labels", "labels_certified"),
 )
 _NAMED = ("attack", "model", "state", "defense", "protocol", "kind", "size", "fault")
+"""What tells a wrong certificate from another, in the order of its row."""
+
 SHOWN = 40
 """Wrong certificates that the page names one by one."""
-
 
 _SETTING = (
     "Attacks on what clients share, over models, states of training, defenses, local steps and kinds of batches, by "
@@ -166,10 +167,7 @@ def _wrong(runs: Sequence[Entry]) -> str:
     first = [entry for _, entry in sorted(order, key=lambda ranked: ranked[0])][:SHOWN]
     rows = [
         [
-            *(
-                str(entry[name])
-                for name in ("attack", "model", "state", "defense", "protocol", "kind", "size", "fault")
-            ),
+            *(str(entry[name]) for name in _NAMED),
             number(entry["promised"], ".1f"),
             number(entry["true"], ".1f"),
         ]

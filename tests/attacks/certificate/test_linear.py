@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attacks.certificate.linear import linear_error, own_equations
+from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 
 
 def system(noise, tokens=6, width=40, pixels=12, seed=0, shrink=1.0):
@@ -25,7 +25,7 @@ def system(noise, tokens=6, width=40, pixels=12, seed=0, shrink=1.0):
 @pytest.mark.parametrize("seed", range(5))
 def test_the_bound_holds_and_is_no_more_than_ten_times_the_error(noise, shrink, seed):
     G, A, again, found, truth = system(noise, shrink=shrink, seed=seed)
-    bound = linear_error(G, A, G, again, found, 0.0)
+    bound = linear_error(LinearSystem(G, A), LinearSystem(G, again), found, 0.0)
     error = (found - truth).square().mean(dim=1).sqrt()
     assert bool((bound >= error).all())
     assert float(bound.square().mean().sqrt()) < 10 * float(error.square().mean().sqrt())
@@ -34,15 +34,16 @@ def test_the_bound_holds_and_is_no_more_than_ten_times_the_error(noise, shrink, 
 def test_a_right_hand_side_that_another_factor_scaled_is_seen():
     G, A, _, _, truth = system(0.0)
     found = 1.7 * truth  # what A, 1.7 times too large, gives
-    bound = linear_error(G, 1.7 * A, G, 1.7 * (G.T @ found), found, 1e-7)
+    bound = linear_error(LinearSystem(G, 1.7 * A), LinearSystem(G, 1.7 * (G.T @ found)), found, 1e-7)
     assert float(bound.min()) > 0.5 * float((found - truth).square().mean().sqrt())
 
 
 def test_no_bound_without_full_rank():
     G, A, again, found, _ = system(0.0)
     G[1] = G[0]
-    assert linear_error(G, A, G, again, found, 1e-7) is None
-    assert linear_error(G.T, A[:6], G.T, again[:6], found[:1].expand(40, 12), 1e-7) is None
+    assert linear_error(LinearSystem(G, A), LinearSystem(G, again), found, 1e-7) is None
+    wide = LinearSystem(G.T, A[:6]), LinearSystem(G.T, again[:6])
+    assert linear_error(*wide, found[:1].expand(40, 12), 1e-7) is None
     assert own_equations(None, (0.5,)) is None
 
 
