@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fedsim.effects import Effect, Unpublished
+from fedsim.effects import Clips, Effect, Unpublished, Withholds
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import Architecture, ModelSpec, Statistics, ViTRoles, recover_statistics
 from fedsim.models.architecture import ModelWrapper
@@ -69,8 +69,13 @@ class Observation:
 
     @property
     def repeatable(self) -> bool:
-        """Whether who knows what the model saw can compute this update once more: nothing was drawn, summed or kept."""
+        """Whether who knows what the model saw can compute this update once more: nothing was drawn, summed or kept.
+
+        Behind a defense that may change images, each of several local steps may have seen others.
+        """
         if self.replayer is None or self.summed != 1 or not self._defenses_at_hand:
+            return False
+        if self.protocol.steps > 1 and not all(isinstance(effect, Clips | Withholds) for effect in self.effects):
             return False
         return all(getattr(wrapper, "repeatable", False) for wrapper in self.architecture.wrappers)
 

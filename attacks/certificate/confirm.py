@@ -57,23 +57,31 @@ def confirmed(observation: Observation, result: Reconstruction, bound: BoundOf) 
 
 
 def mismatch(observation: Observation, again: Observation) -> float:
-    """‖f(x̂) - f*‖ over ‖f*‖ in the tensor that is most off; infinite where one is missing.
+    """‖f(x̂) - f*‖ over ‖f*‖, of all tensors together or in the one that is most off; infinite where one is missing.
 
-    Rounding of weights, which a change of them carries, is allowed for.
+    A change of weights carries their rounding: it is allowed for in each tensor, and not in all together.
     """
     shared, found = observation.gradient, again.gradient
     if not shared or shared.keys() - found.keys():
         return math.inf
-    whole = math.sqrt(math.fsum(float(tensor.square().sum()) for tensor in shared.values()))
+    whole = math.sqrt(math.fsum(float(tensor.square().sum()) for tensor in shared.values() if tensor.isfinite().all()))
     rounded = _rounding(observation)
-    return max(_off(shared[name], found[name], FLOOR * whole, rounded.get(name, 0.0)) for name in shared)
+    each = {name: _off(shared[name], found[name]) for name in shared}
+    together = math.sqrt(math.fsum(off**2 for off in each.values())) / max(whole, 1e-300)
+    return max(
+        together,
+        *(
+            max(0.0, off - rounded.get(name, 0.0)) / max(float(shared[name].nan_to_num().norm()), FLOOR * whole, 1e-300)
+            for name, off in each.items()
+        ),
+    )
 
 
-def _off(shared: Tensor, found: Tensor, floor: float, rounding: float) -> float:
+def _off(shared: Tensor, found: Tensor) -> float:
     off = float((found - shared).norm())
     if not math.isfinite(off):  # half precision overflows, and does so again
         return 0.0 if torch.equal(found.nan_to_num(nan=0.0), shared.nan_to_num(nan=0.0)) else math.inf
-    return max(0.0, off - rounding) / max(float(shared.norm()), floor, 1e-300)
+    return off
 
 
 def _rounding(observation: Observation) -> dict[str, float]:
@@ -120,4 +128,7 @@ def _unrepeatable(observation: Observation) -> str:
         return "how the client computes is not known here, so that nothing can be computed once more"
     if observation.summed != 1:
         return f"a sum over {observation.summed} clients cannot be computed once more"
+    if observation.protocol.steps > 1:
+        steps = observation.protocol.steps
+        return f"each of {steps} local steps may have seen other images behind a defense that draws or does not say"
     return "a defense draws, remembers or does not say how it acts: the update cannot be computed once more"

@@ -125,3 +125,11 @@ def test_the_file_builds_it():
 def test_the_published_network_is_a_chain(tools):
     observation = tools.observe(ModelSpec("cnn_rgap_32", 10), tools.detailed(1, 32), [0])
     assert len(layer_chain(observation.build_model(), observation.image_shape)) == 7
+
+
+def test_two_classes_without_a_bias_leave_a_twin(tools, cpu):
+    spec = replace(cnn(), num_classes=2)
+    faint = 0.5 + 0.05 * (tools.photographs(12)[:1] - 0.5)
+    found = run(tools.observe(spec, faint, [1]), cpu)
+    assert not found.certificate.certified
+    assert "twin" in found.certificate.reason or "off" in found.certificate.reason

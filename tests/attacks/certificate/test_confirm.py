@@ -145,3 +145,20 @@ def test_a_promise_behind_top_k_is_kept(ratio, position):
         assert seen_psnr(result, truth) >= result.certificate.values["promised_psnr"]
     else:
         assert "promised_psnr" not in result.certificate.values
+
+
+def test_images_that_differ_from_step_to_step_are_not_certified_however_small_the_steps():
+    """Steps so small that the rounding of the weights hides which image each of them saw."""
+    observation, _ = observe_client(
+        *MLP, "model.kwargs.activation=sigmoid", "client.share=delta", "client.local_steps=2", "client.batch_size=1",
+        "client.optimizer.lr=1e-4", "defense=ats", "defense.ats.policies=[[4,19,14]]",
+    )  # fmt: skip
+    result = run(FullyConnectedBias(), observation)
+    assert result.certificate.status == "uncertified"
+    assert not observation.repeatable
+
+
+def test_an_update_that_rounding_hides_is_not_what_was_shared(plain):
+    observation, truth = observe_client(*VIT, "client.share=delta", "client.optimizer.lr=1e-6")
+    result = run(Answer(truth.images.roll(1, -1)), observation)
+    assert result.certificate.status == "uncertified"
