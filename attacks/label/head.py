@@ -9,7 +9,6 @@ from fedsim.effects import MasksPositions, TransformsImages, Withholds
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 
-
 HEADS_OWN = (TransformsImages, MasksPositions, Withholds)
 """Effects behind which the head's gradient is that of what the head read, and of the labels."""
 

@@ -89,7 +89,9 @@ def count_images(
         refused=len(declined - tested) + _beside(beyond_declined, beyond),
         failed=len(every - tested - declined) + _beside(beyond_every, beyond | beyond_declined),
         unheld=len(different(key for key in own | seen if known[key][1].guess_psnr is None)),
-        guess_known=all(image.guess_psnr is not None for _, image in known.values()),
+        guess_known=all(
+            known[one.observation, source][1].guess_psnr is not None for one in ended for source in one.forms
+        ),
     )
 
 

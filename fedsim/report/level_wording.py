@@ -94,7 +94,7 @@ def _beside(counts: Counts) -> list[str]:
 
 def _best(counts: Counts, rows: Sequence[AttackSummary]) -> str:
     if counts.own:
-        best = max(rows, key=lambda row: (row.recognisable, row.mean_recognisable or 0.0))
+        best = max(rows, key=lambda row: row.recognisable)
         among = f", the strongest of {len(rows)} attacks," if len(rows) > 1 else ""
         one, mean = best.recognisable == 1, decibels(best.mean_recognisable)
         if mean == "exact":

@@ -32,7 +32,12 @@ CASES = (
         "a baseline has one of four",
         "4 of 4 against 1 of 4 is more than chance (p = 0.07)",
         of_run(Run([*ended([26.0] * 4), *ended([26.0, 12.0, 12.0, 12.0], "samples", baseline=True)])),
-        (level("open"), counts(4, 4), says("without the update: 1 of 4"), says("without the update: 1 of 4", "terminal")),
+        (
+            level("open"),
+            counts(4, 4),
+            says("without the update: 1 of 4"),
+            says("without the update: 1 of 4", "terminal"),
+        ),
     ),
     Case(
         "low contrast, rebuilt all the same",

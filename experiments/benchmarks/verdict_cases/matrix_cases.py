@@ -18,8 +18,8 @@ from experiments.benchmarks.verdict_cases.expectations import (
 from experiments.benchmarks.verdict_cases.lines import Line, ended, failed, image, labels, line, refused
 from experiments.benchmarks.verdict_cases.pages import Said, read_matrix_page
 from experiments.benchmarks.verdict_cases.seen_cases import MIXED
-from fedsim.report.matrix import build_matrix_report, write_matrix
 from fedsim.report.counts import Counts
+from fedsim.report.matrix import build_matrix_report, write_matrix
 from fedsim.report.matrix_cells import Column, Matrix, Row, Stage, with_front
 from fedsim.report.matrix_read import BASELINE, read_cells, read_counts
 from fedsim.report.matrix_verdict import verdicts
