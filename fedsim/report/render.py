@@ -197,7 +197,7 @@ def _cards(run: RunFolder) -> list[tuple[str, str, str]]:
             ("Certified", percent(counts.certified / counts.images), f"{counts.certified:,} of {of_images(leakage)}")
         )
     if rows and rows[0].mean_leaked is not None:
-        note = f"by {rows[0].attack}"
+        note = f"by {rows[0].attack}, over all that it rebuilt"
         if rows[0].changed:
             note += f", against the clients’ own; {decibels(rows[0].mean_psnr)} against what the model saw"
         cards.append(("Mean PSNR", decibels(rows[0].mean_leaked), note))
