@@ -30,6 +30,10 @@ MODULES = (guess_cases, certificate_cases, seen_cases, record_cases, defense_cas
 SYNTHETIC: dict[str, tuple[Case, ...]] = {module.__name__.rpartition(".")[2]: module.CASES for module in MODULES}
 REAL = audit_cases.CASES
 HEADS = ("page", "case", "what a reader might believe", "it says", "terminal", "`summary.json`", "holds")
+SHORT = ("case", "what a reader might believe", "it says")
+PAGES = {"run": "Runs and audits", "comparison": "Comparisons", "matrix": "Matrices"}
+LONGEST = 210
+"""Characters of what a page says in the page of the documentation."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,29 @@ class Answer:
         told = [f"**{found}** {name}".strip() for name, found in said.levels.items()]
         words = " ".join([*said.sentences, *said.asides])
         first = said.terminal.strip()
-        same = bool(said.sentences) and all(sentence in first for sentence in said.sentences)
-        printed = "as the page" if same else first or "–"
+        printed = "as the page" if self.printed else first or "–"
         holds = "yes" if not self.wrong else f"NO: {'; '.join(self.wrong)}"
         return (said.page, self.case.name, self.case.lie, f"{', '.join(told)}: {words}", printed, stated(said), holds)
+
+    @property
+    def printed(self) -> bool:
+        """The terminal says what the page says, word for word."""
+        said = self.said
+        return bool(said.sentences) and all(sentence in said.terminal for sentence in said.sentences)
+
+    @property
+    def short(self) -> tuple[str, ...]:
+        """The case, what is believed wrongly, and what is said in its place; of a matrix each row with its counts."""
+        said, told = self.said, []
+        if said.page == "matrix":
+            counted = {line["Defense"]: line["Images"] for line in said.rows("Images")}
+            told = [f"{name} **{found}**, {counted.get(name, '')}" for name, found in said.levels.items()]
+        else:
+            told = [f"**{found}** {words}" for found, words in zip(said.levels.values(), said.sentences, strict=True)]
+            told += [text.text for text in said.tree.all("p", "against")]
+        words = "; ".join(told)
+        cut = words if len(words) <= LONGEST else f"{words[:LONGEST].rpartition(' ')[0]} …"
+        return self.case.name, self.case.lie, cut + ("" if not self.wrong else f" NO: {'; '.join(self.wrong)}")
 
 
 def answer(case: Case, folder: Path) -> Answer:
@@ -68,8 +91,12 @@ def stated(said: Said) -> str:
 
 
 def to_markdown(answers: Iterable[Answer]) -> str:
-    lines = [f"| {' | '.join(HEADS)} |", f"|{' --- |' * len(HEADS)}"]
-    lines += [f"| {' | '.join(_cell(text) for text in one.cells)} |" for one in answers]
+    return _table(HEADS, (one.cells for one in answers))
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    lines += [f"| {' | '.join(_cell(text) for text in row)} |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -79,11 +106,18 @@ def _cell(text: str) -> str:
 
 
 def to_page(answers: Sequence[Answer]) -> str:
+    """Short: the first words that a page says, and the rest in the table that `--out` holds."""
     held = sum(not one.wrong for one in answers)
+    runs = [one for one in answers if one.said.page == "run" and one.said.terminal]
+    alike = sum(one.printed for one in runs)
+    tables = []
+    for page, title in PAGES.items():
+        rows = [one.short for one in answers if one.said.page == page]
+        tables += [f"## {title}\n\n{_table(SHORT, rows)}"] if rows else []
     return f"""# Can a report be made to lie?
 
-Each line is a run folder, an audit, a comparison or a matrix that was built to make one sentence untrue, and what is \
-said of it now:
+Each line is a run folder, an audit, a comparison or a matrix that was built to make one sentence untrue, and what its \
+page says first. What else it says, the terminal and `summary.json` stand in the table that this writes:
 
 <!-- needs: minutes -->
 ```bash
@@ -91,9 +125,11 @@ python -m experiments.benchmarks.verdicts --out DIR
 ```
 
 {held} of {len(answers)} cases hold. Besides what a case expects, each is searched for “safe”, “proven” and \
-“protects”, which no page, terminal line or summary says, and a matrix is held against the pages of its own runs.
+“protects”, which no page, terminal line or summary says; a matrix is held against the pages of its own runs, and \
+`summary.json` against its page. On the terminal {alike} of {len(runs)} runs say the sentence of their page word for \
+word. What the levels mean: [the report](../report.md#levels).
 
-{to_markdown(answers)}"""
+{chr(10).join(tables)}"""
 
 
 def chosen(words: Sequence[str]) -> list[Case]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from fedsim.report.chance import clearly_fewer
-from fedsim.report.leakage import Different
+from fedsim.report.counts import Counts
 from fedsim.report.pooling import Pool
 
 Finding = Literal["less", "no less", "chance", "few", "nothing to stop", "unmatched", "untested", "unknown"]
@@ -22,7 +22,7 @@ def held_against(pool: Pool, plains: Sequence[Pool]) -> Pool | None:
     def telling(plain: Pool) -> tuple[bool, int, int, int, int, list[str]]:
         says = _by_counts(pool, plain) in ("less", "no less", "chance") and _same_by_both(pool, plain)
         common = len(plain.tried & pool.tried)
-        return says, common, -len(plain.tried), plain.seeds, plain.leakage.counts.shown, sorted(plain.tried)
+        return says, common, -len(plain.tried), plain.seeds, plain.leakage.counts.recognisable, sorted(plain.tried)
 
     return max(plains, key=telling, default=None)
 
@@ -43,7 +43,8 @@ def compare(pool: Pool, plain: Pool | None, plains: Sequence[Pool]) -> Finding:
     if plain is None:
         return "unknown"
     found = _by_counts(pool, plain)
-    if found in ("less", "no less") and not _same_by_both(pool, plain):
+    appears = pool.leakage.counts.recognisable and not plain.leakage.counts.recognisable
+    if (found in ("less", "no less") or (found == "few" and appears)) and not _same_by_both(pool, plain):
         return "unmatched"
     return "untested" if found == "less" and untested(pool, plains) else found
 
@@ -52,22 +53,25 @@ def _by_counts(pool: Pool, plain: Pool) -> Finding:
     if not measured(pool) or not measured(plain):
         return "unknown"
     here, there = pool.leakage.counts, plain.leakage.counts
-    if not there.shown:
-        return "unmatched" if here.shown else "nothing to stop"
+    if not there.recognisable:
+        if not here.recognisable:
+            return "nothing to stop"
+        more = clearly_fewer(there.recognisable, there.images, here.recognisable, here.images)
+        return "no less" if more else "few"
     observed, plainly = pool.leakage, plain.leakage
     as_large = (
         observed.shown * plainly.pictures >= plainly.shown * observed.pictures
-        or here.shown * there.images >= there.shown * here.images
+        or here.recognisable * there.images >= there.recognisable * here.images
     )
-    if not as_large and _fewer(here.shown, here, there):
+    if not as_large and _fewer(here.recognisable, here, there):
         return "less"
     if not _fewer(0, here, there):
         return "few"
     return "no less" if as_large else "chance"
 
 
-def _fewer(shown: int, here: Different, there: Different) -> bool:
-    return clearly_fewer(shown, here.images, there.shown, there.images)
+def _fewer(shown: int, here: Counts, there: Counts) -> bool:
+    return clearly_fewer(shown, here.images, there.recognisable, there.images)
 
 
 def _same_by_both(pool: Pool, plain: Pool) -> bool:
@@ -75,7 +79,7 @@ def _same_by_both(pool: Pool, plain: Pool) -> bool:
 
     Where none breaks it, nothing has to be the same: `untested` looks after what was left out.
     """
-    if not pool.leakage.counts.shown:
+    if not pool.leakage.counts.recognisable:
         return True
     common = _ended(pool) & _ended(plain)
     return _by_counts(pool.only(common), plain.only(common)) == _by_counts(pool, plain)

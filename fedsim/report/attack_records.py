@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsim.report.thresholds import INDISTINGUISHABLE, RECOGNISABLE, is_recognisable
+from fedsim.report.thresholds import INDISTINGUISHABLE, is_recognisable
 
 ROUNDING = 120.0
 """dB from which pictures differ by no more than floating-point numbers do."""
@@ -106,12 +106,6 @@ class ImageRecord:
         return self.changed and self.seen_recognisable and not self.recognisable
 
     @property
-    def guessed(self) -> bool:
-        """Whether the guess, which reads nothing of the update, is as good as what counts as recognisable."""
-        guesses = (self.guess_psnr, self.seen_guess_psnr if self.changed else None)
-        return any(guess is not None and guess >= RECOGNISABLE for guess in guesses)
-
-    @property
     def rebuilt(self) -> bool:
         """Whether the attack returned a picture at all, good or bad."""
         return any(one is not None for one in (self.psnr, self.private_psnr, self.reconstruction))
@@ -163,10 +157,10 @@ class AttackRecord:
     def vouches_wrongly(self, image: ImageRecord) -> bool:
         """Whether the certificate is known to be wrong about this picture of its own.
 
-        It promises what the model saw, up to rounding to 8 bits, or so many dB as it names: an error that an eye sees,
-        or one larger than promised and than that rounding, is a wrong certificate.
+        It promises what the model saw to so many dB as it names, or else up to rounding to 8 bits. An error that an eye
+        sees is wrong whatever was promised, one that floating-point numbers leave never is.
         """
-        least = INDISTINGUISHABLE if self.promised is None else max(INDISTINGUISHABLE, min(self.promised, EIGHT_BITS))
+        least = EIGHT_BITS if self.promised is None else max(INDISTINGUISHABLE, min(self.promised, ROUNDING))
         return self.certified and image.psnr is not None and image.psnr < least
 
     @property

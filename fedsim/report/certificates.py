@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from fedsim.report.attack_records import AttackRecord
 from fedsim.report.wording import count, percent
@@ -15,11 +16,13 @@ class Certificates:
     """Results that an attack vouches for, each update under each attack by itself.
 
     Attributes:
+        of: what they vouch for.
         granted: how many.
         checked: those that the audit could hold against the truth.
         wrong: those that it found to be wrong.
     """
 
+    of: Literal["images", "labels"]
     granted: int
     checked: int
     wrong: int
@@ -27,8 +30,9 @@ class Certificates:
     @property
     def sentences(self) -> list[str]:
         if not self.granted:
-            return ["No result is certified: without the originals the server could not tell good from bad."]
-        granted = f"{count(self.granted, 'certificate')} {'was' if self.granted == 1 else 'were'} granted"
+            return []
+        certificates = f"{count(self.granted, 'certificate')} of {self.of}"
+        granted = f"{certificates} {'was' if self.granted == 1 else 'were'} granted"
         if self.wrong:
             wrong = f"{self.wrong:,} of {self.checked:,} checked {'is' if self.wrong == 1 else 'are'} wrong"
             return [f"{granted}, and {wrong}: a fault of the certificate, which breaks nothing by itself."]
@@ -40,13 +44,33 @@ class Certificates:
         return [f"{granted}, none of {self.checked:,} checked is wrong: {bound}."]
 
 
-def certificates(records: Iterable[AttackRecord]) -> Certificates:
+def certificates(records: Iterable[AttackRecord]) -> tuple[Certificates, Certificates]:
     """Of images, and of labels where an attack returned nothing else."""
     granted = [record for record in records if record.certified]
-    return Certificates(len(granted), sum(map(_checked, granted)), sum(one.wrongly_certified for one in granted))
+    images = [record for record in granted if _of_images(record)]
+    labels = [record for record in granted if not _of_images(record)]
+    checked = sum(any(image.psnr is not None for image in record.images) for record in images)
+    return (
+        Certificates("images", len(images), checked, sum(one.wrongly_certified for one in images)),
+        Certificates(
+            "labels",
+            len(labels),
+            sum(one.label_exact is not None for one in labels),
+            sum(one.wrongly_certified for one in labels),
+        ),
+    )
 
 
-def _checked(record: AttackRecord) -> bool:
-    if any(image.rebuilt for image in record.images):
-        return any(image.psnr is not None for image in record.images)
-    return record.label_exact is not None
+def certificate_sentences(records: Iterable[AttackRecord], asked: bool) -> list[str]:
+    """Of images and of labels, each by themselves.
+
+    Args:
+        asked: say so where none is of images.
+    """
+    images, labels = certificates(records)
+    none = ["No certificate of an image: without the originals the server could not tell good from bad."]
+    return [*(images.sentences or (none if asked else [])), *labels.sentences]
+
+
+def _of_images(record: AttackRecord) -> bool:
+    return any(image.rebuilt for image in record.images)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fedsim.report.against_undefended import Finding, compare, held_against, measured, unended
 from fedsim.report.baseline import against_guess
-from fedsim.report.certificates import certificates
+from fedsim.report.certificates import certificate_sentences
 from fedsim.report.chance import chance_between
 from fedsim.report.level import Level
 from fedsim.report.level_wording import TAGS, few_images, few_test_images, judged, of_images
@@ -22,7 +22,7 @@ class DefenseVerdict:
     Attributes:
         name: its names, and the settings that tell it from others of the same names.
         level: by its own runs alone, as that of a run.
-        sentence: what was rebuilt, of how much, and what the guess has.
+        sentence: what was rebuilt, of how much, and what is without the update.
         comparison: whether that is less than without the defense; never a level.
         cautions: what few images leave open.
         seeds: how many it rests on.
@@ -72,11 +72,10 @@ def _names(defense: Settings) -> set[str]:
 def _judge(name: str, pool: Pool, plains: list[Pool]) -> DefenseVerdict:
     plain = held_against(pool, plains)
     level = pool.leakage.counts.level
-    granted = certificates(pool.records)
     details = [
         *_guess(pool),
         *_utility(pool, plain),
-        *(granted.sentences if granted.granted else []),
+        *certificate_sentences(pool.records, asked=False),
         *_refused(pool),
         *_failed(pool, "Failed or never ran"),
         *_missing(pool, plains),
@@ -107,8 +106,8 @@ def _comparison(pool: Pool, plain: Pool, found: Finding) -> str:
     if not measured(pool) or not measured(plain):
         side = "on it" if measured(plain) else "without the defense"
         return f"Not compared with undefended: no image was measured {side}."
-    shown = f"{pool.leakage.counts.shown:,} of {of_images(pool.leakage)} recognisable"
-    numbers = f"{shown}, undefended {plain.leakage.counts.shown:,} of {of_images(plain.leakage)}"
+    shown = f"{pool.leakage.counts.recognisable:,} of {of_images(pool.leakage)} recognisable"
+    numbers = f"{shown}, undefended {plain.leakage.counts.recognisable:,} of {of_images(plain.leakage)}"
     told: dict[Finding, str] = {
         "less": f"Leaks less than undefended: {numbers}.",
         "no less": f"Leaks no less than undefended: {numbers}.",

@@ -15,10 +15,10 @@ def level(certified: int, recognisable: int, guessed: int, images: int, ended: i
 
     Args:
         certified: different images that an attack vouches for, and that are not known to be wrong.
-        recognisable: different images that an attack made recognisable, against the client's own or as the model saw
-            them.
-        guessed: those that the guess, which reads nothing of the update, makes as good as that (PSNR at least
-            `RECOGNISABLE`).
+        recognisable: different images that an attack made recognisable (PSNR at least `RECOGNISABLE`, and
+            `GUESS_MARGIN` above the guess), against the client's own or as the model saw them.
+        guessed: those that an answer without the update makes recognisable by the same bar. The guess itself lies
+            below its own bar, so this counts what attacks that read nothing of the update reach.
         images: different images on which an attack ended.
         ended: attacks on images that came to an end with an image on some update; a refusal is not a test.
     """
@@ -28,8 +28,8 @@ def level(certified: int, recognisable: int, guessed: int, images: int, ended: i
 
 
 def by_chance(recognisable: int, guessed: int, images: int) -> float:
-    """Probability of as many recognisable images, were the attack no better than the guess: Fisher's exact test.
+    """Probability of as many recognisable images, were the attack no better than what reads nothing: Fisher's test.
 
-    With a guess that makes none recognisable it takes four of four, or five of twenty, to fall below 0.05.
+    Where that makes none recognisable it takes four of four, or five of twenty, to fall below 0.05.
     """
     return round(at_least_by_chance(recognisable, images, guessed, images), 12)  # 1/20 is no less than 0.05

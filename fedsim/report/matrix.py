@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 from fedsim.report import matrix_wording
-from fedsim.report.matrix_cells import Cell, Counts, Matrix, Row
+from fedsim.report.counts import Counts
+from fedsim.report.matrix_cells import Cell, Matrix, Row
 from fedsim.report.matrix_figures import (
     FILLS,
     Point,
@@ -84,27 +85,28 @@ def build_matrix_report(folder: Path) -> Path:
     matrix = Matrix.from_dict(json.loads((folder / "matrix.json").read_text(encoding="utf-8")))
     plots = _plots(matrix)
     pictures = _write_pictures(matrix, plots, folder)
-    environment = _environment()
-    for name in ("cell_level", "cell_text", "cell_story", "counts_text", "leakage_level", "leakage_text"):
-        environment.filters[name] = getattr(matrix_wording, name)
-    page = environment.get_template("matrix.html.j2").render(
-        matrix=matrix,
-        baseline=baseline_of(matrix.rows),
-        exact=EXACT,
-        recognisable=RECOGNISABLE,
-        margin=GUESS_MARGIN,
-        levels=matrix_wording.LEVELS,
-        fills=FILLS,
-        fronts=[
-            (batch, privacy_utility_svg(points, baseline_of(matrix.rows_of(batch)), name.replace("_", "-")))
-            for name, (batch, points) in plots.items()
-        ],
-        unplotted=[(row.name, why) for row in matrix.rows if (why := why_unplaced(row))],
-        refusals=_refusals(matrix),
-        few=matrix_wording.few(matrix),
-        differences={row.name: difference(matrix, row) for row in matrix.rows},
-        pictures=pictures,
-        verdicts=verdicts(matrix),
+    page = (
+        _environment()
+        .get_template("matrix.html.j2")
+        .render(
+            matrix=matrix,
+            baseline=baseline_of(matrix.rows),
+            exact=EXACT,
+            recognisable=RECOGNISABLE,
+            margin=GUESS_MARGIN,
+            levels=matrix_wording.LEVELS,
+            fills=FILLS,
+            fronts=[
+                (batch, privacy_utility_svg(points, baseline_of(matrix.rows_of(batch)), name.replace("_", "-")))
+                for name, (batch, points) in plots.items()
+            ],
+            unplotted=[(row.name, why) for row in matrix.rows if (why := why_unplaced(row))],
+            refusals=_refusals(matrix),
+            few=matrix_wording.few(matrix),
+            differences={row.name: difference(matrix, row) for row in matrix.rows},
+            pictures=pictures,
+            verdicts=verdicts(matrix),
+        )
     )
     return _write(page, folder / "matrix.html")
 

@@ -6,27 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from fedsim.report.level import Level, level
+from fedsim.report.counts import Counts
+from fedsim.report.level import Level
 from fedsim.report.thresholds import is_recognisable
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What `level` asks for. An image counts once, in however many updates or states of the model it was attacked.
-
-    Attributes:
-        recognisable: against the client's own image, or as the model saw it.
-    """
-
-    certified: int = 0
-    recognisable: int = 0
-    guessed: int = 0
-    images: int = 0
-    ended: int = 0
-
-    @property
-    def level(self) -> Level:
-        return level(self.certified, self.recognisable, self.guessed, self.images, self.ended)
 
 
 @dataclass(frozen=True)
@@ -175,9 +157,10 @@ class Row:
     def leakage_in(self, state: str | None) -> float | None:
         """dB of the strongest attack, at least those of the guess: an attacker who knows that it is better submits it.
 
-        None where any attack is still to come or failed: it might have been the strongest.
+        None where any attack is still to come or failed, which might have been the strongest, and where the row was not
+        tested: the guess alone is no leakage.
         """
-        if not self._known(state):
+        if self.level == "not tested" or not self._known(state):
             return None
         values = [cell.leakage for cell in self._cells(state)]
         return max((value for value in (*values, self.baseline) if value is not None), default=None)
@@ -211,7 +194,7 @@ class Row:
     @property
     def placed(self) -> bool:
         """It has a place in the plane of accuracy and leakage."""
-        known = self.accuracy is not None and self.leakage is not None and self.level != "not tested"
+        known = self.accuracy is not None and self.leakage is not None
         return known and not self.mismatch and not self.as_seen
 
     def _cells(self, state: str | None) -> list[Cell]:

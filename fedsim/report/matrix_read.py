@@ -8,11 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedsim.report.attack_records import AttackRecord, ImageRecord, sources
-from fedsim.report.matrix_cells import Cell, Counts
-from fedsim.report.read import read_run
+from fedsim.report.attack_records import AttackRecord, ImageRecord
+from fedsim.report.baseline import guessing, reading
+from fedsim.report.counts import Counts, count_images
+from fedsim.report.label_attacks import labels_of
+from fedsim.report.matrix_cells import Cell
+from fedsim.report.read import RunFolder, read_run
 from fedsim.report.summary import final_accuracy
-from fedsim.report.thresholds import EXACT, RECOGNISABLE, is_recognisable
+from fedsim.report.thresholds import EXACT
 
 BASELINE = "baseline.json"
 """In an audit's folder: what a guess without any gradient reaches for each picture."""
@@ -38,55 +41,46 @@ def read_cells(folder: Path, state: str, attacks: Sequence[str], updates: int) -
     Args:
         updates: how many the audit has when it is finished.
     """
-    records = _records(folder)
-    guess = read_baseline(folder)
-    return [_cell(name, state, [row for row in records if row.attack == name], updates, guess) for name in attacks]
+    audit, guess = _audit(folder), read_baseline(folder)
+    records = () if audit is None else audit.attacks
+    without = () if audit is None else guessing(audit).attacks
+    labels = frozenset() if audit is None else labels_of(audit)
+    cells = []
+    for name in attacks:
+        rows = [row for row in records if row.attack == name]
+        cells.append(replace(_cell(name, state, rows, updates, guess), counts=count_images(rows, without, labels)))
+    return cells
 
 
 def read_counts(folders: Iterable[Path], attacks: Collection[str]) -> Counts:
-    """Over all of these attacks in all of a row's audits, which show the same images."""
-    return _count(record for folder in folders for record in _records(folder) if record.attack in attacks)
+    """Over all of these attacks in all of a row's audits, which show the same images, as a run's report counts."""
+    records: list[AttackRecord] = []
+    without: list[AttackRecord] = []
+    labels: set[str] = set()
+    for number, folder in enumerate(folders):
+        audit = _audit(folder)
+        if audit is not None:
+            labels |= labels_of(audit)
+            records += _apart([one for one in reading(audit).attacks if one.attack in attacks], number)
+            without += _apart(guessing(audit).attacks, number)
+    return count_images(records, without, labels)
 
 
-def _records(folder: Path) -> list[AttackRecord]:
-    """Each image with its guess, from the audit's own where its line has none."""
+def _apart(records: Iterable[AttackRecord], audit: int) -> list[AttackRecord]:
+    """Updates of two audits have the same names."""
+    return [replace(one, observation=f"{audit}/{one.observation}") for one in records]
+
+
+def _audit(folder: Path) -> RunFolder | None:
+    """Each image with its guess, from the audit's own where its line has none; None where it has not begun."""
     if not folder.is_dir():
-        return []
-    guess = read_baseline(folder)
+        return None
+    guess, run = read_baseline(folder), read_run(folder)
 
     def guessed(image: ImageRecord) -> ImageRecord:
         return image if image.guess_psnr is not None else replace(image, guess_psnr=guess.get(image.image))
 
-    return [replace(one, images=tuple(map(guessed, one.images))) for one in read_run(folder).attacks]
-
-
-def _count(records: Iterable[AttackRecord]) -> Counts:
-    """One name for an image: its own, its label and its guess, by which those of two clients differ."""
-    tested, certified, recognisable, guessed = set(), set(), set(), set()
-    ended = 0
-    for record in records:
-        if record.status != "done" or not any(image.rebuilt for image in record.images):
-            continue
-        ended += 1
-        for image in record.images:
-            name = image.image, image.label, image.guess_psnr
-            tested.add(name)
-            if is_recognisable(image.leaked, image.guess_psnr) or _as_seen(image):
-                recognisable.add(name)
-            if record.certified and image.rebuilt and not _known_wrong(image):
-                certified.add(name)
-            if image.guess_psnr is not None and image.guess_psnr >= RECOGNISABLE:
-                guessed.add(name)
-    return Counts(len(certified), len(recognisable), len(guessed), len(tested), ended)
-
-
-def _as_seen(image: ImageRecord) -> bool:
-    """Whether it is recognisable as the model saw it, changed by a defense."""
-    return image.changed and is_recognisable(image.psnr, image.guess_psnr)
-
-
-def _known_wrong(image: ImageRecord) -> bool:
-    return image.psnr is not None and not is_recognisable(image.psnr, image.guess_psnr)
+    return replace(run, attacks=tuple(replace(one, images=tuple(map(guessed, one.images))) for one in run.attacks))
 
 
 def read_baseline(folder: Path) -> dict[str, float]:
@@ -104,10 +98,10 @@ def _cell(name: str, state: str, rows: list[AttackRecord], updates: int, guess: 
     status = "failed" if failed else "done" if done else "refused"
     images = [image for row in done + refused for image in row.pictures.values()]
     rebuilt = [value for image in images if (value := image.leaked) is not None]
-    own = [is_recognisable(image.leaked, image.guess_psnr) for image in images]
+    own = [image.recognisable for image in images]
     # A guess that is unknown (the picture is none of the audit's) counts as nothing at all.
     leaked = [image.guess_psnr or 0.0 if image.leaked is None else min(image.leaked, EXACT) for image in images]
-    seen = [any(map(_as_seen, forms)) for row in done for forms in _forms(row)]
+    seen = [any(image.as_seen for image in forms) for row in done for forms in row.forms.values()]
     reasons = [row.reason or "no reason given" for row in failed or refused]
     return Cell(
         attack=name,
@@ -128,16 +122,7 @@ def _cell(name: str, state: str, rows: list[AttackRecord], updates: int, guess: 
         seconds=_mean([row.seconds for row in done if row.seconds is not None]),
         batch=max((len(row.pictures) for row in rows), default=None),
         as_seen=sum(one and not plain for one, plain in zip(seen, own, strict=False)),  # those that are done come first
-        counts=_count(rows),
     )
-
-
-def _forms(record: AttackRecord) -> Collection[list[ImageRecord]]:
-    """For each private picture the forms in which the model saw it, in the order of `AttackRecord.pictures`."""
-    forms: dict[int, list[ImageRecord]] = {}
-    for source, image in zip(sources(record.images), record.images, strict=True):
-        forms.setdefault(source, []).append(image)
-    return forms.values()
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

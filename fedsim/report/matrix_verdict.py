@@ -8,8 +8,6 @@ from fedsim.report.matrix_cells import Matrix, Row
 from fedsim.report.matrix_wording import counts_text, leakage_text
 from fedsim.report.wording import count, listed, percent
 
-OPEN = "no attack here rebuilt more than a guess does by chance; that protects nobody from another attack"
-
 
 def standard_error(row: Row, test_pictures: int | None) -> float | None:
     """Of the row's accuracy, in [0, 1], to be drawn; None where it is not known."""
@@ -93,15 +91,26 @@ def _of_level(level: Level, defenses: list[Row]) -> str:
     of = f"{level.capitalize()}: {len(rows)} of {count(len(defenses), 'defense')}"
     if level == "not tested":
         return f"{of} ({named})."
-    return f"{of} (recognisable images: {named}){f': {OPEN}' if level == 'open' else ''}."
+    return f"{of} (recognisable images: {named}){_of_open(rows) if level == 'open' else ''}."
+
+
+def _of_open(rows: list[Row]) -> str:
+    counts = [row.counts for row in rows if row.counts is not None]
+    more = [one for one in counts if one.recognisable > one.guessed]
+    told = ["none is certified"]
+    if any(one.guess_known for one in more):
+        told.append("where some are recognisable there are too few images to exclude chance")
+    if not all(one.guess_known for one in more):
+        told.append("without a guess on record chance cannot be told")
+    return f": {', '.join(told)}; that says nothing of other attacks"
 
 
 def _counted(row: Row) -> str:
-    """`mixup 3 of 8, guess 1, 2 certified`, less what is nought."""
-    if row.counts is None or not row.counts.images:
+    """`mixup 3 of 8, without the update 1, 2 certified`, less what is nought."""
+    if row.counts is None or not row.counts.ended:
         return row.name
     told = f"{row.name} {row.counts.recognisable:,} of {row.counts.images:,}"
-    told += f", guess {row.counts.guessed:,}" if row.counts.guessed else ""
+    told += f", without the update {row.counts.guessed:,}" if row.counts.guessed else ""
     return told + (f", {row.counts.certified:,} certified" if row.counts.certified else "")
 
 

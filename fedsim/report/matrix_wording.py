@@ -1,11 +1,17 @@
 """The cells of a leakage matrix as people read them."""
 
-from fedsim.report.matrix_cells import Cell, Counts, Matrix
-from fedsim.report.thresholds import EXACT, GUESS_MARGIN, INDISTINGUISHABLE, RECOGNISABLE
+from fedsim.report.chance import accuracy_reach
+from fedsim.report.counts import Counts
+from fedsim.report.matrix_cells import Cell, Matrix
+from fedsim.report.thresholds import (
+    EXACT,
+    FEW_OBSERVED_IMAGES,
+    FEW_TEST_IMAGES,
+    GUESS_MARGIN,
+    INDISTINGUISHABLE,
+    RECOGNISABLE,
+)
 from fedsim.report.wording import DASH, below, percent
-
-FEW_TEST_IMAGES, FEW_OBSERVED_IMAGES = 100, 20
-"""With fewer than these a reader is told: of accuracy, and of every count of recognisable images."""
 
 LEVELS = {
     "guess": f"no better than a guess (+{GUESS_MARGIN:.0f} dB)",
@@ -90,13 +96,17 @@ def cell_story(cell: Cell) -> str:
 
 
 def counts_text(counts: Counts) -> str:
-    """Behind a level: `3 of 8 recognisable, guess 0 of 8, 1 certified`."""
-    if not counts.images:
-        return "no image attacked"
-    return (
-        f"{counts.recognisable:,} of {counts.images:,} recognisable, guess {counts.guessed:,} of {counts.images:,}, "
-        f"{counts.certified:,} certified"
-    )
+    """Behind a level: `3 of 8 recognisable, without the update 0 of 8, 1 certified; on 2 more every attack refused`."""
+    beside = [
+        f"on {number:,} more every attack {what}"
+        for what, number in (("refused", counts.refused), ("failed", counts.failed))
+        if number
+    ]
+    if not counts.ended:
+        return "; ".join(["no image tested", *beside]).replace(" more", "")
+    without = f"{counts.guessed:,} of {counts.images:,}" if counts.guess_known else "not recorded"
+    told = f"{counts.recognisable:,} of {counts.images:,} recognisable, without the update {without}"
+    return "; ".join([f"{told}, {counts.certified:,} certified", *beside])
 
 
 def few(matrix: Matrix) -> list[tuple[str, str]]:
@@ -104,6 +114,8 @@ def few(matrix: Matrix) -> list[tuple[str, str]]:
     found = []
     if matrix.test_pictures is not None and matrix.test_pictures < FEW_TEST_IMAGES:
         found.append(("Few test images", f"{_only(matrix.test_pictures)} of an accuracy"))
+    if any(row.accuracies and accuracy_reach(row.accuracies, matrix.test_pictures) is None for row in matrix.rows):
+        found.append(("Test images", "number unknown: how far chance moves an accuracy is not known"))
     observed = max((row.counts.images for row in matrix.rows if row.counts is not None), default=0)
     if 0 < observed < FEW_OBSERVED_IMAGES:
         found.append(("Few observed images", f"{_only(observed)} of all"))

@@ -1,6 +1,7 @@
 """The pages: `report.html` of a run and of a sweep, each one file that needs nothing else."""
 
 import base64
+import functools
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,14 +10,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import fedsim
-from fedsim.report import figures, wording
+from fedsim.report import figures, matrix_wording, wording
 from fedsim.report.baseline import baselines, guessing, reading
 from fedsim.report.chart_data import Chart, Series
 from fedsim.report.comparison import Comparison, compare_runs, find_runs
 from fedsim.report.gallery import build_gallery
 from fedsim.report.label_attacks import labels_of
 from fedsim.report.leakage import summarise_leakage
-from fedsim.report.level_wording import few_images, few_test_images, of_images
+from fedsim.report.level_wording import few_images, few_test_images, of_images, without_update
 from fedsim.report.read import RunFolder, read_run
 from fedsim.report.searches import search_lines
 from fedsim.report.settings import knows
@@ -111,7 +112,9 @@ def _build_comparison(comparison: Comparison, path: Path) -> Path:
     return _write(page, path)
 
 
+@functools.cache
 def _environment() -> Environment:
+    """Compiled once: a template takes longer to compile than a page to fill in."""
     environment = Environment(
         loader=PackageLoader("fedsim.report"),
         autoescape=True,
@@ -121,6 +124,8 @@ def _environment() -> Environment:
     )
     for name in ("percent", "decibels", "decimal", "duration", "count", "likeness", "breakable"):
         environment.filters[name] = getattr(wording, name)
+    for name in ("cell_level", "cell_text", "cell_story", "counts_text", "leakage_level", "leakage_text"):
+        environment.filters[name] = getattr(matrix_wording, name)
     environment.globals |= {
         "version": fedsim.__version__,
         "recognisable": RECOGNISABLE,
@@ -182,16 +187,17 @@ def _cards(run: RunFolder) -> list[tuple[str, str, str]]:
     rows, leakage, accuracy = summarise_attacks(run), summarise_leakage(run, without, labels), final_accuracy(run)
     counts, cards = leakage.counts, []
     if leakage.scored:
-        note = f"{counts.shown:,} of {of_images(leakage)}"
+        note = f"{counts.recognisable:,} of {of_images(leakage)}"
         note += f", {counts.as_seen:,} of them as the model saw them" if counts.as_seen else ""
-        note += f"; the guess: {counts.guessed:,}" if counts.guess_known else "; no guess recorded"
-        cards.append(("Recognisable", percent(counts.shown / counts.images), ". ".join([note, *few_images(counts)])))
+        note += f"; {without_update(counts)}"
+        share = percent(counts.recognisable / counts.images)
+        cards.append(("Recognisable", share, ". ".join([note, *few_images(counts)])))
     if leakage.returned:
         cards.append(
             ("Certified", percent(counts.certified / counts.images), f"{counts.certified:,} of {of_images(leakage)}")
         )
     if rows and rows[0].mean_leaked is not None:
-        note = f"by {rows[0].attack}"
+        note = f"by {rows[0].attack}, over all that it rebuilt"
         if rows[0].changed:
             note += f", against the clients’ own; {decibels(rows[0].mean_psnr)} against what the model saw"
         cards.append(("Mean PSNR", decibels(rows[0].mean_leaked), note))

@@ -32,6 +32,7 @@ class AttackSummary:
         changed: a defense changed pictures before the model saw them, so that the scores against the two differ.
         mean_psnr, min_seen_psnr, mean_ssim, mean_lpips, seen_success: against what the model saw; the means and the
             least are over each form of a picture by itself.
+        mean_recognisable: of those that can be recognised as the clients' own, against these.
         mean_leaked, mean_leaked_ssim, mean_leaked_lpips, min_psnr, max_psnr, success: against the clients' own
             pictures.
         mean_capped: as `mean_leaked`, a picture above `EXACT` counting as that: more is rounding.
@@ -53,6 +54,7 @@ class AttackSummary:
     as_seen: int
     changed: bool
     mean_psnr: float | None
+    mean_recognisable: float | None
     mean_leaked: float | None
     mean_leaked_ssim: float | None
     mean_leaked_lpips: float | None
@@ -205,6 +207,7 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
         as_seen=sum(any(image.as_seen for image in found) for found in forms),
         changed=any(image.changed for image in images),
         mean_psnr=mean([image.psnr for image in images if image.psnr is not None]),
+        mean_recognisable=mean([one.leaked for one in own if one.recognisable and one.leaked is not None]),
         mean_leaked=mean(values),
         mean_leaked_ssim=mean([image.leaked_ssim for image in own if image.leaked_ssim is not None]),
         mean_leaked_lpips=mean([image.leaked_lpips for image in own if image.leaked_lpips is not None]),

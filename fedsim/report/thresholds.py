@@ -7,11 +7,17 @@ GUESS_MARGIN = 1.0
 """dB over the guess from which an attack counts as having learned something."""
 
 INDISTINGUISHABLE = 40.0
-"""An eye sees no difference: what a defense takes of more than that protects nobody."""
+"""An eye sees no difference: what a defense takes of more than that helps nobody."""
 
 EXACT = 60.0
 """A picture counts as exact: what rounding to 256 levels alone leaves is 58.9 dB. Keeps one exact picture from
 outweighing all others in a mean."""
+
+FEW_OBSERVED_IMAGES = 20
+"""Different images below which a reader is told what they leave open."""
+
+FEW_TEST_IMAGES = 100
+"""Test images below which a reader is told how far chance moves an accuracy."""
 
 
 def bar(guess_psnr: float | None) -> float:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.report.baseline import Baseline, against_guess, best_baseline, guessing, needs_no_gradient, reading
-from fedsim.report.certificates import certificates
+from fedsim.report.certificates import certificate_sentences
+from fedsim.report.counts import Counts
 from fedsim.report.label_attacks import labels_of
-from fedsim.report.leakage import Different, Leakage, summarise_leakage
+from fedsim.report.leakage import Leakage, summarise_leakage
 from fedsim.report.level import Level
 from fedsim.report.level_wording import TAGS, few_images, few_test_images, judged
 from fedsim.report.read import RunFolder
@@ -29,7 +30,7 @@ class Verdict:
 
     Attributes:
         level: as `fedsim.report.level` has it, from the counts.
-        sentence: what was rebuilt, of how much, and what the guess has; or why nothing was tested.
+        sentence: what was rebuilt, of how much, and what is without the update; or why nothing was tested.
         cautions: what few images leave open.
         details: what a reader asks next.
     """
@@ -38,7 +39,7 @@ class Verdict:
     sentence: str
     cautions: tuple[str, ...]
     details: tuple[str, ...]
-    counts: Different
+    counts: Counts
 
     @property
     def tag(self) -> str:
@@ -57,9 +58,11 @@ class Verdict:
             "cautions": list(self.cautions),
             "images": self.counts.images,
             "certified": self.counts.certified,
-            "recognisable": self.counts.recognisable,
+            "recognisable": self.counts.own,
             "recognisable_as_seen": self.counts.as_seen,
             "guessed": self.counts.guessed,
+            "refused": self.counts.refused,
+            "failed": self.counts.failed,
         }
 
 
@@ -72,13 +75,13 @@ def verdict(run: RunFolder) -> Verdict:
     labels = labels_of(run)
     rows, leakage = summarise_attacks(run), summarise_leakage(run, without, labels)
     on_images = [row for row in rows if row.attack not in labels]
-    level, granted = leakage.counts.level, certificates(run.attacks)
+    level = leakage.counts.level
     tested = level != "not tested"
     details = [
         *_unended(run, rows),
         *_refusals(run, on_images, leakage),
         *_guess(rows, best_baseline(rows[0].attack, run.attacks, without) if rows else None),
-        *(granted.sentences if leakage.returned or granted.granted else []),
+        *certificate_sentences(run.attacks, asked=leakage.returned > 0),
         *_labels(rows),
         *_accuracy(run),
     ]
@@ -106,9 +109,11 @@ def _untested(run: RunFolder, rows: list[AttackSummary], leakage: Leakage, every
     if not rows:
         return "No attack has run, so this run says nothing about what the server could learn."
     if leakage.returned:
+        compared = any(record.scored for record in run.attacks if record.status == "done")
+        why = "could not be measured, as it is no number" if compared else "was not measured without an audit"
         return (
-            f"The attacks returned {count(leakage.returned, 'image')} for {observed}; without audit their likeness "
-            "to the originals was not measured, and none is certified."
+            f"The attacks returned {count(leakage.returned, 'image')} for {observed}; their likeness to the originals "
+            f"{why}, and none is certified."
         )
     ended = sorted(row.attack for row in rows if row.done)
     if ended:
@@ -142,7 +147,7 @@ def _updates(row: AttackSummary) -> str:
 
 def _refusals(run: RunFolder, on_images: list[AttackSummary], leakage: Leakage) -> list[str]:
     """Why attacks refused, where that decides the verdict: nothing recognisable came out."""
-    if leakage.counts.shown or leakage.counts.certified:
+    if leakage.counts.recognisable or leakage.counts.certified:
         return []
     groups = refusals(run)
     refusing = any(row.refused for row in on_images)

@@ -15,6 +15,7 @@ import pytest
 
 from experiments import leakage_matrix, matrix_units
 from fedsim.errors import ConfigError
+from fedsim.report.counts import Counts
 from fedsim.tracking.durable import locked
 from server.results import ResultWriter
 from tests.experiments.run_files import rows
@@ -101,9 +102,10 @@ def test_cells_hold_what_the_runs_on_their_own_give(matrix, command, tmp_path):
     assert content["none"]["accuracy"] == accuracy
     assert content["none"]["strongest"] == "patch_gradient"
     levels = [content[name]["level"] for name in ("none", "noise_1e-1", "gradient_clip", "refused", "broken")]
-    assert levels == ["broken", "open", "broken", "not tested", "broken"]
-    assert content["none"]["counts"] == {"certified": 2, "recognisable": 2, "guessed": 0, "images": 2, "ended": 2}
-    assert "none, audit initial: broken, 2 of 2 recognisable, guess 0 of 2, 2 certified; " in out
+    assert levels == ["broken", "open", "broken", "not tested", "open"]  # one image of the last, without a certificate
+    assert Counts(**content["none"]["counts"]) == Counts(certified=2, recognisable=2, images=2, ended=2)
+    assert Counts(**content["broken"]["counts"]) == Counts(recognisable=1, images=1, ended=1, failed=1)
+    assert "none, audit initial: broken, 2 of 2 recognisable, without the update 0 of 2, 2 certified; " in out
     assert "Not tested: 1 of 1 defense (refused)." in out
     assert "Few observed images: 2; one is 50.0 % of all" in out
     stages = content["refused"]["trainings"]["0"], content["refused"]["audits"]["initial"]

@@ -124,10 +124,10 @@ CASES = (
         (level("open"), counts(0, 20), card("Recognisable", r"\b0 of 20")),
     ),
     Case(
-        "audit: certified grey from low-contrast images",
-        "a certificate on grey is one",
-        of_audit(GREY, "attack=[]", "+attack.grey.certify=true", "audit.num_images=20", data=low_contrast),
-        (level("open"), says("wrong")),
+        "audit: grey that calls itself certified",
+        "an attack's own claim is a certificate: it is confirmed or taken back",
+        of_audit(GREY, "attack=[]", "+attack.grey.claim=true", "audit.num_images=20", data=low_contrast),
+        (level("open"), card("Certified", r"\b0 of 20"), says("computed once more, its update is off", "text")),
     ),
     Case(
         "audit: noise, two of two",

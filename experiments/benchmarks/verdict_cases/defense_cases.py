@@ -97,7 +97,7 @@ CASES = (
         "failed without the defense",
         "the defense lets 8 images out that were private without it",
         of_runs(none=Run(failed(8)), noise=Run(ended([30.0] * 8), NOISE)),
-        (level("broken"), says("failed or never ran without"), never("0 of 8")),
+        (level("broken"), says("failed or never ran without"), never("undefended 0 of 8")),
     ),
     Case(
         "half failed under the defense",

@@ -1,11 +1,6 @@
 """Matrices in which a row looks better than it is."""
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-
-from experiments.benchmarks.verdict_cases.case import Case, Run, read_run_page, write
+from experiments.benchmarks.verdict_cases.case import Case
 from experiments.benchmarks.verdict_cases.expectations import (
     Expectation,
     colour,
@@ -16,13 +11,8 @@ from experiments.benchmarks.verdict_cases.expectations import (
     says,
 )
 from experiments.benchmarks.verdict_cases.lines import Line, ended, failed, image, labels, line, refused
-from experiments.benchmarks.verdict_cases.pages import Said, read_matrix_page
+from experiments.benchmarks.verdict_cases.matrix_folders import Entry, of_matrix
 from experiments.benchmarks.verdict_cases.seen_cases import MIXED
-from fedsim.report.matrix import build_matrix_report, write_matrix
-from fedsim.report.matrix_cells import Column, Counts, Matrix, Row, Stage, with_front
-from fedsim.report.matrix_read import BASELINE, read_cells, read_counts
-from fedsim.report.matrix_verdict import verdicts
-from fedsim.report.matrix_wording import few
 
 EVIL = "<img src=x onerror=alert(1)>"
 NOTHING = r"\bno (image|picture) is recognisable"
@@ -32,105 +22,12 @@ MORE = never("no attack here rebuilt more|no more than a guess")
 """Chance may explain two images at 33 dB, and yet they are more than a guess has."""
 
 
-def unplaced(name: str) -> tuple[Expectation, ...]:
-    """What was not tested leaks no number of dB, and dominates nobody."""
-    return row(name, "Leakage", "^–$"), row(name, "Pareto", "^$")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A row: the lines of its audits, in the order of the matrix's states.
-
-    Attributes:
-        updates: of each audit when it is finished; None: as many as there are.
-        refused: why the audit itself could not be made.
-    """
-
-    audits: Sequence[Sequence[Line]]
-    defended: bool = True
-    accuracy: float | None = 0.8
-    updates: int | None = None
-    refused: str = ""
-
-
 UNDEFENDED = Entry([ended([160.0] * 8, certified=range(8))], defended=False, accuracy=0.9)
 
 
-def of_matrix(
-    rows: dict[str, Entry],
-    attacks: Sequence[str] = ("rebuild",),
-    blind: Sequence[str] = (),
-    tested: int | None = 1400,
-    old: bool = False,
-) -> Callable[[Path], Said]:
-    """Its page; each row's audit is a run folder that is read as the command reads it."""
-
-    def make(folder: Path) -> Said:
-        states = ("initial", "trained")[: max(len(entry.audits) for entry in rows.values())]
-        columns = tuple(Column(name, name, "", name in blind) for name in attacks)
-        made = [_row(folder, number, name, entry, states, columns) for number, (name, entry) in enumerate(rows.items())]
-        finished = all(stage.status != "pending" for row in made for stage in row.audits.values())
-        matrix = Matrix("m", (), columns, states, with_front(made), tested, finished, 12.0)
-        write_matrix(matrix, folder)
-        if old:
-            _age(folder / "matrix.json")
-        html = build_matrix_report(folder).read_text(encoding="utf-8")
-        pages = {
-            name: read_run_page(audit, "")
-            for number, (name, entry) in enumerate(rows.items())
-            if len(entry.audits) == 1 and not old and (audit := folder / f"row-{number}-initial").is_dir()
-        }
-        others = {name: (page.levels[""], _counted(page)) for name, page in pages.items()}
-        # As the command ends.
-        terminal = "\n".join([*verdicts(matrix), *(": ".join(one) for one in few(matrix))])
-        return read_matrix_page(
-            html, terminal, json.loads((folder / "matrix.json").read_text(encoding="utf-8")), others
-        )
-
-    return make
-
-
-def _counted(page: Said) -> str:
-    """`3 of 20`: images that the run's `summary.json` has as recognisable, in either way; empty where none counts."""
-    stated = page.summary["verdict"]
-    if stated["level"] == "not tested":
-        return ""
-    return f"{stated['recognisable'] + stated['recognisable_as_seen']} of {stated['images']}"
-
-
-def _age(path: Path) -> None:
-    """As an earlier version wrote it, without counts."""
-    values = json.loads(path.read_text(encoding="utf-8"))
-    for one in (*values["rows"], *(cell for entry in values["rows"] for cell in entry["cells"])):
-        one.pop("counts", None)
-    path.write_text(json.dumps(values), encoding="utf-8")
-
-
-def _row(folder: Path, number: int, name: str, entry: Entry, states: Sequence[str], columns: Sequence[Column]) -> Row:
-    accuracies = () if entry.accuracy is None else (entry.accuracy,)
-    if entry.refused:
-        stopped = {state: Stage("refused", entry.refused) for state in states}
-        return Row(name, defended=entry.defended, accuracies=accuracies, audits=stopped, counts=Counts())
-    cells, stages, audits = [], {}, []
-    for state, lines in zip(states, entry.audits, strict=True):
-        audit = folder / f"row-{number}-{state}"
-        write(Run(lines, kind="audit"), audit)
-        audits.append(audit)
-        marks = {image["image"]: image["guess_psnr"] for one in lines for image in one["images"]}
-        (audit / BASELINE).write_text(json.dumps(marks), encoding="utf-8")
-        updates = entry.updates or len({one["observation"] for one in lines})
-        found = read_cells(audit, state, [column.name for column in columns], updates)
-        cells += [replace(cell, blind=column.blind) for cell, column in zip(found, columns, strict=True)]
-        stages[state] = Stage("done" if all(cell.status != "pending" for cell in found) else "pending")
-    return Row(
-        name,
-        defended=entry.defended,
-        accuracies=accuracies,
-        trainings={"0": Stage("done")},
-        audits=stages,
-        cells=tuple(cells),
-        counts=read_counts(audits, {column.name for column in columns if not column.blind}),
-    )
+def unplaced(name: str) -> tuple[Expectation, ...]:
+    """What was not tested leaks no number of dB, and dominates nobody."""
+    return row(name, "Leakage", "^–$"), row(name, "Pareto", "^$")
 
 
 def _low(psnr: float, images: int) -> list[Line]:

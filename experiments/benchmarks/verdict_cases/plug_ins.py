@@ -11,19 +11,18 @@ from fedsim.update import Update
 
 
 class Grey(Attack):
-    """Whatever was shared, grey comes out; unlike a baseline it does not say so, and it may certify it.
+    """Whatever was shared, grey comes out; unlike a baseline it does not say so, and it may vouch for it.
 
     Args:
-        certify: vouch for it.
+        claim: say that it is certified.
     """
 
-    def __init__(self, value: float = 0.5, certify: bool = False) -> None:
-        self.value, self.status = value, "certified" if certify else "uncertified"
+    def __init__(self, value: float = 0.5, claim: bool = False) -> None:
+        self.value, self.claim = value, claim
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         images = torch.full((observation.protocol.batch_size, *observation.image_shape), self.value)
-        certified = self.status == "certified"
-        return Reconstruction(images, certificate=Certificate("certified" if certified else "uncertified", "grey"))
+        return Reconstruction(images, certificate=Certificate("certified" if self.claim else "uncertified", "grey"))
 
 
 class Divided(Defense):

@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import fields
+from html import escape
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +11,7 @@ from experiments.benchmarks.verdict_cases.case import Case, Run, of_run
 from experiments.benchmarks.verdict_cases.expectations import FORBIDDEN, level
 from experiments.benchmarks.verdict_cases.lines import ended, image
 from experiments.benchmarks.verdict_cases.pages import parse
-from experiments.benchmarks.verdicts import REAL, SYNTHETIC, answer, to_markdown
+from experiments.benchmarks.verdicts import REAL, SYNTHETIC, answer, to_markdown, to_page
 from fedsim.metrics.score import ImageScore
 from fedsim.tracking import RunFolder, Trackers
 from server.attacking import Outcome
@@ -46,8 +48,18 @@ def test_what_is_untrue_is_found(tmp_path):
     one = answer(case, tmp_path / "case")
     assert "level: not tested" in one.wrong
     assert "NO: level: not tested" in to_markdown([one])
+    page = to_page([one])
+    assert "0 of 1 cases hold" in page
+    assert "NO: level: not tested" in page
     assert FORBIDDEN.search("These clients are safe.")
     assert not FORBIDDEN.search("unsafe what there is to protect")
+
+
+def test_the_committed_page_holds_every_case():
+    page = (Path(__file__).parents[3] / "docs" / "results" / "verdicts.md").read_text(encoding="utf-8")
+    every = [*CASES, *REAL]
+    assert f"{len(every)} of {len(every)} cases hold" in page
+    assert [case.name for case in every if f"| {escape(case.name, quote=False)} |" not in page] == []
 
 
 def test_a_page_is_read_as_a_reader_does():

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
@@ -31,6 +32,9 @@ class Records:
 
     @staticmethod
     def image(psnr: float | None, name: str = "digits/1", **values: Any) -> Record:
+        """To the last bit no two images have the same guess: it is less by what the name gives, below 1e-6 dB."""
+        if isinstance(values.get("guess_psnr"), float):
+            values["guess_psnr"] -= 1e-6 * crc32(name.encode()) / 2**32
         scores = {"mse": None if psnr is None else 10 ** (-psnr / 10), "psnr": psnr, "ssim": 0.5, "lpips": None}
         return (
             {"image": name, "label": 3, "label_recovered": 3, "original": None, "reconstruction": None}

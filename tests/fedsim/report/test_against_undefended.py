@@ -15,9 +15,9 @@ UNMATCHED = "Not comparable with undefended, where other attacks came to an end:
 
 
 def of_so_many(folder: Any, number: int) -> Any:
-    """The same run, its updates made of so many different images."""
+    """The same run, its updates made of so many different images, each known by its guess."""
     records = [
-        replace(one, client="0", images=(replace(one.images[0], image=f"digits/{place % number}"),))
+        replace(one, images=(replace(one.images[0], guess_psnr=10.0 + 1e-6 * (place % number)),))
         for place, one in enumerate(folder.attacks)
     ]
     return replace(folder, attacks=tuple(records))
@@ -67,6 +67,15 @@ def test_what_only_ran_with_the_defense_says_nothing_of_what_it_helps(run: Any) 
     leaky = {"weak": [30.0] * 8, "strong": [90.0] * 8}
     (verdict,) = judge_defenses([run("{}", {"weak": [30.0] * 8}), run("{d: {}}", leaky)])
     assert verdict.comparison.startswith(NO_LESS)  # by the attack that ran on both
+
+
+def test_the_same_attack_that_leaks_with_the_defense_alone_is_compared(run: Any) -> None:
+    """Nothing without the defense and something with it is no less; no other attack is made up."""
+    plain = run("{}", {"a": [12.0] * 8})
+    (verdict,) = judge_defenses([plain, run("{d: {}}", {"a": [30.0] * 8})])
+    assert verdict.comparison == f"{NO_LESS}8 of 8 images recognisable, undefended 0 of 8 images."
+    (verdict,) = judge_defenses([plain, run("{d: {}}", {"a": [30.0] + [12.0] * 7})])
+    assert verdict.comparison == f"{FEW}1 of 8 images recognisable, undefended 0 of 8 images."
 
 
 def test_one_image_observed_often_is_no_evidence(run: Any) -> None:

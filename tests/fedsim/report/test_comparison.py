@@ -46,7 +46,7 @@ def test_runs_from_different_folders(runs: list[Path], tmp_path: Path) -> None:
     assert "defense.mjp.ratio" in text
     assert "80.5 dB (100 %)" in text
     assert "not run" in text
-    assert "The server rebuilt 0 of 2 images recognisably (the guess: 0)" in text
+    assert "The server rebuilt 0 of 2 images recognisably (without the update: 0 of 2)" in text
     assert "Too few different images to tell whether it leaks less" in text
     assert '<section class="verdict open" aria-label="Verdict on mjp">' in text
     assert "reaches 6.5 dB more" in text

@@ -46,7 +46,8 @@ def test_every_count_is_of_private_pictures(jigsawed: Any) -> None:
 def test_the_guess_counts_each_picture_once(jigsawed: Any) -> None:
     baseline = best_baseline("patch_gradient", jigsawed.attacks, [])
     assert baseline is not None
-    assert (baseline.psnr, baseline.gain, baseline.pictures, baseline.of) == (11.5, 5.0, 2, 2)
+    assert (baseline.psnr, baseline.gain) == pytest.approx((11.5, 5.0))
+    assert (baseline.pictures, baseline.of) == (2, 2)
     (record,) = jigsawed.attacks
     blind = replace(record, attack="blind", images=tuple(replace(one, private_psnr=20.0) for one in record.images))
     baseline = best_baseline("patch_gradient", jigsawed.attacks, [blind])

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from fedsim.report.attack_records import AttackRecord
 from fedsim.report.leakage import Leakage, summarise_leakage
 from fedsim.report.read import read_run
+from fedsim.report.same_images import named, same_images
 
 
 @pytest.fixture
@@ -32,6 +34,28 @@ def test_the_guess_tells_pictures_of_one_name_apart(leakage: Any) -> None:
     assert (found.recognisable, found.counts.recognisable) == (1, 1)
 
 
+def test_one_image_under_several_names_is_one(write_run: Any, records: Any) -> None:
+    """The guess, to the last bit, is that of the image; its label beside it."""
+    image = records.image(30.0, "0.png", guess_psnr=10.0)
+    rows = [records.attack(1, k, {**image, "image": f"{k}.png"}, certificate={}) for k in range(4)]
+    other = records.attack(2, 0, {**image, "image": "4.png", "label": 5}, certificate={})
+    found = summarise_leakage(read_run(write_run([*rows, other])))
+    assert (found.pictures, found.different, found.counts.images, found.counts.recognisable) == (5, 2, 2, 2)
+
+
+def test_names_that_one_seed_shows_to_be_one_image_are_one_under_another(write_run: Any, records: Any) -> None:
+    rows = [records.attack(k, 0, records.image(30.0, name)) for k, name in enumerate("abab")]
+    run = read_run(write_run(rows))
+
+    def marked(*guesses: float) -> list[AttackRecord]:
+        marks = zip(run.attacks, (0, 0, 1, 1), guesses, strict=True)
+        return [replace(one, seed=k, images=(replace(one.images[0], guess_psnr=mark),)) for one, k, mark in marks]
+
+    for guesses, number in (((9.0, 9.0, 8.0, 8.0), 1), ((9.0, 9.0, 8.0, 7.0), 1), ((9.0, 9.5, 8.0, 7.0), 2)):
+        same = same_images(named(marked(*guesses)))
+        assert (len(set(same.names.values())), same.told) == (number, True)
+
+
 def test_one_picture_in_two_sums_is_one(leakage: Any) -> None:
     found = leakage(("0 (sum of 2 clients)", 0, 30.0, "a", 10.0), ("3 (sum of 2 clients)", 0, 30.0, "a", 10.0))
     assert (found.pictures, found.different, found.counts.recognisable) == (2, 1, 1)
@@ -55,7 +79,7 @@ def test_images_that_nobody_tells_apart_count_as_few(leakage: Any) -> None:
     assert (found.counts.images, found.counts.recognisable) == (1, 1)
 
 
-def test_what_failed_is_no_test_and_what_was_refused_counts(write_run: Any, records: Any) -> None:
+def test_what_failed_or_was_refused_is_no_test_and_is_told(write_run: Any, records: Any) -> None:
     rows = [
         records.attack(1, 0, records.image(30.0, "a", guess_psnr=10.0), certificate={}),
         records.attack(2, 0, records.image(None, "b", guess_psnr=11.0), status="failed", scored=False),
@@ -63,7 +87,8 @@ def test_what_failed_is_no_test_and_what_was_refused_counts(write_run: Any, reco
         records.refusal(4, 0, "withheld", batch_size=4),
     ]
     counts = summarise_leakage(read_run(write_run(rows))).counts
-    assert (counts.images, counts.recognisable, counts.ended) == (1 + 1 + 4, 1, 1)
+    assert (counts.images, counts.recognisable, counts.ended) == (1, 1, 1)
+    assert (counts.refused, counts.failed) == (1 + 4, 1)
 
 
 def test_attacks_on_labels_end_on_no_image(write_run: Any, records: Any) -> None:
@@ -72,4 +97,4 @@ def test_attacks_on_labels_end_on_no_image(write_run: Any, records: Any) -> None
         records.refusal(2, 0, "withheld", attack="mine", images=[records.image(None, "b")]),
     ]
     run = read_run(write_run(rows))
-    assert [summarise_leakage(run, labels=names).counts.images for names in (set(), {"mine"})] == [2, 1]
+    assert [summarise_leakage(run, labels=names).counts.refused for names in (set(), {"mine"})] == [1, 0]

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from fedsim.report.counts import Counts
 from fedsim.report.matrix import COLUMNS, build_matrix_report, write_matrix
-from fedsim.report.matrix_cells import Cell, Column, Counts, Matrix, Row, Stage, with_front
+from fedsim.report.matrix_cells import Cell, Column, Matrix, Row, Stage, with_front
 from fedsim.report.matrix_wording import leakage_level
 from fedsim.report.thresholds import EXACT
 
@@ -136,7 +137,7 @@ def test_the_page_shows_numbers_reasons_and_every_name(tmp_path):
     assert "rcond=None" in told
     assert "levels=255" in told
     assert "the model; one image" in told
-    assert "1 of 1 recognisable, guess 0 of 1, 0 certified" in told
+    assert "1 of 1 recognisable, without the update 0 of 1, 0 certified" in told
     assert "2; one is 50.0 % of all" in told
     assert "safe" not in told[told.index("fedsim · ") : told.index("The numbers are in")]
     drawn = "".join(parsed.text)[told.index("Privacy") :]
@@ -182,8 +183,8 @@ def test_a_row_has_one_link_and_each_cell_tells_its_story(tmp_path):
     name, closed, april, strongest, *_ = (" ".join(cell.split()) for cell in rows[1]["cells"])
     assert name == "noise"
     assert closed == (
-        "15.0: 1 of 1 pictures rebuilt; +5.0 dB against a guess; 0 of 1 recognisable, guess 0 of 1, 0 certified; "
-        "0.1 s an update"
+        "15.0: 1 of 1 pictures rebuilt; +5.0 dB against a guess; 0 of 1 recognisable, without the update 0 of 1, 0 "
+        "certified; 0.1 s an update"
     )
     assert april == "n/a: refused on 1 of 1; needs its own model"
     assert strongest.startswith("15.0: patch_gradient: 1 of 1 pictures rebuilt")
@@ -250,7 +251,7 @@ def test_a_baselines_column_says_so(tmp_path):
     text = build_matrix_report(tmp_path).read_text(encoding="utf-8")
     assert '<th scope="col">april <span class="hint">baseline</span></th>' in text
     assert "<h1>1 attack against 4 defenses</h1>" in text
-    assert "Open: 2 of 2 defenses (recognisable images: noise 0 of 1; worse 1 of 1): no attack here" in text
+    assert "Open: 2 of 2 defenses (recognisable images: noise 0 of 1; worse 1 of 1): none is certified" in text
     assert "baseline</span>" not in _page(tmp_path / "plain")
 
 

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 import torch
 
+from fedsim.report.counts import Counts
 from fedsim.report.matrix_cells import Cell, Row, Stage, pareto_front, with_front
 
 
@@ -47,6 +48,13 @@ def test_no_attack_leaks_less_than_the_guess_that_it_could_submit_instead():
     assert bad.strongest is None
     assert bad.gain == 0.0
     assert [row.pareto for row in with_front([bad, worse, refuses])] == [False, False, True]
+
+
+def test_a_row_that_was_not_tested_leaks_no_number():
+    """The guess alone is no leakage of a defense."""
+    refused = Row("refused", accuracies=(0.9,), cells=(cell(None, status="refused"),), counts=Counts(refused=8))
+    assert (refused.level, refused.leakage, refused.gain, refused.placed) == ("not tested", None, None, False)
+    assert not with_front([refused])[0].pareto
 
 
 @pytest.mark.parametrize("status", ["failed", "pending"])

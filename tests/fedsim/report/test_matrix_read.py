@@ -4,10 +4,12 @@ import json
 
 import pytest
 
-from fedsim.report.matrix_cells import Counts
+from fedsim.report.counts import Counts
 from fedsim.report.matrix_read import BASELINE, read_cells, read_counts, read_training
 from fedsim.report.matrix_wording import cell_level, cell_story, cell_text
+from fedsim.report.read import read_run
 from fedsim.report.thresholds import EXACT
+from fedsim.report.verdict import verdict
 
 GUESS = {"a": 12.0, "b": 10.0, "c": 8.0, "d": 14.0}
 
@@ -154,10 +156,10 @@ def test_what_the_model_saw_is_no_guess(shown, records):
     )
     x, y = read_cells(folder, "initial", ["x", "y"], 2)
     assert (x.as_seen, y.as_seen) == (1, 0)
-    assert (x.counts, y.counts) == (Counts(0, 1, 0, 2, 2), Counts(0, 0, 0, 2, 2))
+    assert (x.counts, y.counts) == (Counts(0, 1, 0, 2, 2, as_seen=1), Counts(0, 0, 0, 2, 2))
     assert (cell_text(x), cell_level(x)) == ("8.5 seen", "as-seen")
     assert "1 of 2 as the model saw them, changed by a defense: look at them" in cell_story(x)
-    assert "1 of 2 recognisable, guess 0 of 2, 0 certified" in cell_story(x)
+    assert "1 of 2 recognisable, without the update 0 of 2, 0 certified" in cell_story(x)
     assert (cell_text(y), cell_level(y)) == ("8.5", "guess")
 
 
@@ -173,7 +175,7 @@ def test_an_attack_that_returns_the_guess_rebuilds_nothing(shown, records):
     folder = shown((0, "x", flat[0], {}), (1, "x", flat[1], {}))
     (folder / BASELINE).write_text(json.dumps({"a": 24.2, "b": 24.2}))
     (cell,) = read_cells(folder, "initial", ["x"], 2)
-    assert (cell.recognised, cell.counts) == (0.0, Counts(0, 0, 2, 2, 2))
+    assert (cell.recognised, cell.counts) == (0.0, Counts(0, 0, 0, 2, 2))
     assert (cell_level(cell), cell.counts.level) == ("guess", "open")
     better = [[records.image(25.2, name, guess_psnr=24.2)] for name in "ab"]
     shown((0, "x", better[0], {}), (1, "x", better[1], {}))
@@ -192,19 +194,39 @@ def test_one_image_that_came_out_is_no_guess_whatever_the_mean(shown, records):
 
 def test_a_row_counts_an_image_once_over_its_attacks_and_states(tmp_path, shown, records):
     folder = shown(
-        (0, "x", [records.image(30.0, "a")], CERTIFIED),
+        (0, "x", [records.image(30.0, "a")], {}),
         (1, "x", [records.image(8.0, "b")], {}),
-        (0, "y", [records.image(50.0, "a")], CERTIFIED),
+        (0, "y", [records.image(60.0, "a")], CERTIFIED),
         (1, "y", [records.image(26.0, "b")], {}),
         (2, "y", [records.image(None, "c")], refused()),
         (0, "blind", [records.image(60.0, "d")], {}),
     )
-    counts = Counts(1, 2, 0, 2, 4)
+    counts = Counts(1, 2, 0, 2, 4, refused=1)
     assert read_counts([folder], {"x", "y"}) == counts
-    assert read_counts([folder, folder], ["x", "y"]) == Counts(1, 2, 0, 2, 8)
+    assert read_counts([folder, folder], ["x", "y"]) == Counts(1, 2, 0, 2, 8, refused=1)
     assert read_counts([tmp_path / "none yet"], ["x", "y"]) == Counts()
     assert Counts().level == "not tested"
     assert counts.level == "broken"
+
+
+def test_a_row_counts_as_the_page_of_its_run_does(shown, records):
+    """What the model saw by its own guess, what a baseline reaches, refusals, and two updates of one image."""
+
+    def seen(name, **values):
+        return [records.image(24.5, name, private_psnr=9.0, private_ssim=0.1, guess_psnr=10.0, **values)]
+
+    again = seen("a", seen_guess_psnr=11.0)
+    folder = shown(
+        (0, "x", again, {}),
+        (1, "x", seen("b", seen_guess_psnr=24.0), {}),
+        (2, "x", [records.image(None, "c")], refused()),
+        (3, "x", [{**again[0], "image": "twin"}], {}),
+        (0, "blind", again, {"baseline": True}),
+    )
+    page = verdict(read_run(folder))
+    counts = read_counts([folder], {"x"})
+    assert counts == page.counts == Counts(0, 1, 1, 2, 3, as_seen=1, refused=1)
+    assert counts.level == page.level
 
 
 def test_a_certificate_that_is_known_to_be_wrong_breaks_nothing(shown, records):

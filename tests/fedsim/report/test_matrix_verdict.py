@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from fedsim.report.matrix_cells import Cell, Column, Counts, Matrix, Row, Stage
+from fedsim.report.counts import Counts
+from fedsim.report.matrix_cells import Cell, Column, Matrix, Row, Stage
 from fedsim.report.matrix_verdict import difference, resolution, standard_error, verdicts, why_unplaced
 from fedsim.report.matrix_wording import few
 
@@ -65,13 +66,16 @@ def test_each_size_of_an_update_has_a_verdict_of_its_own_and_no_undefended_row_w
     told = verdicts(matrix(NONE, row("noise", 0.8, 11.0), pairs, row("mixup", 0.85, 11.5, 2)))
     assert len(told) == 2
     assert told[0].startswith(
-        "Updates of 1 image.\nOpen: 1 of 1 defense (recognisable images: noise 0 of 8): no attack"
+        "Updates of 1 image.\nOpen: 1 of 1 defense (recognisable images: noise 0 of 8): none is certified; that says"
     )
-    assert "Without a defense: broken, 8 of 8 recognisable, guess 0 of 8, 0 certified; x reaches ≥ 60 dB" in told[0]
+    assert (
+        "Without a defense: broken, 8 of 8 recognisable, without the update 0 of 8, 0 certified; x reaches ≥ 60 dB"
+        in told[0]
+    )
     assert "noise with 80.0 %, against 90.8 % without a defense: -10.8 points" in told[0]
     assert told[1].startswith("Updates of 2 images.\n")
     assert "mixup with 85.0 %, against 93.0 %" in told[1]
-    weak = "open, 2 of 8 recognisable, guess 0 of 8, 0 certified; x reaches 19.2 dB on average."
+    weak = "open, 2 of 8 recognisable, without the update 0 of 8, 0 certified; x reaches 19.2 dB on average."
     assert f"Without a defense: {weak} What is open here says nothing of a defense that is open too." in told[1]
     (alone,) = verdicts(matrix(row("none_batch_4", 0.9, 12.0, 4, defended=False)))
     assert alone.startswith("Updates of 4 images.\nWithout a defense: open, 0 of 8 recognisable")
@@ -84,8 +88,8 @@ def test_what_is_broken_is_told_with_its_counts_and_so_is_what_is_open():
     pale = row("pale", 0.93, 24.0, counts=Counts(0, 5, 4, 8, 8))
     (told,) = verdicts(matrix(NONE, leaky, half, pale))
     assert "Broken: 2 of 3 defenses (recognisable images: leaky 1 of 8, 1 certified; half 5 of 8).\n" in told
-    assert "Open: 1 of 3 defenses (recognisable images: pale 5 of 8, guess 4): no attack here rebuilt more" in told
-    assert "that protects nobody from another attack." in told
+    assert "Open: 1 of 3 defenses (recognisable images: pale 5 of 8, without the update 4): none is certified, " in told
+    assert "where some are recognisable there are too few images to exclude chance; that says nothing of other" in told
     assert "the most accurate is pale" in told
 
 

@@ -114,7 +114,7 @@ def test_the_page_of_a_full_run(full_run: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for heading in ("Attacks", "Rebuilt pictures", "Refusals", "Failures", "Timings", "Configuration"):
         assert f"<h2>{heading}</h2>" in text
-    assert "The server rebuilt 1 of 2 images recognisably" in text
+    assert "The server rebuilt 1 of 1 image recognisably" in text
     assert "label 3 → 4" in text
     assert "Whole run" in text
 
@@ -346,7 +346,7 @@ def test_few_images_are_said_to_be_few_in_the_tiles(write_run: Any, records: Any
     folder = write_run(rows, summary={"kind": "federated", "finished": True, "test_pictures": 4})
     text = build_report(folder).read_text(encoding="utf-8")
     few = "2 different images observed: too few for chance to be excluded without a certificate."
-    assert f'<div class="note">2 of 2 images; the guess: 0. {few}</div>' in text
+    assert f'<div class="note">2 of 2 images; without the update: 0 of 2. {few}</div>' in text
     assert '<div class="note">4 test images: ± 34 points</div>' in text
     assert f'<li class="caution">{few}</li>' in text
 

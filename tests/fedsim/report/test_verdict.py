@@ -15,12 +15,12 @@ def test_every_image_recognisable_and_certified(write_run: Any, records: Any) ->
     assert (found.level, found.tag) == ("broken", "Broken")
     assert found.sentence == (
         "The server rebuilt 3 of 3 images recognisably (no guess was recorded): patch_gradient reached 91.0 dB on "
-        "average. 3 of 3 images are certified."
+        "average on those that it made recognisable. 3 of 3 images are certified."
     )
     assert found.cautions == ("3 different images observed: few, and no guess to tell chance by.",)
     assert found.details == (
-        "3 certificates were granted, none of 3 checked is wrong: at most 3/3 of such are wrong (95 %), which "
-        "bounds nothing yet.",
+        "3 certificates of images were granted, none of 3 checked is wrong: at most 3/3 of such are wrong (95 %), "
+        "which bounds nothing yet.",
         "100 % of the labels were recovered, by patch_gradient.",
         "The model classified 75.0 % of the 1,400 test images correctly after round 2.",
     )
@@ -33,8 +33,8 @@ def test_one_recognisable_image_may_be_chance(write_run: Any, records: Any) -> N
     found = verdict(read_run(write_run(rows)))
     assert found.level == "open"
     assert found.sentence == (
-        "The server rebuilt 1 of 4 images recognisably (the guess: 0): patch_gradient, the strongest of 2 attacks, "
-        "reached 12.2 dB on average. Chance is not excluded (p = 0.50), and none is certified."
+        "The server rebuilt 1 of 4 images recognisably (without the update: 0 of 4): patch_gradient, the strongest of "
+        "2 attacks, reached 25.0 dB on it. Chance is not excluded (p = 0.50), and none is certified."
     )
     assert found.cautions == (
         "4 different images observed: without a certificate it takes 4 recognisable ones to exclude chance.",
@@ -49,7 +49,9 @@ def test_more_than_the_guess_gives_by_chance(write_run: Any, records: Any, hits:
     ]
     found = verdict(read_run(write_run(rows)))
     assert (found.level, found.cautions) == (level, ())
-    assert found.sentence.startswith(f"The server rebuilt {hits} of 20 images recognisably (the guess: 0)")
+    assert found.sentence.startswith(
+        f"The server rebuilt {hits} of 20 images recognisably (without the update: 0 of 20)"
+    )
     assert ("Chance is not excluded (p = 0.05)" in found.sentence) is (level == "open")
 
 
@@ -57,7 +59,9 @@ def test_an_image_observed_often_counts_once(write_run: Any, records: Any) -> No
     rows = [records.attack(k, 0, records.image(25.0, "a", guess_psnr=10.0), certificate={}) for k in range(30)]
     found = verdict(read_run(write_run(rows)))
     assert found.level == "open"
-    assert found.sentence.startswith("The server rebuilt 1 of 1 different image recognisably (the guess: 0)")
+    assert found.sentence.startswith(
+        "The server rebuilt 1 of 1 different image recognisably (without the update: 0 of 1)"
+    )
 
 
 def test_who_returns_the_guess_rebuilt_nothing(write_run: Any, records: Any) -> None:
@@ -70,8 +74,8 @@ def test_who_returns_the_guess_rebuilt_nothing(write_run: Any, records: Any) -> 
     found = verdict(run)
     assert found.level == "open"
     assert found.sentence == (
-        "The server rebuilt 0 of 20 images recognisably (the guess: 20): the best result, 24.2 dB by patch_gradient, "
-        "is less than 1 dB above its guess."
+        "The server rebuilt 0 of 20 images recognisably (without the update: 0 of 20): the best result, 24.2 dB by "
+        "patch_gradient, is less than 1 dB above its guess."
     )
     (row,) = summarise_attacks(run)
     assert (row.recognisable, row.recognised) == (0, 0.0)
@@ -92,6 +96,43 @@ def test_an_attack_that_reads_nothing_is_a_guess_too(write_run: Any, records: An
     blind = [{**row, "attack": "blind", "baseline": True} for row in rows]
     found = verdict(read_run(write_run([*rows, *blind], name="blind")))
     assert (found.level, found.counts.guessed) == ("open", 20)
+
+
+def test_where_reading_nothing_does_as_well_no_number_of_images_would_tell(write_run: Any, records: Any) -> None:
+    rows = [records.attack(1, k, records.image(25.0, f"i/{k}", guess_psnr=10.0), certificate={}) for k in range(4)]
+    found = verdict(read_run(write_run([*rows, *({**row, "attack": "blind", "baseline": True} for row in rows)])))
+    assert found.cautions == (
+        "4 different images observed: without the update all of them come out as well, so that only a certificate "
+        "tells.",
+    )
+
+
+def test_far_above_the_guess_is_broken_however_much_the_guess_has(write_run: Any, records: Any) -> None:
+    rows = [records.attack(1, k, records.image(50.0, f"i/{k}", guess_psnr=22.0), certificate={}) for k in range(20)]
+    found = verdict(read_run(write_run(rows)))
+    assert (found.level, found.counts.guessed) == ("broken", 0)
+
+
+def test_an_image_on_which_nothing_ended_is_not_counted_and_is_told(write_run: Any, records: Any) -> None:
+    rows = [records.attack(1, k, records.image(12.0, f"i/{k}", guess_psnr=10.0), certificate={}) for k in range(4)]
+    rows += [records.refusal(1, k, "withheld", images=[records.image(None, f"i/{k}")]) for k in (4, 5)]
+    rows += [records.attack(1, 6, records.image(None, "i/6"), status="failed", scored=False)]
+    found = verdict(read_run(write_run(rows)))
+    assert "The server rebuilt 0 of 4 images recognisably" in found.line
+    assert "On 2 more images every attack refused. On 1 more image every attack failed." in found.line
+
+
+def test_a_likeness_that_is_no_number_was_measured_by_an_audit(write_run: Any, records: Any) -> None:
+    image = records.image(float("nan"), mse=None, ssim=None, reconstruction="r.png")
+    found = verdict(read_run(write_run([records.attack(1, 0, image, certificate={})])))
+    assert (found.level, "audit" in found.sentence) == ("not tested", False)
+    assert "their likeness to the originals could not be measured, as it is no number" in found.sentence
+
+
+def test_an_unknown_number_of_test_images_is_said_to_be_unknown(write_run: Any) -> None:
+    found = verdict(read_run(write_run(summary={"kind": "federated", "finished": True})))
+    told = "The accuracy rests on an unknown number of test images: how far chance moves it is not known."
+    assert found.cautions == (told,)
 
 
 def test_nothing_recognisable(write_run: Any, records: Any) -> None:
@@ -151,10 +192,10 @@ def test_what_the_model_saw_is_recognisable_from_where_anything_is(
     found = verdict(run)
     assert found.level == "broken"
     assert found.sentence.startswith(
-        "The server rebuilt 6 of 6 images recognisably as the model saw them, changed by ats and half (the guess: 0): "
-        f"{seen:.1f} dB on average against what it saw, 8.5 dB against the client's own."
+        "The server rebuilt 6 of 6 images recognisably as the model saw them, changed by ats and half (without the "
+        f"update: 0 of 6): {seen:.1f} dB on average against what it saw, 8.5 dB against the client's own."
     )
-    assert (found.counts.recognisable, found.counts.as_seen) == (0, 6)
+    assert (found.counts.recognisable, found.counts.own, found.counts.as_seen) == (6, 0, 6)
     (row,) = summarise_attacks(run)
     assert (row.as_seen, row.recognised, row.success[20.0], row.seen_success[20.0]) == (6, 1.0, 0.0, 1.0)
 
@@ -164,7 +205,7 @@ def test_what_the_model_saw_is_held_against_its_own_guess(write_run: Any, record
     values = {"private_psnr": 8.5, "private_ssim": 0.1, "guess_psnr": 10.0, "seen_guess_psnr": 30.0}
     rows = [records.attack(1, k, records.image(30.5, f"i/{k}", **values), certificate={}) for k in range(6)]
     found = verdict(read_run(write_run(rows)))
-    assert (found.level, found.counts.as_seen, found.counts.guessed) == ("open", 0, 6)
+    assert (found.level, found.counts.as_seen, found.counts.guessed) == ("open", 0, 0)
 
 
 def test_both_kinds_are_told(write_run: Any, records: Any) -> None:
@@ -172,7 +213,9 @@ def test_both_kinds_are_told(write_run: Any, records: Any) -> None:
     own = records.image(90.0, "i/6", private_psnr=25.0, private_ssim=0.9, guess_psnr=9.0)
     rows = [records.attack(1, k, image, certificate={}) for k, image in enumerate([*seen, own])]
     found = verdict(read_run(write_run(rows, config="attack: {patch_gradient: {}}\ndefense: {ats: {}}\n")))
-    assert found.sentence.startswith("The server rebuilt 1 of 7 images recognisably (the guess: 0): patch_gradient")
+    assert found.sentence.startswith(
+        "The server rebuilt 1 of 7 images recognisably (without the update: 0 of 7): patch"
+    )
     assert "The server rebuilt 6 of 7 images recognisably as the model saw them, changed by ats" in found.sentence
 
 
@@ -180,11 +223,16 @@ def test_both_kinds_are_told(write_run: Any, records: Any) -> None:
     ("psnr", "values", "right"),
     [
         (90.0, {}, True),
-        (90.0, {"expected_psnr": 150.0}, True),
-        (58.5, {"expected_psnr": 61.0}, True),
-        (55.9, {"expected_psnr": 61.0}, False),
-        (32.7, {"expected_psnr": 85.0}, False),
+        (58.1, {}, True),
+        (57.9, {}, False),
         (39.0, {}, False),
+        (90.0, {"promised_psnr": 90.0}, True),
+        (89.0, {"promised_psnr": 90.0}, False),
+        (55.9, {"promised_psnr": 61.0}, False),
+        (45.0, {"promised_psnr": 41.0}, True),
+        (39.0, {"promised_psnr": 30.0}, False),
+        (130.0, {"expected_psnr": 209.0}, True),
+        (32.7, {"expected_psnr": 85.0}, False),
         (12.0, {"expected_psnr": 209.0}, False),
     ],
 )
@@ -195,7 +243,7 @@ def test_a_certificate_that_is_known_to_be_wrong_breaks_nothing(
     run = read_run(write_run([records.attack(1, 0, records.image(psnr, guess_psnr=9.0), certificate=status)]))
     found = verdict(run)
     assert (found.level, found.counts.certified) == (("broken", 1) if right else ("open", 0))
-    fault = "1 certificate was granted, and 1 of 1 checked is wrong: a fault of the certificate"
+    fault = "1 certificate of images was granted, and 1 of 1 checked is wrong: a fault of the certificate"
     assert any(fault in detail for detail in found.details) is not right
 
 
@@ -215,19 +263,21 @@ def test_a_certificate_breaks_without_audit_and_its_rate_is_not_told(write_run: 
     assert found.sentence == (
         "1 of 1 image is certified. Without audit their likeness to the originals was not measured."
     )
-    assert "1 certificate was granted; without audit nothing says whether they are right." in found.details
+    assert "1 certificate of images was granted; without audit nothing says whether they are right." in found.details
 
 
 def test_so_many_certificates_bound_the_rate_of_wrong_ones(write_run: Any, records: Any) -> None:
     rows = [records.attack(k, 0, records.image(90.0, f"i/{k}")) for k in range(200)]
     found = verdict(read_run(write_run(rows)))
     assert found.details[0] == (
-        "200 certificates were granted, none of 200 checked is wrong: at most 3/200 = 1.5 % of such are wrong (95 %)."
+        "200 certificates of images were granted, none of 200 checked is wrong: at most 3/200 = 1.5 % of such are "
+        "wrong (95 %)."
     )
     wrong = records.attack(0, 0, records.image(90.0), attack="labels", label_exact=False)
     wrong["images"] = [records.image(None)]
     found = verdict(read_run(write_run([*rows, wrong], name="wrong")))
-    assert found.details[0].startswith("201 certificates were granted, and 1 of 201 checked is wrong: a fault")
+    assert found.details[0].startswith("200 certificates of images were granted, none of 200 checked is wrong")
+    assert found.details[1].startswith("1 certificate of labels was granted, and 1 of 1 checked is wrong: a fault")
 
 
 @pytest.mark.parametrize(("tested", "told"), [(4, "4 test images: ± 34 points"), (99, "99 test images: ± 9 points")])
@@ -251,6 +301,8 @@ def test_the_line_and_the_record_of_a_verdict(write_run: Any, records: Any) -> N
         "recognisable": 0,
         "recognisable_as_seen": 0,
         "guessed": 0,
+        "refused": 0,
+        "failed": 0,
     }
 
 
@@ -279,7 +331,7 @@ def test_reasons_that_differ_in_numbers_alone_are_one(write_run: Any, records: A
         ([{"status": "failed", "images": []}], "No attack came to an end"),
         (
             [{"scored": False, "psnr": None, "reconstruction": "r.png", "certificate": {"status": "uncertified"}}],
-            "without audit their likeness",
+            "their likeness to the originals was not measured without an audit",
         ),
         ([{"scored": False, "psnr": None}], "Only labels were attacked"),
         (

@@ -1,0 +1,109 @@
+"""Matrices from the lines of their audits, as the command makes them."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from experiments.benchmarks.verdict_cases.case import Run, read_run_page, write
+from experiments.benchmarks.verdict_cases.lines import Line
+from experiments.benchmarks.verdict_cases.pages import Said, read_matrix_page
+from fedsim.report.counts import Counts
+from fedsim.report.matrix import build_matrix_report, write_matrix
+from fedsim.report.matrix_cells import Column, Matrix, Row, Stage, with_front
+from fedsim.report.matrix_read import BASELINE, read_cells, read_counts
+from fedsim.report.matrix_verdict import verdicts
+from fedsim.report.matrix_wording import few
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row: the lines of its audits, in the order of the matrix's states.
+
+    Attributes:
+        updates: of each audit when it is finished; None: as many as there are.
+        refused: why the audit itself could not be made.
+    """
+
+    audits: Sequence[Sequence[Line]]
+    defended: bool = True
+    accuracy: float | None = 0.8
+    updates: int | None = None
+    refused: str = ""
+
+
+def of_matrix(
+    rows: dict[str, Entry],
+    attacks: Sequence[str] = ("rebuild",),
+    blind: Sequence[str] = (),
+    tested: int | None = 1400,
+    old: bool = False,
+) -> Callable[[Path], Said]:
+    """Its page; each row's audit is a run folder that is read as the command reads it."""
+
+    def make(folder: Path) -> Said:
+        states = ("initial", "trained")[: max(len(entry.audits) for entry in rows.values())]
+        columns = tuple(Column(name, name, "", name in blind) for name in attacks)
+        made = [_row(folder, number, name, entry, states, columns) for number, (name, entry) in enumerate(rows.items())]
+        finished = all(stage.status != "pending" for row in made for stage in row.audits.values())
+        matrix = Matrix("m", (), columns, states, with_front(made), tested, finished, 12.0)
+        write_matrix(matrix, folder)
+        if old:
+            _age(folder / "matrix.json")
+        html = build_matrix_report(folder).read_text(encoding="utf-8")
+        pages = {
+            name: read_run_page(audit, "")
+            for number, (name, entry) in enumerate(rows.items())
+            if len(entry.audits) == 1 and not old and (audit := folder / f"row-{number}-initial").is_dir()
+        }
+        others = {name: (page.levels[""], _counted(page)) for name, page in pages.items()}
+        # As the command ends.
+        terminal = "\n".join([*verdicts(matrix), *(": ".join(one) for one in few(matrix))])
+        return read_matrix_page(
+            html, terminal, json.loads((folder / "matrix.json").read_text(encoding="utf-8")), others
+        )
+
+    return make
+
+
+def _counted(page: Said) -> str:
+    """`3 of 20`: images that the run's `summary.json` has as recognisable, in either way; empty where none counts."""
+    stated = page.summary["verdict"]
+    if stated["level"] == "not tested":
+        return ""
+    return f"{stated['recognisable'] + stated['recognisable_as_seen']} of {stated['images']}"
+
+
+def _age(path: Path) -> None:
+    """As an earlier version wrote it, without counts."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    for one in (*values["rows"], *(cell for entry in values["rows"] for cell in entry["cells"])):
+        one.pop("counts", None)
+    path.write_text(json.dumps(values), encoding="utf-8")
+
+
+def _row(folder: Path, number: int, name: str, entry: Entry, states: Sequence[str], columns: Sequence[Column]) -> Row:
+    accuracies = () if entry.accuracy is None else (entry.accuracy,)
+    if entry.refused:
+        stopped = {state: Stage("refused", entry.refused) for state in states}
+        return Row(name, defended=entry.defended, accuracies=accuracies, audits=stopped, counts=Counts())
+    cells, stages, audits = [], {}, []
+    for state, lines in zip(states, entry.audits, strict=True):
+        audit = folder / f"row-{number}-{state}"
+        write(Run(lines, kind="audit"), audit)
+        audits.append(audit)
+        marks = {image["image"]: image["guess_psnr"] for one in lines for image in one["images"]}
+        (audit / BASELINE).write_text(json.dumps(marks), encoding="utf-8")
+        updates = entry.updates or len({one["observation"] for one in lines})
+        found = read_cells(audit, state, [column.name for column in columns], updates)
+        cells += [replace(cell, blind=column.blind) for cell, column in zip(found, columns, strict=True)]
+        stages[state] = Stage("done" if all(cell.status != "pending" for cell in found) else "pending")
+    return Row(
+        name,
+        defended=entry.defended,
+        accuracies=accuracies,
+        trainings={"0": Stage("done")},
+        audits=stages,
+        cells=tuple(cells),
+        counts=read_counts(audits, {column.name for column in columns if not column.blind}),
+    )
