@@ -54,7 +54,7 @@ def finite(values: dict[str, float]) -> dict[str, float]:
 
 
 def judge(values: dict[str, float], batch: int, identity: str) -> Certificate:
-    """The promise "the picture that the model saw, up to rounding to 8 bits", or the reason why not.
+    """The claim "the picture that the model saw, up to rounding to 8 bits", or the reason why not.
 
     It rests on the shared tensors and on there being one picture behind them. More equations than unknowns, all
     satisfied, by a matrix of full rank: then noise or a changed update would show in the residual, and the conditioning

@@ -226,7 +226,7 @@ def _values(spaces: Spaces, system: PatchSystem, doubt: Uncertainty, pixels: Pix
 def _certificate(
     observation: Observation, spaces: Spaces, system: PatchSystem, solution: Solution, pixels: Pixels
 ) -> Certificate:
-    """The promise "the picture that the model saw, up to rounding to 8 bits", or why not; for one picture alone.
+    """The claim "the picture that the model saw, up to rounding to 8 bits", or why not; for one picture alone.
 
     It rests on equations beyond those that the solution was chosen by: pixels that come out as whole levels, inside
     every row space at the level of the noise, where one wrong pixel would stand out; or more equations than unknowns
