@@ -1,5 +1,6 @@
 """A client's computation once more, from what a server knows of it and images that may be the client's."""
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -34,7 +35,7 @@ def replay(observation: Observation, images: Tensor, labels: Tensor) -> Update |
         rng = torch.Generator().manual_seed(0)
         drawn = rng.get_state()
         update = _once_more(observation, images, labels, rng)
-        same = torch.equal(before, _global_draws(images.device)) and torch.equal(drawn, rng.get_state())
+        same = before == _global_draws(images.device) and torch.equal(drawn, rng.get_state())
     return update if same else None
 
 
@@ -68,9 +69,11 @@ def _once_more(observation: Observation, images: Tensor, labels: Tensor, rng: to
     return defense.transform_update(update, rng)
 
 
-def _global_draws(device: torch.device) -> Tensor:
-    """The state of the generator that dropout on this device draws from."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+def _global_draws(device: torch.device) -> tuple[object, ...]:
+    """The state of the generators of arrays that a model or a defense may draw from without being given them."""
+    devices = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    states = [torch.get_rng_state(), *devices]
+    return (str(np.random.get_state()), *(state.numpy().tobytes() for state in states))
 
 
 def _as_one(observation: Observation) -> DefenseChain:

@@ -140,10 +140,12 @@ class DefenseChain(Defense):
 
     @property
     def repeatable(self) -> bool:
-        return all(defense.repeatable for defense in self.defenses.values())
+        return all(defense.repeatable and _own_word(defense, "repeatable") for defense in self.defenses.values())
 
     def effects(self) -> tuple[Effect, ...]:
-        return tuple(effect for defense in self.defenses.values() for effect in defense.effects())
+        named = self.defenses.items()
+        each = (one.effects() if _own_word(one, "effects") else (Unpublished(name),) for name, one in named)
+        return tuple(effect for effects in each for effect in effects)
 
     def check(self, plan: Plan) -> None:
         for defense in self.defenses.values():
@@ -206,6 +208,17 @@ class DefenseChain(Defense):
             if dropped:
                 update = replace(update, withheld={**update.withheld, **dropped})
         return update
+
+
+HOOKS = ("wrap_model", "begin", "transform_batch", "extra_loss", "gradient", "transform_update")
+
+
+def _own_word(defense: Defense, declaration: str) -> bool:
+    """Whether it was declared by the class that has the last hook, or below: a subclass must speak for itself."""
+    classes = type(defense).__mro__
+    declared = next(place for place, cls in enumerate(classes) if declaration in vars(cls))
+    hooked = next(place for place, cls in enumerate(classes) if any(hook in vars(cls) for hook in HOOKS))
+    return declared <= hooked
 
 
 @dataclass(frozen=True)

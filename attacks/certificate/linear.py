@@ -13,6 +13,9 @@ from attacks.result import Bound, psnr_of
 MARGIN = 3.0
 """Times the root mean square that the measured errors lead to: they were measured once, at the result."""
 
+FEW = 10.0
+"""Degrees of freedom by which an error is measured badly: alike columns count once."""
+
 
 @dataclass(frozen=True)
 class LinearSystem:
@@ -42,9 +45,12 @@ def linear_error(
     unknowns, equations = G.shape
     if unknowns > equations:
         return None
-    X = solution.double()
+    X, columns = solution.double(), int(torch.unique(solution, dim=1).shape[1])
     arithmetic = (again.right_hand.double() - again.matrix.double().T @ X).square().mean(dim=1)
-    scale = (arithmetic + eps**2 * (G.abs().T @ X.abs()).square().mean(dim=1)).sqrt()
+    size = (G.abs().T @ X.abs()).square().mean(dim=1).clamp(min=1e-300)
+    # An equation that came out right by chance has no less noise than the others, in proportion to its terms.
+    typical = float((arithmetic / size).mean()) + eps**2
+    scale = torch.maximum(arithmetic, typical * size).sqrt()
     scale = scale.clamp(min=1e-6 * float(scale.max())).clamp(min=1e-300)
     weighed, left_over = G / scale, (G.T @ X - A) / scale[:, None]
     rows = weighed.norm(dim=1).clamp(min=1e-300)
@@ -53,8 +59,9 @@ def linear_error(
         return None
     inverse = (right.T / singular) @ left.T / rows[:, None]
     unexplained = left_over - left @ (left.T @ left_over)
-    freedom = (equations - unknowns) * X.shape[1]
-    noise = max(1.0, float(unexplained.norm()) / math.sqrt(freedom)) if freedom else 1.0
+    spare = equations - unknowns
+    noise = max(1.0, float(unexplained.norm()) / math.sqrt(spare * X.shape[1])) if spare else 1.0
+    noise *= 1.0 + FEW / max(1, spare * columns)
     known = (inverse @ left_over).square().mean(dim=1).sqrt()
     errors: Tensor = known + MARGIN * noise * inverse.norm(dim=1)
     return errors

@@ -16,6 +16,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attacks.analytic.first_block import FirstBlock
+from clients.replay import replay
 from fedsim.models import Architecture, ModelSpec, find_roles, input_size, normalisation
 from fedsim.observation import Observation
 from fedsim.update import LocalProtocol, Update
@@ -57,7 +58,7 @@ def _measure(arguments: argparse.Namespace, batch: int, dtype: str, seed: int) -
         dtype=dtype,
         kwargs=kwargs,
     )
-    observation, pictures = _observe(spec, arguments.pictures, batch, seed)
+    observation, pictures = observe(spec, arguments.pictures, batch, seed)
     device = torch.device("cpu")
     start = time.perf_counter()
     result = FirstBlock(arguments.starts)(observation, torch.Generator().manual_seed(seed), device)
@@ -76,7 +77,7 @@ def _measure(arguments: argparse.Namespace, batch: int, dtype: str, seed: int) -
     )
 
 
-def _observe(spec: ModelSpec, folder: Path, batch: int, seed: int) -> tuple[Observation, Tensor]:
+def observe(spec: ModelSpec, folder: Path, batch: int, seed: int) -> tuple[Observation, Tensor]:
     """A shared gradient of pictures that `seed` draws."""
     architecture = Architecture(spec, (), seed)
     model = architecture.build().train()
@@ -104,6 +105,7 @@ def _observe(spec: ModelSpec, folder: Path, batch: int, seed: int) -> tuple[Obse
         mean=mean,
         std=std,
         num_classes=spec.num_classes,
+        replayer=replay,
     )
     return observation, pictures
 

@@ -57,12 +57,14 @@ DIFFERS = (
     "what it certifies; batches repeat labels no more than their number of classes makes them.",
     "Information loss: a unit of the first layer that only one picture activates gives that picture exactly, "
     "whatever the batch; the more pictures, the fewer such units.",
-    "Repeated labels, what can be certified: the label counts, with repeats, where B ≤ classes - 1; of an MLP's "
-    "batch each picture that is found, lies on whole pixel levels and moves its units in the model as far as they were "
-    "moved, whatever the labels; of a ViT's pair both pictures, by the first block's equations, which read no labels "
-    "at all. What cannot: anything a search gives, the row-space one and that with recovered features included (their "
+    "Repeated labels, what can be certified: the label counts, with repeats, where B ≤ classes - 1; an MLP's batch, "
+    "where every picture is found, lies on whole pixel levels and moves its units in the model as far as they were "
+    "moved, whatever the labels; a ViT's pair, by the first block's equations, which read no labels at all; each where "
+    "the client's computation, done once more with the certified labels, gives the shared update and the error is "
+    "bounded. What cannot: anything a search gives, the row-space one and that with recovered features included (their "
     "counts are certified; how near the features are depends on the condition of the equations), and which of two "
-    "pictures of one label is which. R-GAP certifies single pictures, behind invertible activations.",
+    "pictures of one label is which. R-GAP certifies single pictures of at most 2,000 pixels, behind invertible "
+    "activations.",
 )
 
 
