@@ -7,6 +7,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from attacks.base import NotApplicable
+from clients.replay import replay
 from defenses import DefenseChain
 from experiments.reproduce.client import Client
 from experiments.withholding_attacks import RowSpaces
@@ -31,7 +32,11 @@ def observe(spec, shared, pictures=1, seed=0):
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     update, protocol = Update(tensors, "gradient", pictures), LocalProtocol(batch_size=pictures)
     mean = (0.5, 0.5, 0.5)
-    return Observation(0, 0, state, update, protocol, architecture, find_roles(model), (3, 8, 8), mean, mean, 5), images
+    roles = find_roles(model)
+    observation = Observation(
+        0, 0, state, update, protocol, architecture, roles, (3, 8, 8), mean, mean, 5, replayer=replay
+    )
+    return observation, images
 
 
 def attack(observation, **settings):
@@ -44,7 +49,7 @@ def test_the_first_attentions_gradient_alone_is_enough(dtype):
     observation, images = observe(ModelSpec("vit_nano_patch2_8", 5, dtype=dtype), [QKV])
     found = attack(observation)
     assert (found.images - images).abs().max() < 1e-9
-    assert found.certificate.certified
+    assert found.certificate.certified == (dtype == "float64"), "the Jacobian bends too much over float32's rounding"
 
 
 def test_pixels_that_are_no_whole_levels_are_not_certified():

@@ -46,6 +46,13 @@ def test_random_scale_and_shift(tools, rng, cpu):
             part.add_(std * torch.randn(part.shape, generator=noise, dtype=part.dtype))
 
     class Drawn(WithholdPositionEmbedding):
+        @property
+        def repeatable(self):
+            return True
+
+        def effects(self):
+            return super().effects()
+
         def wrap_model(self, wrapped):
             wrapped.load_state_dict(model.state_dict())
             return super().wrap_model(wrapped)
