@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.forward_mode import jacobian
 from attacks.result import Bound, Reconstruction, psnr_of
+from fedsim.effects import TransformsImages, Withholds
 from fedsim.observation import Observation
 from fedsim.update import State
 
@@ -18,7 +19,7 @@ MAX_PIXELS = 2_000
 """Pixels of all images together up to which J is computed whole."""
 
 MAX_ROWS = 20_000
-"""Numbers of the gradient that are used, of whole tensors in turn: fewer equations give no better conditioning."""
+"""Numbers of the gradient that are used: fewer equations give no better conditioning."""
 
 MIN_SHARE = 1e-4
 """Of the whole gradient's norm, below which a tensor's gradient is rounding alone and is left out."""
@@ -39,21 +40,23 @@ def jacobian_bound(observation: Observation, result: Reconstruction, again: Obse
     For one gradient that no defense changed; None otherwise, for more than `MAX_PIXELS` pixels, and where J bends too
     much over that distance.
     """
-    if observation.update.kind != "gradient" or observation.effects or result.images is None or result.labels is None:
+    changed = not all(isinstance(effect, TransformsImages | Withholds) for effect in observation.effects)
+    if observation.update.kind != "gradient" or changed or result.images is None or result.labels is None:
         return None
     if result.images.numel() > MAX_PIXELS:
         return None
-    shared = _chosen(observation.gradient)
-    gradient_of = _gradient(observation, result.labels, shared)
+    strides = _strides(observation.gradient)
+    shared = _sampled(observation.gradient, strides)
+    gradient_of = _gradient(observation, result.labels, shared, strides)
     x = observation.normalised(result.images.cpu()).flatten()
-    target = torch.cat([tensor.flatten().cpu() / _norm(tensor) for tensor in shared.values()])
+    target = torch.cat([tensor.cpu() / _norm(tensor) for tensor in shared.values()])
     with sdpa_kernel(SDPBackend.MATH):
         J = jacobian(gradient_of, x)
         residual = float((gradient_of(x) - target).norm())
         _, singular, right = torch.linalg.svd(J, full_matrices=False)
         if float(singular[-1]) <= float(singular[0]) * MIN_SINGULAR:
             return None
-        length = (residual + _rounding(observation, again, shared)) / float(singular[-1])
+        length = (residual + _rounding(observation, _sampled(again.gradient, strides), shared)) / float(singular[-1])
         weakest = right[-1]
         moved = gradient_of(x + length * weakest) - gradient_of(x)
     bent = float((moved - length * (J @ weakest)).norm())
@@ -64,19 +67,28 @@ def jacobian_bound(observation: Observation, result: Reconstruction, again: Obse
     return Bound(psnr_of(mse), f"the whole Jacobian of {len(x)} pixels, condition {condition:.0e}")
 
 
-def _chosen(gradient: State) -> State:
-    """The first tensors up to `MAX_ROWS` numbers, without those whose gradient is rounding alone."""
+def _strides(gradient: State) -> dict[str, int]:
+    """By name, every how many-th number is used: all, or no more than half of what is left of `MAX_ROWS`.
+
+    Without tensors whose gradient is rounding alone.
+    """
     whole = math.sqrt(math.fsum(float(tensor.square().sum()) for tensor in gradient.values()))
-    chosen: State = {}
-    rows = 0
+    strides: dict[str, int] = {}
+    left = MAX_ROWS
     for name, tensor in gradient.items():
-        if float(tensor.norm()) > MIN_SHARE * whole and (not chosen or rows + tensor.numel() <= MAX_ROWS):
-            chosen[name] = tensor
-            rows += tensor.numel()
-    return chosen
+        if float(tensor.norm()) > MIN_SHARE * whole and left > 1:
+            strides[name] = -(-tensor.numel() // (left // 2))
+            left -= -(-tensor.numel() // strides[name])
+    return strides
 
 
-def _gradient(observation: Observation, labels: Tensor, shared: State) -> Callable[[Tensor], Tensor]:
+def _sampled(gradient: State, strides: dict[str, int]) -> State:
+    return {name: gradient[name].flatten()[::stride] for name, stride in strides.items()}
+
+
+def _gradient(
+    observation: Observation, labels: Tensor, shared: State, strides: dict[str, int]
+) -> Callable[[Tensor], Tensor]:
     """The weighed gradient as a function of normalised pixels, float64."""
     model: nn.Module = observation.build_model().double().cpu()
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -90,18 +102,17 @@ def _gradient(observation: Observation, labels: Tensor, shared: State) -> Callab
 
     def weighed(x: Tensor) -> Tensor:
         found = torch.func.grad(loss)({name: parameters[name] for name in shared}, x)
-        return torch.cat([found[name].flatten() / norms[name] for name in shared])
+        return torch.cat([found[name].flatten()[:: strides[name]] / norms[name] for name in shared])
 
     return weighed
 
 
-def _rounding(observation: Observation, again: Observation, shared: State) -> float:
+def _rounding(observation: Observation, again: State, shared: State) -> float:
     """‖W δ‖: what the client's own precision leaves between its gradient and the exact one.
 
     Measured at the result, whose gradient is known in both precisions, by the largest of any tensor, in all of them.
     """
-    found = again.gradient
-    off = max(float((found[name] - shared[name]).norm()) / _norm(shared[name]) for name in shared)
+    off = max(float((again[name] - shared[name]).norm()) / _norm(shared[name]) for name in shared)
     return math.sqrt(len(shared)) * max(off, ROUNDINGS * observation.eps)
 
 

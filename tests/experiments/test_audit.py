@@ -117,7 +117,7 @@ def test_the_summary_says_that_it_ended(audit):
     summary = json.loads((folder / "summary.json").read_text())
     told = summary["verdict"]
     assert (told["level"], told["certified"], told["images"]) == ("broken", 1, 1)
-    assert told["sentence"].startswith("The server rebuilt 1 of 1 image recognisably (the guess: 0)")
+    assert told["sentence"].startswith("The server rebuilt 1 of 1 image recognisably (without the update: 0 of 1)")
     assert summary["kind"] == "audit"
     assert summary["finished"] is True
 

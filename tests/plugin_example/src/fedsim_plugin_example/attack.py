@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from attacks.analytic.fc_bias import picture_layer
-from attacks.base import Attack, Certificate, Needs, NotApplicable, Reconstruction
+from attacks.base import Attack, Bound, Certificate, Needs, NotApplicable, Reconstruction
+from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from fedsim.errors import ConfigError
 from fedsim.observation import Observation
 
@@ -41,6 +42,16 @@ class BiasRows(Attack):
         copies = observation.to_unit_range(copies)
         picture = copies.nanmedian(dim=0).values.nan_to_num(0.5)  # grey where every unit lost the pixel
         return Reconstruction(images=picture[None].clamp(0.0, 1.0), certificate=self._judge(copies, picture))
+
+    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
+        assert result.images is not None
+        layer = picture_layer(observation)
+        shared, once_more = (
+            LinearSystem(_gradient(one, f"{layer}.bias")[None], _gradient(one, f"{layer}.weight"))
+            for one in (observation, again)
+        )
+        inputs = observation.normalised(result.images).flatten(1)
+        return own_equations(linear_error(shared, once_more, inputs, observation.eps), observation.std)
 
     def _judge(self, copies: Tensor, picture: Tensor) -> Certificate:
         held = copies.isfinite().sum(dim=0)
