@@ -55,7 +55,7 @@ def page(entries: Sequence[Entry], command: str, stamp: str) -> str:
         "",
         f"{_SETTING} {_JUDGED}",
         "",
-        f"```bash\n{command}\n```",
+        f"<!-- needs: minutes, DIR -->\n```bash\n{command}\n```",
         "",
         stamp,
         "",
