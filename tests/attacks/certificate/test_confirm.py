@@ -116,15 +116,14 @@ def test_transformations_drawn_anew_in_each_step_are_not_certified(flip):
 @pytest.mark.parametrize("model", [(*MLP, "model.kwargs.activation=sigmoid"), VIT])
 @pytest.mark.parametrize("norm", [1e-3, 1e-1])
 def test_tensors_clipped_by_different_factors_are_not_certified(model, norm):
-    observation, truth = observe_client(
+    observation, _ = observe_client(
         *model, "defense=dp_sgd", "defense.dp_sgd.noise_multiplier=0.0", f"defense.dp_sgd.max_grad_norm={norm}",
         "defense.dp_sgd.per_layer=true",
     )  # fmt: skip
     attack = FullyConnectedBias() if model is not VIT else PatchGradient()
     result = run(attack, observation)
-    right = result.certificate.certified and seen_psnr(result, truth) >= result.certificate.values["promised_psnr"]
-    assert right or result.certificate.status == "uncertified"
-    assert result.certificate.status == "uncertified" or norm == 1e-1
+    assert result.images is not None
+    assert result.certificate.status == "uncertified"
 
 
 def test_one_factor_for_all_tensors_is_certified():
@@ -136,15 +135,13 @@ def test_one_factor_for_all_tensors_is_certified():
 
 @pytest.mark.parametrize("ratio", [0.98, 0.999])
 @pytest.mark.parametrize("position", range(4))
-def test_a_promise_behind_top_k_is_kept(ratio, position):
-    observation, truth = observe_client(
+def test_nothing_is_promised_behind_top_k(ratio, position):
+    observation, _ = observe_client(
         *VIT, "defense=topk", f"defense.topk.ratio={ratio}", "defense.topk.error_feedback=false", positions=(position,)
     )
     result = run(PatchGradient(), observation)
-    if result.certificate.certified:
-        assert seen_psnr(result, truth) >= result.certificate.values["promised_psnr"]
-    else:
-        assert "promised_psnr" not in result.certificate.values
+    assert result.certificate.status == "uncertified"
+    assert "promised_psnr" not in result.certificate.values
 
 
 def test_images_that_differ_from_step_to_step_are_not_certified_however_small_the_steps():
