@@ -13,6 +13,7 @@ from attacks.result import Bound, Certificate, Frame, Reconstruction, finished, 
 from attacks.session import Session
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
+from fedsim.result import Target
 
 __all__ = ["Attack", "Bound", "Certificate", "Frame", "Needs", "NotApplicable", "Reconstruction", "finished"]
 
@@ -46,6 +47,7 @@ class Attack(ABC):
         session: set by whoever runs the attack; does nothing outside a run.
         baseline: it never reads what was shared, but for labels that it is given: report, comparison and matrix mark
             it, and leave it out of every verdict.
+        recovers: what the attack is after.
         cost: how long it takes in comparison, in any unit: of the attacks that wait for a worker the cheapest go first.
         certify: False leaves out the client's computation once more, and every certificate with it.
     """
@@ -53,6 +55,7 @@ class Attack(ABC):
     needs: Needs = Needs()
     session: Session = Session()
     baseline: bool = False
+    recovers: Target = "images"
     cost: float = 0.0
     certify: bool = True
 

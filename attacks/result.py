@@ -2,46 +2,11 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from torch import Tensor
 
-Status = Literal["certified", "uncertified", "none"]
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """What is known of a result without the truth; `none` where the method has no test of its own.
-
-    `certified` is a claim in what `Attack.run` returns, that the attack's own equations hold. It is a certificate in
-    what `Attack.__call__` returns: `Attack.confirm` has granted it.
-
-    Attributes:
-        values: residuals, ranks and condition numbers by name; `expected_psnr` by the attack's own estimate, and
-            `promised_psnr`, the bound, of certified images, both in dB.
-    """
-
-    status: Status = "none"
-    reason: str = ""
-    values: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def certified(self) -> bool:
-        return self.status == "certified"
-
-
-@dataclass(frozen=True)
-class Frame:
-    """Where a search was after so many steps; the report plays them.
-
-    Attributes:
-        images: [B,C,H,W] in [0, 1], in the order of the result's pictures.
-        values: what the attack measured then, such as its objective; finite.
-    """
-
-    step: int
-    images: Tensor
-    values: dict[str, float] = field(default_factory=dict)
+from fedsim.result import Certificate as Certificate
+from fedsim.result import Frame as Frame
 
 
 @dataclass(frozen=True)

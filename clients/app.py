@@ -1,5 +1,6 @@
 """The Flower ClientApp: train, evaluate, share."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
@@ -19,7 +20,7 @@ from fedsim.contents import array_records, config_records
 from fedsim.data import FederatedData, ImageSet
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.evaluation import evaluate
-from fedsim.models import Architecture, Normaliser, architecture_seed
+from fedsim.models import Architecture, Normaliser, OwnArchitecture, architecture_seed
 from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
 from fedsim.records import (
@@ -42,13 +43,19 @@ MEMORY = "fedsim.memory"
 
 
 class ClientRuntime:
-    """What a worker keeps between clients: the data, the model and the defenses, built on first use."""
+    """What a worker keeps between clients: the data, the model and the defenses, built on first use.
 
-    def __init__(self, config: Config, data: FederatedData | None = None) -> None:
+    Args:
+        data: pictures that this process holds already; None loads those of the configuration.
+        given: a module of the user's own, with its defenses, in place of `cfg.model` and `cfg.defense`.
+    """
+
+    def __init__(self, config: Config, data: FederatedData | None = None, given: OwnArchitecture | None = None) -> None:
         self.config = config
         self.settings = ClientSettings(**config["client"])
         self.seed = int(config["seed"])
         self._data = data
+        self._given = given
         self._view: Callable[[Update], Observation] | None = None
 
     @cached_property
@@ -57,12 +64,24 @@ class ClientRuntime:
 
     @cached_property
     def defenses(self) -> DefenseChain:
-        return build_chain(self.config["defense"])
+        return self._chain()
 
     @cached_property
     def model(self) -> nn.Module:
-        model = Architecture(build_spec(self.config, self.data), (self.defenses,), architecture_seed(self.seed)).build()
-        return model.to(self.device)
+        return self._architecture(self.defenses).build().to(self.device)
+
+    def _chain(self) -> DefenseChain:
+        """The defenses as nobody has used them."""
+        if self._given is None:
+            return build_chain(self.config["defense"])
+        (chain,) = self._given.wrappers
+        assert isinstance(chain, DefenseChain)
+        return copy.deepcopy(chain)
+
+    def _architecture(self, defenses: DefenseChain) -> Architecture:
+        if self._given is not None:
+            return replace(self._given, wrappers=(defenses,))
+        return Architecture(build_spec(self.config, self.data), (defenses,), architecture_seed(self.seed))
 
     @cached_property
     def _tensors(self) -> State:
@@ -81,10 +100,16 @@ class ClientRuntime:
     def onlooker(self) -> ObservationFactory:
         """The server's view of this client. Its defenses are not those at work: an attack builds models with them."""
         configured = self.config["defense"]
-        spec = build_spec(self.config, self.data)
-        architecture = Architecture(spec, (build_chain(configured),), architecture_seed(self.seed))
         described = [{"name": name, **settings} for name, settings in (configured or {}).items()]
-        return ObservationFactory(architecture, self.model, image_side(self.config["model"]), described, replay)
+        architecture = self._architecture(self._chain())
+        return ObservationFactory(architecture, self.model, self._image_shape, described, replay)
+
+    @property
+    def _image_shape(self) -> tuple[int, int, int]:
+        if self._given is not None:
+            return self._given.image_shape
+        side = image_side(self.config["model"])
+        return 3, side, side
 
     def load(self, state: State) -> None:
         """Put the global state into the model, in place.

@@ -34,10 +34,11 @@ from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.errors import ConfigError, RunError, nearest
 from fedsim.evaluation import mean_softmax
 from fedsim.ground_truth import GroundTruth
+from fedsim.metrics.records import Scores
 from fedsim.observation import Observation, observation_name
 from fedsim.simulation.shipping import absolute
 from fedsim.tracking import RunFolder, Trackers
-from server.attacking import Outcome, Scores, build_attack
+from server.attacking import Outcome, build_attack
 from server.results import Job, ResultWriter, has_pictures
 from server.summing import FEWEST, Sums, in_groups
 
@@ -62,13 +63,22 @@ def run_audit(config: Config, root: Path) -> None:
         _attack_recorded(config, root, start)
         return
     check_audit(config)
+    audit_prepared(prepare(config), root, start)
+
+
+def audit_prepared(setup: Setup, root: Path, start: float) -> None:
+    """An audit of checked settings, whatever they were built from.
+
+    Args:
+        start: `time.perf_counter()` when it began.
+    """
+    config = setup.config
     victims = config["audit"]["victims"]
-    setup = prepare(config)
     updates = divide(choose_pictures(setup), config["audit"]["batch_size"], setup.sums)
     with RunFolder(root).locked():
         folder = open_or_resume(config, root)
         trackers = Trackers(config["tracker"], root)
-        writer = make_writer(config, folder, trackers, setup.data)
+        writer = make_writer(config, folder, trackers, setup.guess)
         batches = list(_unfinished(config, updates, writer))
         total, left = len(updates), len(batches)
         if left < total:

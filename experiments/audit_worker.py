@@ -16,12 +16,13 @@ from experiments.setup import Setup, prepare
 from fedsim.composition import Config
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
+from fedsim.metrics.records import Scores
 from fedsim.observation import Observation
 from fedsim.records import to_arrays, to_reply
 from fedsim.reply_checks import MalformedReply, ReplyRules, check_shared
 from fedsim.simulation.actor_pool import PooledWorker
 from fedsim.update import State
-from server.attacking import Outcome, Scores, attack_device, run_attack_on_many, score_outcome
+from server.attacking import Outcome, attack_device, run_attack_on_many, score_outcome
 from server.results import Job
 from server.summing import Contribution, RunningSum
 
@@ -94,7 +95,7 @@ class AuditWorker(PooledWorker):
 
     @cached_property
     def _runtime(self) -> ClientRuntime:
-        return ClientRuntime(self._config, self._setup.data)
+        return self._setup.runtime()
 
     @cached_property
     def _state(self) -> State:

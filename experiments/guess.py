@@ -9,7 +9,7 @@ GUESSED_FROM = 512
 """Public pictures at most."""
 
 
-def public_mean(data: FederatedData, side: int) -> Tensor:
-    """The mean of the pictures that no client holds, [3, side, side]; mid-grey where there are none."""
+def public_mean(data: FederatedData, shape: tuple[int, int, int]) -> Tensor:
+    """The mean of the pictures that no client holds, [channels, height, width]; mid-grey where there are none."""
     count = min(GUESSED_FROM, len(data.auxiliary))
-    return data.auxiliary.images(range(count)).mean(0) if count else torch.full((3, side, side), 0.5)
+    return data.auxiliary.images(range(count)).mean(0) if count else torch.full(shape, 0.5)

@@ -1,17 +1,17 @@
 """What both commands build before any worker starts; building it is also the check that it can be built."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 import yaml
-from torch import nn
+from torch import Tensor, nn
 
+from clients.app import ClientRuntime
 from clients.replay import replay
 from defenses.base import DefenseChain, Plan
 from defenses.compose import build_chain, load_wrappers
@@ -22,8 +22,9 @@ from fedsim.composition import Config, build_data, build_spec, image_side
 from fedsim.data import FederatedData
 from fedsim.errors import ConfigError
 from fedsim.knowledge import without_knowledge
-from fedsim.models import Architecture, Normaliser, architecture_seed
-from fedsim.observation import Observation, load_observation
+from fedsim.models import Architecture, Normaliser, OwnArchitecture, architecture_seed
+from fedsim.observation import Observation
+from fedsim.observation_files import load_observation
 from fedsim.observing import ObservationFactory
 from fedsim.optimizers import optimizer_factory
 from fedsim.reply_checks import ReplyRules
@@ -55,6 +56,10 @@ class Setup:
         named = self.defenses.defenses.items()
         return next((Sums(d.clients, name) for name, d in named if isinstance(d, SecureAggregation)), None)
 
+    def guess(self) -> Tensor:
+        """What one would answer without any gradient: the mean of the pictures that no client holds."""
+        return public_mean(self.data, self.image_shape)
+
     def rules(self, simulated: bool) -> ReplyRules:
         """What the server knows of every honest reply.
 
@@ -62,8 +67,8 @@ class Setup:
             simulated: clients have these settings and these partitions. A SuperNode's own settings win over the run's:
                 its pictures, its batch size, and whether it sends what its model saw.
         """
-        config, side = self.config, image_side(self.config["model"])
-        known: dict[str, Any] = {"defenses": tuple(config["defense"]), "image_shape": (3, side, side)}
+        config = self.config
+        known: dict[str, Any] = {"defenses": tuple(config["defense"]), "image_shape": self.image_shape}
         if simulated:
             known["batch_size"] = config["client"]["batch_size"]
             sizes = self.data.partition_sizes()
@@ -75,7 +80,20 @@ class Setup:
     def factory(self) -> ObservationFactory:
         config = self.config
         described = [{"name": name, **settings} for name, settings in config["defense"].items()]
-        return ObservationFactory(self.architecture, self.model, image_side(config["model"]), described, replay)
+        return ObservationFactory(self.architecture, self.model, self.image_shape, described, replay)
+
+    def runtime(self) -> ClientRuntime:
+        """What a client's worker keeps."""
+        given = self.architecture if isinstance(self.architecture, OwnArchitecture) else None
+        return ClientRuntime(self.config, self.data, given)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of what the model reads."""
+        if isinstance(self.architecture, OwnArchitecture):
+            return self.architecture.image_shape
+        side = image_side(self.config["model"])
+        return 3, side, side
 
 
 def load_recorded(folder: Path) -> Observation:
@@ -152,14 +170,13 @@ def bits_of(simulation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_writer(
-    config: Config, folder: RunFolder, trackers: Trackers, data: FederatedData | None = None
+    config: Config, folder: RunFolder, trackers: Trackers, guess: Callable[[], Tensor] | None = None
 ) -> ResultWriter:
     """The run's only writer of results.
 
     Args:
-        data: whose public pictures give the guess without a gradient; None: there is no guess.
+        guess: what one would answer without any gradient, from pictures that no client holds; None: there is none.
     """
-    guess = None if data is None else partial(public_mean, data, image_side(config["model"]))
     baselines = [name for name, settings in config["attack"].items() if build_attack(name, settings).baseline]
     return ResultWriter(folder, trackers, config["model"]["name"], list(config["defense"]), guess, baselines)
 

@@ -1,26 +1,18 @@
 """All that the server knows about one client's update."""
 
-import hashlib
-import json
-import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedsim.effects import Clips, Effect, Unpublished, Withholds
 from fedsim.errors import ConfigError, NotApplicable
-from fedsim.models import Architecture, ModelSpec, Statistics, ViTRoles, recover_statistics
-from fedsim.models.architecture import ModelWrapper
+from fedsim.models import Architecture, Statistics, ViTRoles, own_architecture, recover_statistics
 from fedsim.update import LocalProtocol, State, Update
-
-FORMAT = 1
 
 Replayer = Callable[["Observation", Tensor, Tensor], Update | None]
 """A client's computation once more: see `Observation.replay`."""
@@ -56,6 +48,96 @@ class Observation:
     auxiliary_probs: Tensor | None = field(default=None)
     summed: int = 1
     replayer: Replayer | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        gradients: Mapping[str, Tensor] | Sequence[Tensor | None] | None = None,
+        *,
+        delta: Mapping[str, Tensor] | None = None,
+        weights: Mapping[str, Tensor] | None = None,
+        batch_size: int = 1,
+        protocol: LocalProtocol | None = None,
+        num_examples: int | None = None,
+        image_shape: Sequence[int] | None = None,
+        num_classes: int | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        auxiliary_probs: Tensor | None = None,
+        replayer: Replayer | None = None,
+        server_round: int = 0,
+        client: int = 0,
+    ) -> "Observation":
+        """An observation of what came from elsewhere: a gradient, or what local training made of the weights.
+
+        Args:
+            model: as the client got it: in the state before its training. It stays as it is.
+            gradients: of the mean loss, by parameter name, or in the order of `model.named_parameters()` with None
+                where a parameter has none. What is missing counts as withheld.
+            delta, weights: in place of it the change of the weights, or the weights afterwards, by name, buffers too.
+            batch_size: images in the gradient.
+            protocol: how the client trained, with the learning rate of each step; needed for `delta` and `weights`.
+            num_examples: images that the client holds; None: those of its steps.
+            image_shape: (channels, height, width) that the model reads; None asks a model of timm's.
+            mean, std: normalisation per channel of images in [0, 1]; None: timm's where it is timm's model, else none.
+            auxiliary_probs: [classes] mean softmax of the model over images that no client holds, for label attacks.
+            replayer: `fedsim.replay` where clients do nothing but what `protocol` says; without it nothing is
+                certified.
+
+        Raises:
+            ConfigError: nothing was shared, or not of this model; it names the argument and what would be right.
+
+        >>> import fedsim, torch
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 5))
+        >>> loss = torch.nn.functional.cross_entropy(model(torch.rand(1, 3, 4, 4)), torch.tensor([3]))
+        >>> shared = torch.autograd.grad(loss, list(model.parameters()))
+        >>> seen = fedsim.Observation.of(model, shared, image_shape=(3, 4, 4))
+        >>> fedsim.attack("labels", seen).labels.tolist()
+        [3]
+        """
+        from fedsim.observing import observation_of
+
+        given = {"gradients": gradients, "delta": delta, "weights": weights}
+        stated = protocol or LocalProtocol(batch_size, training_mode=model.training)
+        about = {"image_shape": image_shape, "num_classes": num_classes, "mean": mean, "std": std}
+        seen = observation_of(model, given, stated, protocol is not None, num_examples, about)
+        named = {"server_round": server_round, "client": client, "replayer": replayer}
+        return replace(seen, auxiliary_probs=auxiliary_probs, **named)  # type: ignore[arg-type]
+
+    def save(self, folder: Path | str) -> None:
+        """Write it into a folder of its own: tensors as safetensors, the rest as JSON.
+
+        The global state of a round lies beside the folder, once for all its clients.
+        """
+        from fedsim.observation_files import save_observation
+
+        save_observation(self, Path(folder))
+
+    @classmethod
+    def load(
+        cls, folder: Path | str, model: nn.Module | None = None, replayer: Replayer | None = None
+    ) -> "Observation":
+        """What `save` wrote.
+
+        Args:
+            model: the module where timm does not know it.
+            replayer: how such a client computes, which no file holds.
+
+        Raises:
+            ConfigError: the folder holds no complete observation, or one of another model.
+        """
+        from fedsim.observation_files import load_observation
+
+        loaded = load_observation(Path(folder), None, replayer)
+        if model is None:
+            return loaded
+        about = loaded.image_shape, loaded.num_classes, loaded.mean, loaded.std
+        architecture = own_architecture(model, *about)
+        strange = loaded.global_state.keys() ^ architecture.build().state_dict().keys()
+        if strange:
+            raise ConfigError("model", type(model).__name__, f"the observation's: {sorted(strange)[0]} is of one alone")
+        return replace(loaded, architecture=architecture)
 
     @property
     def effects(self) -> tuple[Effect, ...]:
@@ -188,119 +270,3 @@ def batch_statistics(observation: Observation) -> dict[str, Statistics] | None:
 def observation_name(server_round: int, client: int) -> str:
     """What an observation is called: its folder, its results, its pictures."""
     return f"round-{server_round:05d}-client-{client:05d}"
-
-
-WrapperLoader = Callable[[tuple[dict[str, Any], ...]], tuple[ModelWrapper, ...]]
-
-
-def save_observation(observation: Observation, folder: Path) -> None:
-    """Write tensors as safetensors and the rest as JSON; the JSON comes last and seals the folder.
-
-    The global state of a round is shared by its clients: it is written once beside them, named by
-    its content, and referred to.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    state_file = folder.parent / f"global-{_digest(observation.global_state)}.safetensors"
-    if not state_file.exists():
-        _write_tensors(observation.global_state, state_file)
-    tensors = {f"update/{name}": tensor for name, tensor in observation.update.tensors.items()}
-    tensors |= {f"buffers/{name}": tensor for name, tensor in observation.update.buffers.items()}
-    if observation.auxiliary_probs is not None:
-        tensors["auxiliary_probs"] = observation.auxiliary_probs
-    _write_tensors(tensors, folder / "update.safetensors")
-    record = {
-        "format": FORMAT,
-        "server_round": observation.server_round,
-        "client": observation.client,
-        "summed": observation.summed,
-        "global_state": state_file.name,
-        "kind": observation.update.kind,
-        "num_examples": observation.update.num_examples,
-        "withheld": observation.update.withheld,
-        "protocol": observation.protocol.to_dict(),
-        "model": observation.architecture.spec.to_dict(),
-        "model_seed": observation.architecture.seed,
-        "roles": observation.roles.to_dict(),
-        "image_shape": list(observation.image_shape),
-        "mean": list(observation.mean),
-        "std": list(observation.std),
-        "num_classes": observation.num_classes,
-        "defenses": list(observation.defenses),
-    }
-    partial = folder / "observation.json.partial"
-    partial.write_text(json.dumps(record, indent=1), encoding="utf-8")
-    partial.replace(folder / "observation.json")
-
-
-def load_observation(
-    folder: Path, load_wrappers: WrapperLoader | None = None, replayer: Replayer | None = None
-) -> Observation:
-    """Read back what `save_observation` wrote.
-
-    Args:
-        load_wrappers: turns the recorded defenses into model wrappers; without it the architecture is
-            the undefended one, which is all that attacks on the tensors alone need.
-        replayer: how such a client computes, which no file holds.
-
-    Raises:
-        ConfigError: the folder holds no complete observation, or one of another format.
-    """
-    try:
-        record = json.loads((folder / "observation.json").read_text(encoding="utf-8"))
-        if record["format"] != FORMAT:
-            raise ConfigError("observation", folder, f"format {FORMAT}, not {record['format']}")
-        tensors = load_file(folder / "update.safetensors")
-        state = load_file(folder.parent / Path(record["global_state"]).name)
-        defenses = tuple(record["defenses"])
-        return Observation(
-            server_round=record["server_round"],
-            client=record["client"],
-            global_state=state,
-            update=Update(
-                tensors=_under("update/", tensors),
-                kind=record["kind"],
-                num_examples=record["num_examples"],
-                withheld=dict(record["withheld"]),
-                buffers=_under("buffers/", tensors),
-            ),
-            protocol=LocalProtocol.from_dict(record["protocol"]),
-            architecture=Architecture(
-                ModelSpec.from_dict(record["model"]),
-                load_wrappers(defenses) if load_wrappers else (),
-                record["model_seed"],
-            ),
-            roles=ViTRoles.from_dict(record["roles"]),
-            image_shape=tuple(record["image_shape"]),
-            mean=tuple(record["mean"]),
-            std=tuple(record["std"]),
-            num_classes=record["num_classes"],
-            defenses=defenses,
-            auxiliary_probs=tensors.get("auxiliary_probs"),
-            summed=record.get("summed", 1),
-            replayer=replayer,
-        )
-    except FileNotFoundError as error:
-        raise ConfigError("observation", folder, f"no complete observation: {error.filename} is missing") from error
-    except (KeyError, TypeError, ValueError, SafetensorError) as error:
-        raise ConfigError("observation", folder, f"the record is damaged: {error}") from error
-
-
-def _write_tensors(tensors: State, path: Path) -> None:
-    partial = path.with_name(path.name + ".partial")
-    save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, partial)
-    with partial.open("rb+") as file:
-        os.fsync(file.fileno())
-    partial.replace(path)
-
-
-def _under(prefix: str, tensors: State) -> State:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _digest(state: State) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        tensor = state[name].detach().cpu().contiguous()
-        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]

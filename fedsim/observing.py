@@ -1,13 +1,14 @@
 """From an update to an Observation: everything an onlooker knows, captured together."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from fedsim.models import Architecture, find_roles, normalisation
+from fedsim.errors import ConfigError, nearest
+from fedsim.models import Architecture, find_roles, normalisation, own_architecture
 from fedsim.observation import Observation, Replayer
-from fedsim.update import LocalProtocol, State, Update
+from fedsim.update import Kind, LocalProtocol, State, Update
 
 
 class ObservationFactory:
@@ -17,14 +18,14 @@ class ObservationFactory:
         self,
         architecture: Architecture,
         model: nn.Module,
-        image_side: int,
+        image_shape: tuple[int, int, int],
         defenses: Iterable[dict[str, Any]] = (),
         replayer: Replayer | None = None,
     ) -> None:
         self._architecture = architecture
         self._roles = find_roles(model)
         self._mean, self._std = normalisation(model)
-        self._image_shape = (3, image_side, image_side)
+        self._image_shape = image_shape
         self._defenses = tuple(defenses)
         self._replayer = replayer
 
@@ -55,3 +56,74 @@ class ObservationFactory:
             summed=summed,
             replayer=self._replayer,
         )
+
+
+def observation_of(
+    model: nn.Module,
+    given: Mapping[str, Mapping[str, Tensor] | Sequence[Tensor | None] | None],
+    protocol: LocalProtocol,
+    stated: bool,
+    num_examples: int | None,
+    about: Mapping[str, Any],
+) -> Observation:
+    """`Observation.of`.
+
+    Args:
+        given: what was shared, under `gradients`, `delta` or `weights`: one of them.
+        stated: the protocol was given; False: a gradient of one batch.
+        about: arguments of `own_architecture`.
+
+    Raises:
+        ConfigError: as `Observation.of`.
+    """
+    shared = {key: value for key, value in given.items() if value is not None}
+    if len(shared) != 1:
+        raise ConfigError("gradients", " and ".join(shared) or None, "one of gradients, delta and weights")
+    ((key, value),) = shared.items()
+    if key != "gradients" and not (stated and protocol.lrs):
+        expected = "the protocol of the local training with it, LocalProtocol(batch_size, steps, 'sgd', lrs=(0.1,))"
+        raise ConfigError("protocol", None, f"{key} wants {expected}")
+    architecture = own_architecture(model, **about)
+    module = architecture.build()
+    state = {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
+    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    tensors, buffers = _of_this_model(key, _by_name(key, value, list(parameters)), parameters, state)
+    withheld = dict.fromkeys((name for name in parameters if name not in tensors), "the client")
+    count = num_examples if num_examples is not None else protocol.batch_size
+    kind: Kind = "gradient" if key == "gradients" else "delta" if key == "delta" else "weights"
+    update = Update(tensors, kind, count, withheld, buffers)
+    factory = ObservationFactory(architecture, module, architecture.image_shape)
+    return factory.make(0, 0, state, update, protocol, None)
+
+
+def _by_name(
+    key: str, value: Mapping[str, Tensor] | Sequence[Tensor | None] | None, names: Sequence[str]
+) -> dict[str, Tensor]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    listed = list(value or ())
+    if len(listed) != len(names):
+        raise ConfigError(
+            key, f"{len(listed)} tensors", f"one for each of the model's {len(names)} parameters, or by name"
+        )
+    return {name: tensor for name, tensor in zip(names, listed, strict=True) if tensor is not None}
+
+
+def _of_this_model(
+    key: str, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor], state: State
+) -> tuple[State, State]:
+    """Parameters and buffers of what was shared, on the CPU."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or name not in state:
+            raise ConfigError(key, name, f"a tensor of the model's.{nearest(str(name), state)}")
+        if tensor.shape != state[name].shape:
+            expected = (
+                f"{tuple(state[name].shape)} as the model has it, not {tuple(tensor.shape)}: is it another model's?"
+            )
+            raise ConfigError(key, name, expected)
+    kept = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    shared = {name: tensor for name, tensor in kept.items() if name in parameters}
+    if not shared:
+        raise ConfigError(key, "nothing", "at least one parameter's tensor: the update shares none")
+    floating = {name: t for name, t in kept.items() if name not in parameters and t.is_floating_point()}
+    return shared, {} if key == "gradients" else floating

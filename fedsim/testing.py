@@ -102,7 +102,8 @@ def observe(
     update = Update(shared, "gradient", len(labels))
     if transform is not None:
         update = transform(update, _generator(seed))
-    factory = ObservationFactory(architecture, model, input_size(model), replayer=replayer)
+    side = input_size(model)
+    factory = ObservationFactory(architecture, model, (3, side, side), replayer=replayer)
     return factory.make(0, 0, state, update, LocalProtocol(batch_size=len(labels)), None)
 
 

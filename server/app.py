@@ -31,7 +31,8 @@ from fedsim.update import State
 from server.alone import AbortAlone
 from server.completion import CompleteUpdates
 from server.epsilon import LargestEpsilon
-from server.honest_but_curious import HonestButCurious, OnObservation
+from server.federation_replies import OnObservation
+from server.honest_but_curious import HonestButCurious
 from server.observing import ObservePolicy
 from server.recording import RoundRecorder
 from server.rejecting import RejectMalformed
@@ -118,7 +119,9 @@ def build_strategy(plan: ServerPlan) -> tuple[RejectMalformed, RoundRecorder]:
     if plan.observe is not None and plan.factory is not None and plan.on_observation is not None:
         probs = _AuxiliaryProbs(plan) if plan.auxiliary is not None else None
         on_observation = _timed(plan.on_observation, attacks)
-        strategy = HonestButCurious(strategy, plan.factory, plan.observe, on_observation, probs, plan.sums)
+        strategy = HonestButCurious.in_federation(
+            strategy, plan.factory, plan.observe, on_observation, probs, plan.sums
+        )
     recorder = RoundRecorder(SeededSampling(strategy, plan.seed), plan.client_of, attacks)
     return RejectMalformed(recorder, plan.rules, plan.client_of), recorder
 

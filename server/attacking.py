@@ -3,11 +3,10 @@
 import gc
 import time
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from logging import getLogger
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +19,8 @@ from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
 from fedsim.knowledge import read_knowledge, without_knowledge
-from fedsim.metrics.image import psnr
-from fedsim.metrics.score import ImageScore, LabelScore, score, score_labels
+from fedsim.metrics.records import Scores
+from fedsim.metrics.scoring import held_against
 from fedsim.observation import Observation, observation_name
 
 logger = getLogger(__name__)
@@ -34,6 +33,9 @@ OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", 
 
 CERTIFY = "certify"
 """A setting of every attack, which no constructor takes."""
+
+Make = Callable[[Sequence[Observation]], Attack]
+"""Builds an attack for the observations that it is to serve."""
 
 WROTE = "the attack wrote into the observation, which other attacks read too"
 
@@ -94,10 +96,14 @@ def run_attack(
         scratch: where the attack may keep what another try goes on from; whoever takes the result removes it
             (`attacks.session.discard`), once the result is safe.
     """
+    return _one(observation, name, partial(_with_session, name, settings, seed, device, scratch), seed, device)
+
+
+def _one(observation: Observation, name: str, make: Make, seed: int, device: torch.device) -> Outcome:
     start = time.perf_counter()
     before = _versions(observation)
     try:
-        attack = _with_session(name, settings, [observation], seed, device, scratch)
+        attack = make([observation])
         reconstruction, smaller = _within_memory(attack, observation, name, seed, device)
         if _versions(observation) != before:
             raise RuntimeError(WROTE)
@@ -149,10 +155,21 @@ def run_attack_on_many(
 
     A fault of the group is no fault of each: they are then attacked one by one.
     """
+    return _many(observations, name, partial(_with_session, name, settings, seed, device, scratch), seed, device)
+
+
+def run_built(
+    observations: Sequence[Observation], name: str, attack: Attack, seed: int, device: torch.device
+) -> list[Outcome]:
+    """`run_attack_on_many` with an attack in hand."""
+    return _many(observations, name, lambda _: attack, seed, device)
+
+
+def _many(observations: Sequence[Observation], name: str, make: Make, seed: int, device: torch.device) -> list[Outcome]:
     outcomes = None
     if len(observations) > 1:
         try:
-            outcomes = _together(observations, name, settings, seed, device, scratch)
+            outcomes = _together(observations, name, make, seed, device)
         except Exception:  # noqa: BLE001 - attacks are plug-ins; the fault comes again below if it is one victim's
             logger.warning(
                 "attack %s on %d updates at once failed, now one by one:\n%s",
@@ -161,20 +178,15 @@ def run_attack_on_many(
                 traceback.format_exc(),
             )
     if outcomes is None:
-        outcomes = [run_attack(one, name, settings, seed, device, scratch) for one in observations]
+        outcomes = [_one(one, name, make, seed, device) for one in observations]
     return outcomes
 
 
 def _together(
-    observations: Sequence[Observation],
-    name: str,
-    settings: dict[str, Any],
-    seed: int,
-    device: torch.device,
-    scratch: Path | None,
+    observations: Sequence[Observation], name: str, make: Make, seed: int, device: torch.device
 ) -> list[Outcome] | None:
     """None where the attack serves its victims one by one anyway."""
-    attack = _with_session(name, settings, observations, seed, device, scratch)
+    attack = make(observations)
     if type(attack).run_many is Attack.run_many:
         return None
     start = time.perf_counter()
@@ -201,10 +213,10 @@ def _together(
 def _with_session(
     name: str,
     settings: dict[str, Any],
-    observations: Sequence[Observation],
     seed: int,
     device: torch.device,
     scratch: Path | None,
+    observations: Sequence[Observation],
 ) -> Attack:
     attack = build_attack(name, settings)
     if scratch is not None:
@@ -216,19 +228,6 @@ def _with_session(
 
 def _generator(observation: Observation, name: str, seed: int) -> torch.Generator:
     return torch_generator(seed, "attack", name, observation.server_round, observation.client)
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Scores per picture of the update, and of its labels as a whole.
-
-    Attributes:
-        frames: for each picture the PSNR in dB of each frame, None for one that is no picture.
-    """
-
-    images: list[ImageScore]
-    labels: LabelScore | None
-    frames: list[list[float | None]] = field(default_factory=list)
 
 
 def _versions(observation: Observation) -> int:
@@ -247,24 +246,7 @@ def score_outcome(outcome: Outcome, truth: GroundTruth | None) -> tuple[Outcome,
         return outcome, None
     reconstruction = outcome.reconstruction
     try:
-        images = score(truth, reconstruction.images, reconstruction.labels)
-        labels = score_labels(truth, reconstruction.labels)
-        return outcome, Scores(images, labels, _score_frames(reconstruction, images, truth))
+        return outcome, held_against(truth, reconstruction.images, reconstruction.labels, reconstruction.frames)
     except (ValueError, TypeError, RuntimeError) as error:
         reason = f"its result cannot be scored: {error}"
         return Outcome("failed", reason, seconds=outcome.seconds), None
-
-
-def _score_frames(
-    reconstruction: Reconstruction, scores: Sequence[ImageScore], truth: GroundTruth
-) -> list[list[float | None]]:
-    """Every frame is compared as the final reconstruction was matched: a picture keeps its curve."""
-    pairs = [(index, one.reconstruction) for index, one in enumerate(scores) if one.reconstruction is not None]
-    curves: list[list[float | None]] = [[] for _ in scores]
-    originals = truth.images[[index for index, _ in pairs]]
-    for frame in reconstruction.frames if pairs else ():
-        rebuilt = frame.images[[candidate for _, candidate in pairs]].to(originals.device).clamp(0, 1)
-        values = psnr(rebuilt, originals)
-        for (index, _), value in zip(pairs, values.tolist(), strict=True):
-            curves[index].append(value if isfinite(value) else None)
-    return curves

@@ -1,129 +1,99 @@
 """A server that aggregates exactly as it should, and keeps what each client sent."""
 
-from collections.abc import Callable, Iterable, Iterator
-from logging import getLogger
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from torch import Tensor
+from torch import nn
 
-from fedsim.contents import array_records, config_records
-from fedsim.ground_truth import GroundTruth
-from fedsim.observation import Observation
+from fedsim.observation import Observation, Replayer
 from fedsim.observing import ObservationFactory
-from fedsim.records import ARRAYS, AUDITED, UPDATE, from_arrays, from_reply, take_ground_truth
-from fedsim.update import State
+from fedsim.update import Kind, LocalProtocol
+from server.federation_replies import AuxiliaryProbs, FederationReplies, OnObservation
 from server.observing import ObservePolicy
-from server.summing import Contribution, RunningSum, Sums, in_groups
+from server.own_replies import OwnReplies
+from server.summing import Sums
 from server.wrapping import StrategyWrapper
 
-logger = getLogger(__name__)
 
-OnObservation = Callable[[Observation, GroundTruth | None], None]
-AuxiliaryProbs = Callable[[State], Tensor | None]
-Truths = dict[int, GroundTruth | None]
+class Replies(Protocol):
+    """Reads a round's replies as observations."""
+
+    def instruct(self, server_round: int, config: ConfigRecord) -> None: ...
+
+    def observe(self, server_round: int, arrays: ArrayRecord, replies: list[Message]) -> None: ...
 
 
 class HonestButCurious(StrategyWrapper):
-    """Wraps any Flower strategy: `inner` gets the replies that it would have got without the observer.
+    """Wraps any Flower strategy, which gets the replies that it would have got without: same weights, to the bit.
 
-    The one thing taken from a reply is the audit record, before anything else reads it; only
-    `on_observation` receives it, for the scorer.
+    What a server knows of its own app is given here; clients send Flower's usual reply, one ArrayRecord named as the
+    model's state and one MetricRecord.
 
     Args:
-        on_observation: called for each observed update; it must not block training.
-        auxiliary_probs: p̂ of a global state, or None where no attack asks for it; called once a round.
-        sums: secure aggregation: each observation is a sum over a group of clients, under the lowest id in the group,
-            and none is ever made of one client's update. None: each client is seen by itself.
+        strategy: the app's own.
+        model: the app's own, in any state; it reads [B, *image_shape].
+        protocol: how clients train, which a server prescribes.
+        image_shape: (channels, height, width); None asks a model of timm's.
+        share: what clients send: whole `weights` after training, a `delta` of them, or a `gradient`.
+        mean, std: per channel, where clients normalise images in [0, 1]; None: timm's where it is timm's model, else
+            none.
+        replayer: `fedsim.replay` where clients do nothing but what `protocol` says; without it no result is certified.
 
     Raises:
-        ConfigError: single clients are to be observed, where only sums are seen.
+        ConfigError: the model does not read such images, or has another number of outputs.
     """
 
     def __init__(
         self,
-        inner: Strategy,
+        strategy: Strategy,
+        model: nn.Module,
+        protocol: LocalProtocol,
+        image_shape: Sequence[int] | None = None,
+        num_classes: int | None = None,
+        share: Kind = "weights",
+        *,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        replayer: Replayer | None = None,
+    ) -> None:
+        own = OwnReplies(model, protocol, image_shape, num_classes, share, mean, std, replayer)
+        self.observations: list[Observation] = own.observations
+        self._listen(strategy, own)
+
+    @classmethod
+    def in_federation(
+        cls,
+        strategy: Strategy,
         factory: ObservationFactory,
         policy: ObservePolicy,
         on_observation: OnObservation,
         auxiliary_probs: AuxiliaryProbs | None = None,
         sums: Sums | None = None,
-    ) -> None:
-        super().__init__(inner)
-        if sums is not None:
-            sums.check_observed(policy.clients)
-        self._factory = factory
-        self._policy = policy
-        self._on_observation = on_observation
-        self._auxiliary_probs = auxiliary_probs
-        self._sums = sums
+    ) -> "HonestButCurious":
+        """Around the strategy of fedsim's own server; the arguments are those of `FederationReplies`."""
+        curious = cls.__new__(cls)
+        curious.observations = []
+        curious._listen(strategy, FederationReplies(factory, policy, on_observation, auxiliary_probs, sums))
+        return curious
+
+    def _listen(self, strategy: Strategy, replies: Replies) -> None:
+        super().__init__(strategy)
+        self._replies = replies
         self._arrays = ArrayRecord()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         self._arrays = arrays
-        config[AUDITED] = self._policy.wants_round(server_round)
+        self._replies.instruct(server_round, config)
         return self.inner.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         replies = list(replies)
-        truths = {
-            reply.metadata.src_node_id: take_ground_truth(reply.content) for reply in replies if not reply.has_error()
-        }
-        if self._policy.wants_round(server_round):
-            self._observe(server_round, [reply for reply in replies if _has_update(reply)], truths)
+        self._replies.observe(server_round, self._arrays, replies)
         return self.inner.aggregate_train(server_round, replies)
-
-    def _observe(self, server_round: int, replies: list[Message], truths: Truths) -> None:
-        clients = {}
-        for reply in replies:
-            try:
-                clients[int(config_records(reply.content)[UPDATE]["partition-id"])] = reply  # type: ignore[arg-type]
-            except (KeyError, TypeError, ValueError) as error:
-                logger.warning("node %s sent no fedsim update: %s", reply.metadata.src_node_id, error)
-        groups = in_groups(clients, 1 if self._sums is None else self._sums.clients)
-        chosen = self._policy.choose(group[0] for group in groups)
-        groups = [group for group in groups if group[0] in chosen]
-        if not groups:
-            return
-        state = from_arrays(self._arrays)
-        probs = self._auxiliary_probs(state) if self._auxiliary_probs else None
-        for group in groups:
-            sent = _read({client: clients[client] for client in group}, truths)
-            seen = next(sent, None) if self._sums is None else _summed(sent, self._sums.by)
-            if seen is not None:
-                observation = self._factory.make(
-                    server_round, group[0], state, seen.update, seen.protocol, probs, seen.clients
-                )
-                self._on_observation(observation, seen.truth)
-
-
-def _has_update(reply: Message) -> bool:
-    """Whether the client's own update is in the reply: there is none after an error, and none where it was summed."""
-    return not reply.has_error() and ARRAYS in array_records(reply.content)
-
-
-def _read(replies: dict[int, Message], truths: Truths) -> Iterator[Contribution]:
-    """What clients sent, one at a time; a reply that cannot be read is left out."""
-    for client, reply in replies.items():
-        try:
-            update, protocol, _ = from_reply(reply.content)
-        except (KeyError, TypeError, ValueError) as error:
-            logger.warning("client %s sent an update that cannot be read: %s", client, error)
-            continue
-        yield Contribution(update, protocol, truths[reply.metadata.src_node_id])
-
-
-def _summed(sent: Iterable[Contribution], by: str) -> Contribution | None:
-    total = RunningSum(by)
-    try:
-        for one in sent:
-            total.add(one)
-        return total.result()
-    except ValueError as error:
-        logger.warning("no sum was observed: %s", error)
-        return None

@@ -15,11 +15,11 @@ from attacks.base import Frame, Reconstruction
 from attacks.session import file_name
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.image import psnr
-from fedsim.metrics.score import ImageScore
+from fedsim.metrics.records import ImageScore, Scores
 from fedsim.observation import observation_name
 from fedsim.report.pictures import path_inside, save_png
 from fedsim.tracking import RunFolder, Trackers
-from server.attacking import Outcome, Scores
+from server.attacking import Outcome
 
 COLUMNS = (
     "attack",

@@ -17,11 +17,12 @@ from ray.exceptions import RayError
 
 from attacks.session import discard
 from fedsim.ground_truth import GroundTruth
+from fedsim.metrics.records import Scores
 from fedsim.observation import Observation
 from fedsim.simulation.actor_pool import ActorPool, Finished, PooledWorker, wait_for
 from fedsim.simulation.placement import Request, anywhere, describe_room
 from fedsim.update import State
-from server.attacking import Outcome, Scores, attack_device, build_attack, run_attack, score_outcome
+from server.attacking import Outcome, attack_device, build_attack, run_attack, score_outcome
 from server.pending import Unfinished
 from server.results import Job
 

@@ -23,6 +23,8 @@ class CertifiedLabels(Attack):
         max_batch_size: larger batches are refused: the solver's unknowns grow as B², its time as B⁶.
     """
 
+    recovers = "labels"
+
     def __init__(self, max_candidates: int = 64, max_batch_size: int = 16) -> None:
         if max_candidates < 1:
             raise ConfigError("attack.labels_certified.max_candidates", max_candidates, "at least 1 count vector")

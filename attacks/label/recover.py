@@ -42,6 +42,8 @@ class RecoverLabels(Attack):
             Without it LLG takes the gradient alone, and `zlg` is refused.
     """
 
+    recovers = "labels"
+
     def __init__(self, rule: str = "auto", reference: bool = True) -> None:
         if rule not in RULES:
             raise ConfigError("attack.labels.rule", rule, f"one of {', '.join(RULES)}.{nearest(str(rule), RULES)}")

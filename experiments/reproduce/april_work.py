@@ -17,7 +17,6 @@ from experiments.reproduce.client import Client
 from experiments.reproduce.ledger import Entry
 from experiments.reproduce.study import Unit
 from experiments.reproduce.victims import finished
-from fedsim.composition import image_side
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.image import psnr
 from fedsim.metrics.score import score
@@ -139,7 +138,7 @@ def _attack(unit: Unit, victim: Victim, name: str, settings: Mapping[str, Any] |
 def guesses(client: Client) -> dict[str, Float[Tensor, "1 c h w"]]:
     """What one has without a gradient: grey, and where there are public pictures, their mean."""
     data = client.setup.data
-    picture = public_mean(data, image_side(client.setup.config["model"]))[None]
+    picture = public_mean(data, client.setup.image_shape)[None]
     return {GREY: torch.full_like(picture, 0.5)} | ({MEAN: picture} if len(data.auxiliary) else {})
 
 

@@ -20,7 +20,8 @@ from fedsim.composition import Config
 from fedsim.data import ImageSet
 from fedsim.determinism import torch_generator
 from fedsim.ground_truth import GroundTruth
-from fedsim.metrics.score import ImageScore, score
+from fedsim.metrics.records import ImageScore
+from fedsim.metrics.score import score
 from fedsim.observation import Observation
 from fedsim.report.pictures import save_png
 from server.attacking import Outcome, run_attack

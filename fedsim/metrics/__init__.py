@@ -4,12 +4,14 @@ from fedsim.metrics.image import PSNR_CAP, fft2d, fft2d_mjp, mse, psnr, ssim
 from fedsim.metrics.labels import assign_labels, exact_batch, label_share
 from fedsim.metrics.matching import match, pairwise_mse
 from fedsim.metrics.perceptual import lpips, lpips_hint
-from fedsim.metrics.score import ImageScore, LabelScore, score, score_labels, success_rate
+from fedsim.metrics.records import ImageScore, LabelScore, Scores
+from fedsim.metrics.score import score, score_labels, success_rate
 
 __all__ = [
     "PSNR_CAP",
     "ImageScore",
     "LabelScore",
+    "Scores",
     "assign_labels",
     "exact_batch",
     "fft2d",

@@ -1,7 +1,6 @@
 """Hold a reconstruction against the truth: match first, then one score per original picture."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -12,47 +11,7 @@ from fedsim.metrics.image import fft2d, fft2d_mjp, mse, psnr, ssim
 from fedsim.metrics.labels import assign_labels, exact_batch, label_share
 from fedsim.metrics.matching import match
 from fedsim.metrics.perceptual import lpips
-
-
-@dataclass(frozen=True)
-class ImageScore:
-    """One original picture and what an attack made of it; None where there is nothing to compare.
-
-    Attributes:
-        image: name of the original.
-        reconstruction: index of the matched reconstruction in the attack's result.
-        psnr: dB, at most `PSNR_CAP`. As all measures without a prefix, of what the model saw.
-        private_psnr: the same of the client's own picture, before any defense changed it: what there is to protect.
-            Matched by itself, and once: all forms in which the model saw one picture share its value.
-    """
-
-    image: str
-    reconstruction: int | None = None
-    mse: float | None = None
-    psnr: float | None = None
-    ssim: float | None = None
-    fft2d: float | None = None
-    fft2d_mjp: float | None = None
-    lpips: float | None = None
-    private_mse: float | None = None
-    private_psnr: float | None = None
-    private_ssim: float | None = None
-    private_fft2d: float | None = None
-    private_fft2d_mjp: float | None = None
-    private_lpips: float | None = None
-    label: int | None = None
-    label_recovered: int | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class LabelScore:
-    """A batch's labels as multisets: all of them right, and the share Σ_c min(n̂_c, n_c)/B."""
-
-    exact: bool
-    share: float
+from fedsim.metrics.records import ImageScore, LabelScore
 
 
 def score(

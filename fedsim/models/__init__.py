@@ -12,6 +12,7 @@ from fedsim.models.architecture import (
 from fedsim.models.batch_norm import Statistics, recover_statistics
 from fedsim.models.checkpoint import load_checkpoint
 from fedsim.models.normaliser import Normaliser
+from fedsim.models.own import OwnArchitecture, own_architecture
 from fedsim.models.roles import ViTRoles, find_roles
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "ModelSpec",
     "ModelWrapper",
     "Normaliser",
+    "OwnArchitecture",
     "Statistics",
     "ViTRoles",
     "architecture_seed",
@@ -26,6 +28,7 @@ __all__ = [
     "input_size",
     "load_checkpoint",
     "normalisation",
+    "own_architecture",
     "parameter_count",
     "recover_statistics",
 ]

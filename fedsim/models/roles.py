@@ -117,9 +117,11 @@ def _first_qkv(model: nn.Module) -> nn.Module | None:
 
 def _heads(model: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
     get_classifier = getattr(model, "get_classifier", None)
-    if get_classifier is None:
-        return (), ()
-    found = get_classifier()
+    if get_classifier is not None:
+        found = get_classifier()
+    else:  # a module of somebody's own, which `own_architecture` has asked
+        name = (getattr(model, "pretrained_cfg", None) or {}).get("classifier")
+        found = dict(model.named_modules()).get(name) if isinstance(name, str) else None
     heads = found if isinstance(found, tuple | list) else (found,)
     linear = [head for head in heads if isinstance(head, nn.Linear)]
     weights = [_name(model, head.weight) for head in linear]

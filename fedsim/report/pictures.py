@@ -4,7 +4,9 @@ import base64
 import io
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from PIL import Image, UnidentifiedImageError
@@ -45,15 +47,24 @@ def save_png(image: Float[Tensor, "channels height width"], path: Path) -> None:
     Raises:
         ValueError: neither one nor three channels.
     """
-    if image.shape[0] not in (1, 3):
-        raise ValueError(f"a picture of {image.shape[0]} channels: one or three can be written")
-    levels = (image.detach().cpu().double().nan_to_num(nan=0.0).clamp(0, 1) * 255).round().to(torch.uint8)
-    array = levels.permute(1, 2, 0).numpy()
-    picture = Image.fromarray(array[:, :, 0] if image.shape[0] == 1 else array)
+    picture = Image.fromarray(as_levels(image))
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     picture.save(partial, format="PNG")
     partial.replace(path)
+
+
+def as_levels(image: Float[Tensor, "channels height width"]) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    """[height, width] or [height, width, 3] of 256 levels; outside [0, 1] clamped, NaN black.
+
+    Raises:
+        ValueError: neither one nor three channels.
+    """
+    if image.shape[0] not in (1, 3):
+        raise ValueError(f"a picture of {image.shape[0]} channels: one or three can be written")
+    levels = (image.detach().cpu().double().nan_to_num(nan=0.0).clamp(0, 1) * 255).round().to(torch.uint8)
+    array: np.ndarray[Any, np.dtype[np.uint8]] = levels.permute(1, 2, 0).numpy()
+    return array[:, :, 0] if image.shape[0] == 1 else array
 
 
 def path_inside(folder: Path, name: str | None) -> Path | None:

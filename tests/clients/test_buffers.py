@@ -9,7 +9,8 @@ from defenses.base import ClientRound
 from fedsim.composition import build_data, build_spec
 from fedsim.evaluation import mean_softmax
 from fedsim.models import Architecture, architecture_seed, find_roles
-from fedsim.observation import Observation, batch_statistics, load_observation, save_observation
+from fedsim.observation import Observation, batch_statistics
+from fedsim.observation_files import load_observation, save_observation
 from tests.server.conftest import settings
 
 MEAN = "bn1.running_mean"

@@ -12,7 +12,7 @@ from experiments.audit import divide
 from experiments.audit_worker import AuditBatch, AuditWorker
 from experiments.setup import prepare
 from fedsim.errors import ConfigError
-from fedsim.observation import load_observation
+from fedsim.observation_files import load_observation
 from server.summing import Sums
 from tests.experiments.run_files import rows, same_state
 from tests.server.conftest import settings

@@ -28,9 +28,9 @@ class Pictures:
 
 
 def test_the_guess_is_the_mean_of_public_pictures_or_grey():
-    mean = public_mean(SimpleNamespace(auxiliary=Pictures(0.2, 0.4)), 4)
+    mean = public_mean(SimpleNamespace(auxiliary=Pictures(0.2, 0.4)), (3, 4, 4))
     torch.testing.assert_close(mean, torch.full((3, 4, 4), 0.3))
-    grey = public_mean(SimpleNamespace(auxiliary=Pictures()), 6)
+    grey = public_mean(SimpleNamespace(auxiliary=Pictures()), (3, 6, 6))
     assert grey.shape == (3, 6, 6)
     assert set(grey.flatten().tolist()) == {0.5}
 

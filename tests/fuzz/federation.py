@@ -92,9 +92,9 @@ class Server:
     """One round of the server on given replies; `guarded=False`: as it was before replies were checked."""
 
     def __init__(self, kind, on_observation, guarded=True, inner=None):
-        factory = ObservationFactory(Architecture(ModelSpec("mlp", 2)), make_net(), SIDE)
+        factory = ObservationFactory(Architecture(ModelSpec("mlp", 2)), make_net(), (3, SIDE, SIDE))
         silent = OmitSilent(inner if inner is not None else inner_strategy(kind))
-        curious = HonestButCurious(silent, factory, ObservePolicy(), on_observation)
+        curious = HonestButCurious.in_federation(silent, factory, ObservePolicy(), on_observation)
         self.recorder = RoundRecorder(SeededSampling(curious, 0), partition_of)
         self.strategy = RejectMalformed(self.recorder, make_rules(kind), partition_of) if guarded else self.recorder
 

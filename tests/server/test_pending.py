@@ -20,7 +20,7 @@ def seen():
     found = []
     config = settings("config", "num_clients=2", "client.batch_size=3")
     federation = Federation(config, prepare(config))
-    observer = HonestButCurious(
+    observer = HonestButCurious.in_federation(
         federation.strategy(), federation.setup.factory(), ObservePolicy(), lambda *both: found.append(both)
     )
     federation.start(observer, num_rounds=1)

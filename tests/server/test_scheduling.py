@@ -24,7 +24,7 @@ def observed(federate):
     """Two observations with their truth."""
     federation = federate("num_clients=2")
     seen = []
-    observer = HonestButCurious(
+    observer = HonestButCurious.in_federation(
         federation.strategy(), federation.setup.factory(), ObservePolicy(), lambda *both: seen.append(both)
     )
     federation.start(observer, num_rounds=1)

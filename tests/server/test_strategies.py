@@ -27,7 +27,7 @@ STRATEGIES = [
 
 
 def curious(federation, inner, seen):
-    return HonestButCurious(
+    return HonestButCurious.in_federation(
         inner, federation.setup.factory(), ObservePolicy(), lambda observation, truth: seen.append((observation, truth))
     )
 

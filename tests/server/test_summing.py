@@ -141,7 +141,7 @@ def curious(federation, inner, seen, policy=None, **sums):
         seen.append((observation, truth))
 
     sums = {"sums": Sums(**sums)} if sums else {}
-    return HonestButCurious(inner, federation.setup.factory(), policy or ObservePolicy(), keep, **sums)
+    return HonestButCurious.in_federation(inner, federation.setup.factory(), policy or ObservePolicy(), keep, **sums)
 
 
 @pytest.mark.parametrize("name", ["fedsgd", "fedavg", "fedadam"])

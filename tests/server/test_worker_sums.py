@@ -75,7 +75,7 @@ def test_neither_who_is_observed_nor_the_observer_changes_a_bit(federate, same_b
     alone = federation.start(SeededSampling(summing(federation, 3), 0))
     seen = []
     policy = ObservePolicy(clients=[1, 5])
-    curious = HonestButCurious(
+    curious = HonestButCurious.in_federation(
         summing(federation, 3, {1, 5}),
         federation.setup.factory(),
         policy,
@@ -88,7 +88,10 @@ def test_neither_who_is_observed_nor_the_observer_changes_a_bit(federate, same_b
     plain = []
     federation.start(
         SeededSampling(
-            HonestButCurious(federation.strategy(), federation.setup.factory(), policy, lambda o, t: plain.append(o)), 0
+            HonestButCurious.in_federation(
+                federation.strategy(), federation.setup.factory(), policy, lambda o, t: plain.append(o)
+            ),
+            0,
         ),
         num_rounds=1,
     )

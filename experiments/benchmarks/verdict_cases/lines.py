@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedsim.metrics.score import ImageScore
+from fedsim.metrics.records import ImageScore
 
 Line = dict[str, Any]
 

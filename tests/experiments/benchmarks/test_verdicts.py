@@ -12,7 +12,7 @@ from experiments.benchmarks.verdict_cases.expectations import FORBIDDEN, level
 from experiments.benchmarks.verdict_cases.lines import ended, image
 from experiments.benchmarks.verdict_cases.pages import parse
 from experiments.benchmarks.verdicts import REAL, SYNTHETIC, answer, to_markdown, to_page
-from fedsim.metrics.score import ImageScore
+from fedsim.metrics.records import ImageScore
 from fedsim.tracking import RunFolder, Trackers
 from server.attacking import Outcome
 from server.results import Job, ResultWriter

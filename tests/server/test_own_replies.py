@@ -11,7 +11,7 @@ from torch import nn
 from fedsim.records import from_arrays
 from fedsim.simulation import InlineGrid
 from fedsim.update import LocalProtocol
-from server.eavesdropping import Eavesdropper
+from server.honest_but_curious import HonestButCurious
 
 LR = 0.1
 PROTOCOL = LocalProtocol(batch_size=2, steps=1, optimizer="sgd", lrs=(LR,))
@@ -59,13 +59,13 @@ def averaging():
 
 def test_the_app_runs_to_the_same_bits():
     torch.manual_seed(0)
-    plain, watched = start(averaging()), start(Eavesdropper(averaging(), make_model(), (1, 4, 4), 2, PROTOCOL))
+    plain, watched = start(averaging()), start(HonestButCurious(averaging(), make_model(), PROTOCOL, (1, 4, 4), 2))
     left, right = from_arrays(plain), from_arrays(watched)
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
 def test_what_is_kept_amounts_to_the_clients_gradients():
-    curious = Eavesdropper(averaging(), make_model(), (1, 4, 4), 2, PROTOCOL)
+    curious = HonestButCurious(averaging(), make_model(), PROTOCOL, (1, 4, 4), 2)
     start(curious, rounds=1)
     assert [(one.server_round, one.client) for one in curious.observations] == [(1, 0), (1, 1)]
     for observation in curious.observations:
@@ -80,14 +80,14 @@ def test_what_is_kept_amounts_to_the_clients_gradients():
 def test_the_module_of_the_app_is_left_alone():
     model = make_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    curious = Eavesdropper(averaging(), model, (1, 4, 4), 2, PROTOCOL)
+    curious = HonestButCurious(averaging(), model, PROTOCOL, (1, 4, 4), 2)
     start(curious, rounds=1)
     assert curious.observations[0].build_model() is not curious.observations[0].build_model()
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_a_reply_that_cannot_be_read_is_left_to_the_strategy(caplog):
-    curious = Eavesdropper(averaging(), make_model(), (1, 4, 4), 2, PROTOCOL)
+    curious = HonestButCurious(averaging(), make_model(), PROTOCOL, (1, 4, 4), 2)
     with pytest.raises(InconsistentMessageReplies):  # what FedAvg makes of it without an eavesdropper as well
         start(curious, rounds=1, drop=("0.bias",))
     assert len(curious.observations) == 1
@@ -116,7 +116,7 @@ class Taking(FedAvg):
 )
 def test_numbers_and_shapes_that_cannot_be_cost_the_observation_alone(settings, words, caplog):
     inner = Taking(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2)
-    curious = Eavesdropper(inner, make_model(), (1, 4, 4), 2, PROTOCOL)
+    curious = HonestButCurious(inner, make_model(), PROTOCOL, (1, 4, 4), 2)
     start(curious, rounds=1, **settings)
     assert len(inner.replies) == 2
     assert [one.client for one in curious.observations] == [1]

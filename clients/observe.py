@@ -1,0 +1,143 @@
+"""`fedsim.observe`: what a client would share of given images, as the server sees it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clients.app import ClientRuntime
+from clients.training import ClientSettings
+from defenses.base import Plan
+from defenses.named import Named, chain_of
+from fedsim.data.tensors import TensorImages
+from fedsim.errors import ConfigError
+from fedsim.models import OwnArchitecture, own_architecture
+from fedsim.observation import Observation
+from fedsim.update import State
+
+SGD = "torch.optim.SGD"
+
+
+def observe(
+    model: nn.Module,
+    images: Float[Tensor, "n c h w"],
+    labels: Tensor | Sequence[int],
+    *,
+    defense: Named | Sequence[Named] = (),
+    share: Literal["gradient", "delta", "weights"] = "gradient",
+    batch_size: int | None = None,
+    local_epochs: int = 1,
+    local_steps: int | None = None,
+    lr: float = 0.1,
+    optimizer: Mapping[str, Any] | None = None,
+    label_smoothing: float = 0.0,
+    training_mode: bool | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    seed: int = 0,
+    server_round: int = 0,
+    client: int = 0,
+) -> Observation:
+    """What a client would share of these images: its update as the server sees it, with all that the server knows.
+
+    The client's own code runs: the same local training and defenses as in a federated run. The model stays as it is.
+
+    Args:
+        model: any module from [n,c,h,w] normalised images to [n,classes] logits.
+        images: in [0, 1].
+        labels: [n] classes.
+        defense: names of `conf/defense`, with settings as `{"mjp": {"ratio": 0.3}}`, or objects of your own.
+        share: `gradient` of one batch, or after local steps the `delta` of the weights or the `weights`.
+        batch_size: images a step; None: all of them.
+        local_epochs, local_steps: passes over the images, or a fixed number of steps (delta and weights).
+        lr: of torch's SGD; another optimiser by `optimizer={"_target_": "torch.optim.Adam", "lr": 0.001}`.
+        training_mode: `model.train()` or `model.eval()` while training; None: as the model is.
+        mean, std: normalisation per channel; None: timm's where it is timm's model, else none.
+        seed: of every random draw: the order of batches, defenses.
+
+    Raises:
+        ConfigError: an argument cannot work; it names the argument, its value and what would be right.
+
+    >>> import fedsim, torch
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 5))
+    >>> seen = fedsim.observe(model, torch.rand(2, 3, 4, 4), [1, 3])
+    >>> sorted(seen.update.tensors), seen.num_classes
+    (['1.bias', '1.weight'], 5)
+    """
+    held = _held(images, labels)
+    architecture = own_architecture(model, held_shape(held), None, mean, std)
+    _check_labels(held.labels, architecture.spec.num_classes)
+    mode = model.training if training_mode is None else training_mode
+    client_settings = _client(share, batch_size or len(held), local_epochs, local_steps, label_smoothing, mode)
+    client_settings["optimizer"] = dict(optimizer) if optimizer is not None else {"_target_": SGD, "lr": lr}
+    return observe_images(architecture, held, client_settings, defense, seed, server_round, client)
+
+
+def observe_images(
+    architecture: OwnArchitecture,
+    held: TensorImages,
+    client_settings: dict[str, Any],
+    defense: Named | Sequence[Named],
+    seed: int,
+    server_round: int,
+    client: int,
+) -> Observation:
+    """`observe`, with everything resolved but the defenses."""
+    chain, described = chain_of(defense)
+    config: dict[str, Any] = {"client": client_settings, "seed": seed, "defense": described}
+    defended = OwnArchitecture(architecture.spec, (chain,), module=architecture.module)
+    if client_settings["share"] != "gradient":
+        ClientSettings(**client_settings).optimisers  # noqa: B018 - refuses what torch refuses
+    runtime = ClientRuntime(config, given=defended)
+    chain.check(Plan(runtime.model, client_settings, {}, chain.defenses))
+    state: State = {name: tensor.detach().cpu().clone() for name, tensor in runtime.model.state_dict().items()}
+    result = runtime.train(held, client, server_round)
+    count = result.protocol.batch_size if client_settings["share"] == "gradient" else len(held)
+    update = runtime.share(result, state, count, client, server_round)
+    return runtime.onlooker.make(server_round, client, state, update, result.protocol, None)
+
+
+def held_shape(held: TensorImages) -> tuple[int, ...]:
+    """[C,H,W] of the images."""
+    return tuple(held.images([0]).shape[1:])
+
+
+def _held(images: Tensor, labels: Tensor | Sequence[int]) -> TensorImages:
+    if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point() or not len(images):
+        given = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise ConfigError("images", given, "a floating-point tensor [n,c,h,w], n at least 1, of values in [0, 1]")
+    low, high = float(images.min()), float(images.max())
+    if not (low >= 0 and high <= 1):
+        expected = "values in [0, 1]: the model's normalisation is applied for you (mean=, std=)"
+        raise ConfigError("images", f"{low:.3g} … {high:.3g}", expected)
+    classes = torch.as_tensor(labels)
+    if classes.shape != (len(images),) or classes.is_floating_point() or classes.dtype == torch.bool:
+        expected = f"one whole number for each of {len(images)} images"
+        raise ConfigError("labels", f"{classes.dtype} {tuple(classes.shape)}", expected)
+    return TensorImages(images, classes.long())
+
+
+def _check_labels(labels: Tensor, num_classes: int) -> None:
+    if strange := sorted({int(label) for label in labels if not 0 <= label < num_classes}):
+        expected = f"classes from 0 to {num_classes - 1}: the model has {num_classes} outputs"
+        raise ConfigError("labels", strange[0], expected)
+
+
+def _client(
+    share: str, batch_size: int, local_epochs: int, local_steps: int | None, label_smoothing: float, mode: bool
+) -> dict[str, Any]:
+    if share not in ("gradient", "delta", "weights"):
+        raise ConfigError("share", share, "gradient, delta or weights")
+    counts = {"batch_size": batch_size, "local_epochs": local_epochs, "local_steps": local_steps}
+    for key, value in counts.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ConfigError(key, value, "a whole number of at least 1")
+    if share == "gradient" and (local_steps is not None or local_epochs != 1):
+        key, value = ("local_steps", local_steps) if local_steps is not None else ("local_epochs", local_epochs)
+        raise ConfigError(key, value, "share='delta' or 'weights' with it: a gradient is taken of one batch")
+    if not 0 <= label_smoothing < 1:
+        raise ConfigError("label_smoothing", label_smoothing, "a number from 0 up to, not including, 1")
+    rest = {"scheduler": None, "label_smoothing": float(label_smoothing), "training_mode": mode, "device": "auto"}
+    return {"share": share, **counts, **rest}

@@ -1,0 +1,201 @@
+"""`fedsim.audit`: what each update would give away, of any model and data set, behind any defenses."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from torch import nn
+
+from attacks.base import Attack
+from defenses.base import Plan
+from defenses.named import Named, chain_of
+from experiments.audit import audit_prepared
+from experiments.cli import console
+from experiments.python.load_config import load_config
+from experiments.python.results import attack_table, read_results
+from experiments.setup import Setup
+from experiments.validation import check_audit
+from fedsim.data.own import Own, own_data
+from fedsim.errors import ConfigError
+from fedsim.models import Normaliser, OwnArchitecture, own_architecture
+from fedsim.optimizers import optimizer_factory
+from fedsim.options import option
+from fedsim.report.read import read_run
+from fedsim.report.render import build_comparison, build_report
+from fedsim.report.verdict import verdict
+from fedsim.result import AttackResult
+from server.attacking import build_attack
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedsim.data import FederatedData
+
+Attacks = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What `fedsim.audit` found: a run folder for each set of defenses.
+
+    Attributes:
+        folders: run folders by the names of the defenses, `none` without any.
+    """
+
+    folders: dict[str, Path]
+
+    @property
+    def results(self) -> dict[str, list[AttackResult]]:
+        """Each attack's result on each update, with its scores, by the names of the defenses."""
+        return {name: read_results(folder) for name, folder in self.folders.items()}
+
+    @property
+    def table(self) -> "pd.DataFrame":
+        """One row a defense and an attack: updates, refusals, certified, PSNR in dB (mean, least), labels, seconds."""
+        return attack_table(self.results)
+
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """The level of each set of defenses and the sentence that goes with it."""
+        return {name: verdict(read_run(folder)).line for name, folder in self.folders.items()}
+
+    def report(self, path: Path | str) -> Path:
+        """Write the page that the command writes: of one run, or the comparison of several; one file."""
+        target = Path(path)
+        if len(self.folders) == 1:
+            (folder,) = self.folders.values()
+            target.parent.mkdir(parents=True, exist_ok=True)
+            return Path(shutil.copyfile(build_report(folder), target))
+        return build_comparison(list(self.folders.values()), target)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {line}" for name, line in self.verdicts.items())
+
+    def _repr_html_(self) -> str:
+        return str(self.table.to_html())
+
+
+def audit(
+    model: nn.Module,
+    dataset: Own,
+    attacks: Attacks = ("patch_gradient", "labels"),
+    defenses: Sequence[Named | Sequence[Named]] = ((),),
+    *,
+    num_images: int = 16,
+    batch_size: int = 1,
+    select: Literal["random", "first"] = "random",
+    seed: int = 0,
+    share: Literal["gradient", "delta", "weights"] = "gradient",
+    local_steps: int | None = None,
+    lr: float = 0.1,
+    image_shape: Sequence[int] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    run_dir: Path | str | None = None,
+) -> Audit:
+    """Attack what clients would share of these images, undefended and behind defenses, and score the results.
+
+    Args:
+        model: any module from [n,C,H,W] to [n,classes] logits.
+        dataset: a torch data set of (image, label), or a pair of tensors; images in [0, 1] or of PIL.
+        attacks: names of `conf/attack`, with settings as `{"dlg": {"steps": 100}}`.
+        defenses: one run for each entry, which is a name, `{name: settings}`, an object, or several of these;
+            `()` is no defense.
+        num_images, batch_size: how many images, and how many in one update.
+        share, local_steps, lr: what clients share, as for `fedsim.observe`.
+        image_shape: (channels, height, width); None: timm's model says it, or the first image does.
+        run_dir: a folder that keeps the runs; called again with the same arguments it goes on where it stopped. None:
+            a temporary folder.
+
+    Raises:
+        ConfigError: an argument cannot work.
+
+    >>> import fedsim, torch
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 5))
+    >>> found = fedsim.audit(model, (torch.rand(8, 3, 4, 4), torch.arange(8) % 5), ["labels"], num_images=4)
+    >>> found.table.loc[0, ["updates", "label_share"]].tolist()
+    [4, 1.0]
+    """
+    shape = image_shape if image_shape is not None else _first_shape(model, dataset)
+    architecture = own_architecture(model, shape, None, mean, std)
+    data = own_data(dataset, architecture.image_shape, architecture.spec.num_classes, num_images, select, seed)
+    client = {"share": share, "local_steps": local_steps, "training_mode": model.training}
+    if share == "gradient" and local_steps is not None:
+        raise ConfigError(
+            "local_steps", local_steps, "share='delta' or 'weights' with it: a gradient is taken of one batch"
+        )
+    config = load_config("audit", "simulation=inline", "attack=[]", "data=photos", seed=seed, client=client)
+    config["client"] |= {"batch_size": batch_size, "optimizer": {"_target_": "torch.optim.SGD", "lr": lr}}
+    config["audit"] |= {"num_images": num_images, "batch_size": batch_size, "select": "first"}
+    config["attack"] = _attacks(attacks)
+    runs = [_named(chosen) for chosen in defenses]
+    setups = {name: _setup(config, chosen, architecture, data) for name, chosen in runs}
+    if len(setups) < len(runs):
+        raise ConfigError("defenses", [name for name, _ in runs], "each set of defenses once")
+    root = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="fedsim-audit-"))
+    folders = {name: root if len(setups) == 1 else root / f"{place}-{name}" for place, name in enumerate(setups)}
+    for name, setup in setups.items():
+        with _told_where_somebody_looks():
+            audit_prepared(setup, folders[name], time.perf_counter())
+    return Audit(folders)
+
+
+def _first_shape(model: nn.Module, dataset: Own) -> Sequence[int] | None:
+    """None where the model says itself what it reads."""
+    if hasattr(model, "pretrained_cfg") or hasattr(model, "patch_embed"):
+        return None
+    first = dataset[0][0] if hasattr(dataset, "__getitem__") and len(dataset) else None
+    found = getattr(first, "shape", None)
+    return tuple(found) if found is not None and len(found) == 3 else None
+
+
+def _attacks(attacks: Attacks) -> dict[str, Any]:
+    several = [attacks] if isinstance(attacks, str | Mapping) else list(attacks)
+    chosen: dict[str, Any] = {}
+    for one in several:
+        if not isinstance(one, str | Mapping):
+            raise ConfigError("attacks", one, "names of conf/attack, or {name: settings}")
+        for name, changes in ({one: {}} if isinstance(one, str) else one).items():
+            chosen[name] = option("attack", name, changes)
+    for name, settings in chosen.items():
+        build_attack(name, settings)
+    return chosen
+
+
+def _named(chosen: Named | Sequence[Named]) -> tuple[str, Named | Sequence[Named]]:
+    return "+".join(chain_of(chosen)[0].defenses) or "none", chosen
+
+
+def _setup(
+    config: dict[str, Any], chosen: Named | Sequence[Named], architecture: OwnArchitecture, data: object
+) -> Setup:
+    chain, described = chain_of(chosen)
+    own = {**config, "defense": described}
+    check_audit(own)
+    # What the record and the report name: the module and the data set are nobody's by name.
+    own["model"] = {**own["model"], "name": architecture.spec.name, "num_classes": architecture.spec.num_classes}
+    own["data"] = {"_target_": "fedsim.data.own.OwnData"}
+    if own["client"]["share"] != "gradient":
+        optimizer_factory("client", own["client"]["optimizer"], None)
+    defended = OwnArchitecture(architecture.spec, (chain,), module=architecture.module)
+    model = defended.build()
+    chain.check(Plan(model, own["client"], {}, chain.defenses))
+    attacks: list[Attack] = [build_attack(name, settings) for name, settings in own["attack"].items()]
+    wants = any(attack.needs.auxiliary for attack in attacks)
+    return Setup(own, cast("FederatedData", data), chain, defended, model, Normaliser(model), wants)
+
+
+@contextmanager
+def _told_where_somebody_looks() -> Iterator[None]:
+    """Bars and closing lines on a terminal and in a notebook; nothing in a script."""
+    before = console.quiet
+    console.quiet = not (console.is_terminal or console.is_jupyter)
+    try:
+        yield
+    finally:
+        console.quiet = before

@@ -1,0 +1,68 @@
+"""`fedsim.load_config`: the settings of a command, without running it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.core.utils import setup_globals
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from experiments.errors import ConfigFault, one_line
+from fedsim.errors import ConfigError, nearest
+
+COMMANDS = {"run": "config", "audit": "audit", "measure": "measure", "matrix": "matrix", "prior": "prior"}
+"""The file of `conf` behind each command."""
+
+
+def load_config(command: str, *overrides: str, **settings: Any) -> dict[str, Any]:
+    """All settings of a command, as it would see them: those of `conf`, with these changes.
+
+    Args:
+        command: `run`, `audit`, `measure`, `matrix` or `prior`.
+        overrides: as on the command line: `"model=vit_small"`, `"client.optimizer.lr=0.01"`.
+        settings: values by name, of any Python type; nested ones as dictionaries: `client={"batch_size": 4}`.
+
+    Raises:
+        ConfigError: an unknown command, option or setting.
+
+    >>> import fedsim
+    >>> fedsim.load_config("audit", "model=vit_tiny", audit={"num_images": 3})["audit"]["num_images"]
+    3
+    """
+    if command not in COMMANDS:
+        raise ConfigError("command", command, f"one of {', '.join(COMMANDS)}.{nearest(str(command), COMMANDS)}")
+    name = COMMANDS[command]
+    try:
+        with initialize_config_module("conf", version_base=None):
+            setup_globals()  # the time in `run_dir`, which Hydra's own entry points register
+            composed = compose(name, list(overrides))
+    except (ConfigFault, ValueError, TypeError) as error:
+        raise _refused(one_line(error, name, overrides)) from error
+    for key, value in settings.items():
+        _put(composed, key, value, key)
+    resolved = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    assert isinstance(resolved, dict)
+    resolved.pop("hydra", None)
+    return {str(key): value for key, value in resolved.items()}
+
+
+def _put(config: DictConfig, key: str, value: Any, full: str) -> None:
+    if key not in config:
+        raise ConfigError(full, value, f"there is no such setting.{nearest(key, map(str, config))}")
+    old = config[key]
+    if isinstance(value, Mapping) and isinstance(old, DictConfig) and len(old) and "_target_" not in value:
+        for inner, one in value.items():
+            _put(old, str(inner), one, f"{full}.{inner}")
+        return
+    with open_dict(config):
+        config[key] = value
+
+
+def _refused(line: str) -> ConfigError:
+    """Hydra's complaint, one line already, as a refusal of fedsim's own."""
+    key, _, rest = line.partition("=")
+    value, _, expected = rest.partition(": ")
+    if not expected:
+        key, _, expected = line.partition(": ")
+        value = ""
+    return ConfigError(key, value, expected) if expected else ConfigError("overrides", "", line)

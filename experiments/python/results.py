@@ -1,0 +1,60 @@
+"""Results of a run folder, as records and as a table."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsim.metrics.records import ImageScore, LabelScore, Scores
+from fedsim.result import AttackResult
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def read_results(folder: Path) -> list[AttackResult]:
+    """The latest result of each attack on each observation in `attacks.jsonl`, in the order of their writing."""
+    path = folder / "attacks.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    rows = [json.loads(line) for line in lines if line.strip()]
+    latest = {(row["observation"], row["attack"]): row for row in rows}
+    return [_as_result(row) for row in latest.values()]
+
+
+def _as_result(row: Mapping[str, Any]) -> AttackResult:
+    """A line as today's writer has it."""
+    scores = None
+    if row.get("scored"):
+        labels = None if row.get("label_share") is None else LabelScore(bool(row["label_exact"]), row["label_share"])
+        scores = Scores([ImageScore.from_dict(image | {"reconstruction": None}) for image in row["images"]], labels)
+    target = "images" if any(image.get("psnr") is not None for image in row["images"]) else "labels"
+    record = AttackResult.from_json({**row, "scores": None, "target": target if row.get("labels") else "images"})
+    return AttackResult(**{**vars(record), "scores": scores})
+
+
+def attack_table(results: Mapping[str, Sequence[AttackResult]]) -> "pd.DataFrame":
+    """One row a defense and an attack."""
+    import pandas as pd
+
+    rows = []
+    for defense, found in results.items():
+        for name in dict.fromkeys(one.attack for one in found):
+            rows.append({"defense": defense, "attack": name, **_summary([one for one in found if one.attack == name])})
+    return pd.DataFrame(rows)
+
+
+def _summary(found: Sequence[AttackResult]) -> dict[str, Any]:
+    psnrs = [value for one in found for value in one.psnr if value is not None]
+    private = [i.private_psnr for one in found if one.scores for i in one.scores.images if i.private_psnr is not None]
+    labels = [one.scores.labels.share for one in found if one.scores is not None and one.scores.labels is not None]
+    return {
+        "updates": len(found),
+        "refused": sum(one.status == "refused" for one in found),
+        "failed": sum(one.status == "failed" for one in found),
+        "certified": sum(one.certified for one in found),
+        "psnr": sum(psnrs) / len(psnrs) if psnrs else None,
+        "least_psnr": min(psnrs, default=None),
+        "private_psnr": sum(private) / len(private) if private else None,
+        "label_share": sum(labels) / len(labels) if labels else None,
+        "seconds": sum(one.seconds for one in found),
+    }

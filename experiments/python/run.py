@@ -1,0 +1,76 @@
+"""`fedsim.run`: a federated run, as the command does it."""
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.federated import run_federated
+from experiments.python.load_config import load_config
+from experiments.python.results import attack_table, read_results
+from fedsim.report.read import read_run
+from fedsim.report.render import build_report
+from fedsim.report.verdict import verdict
+from fedsim.result import AttackResult
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder.
+
+    Attributes:
+        folder: holds everything that the run left behind.
+    """
+
+    folder: Path
+
+    @property
+    def metrics(self) -> "pd.DataFrame":
+        """One row a round: accuracy, loss, seconds."""
+        import pandas as pd
+
+        lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return pd.json_normalize([json.loads(line) for line in lines if line.strip()])
+
+    @property
+    def results(self) -> list[AttackResult]:
+        """Each attack's result on each update that the server kept."""
+        return read_results(self.folder)
+
+    @property
+    def attacks(self) -> "pd.DataFrame":
+        """One row an attack: updates, refusals, certified, PSNR in dB, labels, seconds."""
+        return attack_table({"": self.results}).drop(columns="defense", errors="ignore")
+
+    def report(self) -> Path:
+        """Build the page anew from the folder's files; its path."""
+        return build_report(self.folder)
+
+    def __str__(self) -> str:
+        return verdict(read_run(self.folder)).line
+
+    def _repr_html_(self) -> str:
+        return str(self.attacks.to_html())
+
+
+def run(*overrides: str, run_dir: Path | str | None = None, **settings: Any) -> Run:
+    """Train a federation under the eyes of a curious server, and attack what its clients send.
+
+    Args:
+        overrides: as for the command `fedsim`: `"strategy=fedavg"`, `"defense=[fixed_pe]"`.
+        run_dir: a new folder; None: one below `runs`, named by the time.
+        settings: values by name: `num_rounds=3, client={"batch_size": 4}`.
+
+    Raises:
+        ConfigError: a setting cannot work; nothing has been started then.
+        RunError: the run could not go on; what had finished is in its folder.
+    """
+    now = datetime.now().astimezone()
+    folder = Path(run_dir) if run_dir is not None else Path("runs") / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}"
+    config = load_config("run", *overrides, **settings)
+    run_federated({**config, "run_dir": str(folder)}, folder)
+    return Run(folder)

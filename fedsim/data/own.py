@@ -1,0 +1,110 @@
+"""A data set of the user's own, in memory, as the data of an audit."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torchvision.transforms import functional as transforms
+
+from fedsim.data.tensors import TensorImages
+from fedsim.determinism import torch_generator
+from fedsim.errors import ConfigError
+
+Own = Any
+"""A torch data set of (image, label), or a pair of tensors [n,C,H,W] and [n]."""
+
+PUBLIC = 64
+"""Images besides those attacked that stand for what is public; at most."""
+
+
+class OwnData:
+    """What an audit asks of `FederatedData`: images to attack, and others that no client holds.
+
+    Attributes:
+        train: the images to attack, in the order of their choice.
+        auxiliary: others of the same data set, for the guess without a gradient and for label attacks.
+    """
+
+    def __init__(self, train: TensorImages, auxiliary: TensorImages, class_names: Sequence[str]) -> None:
+        self.train = train
+        self.auxiliary = auxiliary
+        self.test = train.subset([])
+        self.class_names = tuple(class_names)
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes the model has an output for."""
+        return len(self.class_names)
+
+
+def own_data(
+    dataset: Own,
+    shape: tuple[int, int, int],
+    num_classes: int,
+    num_images: int,
+    select: Literal["random", "first"],
+    seed: int,
+) -> OwnData:
+    """`num_images` of the data set to attack, and up to `PUBLIC` others.
+
+    Images of PIL become [C,H,W] in [0, 1] of the size that the model reads; tensors must have it.
+
+    Raises:
+        ConfigError: too few images, images of another shape, labels without an output.
+    """
+    pair = isinstance(dataset, tuple | list) and len(dataset) == 2 and all(isinstance(one, Tensor) for one in dataset)
+    if pair and len(dataset[0]) != len(dataset[1]):
+        raise ConfigError("dataset", f"{len(dataset[0])} images, {len(dataset[1])} labels", "as many of each")
+    if not pair and not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        expected = "a torch data set with a length, of (image, label), or a pair of tensors (images, labels)"
+        raise ConfigError("dataset", type(dataset).__name__, expected)
+    count = len(dataset[0]) if pair else len(dataset)
+    if not isinstance(num_images, int) or not 1 <= num_images <= count:
+        raise ConfigError("num_images", num_images, f"from 1 to {count}, the images of the data set")
+    if select not in ("random", "first"):
+        raise ConfigError("select", select, "random or first")
+    order = torch.randperm(count, generator=torch_generator(seed, "audit")).tolist()
+    chosen = order[:num_images] if select == "random" else list(range(num_images))
+    taken = set(chosen)
+    others = [place for place in order if place not in taken][:PUBLIC]
+    get = (lambda place: (dataset[0][place], dataset[1][place])) if pair else dataset.__getitem__
+    names = [str(name) for name in getattr(dataset, "classes", ())]
+    if len(names) > num_classes:
+        raise ConfigError("model", num_classes, f"{len(names)} outputs at least: the data set has so many classes")
+    names += [str(number) for number in range(len(names), num_classes)]
+    sets = [_held([(place, *get(place)[:2]) for place in places], shape, num_classes) for places in (chosen, others)]
+    return OwnData(*sets, names)
+
+
+def _held(rows: list[tuple[int, Any, Any]], shape: tuple[int, int, int], num_classes: int) -> TensorImages:
+    images = [_image(image, shape, place) for place, image, _ in rows]
+    labels = [int(label) for _, _, label in rows]
+    for (place, _, _), label in zip(rows, labels, strict=True):
+        if not 0 <= label < num_classes:
+            raise ConfigError(f"dataset[{place}]", label, f"a class from 0 to {num_classes - 1}, the model's outputs")
+    stacked = torch.stack(images) if images else torch.zeros(0, *shape)
+    return TensorImages(
+        stacked, torch.tensor(labels, dtype=torch.int64), [f"image-{place:05d}" for place, _, _ in rows]
+    )
+
+
+def _image(image: Any, shape: tuple[int, int, int], place: int) -> Tensor:
+    if isinstance(image, Tensor):
+        found = image
+    else:
+        try:
+            picture = image.convert("L" if shape[0] == 1 else "RGB")
+        except AttributeError as error:
+            raise ConfigError(f"dataset[{place}]", type(image).__name__, "an image of PIL or a tensor") from error
+        if picture.size != (shape[2], shape[1]):
+            picture = transforms.center_crop(transforms.resize(picture, min(shape[1:])), list(shape[1:]))
+        found = transforms.to_tensor(picture)
+    if tuple(found.shape) != shape or not found.is_floating_point():
+        given = f"{found.dtype} {tuple(found.shape)}"
+        raise ConfigError(f"dataset[{place}]", given, f"floating-point {shape}, which the model reads")
+    low, high = float(found.min()), float(found.max())
+    if not (low >= 0 and high <= 1):
+        expected = "values in [0, 1]: leave normalisation to mean= and std="
+        raise ConfigError(f"dataset[{place}]", f"{low:.3g} … {high:.3g}", expected)
+    return found

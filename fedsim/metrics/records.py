@@ -1,0 +1,65 @@
+"""Scores as records: numbers about a result, without the truth that they were held against."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ImageScore:
+    """One original picture and what an attack made of it; None where there is nothing to compare.
+
+    Attributes:
+        image: name of the original.
+        reconstruction: index of the matched reconstruction in the attack's result.
+        psnr: dB, at most `PSNR_CAP`. As all measures without a prefix, of what the model saw.
+        private_psnr: the same of the client's own picture, before any defense changed it: what there is to protect.
+            Matched by itself, and once: all forms in which the model saw one picture share its value.
+    """
+
+    image: str
+    reconstruction: int | None = None
+    mse: float | None = None
+    psnr: float | None = None
+    ssim: float | None = None
+    fft2d: float | None = None
+    fft2d_mjp: float | None = None
+    lpips: float | None = None
+    private_mse: float | None = None
+    private_psnr: float | None = None
+    private_ssim: float | None = None
+    private_fft2d: float | None = None
+    private_fft2d_mjp: float | None = None
+    private_lpips: float | None = None
+    label: int | None = None
+    label_recovered: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "ImageScore":
+        """From JSON; what another version wrote besides is left out."""
+        known = {one.name for one in fields(cls)}
+        return cls(**{"image": "", **{key: value for key, value in values.items() if key in known}})
+
+
+@dataclass(frozen=True)
+class LabelScore:
+    """A batch's labels as multisets: all of them right, and the share Σ_c min(n̂_c, n_c)/B."""
+
+    exact: bool
+    share: float
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores per picture of the update, and of its labels as a whole.
+
+    Attributes:
+        frames: for each picture the PSNR in dB of each frame, None for one that is no picture.
+    """
+
+    images: list[ImageScore]
+    labels: LabelScore | None
+    frames: list[list[float | None]] = field(default_factory=list)

@@ -1,0 +1,80 @@
+"""`fedsim.score`: an attack's result held against the originals."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import isfinite
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedsim.errors import ConfigError
+from fedsim.ground_truth import GroundTruth
+from fedsim.metrics.image import psnr
+from fedsim.metrics.records import ImageScore, Scores
+from fedsim.metrics.score import score as score_images
+from fedsim.metrics.score import score_labels
+from fedsim.result import AttackResult, Frame
+
+
+def score(
+    result: AttackResult,
+    images: Float[Tensor, "n c h w"],
+    labels: Tensor | Sequence[int] | None = None,
+    *,
+    private: Float[Tensor, "n c h w"] | None = None,
+) -> AttackResult:
+    """The result with its scores: each original matched with the rebuilt image that is nearest, then measured.
+
+    Args:
+        images: in [0, 1], as the model saw them.
+        labels: [n] classes; None: labels are not scored.
+        private: the client's own images where a defense changed what the model saw.
+
+    Raises:
+        ConfigError: images of another shape than the rebuilt ones, or as many labels as there are no images.
+
+    >>> import fedsim, torch
+    >>> result = fedsim.AttackResult("mine", "guess", "done", images=torch.full((1, 3, 8, 8), 0.5))
+    >>> print(fedsim.score(result, torch.full((1, 3, 8, 8), 0.6)))
+    guess: 1 image, 20.0 dB, 0 s
+    """
+    if result.status != "done":
+        return result
+    known = None if labels is None else torch.as_tensor(labels)
+    if known is not None and known.shape != (len(images),):
+        raise ConfigError("labels", tuple(known.shape), f"one class for each of {len(images)} images")
+    if result.images is not None and result.images.shape[1:] != images.shape[1:]:
+        rebuilt = tuple(result.images.shape[1:])
+        raise ConfigError("images", tuple(images.shape[1:]), f"the originals, {rebuilt} as what was rebuilt")
+    names = tuple(f"image-{place:05d}" for place in range(len(images)))
+    classes = torch.full((len(images),), -1) if known is None else known
+    truth = GroundTruth(images.detach().cpu(), classes, names, None if private is None else private.detach().cpu())
+    return replace(
+        result, scores=held_against(truth, result.images, None if known is None else result.labels, result.frames)
+    )
+
+
+def held_against(
+    truth: GroundTruth, images: Tensor | None, labels: Tensor | None, frames: Sequence[Frame] = ()
+) -> Scores:
+    """Scores of what was rebuilt.
+
+    Raises:
+        ValueError: the reconstructions have another shape than the originals.
+    """
+    scores = score_images(truth, images, labels)
+    return Scores(scores, score_labels(truth, labels), _of_frames(frames, scores, truth))
+
+
+def _of_frames(frames: Sequence[Frame], scores: Sequence[ImageScore], truth: GroundTruth) -> list[list[float | None]]:
+    """Every frame is compared as the final reconstruction was matched: a picture keeps its curve."""
+    pairs = [(index, one.reconstruction) for index, one in enumerate(scores) if one.reconstruction is not None]
+    curves: list[list[float | None]] = [[] for _ in scores]
+    originals = truth.images[[index for index, _ in pairs]]
+    for frame in frames if pairs else ():
+        rebuilt = frame.images[[candidate for _, candidate in pairs]].to(originals.device).clamp(0, 1)
+        values = psnr(rebuilt, originals)
+        for (index, _), value in zip(pairs, values.tolist(), strict=True):
+            curves[index].append(value if isfinite(value) else None)
+    return curves

@@ -1,0 +1,112 @@
+"""A module that timm does not know, as a recipe."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from fedsim.errors import ConfigError
+from fedsim.models.architecture import Architecture, ModelSpec, input_size, normalisation
+
+
+@dataclass(frozen=True)
+class OwnArchitecture(Architecture):
+    """Builds copies of a module in hand, with the defenses' changes. It lives in this process alone."""
+
+    module: nn.Module | None = None
+
+    def build(self, keep: bool = False) -> nn.Module:
+        assert self.module is not None
+        return self._wrapped(copy.deepcopy(self.module))
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of what the module reads."""
+        known = getattr(self.module, "pretrained_cfg", None) or {}
+        channels, height, width = known["input_size"]
+        return channels, height, width
+
+
+def own_architecture(
+    model: nn.Module,
+    image_shape: Sequence[int] | None = None,
+    num_classes: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> OwnArchitecture:
+    """The recipe of `model`, which stays as it is.
+
+    A copy of the module keeps what it reads where timm's models keep it, in `pretrained_cfg`.
+
+    Args:
+        image_shape: (channels, height, width); None asks the model, which timm's can answer.
+        num_classes: None asks the model, by a forward pass.
+        mean, std: per channel, of the normalisation of images in [0, 1]; None: timm's where it is timm's model, else
+            none.
+
+    Raises:
+        ConfigError: the module cannot be copied or does not read such images, or what it gives is no [1,classes].
+    """
+    try:
+        module = copy.deepcopy(model)
+    except Exception as error:
+        raise ConfigError("model", type(model).__name__, f"a module that copy.deepcopy can copy ({error})") from error
+    known = getattr(module, "pretrained_cfg", None) or {}
+    shape = tuple(image_shape) if image_shape is not None else _shape(module, bool(known))
+    none = (0.0,) * shape[0], (1.0,) * shape[0]
+    usual = normalisation(module) if known or hasattr(module, "patch_embed") else none
+    values = {"mean": tuple(mean or usual[0]), "std": tuple(std or usual[1])}
+    for key, value in values.items():
+        if len(value) != shape[0]:
+            raise ConfigError(key, value, f"one number for each of {shape[0]} channels")
+    module.pretrained_cfg = {**known, **values, "input_size": shape}  # type: ignore[assignment]
+    classes, classifier = _outputs(module, shape)
+    if classifier is not None:
+        module.pretrained_cfg = {**known, **values, "input_size": shape, "classifier": classifier}  # type: ignore[assignment]
+    if num_classes is not None and num_classes != classes:
+        raise ConfigError("num_classes", num_classes, f"{classes}: so many outputs has the model")
+    name = str(known.get("architecture") or type(model).__name__)
+    return OwnArchitecture(ModelSpec(name, classes), module=module)
+
+
+def _shape(module: nn.Module, known: bool) -> tuple[int, ...]:
+    if not known and not hasattr(module, "patch_embed"):
+        expected = "(channels, height, width) of the images that the model reads: only timm's models say it themselves"
+        raise ConfigError("image_shape", None, expected)
+    side = input_size(module)
+    return 3, side, side
+
+
+def _outputs(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, str | None]:
+    """The number of outputs, and the name of the linear layer whose output they are; the mode stays as it is."""
+    like = next((p for p in module.parameters() if p.is_floating_point()), None)
+    if like is None:
+        raise ConfigError("model", type(module).__name__, "a module with parameters")
+    modes = {one: one.training for one in module.modules()}
+    made: list[tuple[str, torch.Tensor]] = []
+    linear = {name: one for name, one in module.named_modules() if isinstance(one, nn.Linear)}
+    hooks = [one.register_forward_hook(partial(_note, made, name)) for name, one in linear.items()]
+    try:
+        with torch.no_grad():
+            logits = module.eval()(torch.zeros(1, *shape, dtype=like.dtype, device=like.device))
+    except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError("image_shape", shape, f"what {type(module).__name__} reads ({reason})") from error
+    finally:
+        for one, mode in modes.items():
+            one.training = mode
+        for hook in hooks:
+            hook.remove()
+    if not isinstance(logits, torch.Tensor) or logits.ndim != 2 or len(logits) != 1:
+        given = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise ConfigError("model", type(module).__name__, f"logits of shape [images, classes], not {given}")
+    return int(logits.shape[1]), next((name for name, output in made if output is logits), None)
+
+
+def _note(
+    made: list[tuple[str, torch.Tensor]], name: str, layer: nn.Module, inputs: object, output: torch.Tensor
+) -> None:
+    made.append((name, output))

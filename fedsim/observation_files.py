@@ -1,0 +1,135 @@
+"""Observations on disk: tensors as safetensors, the rest as JSON, attackable a year later."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from fedsim.errors import ConfigError
+from fedsim.models import Architecture, ModelSpec, ViTRoles
+from fedsim.models.architecture import ModelWrapper
+from fedsim.observation import Observation, Replayer
+from fedsim.update import LocalProtocol, State, Update
+
+FORMAT = 1
+
+WrapperLoader = Callable[[tuple[dict[str, Any], ...]], tuple[ModelWrapper, ...]]
+
+
+def save_observation(observation: Observation, folder: Path) -> None:
+    """Write tensors as safetensors and the rest as JSON; the JSON comes last and seals the folder.
+
+    The global state of a round is shared by its clients: it is written once beside them, named by
+    its content, and referred to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    state_file = folder.parent / f"global-{_digest(observation.global_state)}.safetensors"
+    if not state_file.exists():
+        _write_tensors(observation.global_state, state_file)
+    tensors = {f"update/{name}": tensor for name, tensor in observation.update.tensors.items()}
+    tensors |= {f"buffers/{name}": tensor for name, tensor in observation.update.buffers.items()}
+    if observation.auxiliary_probs is not None:
+        tensors["auxiliary_probs"] = observation.auxiliary_probs
+    _write_tensors(tensors, folder / "update.safetensors")
+    record = {
+        "format": FORMAT,
+        "server_round": observation.server_round,
+        "client": observation.client,
+        "summed": observation.summed,
+        "global_state": state_file.name,
+        "kind": observation.update.kind,
+        "num_examples": observation.update.num_examples,
+        "withheld": observation.update.withheld,
+        "protocol": observation.protocol.to_dict(),
+        "model": observation.architecture.spec.to_dict(),
+        "model_seed": observation.architecture.seed,
+        "roles": observation.roles.to_dict(),
+        "image_shape": list(observation.image_shape),
+        "mean": list(observation.mean),
+        "std": list(observation.std),
+        "num_classes": observation.num_classes,
+        "defenses": list(observation.defenses),
+    }
+    partial = folder / "observation.json.partial"
+    partial.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    partial.replace(folder / "observation.json")
+
+
+def load_observation(
+    folder: Path, load_wrappers: WrapperLoader | None = None, replayer: Replayer | None = None
+) -> Observation:
+    """Read back what `save_observation` wrote.
+
+    Args:
+        load_wrappers: turns the recorded defenses into model wrappers; without it the architecture is
+            the undefended one, which is all that attacks on the tensors alone need.
+        replayer: how such a client computes, which no file holds.
+
+    Raises:
+        ConfigError: the folder holds no complete observation, or one of another format.
+    """
+    try:
+        record = json.loads((folder / "observation.json").read_text(encoding="utf-8"))
+        if record["format"] != FORMAT:
+            raise ConfigError("observation", folder, f"format {FORMAT}, not {record['format']}")
+        tensors = load_file(folder / "update.safetensors")
+        state = load_file(folder.parent / Path(record["global_state"]).name)
+        defenses = tuple(record["defenses"])
+        return Observation(
+            server_round=record["server_round"],
+            client=record["client"],
+            global_state=state,
+            update=Update(
+                tensors=_under("update/", tensors),
+                kind=record["kind"],
+                num_examples=record["num_examples"],
+                withheld=dict(record["withheld"]),
+                buffers=_under("buffers/", tensors),
+            ),
+            protocol=LocalProtocol.from_dict(record["protocol"]),
+            architecture=Architecture(
+                ModelSpec.from_dict(record["model"]),
+                load_wrappers(defenses) if load_wrappers else (),
+                record["model_seed"],
+            ),
+            roles=ViTRoles.from_dict(record["roles"]),
+            image_shape=tuple(record["image_shape"]),
+            mean=tuple(record["mean"]),
+            std=tuple(record["std"]),
+            num_classes=record["num_classes"],
+            defenses=defenses,
+            auxiliary_probs=tensors.get("auxiliary_probs"),
+            summed=record.get("summed", 1),
+            replayer=replayer,
+        )
+    except FileNotFoundError as error:
+        raise ConfigError("observation", folder, f"no complete observation: {error.filename} is missing") from error
+    except (KeyError, TypeError, ValueError, SafetensorError) as error:
+        raise ConfigError("observation", folder, f"the record is damaged: {error}") from error
+
+
+def _write_tensors(tensors: State, path: Path) -> None:
+    partial = path.with_name(path.name + ".partial")
+    save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, partial)
+    with partial.open("rb+") as file:
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _under(prefix: str, tensors: State) -> State:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _digest(state: State) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,103 @@
+"""`fedsim.show`: rebuilt images beside the originals, for a notebook or a paper."""
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from fedsim.errors import ConfigError
+from fedsim.metrics.scoring import score
+from fedsim.report.pictures import as_levels, data_uri
+from fedsim.result import AttackResult
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST = 8
+"""Images in a row."""
+
+SIDE = 128
+"""Pixels in a notebook; smaller images are enlarged without smoothing."""
+
+
+def show(
+    result: AttackResult | Sequence[AttackResult],
+    images: Float[Tensor, "n c h w"] | None = None,
+    *,
+    labels: Tensor | Sequence[int] | None = None,
+) -> "Figure":
+    """A figure: the originals in the first row, below them what each attack rebuilt, with its PSNR.
+
+    Args:
+        result: of one attack, or of several on the same update.
+        images: the originals in [0, 1]; None shows what was rebuilt alone.
+        labels: of the originals, for the score of the labels.
+
+    Raises:
+        ConfigError: there is nothing to show.
+
+    >>> import fedsim, torch
+    >>> result = fedsim.AttackResult("mine", "guess", "done", images=torch.full((1, 3, 8, 8), 0.5))
+    >>> figure = fedsim.show(result, torch.full((1, 3, 8, 8), 0.6))
+    >>> [axes.get_title() for axes in figure.axes]
+    ['original', '20.0 dB']
+    """
+    from matplotlib.figure import Figure
+
+    results = [result] if isinstance(result, AttackResult) else list(result)
+    if images is None and all(one.images is None for one in results):
+        expected = "a result with images, or images= of the originals: " + "; ".join(str(one) for one in results)
+        raise ConfigError("result", [one.attack for one in results], expected)
+    if images is not None:
+        results = [one if one.scores is not None else score(one, images, labels) for one in results]
+    columns = min(MOST, len(images) if images is not None else max(_count(one) for one in results))
+    rows = (images is not None) + len(results)
+    figure = Figure(figsize=(1.7 * max(columns, 2), 1.95 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for cell in axes.flat:
+        cell.set_axis_off()
+    if images is not None:
+        for place in range(columns):
+            axes[0, place].imshow(as_levels(images[place]), interpolation="nearest", cmap="gray")
+            axes[0, place].set_title("original" if place == 0 else "", fontsize=9)
+    for row, one in enumerate(results, int(images is not None)):
+        _draw_row(one, axes[row], images is not None)
+    return figure
+
+
+def _draw_row(one: AttackResult, cells: "Sequence[object]", matched: bool) -> None:
+    if one.images is None:
+        cells[0].set_title(str(one)[:60], fontsize=8, loc="left")  # type: ignore[attr-defined]
+        return
+    for place, cell in enumerate(cells):
+        scored = one.scores.images[place] if matched and one.scores is not None else None
+        index = scored.reconstruction if scored is not None else (place if place < len(one.images) else None)
+        if index is None:
+            continue
+        cell.imshow(as_levels(one.images[index]), interpolation="nearest", cmap="gray")  # type: ignore[attr-defined]
+        title = "" if scored is None or scored.psnr is None else f"{scored.psnr:.1f} dB"
+        cell.set_title(title, fontsize=9)  # type: ignore[attr-defined]
+
+
+def _count(one: AttackResult) -> int:
+    return 0 if one.images is None else len(one.images)
+
+
+def inline_images(images: Tensor | None) -> str:
+    """`<img>` tags with the images inside; empty without any."""
+    if images is None or images.shape[1] not in (1, 3):
+        return ""
+    return "".join(f'<img alt="rebuilt image {n}" src="{_uri(one)}">' for n, one in enumerate(images[:MOST]))
+
+
+def _uri(image: Tensor) -> str:
+    picture = Image.fromarray(as_levels(image))
+    enlarge = max(1, SIDE // max(picture.size))
+    picture = picture.resize((picture.width * enlarge, picture.height * enlarge), Image.Resampling.NEAREST)
+    picture.thumbnail((2 * SIDE, 2 * SIDE))
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG")
+    return data_uri(buffer.getvalue(), "image/png")

@@ -1,0 +1,184 @@
+"""The one record after an attack: what became of it, what it rebuilt, and how close that came."""
+
+import html
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from fedsim.metrics.records import ImageScore, LabelScore, Scores
+
+CertificateStatus = Literal["certified", "uncertified", "none"]
+Status = Literal["done", "refused", "failed"]
+Target = Literal["images", "labels"]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What is known of a result without the truth; `none` where the method has no test of its own.
+
+    `certified` is a claim in what `Attack.run` returns, that the attack's own equations hold. It is a certificate in
+    what `Attack.__call__` returns: `Attack.confirm` has granted it.
+
+    Attributes:
+        values: residuals, ranks and condition numbers by name; `expected_psnr` by the attack's own estimate, and
+            `promised_psnr`, the bound, of certified images, both in dB.
+    """
+
+    status: CertificateStatus = "none"
+    reason: str = ""
+    values: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def certified(self) -> bool:
+        return self.status == "certified"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where a search was after so many steps; the report plays them.
+
+    Attributes:
+        images: [B,C,H,W] in [0, 1], in the order of the result's pictures.
+        values: what the attack measured then, such as its objective; finite.
+    """
+
+    step: int
+    images: Tensor
+    values: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """What became of one attack on one observation.
+
+    Attributes:
+        observation: its name, `round-00001-client-00003`.
+        attack: the attack's name.
+        status: `refused` where the attack does not apply, `failed` where it raised; `reason` says why.
+        target: what the attack is after: `images` or `labels`.
+        baseline: it read nothing of what was shared.
+        images: [B,C,H,W] in [0, 1], or None.
+        labels: [B], a multiset where the order cannot be known, or None.
+        scores: how close it came; None until `fedsim.score` has compared it with the originals.
+        attempts: how often a worker began it.
+        trace: what the attack measured on its way, one row a step.
+        frames: images from the way.
+        fault: the traceback of an attack that raised.
+    """
+
+    observation: str
+    attack: str
+    status: Status
+    reason: str = ""
+    target: Target = "images"
+    baseline: bool = False
+    certificate: Certificate = field(default_factory=Certificate)
+    images: Tensor | None = field(default=None, repr=False)
+    labels: Tensor | None = field(default=None, repr=False)
+    scores: Scores | None = field(default=None, repr=False)
+    seconds: float = 0.0
+    attempts: int = 1
+    trace: tuple[dict[str, float], ...] = field(default=(), repr=False)
+    frames: tuple[Frame, ...] = field(default=(), repr=False)
+    fault: str = field(default="", repr=False)
+
+    @property
+    def certified(self) -> bool:
+        """Whether the result is known to be right without the truth."""
+        return self.certificate.certified
+
+    @property
+    def psnr(self) -> list[float | None]:
+        """dB for each original image, against what the model saw; empty until it is scored."""
+        return [] if self.scores is None else [one.psnr for one in self.scores.images]
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the images, as JSON can hold it."""
+        return {
+            "observation": self.observation,
+            "attack": self.attack,
+            "status": self.status,
+            "reason": self.reason,
+            "target": self.target,
+            "baseline": self.baseline,
+            "certificate": asdict(self.certificate),
+            "labels": None if self.labels is None else self.labels.tolist(),
+            "scores": None if self.scores is None else asdict(self.scores),
+            "seconds": self.seconds,
+            "attempts": self.attempts,
+            "trace": list(self.trace),
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "AttackResult":
+        """Back from JSON, without images; what is missing has its default, what is unknown is left out.
+
+        Raises:
+            ValueError: no name of an observation or an attack, or a status that does not exist.
+        """
+        import torch
+
+        status = record.get("status")
+        names = [record.get(key) for key in ("observation", "attack")]
+        if status not in get_args(Status) or not all(isinstance(name, str) and name for name in names):
+            raise ValueError(f"no attack's result: observation, attack, status = {[*names, status]}")
+        certificate = record.get("certificate") or {}
+        labels, scores = record.get("labels"), record.get("scores")
+        return cls(
+            observation=str(names[0]),
+            attack=str(names[1]),
+            status=status,
+            reason=str(record.get("reason") or ""),
+            target="labels" if record.get("target") == "labels" else "images",
+            baseline=record.get("baseline") is True,
+            certificate=Certificate(
+                certificate.get("status", "none"), certificate.get("reason", ""), dict(certificate.get("values") or {})
+            ),
+            labels=None if labels is None else torch.tensor(labels, dtype=torch.int64),
+            scores=None if scores is None else _scores(scores),
+            seconds=float(record.get("seconds") or 0.0),
+            attempts=int(record.get("attempts") or 1),
+            trace=tuple(record.get("trace") or ()),
+        )
+
+    def __str__(self) -> str:
+        """One line: the attack, what became of it, how close it came, the certificate, the seconds."""
+        if self.status != "done":
+            return f"{self.attack}: {self.status}: {self.reason}"
+        parts = [self._rebuilt()]
+        measured = [value for value in self.psnr if value is not None]
+        if measured:
+            mean = sum(measured) / len(measured)
+            least = f", {min(measured):.1f} dB least" if len(measured) > 1 else ""
+            parts.append(f"{mean:.1f} dB{' on average' if least else ''}{least}")
+        if self.scores is not None and self.scores.labels is not None:
+            share = self.scores.labels
+            parts.append("all labels right" if share.exact else f"{100 * share.share:.0f} % of the labels right")
+        if self.certificate.status != "none":
+            promised = self.certificate.values.get("promised_psnr")
+            words = f"certified (at least {promised:.0f} dB)" if self.certified and promised else None
+            parts.append(words or self.certificate.status)
+        return f"{self.attack}: {', '.join(parts)}, {self.seconds:.2g} s"
+
+    def _rebuilt(self) -> str:
+        if self.images is not None:
+            count = len(self.images)
+            return f"{count} image{'s' * (count != 1)}"
+        return f"labels {self.labels.tolist()}" if self.labels is not None else "nothing rebuilt"
+
+    def _repr_html_(self) -> str:
+        """The line and the images, for a notebook."""
+        from fedsim.report.show import inline_images
+
+        return f"<p>{html.escape(str(self))}</p>{inline_images(self.images)}"
+
+
+def _scores(record: Mapping[str, Any]) -> Scores:
+    labels = record.get("labels")
+    return Scores(
+        [ImageScore.from_dict(one) for one in record.get("images") or ()],
+        None if labels is None else LabelScore(bool(labels.get("exact")), float(labels.get("share") or 0.0)),
+        list(record.get("frames") or ()),
+    )

@@ -1,0 +1,117 @@
+"""`fedsim.attack`: an attack on observations in hand."""
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import torch
+
+from attacks.base import Attack
+from attacks.progress import shown_session
+from attacks.session import Session
+from fedsim.errors import ConfigError
+from fedsim.observation import Observation, observation_name
+from fedsim.options import option
+from fedsim.result import AttackResult
+from server.attacking import Outcome, build_attack, run_built
+
+
+@overload
+def attack(
+    attack: str | Attack,
+    observation: Observation,
+    *,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    progress: bool | None = None,
+    **settings: Any,
+) -> AttackResult: ...
+
+
+@overload
+def attack(
+    attack: str | Attack,
+    observation: Sequence[Observation],
+    *,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    progress: bool | None = None,
+    **settings: Any,
+) -> list[AttackResult]: ...
+
+
+def attack(
+    attack: str | Attack,
+    observation: Observation | Sequence[Observation],
+    *,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    progress: bool | None = None,
+    **settings: Any,
+) -> AttackResult | list[AttackResult]:
+    """Attack what a client shared; a refusal, and a fault in the attack's code, are results too.
+
+    Args:
+        attack: a name of `conf/attack`, or an Attack of your own.
+        observation: one, or several: these are attacked together where the attack can.
+        seed: of every random draw.
+        device: None: CUDA where there is any, else the CPU.
+        progress: a bar while a search runs; None: on a terminal and in a notebook.
+        settings: of the named attack, nested ones as dictionaries:
+            `priors={"total_variation": {"weight": 0.1}}`.
+
+    Raises:
+        ConfigError: no such attack, or a setting that it does not have.
+
+    >>> import fedsim, torch
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 5))
+    >>> seen = fedsim.observe(model, torch.rand(1, 3, 4, 4), [3])
+    >>> fedsim.attack("patch_gradient", seen).reason
+    'the model has no patch_weight'
+    """
+    built, name = _built(attack, settings)
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    several = [observation] if isinstance(observation, Observation) else list(observation)
+    if strange := next((one for one in several if not isinstance(one, Observation)), None):
+        expected = "an Observation, as fedsim.observe and fedsim.Observation.of give, or several"
+        raise ConfigError("observation", type(strange).__name__, expected)
+    with shown_session(name, progress) as session:
+        built.session = session
+        outcomes = run_built(several, name, built, seed, where)
+    built.session = Session()
+    results = [_as_result(one, name, built, end) for one, end in zip(several, outcomes, strict=True)]
+    return results[0] if isinstance(observation, Observation) else results
+
+
+def _built(attack: str | Attack, settings: dict[str, Any]) -> tuple[Attack, str]:
+    if isinstance(attack, Attack):
+        if settings:
+            key, value = next(iter(settings.items()))
+            raise ConfigError(key, value, f"nothing: {type(attack).__name__} is built already, with its settings")
+        return attack, type(attack).__name__
+    if not isinstance(attack, str):
+        raise ConfigError("attack", attack, "a name of conf/attack, or an object of a subclass of attacks.base.Attack")
+    return build_attack(attack, option("attack", attack, settings)), attack
+
+
+def _as_result(observation: Observation, name: str, attack: Attack, outcome: Outcome) -> AttackResult:
+    described: dict[str, Any] = {
+        "observation": observation_name(observation.server_round, observation.client),
+        "attack": name,
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "target": attack.recovers,
+        "baseline": attack.baseline,
+        "seconds": outcome.seconds,
+        "fault": outcome.fault,
+    }
+    found = outcome.reconstruction
+    if found is None:
+        return AttackResult(**described)
+    return AttackResult(
+        **described,
+        certificate=found.certificate,
+        images=found.images,
+        labels=found.labels,
+        trace=found.trace,
+        frames=found.frames,
+    )

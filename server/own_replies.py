@@ -1,0 +1,78 @@
+"""What the clients of somebody else's Flower app send, as observations."""
+
+from collections.abc import Sequence
+from logging import getLogger
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from torch import nn
+
+from fedsim.contents import array_records, metric_records
+from fedsim.models import own_architecture
+from fedsim.observation import Observation, Replayer
+from fedsim.observing import ObservationFactory
+from fedsim.records import NUM_EXAMPLES, from_arrays
+from fedsim.update import Kind, LocalProtocol, Update
+
+logger = getLogger(__name__)
+
+
+class OwnReplies:
+    """Clients send Flower's usual reply: one ArrayRecord named as the model's state, and one MetricRecord.
+
+    Args:
+        as for `HonestButCurious`.
+
+    Attributes:
+        observations: one for each reply that could be read, round by round, in the order of node ids: in that order
+            a round's clients are numbered from 0.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        protocol: LocalProtocol,
+        image_shape: Sequence[int] | None,
+        num_classes: int | None,
+        share: Kind,
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
+        replayer: Replayer | None,
+    ) -> None:
+        self.observations: list[Observation] = []
+        architecture = own_architecture(model, image_shape, num_classes, mean, std)
+        module = architecture.build()
+        self._factory = ObservationFactory(architecture, module, architecture.image_shape, replayer=replayer)
+        self._trainable = {name: tensor.shape for name, tensor in module.named_parameters() if tensor.requires_grad}
+        self._floating = {name for name, buffer in module.named_buffers() if buffer.is_floating_point()}
+        self._protocol, self._share = protocol, share
+
+    def instruct(self, server_round: int, config: ConfigRecord) -> None:
+        """The app's clients are told nothing."""
+
+    def observe(self, server_round: int, arrays: ArrayRecord, replies: list[Message]) -> None:
+        state = from_arrays(arrays)
+        answered = [reply for reply in replies if not reply.has_error()]
+        for client, reply in enumerate(sorted(answered, key=lambda reply: reply.metadata.src_node_id)):
+            try:
+                update = self._read(reply)
+            except (KeyError, OverflowError, StopIteration, TypeError, ValueError) as error:
+                logger.warning("node %s sent what cannot be read: %r", reply.metadata.src_node_id, error)
+                continue
+            self.observations.append(self._factory.make(server_round, client, state, update, self._protocol, None))
+
+    def _read(self, reply: Message) -> Update:
+        sent = from_arrays(next(iter(array_records(reply.content).values())))
+        if missing := self._trainable.keys() - sent.keys():
+            raise ValueError(f"no {', '.join(sorted(missing))} in the reply")
+        if strange := [name for name, shape in self._trainable.items() if sent[name].shape != shape]:
+            raise ValueError(f"{', '.join(strange)} of another shape than the model's")
+        metrics = next(iter(metric_records(reply.content).values()), None)
+        examples = (
+            self._protocol.batch_size if metrics is None else metrics.get(NUM_EXAMPLES, self._protocol.batch_size)
+        )
+        return Update(
+            tensors={name: tensor for name, tensor in sent.items() if name in self._trainable},
+            kind=self._share,
+            num_examples=int(examples),  # type: ignore[arg-type]
+            buffers={name: tensor for name, tensor in sent.items() if name in self._floating},
+        )
