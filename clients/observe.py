@@ -1,10 +1,9 @@
 """`fedsim.observe`: what a client would share of given images, as the server sees it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from clients.app import ClientRuntime
@@ -22,11 +21,11 @@ SGD = "torch.optim.SGD"
 
 def observe(
     model: nn.Module,
-    images: Float[Tensor, "n c h w"],
+    images: Tensor,
     labels: Tensor | Sequence[int],
     *,
     defense: Named | Sequence[Named] = (),
-    share: Literal["gradient", "delta", "weights"] = "gradient",
+    share: str = "gradient",
     batch_size: int | None = None,
     local_epochs: int = 1,
     local_steps: int | None = None,
@@ -46,7 +45,7 @@ def observe(
 
     Args:
         model: any module from [n,c,h,w] normalised images to [n,classes] logits.
-        images: in [0, 1].
+        images: [n,c,h,w] in [0, 1].
         labels: [n] classes.
         defense: names of `conf/defense`, with settings as `{"mjp": {"ratio": 0.3}}`, or objects of your own.
         share: `gradient` of one batch, or after local steps the `delta` of the weights or the `weights`.

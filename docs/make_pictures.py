@@ -17,8 +17,6 @@ from typing import Any
 
 import matplotlib as mpl
 import torch
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 
 mpl.use("Agg")
 
@@ -29,6 +27,7 @@ from label_figures import draw_rule, shares
 
 from experiments.audit import run_audit
 from experiments.prior import NAMES, run_prior
+from experiments.python.load_config import load_config
 
 IMAGES = Path(__file__).parent / "images"
 SMALL = "model=vit_tiny_4_32 data.size=32 +model.kwargs.depth=2"  # the model of the searches in README.md
@@ -205,7 +204,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="options of conf/attack and conf/defense; none: all")
     torch.set_num_threads(1)
     names = parser.parse_args().names or (*ATTACKS, *LABELS, *DEFENSES)
-    measured = shares(composed("audit", [*OF_RULES, "run_dir=unused"])) if {*names} & {*LABELS} else {}
+    measured = shares(composed("audit", OF_RULES)) if {*names} & {*LABELS} else {}
     for name in names:
         if name in LABELS:
             print(name, *draw_rule(LABELS[name], measured, IMAGES / "attacks" / f"{name}.png"), flush=True)
@@ -246,8 +245,7 @@ def run(strip: Strip, settings: str, root: Path, label: str) -> list[Result]:
 
 
 def composed(name: str, words: list[str]) -> Any:
-    with initialize_config_module("conf", version_base=None):
-        return OmegaConf.to_container(compose(name, words), resolve=True)
+    return load_config(name, *words)
 
 
 def give_prior(config: Any, strip: Strip, folder: Path) -> None:

@@ -25,13 +25,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
-
 from experiments.cli import console
 from experiments.hitting_set import Names
 from experiments.matrix_units import TRAINING, Unit, check_unit, finished, run_unit
 from experiments.progress import Bars
+from experiments.python.load_config import load_config
 from experiments.reproduce.command import call
 from experiments.reproduce.ledger import Ledger, alone, settle
 from experiments.withholding_search import LEVELS, OWN, Audits, Found, own_attacks, search
@@ -56,9 +54,8 @@ def run(options: argparse.Namespace) -> None:
         ConfigError: a setting cannot work, or another call is at work in the folder.
     """
     _check(options)
-    with initialize_config_module("conf", version_base=None):
-        audit = {variant: audit_config(options, variant) for variant in options.variants}
-        training = training_config(options)
+    audit = {variant: audit_config(options, variant) for variant in options.variants}
+    training = training_config(options)
     with alone(options.out):
         _carry_out(options, audit, training)
 
@@ -183,7 +180,7 @@ def training_config(options: argparse.Namespace) -> Config:
     """Of a federated run with local steps, that nobody attacks: the server sees whole weights."""
     return _composed(
         options,
-        "config",
+        "run",
         "strategy=fedavg",
         f"model={options.model}",
         "attack=[]",
@@ -202,9 +199,8 @@ def training_config(options: argparse.Namespace) -> Config:
 
 def _composed(options: argparse.Namespace, name: str, *overrides: str) -> Config:
     data = "data=digits" if options.pictures is None else "data=imagefolder"
-    common = [data, "tracker=[]", "simulation=inline", "run_dir=unused", f"seed={options.seed}"]
-    found = compose(name, overrides=[*common, f"simulation.threads={options.threads}", *overrides])
-    config: Config = OmegaConf.to_container(found, resolve=True)  # type: ignore[assignment]
+    common = [data, "tracker=[]", "simulation=inline", f"seed={options.seed}"]
+    config = load_config(name, *common, f"simulation.threads={options.threads}", *overrides)
     if options.pictures is not None:
         config["data"]["path"] = str(options.pictures.expanduser())  # as it is, whatever characters it has
     return config

@@ -1,7 +1,7 @@
 """A server that aggregates exactly as it should, and keeps what each client sent."""
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -18,6 +18,7 @@ from server.summing import Sums
 from server.wrapping import StrategyWrapper
 
 
+@runtime_checkable
 class Replies(Protocol):
     """Reads a round's replies as observations."""
 

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import matplotlib
 import torch
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 from rich.progress import track
 from torch import Tensor
 
@@ -24,8 +22,8 @@ from attacks.base import NotApplicable
 from attacks.optimization import GradientMatching, OptimiserSettings, Pixels, PositionAlignment, Schedule, SquaredL2
 from attacks.optimization.priors import TotalVariation
 from clients.app import ClientRuntime
+from experiments.python.load_config import load_config
 from experiments.setup import prepare
-from fedsim.composition import Config
 from fedsim.determinism import torch_generator
 from fedsim.metrics.image import psnr
 from fedsim.observation import Observation
@@ -120,10 +118,8 @@ def _without_position_gradient(observation: Observation) -> Observation:
 def observe(overrides: list[str]) -> tuple[list[Observation], list[Tensor]]:
     """One update for each picture, all against the same model."""
     quiet_environment()
-    fixed = ["run_dir=unused", "simulation=inline", "model=vit_tiny_4_32", "+model.kwargs.depth=2"]
-    with initialize_config_module("conf", version_base=None):
-        composed = compose("audit", overrides=[*fixed, *overrides])
-    config: Config = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
+    fixed = ["simulation=inline", "model=vit_tiny_4_32", "+model.kwargs.depth=2"]
+    config = load_config("audit", *fixed, *overrides)
     setup = prepare(config)
     runtime = ClientRuntime(config, setup.data)
     state = {name: tensor.clone() for name, tensor in setup.model.state_dict().items()}

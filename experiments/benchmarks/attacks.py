@@ -15,8 +15,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 from torch.utils.flop_counter import FlopCounterMode
 
 from attacks.optimization import Cosine, GradientMatching, OptimiserSettings, Pixels, Schedule
@@ -24,8 +22,8 @@ from attacks.optimization.priors import TotalVariation
 from attacks.optimization.victim import set_fused_attention
 from clients.app import ClientRuntime
 from experiments.benchmarks.plain_loop import invert
+from experiments.python.load_config import load_config
 from experiments.setup import prepare
-from fedsim.composition import Config
 from fedsim.observation import Observation
 from fedsim.simulation.ray_cluster import quiet_environment
 
@@ -117,10 +115,7 @@ def matching(
 def observe(model: str) -> Observation:
     """The gradient of one photograph."""
     quiet_environment()
-    overrides = ["run_dir=unused", "simulation=inline", f"model={model}", "audit.num_images=1"]
-    with initialize_config_module("conf", version_base=None):
-        composed = compose("audit", overrides=overrides)
-    config: Config = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
+    config = load_config("audit", "simulation=inline", f"model={model}", "audit.num_images=1")
     setup = prepare(config)
     runtime = ClientRuntime(config, setup.data)
     state = {name: tensor.clone() for name, tensor in setup.model.state_dict().items()}

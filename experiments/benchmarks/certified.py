@@ -25,6 +25,9 @@ from experiments.reproduce.ledger import Entry, write_text
 from experiments.reproduce.study import Unit, carry_out, check, folder, makers
 from experiments.validation import cores
 
+TOGETHER = 100
+"""Units between two looks at how many certificates there are."""
+
 SHARED = ("model", "state", "defense", "protocol", "number", "purpose")
 
 
@@ -40,15 +43,21 @@ def _run(options: argparse.Namespace) -> None:
     settings = {"pictures": pictures}
     trained = carry_out(trainings, compute, options, settings)
     units: list[Unit] = []
+    cell_of: dict[str, Cell] = {}
     entries: list[Entry] = []
     for number in itertools.count():
         told = {cell.key: cell for cell in cells(number)}
-        units += [_unit(key, {"cell": cell, "pictures": pictures}, options) for key, cell in told.items()]
-        known: dict[str, Cell] = {unit.key: unit.settings["cell"] for unit in units}
-        entries = [
-            {**{name: getattr(known[entry["unit"]], name) for name in SHARED}, **entry}
-            for entry in carry_out(units, compute, options, settings)
-        ]
+        cell_of |= told
+        keys = list(told)
+        for start in range(0, len(keys), TOGETHER):
+            some = keys[start : start + TOGETHER]
+            units += [_unit(key, {"cell": told[key], "pictures": pictures}, options) for key in some]
+            entries = [
+                {**{name: getattr(cell_of[entry["unit"]], name) for name in SHARED}, **entry}
+                for entry in carry_out(units, compute, options, settings)
+            ]
+            if len(certified(entries)) >= options.count:
+                break
         _say(entries)
         if len(certified(entries)) >= options.count or number + 1 == options.passes:
             break

@@ -12,12 +12,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 
 from clients.app import ClientRuntime
+from experiments.python.load_config import load_config
 from experiments.setup import prepare
-from fedsim.composition import Config
 from fedsim.simulation.ray_cluster import quiet_environment
 from server.attacking import CERTIFY, run_attack
 
@@ -27,9 +25,7 @@ REPEATS = 5
 def main() -> None:
     """Time all in turn, so that a machine that slows down slows all."""
     quiet_environment()
-    with initialize_config_module("conf", version_base=None):
-        composed = compose("audit", overrides=["run_dir=unused", "simulation=inline", *sys.argv[1:]])
-    config: Config = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
+    config = load_config("audit", "simulation=inline", *sys.argv[1:])
     threads = int(config["simulation"]["threads"])
     torch.set_num_threads(threads)
     setup = prepare(config)

@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable
 
 import torch
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from clients.training import LossGradient
 from defenses.base import Batch, ClientRound, DefenseChain
 from defenses.compose import build_chain
+from experiments.python.load_config import load_config
 from fedsim.composition import Config
 from fedsim.models import Architecture, ModelSpec, input_size
 from fedsim.simulation.ray_cluster import quiet_environment
@@ -70,10 +69,7 @@ def training_step(model_name: str, defense: str, batch_size: int, device: torch.
 
 def composed(model_name: str, defense: str) -> Config:
     quiet_environment()
-    with initialize_config_module("conf", version_base=None):
-        found = compose("audit", overrides=["run_dir=unused", f"model={model_name}", f"defense=[{defense}]"])
-    config: Config = OmegaConf.to_container(found, resolve=True)  # type: ignore[assignment]
-    return config
+    return load_config("audit", f"model={model_name}", f"defense=[{defense}]")
 
 
 def time_pairs(first: Step, second: Step, pairs: int, device: torch.device) -> tuple[list[float], list[float]]:

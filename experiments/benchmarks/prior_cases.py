@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 
 from experiments.prior import NAMES
+from experiments.python.load_config import load_config
 from fedsim.composition import Config, build_data
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError, nearest
@@ -167,7 +166,4 @@ def chosen(benchmark: Benchmark, config: Config) -> list[str]:
 
 
 def composed(name: str, overrides: list[str]) -> Config:
-    with initialize_config_module("conf", version_base=None):
-        found: Config = OmegaConf.to_container(compose(name, overrides), resolve=True)  # type: ignore[assignment]
-    found.pop("hydra", None)
-    return found
+    return load_config(name, *overrides)

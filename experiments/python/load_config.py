@@ -36,7 +36,7 @@ def load_config(command: str, *overrides: str, **settings: Any) -> dict[str, Any
         with initialize_config_module("conf", version_base=None):
             setup_globals()  # the time in `run_dir`, which Hydra's own entry points register
             composed = compose(name, list(overrides))
-    except (ConfigFault, ValueError, TypeError) as error:
+    except (*ConfigFault, ValueError, TypeError) as error:
         raise _refused(one_line(error, name, overrides)) from error
     for key, value in settings.items():
         _put(composed, key, value, key)

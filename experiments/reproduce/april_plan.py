@@ -5,10 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
-
 from experiments.audit import choose_pictures
+from experiments.python.load_config import load_config
 from experiments.reproduce.study import Unit
 from experiments.setup import prepare
 from fedsim.composition import Config
@@ -122,14 +120,13 @@ def plan(options: argparse.Namespace, seeds: Sequence[int]) -> list[Unit]:
     counts = {CLOSED_FORM: max(grid.pictures for grid in scale.grids), FIXED_PE: scale.fixed.pictures}
     most = max(counts.get(part, scale.matching.pictures) for part in options.parts)
     units: list[Unit] = []
-    with initialize_config_module("conf", version_base=None):
-        pictures = _choose(options, min(most, options.count or most))
-        if CLOSED_FORM in options.parts:
-            units += _closed_forms(options, scale, seeds, pictures)
-        arms = dict.fromkeys(arm for part in options.parts for arm in PART_ARMS.get(part, ()))
-        units += [_matching(options, scale, arm, seed, pictures) for seed in seeds for arm in arms]
-        if FIXED_PE in options.parts:
-            units += _fixed(options, scale, seeds, pictures)
+    pictures = _choose(options, min(most, options.count or most))
+    if CLOSED_FORM in options.parts:
+        units += _closed_forms(options, scale, seeds, pictures)
+    arms = dict.fromkeys(arm for part in options.parts for arm in PART_ARMS.get(part, ()))
+    units += [_matching(options, scale, arm, seed, pictures) for seed in seeds for arm in arms]
+    if FIXED_PE in options.parts:
+        units += _fixed(options, scale, seeds, pictures)
     return units
 
 
@@ -232,10 +229,10 @@ def _config(options: argparse.Namespace, seed: int, *overrides: str) -> Config:
     data = ["data=photos"]
     if options.data == "folder":
         data = ["data=imagefolder", "data.test_fraction=0", "data.verify=false"]
-    fixed = ["simulation=inline", "tracker=[]", "run_dir=unused", f"simulation.threads={options.threads}"]
+    fixed = ["simulation=inline", "tracker=[]", f"simulation.threads={options.threads}"]
     fixed += ["attack=[april,april_optimization,inverting_gradients,patch_gradient,row_space]", f"seed={seed}"]
     fixed += [f"client.device={options.device}", f"data.seed={options.seed}"]
-    composed: Config = OmegaConf.to_container(compose("audit", overrides=[*fixed, *data, *overrides]), resolve=True)  # type: ignore[assignment]
+    composed = load_config("audit", *fixed, *data, *overrides)
     if options.data == "folder":
         composed["data"]["path"] = str(options.pictures)  # as it is, whatever characters it has
     return composed

@@ -5,9 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydra import compose
-from omegaconf import OmegaConf
-
+from experiments.python.load_config import load_config
 from experiments.reproduce.mjp_variants import DIMENSIONS, PAPER_RATIO, Variant
 from fedsim.composition import Config
 
@@ -53,7 +51,7 @@ class Scale:
     def training(self, pictures: Path, device: str, threads: int) -> Config:
         """Settings of a run, without defenses."""
         config = _composed(
-            "config",
+            "run",
             [
                 "data=imagefolder",
                 "data.auxiliary_fraction=0",  # nobody attacks
@@ -100,7 +98,7 @@ class Scale:
 
     def defenses(self, variants: Sequence[Variant]) -> dict[str, Config]:
         """The settings of their defenses, by their names."""
-        return {variant.name: _composed("config", variant.overrides)["defense"] for variant in variants}
+        return {variant.name: _composed("run", variant.overrides)["defense"] for variant in variants}
 
     def measuring(self, seed: int, device: str) -> Config:
         """Settings of `fedsim-measure`, without runs."""
@@ -166,7 +164,4 @@ SCALES = {
 
 
 def _composed(name: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Needs Hydra's search path: `initialize_config_module`."""
-    config = OmegaConf.to_container(compose(name, overrides=list(overrides)), resolve=True)
-    assert isinstance(config, dict)
-    return {str(key): value for key, value in config.items()}
+    return load_config(name, *overrides)

@@ -14,7 +14,6 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hydra import initialize_config_module
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -48,8 +47,7 @@ def run(options: argparse.Namespace) -> None:
     """
     check(options)
     job = Job(options, choose(plan(options.ratio), options.rows), read_checkpoints(options.checkpoint))
-    with initialize_config_module("conf", version_base=None):
-        configs = {case: job.config(case) for case in job.cases}
+    configs = {case: job.config(case) for case in job.cases}
     setup = prepare(configs[job.cases[0]])
     chosen = choose_pictures(setup)
     with alone(options.out):

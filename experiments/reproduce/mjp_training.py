@@ -12,8 +12,6 @@ seeds may be asked for later. Figures of attention maps show pictures of DIR.
 import argparse
 from collections.abc import Sequence
 
-from hydra import initialize_config_module
-
 from experiments.reproduce.command import call
 from experiments.reproduce.mjp_figures import draw, other_projection
 from experiments.reproduce.mjp_scales import SCALES, Scale
@@ -61,11 +59,10 @@ def run(options: argparse.Namespace) -> None:
     drawn = seeds(options, scale.seeds)
     every = plan(scale.ratio)
     variants = choose(every, options.variants)
-    with initialize_config_module("conf", version_base=None):
-        training = scale.training(options.pictures.resolve(), options.device, options.threads)
-        measuring = scale.measuring(options.seed, options.device)
-        defenses = scale.defenses(every)
-        todo = units(variants, drawn, scale, training, measuring, options)
+    training = scale.training(options.pictures.resolve(), options.device, options.threads)
+    measuring = scale.measuring(options.seed, options.device)
+    defenses = scale.defenses(every)
+    todo = units(variants, drawn, scale, training, measuring, options)
     settings = {"ratio": scale.ratio, "defenses": defenses, "training": training, "measure": measuring}
     entries = carry_out(todo, run_unit, options, settings)
     measured = Measured(scale, variants, by_variant(variants, drawn, entries))

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_module
 
 from experiments.benchmarks.free_pixels import SETTINGS, best_setting
 from experiments.benchmarks.judge import Judge, train_judge
 from experiments.benchmarks.prior_cases import DEFENSES, FREE, FULL, SMALL, Benchmark, Case, chosen, composed
 from experiments.cli import console
 from experiments.prior import run_prior
+from experiments.python.load_config import load_config
 from experiments.reproduce.client import Client
 from experiments.reproduce.command import call
 from experiments.reproduce.ledger import Entry
@@ -96,15 +96,15 @@ def run(options: argparse.Namespace) -> None:
 
 def budget(scale: Scale, model: str) -> list[str]:
     """What differs from the papers in size, a sentence for each."""
-    with initialize_config_module("conf", version_base=None):
-        lti = compose("prior", scale.budgets["lti"]).prior.lti
-        ggl = compose("audit", [f"attack=[{','.join(ATTACKS)}]", *_of(scale, ATTACKS)]).attack.ggl
-    bins = "all their numbers" if lti.bins is None else f"{lti.bins:,} numbers"
+    lti = load_config("prior", *scale.budgets["lti"])["prior"]["lti"]
+    ggl = load_config("audit", f"attack=[{','.join(ATTACKS)}]", *_of(scale, ATTACKS))["attack"]["ggl"]
+    bins = "all their numbers" if lti["bins"] is None else f"{lti['bins']:,} numbers"
     return [
-        f"LTI: a network of {lti.hidden:,} hidden units on {lti.updates:,} simulated updates hashed to {bins} (the "
-        "paper: 3,000 hidden units, CIFAR-10's whole training set as public data).",
+        f"LTI: a network of {lti['hidden']:,} hidden units on {lti['updates']:,} simulated updates hashed to {bins} "
+        "(the paper: 3,000 hidden units, CIFAR-10's whole training set as public data).",
         "GGL: the generator is a small decoder trained here on public pictures (the paper: BigGAN at 224 px and a "
-        f"DCGAN of faces), {ggl.generations} generations of {ggl.population} with a {ggl.covariance} covariance.",
+        f"DCGAN of faces), {ggl['generations']} generations of {ggl['population']} with a {ggl['covariance']} "
+        "covariance.",
         f"The clients' network is {model} for both; LTI's paper has LeNet, GGL's a ResNet-18.",
     ]
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra import compose
-from omegaconf import OmegaConf
 from torch import Tensor
 
+from experiments.python.load_config import load_config
 from experiments.reproduce.ledger import Entry, Ledger
 from experiments.reproduce.study import digest
 from experiments.reproduce.table5_rows import ADAPTIVE, APRIL, APRIL_TOLD, GROUPS, MEAN, PATCH, PATCH_TOLD, Case, Row
@@ -59,7 +58,6 @@ class Job:
         overrides = [
             "simulation=inline",
             "tracker=[]",
-            "run_dir=unused",
             "data=imagefolder",
             "data.test_fraction=0",
             "data.auxiliary_fraction=0",
@@ -72,7 +70,7 @@ class Job:
             "attack=[patch_gradient,mjp_adaptive]",
             *case.overrides(tuple(options.models)),
         ]
-        config: Config = OmegaConf.to_container(compose("audit", overrides=overrides), resolve=True)  # type: ignore[assignment]
+        config = load_config("audit", *overrides)
         config["data"]["path"] = str(options.pictures.expanduser())  # as it is, whatever characters it has
         attacks = config["attack"]
         config["attack"] = {

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_module
 from jaxtyping import Int
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from attacks.base import Reconstruction
+from experiments.python.load_config import load_config
 from experiments.reproduce.client import Client
 from experiments.reproduce.ledger import Entry
 from fedsim.composition import Config
@@ -27,21 +26,16 @@ PUBLIC = 0.5
 
 def audit(pictures: Path, seed: int, device: str, *overrides: str) -> Config:
     """Settings of an audit of clients with pictures of a folder, half of which are public."""
-    fixed = ["simulation=inline", "tracker=[]", "run_dir=unused", "data=imagefolder", "data.verify=false"]
+    fixed = ["simulation=inline", "tracker=[]", "data=imagefolder", "data.verify=false"]
     chosen = [f"data.auxiliary_fraction={PUBLIC}", f"seed={seed}", f"client.device={device}"]
-    with initialize_config_module("conf", version_base=None):
-        composed = compose("audit", [*fixed, *chosen, *overrides])
-    config: Config = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
+    config = load_config("audit", *fixed, *chosen, *overrides)
     config["data"]["path"] = str(pictures)  # as it is, whatever characters it has
-    config.pop("hydra", None)
     return config
 
 
 def presets(*names: str) -> Config:
     """The settings of attacks as their files have them."""
-    with initialize_config_module("conf", version_base=None):
-        composed = compose("audit", [f"attack=[{','.join(names)}]"])
-    found: Config = OmegaConf.to_container(composed.attack, resolve=True)  # type: ignore[assignment]
+    found: Config = load_config("audit", f"attack=[{','.join(names)}]")["attack"]
     return found
 
 

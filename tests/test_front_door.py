@@ -1,0 +1,281 @@
+"""`import fedsim`: five lines attack what any model's client would share."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import fedsim
+from fedsim.effects import Clips
+from fedsim.result import AttackResult
+
+IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+LABELS = [3, 1]
+
+
+class OwnNet(nn.Module):
+    """Somebody's own: no name of timm's, no attribute that says what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.Sigmoid(), nn.Flatten())
+        self.answer = nn.Linear(4 * 15 * 15, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.answer(self.features(images))
+
+
+def make_vit() -> nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, num_classes=10)
+
+
+def make_resnet() -> nn.Module:
+    from torchvision.models import resnet18
+
+    torch.manual_seed(0)
+    return resnet18(num_classes=10)
+
+
+@pytest.fixture
+def vit() -> nn.Module:
+    return make_vit()
+
+
+def test_five_lines_rebuild_the_image_of_a_vit(vit):
+    seen = fedsim.observe(vit, IMAGES[:1], LABELS[:1])
+    result = fedsim.attack("patch_gradient", seen)
+    scored = fedsim.score(result, IMAGES[:1], LABELS[:1])
+    assert result.certified
+    assert scored.psnr[0] > 100
+    figure = fedsim.show(scored, IMAGES[:1])
+    assert [axes.get_title() for axes in figure.axes] == ["original", f"{scored.psnr[0]:.1f} dB"]
+    assert "certified (at least" in str(scored)
+
+
+@pytest.mark.parametrize("make", [make_resnet, OwnNet], ids=["torchvision", "own"])
+def test_any_module_is_attacked_by_what_needs_no_vit(make):
+    torch.manual_seed(0)
+    model = make().eval()  # BatchNorm of one image has no spread
+    seen = fedsim.observe(model, IMAGES[:1], LABELS[:1])
+    labels = fedsim.attack("labels", seen)
+    assert labels.labels.tolist() == LABELS[:1]
+    assert labels.target == "labels"
+    refused = fedsim.attack("patch_gradient", seen)
+    assert (refused.status, refused.images) == ("refused", None)
+    searched = fedsim.attack("inverting_gradients", seen, steps=3)
+    assert searched.images.shape == (1, 3, 32, 32)
+
+
+def test_what_is_observed_is_the_gradient(vit):
+    seen = fedsim.observe(vit, IMAGES, LABELS, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+    mean, std = torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1), torch.tensor([0.5, 0.6, 0.7]).view(3, 1, 1)
+    loss = nn.functional.cross_entropy(vit((IMAGES - mean) / std), torch.tensor(LABELS))
+    named = dict(vit.named_parameters())
+    for (name, _), gradient in zip(named.items(), torch.autograd.grad(loss, list(named.values())), strict=True):
+        torch.testing.assert_close(seen.update.tensors[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_the_model_stays_as_it_is(vit):
+    before = {name: tensor.clone() for name, tensor in vit.state_dict().items()}
+    fedsim.observe(vit, IMAGES, LABELS, share="weights", local_steps=2)
+    assert all(torch.equal(before[name], tensor) for name, tensor in vit.state_dict().items())
+    assert vit.training
+    assert all(parameter.grad is None for parameter in vit.parameters())
+
+
+def test_local_training_is_that_of_torch(vit):
+    vit.eval()
+    seen = fedsim.observe(vit, IMAGES, LABELS, share="delta", local_steps=3, lr=0.05)
+    start = {name: tensor.clone() for name, tensor in vit.state_dict().items()}
+    optimizer = torch.optim.SGD(vit.parameters(), lr=0.05)
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(vit((IMAGES - 0.5) / 0.5), torch.tensor(LABELS)).backward()
+        optimizer.step()
+    for name, parameter in vit.named_parameters():
+        torch.testing.assert_close(seen.update.tensors[name], parameter.detach() - start[name], rtol=1e-3, atol=1e-6)
+
+
+def test_gradients_from_elsewhere_are_attacked_by_name_or_in_order(vit):
+    loss = nn.functional.cross_entropy(vit((IMAGES[:1] - 0.5) / 0.5), torch.tensor(LABELS[:1]))
+    gradients = torch.autograd.grad(loss, list(vit.parameters()))
+    names = [name for name, _ in vit.named_parameters()]
+    listed = fedsim.Observation.of(vit, gradients)
+    named = fedsim.Observation.of(vit, dict(zip(names, gradients, strict=True)))
+    for seen in (listed, named):
+        result = fedsim.score(fedsim.attack("patch_gradient", seen), IMAGES[:1])
+        assert result.psnr[0] > 100
+        assert not result.certified  # nobody said that the client did nothing else
+    replayed = fedsim.Observation.of(vit, gradients, replayer=fedsim.replay)
+    assert fedsim.attack("patch_gradient", replayed).certified
+
+
+def test_weights_before_and_after_are_an_observation(vit):
+    vit.eval()
+    shared = fedsim.observe(vit, IMAGES[:1], LABELS[:1], share="weights", local_steps=1, lr=0.01)
+    protocol = fedsim.LocalProtocol(1, optimizer="sgd", lrs=(0.01,), training_mode=False)
+    seen = fedsim.Observation.of(vit, weights=shared.update.tensors, protocol=protocol)
+    assert fedsim.score(fedsim.attack("patch_gradient", seen), IMAGES[:1]).psnr[0] > 40
+
+
+def test_an_observation_of_an_own_module_comes_back_from_disk(tmp_path):
+    torch.manual_seed(0)
+    model = OwnNet()
+    seen = fedsim.observe(model, IMAGES[:1], LABELS[:1])
+    seen.save(tmp_path / "seen")
+    again = fedsim.Observation.load(tmp_path / "seen", model=model)
+    assert fedsim.attack("labels", again).labels.tolist() == LABELS[:1]
+    with pytest.raises(fedsim.ConfigError, match="model=Linear"):
+        fedsim.Observation.load(tmp_path / "seen", model=nn.Linear(3, 10))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"labels": [3, 12]}, "labels=12: classes from 0 to 9"),
+        ({"labels": [3]}, "labels=.*one whole number for each of 2"),
+        ({"images": 2 * IMAGES + 1}, r"images=1 … .*values in \[0, 1\]"),
+        ({"images": IMAGES[0]}, r"images=torch.float32 \(3, 32, 32\)"),
+        ({"images": IMAGES[:, :, :24, :24]}, r"image_shape=\(3, 24, 24\): what VisionTransformer reads"),
+        ({"defense": "mjpp"}, "defense=mjpp: one of .* Did you mean 'mjp'"),
+        ({"defense": ["half", "half"]}, "defense=half: each defense once"),
+        (
+            {"defense": {"mjp": {"ration": 0.3}}},
+            "defense.mjp.ration=0.3: .* Did you mean 'ratio'",
+        ),
+        ({"local_steps": 2}, "local_steps=2: share='delta' or 'weights'"),
+        ({"share": "gradients"}, "share=gradients: gradient, delta or weights"),
+        ({"share": "delta", "lr": -1}, "client.optimizer"),
+    ],
+)
+def test_wrong_use_is_one_clear_line(vit, wrong, words):
+    with pytest.raises(fedsim.ConfigError, match=words):
+        fedsim.observe(vit, **{"images": IMAGES, "labels": LABELS, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "gradients=None: one of gradients, delta and weights"),
+        ({"gradients": []}, "gradients=0 tensors: one for each of the model's"),
+        ({"gradients": {"head.weigth": torch.zeros(10, 192)}}, "head.weigth: .*Did you mean 'head.weight'"),
+        ({"gradients": {"head.weight": torch.zeros(5, 192)}}, "is it another model's"),
+        ({"gradients": {}}, "gradients=nothing"),
+        ({"delta": {"head.weight": torch.zeros(10, 192)}}, "protocol=None: delta wants the protocol"),
+    ],
+)
+def test_gradients_of_nothing_or_of_another_model_are_refused(vit, given, words):
+    with pytest.raises(fedsim.ConfigError, match=words):
+        fedsim.Observation.of(vit, **given)
+
+
+def test_an_unknown_attack_and_an_unknown_setting_are_refused(vit):
+    seen = fedsim.observe(vit, IMAGES[:1], LABELS[:1])
+    with pytest.raises(fedsim.ConfigError, match=r"attack=patch_gradent: one of .* Did you mean 'patch_gradient'"):
+        fedsim.attack("patch_gradent", seen)
+    with pytest.raises(fedsim.ConfigError, match=r"attack.dlg.step=3: there is no such setting. Did you mean 'steps'"):
+        fedsim.attack("dlg", seen, step=3)
+
+
+def test_a_fault_in_an_attack_is_a_result(vit):
+    class Broken(fedsim.Attack):
+        def run(self, observation, rng, device):
+            raise ZeroDivisionError("mine")
+
+    result = fedsim.attack(Broken(), fedsim.observe(vit, IMAGES[:1], LABELS[:1]))
+    assert (result.status, result.reason) == ("failed", "ZeroDivisionError: mine")
+    assert "raise ZeroDivisionError" in result.fault
+
+
+def test_a_defense_of_ones_own_is_an_object(vit):
+    class Quieter(fedsim.Defense):
+        repeatable = True
+
+        def effects(self):
+            return (Clips(1.0, "update"),)
+
+        def transform_update(self, update, rng):
+            return type(update)({name: 0.5 * t for name, t in update.tensors.items()}, update.kind, update.num_examples)
+
+    seen = fedsim.observe(vit, IMAGES[:1], LABELS[:1], defense=[Quieter(), "half"])
+    plain = fedsim.observe(vit, IMAGES[:1], LABELS[:1])
+    halved, whole = (one.update.tensors["head.bias"] for one in (seen, plain))
+    torch.testing.assert_close(halved, 0.5 * whole, rtol=1e-3, atol=1e-6)
+    assert [defense["name"] for defense in seen.defenses] == ["Quieter", "half"]
+
+
+def test_several_victims_are_attacked_together(vit):
+    several = [fedsim.observe(vit, IMAGES[n : n + 1], LABELS[n : n + 1], client=n) for n in range(2)]
+    results = fedsim.attack("patch_gradient", several)
+    assert [one.observation[-1] for one in results] == ["0", "1"]
+    assert all(fedsim.score(one, IMAGES[n : n + 1]).psnr[0] > 100 for n, one in enumerate(results))
+
+
+def test_an_audit_is_a_table_and_the_commands_page(vit, tmp_path):
+    data = (IMAGES.repeat(3, 1, 1, 1), torch.tensor(LABELS * 3))
+    found = fedsim.audit(vit, data, ["patch_gradient", "labels"], [(), "withhold_pe"], num_images=2)
+    table = found.table.set_index(["defense", "attack"])
+    assert table.loc[("none", "patch_gradient"), ["updates", "refused", "certified"]].tolist() == [2, 0, 2]
+    assert table.loc[("withhold_pe", "patch_gradient"), "refused"] == 2
+    assert table.loc[("withhold_pe", "labels"), "label_share"] == 1.0
+    assert found.verdicts["none"].startswith("broken")
+    page = found.report(tmp_path / "leak.html").read_text(encoding="utf-8")
+    assert "withhold_pe" in page
+    assert "<table" in found._repr_html_()
+
+
+def test_an_audit_reads_torch_data_sets_with_pil_images(vit, tmp_path):
+    from PIL import Image
+
+    class Own:
+        classes = ("cat", "dog")
+
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, place):
+            return Image.new("RGB", (40, 50), (10 * place, 20, 30)), place % 2
+
+    found = fedsim.audit(vit, Own(), "labels", num_images=3, run_dir=tmp_path / "run")
+    assert found.table.loc[0, "label_share"] == 1.0
+    assert (tmp_path / "run" / "attacks.jsonl").is_file()
+
+
+def test_a_result_goes_to_json_and_back(vit):
+    result = fedsim.attack("patch_gradient", fedsim.observe(vit, IMAGES[:1], LABELS[:1]))
+    scored = fedsim.score(result, IMAGES[:1], LABELS[:1])
+    back = AttackResult.from_json(json.loads(json.dumps(scored.to_json())) | {"of_another_version": 1})
+    assert back.to_json() == scored.to_json()
+    with pytest.raises(ValueError, match="no attack's result"):
+        AttackResult.from_json({"attack": "x", "observation": "y", "status": "odd"})
+
+
+def test_names_in_html_are_escaped():
+    result = AttackResult("o", "<b>", "refused", "<script>")
+    assert "<script>" not in result._repr_html_()
+    assert "&lt;script&gt;" in result._repr_html_()
+
+
+def test_settings_of_commands_by_name():
+    config = fedsim.load_config("run", "strategy=fedavg", num_rounds=3, client={"batch_size": 4})
+    assert (config["num_rounds"], config["client"]["batch_size"]) == (3, 4)
+    with pytest.raises(fedsim.ConfigError, match=r"command=audits.*Did you mean 'audit'"):
+        fedsim.load_config("audits")
+    with pytest.raises(fedsim.ConfigError, match=r"num_round=3: there is no such setting. Did you mean 'num_rounds'"):
+        fedsim.load_config("run", num_round=3)
+    with pytest.raises(fedsim.ConfigError, match="attack=patch_gradent"):
+        fedsim.load_config("run", "attack=[patch_gradent]")
+
+
+def test_the_door_is_light_and_complete():
+    code = "import fedsim, sys; print({'torch', 'flwr', 'ray', 'hydra'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "set()\n"
+    assert [name for name in fedsim.__all__ if not getattr(fedsim, name).__doc__] == []
+    with pytest.raises(AttributeError, match="no attribute 'atack'"):
+        fedsim.atack  # noqa: B018
