@@ -1,4 +1,4 @@
-"""The notebook runs as it stands, and what it promises holds."""
+"""The notebooks run as they stand, and what they promise holds."""
 
 import json
 import re
@@ -10,35 +10,83 @@ import pytest
 
 from tests.docs.blocks import ROOT
 
-NOTEBOOK = ROOT / "docs" / "notebooks" / "own_flower_app.ipynb"
-CELLS: list[dict[str, Any]] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
-@pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The names that the notebook leaves behind."""
+def cells(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((ROOT / "docs" / "notebooks" / f"{name}.ipynb").read_text("utf-8"))[
+        "cells"
+    ]
+    return found
+
+
+def code(name: str) -> list[str]:
+    return ["".join(cell["source"]) for cell in cells(name) if cell["cell_type"] == "code"]
+
+
+def run(name: str) -> dict[str, Any]:
+    """The names that a notebook leaves behind."""
     names: dict[str, Any] = {"__name__": "notebook"}
     with mpl.rc_context({"backend": "agg"}):
-        for number, code in enumerate(CODE):
-            exec(compile(code, f"cell {number}", "exec"), names)
-        names["plt"].close("all")
+        for number, source in enumerate(code(name)):
+            exec(compile(source, f"{name}, cell {number}", "exec"), names)
+        if "plt" in names:
+            names["plt"].close("all")
     return names
 
 
-def test_it_beats_a_guess_without_any_update(shown: Any) -> None:
-    assert len(shown["attacked"]) == len(shown["guessed"]) == 12
-    assert statistics.fmean(shown["attacked"]) > statistics.fmean(shown["guessed"]) + 20
-    assert all(after > before for after, before in zip(shown["attacked"], shown["guessed"], strict=True))
+def test_a_gradient_in_hand() -> None:
+    names = run("gradient_in_hand")
+    assert names["result"].psnr[0] > 100
+    assert not names["result"].certified
+    assert names["certified"].certified
+    assert [result.status for result in names["found"]] == ["refused", "done", "refused", "done"]
+    assert [result.labels.tolist() for result in names["found"][1::2]] == [[3], [3]]
+    assert names["searched"].psnr[0] > 15  # a guess has 12
 
 
-def test_the_attack_takes_about_fifteen_lines() -> None:
-    (cell,) = [code for code in CODE if "Eavesdropper" in code]
-    assert len([line for line in cell.splitlines() if line.strip()]) <= 15
+def test_your_own_flower_app() -> None:
+    names = run("own_flower_app")
+    assert len(names["attacked"]) == len(names["guessed"]) == 12
+    assert statistics.fmean(names["attacked"]) > statistics.fmean(names["guessed"]) + 20
+    assert all(after > before for after, before in zip(names["attacked"], names["guessed"], strict=True))
 
 
-def test_nothing_of_a_machine_is_in_it() -> None:
-    for cell in CELLS:
+def test_the_attack_on_a_flower_app_takes_a_dozen_lines() -> None:
+    (cell,) = [source for source in code("own_flower_app") if "HonestButCurious" in source]
+    assert len([line for line in cell.splitlines() if line.strip()]) <= 12
+
+
+def test_your_own_defense() -> None:
+    table = run("own_defense")["audit"].table.set_index(["defense", "attack"])
+    assert table.loc[("none", "patch_gradient"), "certified"] == 2
+    assert table.loc[("HidePositions", "patch_gradient"), "refused"] == 2
+    assert table.loc[("HidePositions", "row_space"), "least_psnr"] > 60
+
+
+def test_what_your_training_gives_away() -> None:
+    names = run("your_training")
+    psnr = {key: result.psnr[0] for key, result in names["steps"].items()}
+    assert psnr[0.1, 20] < psnr[0.1, 5] < psnr[0.1, 1]
+    assert psnr[0.1, 1] > 60
+    assert psnr[0.001, 20] > psnr[0.1, 20] + 15
+    for size, result in names["batches"].items():
+        assert result.labels.sort().values.tolist() == sorted(names["labels"][:size].tolist())
+    assert names["weights"].psnr[0] > 40
+
+
+def test_reading_a_run_folder() -> None:
+    names = run("run_folder")
+    assert len(names["run"].metrics) >= 2
+    assert set(names["run"].attacks["attack"]) == {"patch_gradient", "labels"}
+    assert len(names["run"].results) == 4
+    assert names["page"].is_file()
+    assert names["again"].status == "done"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_nothing_of_a_machine_is_in_it(path: Any) -> None:
+    for cell in cells(path.stem):
         assert cell.get("outputs", []) == []
         assert cell.get("execution_count") is None
-    assert not re.search(r"/(home|root|tmp|work|Users)/", NOTEBOOK.read_text(encoding="utf-8"))
+    assert not re.search(r"/(home|root|tmp|work|Users)/", path.read_text(encoding="utf-8"))
