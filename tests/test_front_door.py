@@ -130,7 +130,7 @@ def test_an_observation_of_an_own_module_comes_back_from_disk(tmp_path):
     seen.save(tmp_path / "seen")
     again = fedsim.Observation.load(tmp_path / "seen", model=model)
     assert fedsim.attack("labels", again).labels.tolist() == LABELS[:1]
-    with pytest.raises(fedsim.ConfigError, match="model=Linear"):
+    with pytest.raises(fedsim.ConfigError, match="what Linear reads"):
         fedsim.Observation.load(tmp_path / "seen", model=nn.Linear(3, 10))
 
 
@@ -150,7 +150,7 @@ def test_an_observation_of_an_own_module_comes_back_from_disk(tmp_path):
         ),
         ({"local_steps": 2}, "local_steps=2: share='delta' or 'weights'"),
         ({"share": "gradients"}, "share=gradients: gradient, delta or weights"),
-        ({"share": "delta", "lr": -1}, "client.optimizer"),
+        ({"share": "delta", "lr": -1.0}, "client.optimizer"),
     ],
 )
 def test_wrong_use_is_one_clear_line(vit, wrong, words):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -20,7 +20,7 @@ from experiments.python.load_config import load_config
 from experiments.python.results import attack_table, read_results
 from experiments.setup import Setup
 from experiments.validation import check_audit
-from fedsim.data.own import Own, own_data
+from fedsim.data.own import Own, OwnData, own_data
 from fedsim.errors import ConfigError
 from fedsim.models import Normaliser, OwnArchitecture, own_architecture
 from fedsim.optimizers import optimizer_factory
@@ -33,8 +33,6 @@ from server.attacking import build_attack
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from fedsim.data import FederatedData
 
 Attacks = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 
@@ -92,7 +90,7 @@ def audit(
     seed: int = 0,
     share: Literal["gradient", "delta", "weights"] = "gradient",
     local_steps: int | None = None,
-    lr: float = 0.1,
+    lr: float | int = 0.1,
     image_shape: Sequence[int] | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -172,7 +170,7 @@ def _named(chosen: Named | Sequence[Named]) -> tuple[str, Named | Sequence[Named
 
 
 def _setup(
-    config: dict[str, Any], chosen: Named | Sequence[Named], architecture: OwnArchitecture, data: object
+    config: dict[str, Any], chosen: Named | Sequence[Named], architecture: OwnArchitecture, data: OwnData
 ) -> Setup:
     chain, described = chain_of(chosen)
     own = {**config, "defense": described}
@@ -187,7 +185,7 @@ def _setup(
     chain.check(Plan(model, own["client"], {}, chain.defenses))
     attacks: list[Attack] = [build_attack(name, settings) for name, settings in own["attack"].items()]
     wants = any(attack.needs.auxiliary for attack in attacks)
-    return Setup(own, cast("FederatedData", data), chain, defended, model, Normaliser(model), wants)
+    return Setup(own, data, chain, defended, model, Normaliser(model), wants)
 
 
 @contextmanager

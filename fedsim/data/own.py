@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms import functional as transforms
 
+from fedsim.data.federated import FederatedData
 from fedsim.data.tensors import TensorImages
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
@@ -18,8 +19,8 @@ PUBLIC = 64
 """Images besides those attacked that stand for what is public; at most."""
 
 
-class OwnData:
-    """What an audit asks of `FederatedData`: images to attack, and others that no client holds.
+class OwnData(FederatedData):
+    """Images to attack, and others that no client holds; nothing is divided among clients.
 
     Attributes:
         train: the images to attack, in the order of their choice.
@@ -30,12 +31,12 @@ class OwnData:
         self.train = train
         self.auxiliary = auxiliary
         self.test = train.subset([])
-        self.class_names = tuple(class_names)
+        self._class_names = tuple(class_names)
 
     @property
-    def num_classes(self) -> int:
-        """How many classes the model has an output for."""
-        return len(self.class_names)
+    def class_names(self) -> tuple[str, ...]:
+        """A name for each output of the model."""
+        return self._class_names
 
 
 def own_data(

@@ -1,8 +1,8 @@
 """`fedsim.show`: rebuilt images beside the originals, for a notebook or a paper."""
 
 import io
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
 from PIL import Image
@@ -68,18 +68,18 @@ def show(
     return figure
 
 
-def _draw_row(one: AttackResult, cells: "Sequence[object]", matched: bool) -> None:
+def _draw_row(one: AttackResult, cells: Iterable[Any], matched: bool) -> None:
     if one.images is None:
-        cells[0].set_title(str(one)[:60], fontsize=8, loc="left")  # type: ignore[attr-defined]
+        next(iter(cells)).set_title(str(one)[:60], fontsize=8, loc="left")
         return
     for place, cell in enumerate(cells):
         scored = one.scores.images[place] if matched and one.scores is not None else None
         index = scored.reconstruction if scored is not None else (place if place < len(one.images) else None)
         if index is None:
             continue
-        cell.imshow(as_levels(one.images[index]), interpolation="nearest", cmap="gray")  # type: ignore[attr-defined]
+        cell.imshow(as_levels(one.images[index]), interpolation="nearest", cmap="gray")
         title = "" if scored is None or scored.psnr is None else f"{scored.psnr:.1f} dB"
-        cell.set_title(title, fontsize=9)  # type: ignore[attr-defined]
+        cell.set_title(title, fontsize=9)
 
 
 def _count(one: AttackResult) -> int:
