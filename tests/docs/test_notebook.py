@@ -61,7 +61,7 @@ def test_your_own_defense() -> None:
     table = run("own_defense")["audit"].table.set_index(["defense", "attack"])
     assert table.loc[("none", "patch_gradient"), "certified"] == 2
     assert table.loc[("HidePositions", "patch_gradient"), "refused"] == 2
-    assert table.loc[("HidePositions", "row_space"), "least_psnr"] > 60
+    assert table.loc[("HidePositions", "row_space"), "least_psnr"] > 40
 
 
 def test_what_your_training_gives_away() -> None:
