@@ -99,7 +99,6 @@ def on_config(config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Fills `{{ … }}`, and puts the tables and the picture into pages of attacks and defenses."""
-    markdown = re.sub(r"\{\{ readme ([\w ]+?) \}\}", lambda match: readme(match[1]), markdown)
     markdown = re.sub(r"\{\{ file ([\w.]+) \}\}", lambda match: _read(match[1]), markdown)
     markdown = re.sub(r"\{\{ notebook (\w+) \}\}", lambda match: notebook(match[1]), markdown)
     folder, _, name = page.file.src_uri.removesuffix(".md").rpartition("/")
@@ -230,16 +229,6 @@ def notebook(name: str) -> str:
         for cell, text in zip(cells, told, strict=True)
     ]
     return "\n\n".join(shown).split("\n", 1)[1]
-
-
-def readme(section: str) -> str:
-    """A section of README.md, its links made to fit docs/."""
-    found = re.search(
-        rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", _read("README.md"), flags=re.DOTALL | re.MULTILINE
-    )
-    if found is None:
-        raise ValueError(f"README.md has no section {section!r}")
-    return found[1].strip().replace("](docs/", "](")
 
 
 # Reading

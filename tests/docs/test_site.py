@@ -78,6 +78,23 @@ def test_pages_show_what_the_matrix_measured(site):
     assert "In the matrix" not in (site / "attacks" / "tag.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("command", ["config", "audit", "matrix", "prior", "measure"])
+def test_the_options_page_lists_every_setting_of_a_command(command, site):
+    page = (site / "options.html").read_text(encoding="utf-8")
+    settings = yaml.safe_load((ROOT / "conf" / f"{command}.yaml").read_text(encoding="utf-8"))
+    own = {key: value for key, value in settings.items() if key not in ("defaults", "hydra") and value != {}}
+    for key in leaves(own):
+        if not key.startswith(("matrix.defenses.", "matrix.attacks.")):
+            assert f"<code>{key}</code>" in page, key
+
+
+@pytest.mark.parametrize("group", ["data", "model", "partition", "simulation", "strategy", "tracker"])
+def test_the_options_page_names_every_option(group, site):
+    page = (site / "options.html").read_text(encoding="utf-8")
+    for name in names(group, ".yaml", "conf"):
+        assert f"<td><code>{name}</code></td>" in page, name
+
+
 def test_no_page_loads_anything_from_elsewhere(site):
     outside = (r'(?:script|img|iframe)[^>]+src="(?:https?:)?//', r'link[^>]+rel="(?:stylesheet|pre\w+)"[^>]+href="http')
     loads = re.compile(f"<(?:{'|'.join(outside)})")
