@@ -60,7 +60,8 @@ def _lines(name: str) -> list[tuple[str, str, str]]:
             path.pop()
         path.append((indent, match["key"]))
         key = ".".join(part for _, part in path)
-        if key.split(".")[0] in NO_SETTINGS or key.startswith(OWN_PAGE) or (value == "{}" and not group) or not (value or remark):
+        filled_elsewhere = value == "{}" and not group
+        if key.split(".")[0] in NO_SETTINGS or key.startswith(OWN_PAGE) or filled_elsewhere or not (value or remark):
             continue
         rows.append((group + key, value, remark))
     return rows
