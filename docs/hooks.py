@@ -32,7 +32,7 @@ FAMILIES = (
     ("Noise and privacy", ("defenses.Gradient", "defenses.DPSGD", "defenses.LocalDP", "defenses.Outpost")),
     ("Compression", ("defenses.TopK", "defenses.Sign", "defenses.QSGD", "defenses.Half")),
     ("Features", ("defenses.Soteria", "defenses.Precode")),
-    ("Pictures", ("defenses.Automatic", "defenses.MixUp", "defenses.CutMix", "defenses.InstaHide")),
+    ("Images", ("defenses.Automatic", "defenses.MixUp", "defenses.CutMix", "defenses.InstaHide")),
     ("Protocol", ("defenses.Secure", "defenses.LeakageGate")),
 )
 """Headings of the navigation and of the index tables, by the beginning of `_target_`."""

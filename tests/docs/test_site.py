@@ -64,7 +64,7 @@ def test_pages_show_what_the_matrix_measured(site):
         page = (site / "attacks" / f"{line['attack']}.html").read_text(encoding="utf-8")
         assert "In the matrix" in page
         if line["leakage"] and float(line["leakage"]) < 60:
-            count = "" if line["batch"] == "1" else f" ({line['batch']} pictures in an update)"
+            count = "" if line["batch"] == "1" else f" ({line['batch']} images in an update)"
             shown = f"{float(line['leakage']):.1f}"
             assert any(f"{line['defense']}{end}{count} {shown}" in page for end in ("", "</a>")), line
     for defense, row in (("fixed_pe", "sincos_pe"), ("gradient_noise", "noise_1e-2"), ("topk", "topk")):
