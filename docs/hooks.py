@@ -262,13 +262,13 @@ def _front_matter(path: Path) -> dict[str, Any]:
 
 
 def _linked(folder: str, value: Any) -> str:
-    """A list of options becomes links to their pages; its last entry may be a sentence."""
+    """A list of options becomes links to their pages; others are sentences, or remarks in brackets."""
     if not isinstance(value, list):
         return _cell(str(value))
     other = next(name for name in GROUPS if name != folder)
     known = dict.fromkeys(options(folder), "") | dict.fromkeys(options(other), f"../{other}/")
     words = [f"[`{word}`]({known[word]}{word}.md)" if word in known else _cell(str(word)) for word in value]
-    return ", ".join(words) if words else "nothing here"
+    return ", ".join(words).replace(", (", " (") if words else "nothing here"
 
 
 def _cell(text: str) -> str:
