@@ -267,8 +267,12 @@ def _linked(folder: str, value: Any) -> str:
         return _cell(str(value))
     other = next(name for name in GROUPS if name != folder)
     known = dict.fromkeys(options(folder), "") | dict.fromkeys(options(other), f"../{other}/")
-    words = [f"[`{word}`]({known[word]}{word}.md)" if word in known else _cell(str(word)) for word in value]
-    return ", ".join(words).replace(", (", " (") if words else "nothing here"
+    told, plain = "", True
+    for word in map(str, value):
+        before, plain = plain, word in known
+        between = " " if word.startswith("(") else ", " if before and plain else "; "
+        told += between * bool(told) + (f"[`{word}`]({known[word]}{word}.md)" if plain else _cell(word))
+    return told or "nothing here"
 
 
 def _cell(text: str) -> str:
