@@ -32,7 +32,7 @@ FAMILIES = (
     ("Noise and privacy", ("defenses.Gradient", "defenses.DPSGD", "defenses.LocalDP", "defenses.Outpost")),
     ("Compression", ("defenses.TopK", "defenses.Sign", "defenses.QSGD", "defenses.Half")),
     ("Features", ("defenses.Soteria", "defenses.Precode")),
-    ("Pictures", ("defenses.Automatic", "defenses.MixUp", "defenses.CutMix", "defenses.InstaHide")),
+    ("Images", ("defenses.Automatic", "defenses.MixUp", "defenses.CutMix", "defenses.InstaHide")),
     ("Protocol", ("defenses.Secure", "defenses.LeakageGate")),
 )
 """Headings of the navigation and of the index tables, by the beginning of `_target_`."""
@@ -99,7 +99,6 @@ def on_config(config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Fills `{{ … }}`, and puts the tables and the picture into pages of attacks and defenses."""
-    markdown = re.sub(r"\{\{ readme ([\w ]+?) \}\}", lambda match: readme(match[1]), markdown)
     markdown = re.sub(r"\{\{ file ([\w.]+) \}\}", lambda match: _read(match[1]), markdown)
     markdown = re.sub(r"\{\{ notebook (\w+) \}\}", lambda match: notebook(match[1]), markdown)
     folder, _, name = page.file.src_uri.removesuffix(".md").rpartition("/")
@@ -232,16 +231,6 @@ def notebook(name: str) -> str:
     return "\n\n".join(shown).split("\n", 1)[1]
 
 
-def readme(section: str) -> str:
-    """A section of README.md, its links made to fit docs/."""
-    found = re.search(
-        rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", _read("README.md"), flags=re.DOTALL | re.MULTILINE
-    )
-    if found is None:
-        raise ValueError(f"README.md has no section {section!r}")
-    return found[1].strip().replace("](docs/", "](")
-
-
 # Reading
 
 
@@ -273,13 +262,17 @@ def _front_matter(path: Path) -> dict[str, Any]:
 
 
 def _linked(folder: str, value: Any) -> str:
-    """A list of options becomes links to their pages; its last entry may be a sentence."""
+    """A list of options becomes links to their pages; others are sentences, or remarks in brackets."""
     if not isinstance(value, list):
         return _cell(str(value))
     other = next(name for name in GROUPS if name != folder)
     known = dict.fromkeys(options(folder), "") | dict.fromkeys(options(other), f"../{other}/")
-    words = [f"[`{word}`]({known[word]}{word}.md)" if word in known else _cell(str(word)) for word in value]
-    return ", ".join(words) if words else "nothing here"
+    told, plain = "", True
+    for word in map(str, value):
+        before, plain = plain, word in known
+        between = " " if word.startswith("(") else ", " if before and plain else "; "
+        told += between * bool(told) + (f"[`{word}`]({known[word]}{word}.md)" if plain else _cell(word))
+    return told or "nothing here"
 
 
 def _cell(text: str) -> str:

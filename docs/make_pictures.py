@@ -30,7 +30,7 @@ from experiments.prior import NAMES, run_prior
 from experiments.python.load_config import load_config
 
 IMAGES = Path(__file__).parent / "images"
-SMALL = "model=vit_tiny_4_32 data.size=32 +model.kwargs.depth=2"  # the model of the searches in README.md
+SMALL = "model=vit_tiny_4_32 data.size=32 +model.kwargs.depth=2"  # the model of the searches in docs/figures.md
 LENET = "model=lenet_dlg data.size=32"
 MLP = "model=mlp model.kwargs.hidden=[512,256,128] data.size=32"
 REFUSED = (225, 225, 225)

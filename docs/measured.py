@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[1]
-WHERE = "[`vit_nano` on digits, untrained, eight pictures](../results/matrix.md)"
+WHERE = "[`vit_nano` on digits, untrained, eight images](../results/matrix.md)"
 BETTER = 1.0
 """Decibels above the guess from which an attack has found something, as the matrix's own page counts."""
 EXACT, HIGH = 60.0, 20.0
@@ -33,7 +33,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 def of_attack(name: str) -> str:
     """Rows of the matrix by how well the attack did behind them; nothing where it is no column.
 
-    Of several pictures in an update an attack finds less without any defense too: such rows say how many.
+    Of several images in an update an attack finds less without any defense too: such rows say how many.
     """
     lines = [line for line in read() if line["attack"] == name]
     if not lines:
@@ -46,7 +46,7 @@ def of_attack(name: str) -> str:
         (f"more than a guess, below {HIGH:.0f} dB", lambda value: guess + BETTER <= value < HIGH),
         (f"no better than a guess ({guess:.1f} dB)", lambda value: value < guess + BETTER),
     )
-    measure = "Mean PSNR in dB against the client's own picture" if scored else "Updates with every label right"
+    measure = "Mean PSNR in dB against the client's own image" if scored else "Updates with every label right"
     table = ["## In the matrix", "", f"{measure}: {WHERE}.", "", "| | |", "| --- | --- |"]
     for title, belongs in levels:
         found = sorted(((line, value) for line, value in scored if belongs(value)), key=lambda pair: -pair[1])
@@ -63,7 +63,7 @@ def of_attack(name: str) -> str:
 def of_defense(name: str) -> str:
     """A column for each setting of the defense: accuracy, and PSNR by attack.
 
-    The undefended row of as many pictures in an update comes first.
+    The undefended row of as many images in an update comes first.
     """
     every = read()
     batches = {line["defense"]: line["batch"] for line in every}
@@ -77,7 +77,7 @@ def of_defense(name: str) -> str:
     table = [
         "## In the matrix",
         "",
-        f"Accuracy after the training, and each attack's mean PSNR in dB against the client's own picture: {WHERE}. "
+        f"Accuracy after the training, and each attack's mean PSNR in dB against the client's own image: {WHERE}. "
         f"A guess has {float(every[0]['baseline']):.1f} dB; a dash is a refusal, "
         "a percentage the share of updates with every label right.",
         "",
@@ -120,7 +120,7 @@ def _row(row: str, value: str | None) -> str:
 
 
 def _counted(row: str, batch: str) -> str:
-    return row if batch == "1" else f"{row} ({batch} pictures in an update)"
+    return row if batch == "1" else f"{row} ({batch} images in an update)"
 
 
 def _value(line: Line) -> str:

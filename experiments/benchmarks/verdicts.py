@@ -116,18 +116,18 @@ def to_page(answers: Sequence[Answer]) -> str:
         tables += [f"## {title}\n\n{_table(SHORT, rows)}"] if rows else []
     return f"""# Can a report be made to lie?
 
-Each line is a run folder, an audit, a comparison or a matrix that was built to make one sentence untrue, and what its \
-page says first. What else it says, the terminal and `summary.json` stand in the table that this writes:
+Each line is a run, an audit, a comparison or a matrix constructed so that a careless page would say something \
+untrue, and the first words of its page. Everything that the page, the terminal and `summary.json` say is in the table \
+that this command writes:
 
 <!-- needs: minutes -->
 ```bash
 python -m experiments.benchmarks.verdicts --out DIR
 ```
 
-{held} of {len(answers)} cases hold. Besides what a case expects, each is searched for “safe”, “proven” and \
-“protects”, which no page, terminal line or summary says; a matrix is held against the pages of its own runs, and \
-`summary.json` against its page. On the terminal {alike} of {len(runs)} runs say the sentence of their page word for \
-word. What the levels mean: [the report](../report.md#levels).
+{held} of {len(answers)} cases hold. No page, terminal line or summary may say “safe”, “proven” or “protects”. A \
+matrix must agree with the pages of its own runs, and `summary.json` with its page. The terminal repeats the sentence \
+of the page word for word in {alike} of {len(runs)} runs. What the levels mean: [the report](../report.md#levels).
 
 {chr(10).join(tables)}"""
 

@@ -37,26 +37,26 @@ FIGURES = {
 }
 
 INTRODUCTION = (
-    "Lu et al. 2022 read a picture out of a vision transformer's gradient: in closed form where the first attention "
-    "reads the embedding directly, else by a search that aligns the position embedding's gradient. Without that "
-    "gradient, they say, searches end at “twin data”, so a fixed position embedding protects. Means over pictures, "
+    "Lu et al. 2022 rebuild an image from a vision transformer's gradient: in closed form where the first attention "
+    "reads the embedding directly, otherwise by a search that aligns the position embedding's gradient. Without that "
+    "gradient, they say, searches end at “twin data”, so a fixed position embedding protects. Means over images, "
     "PSNR in dB, ± over seeds."
 )
 DIFFERS = (
-    "The paper's optimiser, steps and α are not in our sources. Those here are ours: signed Adam, 0.1 with a cosine, "
-    "total variation, α = {alpha:g} in units of the gradient's squared norm; so our numbers are no test of its "
-    "numbers, only of its claims.",
+    "The paper's optimiser, steps and α were not available. Ours are signed Adam, 0.1 with a cosine, total variation, "
+    "α = {alpha:g} in units of the gradient's squared norm. The comparison therefore tests the paper's claims, not its "
+    "numbers.",
     "Total variation has one weight relative to the matching term in all arms of ours: {tv:g} beside 1 + α where the "
     "search aligns, {plain:.2g} beside 1 where it does not. Inverting Gradients keeps the objective and the weight of "
     "its own file.",
-    "The models are as they are initialised; the paper's architectures are not timm's.",
+    "The models are untrained; the paper's architectures are not timm's.",
     "The closed form is exact where tokens and pixels of a patch are at most the width, and badly conditioned: float32 "
     "gradients lose most of its digits. Where a patch has more pixels, its second step has no exact solution. Stock "
     "models have a norm before the first attention, where the formula does not hold: refused.",
     "The loss is ‖g − g′‖²/‖g′‖² for all searches, whatever each of them minimises; for twin data it is over the same "
     "tensors in all arms, all but ∂L/∂E_pos.",
-    "A fixed sin-cos embedding spans so few dimensions that row_space is short of equations; one that is fixed at its "
-    "initial values spans as many as there are patches. The paper does not tell them apart.",
+    "A fixed sin-cos embedding spans so few dimensions that row_space has too few equations; one fixed at its initial "
+    "values spans as many as there are patches. The paper does not distinguish them.",
 )
 
 

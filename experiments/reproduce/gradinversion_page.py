@@ -45,15 +45,15 @@ INTRODUCTION = (
     "standard deviation over the seeds; of the certified rule also the share of batches that it certifies, and how "
     "many of those certificates were wrong. Ablation: mean scores of the batch's pictures, mean ± standard deviation "
     "over the seeds, each with its own batch of {batch}, in brackets how many of the batches an arm served. Every "
-    "arm starts from the same candidates, but for the random gradient's, whose draws come first."
+    "arm starts from the same candidates, except the random gradient's."
 )
 DIFFERS = (
     "The paper prints one label accuracy for batches without repeats; here it depends on the batch size, which the "
     "tables show, and on repeats, which the column rules cannot name at all: their share falls as repeats grow.",
     "Certificates need B ≤ classes - 1 and are tried up to B = 16; RLG needs B < classes - 1. A dash: the rule does "
     "not apply, or the pictures have too few classes.",
-    "Registration: ours is classical, a translation and then an affine map; the paper's RANSAC flow is a learned "
-    "one. FFT: the paper prints no formula, so its number and ours are on different scales.",
+    "Registration: a translation and then an affine map; the paper's RANSAC flow is a learned one. FFT: the paper "
+    "prints no formula, so its number and ours are on different scales.",
     "The paper's ablation is in LPIPS alone; the order of the arms is what can be compared.",
 )
 

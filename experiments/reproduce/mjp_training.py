@@ -24,21 +24,19 @@ from fedsim.composition import Config
 NAME = "mjp_training"
 
 INTRODUCTION = (
-    "What masks over shuffled patches do to a model that is trained with them: its accuracy, how far its answer moves "
-    "when test pictures are jigsawed, and what its position embeddings tell. Top-1 is that of whole pictures. Diff. "
-    "Norm. and Consistency compare x with x̃ at the mask ratios in the columns' heads. The paper's numbers stand beside "
-    "ratio {headline:g}, that of its released evaluation script; which ratio its tables were made with we do not know. "
-    "± is the standard deviation over seeds. Test pictures: {pictures}."
+    "What training with masked, shuffled patches does to a model: its accuracy, how far its prediction moves when test "
+    "pictures are jigsawed, and what its position embeddings reveal. Top-1 is for whole pictures. Diff. Norm. and "
+    "Consistency compare x with x̃ at the mask ratios in the column heads. The paper's numbers stand beside ratio "
+    "{headline:g}, that of its released evaluation script; the ratio of its tables is not known. ± is the standard "
+    "deviation over seeds. Test pictures: {pictures}."
 )
 
 ALWAYS = (
     "Table 3's ratio 0 is variant D, the regression alone: the paper's numbers of both are the same (80.0 and 64.0 %), "
     "those of A are others (79.8 and 64.3 %). Likewise its ratio 0.03 is variant J.",
     "Each picture has its own mask and permutation here, in the authors' code a batch shares one.",
-    "What Figures 3, 4 and 5 of the paper show could not be established: no text of it with their captions was at "
-    "hand. Its released code has an overview of the shuffle and the method, and recoveries by attacks, without "
-    "their numbers. In their place are masks at the ratios of Table 3 and curves over the ratio; recoveries are "
-    "`mjp_table5`'s.",
+    "Figures 3, 4 and 5 of the paper were not available for comparison. Here are masks at the ratios of Table 3 and "
+    "curves over the ratio; for recoveries see `mjp_table5`.",
 )
 
 

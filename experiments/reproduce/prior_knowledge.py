@@ -117,8 +117,8 @@ def run(options: argparse.Namespace) -> None:
 def budget(scale: Scale) -> str:
     """What differs from the post in pictures, network and steps, in a sentence."""
     return (
-        "Pictures and network: the post takes Flowers-17 and does not print widths, picture size and optimiser in our "
-        f"sources; here the given folder's pictures, {' '.join(scale.mlp)}, Adam at 0.1 with a cosine schedule and "
+        "Pictures and network: the post takes Flowers-17; its widths, picture size and optimiser were not available. "
+        f"Here: the given folder's pictures, {' '.join(scale.mlp)}, Adam at 0.1 with a cosine schedule and "
         f"{scale.steps:,} steps for both distances."
     )
 

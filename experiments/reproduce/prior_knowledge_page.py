@@ -44,7 +44,7 @@ SEEN = 100.0
 """dB at which a picture counts in means: an exact one would outweigh all others."""
 
 PAPER = {SQUARED: "recovers", COSINE: "recovers", CLOSED: "exact"}
-"""What the post says of one picture of known label; it prints no numbers that our sources hold."""
+"""What the post says of one picture of known label; its numbers were not available."""
 
 INTRODUCTION = (
     "A 4-layer MLP at initialisation, no priors, labels read off the head's gradient. PSNR in dB, mean ± standard "

@@ -45,15 +45,15 @@ MEASURES = {
 }
 INTRODUCTION = (
     "LTI (Wu et al. 2023) and GGL (Li et al. 2022) against the defenses of their papers, on pictures of {held}, "
-    "classes that no prior has seen. Mean ± standard deviation over pictures and seeds. The feature distance is that "
-    "of a small classifier of public pictures, between feature maps of unit length. The last column says which paper "
-    "tests the defense."
+    "classes that no prior was trained on. Mean ± standard deviation over pictures and seeds. The feature distance is "
+    "that of a small classifier of public pictures, between feature maps of unit length. The last column says which "
+    "paper tests the defense."
 )
 DIFFERS = (
-    "The papers' numbers are not in our sources, so the column beside ours names who tests a defense and no figure. "
+    "The papers' numbers were not available, so the last column names the papers that test a defense, without figures. "
     "LTI reports that it gets through sign, pruning and noise, GGL that it gets through noise, clipping, "
     "sparsification and Soteria: compare each with its baseline here.",
-    "Held-out classes: the papers attack pictures of the classes that the prior has learned.",
+    "Held-out classes: the papers attack pictures of classes that the prior was trained on.",
     "Free pixels have a cosine objective and as many steps as GIAS has in the comparison of generators; their "
     "optimiser and the weight of total variation are the best of {settings} settings on {tried} updates of public "
     "pictures behind the same defense. Every search knows the defense: it leaves out what was pruned, and compares "

@@ -14,7 +14,7 @@ STOPPED = 15.0
 ROWS = {"gradient_noise": ("noise_1e-3", "noise_1e-2", "noise_1e-1", "noise_1"), "fixed_pe": ("sincos_pe", "frozen_pe")}
 UNDEFENDED = {1: "none", 2: "none_batch_2", 4: "none_batch_4", 8: "none_batch_8"}
 
-KIN = "`mjp` and its kin, but for `mjp_dal`"
+KIN = "`mjp` and its variants, except `mjp_dal`"
 
 
 def read():

@@ -64,7 +64,7 @@ def test_pages_show_what_the_matrix_measured(site):
         page = (site / "attacks" / f"{line['attack']}.html").read_text(encoding="utf-8")
         assert "In the matrix" in page
         if line["leakage"] and float(line["leakage"]) < 60:
-            count = "" if line["batch"] == "1" else f" ({line['batch']} pictures in an update)"
+            count = "" if line["batch"] == "1" else f" ({line['batch']} images in an update)"
             shown = f"{float(line['leakage']):.1f}"
             assert any(f"{line['defense']}{end}{count} {shown}" in page for end in ("", "</a>")), line
     for defense, row in (("fixed_pe", "sincos_pe"), ("gradient_noise", "noise_1e-2"), ("topk", "topk")):
@@ -76,6 +76,23 @@ def test_pages_show_what_the_matrix_measured(site):
         headings = re.findall(r"<th>([\w-]+)", page[page.index("In the matrix") :])
         assert headings[:2] == [beside, defense]
     assert "In the matrix" not in (site / "attacks" / "tag.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", ["config", "audit", "matrix", "prior", "measure"])
+def test_the_options_page_lists_every_setting_of_a_command(command, site):
+    page = (site / "options.html").read_text(encoding="utf-8")
+    settings = yaml.safe_load((ROOT / "conf" / f"{command}.yaml").read_text(encoding="utf-8"))
+    own = {key: value for key, value in settings.items() if key not in ("defaults", "hydra") and value != {}}
+    for key in leaves(own):
+        if not key.startswith(("matrix.defenses.", "matrix.attacks.")):
+            assert f"<code>{key}</code>" in page, key
+
+
+@pytest.mark.parametrize("group", ["data", "model", "partition", "simulation", "strategy", "tracker"])
+def test_the_options_page_names_every_option(group, site):
+    page = (site / "options.html").read_text(encoding="utf-8")
+    for name in names(group, ".yaml", "conf"):
+        assert f"<td><code>{name}</code></td>" in page, name
 
 
 def test_no_page_loads_anything_from_elsewhere(site):

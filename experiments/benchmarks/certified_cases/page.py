@@ -24,8 +24,8 @@ _SETTING = (
     "the code that runs in a federation."
 )
 _JUDGED = (
-    "Each certificate is held against what the model saw: certified labels must be the client's with their counts, a "
-    "certified image must have at least 58 dB (the image up to rounding to 8 bits) and at least what its certificate "
+    "Each certificate is compared with what the model saw: certified labels must be the client's, with their counts; a "
+    "certified image must have at least 58 dB (equal up to rounding to 8 bits) and at least what its certificate "
     "promises."
 )
 _BOUND = "None wrong of k means a rate of at most 3/k at 95 %, for draws like these"

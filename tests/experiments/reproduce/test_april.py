@@ -158,7 +158,7 @@ def test_the_whole_page(asked, tmp_path, capsys):
     assert "seeds 0, 1" in text
     assert "python -m experiments.reproduce.april --out DIR --workers 1 --pictures DIR\n" in text
     assert "0.01 beside 1 + α where the search aligns, 0.00091 beside 1 where it does not" in text
-    assert "are not in our sources" in text
+    assert "were not available" in text
     for figure in ("curves.png", "twins.png", "fixed_pe.png"):
         assert f"]({figure})" in text
         with Image.open(out / figure) as picture:

@@ -117,7 +117,7 @@ def test_the_page(done):
     assert "Table 4, top-1 (%): one standard error of 10 test pictures is " in text
     assert "Not trained: C, E, F, G, H, I, J@0.03" in text
     assert "- Tiny." in text
-    assert "could not be established" in text
+    assert "were not available for comparison" in text
     for name in ("ratios", "masks", "projection-pca", "attention-0"):
         assert f"(figures/{name}.png)" in text
         with Image.open(done / "figures" / f"{name}.png") as figure:
