@@ -39,3 +39,13 @@ def test_links_and_pictures_are_there():
     assert len(inside) > 15
     for link in inside:
         assert (ROOT / link).is_file(), link
+
+
+def test_the_five_lines_print_what_they_show(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    (shown,) = re.findall(r"```text\n(.*?)```", README, flags=re.DOTALL)
+    exec(compile(code, "README.md", "exec"), {})
+    printed, expected = (
+        text.strip().rpartition(", ")[0] for text in (capsys.readouterr().out, shown)
+    )  # less the seconds
+    assert printed == expected

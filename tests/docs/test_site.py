@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import fedsim
 from fedsim import __version__
 from tests.docs.blocks import ROOT
 
@@ -93,6 +94,13 @@ def test_the_options_page_names_every_option(group, site):
     page = (site / "options.html").read_text(encoding="utf-8")
     for name in names(group, ".yaml", "conf"):
         assert f"<td><code>{name}</code></td>" in page, name
+
+
+def test_the_reference_begins_with_every_public_name(site):
+    page = (site / "reference" / "python.html").read_text(encoding="utf-8")
+    headings = [re.sub(r"<[^>]+>", "", found) for found in re.findall(r"<h3[^>]*>(.*?)</h3>", page, flags=re.DOTALL)]
+    shown = {heading.split()[0].removesuffix("¶") for heading in headings}
+    assert {f"fedsim.{name}" for name in fedsim.__all__} <= shown
 
 
 def test_no_page_loads_anything_from_elsewhere(site):

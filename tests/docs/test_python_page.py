@@ -1,0 +1,36 @@
+"""The examples of docs/python.md, one after the other, as a reader runs them."""
+
+import re
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+
+from tests.docs.blocks import ROOT, blocks
+
+EXAMPLES = [block.body for block in blocks("python") if block.path == "docs/python.md"]
+PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
+    """What the examples before the run of a federation leave behind."""
+    monkeypatch.chdir(tmp_path)
+    left: dict = {"__name__": "page"}
+    with mpl.rc_context({"backend": "agg"}):
+        for number, code in enumerate(EXAMPLES):
+            if "fedsim.run(" not in code:
+                exec(compile(code, f"docs/python.md:{number}", "exec"), left)
+    return left
+
+
+def test_they_run_and_find_what_the_page_says(names, capsys, tmp_path):
+    said = capsys.readouterr().out
+    (shown,) = re.findall(r"```text\n(.*?)```", PAGE, flags=re.DOTALL)
+    assert said.startswith(shown.rpartition(", ")[0])
+    reasons = re.findall(r"\.reason\)  # (.*)", PAGE)
+    assert len(reasons) == 2
+    for reason in reasons:
+        assert f"\n{reason}\n" in said
+    assert (tmp_path / "leak.html").is_file()
+    assert len(names["audit"].table) == 4
