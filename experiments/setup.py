@@ -31,7 +31,7 @@ from fedsim.simulation.placement import anywhere
 from fedsim.simulation.ray_cluster import ray_cluster
 from fedsim.simulation.shipping import absolute, runtime_env
 from fedsim.tracking import RunFolder, Trackers
-from server.attacking import build_attack
+from server.attacking import build_attack, check_fit
 from server.results import ResultWriter
 from server.scheduling import AttackScheduler, InlineAttacks, OnResult, RayAttacks
 from server.summing import Sums
@@ -96,9 +96,11 @@ def prepare(config: Config) -> Setup:
     check_common(config)
     if config["client"]["share"] != "gradient":
         optimizer_factory("client", config["client"]["optimizer"], config["client"]["scheduler"])
-    attacks = [build_attack(name, settings) for name, settings in config["attack"].items()]
+    attacks = {name: build_attack(name, settings) for name, settings in config["attack"].items()}
     defenses = build_chain(config["defense"])
-    image_side(config["model"])  # a model that timm does not know is refused before any data are read
+    side = image_side(config["model"])  # a model that timm does not know is refused before any data are read
+    for name, attack in attacks.items():
+        check_fit(name, attack, (3, side, side))
     data = build_data(config)
     data.check(config.get("num_clients"))
     if config.get("num_clients") is not None and len(data.test) == 0:
@@ -107,7 +109,7 @@ def prepare(config: Config) -> Setup:
     architecture = Architecture(build_spec(config, data), (defenses,), architecture_seed(config["seed"]))
     model = architecture.build()
     defenses.check(Plan(model, config["client"], config.get("strategy") or {}, defenses.defenses))
-    wants_auxiliary = any(attack.needs.auxiliary for attack in attacks)
+    wants_auxiliary = any(attack.needs.auxiliary for attack in attacks.values())
     return Setup(config, data, defenses, architecture, model, Normaliser(model), wants_auxiliary)
 
 
@@ -157,8 +159,10 @@ def make_writer(
     """The run's only writer of results.
 
     Args:
-        data: whose public pictures give the guess without a gradient; None: there is no guess.
+        data: whose public pictures give the guess without a gradient, and whose classes have names; None: neither.
     """
+    if data is not None:
+        folder.write_text("classes.json", json.dumps(data.class_names))
     guess = None if data is None else partial(public_mean, data, image_side(config["model"]))
     baselines = [name for name, settings in config["attack"].items() if build_attack(name, settings).baseline]
     return ResultWriter(folder, trackers, config["model"]["name"], list(config["defense"]), guess, baselines)

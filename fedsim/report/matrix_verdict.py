@@ -155,5 +155,5 @@ def _undefended(row: Row) -> str:
     told = f"Without a defense: {row.level}, {counts_text(row.counts)}"
     if row.strongest is not None:
         told += f"; {row.strongest.attack} reaches {leakage_text(row.leakage or row.strongest.leakage)} dB on average"
-    same = f" What is {row.level} here says nothing of a defense that is {row.level} too."
+    same = f" As the model without a defense is {row.level} itself, these attacks cannot tell what a defense adds."
     return f"{told}.{'' if row.level == 'broken' else same}"

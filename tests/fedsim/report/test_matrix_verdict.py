@@ -76,7 +76,7 @@ def test_each_size_of_an_update_has_a_verdict_of_its_own_and_no_undefended_row_w
     assert told[1].startswith("Updates of 2 images.\n")
     assert "mixup with 85.0 %, against 93.0 %" in told[1]
     weak = "open, 2 of 8 recognisable, without the update 0 of 8, 0 certified; x reaches 19.2 dB on average."
-    assert f"Without a defense: {weak} What is open here says nothing of a defense that is open too." in told[1]
+    assert f"Without a defense: {weak} As the model without a defense is open itself, these attacks" in told[1]
     (alone,) = verdicts(matrix(row("none_batch_4", 0.9, 12.0, 4, defended=False)))
     assert alone.startswith("Updates of 4 images.\nWithout a defense: open, 0 of 8 recognisable")
 
