@@ -228,8 +228,7 @@ def _frame(axes: Axes, points: Sequence[Point], baseline: float | None, paint: A
         _tell(axes, "a guess without the gradient", baseline, paint(INK))
     axes.set_xlabel(f"Test accuracy (%){', the error on a log scale' if wide else ''}", color=paint(INK))
     axes.set_ylabel(f"Leakage to the strongest attack (dB of PSNR, {EXACT:.0f} and more as that)", color=paint(INK))
-    best: Any = {"xycoords": "axes fraction", "ha": "right", "va": "bottom"}
-    axes.annotate("more accurate, leaks less ↘", (0.995, 0.01), color=paint(INK), size=8, **best)
+    axes.set_title(figures.BEST, loc="right", fontsize=8, color=paint(INK))
     axes.tick_params(colors=paint(INK))
     axes.grid(color=paint(GRID))
     for side in axes.spines.values():

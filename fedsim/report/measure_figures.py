@@ -5,7 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedsim.metrics.jigsaw import Spread
 from fedsim.report.chance import accuracy_reach
+from fedsim.report.figures import hidden
 from fedsim.report.measure_records import Record, at, grouped, mean_error, over_runs, point, ratios
 from fedsim.report.png import COLOURS, INK, MARKERS, drawing, shorten
 
@@ -29,9 +31,9 @@ def draw_jigsaw(runs: Sequence[Record], path: Path) -> bool:
     least = max(LEAST_SPAN, 200.0 * reach)  # differences within chance must not fill the panel
     with drawing(path, 9.6, 3.3) as figure:
         for axes, (key, title, scale) in zip(figure.subplots(1, 3), PANELS, strict=True):
-            for number, (name, members) in enumerate(grouped(runs).items()):
-                line = [(ratio, over_runs(point(r, ratio).get(key) for r in members)) for ratio in shown]
-                known = [(ratio, spread) for ratio, spread in line if spread is not None]
+            lines = {name: _line(members, shown, key) for name, members in grouped(runs).items()}
+            covered = hidden([[(ratio, scale * spread.mean) for ratio, spread in line] for line in lines.values()])
+            for number, ((name, known), above_it) in enumerate(zip(lines.items(), covered, strict=True)):
                 heights = [scale * spread.mean for _, spread in known]
                 around = [scale * (spread.std or 0.0) for _, spread in known]
                 # No share is above all.
@@ -42,7 +44,8 @@ def draw_jigsaw(runs: Sequence[Record], path: Path) -> bool:
                     [around, above],
                     color=COLOURS[number % len(COLOURS)],
                     marker=MARKERS[number % len(MARKERS)],
-                    markersize=4,
+                    markersize=4 + 3.5 * min(above_it, 3),
+                    linewidth=1.6 + 2.2 * min(above_it, 3),
                     capsize=2,
                     elinewidth=0.8,
                     clip_on=False,
@@ -56,6 +59,11 @@ def draw_jigsaw(runs: Sequence[Record], path: Path) -> bool:
             axes.grid(True)
         figure.legend(loc="outside lower center", ncols=min(3, len(grouped(runs))))
     return True
+
+
+def _line(runs: Sequence[Record], shown: Sequence[float], key: str) -> list[tuple[float, Spread]]:
+    found = [(ratio, over_runs(point(run, ratio).get(key) for run in runs)) for ratio in shown]
+    return [(ratio, spread) for ratio, spread in found if spread is not None]
 
 
 def _span(low: float, high: float, least: float) -> tuple[float, float]:

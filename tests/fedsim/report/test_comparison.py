@@ -167,6 +167,20 @@ def test_the_trade_off_shows_what_the_model_saw_and_no_refusal(
     assert drawn == [(True, [(1.0, 0.75)]), (False, [(44.0, 0.75)])]
 
 
+def test_of_a_changed_picture_the_recognisable_result_is_shown(
+    write_run: Any, records: Any, picture: Any, tmp_path: Path
+) -> None:
+    folders = []
+    for name in ("a", "b"):
+        shown = {"reconstruction": "reconstructions/a.png", "private_ssim": 0.1}
+        noise = records.attack(1, 0, records.image(7.7, private_psnr=8.0, **shown), attack="dlg")
+        mirrored = records.attack(1, 0, records.image(157.0, private_psnr=6.4, **shown), attack="exact")
+        folders.append(write_run([mirrored, noise], name=name))
+        picture(folders[-1])
+    (one,) = compare_runs(folders, tmp_path, "x").pictures
+    assert [(result.attack, result.psnr, result.seen) for result in one.results] == [("exact", 6.4, 157.0)] * 2
+
+
 def test_runs_stand_in_the_order_given(write_run: Any, records: Any, tmp_path: Path) -> None:
     given = [("2", "{topk: {}}"), ("10", "{}"), ("9", "{mjp: {}}")]
     folders = [write_run(config=f"defense: {defense}\n", name=f"sweep/{name}") for name, defense in given]

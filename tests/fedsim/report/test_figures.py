@@ -90,6 +90,15 @@ def test_accuracy_goes_to_the_right_on_an_axis_that_chance_does_not_fill(monkeyp
     assert drawn[-1].get_ylim() == (0.0, 100.0)
 
 
+def test_a_line_under_others_is_drawn_thicker() -> None:
+    flat, near, apart = [(1.0, 50.0), (2.0, 50.0)], [(1.0, 50.5), (2.0, 50.0), (3.0, 90.0)], [(1.0, 10.0), (2.0, 50.0)]
+    assert figures.hidden([flat, near, flat, apart, []]) == [2, 0, 0, 0, 0]
+    chart = figures.leakage_curve([Series("a", flat), Series("b", flat)])
+    assert chart is not None
+    widths = re.findall(r"stroke: var\(--series-\d\); stroke-width: ([\d.]+)", str(chart.svg))
+    assert float(widths[0]) > 2 * float(widths[1])
+
+
 def bars(kind: str) -> Any:
     names = [f"part {number}" for number in range(len(SERIES))]
     if kind == "time":
