@@ -195,7 +195,7 @@ def _scatter(points: Sequence[Point], baseline: float | None, palette: dict[str,
     figure.legend(handles=handles, loc="outside lower center", ncols=3, labelcolor=ink)
     xs, ys = [100 * point.accuracy for point in points], [min(point.leakage, EXACT) for point in points]
     centres = figures._laid_out(figure, axes, xs, ys)
-    moves = apart(centres, MARKER + 1.0)
+    moves = apart(centres, MARKER + 2.0)
     for point, x, y, aside in zip(points, xs, ys, moves, strict=True):
         if point.error:
             axes.errorbar(x, y, xerr=100 * point.error, color=paint(GRID), linewidth=1.2, capsize=2, zorder=1.5)

@@ -82,7 +82,7 @@ def privacy_utility(trades: Sequence[Trade], defenses: Sequence[str], *, share: 
     else:
         figures._threshold(axes, horizontal=True)
         axes.set(ylim=(0, max(*ys, 25.0) * 1.08), ylabel="Mean PSNR (dB)")
-    axes.set_title(figures.BEST, loc="right", fontsize=8)
+    axes.set_title(figures.BEST, loc="right", fontsize=8, pad=9)
     looks: dict[str, Any] = {
         name: {
             "color": SERIES[number % len(SERIES)],
@@ -98,7 +98,7 @@ def privacy_utility(trades: Sequence[Trade], defenses: Sequence[str], *, share: 
         axes.plot([], [], label=figures._label(name), **look)
     figures._legend(figure)
     places = figures._laid_out(figure, axes, xs, ys)
-    for one, x, y, aside in zip(trades, xs, ys, apart(places, SIZE), strict=True):
+    for one, x, y, aside in zip(trades, xs, ys, apart(places, SIZE + 2.0), strict=True):
         if one.error:
             axes.errorbar(x, y, xerr=100 * one.error, color=GRID, marker="", linewidth=1.2, capsize=2, zorder=1.5)
         axes.plot(x, y, transform=figures._moved(axes, aside), clip_on=False, zorder=3, **looks[one.defense])
