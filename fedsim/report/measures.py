@@ -201,7 +201,7 @@ def build_measures_page(folder: Path) -> Path:
             found=found,
             few=few,
             tables=made,
-            figures=[found for figure in measures["figures"] if (found := _embedded(folder, figure)) is not None],
+            figures=[one for figure in measures["figures"] if (one := _embedded(folder, figure)) is not None],
             notes=[(run["name"], note) for run in measures["runs"] for note in run.get("notes", [])],
         )
     )
