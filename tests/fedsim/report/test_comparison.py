@@ -55,6 +55,7 @@ def test_runs_from_different_folders(runs: list[Path], tmp_path: Path) -> None:
     alts = [image["alt"] for image in parsed.all("img")]
     assert len(alts) == 2 * 3
     assert "digits/1 as patch_gradient left it in 1/run" in alts
+    assert text.count('<span class="where">1/run: mjp</span>') == 2
 
 
 def test_the_numbers_of_a_comparison(runs: list[Path], tmp_path: Path) -> None:
