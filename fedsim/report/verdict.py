@@ -45,12 +45,12 @@ class Verdict:
 
     @property
     def tag(self) -> str:
-        return "No originals to compare with: judge by eye" if self.by_eye else TAGS[self.level]
+        return "Judge by eye" if self.by_eye else TAGS[self.level]
 
     @property
     def line(self) -> str:
         """For a terminal."""
-        return " ".join([f"{self.tag if self.by_eye else self.level}: {self.sentence}", *self.cautions])
+        return " ".join([f"{self.tag.lower()}: {self.sentence}", *self.cautions])
 
     def to_dict(self) -> dict[str, Any]:
         """JSON, as it stands in `summary.json`."""

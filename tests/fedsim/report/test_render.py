@@ -386,10 +386,12 @@ def test_pictures_without_originals_are_judged_by_eye(write_run: Any, records: A
     folder = write_run([records.attack(1, 0, image, scored=False, certificate={})])
     picture(folder)
     text = build_report(folder).read_text(encoding="utf-8")
-    assert '<p class="tag">No originals to compare with: judge by eye</p>' in text
+    assert '<p class="tag">Judge by eye</p>' in text
     found = verdict(read_run(folder))
     assert found.level == "not tested"
-    assert found.line.startswith("No originals to compare with: judge by eye: The attacks returned 1 image")
+    assert found.line.startswith("judge by eye: The attacks returned 1 image for 1 observed image; there are no")
+        "judge by eye: The attacks returned 1 image for 1 observed image; there are no originals"
+    )
 
 
 @pytest.mark.parametrize("changed", [False, True])
