@@ -86,6 +86,16 @@ class Attack(ABC):
                 results.append(refusal)
         return results
 
+    def fits(self, image_shape: tuple[int, ...]) -> None:  # noqa: B027 - most attacks serve images of any shape
+        """Refuse, before anything runs, a model whose images have a shape that the attack cannot serve.
+
+        Args:
+            image_shape: [channels, height, width] of the model's input.
+
+        Raises:
+            ConfigError: naming a setting within the attack's.
+        """
+
     def shrink(self, device: torch.device) -> str:
         """Take less memory from now on, as after running out of it on `device`.
 

@@ -38,7 +38,7 @@ from fedsim.metrics.records import Scores
 from fedsim.observation import Observation, observation_name
 from fedsim.simulation.shipping import absolute
 from fedsim.tracking import RunFolder, Trackers
-from server.attacking import Outcome, build_attack
+from server.attacking import Outcome, build_attack, check_fit
 from server.results import Job, ResultWriter, has_pictures
 from server.summing import FEWEST, Sums, in_groups
 
@@ -78,7 +78,7 @@ def audit_prepared(setup: Setup, root: Path, start: float) -> None:
     with RunFolder(root).locked():
         folder = open_or_resume(config, root)
         trackers = Trackers(config["tracker"], root)
-        writer = make_writer(config, folder, trackers, setup.guess)
+        writer = make_writer(config, folder, trackers, setup)
         batches = list(_unfinished(config, updates, writer))
         total, left = len(updates), len(batches)
         if left < total:
@@ -311,11 +311,13 @@ def _attack_recorded(config: Config, root: Path, start: float) -> None:
     check_common(config)
     if not isinstance(config["observation"], str):
         raise ConfigError("observation", config["observation"], "a folder of observations, or null")
-    for name, settings in config["attack"].items():
-        build_attack(name, settings)
+    attacks = {name: build_attack(name, settings) for name, settings in config["attack"].items()}
     build_chain(config["defense"])
     paths = list(find_observations(Path(config["observation"])))
-    recorded = _as_recorded(config, load_recorded(paths[0]))
+    first = load_recorded(paths[0])
+    for name, attack in attacks.items():
+        check_fit(name, attack, first.image_shape)
+    recorded = _as_recorded(config, first)
     with RunFolder(root).locked():
         folder = open_or_resume(recorded, root)
         trackers = Trackers(config["tracker"], root)

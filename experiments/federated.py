@@ -110,7 +110,7 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
             scratch_folder(folder, bars, resumable=False) as scratch,
             engine(config, config["num_clients"], folder=root),
         ):
-            writer = make_writer(config, folder, trackers, setup.guess)
+            writer = make_writer(config, folder, trackers, setup)
             mishaps = Mishaps(_tell)
 
             def on_result(job: Job, outcome: Outcome, *scored: Any) -> None:

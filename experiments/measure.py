@@ -31,6 +31,7 @@ from fedsim.errors import ConfigError
 from fedsim.metrics.jigsaw import Spread
 from fedsim.metrics.position import explained_variance, position_errors, svd_energy
 from fedsim.metrics.robustness import ALEXNET, mean_corruption_error
+from fedsim.report.measure_wording import cautions, findings
 from fedsim.report.measures import build_measures_page
 
 Record = dict[str, Any]
@@ -69,7 +70,9 @@ def run_measure(config: Config, root: Path) -> None:
     seconds = time.perf_counter() - start
     measures = {"runs": records, "figures": figures, "settings": config["measure"], "seed": config["seed"]}
     _write_json(root / "measures.json", {**measures, "seconds": seconds})
-    console.print(f"report  {build_measures_page(root)}", markup=False)
+    page = build_measures_page(root)
+    console.print(" ".join([findings(measures)[0], *cautions(measures)]), markup=False)
+    console.print(f"report  {page}", markup=False)
     console.print(str(root), markup=False)
 
 

@@ -1,9 +1,12 @@
 """`fedsim-prior`: train what attacks bring along, a generator or LTI's network, on pictures that no client holds."""
 
+import shlex
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 from torch import Tensor
 
 from attacks.learned.checkpoint import save_trained
@@ -67,7 +70,7 @@ def run_prior(config: Config, root: Path) -> None:
             seconds = time.perf_counter() - start
             folder.write_json("summary.json", {"kind": config["kind"], **figures, "seconds": seconds})
             _say(figures)
-    _tell_use(config["kind"], result)
+    _tell_use(config, result)
     console.print(str(root), markup=False)
 
 
@@ -141,12 +144,29 @@ def _say(figures: Figures) -> None:
             console.print(f"{title}: {found:.2f} dB, the mean picture {mean:.2f} dB", markup=False)
 
 
-def _tell_use(kind: str, result: Path) -> None:
-    if kind == "generator":
-        use = f"attack=[gias] attack.gias.generator.checkpoint={result.resolve()}; gifd and ggl take it alike"
-    else:
-        use = f"attack=[lti] attack.lti.checkpoint={result.resolve()}, with the same model, client, defense and seed"
-    console.print(f"fedsim-audit {use}", markup=False)
+def _tell_use(config: Config, result: Path) -> None:
+    """The audit in which the result is of use: on the same pictures, of the same model."""
+    hydra = HydraConfig.get()
+    used = use(config["kind"], result, config["client"]["batch_size"], hydra.runtime.choices, hydra.overrides.task)
+    console.print(used, markup=False)
+    if config["kind"] == "generator":
+        console.print("gifd, ggl and generator_samples take the same file", markup=False)
+
+
+def use(kind: str, result: Path, batch_size: int, choices: Mapping[str, str | None], overrides: Sequence[str]) -> str:
+    """A command for the shell.
+
+    Args:
+        choices: the option of each group, those by default too.
+        overrides: of the call that trained it.
+    """
+    words = [f"{group}={choices[group]}" for group in ("data", "model")]
+    same = ("data.", "model.", "seed=") if kind == "generator" else ("data.", "model.", "seed=", "defense", "client.")
+    words += [word for word in overrides if word.lstrip("+~").startswith(same) and "batch_size=" not in word]
+    attack, setting = ("gias", "generator.checkpoint") if kind == "generator" else ("lti", "checkpoint")
+    words += [f"audit.batch_size={batch_size}"] if kind == "lti" else []
+    words += [f"attack=[{attack}]", f"attack.{attack}.{setting}={result.resolve()}"]
+    return f"fedsim-audit {shlex.join(words)}"
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from fedsim.report.render import build_comparison, build_report, build_sweep_rep
 
 MARKS = ("config.yaml", "summary.json", "attacks.jsonl", "metrics.jsonl")
 """Files that make a folder a run's."""
+PAGE = "comparison.html"
 OTHERS = {"matrix.json": build_matrix_report, "measures.json": build_measures_page}
 """Files that make a folder one of `fedsim-matrix` and of `fedsim-measure`, and what builds their pages."""
 
@@ -20,7 +21,9 @@ def main() -> None:
     """Entry point of the console script."""
     parser = argparse.ArgumentParser(prog="fedsim-report", description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a run, a sweep, or several runs")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="page that compares several (comparison.html)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help=f"page that compares several ({PAGE} beside the first)"
+    )
     arguments = parser.parse_args()
     try:
         console.print(str(write_page(arguments.folders, arguments.out)), markup=False)
@@ -33,7 +36,7 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     """The page of one run, of one sweep, or of several runs side by side.
 
     Args:
-        out: file of a comparison; None: `comparison.html` here.
+        out: file of a comparison; None: `comparison.html` beside the first run.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -48,7 +51,7 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     if len(folders) > 1:
         if strange := [str(folder) for folder in folders if not _is_run(folder)]:
             raise ValueError(f"no runs: {', '.join(strange)}; a sweep's page is made from its folder alone")
-        return build_comparison(folders, out or Path("comparison.html"))
+        return build_comparison(folders, out or folders[0].resolve().parent / PAGE)
     if out is not None:
         raise ValueError("--out is for a comparison of several runs, named one by one; a sweep's page is in its folder")
     (folder,) = folders

@@ -1,7 +1,7 @@
 """What both commands build before any worker starts; building it is also the check that it can be built."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
@@ -32,7 +32,7 @@ from fedsim.simulation.placement import anywhere
 from fedsim.simulation.ray_cluster import ray_cluster
 from fedsim.simulation.shipping import absolute, runtime_env
 from fedsim.tracking import RunFolder, Trackers
-from server.attacking import build_attack
+from server.attacking import build_attack, check_fit
 from server.results import ResultWriter
 from server.scheduling import AttackScheduler, InlineAttacks, OnResult, RayAttacks
 from server.summing import Sums
@@ -114,9 +114,11 @@ def prepare(config: Config) -> Setup:
     check_common(config)
     if config["client"]["share"] != "gradient":
         optimizer_factory("client", config["client"]["optimizer"], config["client"]["scheduler"])
-    attacks = [build_attack(name, settings) for name, settings in config["attack"].items()]
+    attacks = {name: build_attack(name, settings) for name, settings in config["attack"].items()}
     defenses = build_chain(config["defense"])
-    image_side(config["model"])  # a model that timm does not know is refused before any data are read
+    side = image_side(config["model"])  # a model that timm does not know is refused before any data are read
+    for name, attack in attacks.items():
+        check_fit(name, attack, (3, side, side))
     data = build_data(config)
     data.check(config.get("num_clients"))
     if config.get("num_clients") is not None and len(data.test) == 0:
@@ -125,7 +127,7 @@ def prepare(config: Config) -> Setup:
     architecture = Architecture(build_spec(config, data), (defenses,), architecture_seed(config["seed"]))
     model = architecture.build()
     defenses.check(Plan(model, config["client"], config.get("strategy") or {}, defenses.defenses))
-    wants_auxiliary = any(attack.needs.auxiliary for attack in attacks)
+    wants_auxiliary = any(attack.needs.auxiliary for attack in attacks.values())
     return Setup(config, data, defenses, architecture, model, Normaliser(model), wants_auxiliary)
 
 
@@ -169,14 +171,15 @@ def bits_of(simulation: Mapping[str, Any]) -> dict[str, Any]:
     return {key: simulation[key] for key in ("threads", "worker_sums") if key in simulation}
 
 
-def make_writer(
-    config: Config, folder: RunFolder, trackers: Trackers, guess: Callable[[], Tensor] | None = None
-) -> ResultWriter:
+def make_writer(config: Config, folder: RunFolder, trackers: Trackers, setup: Setup | None = None) -> ResultWriter:
     """The run's only writer of results.
 
     Args:
-        guess: what one would answer without any gradient, from pictures that no client holds; None: there is none.
+        setup: whose public images give the guess without a gradient, and whose classes have names; None: neither.
     """
+    if setup is not None:
+        folder.write_text("classes.json", json.dumps(setup.data.class_names))
+    guess = None if setup is None else setup.guess
     baselines = [name for name, settings in config["attack"].items() if build_attack(name, settings).baseline]
     return ResultWriter(folder, trackers, config["model"]["name"], list(config["defense"]), guess, baselines)
 

@@ -76,6 +76,18 @@ def build_attack(name: str, settings: dict[str, Any]) -> Attack:
     return attack
 
 
+def check_fit(name: str, attack: Attack, image_shape: tuple[int, ...]) -> None:
+    """Refuse an attack that cannot serve images of this shape, before anything runs.
+
+    Raises:
+        ConfigError: naming the setting in full.
+    """
+    try:
+        attack.fits(image_shape)
+    except ConfigError as error:
+        raise ConfigError(f"attack.{name}.{error.key}", error.value, error.expected) from error
+
+
 def attack_device(num_gpus: float) -> torch.device:
     return torch.device("cuda" if num_gpus > 0 else "cpu")
 

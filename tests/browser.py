@@ -19,6 +19,7 @@ KEYS = {
     "Enter": {"code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"},
     " ": {"code": "Space", "windowsVirtualKeyCode": 32, "text": " "},
     "ArrowLeft": {"code": "ArrowLeft", "windowsVirtualKeyCode": 37},
+    "ArrowRight": {"code": "ArrowRight", "windowsVirtualKeyCode": 39},
     "ArrowDown": {"code": "ArrowDown", "windowsVirtualKeyCode": 40},
 }
 

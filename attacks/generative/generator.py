@@ -50,7 +50,7 @@ class Generator:
         if not isinstance(length, int) or length < 1:
             raise ConfigError("generator.latent", length, "the length of the generator's input")
         self.module = module.eval().requires_grad_(False)
-        self.latent, self.symmetric = length, symmetric
+        self.latent, self.symmetric, self._checkpoint = length, symmetric, checkpoint
         self.num_classes = int(getattr(module, "num_classes", 0))
         found: Any = module if isinstance(module, nn.Sequential) else getattr(module, "stages", ())
         self.stages: tuple[nn.Module, ...] = tuple(found)
@@ -88,11 +88,37 @@ class Generator:
         Raises:
             NotApplicable: with both shapes.
         """
+        if (made := self._makes(device)) != shape:
+            raise NotApplicable(f"the generator makes pictures of {made}, the model reads {shape}")
+
+    def fits(self, shape: tuple[int, ...]) -> None:
+        """As `check`, before anything runs.
+
+        Raises:
+            ConfigError: it makes pictures of another shape, or takes no input of this length.
+        """
+        try:
+            made = self._makes(torch.device("cpu"))
+        except RuntimeError as error:
+            what = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                "generator.latent", self.latent, f"the length of the generator's input ({what})"
+            ) from error
+        if made != shape:
+            given = ("checkpoint", self._checkpoint) if self._checkpoint else ("module", type(self.module).__name__)
+            wanted = f"a generator of pictures of {_size(shape)}, which the model reads; this one makes {_size(made)}"
+            advice = "fedsim-prior with the model and data settings of this call trains one that fits"
+            raise ConfigError(f"generator.{given[0]}", given[1], f"{wanted} ({advice})")
+
+    def _makes(self, device: torch.device) -> tuple[int, ...]:
+        """The shape of its pictures."""
         with torch.no_grad():
             labels = torch.zeros(1, dtype=torch.long, device=device) if self.num_classes else None
-            made = tuple(self.pictures(torch.zeros(1, self.latent, device=device), labels).shape[1:])
-        if made != shape:
-            raise NotApplicable(f"the generator makes pictures of {made}, the model reads {shape}")
+            return tuple(self.pictures(torch.zeros(1, self.latent, device=device), labels).shape[1:])
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape))
 
 
 def _load(module: nn.Module, path: Path) -> None:

@@ -29,6 +29,9 @@ class GeneratorSamples(Attack):
             raise ConfigError("pick", pick, f"one of {', '.join(PICKS)}")
         self.generator, self.samples, self.pick = generator, samples, pick
 
+    def fits(self, image_shape: tuple[int, ...]) -> None:
+        self.generator.fits(image_shape)
+
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable where the generator makes pictures of another shape."""
         generator = self.generator.to(device)

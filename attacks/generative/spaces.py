@@ -33,6 +33,9 @@ class GeneratorLatent(Parametrisation):
         self.generator, self.scale, self.norm_weight = generator, float(scale), float(norm_weight)
         self.conditional = conditional
 
+    def fits(self, image_shape: tuple[int, ...]) -> None:
+        self.generator.fits(image_shape)
+
     def prepare(
         self,
         observation: Observation,

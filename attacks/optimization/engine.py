@@ -150,6 +150,9 @@ class GradientMatching(Attack):
         self.memory_gib = (self.memory_gib or default_budget(device)) / 2
         return f"memory_gib={self.memory_gib:g}"
 
+    def fits(self, image_shape: tuple[int, ...]) -> None:
+        self.parametrisation.fits(image_shape)
+
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable where a label rule, a prior or the update's kind does not allow it."""
         found = self.run_many([observation], [rng], device)[0]

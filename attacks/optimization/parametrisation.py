@@ -17,6 +17,9 @@ INITIAL = ("normal", "uniform", "gray", "zeros")
 class Parametrisation(ABC):
     """Candidates as a tensor of free numbers. Stateless between victims: `prepare` gives what belongs to one."""
 
+    def fits(self, image_shape: tuple[int, ...]) -> None:  # noqa: B027 - most span images of any shape
+        """As `Attack.fits`."""
+
     @abstractmethod
     def prepare(
         self,

@@ -29,7 +29,7 @@ from fedsim.report.read import read_run
 from fedsim.report.render import build_comparison, build_report
 from fedsim.report.verdict import verdict
 from fedsim.result import AttackResult
-from server.attacking import build_attack
+from server.attacking import build_attack, check_fit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -184,6 +184,8 @@ def _setup(
     model = defended.build()
     chain.check(Plan(model, own["client"], {}, chain.defenses))
     attacks: list[Attack] = [build_attack(name, settings) for name, settings in own["attack"].items()]
+    for name, settings in own["attack"].items():
+        check_fit(name, build_attack(name, settings), defended.image_shape)
     wants = any(attack.needs.auxiliary for attack in attacks)
     return Setup(own, data, chain, defended, model, Normaliser(model), wants)
 

@@ -32,6 +32,18 @@ def accuracy_reach(accuracies: Sequence[float], test_pictures: int | None) -> fl
     return max((error * times for error, times in _errors(accuracies, test_pictures)), default=None)
 
 
+def accuracy_span(accuracies: Sequence[tuple[float, float | None]]) -> tuple[float, float]:
+    """Ends of an axis for these (accuracy, standard error), in [0, 1], on which chance does not look like a difference.
+
+    It shows `ERRORS` standard errors to either side of each; all from 0 to 1 where one has no known error.
+    """
+    if any(error is None for _, error in accuracies):
+        return 0.0, 1.0
+    low = min(accuracy - ERRORS * (error or 0.0) for accuracy, error in accuracies)
+    high = max(accuracy + ERRORS * (error or 0.0) for accuracy, error in accuracies)
+    return max(low, 0.0), min(high, 1.0)
+
+
 def chance_between(reach: float | None, other: float | None) -> float | None:
     """The smallest difference that chance does not explain, of two figures that it moves so far."""
     return None if reach is None or other is None else hypot(reach, other)

@@ -1,12 +1,14 @@
 """Several runs side by side: leakage by attack, accuracy, cost, and the settings in which they differ."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedsim.report.baseline import baselines
+from fedsim.report.chance import accuracy_error
 from fedsim.report.defense_verdict import DefenseVerdict, judge_defenses
 from fedsim.report.read import RunFolder, read_run
 from fedsim.report.settings import HIDDEN_GROUPS, defense_name, flatten
@@ -28,6 +30,7 @@ class Entry:
         name: its folder as seen from the others.
         link: address of its page relative to the comparison's; None where there is no page.
         baselines: those of its attacks that never read what was shared.
+        accuracy_error: its standard error; None where the number of test images is not known.
         attack_seconds: summed over all attacks and workers.
         memory: GiB of the server at most; None where it was not measured.
     """
@@ -37,6 +40,7 @@ class Entry:
     defense: str
     settings: Mapping[str, str]
     accuracy: float | None
+    accuracy_error: float | None
     attacks: tuple[AttackSummary, ...]
     baselines: frozenset[str]
     times: RunTimes
@@ -85,20 +89,26 @@ class Comparison:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The run folders below a folder, at any depth; links that lead out of it are not followed.
+    """The run folders below a folder, at any depth, run 10 behind run 9; links that lead out of it are not followed.
 
     Raises:
         FileNotFoundError: there is no such folder.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"no sweep folder at {folder}")
-    folders = sorted({file.parent for name in ("config.yaml", "summary.json") for file in folder.rglob(name)})
-    inside = [path for path in folders if path != folder and path.resolve().is_relative_to(folder.resolve())]
-    return [path for path in inside if not path.name.startswith(".")]
+    folders = {file.parent for name in ("config.yaml", "summary.json") for file in folder.rglob(name)} - {folder}
+    inside = [path for path in folders if path.resolve().is_relative_to(folder.resolve())]
+    return sorted((path for path in inside if not path.name.startswith(".")), key=_in_order)
+
+
+def _in_order(path: Path) -> list[tuple[bool, int, str]]:
+    """Numbers in names count as numbers."""
+    parts = re.findall(r"\d+|\D+", path.as_posix())
+    return [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
 
 
 def compare_runs(folders: Sequence[Path], home: Path, name: str) -> Comparison:
-    """Compare the finished ones of these runs.
+    """Compare the finished ones of these runs, in the order given; of each the strongest attack first.
 
     Args:
         home: folder of the page, from which its links start.
@@ -110,12 +120,10 @@ def compare_runs(folders: Sequence[Path], home: Path, name: str) -> Comparison:
     finished = {label: run for label, run in runs.items() if run.finished}
     flat = {label: flatten(run.config) for label, run in finished.items()}
     entries = [_entry(label, run, flat[label], home) for label, run in finished.items()]
-    entries.sort(key=lambda entry: (entry.defense != "none", entry.defense, entry.name))
     attacks: list[tuple[Entry, AttackSummary | None]] = []
     for entry in entries:
         attacks += [(entry, attack) for attack in entry.attacks] or [(entry, None)]
     rows = [Row(entry, attack) for entry, attack in attacks]
-    rows.sort(key=lambda row: (row.entry.defense != "none", row.entry.defense, row.attack.attack if row.attack else ""))
     differing = _differing(list(flat.values()))
     return Comparison(
         name=name,
@@ -141,13 +149,14 @@ def _names(folders: Sequence[Path], home: Path) -> list[str]:
 
 def _entry(name: str, run: RunFolder, settings: Mapping[str, str], home: Path) -> Entry:
     page = run.path / "report.html"
-    attacks = tuple(summarise_attacks(run))
+    attacks, accuracy = tuple(summarise_attacks(run)), final_accuracy(run)
     return Entry(
         name=name,
         link=Path(os.path.relpath(page.resolve(), home.resolve())).as_posix() if page.is_file() else None,
         defense=defense_name(run),
         settings=settings,
-        accuracy=final_accuracy(run),
+        accuracy=accuracy,
+        accuracy_error=None if accuracy is None else accuracy_error([accuracy], run.test_pictures),
         attacks=attacks,
         baselines=baselines(run),
         times=run_times(run),

@@ -98,7 +98,7 @@ def _untested(pool: Pool) -> str:
     if all(row.refused == row.observations for row in pool.attacks):
         return "No image was rebuilt: every attack refused."
     if pool.leakage.returned:
-        return "No image was compared with its original, and none is certified."
+        return "Images came out, and none is certified; they were compared with no originals: judge by eye."
     return "No attack came to an end with an image."
 
 

@@ -8,13 +8,16 @@ from io import StringIO
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import ScaledTranslation, Transform
 
-from fedsim.report.chart_data import Chart, Series, counted, over, spent, table
+from fedsim.report.chart_data import Chart, Series, counted, over, spent
 from fedsim.report.thresholds import RECOGNISABLE
 from fedsim.report.wording import decibels, percent
 
@@ -52,6 +55,9 @@ STYLE: Any = {  # any: matplotlib types the keys as a literal of 300 names
 TALL = 2.5
 """A bar that exceeds nine tenths of the others by this factor is cut off."""
 
+BEST = "lower right is best: accurate, leaks little ↘"
+"""Above accuracy (to the right) and leakage (upwards)."""
+
 PSNR_SHOWN = 120.0
 """dB at which the axes end; what is above is drawn there."""
 
@@ -64,7 +70,7 @@ def accuracy_curve(series: Sequence[Series]) -> Chart | None:
     figure, axes = _figure()
     for line in series:
         _draw(axes, Series(line.name, [(x, 100.0 * y) for x, y in line.points]))
-    axes.set(xlabel="Round", ylabel="Test accuracy (%)", ylim=(-2, 102))
+    axes.set(xlabel="Round", ylabel="Test accuracy (%)", ylim=(0, 100))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     svg = _svg(figure, "accuracy", "Test accuracy in per cent over the training rounds.")
     return Chart(svg, over("Round", [(line, percent) for line in series]))
@@ -76,8 +82,9 @@ def leakage_curve(series: Sequence[Series]) -> Chart | None:
     if not any(line.points for line in series):
         return None
     figure, axes = _figure()
-    for line in series:
-        _draw(axes, Series(line.name, [(x, min(y, PSNR_SHOWN)) for x, y in line.points]))
+    shown = [Series(line.name, [(x, min(y, PSNR_SHOWN)) for x, y in line.points]) for line in series]
+    for line, above in zip(shown, hidden([line.points for line in shown]), strict=True):
+        _draw(axes, line, above)
     _threshold(axes, horizontal=True)
     axes.set(xlabel="Round", ylabel="Mean PSNR (dB)")
     axes.set_ylim(0, None)
@@ -160,36 +167,6 @@ def psnr_histogram(names: Sequence[str], values: Sequence[Sequence[float]]) -> C
 
 
 @mpl.rc_context(STYLE)
-def privacy_utility(series: Sequence[Series], *, share: bool) -> Chart | None:
-    """Accuracy in per cent over leakage, a point per run and attack.
-
-    Args:
-        share: x is the share of recognisable pictures in [0, 1]; else the mean PSNR in dB.
-    """
-    if not any(cloud.points for cloud in series):
-        return None
-    figure, axes = _figure(height=3.2)
-    for cloud in series:
-        points = [(100.0 * x if share else min(x, PSNR_SHOWN), 100.0 * y) for x, y in cloud.points]
-        _draw(axes, Series(cloud.name, points), line=False)
-    if share:
-        axes.set(xlabel="Pictures rebuilt recognisably (%)", xlim=(-4, 104))
-    else:
-        _threshold(axes, horizontal=False)
-        axes.set(xlabel="Mean PSNR (dB)")
-        axes.set_xlim(0, None)
-    axes.set(ylabel="Test accuracy (%)")
-    axes.margins(y=0.15)
-    _legend(figure)
-    what = "the share of recognisably rebuilt pictures" if share else "the mean PSNR of the rebuilt pictures"
-    prefix = "tradeoff-share" if share else "tradeoff-psnr"
-    svg = _svg(figure, prefix, f"Test accuracy against {what}, a colour per defense; the upper left corner is best.")
-    tell = percent if share else decibels
-    rows = [(cloud.name, tell(x), percent(y)) for cloud in series for x, y in cloud.points]
-    return Chart(svg, table(["Defense", "Rebuilt recognisably" if share else "Mean PSNR", "Test accuracy"], rows))
-
-
-@mpl.rc_context(STYLE)
 def time_bars(parts: Sequence[str], bars: Sequence[tuple[int, int, Sequence[float]]]) -> Chart | None:
     """Stacked seconds a round, a colour per part.
 
@@ -231,17 +208,43 @@ def _figure(width: float = 3.9, height: float = 2.7) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _draw(axes: Axes, series: Series, *, line: bool = True) -> None:
+def hidden(lines: Sequence[Sequence[tuple[float, float]]]) -> list[int]:
+    """By how many later lines each would be hidden: such a line is drawn so much thicker."""
+    heights = [y for line in lines for _, y in line]
+    near = 0.01 * (max(heights, default=0.0) - min(heights, default=0.0))
+
+    def covers(later: Sequence[tuple[float, float]], line: Sequence[tuple[float, float]]) -> bool:
+        known = dict(later)
+        return bool(line) and all(x in known and abs(known[x] - y) <= near for x, y in line)
+
+    return [sum(covers(later, line) for later in lines[number + 1 :]) for number, line in enumerate(lines)]
+
+
+def _draw(axes: Axes, series: Series, above: int = 0) -> None:
+    """Marks at the end of an axis are seen whole.
+
+    Args:
+        above: lines that go over the same points.
+    """
     xs, ys = [x for x, _ in series.points], [y for _, y in series.points]
-    axes.plot(
-        xs,
-        ys,
-        label=_label(series.name),
-        linestyle="-" if line else "none",
-        markersize=4.5 if line else 8,
-        markeredgecolor=SURFACE,
-        markeredgewidth=0.0 if line else 0.8,
-    )
+    wider = min(above, 3)
+    look: Any = {"linewidth": 1.8 + 2.2 * wider, "markersize": 4.5 + 3.5 * wider}
+    axes.plot(xs, ys, label=_label(series.name), clip_on=False, **look)
+
+
+def _laid_out(figure: Figure, axes: Axes, xs: Sequence[float], ys: Sequence[float]) -> np.ndarray:
+    """Where these data lie on the figure, [points, 2] in 1/72 inch; what is drawn later moves the axes no more."""
+    FigureCanvasAgg(figure).draw()
+    figure.set_layout_engine("none")
+    places: np.ndarray = axes.transData.transform(np.column_stack([xs, ys])) * 72 / figure.dpi
+    return places
+
+
+def _moved(axes: Axes, aside: np.ndarray) -> Transform:
+    """The data's place on the page, moved by so many points."""
+    figure = axes.figure
+    assert figure is not None
+    return axes.transData + ScaledTranslation(aside[0] / 72, aside[1] / 72, figure.dpi_scale_trans)
 
 
 def _threshold(axes: Axes, *, horizontal: bool) -> None:

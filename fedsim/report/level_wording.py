@@ -37,7 +37,7 @@ def judged(leakage: Leakage, rows: Sequence[AttackSummary], defenses: Sequence[s
     if counts.certified:
         told.append(f"{counts.certified:,} of {of} {'is' if counts.certified == 1 else 'are'} certified.")
         if not leakage.scored:
-            told.append("Without audit their likeness to the originals was not measured.")
+            told.append("There are no originals to compare with.")
     elif counts.unheld and counts.level == "open":
         told.append("Without a guess on record chance cannot be told, and none is certified.")
     elif counts.recognisable and counts.level == "open":

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from operator import add, sub
 from typing import Any
 
 import matplotlib as mpl
@@ -15,14 +14,15 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 
 from fedsim.report import figures
+from fedsim.report.chance import accuracy_span
 from fedsim.report.chart_data import Chart, table
 from fedsim.report.figures import GRID, INK, LIMIT, SERIES, STYLE, SURFACE
 from fedsim.report.matrix_cells import Matrix, Row
 from fedsim.report.matrix_verdict import standard_error
 from fedsim.report.matrix_wording import LEVELS, cell_level, cell_text, leakage_level, leakage_text
-from fedsim.report.name_places import Box, crowding, place_names
+from fedsim.report.name_places import Box, apart, crowding, place_names
 from fedsim.report.thresholds import EXACT, bar
-from fedsim.report.wording import DASH, percent
+from fedsim.report.wording import DASH, accuracy, percent
 
 LIGHT = {INK: "#333a47", GRID: "#dde1e8", LIMIT: "#a61b12", SURFACE: "#ffffff", SERIES[0]: "#2f6bde"}
 """What a PNG has in place of the page's variables."""
@@ -42,6 +42,9 @@ FILLS = {
 """(fill, ink) of a cell by its level: darker is worse, also for an eye that sees no colours."""
 
 DPI = 160
+
+MARKER = 7.5
+"""Of a point, in 1/72 inch."""
 
 WIDE = 25.0
 """Per cent of accuracy between the best and the worst row from which the axis is stretched towards 100."""
@@ -88,13 +91,10 @@ def privacy_utility_svg(points: Sequence[Point], baseline: float | None, name: s
     described = (
         "Leakage of the strongest attack against test accuracy; the Pareto front is marked, lower right is best."
     )
-    rows = [(p.name, _accuracy(p), leakage_text(p.leakage), "on it" if p.pareto else DASH) for p in points]
+    told = [(p, accuracy(p.accuracy, p.error), "on it" if p.pareto else DASH) for p in points]
+    rows = [(p.name, accurate, leakage_text(p.leakage), front) for p, accurate, front in told]
     columns = ("Defense", "Test accuracy", "Leakage in dB", "Pareto front")
     return Chart(figures._svg(figure, name, described), table(columns, rows))
-
-
-def _accuracy(point: Point) -> str:
-    return f"{percent(point.accuracy)}{'' if point.error is None else f' ± {100 * point.error:.1f}'}"
 
 
 @mpl.rc_context(STYLE)
@@ -186,14 +186,6 @@ def _scatter(points: Sequence[Point], baseline: float | None, palette: dict[str,
     front = sorted({(100 * p.accuracy, min(p.leakage, EXACT)) for p in points if p.pareto})
     if len(front) > 1:  # the front as a staircase: what a point dominates lies above and to the left of it
         axes.step(*zip(*front, strict=True), where="pre", color=accent, linewidth=1.4, alpha=0.8, zorder=2)
-    for point in points:
-        x, y = 100 * point.accuracy, min(point.leakage, EXACT)
-        if point.error:
-            axes.errorbar(x, y, xerr=100 * point.error, color=paint(GRID), linewidth=1.2, capsize=2, zorder=1.5)
-        fill = accent if point.pareto else paint(SURFACE)
-        edge = accent if point.pareto else ink
-        marker = "o" if point.defended else "D"
-        axes.plot(x, y, marker, markersize=7.5, color=fill, markeredgecolor=edge, markeredgewidth=1.2, zorder=3)
     _frame(axes, points, baseline, paint)
     handles = [
         axes.plot([], [], "o-", color=accent, label="Pareto front: nothing is more accurate and leaks less")[0],
@@ -201,7 +193,16 @@ def _scatter(points: Sequence[Point], baseline: float | None, palette: dict[str,
         axes.plot([], [], "D", color=paint(SURFACE), markeredgecolor=ink, label="no defense")[0],
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, labelcolor=ink)
-    _write_names(figure, axes, points, ink)
+    xs, ys = [100 * point.accuracy for point in points], [min(point.leakage, EXACT) for point in points]
+    centres = figures._laid_out(figure, axes, xs, ys)
+    moves = apart(centres, MARKER + 2.0)
+    for point, x, y, aside in zip(points, xs, ys, moves, strict=True):
+        if point.error:
+            axes.errorbar(x, y, xerr=100 * point.error, color=paint(GRID), linewidth=1.2, capsize=2, zorder=1.5)
+        look: Any = {"color": accent if point.pareto else paint(SURFACE), "markersize": MARKER, "markeredgewidth": 1.2}
+        look |= {"marker": "o" if point.defended else "D", "markeredgecolor": accent if point.pareto else ink}
+        axes.plot(x, y, transform=figures._moved(axes, aside), clip_on=False, zorder=3, **look)
+    _write_names(figure, axes, points, centres, moves, ink)
     return figure
 
 
@@ -210,12 +211,11 @@ def _frame(axes: Axes, points: Sequence[Point], baseline: float | None, paint: A
     wide = max(xs) - min(xs) > WIDE
     if wide:
         axes.set_xscale("function", functions=(_stretched, _unstretched))
-    errors = [100 * (point.error or 0.0) for point in points]
-    ends = min(map(sub, xs, errors)), min(max(map(add, xs, errors)), 100.0)
+    ends = (100 * end for end in accuracy_span([(point.accuracy, point.error) for point in points]))
     low, high = (_stretched(np.array(edge)) if wide else edge for edge in ends)
     room = max(0.08 * (high - low), 0.05 if wide else 1.5)
     left, right = (_unstretched(np.array(edge)) if wide else edge for edge in (low - room, high + room))
-    axes.set_xlim(max(float(left), -2.0), min(float(right), 100.5))
+    axes.set_xlim(max(float(left), 0.0), min(float(right), 100.0))
     if wide:
         axes.set_xticks([tick for tick in TICKS if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]])
     ys = [min(point.leakage, EXACT) for point in points] + ([] if baseline is None else [baseline])
@@ -228,8 +228,7 @@ def _frame(axes: Axes, points: Sequence[Point], baseline: float | None, paint: A
         _tell(axes, "a guess without the gradient", baseline, paint(INK))
     axes.set_xlabel(f"Test accuracy (%){', the error on a log scale' if wide else ''}", color=paint(INK))
     axes.set_ylabel(f"Leakage to the strongest attack (dB of PSNR, {EXACT:.0f} and more as that)", color=paint(INK))
-    best: Any = {"xycoords": "axes fraction", "ha": "right", "va": "bottom"}
-    axes.annotate("more accurate, leaks less ↘", (0.995, 0.01), color=paint(INK), size=8, **best)
+    axes.set_title(figures.BEST, loc="right", fontsize=8, color=paint(INK))
     axes.tick_params(colors=paint(INK))
     axes.grid(color=paint(GRID))
     for side in axes.spines.values():
@@ -250,15 +249,19 @@ def _tell(axes: Axes, text: str, height: float, colour: str) -> None:
     axes.annotate(text, (left, height), (4, 3), textcoords="offset points", color=colour, size=8)
 
 
-def _write_names(figure: Figure, axes: Axes, points: Sequence[Point], ink: str) -> None:
-    """Names beside their points; those on the front first, those in a crowd last."""
+def _write_names(
+    figure: Figure, axes: Axes, points: Sequence[Point], centres: np.ndarray, moves: np.ndarray, ink: str
+) -> None:
+    """Names beside their points; those on the front first, those in a crowd last.
+
+    Args:
+        centres: [points, 2], where the data lie in points; `moves`: by how much each point stands aside.
+    """
     canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    figure.set_layout_engine("none")  # laid out now: what follows must not move the axes again
     renderer, unit = canvas.get_renderer(), figure.dpi / 72
     looks: list[Any] = [{"size": 8.5, "weight": "bold" if point.pareto else "normal"} for point in points]
     where = [(100 * point.accuracy, min(point.leakage, EXACT)) for point in points]
-    centres = np.asarray(axes.transData.transform(where), dtype=float) / unit
+    centres = centres + moves
     texts = [Text(0, 0, point.name, figure=figure, **look) for point, look in zip(points, looks, strict=True)]
     extents = [text.get_window_extent(renderer) for text in texts]
     sizes = np.array([[extent.width, extent.height] for extent in extents], dtype=float) / unit
@@ -268,9 +271,10 @@ def _write_names(figure: Figure, axes: Axes, points: Sequence[Point], ink: str) 
     order = sorted(range(len(points)), key=lambda index: (not points[index].pareto, crowd[index]))
     places = place_names(centres, sizes, _box(axes.get_window_extent(), unit), obstacles, order)
     line = {"arrowstyle": "-", "color": ink, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4}
-    for point, xy, place, look in zip(points, where, places, looks, strict=True):
+    for point, xy, aside, place, look in zip(points, where, moves, places, looks, strict=True):
         look |= {"color": ink, "ha": "center", "va": "center", "arrowprops": line if place.line else None}
-        axes.annotate(figures._label(point.name), xy, (place.dx, place.dy), textcoords="offset points", **look)
+        look |= {"xycoords": figures._moved(axes, aside), "textcoords": "offset points"}
+        axes.annotate(figures._label(point.name), xy, (place.dx, place.dy), **look)
 
 
 def _box(extent: Any, unit: float) -> Box:

@@ -99,10 +99,10 @@ def _of_open(rows: list[Row]) -> str:
     more = [one for one in counts if one.recognisable > one.guessed]
     told = ["none is certified"]
     if any(one.guess_known for one in more):
-        told.append("where some are recognisable there are too few images to exclude chance")
+        told.append("those that are recognisable are too few to exclude chance")
     if not all(one.guess_known for one in more):
         told.append("without a guess on record chance cannot be told")
-    return f": {', '.join(told)}; that says nothing of other attacks"
+    return f": {', '.join(told)}; another attack may still break {'it' if len(rows) == 1 else 'them'}"
 
 
 def _counted(row: Row) -> str:
@@ -155,5 +155,5 @@ def _undefended(row: Row) -> str:
     told = f"Without a defense: {row.level}, {counts_text(row.counts)}"
     if row.strongest is not None:
         told += f"; {row.strongest.attack} reaches {leakage_text(row.leakage or row.strongest.leakage)} dB on average"
-    same = f" What is {row.level} here says nothing of a defense that is {row.level} too."
+    same = f" As the model without a defense is {row.level} itself, these attacks cannot tell what a defense adds."
     return f"{told}.{'' if row.level == 'broken' else same}"

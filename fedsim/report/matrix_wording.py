@@ -113,7 +113,7 @@ def few(matrix: Matrix) -> list[tuple[str, str]]:
     """(what there is little of, how much that leaves to chance): for a tile or a line each."""
     found = []
     if matrix.test_pictures is not None and matrix.test_pictures < FEW_TEST_IMAGES:
-        found.append(("Few test images", f"{_only(matrix.test_pictures)} of an accuracy"))
+        found.append(("Few test images", f"{_only(matrix.test_pictures)} of the accuracy"))
     if any(row.accuracies and accuracy_reach(row.accuracies, matrix.test_pictures) is None for row in matrix.rows):
         found.append(("Test images", "number unknown: how far chance moves an accuracy is not known"))
     observed = max((row.counts.images for row in matrix.rows if row.counts is not None), default=0)
@@ -123,4 +123,4 @@ def few(matrix: Matrix) -> list[tuple[str, str]]:
 
 
 def _only(number: int) -> str:
-    return f"{number}; one is {percent(1 / max(1, number))}"
+    return f"{number}, each {percent(1 / max(1, number))}"

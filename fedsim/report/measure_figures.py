@@ -5,7 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.report.measures import Record, at, grouped, mean_error, over_runs, point, ratios
+from fedsim.metrics.jigsaw import Spread
+from fedsim.report.chance import accuracy_reach
+from fedsim.report.figures import hidden
+from fedsim.report.measure_records import Record, at, grouped, mean_error, over_runs, point, ratios
 from fedsim.report.png import COLOURS, INK, MARKERS, drawing, shorten
 
 PANELS = (
@@ -24,11 +27,13 @@ def draw_jigsaw(runs: Sequence[Record], path: Path) -> bool:
     shown = ratios(runs)
     if not shown:
         return False
+    reach = accuracy_reach([0.5], min(run["pictures"] for run in runs)) or 0.5
+    least = max(LEAST_SPAN, 200.0 * reach)  # differences within chance must not fill the panel
     with drawing(path, 9.6, 3.3) as figure:
         for axes, (key, title, scale) in zip(figure.subplots(1, 3), PANELS, strict=True):
-            for number, (name, members) in enumerate(grouped(runs).items()):
-                line = [(ratio, over_runs(point(r, ratio).get(key) for r in members)) for ratio in shown]
-                known = [(ratio, spread) for ratio, spread in line if spread is not None]
+            lines = {name: _line(members, shown, key) for name, members in grouped(runs).items()}
+            covered = hidden([[(ratio, scale * spread.mean) for ratio, spread in line] for line in lines.values()])
+            for number, ((name, known), above_it) in enumerate(zip(lines.items(), covered, strict=True)):
                 heights = [scale * spread.mean for _, spread in known]
                 around = [scale * (spread.std or 0.0) for _, spread in known]
                 # No share is above all.
@@ -39,20 +44,33 @@ def draw_jigsaw(runs: Sequence[Record], path: Path) -> bool:
                     [around, above],
                     color=COLOURS[number % len(COLOURS)],
                     marker=MARKERS[number % len(MARKERS)],
-                    markersize=4,
+                    markersize=4 + 3.5 * min(above_it, 3),
+                    linewidth=1.6 + 2.2 * min(above_it, 3),
                     capsize=2,
                     elinewidth=0.8,
+                    clip_on=False,
                     label=shorten(name) if axes is figure.axes[0] else None,
                 )
             axes.set(title=title, xlabel="Mask ratio", xticks=shown)
             low, high = axes.get_ylim()
-            if scale > 1 and high - low < LEAST_SPAN:  # differences within chance must not fill the panel
-                high = min(100.5, (low + high + LEAST_SPAN) / 2)
-                axes.set_ylim(high - LEAST_SPAN, high)
+            if scale > 1:
+                axes.set_ylim(*_span(low, high, least))
             axes.set_xticklabels([f"{ratio:g}" for ratio in shown], rotation=90 if len(shown) > 4 else 0)
             axes.grid(True)
         figure.legend(loc="outside lower center", ncols=min(3, len(grouped(runs))))
     return True
+
+
+def _line(runs: Sequence[Record], shown: Sequence[float], key: str) -> list[tuple[float, Spread]]:
+    found = [(ratio, over_runs(point(run, ratio).get(key) for run in runs)) for ratio in shown]
+    return [(ratio, spread) for ratio, spread in found if spread is not None]
+
+
+def _span(low: float, high: float, least: float) -> tuple[float, float]:
+    """From where to where a panel of shares goes: at least so many per cent, and none below 0 or above 100."""
+    wider = max(0.0, (least - (high - low)) / 2)
+    low, high = low - wider, high + wider
+    return max(0.0, low - max(0.0, high - 100.0)), min(100.0, high - min(0.0, low))
 
 
 def draw_corruptions(runs: Sequence[Record], path: Path) -> bool:

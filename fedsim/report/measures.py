@@ -4,19 +4,17 @@ import base64
 import csv
 import io
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedsim.metrics.jigsaw import Spread
+from fedsim.report.measure_records import Record, at, grouped, mean_error, over_runs, point, ratios
+from fedsim.report.measure_wording import cautions, findings
 from fedsim.report.pictures import path_inside
 from fedsim.report.render import _environment, _write
 from fedsim.report.wording import DASH, count
-
-Record = Mapping[str, Any]
-"""One run of measures.json."""
 
 SPREAD_NOTE = "± is the standard deviation over runs, or of a single run over what was drawn for it."
 
@@ -36,24 +34,6 @@ class Table:
         return f"## {self.title}\n\n{body}\n\n{self.note}\n"
 
 
-def grouped(runs: Sequence[Record]) -> dict[str, list[Record]]:
-    """Runs by name: those of one name are repetitions with other seeds."""
-    groups: dict[str, list[Record]] = {}
-    for run in runs:
-        groups.setdefault(str(run["name"]), []).append(run)
-    return groups
-
-
-def over_runs(values: Iterable[Any]) -> Spread | None:
-    """A measure over the runs of one name (numbers, or spreads); of a single run, its own spread. None without any."""
-    found = [value for value in values if value is not None]
-    if not found:
-        return None
-    if len(found) == 1 and isinstance(found[0], Mapping):
-        return Spread(**found[0])
-    return Spread.of([float(item["mean"]) if isinstance(item, Mapping) else float(item) for item in found])
-
-
 def tables(measures: Record) -> list[Table]:
     """Everything that was measured; what was not has no table."""
     groups = grouped(measures["runs"])
@@ -65,24 +45,6 @@ def tables(measures: Record) -> list[Table]:
         _others(groups),
     ]
     return [table for table in made if table is not None]
-
-
-def at(run: Record, *keys: str) -> Any:
-    """The value under these keys; None where one is missing."""
-    value: Any = run
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
-def point(run: Record, ratio: float) -> Record:
-    """The measures at one mask ratio, or nothing."""
-    found = [row for row in at(run, "jigsaw", "points") or [] if row["ratio"] == ratio]
-    return found[0] if found else {}
-
-
-def ratios(runs: Sequence[Record]) -> list[float]:
-    return sorted({row["ratio"] for run in runs for row in at(run, "jigsaw", "points") or []})
 
 
 def _accuracy(groups: Mapping[str, Sequence[Record]]) -> Table:
@@ -164,12 +126,6 @@ def _corruptions(groups: Mapping[str, Sequence[Record]]) -> Table | None:
     return Table("Common corruptions", note, columns, tuple(rows))
 
 
-def mean_error(run: Record, corruption: str) -> float | None:
-    """Over the severities."""
-    errors = at(run, "corruptions", "errors", corruption)
-    return None if not errors else math.fsum(errors) / len(errors)
-
-
 def _others(groups: Mapping[str, Sequence[Record]]) -> Table | None:
     cells = {
         "hard pictures: top-1 (%)": ("hard", "top1"),
@@ -231,7 +187,8 @@ def build_measures_page(folder: Path) -> Path:
     """
     measures = json.loads((folder / "measures.json").read_text(encoding="utf-8"))
     made = tables(measures)
-    header = f"# Measures of {count(len(grouped(measures['runs'])), 'model')}\n\n"
+    found, few = findings(measures), cautions(measures)
+    header = f"# Measures of {count(len(grouped(measures['runs'])), 'model')}\n\n" + " ".join([*found, *few]) + "\n\n"
     _write(header + "\n".join(table.markdown() for table in made), folder / "measures.md")
     _write(csv_text(measures), folder / "measures.csv")
     page = (
@@ -241,8 +198,10 @@ def build_measures_page(folder: Path) -> Path:
             name=folder.resolve().name,
             runs=measures["runs"],
             facts=_facts(measures),
+            found=found,
+            few=few,
             tables=made,
-            figures=[found for figure in measures["figures"] if (found := _embedded(folder, figure)) is not None],
+            figures=[one for figure in measures["figures"] if (one := _embedded(folder, figure)) is not None],
             notes=[(run["name"], note) for run in measures["runs"] for note in run.get("notes", [])],
         )
     )

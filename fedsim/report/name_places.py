@@ -1,4 +1,4 @@
-"""Where the names of points go in a plot, so that they hide neither each other nor the points. Pure geometry."""
+"""Where points and their names go in a plot, so that none hides another. Pure geometry."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,6 +62,30 @@ def place_names(
         places[index] = Place(float(offsets[best, 0]), float(offsets[best, 1]), bool(with_line[best]))
         taken = np.concatenate([taken, boxes[best : best + 1]])
     return [places[index] for index in range(len(points))]
+
+
+def apart(points: Float[np.ndarray, "points 2"], size: float, across: int = 6) -> Float[np.ndarray, "points 2"]:
+    """How far to move each, so that none hides another: those within `size` of each other stand side by side.
+
+    Args:
+        across: how many stand in a row; more make rows above it.
+    """
+    groups: list[list[int]] = []
+    for index in np.lexsort((points[:, 1], points[:, 0])).tolist():
+        near = (group for group in groups if np.linalg.norm(points[group[0]] - points[index]) < size)
+        group = next(near, None)
+        if group is None:
+            groups.append([index])
+        else:
+            group.append(index)
+    moves = np.zeros_like(points)
+    for group in groups:
+        middle = points[group].mean(axis=0)
+        for place, index in enumerate(group):
+            row, column = divmod(place, across)
+            wide = min(across, len(group) - row * across)
+            moves[index] = middle + size * np.array([column - (wide - 1) / 2, row]) - points[index]
+    return moves
 
 
 def crowding(points: Float[np.ndarray, "points 2"]) -> list[float]:

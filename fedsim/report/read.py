@@ -64,6 +64,7 @@ class RunFolder:
     Attributes:
         config: the resolved configuration, empty where it is missing or unreadable.
         config_text: the same as text.
+        classes: names of the data's classes, in the order of their labels; empty where they are not known.
         damaged: what could not be read, as `metrics.jsonl: 1 line`.
     """
 
@@ -74,6 +75,7 @@ class RunFolder:
     timings: tuple[TimingRecord, ...] = ()
     attacks: tuple[AttackRecord, ...] = ()
     summary: dict[str, Any] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
 
     @property
@@ -108,6 +110,11 @@ class RunFolder:
     def finished(self) -> bool:
         return self.summary.get("finished") is True
 
+    def class_of(self, label: str) -> str:
+        """The name of a label's class; the label itself where it has none."""
+        known = label.isascii() and label.isdecimal() and len(label) < 10 and int(label) < len(self.classes)
+        return self.classes[int(label)] if known else label
+
     def setting(self, dotted: str) -> Any:
         """The value of a key such as `model.name`, or None."""
         value: Any = self.config
@@ -122,7 +129,7 @@ class RunFolder:
 
 
 def read_run(folder: Path) -> RunFolder:
-    """Read `config.yaml`, `metrics.jsonl`, `timings.jsonl`, `attacks.jsonl` and `summary.json`.
+    """Read `config.yaml`, `metrics.jsonl`, `timings.jsonl`, `attacks.jsonl`, `summary.json` and `classes.json`.
 
     Where a resumed run wrote a round or an attack twice, the later line counts.
 
@@ -146,6 +153,7 @@ def read_run(folder: Path) -> RunFolder:
         timings=tuple(measured[number] for number in sorted(measured)),
         attacks=tuple({(record.observation, record.attack): record for record in attacks}.values()),
         summary=_read_summary(folder / "summary.json", damaged),
+        classes=_read_classes(folder / "classes.json", damaged),
         damaged=tuple(damaged),
     )
 
@@ -175,6 +183,15 @@ def _read_summary(path: Path, damaged: list[str]) -> dict[str, Any]:
         damaged.append(path.name)
         return {}
     return summary
+
+
+def _read_classes(path: Path, damaged: list[str]) -> tuple[str, ...]:
+    text = _read_text(path)
+    names = _parsed(text)
+    if not isinstance(names, list):
+        damaged += [path.name] if text.strip() else []
+        return ()
+    return tuple(map(str, names))
 
 
 def _parsed(text: str) -> object:

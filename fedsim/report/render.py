@@ -35,6 +35,7 @@ from fedsim.report.summary import (
 )
 from fedsim.report.thresholds import GUESS_MARGIN, RECOGNISABLE
 from fedsim.report.timings import TimeSpent, time_spent
+from fedsim.report.tradeoff import tradeoffs
 from fedsim.report.verdict import verdict
 from fedsim.report.wording import decibels, duration, percent
 
@@ -108,7 +109,7 @@ def build_comparison(runs: Sequence[Path], path: Path) -> Path:
 
 
 def _build_comparison(comparison: Comparison, path: Path) -> Path:
-    page = _environment().get_template("comparison.html.j2").render(comparison=comparison, plots=_tradeoffs(comparison))
+    page = _environment().get_template("comparison.html.j2").render(comparison=comparison, plots=tradeoffs(comparison))
     return _write(page, path)
 
 
@@ -245,34 +246,3 @@ def _search(run: RunFolder, attack: str) -> Chart | None:
     return figures.search_curve(
         attack, measure, [Series(*line) for line in values.items()], [Series(*line) for line in psnr.items()]
     )
-
-
-def _tradeoffs(comparison: Comparison) -> list[tuple[str, Chart]]:
-    """Accuracy against both measures of leakage.
-
-    Baselines are left out, whose results say nothing about a defense, and attacks that refused every update: a refusal
-    is not a test.
-    """
-    shares: dict[str, list[tuple[float, float]]] = {}
-    likeness: dict[str, list[tuple[float, float]]] = {}
-    for row in comparison.rows:
-        defense, accuracy = row.entry.defense, row.entry.accuracy
-        if row.attack is None or row.baseline or accuracy is None:
-            continue
-        share = row.attack.recognised
-        if share is not None:
-            shares.setdefault(defense, []).append((share, accuracy))
-        if row.attack.mean_leaked is not None:
-            seen = row.attack.mean_psnr if row.attack.as_seen else None
-            likeness.setdefault(defense, []).append((max(row.attack.mean_leaked, seen or 0.0), accuracy))
-    # Both plots list the same defenses in the same order, so that a colour means the same in both.
-    names = list(dict.fromkeys([*shares, *likeness]))
-    plots = {
-        "Accuracy against the share that is recognisable": figures.privacy_utility(
-            [Series(name, shares.get(name, [])) for name in names], share=True
-        ),
-        "Accuracy against how close it came": figures.privacy_utility(
-            [Series(name, likeness.get(name, [])) for name in names], share=False
-        ),
-    }
-    return [(caption, figure) for caption, figure in plots.items() if figure is not None]

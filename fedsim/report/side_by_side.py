@@ -51,7 +51,8 @@ def same_pictures(runs: Mapping[str, RunFolder]) -> list[SamePicture]:
 
 
 def _best(run: RunFolder) -> dict[str, tuple[AttackRecord, ImageRecord]]:
-    """For each picture the result with the highest PSNR against the client's own; unscored ones come last.
+    """For each picture a result that is recognisable as the client's own, else as the model saw it, else any other; of
+    several the one with the highest PSNR against the client's own. Unscored ones come last.
 
     Baselines are no attacks: theirs is shown where no attack was made.
     """
@@ -68,8 +69,9 @@ def _highest(run: RunFolder) -> dict[str, tuple[AttackRecord, ImageRecord]]:
     return best
 
 
-def _rank(image: ImageRecord) -> tuple[bool, float]:
-    return image.reconstruction is not None, image.leaked if image.leaked is not None else -1.0
+def _rank(image: ImageRecord) -> tuple[bool, bool, bool, float]:
+    leaked = image.leaked if image.leaked is not None else -1.0
+    return image.reconstruction is not None, image.recognisable, image.as_seen, leaked
 
 
 def _row(

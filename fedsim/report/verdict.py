@@ -30,6 +30,7 @@ class Verdict:
 
     Attributes:
         level: as `fedsim.report.level` has it, from the counts.
+        by_eye: images came out and there are no originals to hold them against, which leaves the level untested.
         sentence: what was rebuilt, of how much, and what is without the update; or why nothing was tested.
         cautions: what few images leave open.
         details: what a reader asks next.
@@ -40,15 +41,16 @@ class Verdict:
     cautions: tuple[str, ...]
     details: tuple[str, ...]
     counts: Counts
+    by_eye: bool = False
 
     @property
     def tag(self) -> str:
-        return TAGS[self.level]
+        return "Judge by eye" if self.by_eye else TAGS[self.level]
 
     @property
     def line(self) -> str:
         """For a terminal."""
-        return " ".join([f"{self.level}: {self.sentence}", *self.cautions])
+        return " ".join([f"{self.tag.lower()}: {self.sentence}", *self.cautions])
 
     def to_dict(self) -> dict[str, Any]:
         """JSON, as it stands in `summary.json`."""
@@ -77,6 +79,7 @@ def verdict(run: RunFolder) -> Verdict:
     on_images = [row for row in rows if row.attack not in labels]
     level = leakage.counts.level
     tested = level != "not tested"
+    by_eye = not tested and leakage.returned > 0 and not _compared(run)
     details = [
         *_unended(run, rows),
         *_refusals(run, on_images, leakage),
@@ -93,7 +96,13 @@ def verdict(run: RunFolder) -> Verdict:
         (*few_images(leakage.counts), *_few_test_images(run)),
         tuple(details),
         leakage.counts,
+        by_eye,
     )
+
+
+def _compared(run: RunFolder) -> bool:
+    """Whether some result was held against its originals."""
+    return any(record.scored for record in run.attacks if record.status == "done")
 
 
 def _untested(run: RunFolder, rows: list[AttackSummary], leakage: Leakage, every: Sequence[AttackSummary]) -> str:
@@ -109,12 +118,9 @@ def _untested(run: RunFolder, rows: list[AttackSummary], leakage: Leakage, every
     if not rows:
         return "No attack has run, so this run says nothing about what the server could learn."
     if leakage.returned:
-        compared = any(record.scored for record in run.attacks if record.status == "done")
-        why = "could not be measured, as it is no number" if compared else "was not measured without an audit"
-        return (
-            f"The attacks returned {count(leakage.returned, 'image')} for {observed}; their likeness to the originals "
-            f"{why}, and none is certified."
-        )
+        why = "their likeness to the originals could not be measured, as it is no number"
+        why = why if _compared(run) else "there are no originals to compare with"
+        return f"The attacks returned {count(leakage.returned, 'image')} for {observed}; {why}, and none is certified."
     ended = sorted(row.attack for row in rows if row.done)
     if ended:
         return (

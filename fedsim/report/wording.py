@@ -22,6 +22,11 @@ def percent(share: float | None) -> str:
     return f"{min(max(100 * share, 0.1), 99.9):.1f} %"
 
 
+def accuracy(share: float | None, error: float | None) -> str:
+    """`90.8 % ± 1.5`, with its standard error where that is known."""
+    return percent(share) + ("" if share is None or error is None else f" ± {100 * error:.1f}")
+
+
 def decibels(value: float | None) -> str:
     if value is None:
         return DASH

@@ -15,6 +15,7 @@ def test_a_run_leaves_everything_behind(fedsim):
     assert names >= {
         "attacks.jsonl",
         "checkpoints",
+        "classes.json",
         "config.yaml",
         "fedsim.log",
         "metrics.jsonl",

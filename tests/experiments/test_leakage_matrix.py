@@ -107,7 +107,7 @@ def test_cells_hold_what_the_runs_on_their_own_give(matrix, command, tmp_path):
     assert Counts(**content["broken"]["counts"]) == Counts(recognisable=1, images=1, ended=1, failed=1)
     assert "none, audit initial: broken, 2 of 2 recognisable, without the update 0 of 2, 2 certified; " in out
     assert "Not tested: 1 of 1 defense (refused)." in out
-    assert "Few observed images: 2; one is 50.0 % of all" in out
+    assert "Few observed images: 2, each 50.0 % of all" in out
     stages = content["refused"]["trainings"]["0"], content["refused"]["audits"]["initial"]
     assert all(stage["status"] == "refused" and "max_norm=-1" in stage["reason"] for stage in stages)
     assert found["broken", "initial", "patch_gradient"]["failed"] == 1

@@ -1,16 +1,22 @@
 """`fedsim-prior` as a user calls it, on digits."""
 
 import json
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from experiments.prior import use
 from experiments.priors import inversion, training
-from fedsim.models.generator import load_generator
+from experiments.setup import prepare
+from fedsim.errors import ConfigError
+from fedsim.models.generator import ConvGenerator, load_generator, save_generator
 from fedsim.tracking.durable import locked
+from tests.server.conftest import settings
 
 PUBLIC = ["data.auxiliary_fraction=0.3", "prior.validation=8", "threads=1"]
 GENERATOR = ["prior.generator.steps=30", "prior.generator.channels=[16,8]", "prior.generator.latent=8"]
@@ -25,7 +31,8 @@ def test_a_generator_of_all_classes_but_some(command, tmp_path):
     code, out, err = command(*call)
     assert code == 0, err
     assert out.strip().splitlines()[-1] == str(root)
-    assert "attack.gias.generator.checkpoint=" in out
+    call_of_use = next(shlex.split(line) for line in out.splitlines() if line.startswith("fedsim-audit "))
+    assert {"data=digits", "model=vit_nano", "data.auxiliary_fraction=0.3", "attack=[gias]"} < set(call_of_use)
     generator = load_generator(root / "generator.safetensors")
     assert generator.trained_on.nonzero().flatten().tolist() == [0, 1, 2, 4, 5, 6, 7, 9]
     assert generator(torch.zeros(1, 8)).shape == (1, 3, 8, 8)
@@ -40,6 +47,28 @@ def test_a_generator_of_all_classes_but_some(command, tmp_path):
     code, _, err = command(*call, "seed=1")
     assert code == 2
     assert "seed=1 now, 0 there" in err
+
+
+def test_the_command_of_use_repeats_what_the_prior_holds_for():
+    choices = {"data": "imagefolder", "model": "mlp", "defense": None}
+    given = ["data=imagefolder", "data.path='a b'", "kind=lti", "defense=[topk]", "++defense.topk.ratio=0.5", "seed=3"]
+    given += ["client.batch_size=2", "client.share=delta", "prior.lti.steps=9", "run_dir=x"]
+    words = shlex.split(use("lti", Path("x/inversion.safetensors"), 2, choices, given))
+    assert words[:-2] == [
+        "fedsim-audit", "data=imagefolder", "model=mlp", "data.path='a b'", "defense=[topk]",
+        "++defense.topk.ratio=0.5", "seed=3", "client.share=delta", "audit.batch_size=2",
+    ]  # fmt: skip
+    generator = shlex.split(use("generator", Path("g.safetensors"), 1, choices, given))
+    assert "defense=[topk]" not in generator
+    assert generator[-2:] == ["attack=[gias]", f"attack.gias.generator.checkpoint={Path('g.safetensors').resolve()}"]
+
+
+def test_a_generator_of_another_size_is_refused_before_anything_runs(tmp_path):
+    path = tmp_path / "g.safetensors"
+    save_generator(ConvGenerator(8, 16, (8,)), path)
+    given = ["data=digits", "model=vit_nano", "attack=[gias]", f"attack.gias.generator.checkpoint={path}"]
+    with pytest.raises(ConfigError, match=r"^attack\.gias\.generator\.checkpoint=.*3×8×8.*3×16×16"):
+        prepare(settings("audit", *given))
 
 
 def test_a_folder_at_work_is_left_as_it_is(command, tmp_path):

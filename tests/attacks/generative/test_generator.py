@@ -3,9 +3,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from attacks.generative import Generator
+from attacks.generative import GGL, GIAS, Generator, GeneratorSamples
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models.generator import UNTOLD, ConvGenerator, doublings_of, load_generator, save_generator
+from server.attacking import check_fit
 
 
 def test_a_checkpoint_of_fedsim_prior_needs_no_module(painter, checkpoint, rng):
@@ -66,6 +67,16 @@ def test_loading_allocates_and_draws_nothing_by_the_header_alone(checkpoint):
 def test_pictures_of_another_shape_are_refused(checkpoint, cpu):
     with pytest.raises(NotApplicable, match=r"\(3, 16, 16\), the model reads \(3, 8, 8\)"):
         Generator(str(checkpoint)).check((3, 8, 8), cpu)
+
+
+@pytest.mark.parametrize("make", [GIAS, GGL, GeneratorSamples])
+def test_an_attack_refuses_a_generator_of_another_size_before_it_runs(checkpoint, make):
+    attack = make(Generator(str(checkpoint)))
+    attack.fits((3, 16, 16))
+    with pytest.raises(ConfigError, match=r"^attack\.x\.generator\.checkpoint=.*of 3×8×8, .* this one makes 3×16×16"):
+        check_fit("x", attack, (3, 8, 8))
+    with pytest.raises(ConfigError, match=r"generator\.latent=7: the length"):
+        make(Generator(module=nn.Linear(4, 2), latent=7)).fits((3, 8, 8))
 
 
 def test_classes_that_were_not_learned_are_any_class(painter, rng, tmp_path):

@@ -182,6 +182,25 @@ def test_a_chart_unfolds_its_numbers(page: Page) -> None:
     shoot(page, "numbers")
 
 
+def test_a_wide_table_shows_that_it_goes_on_and_scrolls_by_keyboard(page: Page) -> None:
+    region = "document.querySelector('[aria-label=Attacks]')"
+    cue = f"{region}.nextElementSibling"
+    width = {"height": 900, "deviceScaleFactor": 1, "mobile": False}
+    page.call("Emulation.setDeviceMetricsOverride", width=390, **width)
+    page.until(f"{region}.className.includes('more-right')")
+    assert page.run(f"{cue}.textContent").startswith("More columns to the right")
+    assert page.run(f"{cue}.checkVisibility()") is True
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    focus(page, "[aria-label=Attacks]")
+    for _ in range(3):
+        page.press("ArrowRight")
+    page.until(f"{region}.className.includes('more-left')")
+    page.run(f"{region}.scrollLeft = 1e6")
+    page.until(f"!{region}.className.includes('more-right')")
+    page.call("Emulation.setDeviceMetricsOverride", width=2000, **width)
+    page.until(f"{cue}.hidden && !{region}.className.includes('more')")
+
+
 def test_a_lone_picture_has_no_button_for_more(chromium: Any, write_run: Any, records: Any, picture: Any) -> None:
     folder: Path = write_run()
     row = records.attack(1, 0, records.image(25.0, reconstruction=picture(folder)))

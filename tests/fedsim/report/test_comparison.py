@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from experiments.report import OTHERS, write_page
-from fedsim.report import figures
-from fedsim.report.comparison import compare_runs
+from fedsim.report import tradeoff
+from fedsim.report.comparison import compare_runs, find_runs
 from fedsim.report.render import build_comparison
 from tests.fedsim.report.test_render import EVIL, check_page
 
@@ -55,6 +55,7 @@ def test_runs_from_different_folders(runs: list[Path], tmp_path: Path) -> None:
     alts = [image["alt"] for image in parsed.all("img")]
     assert len(alts) == 2 * 3
     assert "digits/1 as patch_gradient left it in 1/run" in alts
+    assert text.count('<span class="where">1/run: mjp</span>') == 2
 
 
 def test_the_numbers_of_a_comparison(runs: list[Path], tmp_path: Path) -> None:
@@ -71,11 +72,12 @@ def test_the_numbers_of_a_comparison(runs: list[Path], tmp_path: Path) -> None:
 
 
 def test_the_command_chooses_the_page(runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path / "1")
     assert write_page([runs[0]]) == runs[0] / "report.html"
     assert write_page([tmp_path]) == tmp_path / "report.html"
     assert "2 finished runs" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert write_page(runs) == Path("comparison.html")
+    assert write_page(runs) == tmp_path / "0" / "comparison.html"  # beside the first, wherever one stands
+    assert write_page(runs, tmp_path / "both.html") == tmp_path / "both.html"
     (runs[0] / "measures.json").write_text("{}", encoding="utf-8")
     monkeypatch.setitem(OTHERS, "measures.json", lambda folder: folder / "measured.html")
     assert write_page([runs[0]]) == runs[0] / "measured.html"
@@ -131,35 +133,62 @@ def test_a_run_of_baselines_alone_shows_the_best_of_them(
         folders.append(write_run(rows, config=config, name=name))
         picture(folders[-1])
     (one,) = compare_runs(folders, tmp_path, "x").pictures
-    assert [(result.attack, result.psnr) for result in one.results] == [("blind, a baseline", 12.0), ("seeing", 12.0)]
+    assert [(result.attack, result.psnr) for result in one.results] == [("seeing", 12.0), ("blind, a baseline", 12.0)]
 
 
-def test_the_trade_off_leaves_baselines_out(
-    write_run: Any, records: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, list[tuple[float, float]]]]:
+    """What goes into the plots: whether it is shares, and (leakage, accuracy) of each point."""
+    plots: list[tuple[bool, list[tuple[float, float]]]] = []
+
+    def keep(trades: Any, defenses: Any, share: bool) -> None:
+        plots.append((share, [(one.leakage, one.accuracy) for one in trades]))
+
+    monkeypatch.setattr(tradeoff, "privacy_utility", keep)
+    return plots
+
+
+def test_the_trade_off_leaves_baselines_out(write_run: Any, records: Any, tmp_path: Path, drawn: Any) -> None:
     rows = [
         records.attack(1, 0, records.image(psnr), attack=name) for name, psnr in (("seeing", 15.0), ("blind", 25.0))
     ]
     config = "defense: {}\nattack: {seeing: {}, blind: {output: mean}}\n"
-    drawn: list[tuple[bool, Any]] = []
-    monkeypatch.setattr(
-        figures, "privacy_utility", lambda series, share: drawn.append((share, [one.points for one in series]))
-    )
     build_comparison([write_run(rows, config=config)], tmp_path / "out.html")
-    assert drawn == [(True, [[(0.0, 0.75)]]), (False, [[(15.0, 0.75)]])]
+    assert drawn == [(True, [(0.0, 0.75)]), (False, [(15.0, 0.75)])]
 
 
 def test_the_trade_off_shows_what_the_model_saw_and_no_refusal(
-    write_run: Any, records: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write_run: Any, records: Any, tmp_path: Path, drawn: Any
 ) -> None:
     rows = [
         records.attack(1, 0, records.image(44.0, private_psnr=8.5, private_ssim=0.1)),
         records.refusal(1, 0, "withheld", attack="other"),
     ]
-    drawn: list[Any] = []
-    monkeypatch.setattr(figures, "privacy_utility", lambda series, share: drawn.append([one.points for one in series]))
     build_comparison([write_run(rows, config="defense: {ats: {}}\n")], tmp_path / "out.html")
-    assert drawn == [[[(1.0, 0.75)]], [[(44.0, 0.75)]]]
+    assert drawn == [(True, [(1.0, 0.75)]), (False, [(44.0, 0.75)])]
+
+
+def test_of_a_changed_picture_the_recognisable_result_is_shown(
+    write_run: Any, records: Any, picture: Any, tmp_path: Path
+) -> None:
+    folders = []
+    for name in ("a", "b"):
+        shown = {"reconstruction": "reconstructions/a.png", "private_ssim": 0.1}
+        noise = records.attack(1, 0, records.image(7.7, private_psnr=8.0, **shown), attack="dlg")
+        mirrored = records.attack(1, 0, records.image(157.0, private_psnr=6.4, **shown), attack="exact")
+        folders.append(write_run([mirrored, noise], name=name))
+        picture(folders[-1])
+    (one,) = compare_runs(folders, tmp_path, "x").pictures
+    assert [(result.attack, result.psnr, result.seen) for result in one.results] == [("exact", 6.4, 157.0)] * 2
+
+
+def test_runs_stand_in_the_order_given(write_run: Any, records: Any, tmp_path: Path) -> None:
+    given = [("2", "{topk: {}}"), ("10", "{}"), ("9", "{mjp: {}}")]
+    folders = [write_run(config=f"defense: {defense}\n", name=f"sweep/{name}") for name, defense in given]
+    comparison = compare_runs(folders, tmp_path / "sweep", "x")
+    assert [entry.name for entry in comparison.entries] == ["2", "10", "9"]
+    assert [row.entry.name for row in comparison.rows] == ["2", "10", "9"]
+    assert [path.name for path in find_runs(tmp_path / "sweep")] == ["2", "9", "10"]
 
 
 def test_likeness_is_that_to_the_clients_own_pictures(write_run: Any, records: Any, tmp_path: Path) -> None:

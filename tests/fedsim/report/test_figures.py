@@ -10,6 +10,7 @@ from fedsim.report import figures
 from fedsim.report.chart_data import ROWS_SHOWN, Series
 from fedsim.report.figures import HATCHES, SERIES
 from fedsim.report.matrix_figures import Point, privacy_utility_svg
+from fedsim.report.tradeoff import Trade, privacy_utility
 
 
 def test_a_curve_as_a_table() -> None:
@@ -55,10 +56,11 @@ def test_times_as_a_table() -> None:
 
 @pytest.mark.parametrize(("share", "told"), [(True, "100 %"), (False, "1.0 dB")])
 def test_the_trade_off_as_a_table(share: bool, told: str) -> None:
-    chart = figures.privacy_utility([Series("none", [(1.0, 0.8)]), Series("mjp", [(0.0, 0.5)])], share=share)
+    trades = [Trade("none", "dlg", "0", 0.8, 0.04, 1.0), Trade("mjp", "dlg", "1", 0.5, None, 0.0)]
+    chart = privacy_utility(trades, ["none", "mjp"], share=share)
     assert chart is not None
-    assert chart.data.columns[0] == "Defense"
-    assert chart.data.rows[0] == ("none", told, "80.0 %")
+    assert chart.data.columns[:4] == ("Defense", "Attack", "Run", "Test accuracy")
+    assert chart.data.rows[0] == ("none", "dlg", "0", "80.0 % ± 4.0", told)
     assert len(chart.data.rows) == 2
 
 
@@ -67,6 +69,34 @@ def test_the_front_as_a_table() -> None:
     chart = privacy_utility_svg(points, 10.0, "front")
     assert chart.data.columns == ("Defense", "Test accuracy", "Leakage in dB", "Pareto front")
     assert chart.data.rows == (("none", "90.0 % ± 1.0", "≥ 60", "–"), ("noise", "80.0 %", "15.0", "on it"))
+
+
+def test_accuracy_goes_to_the_right_on_an_axis_that_chance_does_not_fill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """23.5 % and 26.5 % of four test images say as much as each other."""
+    drawn = []
+    whole = figures._svg
+    monkeypatch.setattr(figures, "_svg", lambda figure, *more: drawn.append(figure.axes[0]) or whole(figure, *more))
+    for error, span in ((0.18, (0.0, 62.5)), (None, (0.0, 100.0)), (0.001, (23.3, 26.7))):
+        trades = [Trade("none", "a", "r", one, error, 0.5) for one in (0.235, 0.265)]
+        assert privacy_utility(trades, ["none"], share=True) is not None
+        assert drawn[-1].get_xlim() == pytest.approx(span)
+        assert drawn[-1].get_ylim() == (0.0, 100.0)
+        points = [Point(one.run, one.accuracy, error, 40.0, False) for one in trades]
+        privacy_utility_svg(points, None, "front")
+        low, high = drawn[-1].get_xlim()
+        assert 0.0 <= low <= span[0] < span[1] <= high <= 100.0
+        assert all("accuracy" in axes.get_xlabel() for axes in drawn)
+    figures.accuracy_curve([Series("accuracy", [(0.0, 0.0), (1.0, 1.0)])])
+    assert drawn[-1].get_ylim() == (0.0, 100.0)
+
+
+def test_a_line_under_others_is_drawn_thicker() -> None:
+    flat, near, apart = [(1.0, 50.0), (2.0, 50.0)], [(1.0, 50.5), (2.0, 50.0), (3.0, 90.0)], [(1.0, 10.0), (2.0, 50.0)]
+    assert figures.hidden([flat, near, flat, apart, []]) == [2, 0, 0, 0, 0]
+    chart = figures.leakage_curve([Series("a", flat), Series("b", flat)])
+    assert chart is not None
+    widths = re.findall(r"stroke: var\(--series-\d\); stroke-width: ([\d.]+)", str(chart.svg))
+    assert float(widths[0]) > 2 * float(widths[1])
 
 
 def bars(kind: str) -> Any:

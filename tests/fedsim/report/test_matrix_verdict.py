@@ -66,7 +66,7 @@ def test_each_size_of_an_update_has_a_verdict_of_its_own_and_no_undefended_row_w
     told = verdicts(matrix(NONE, row("noise", 0.8, 11.0), pairs, row("mixup", 0.85, 11.5, 2)))
     assert len(told) == 2
     assert told[0].startswith(
-        "Updates of 1 image.\nOpen: 1 of 1 defense (recognisable images: noise 0 of 8): none is certified; that says"
+        "Updates of 1 image.\nOpen: 1 of 1 defense (recognisable images: noise 0 of 8): none is certified; another"
     )
     assert (
         "Without a defense: broken, 8 of 8 recognisable, without the update 0 of 8, 0 certified; x reaches ≥ 60 dB"
@@ -76,7 +76,7 @@ def test_each_size_of_an_update_has_a_verdict_of_its_own_and_no_undefended_row_w
     assert told[1].startswith("Updates of 2 images.\n")
     assert "mixup with 85.0 %, against 93.0 %" in told[1]
     weak = "open, 2 of 8 recognisable, without the update 0 of 8, 0 certified; x reaches 19.2 dB on average."
-    assert f"Without a defense: {weak} What is open here says nothing of a defense that is open too." in told[1]
+    assert f"Without a defense: {weak} As the model without a defense is open itself, these attacks" in told[1]
     (alone,) = verdicts(matrix(row("none_batch_4", 0.9, 12.0, 4, defended=False)))
     assert alone.startswith("Updates of 4 images.\nWithout a defense: open, 0 of 8 recognisable")
 
@@ -89,7 +89,7 @@ def test_what_is_broken_is_told_with_its_counts_and_so_is_what_is_open():
     (told,) = verdicts(matrix(NONE, leaky, half, pale))
     assert "Broken: 2 of 3 defenses (recognisable images: leaky 1 of 8, 1 certified; half 5 of 8).\n" in told
     assert "Open: 1 of 3 defenses (recognisable images: pale 5 of 8, without the update 4): none is certified, " in told
-    assert "where some are recognisable there are too few images to exclude chance; that says nothing of other" in told
+    assert "those that are recognisable are too few to exclude chance; another attack" in told
     assert "the most accurate is pale" in told
 
 
@@ -174,8 +174,8 @@ def test_a_matrix_of_an_earlier_version_says_that_it_did_not_count():
 def test_few_images_are_told():
     few_of_both = matrix(row("a", 0.9, 11.0), test_pictures=4)
     assert few(few_of_both) == [
-        ("Few test images", "4; one is 25.0 % of an accuracy"),
-        ("Few observed images", "8; one is 12.5 % of all"),
+        ("Few test images", "4, each 25.0 % of the accuracy"),
+        ("Few observed images", "8, each 12.5 % of all"),
     ]
     many = row("a", 0.9, 11.0, counts=Counts(0, 0, 0, 20, 20))
     assert few(matrix(many, test_pictures=100)) == []

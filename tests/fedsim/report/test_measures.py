@@ -5,8 +5,10 @@ import pytest
 from PIL import Image
 
 from fedsim.metrics.jigsaw import Spread
-from fedsim.report.measure_figures import draw_corruptions, draw_jigsaw
-from fedsim.report.measures import build_measures_page, csv_text, over_runs, tables
+from fedsim.report.measure_figures import _span, draw_corruptions, draw_jigsaw
+from fedsim.report.measure_records import over_runs
+from fedsim.report.measure_wording import cautions, findings
+from fedsim.report.measures import build_measures_page, csv_text, tables
 
 
 def spread(mean, std=0.01, count=3):
@@ -97,9 +99,40 @@ def test_the_page_quotes_names_and_holds_its_figures(tmp_path):
     assert page.count("data:image/png;base64,") == 1
     assert "outside" not in page
     assert "jigsawed pictures: &lt;none&gt;" in page
+    assert page.index('aria-label="What was found"') < page.index("<h2>")
     markdown = (tmp_path / "measures.md").read_text()
     assert "alert(1)</script> \\| x | vit" in markdown
     assert (tmp_path / "measures.csv").exists()
+
+
+def test_the_first_sentence_says_what_was_found_and_what_few_images_leave_open():
+    first, places, whole, corrupted = findings(measures(run(), run("mjp", top1=0.9)))
+    assert first == (
+        "73.0 % (baseline) and 73.0 % (mjp) of the test images keep their class when patches are shuffled "
+        "(ratio 0.27), no further apart than chance explains on 100 images."
+    )
+    assert places.endswith("are off by 0.50 (baseline) and 0.50 (mjp); guessed, by 2.00 patches.")
+    assert whole == "Accuracy on whole images: 50.0 % (baseline) and 90.0 % (mjp)."
+    assert corrupted == "Errors on corrupted images: 45.0 % (baseline) and 45.0 % (mjp)."
+    many = measures(*(run(f"m{k}", top1=k / 10, jigsaw=None) for k in (3, 1, 2, 5, 4)))
+    assert findings(many)[1] == "Accuracy on whole images: 10.0 % (m1) to 50.0 % (m5)."
+    assert findings(measures(run(jigsaw=None, position=None, corruptions=None))) == [
+        "Accuracy on whole images: 50.0 % (baseline)."
+    ]
+    assert cautions(measures(run(pictures=4, corruptions=None), run())) == [
+        "Only 4 test images: chance moves a share of them by up to 35 points.",
+        "Only 20 corrupted test images: chance moves a share of them by up to 20 points.",
+    ]
+    assert cautions(measures(run(corruptions=None))) == []
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "least", "span"),
+    [(40.0, 60.0, 10.0, (40.0, 60.0)), (99.0, 104.0, 10.0, (90.0, 100.0)), (-2.0, 3.0, 10.0, (0.0, 10.0)),
+     (45.0, 55.0, 71.0, (14.5, 85.5))],
+)  # fmt: skip
+def test_a_panel_of_shares_ends_at_all_and_at_none(low, high, least, span):
+    assert _span(low, high, least) == pytest.approx(span)
 
 
 def test_figures(tmp_path):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedsim.report.name_places import DISTANCES, crowding, place_names
+from fedsim.report.name_places import apart as stand_apart
 
 FRAME = (0.0, 0.0, 500.0, 400.0)
 
@@ -52,3 +53,15 @@ def test_crowding_grows_with_neighbours():
     near, other, lonely = crowding(np.array([[0.0, 0.0], [1.0, 0.0], [300.0, 300.0]]))
     assert near == pytest.approx(other, abs=0.01)
     assert near > 0.5 > lonely
+
+
+def test_points_that_would_hide_each_other_stand_side_by_side():
+    shared = [[100.0, 50.0]] * 7 + [[103.0, 50.0]]
+    points = np.array([*shared, [200.0, 50.0]])
+    moves = stand_apart(points, 8.0)
+    placed = points + moves
+    distances = np.linalg.norm(placed[:, None] - placed[None], axis=-1) + 100 * np.eye(len(points))
+    assert distances.min() >= 8.0
+    assert not moves[-1].any()  # alone where it is
+    assert np.abs(moves).max() <= 3.0 * 8.0
+    assert np.allclose(stand_apart(points[-2:], 8.0), 0.0)

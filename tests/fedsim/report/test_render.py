@@ -14,7 +14,10 @@ from markupsafe import escape
 from PIL import Image
 
 from fedsim.report.pictures import embed_strip
+from fedsim.report.read import read_run
 from fedsim.report.render import build_report, build_sweep_report
+from fedsim.report.summary import summarise_attacks
+from fedsim.report.verdict import verdict
 from fedsim.report.wording import PRIVATE, SEEN
 
 EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
@@ -362,6 +365,43 @@ def test_the_badges_follow_the_guess(write_run: Any, records: Any, picture: Any)
     assert text.count('<span class="badge recognisable">recognisable</span>') == 1 + 1  # and how to read PSNR
     assert text.count('<span class="badge plain">certified, wrongly</span>') == 2
     assert "<td>2<br>2 wrong</td>" in text
+
+
+def test_labels_are_called_as_the_data_call_them(write_run: Any, records: Any, picture: Any) -> None:
+    image = records.image(25.0, label=1, label_recovered=7, reconstruction="reconstructions/a.png")
+    folder = write_run([records.attack(1, 0, image)])
+    picture(folder)
+    (folder / "classes.json").write_text(json.dumps(["shirt", EVIL]))
+    check_page(build_report(folder))
+    assert "label &lt;script&gt;" in (folder / "report.html").read_text(encoding="utf-8")
+    for damaged in ("{}", "not json", "3"):
+        (folder / "classes.json").write_text(damaged)
+        text = build_report(folder).read_text(encoding="utf-8")
+        assert "label 1 → 7 ✗" in text
+        assert "left out: classes.json" in text
+
+
+def test_pictures_without_originals_are_judged_by_eye(write_run: Any, records: Any, picture: Any) -> None:
+    image = records.image(None, ssim=None, reconstruction="reconstructions/a.png")
+    folder = write_run([records.attack(1, 0, image, scored=False, certificate={})])
+    picture(folder)
+    text = build_report(folder).read_text(encoding="utf-8")
+    assert '<p class="tag">Judge by eye</p>' in text
+    found = verdict(read_run(folder))
+    assert found.level == "not tested"
+    assert found.line.startswith("judge by eye: The attacks returned 1 image for 1 observed image; there are no")
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_mean_is_never_below_the_least(write_run: Any, records: Any, changed: bool) -> None:
+    """In either line of the attack table, over forms of one picture too."""
+    own = [{"private_psnr": value, "private_ssim": 0.5} if changed else {} for value in (30.0, 8.0, 19.0, 11.0)]
+    images = [records.image(psnr, "same", **one) for psnr, one in zip((12.0, 60.0, 25.0, 40.0), own, strict=True)]
+    rows = [records.attack(1, 0, *images[:2], batch_size=1), records.attack(2, 0, *images[2:], batch_size=1)]
+    rows.append(records.attack(3, 0, records.image(None, ssim=None, **({"private_psnr": 50.0} if changed else {}))))
+    (row,) = summarise_attacks(read_run(write_run(rows)))
+    assert row.min_seen_psnr <= row.mean_psnr
+    assert row.min_psnr <= row.mean_leaked <= row.max_psnr
 
 
 def test_many_reasons_are_cut(write_run: Any, records: Any) -> None:

@@ -260,9 +260,7 @@ def test_a_certificate_breaks_without_audit_and_its_rate_is_not_told(write_run: 
     rows = [records.attack(1, 0, records.image(**unscored), scored=False, label_exact=None, label_share=None)]
     found = verdict(read_run(write_run(rows)))
     assert found.level == "broken"
-    assert found.sentence == (
-        "1 of 1 image is certified. Without audit their likeness to the originals was not measured."
-    )
+    assert found.sentence == ("1 of 1 image is certified. There are no originals to compare with.")
     assert "1 certificate of images was granted; without audit nothing says whether they are right." in found.details
 
 
@@ -331,7 +329,7 @@ def test_reasons_that_differ_in_numbers_alone_are_one(write_run: Any, records: A
         ([{"status": "failed", "images": []}], "No attack came to an end"),
         (
             [{"scored": False, "psnr": None, "reconstruction": "r.png", "certificate": {"status": "uncertified"}}],
-            "their likeness to the originals was not measured without an audit",
+            "there are no originals to compare with",
         ),
         ([{"scored": False, "psnr": None}], "Only labels were attacked"),
         (
