@@ -132,7 +132,7 @@ def _observed_clients(clients: Any, a_round: int) -> int:
 
 def _at_once(config: Config, jobs: int) -> int:
     """Workers of Ray on this machine that find a core for each of their threads."""
-    return max(1, min(worker_counts(config, jobs), cores() // config["simulation"]["threads"]))
+    return max(1, min(worker_counts(config, jobs), cores() // int(config["simulation"]["threads"])))
 
 
 def _attack_steps(setup: Setup) -> float:
@@ -142,7 +142,7 @@ def _attack_steps(setup: Setup) -> float:
 
 def _step_seconds(setup: Setup, batch: int) -> float:
     flops = 3 * forward_flops(setup.model, image_side(setup.config["model"]))  # backward takes two forwards
-    return STEP_SECONDS + batch * flops / FLOPS / setup.config["simulation"]["threads"]
+    return STEP_SECONDS + batch * flops / FLOPS / int(setup.config["simulation"]["threads"])
 
 
 def forward_flops(model: nn.Module, side: int) -> float:
