@@ -59,9 +59,10 @@ def draw(demo: Path, target: Path) -> None:
 
 
 def read(run: Path) -> dict[str, dict[str, Any]]:
-    """The images of an audit by the name of the photograph."""
+    """What an audit's best attack made of each photograph, by its name."""
     lines = (run / "attacks.jsonl").read_text(encoding="utf-8").splitlines()
-    return {image["image"]: image for line in lines for image in json.loads(line)["images"]}
+    images = [image for line in lines for image in json.loads(line)["images"] or () if image["reconstruction"]]
+    return {image["image"]: image for image in sorted(images, key=lambda image: image["psnr"])}
 
 
 def verdict(psnr: float) -> str:

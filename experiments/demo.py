@@ -19,12 +19,18 @@ from fedsim.report.render import build_sweep_report
 from fedsim.simulation.ray_cluster import quiet_environment
 
 TRAINING = "digits-training"
-PHOTOS = ("model.name=vit_small_patch32_224", "audit.select=per_class", "audit.num_images=1", "simulation=inline")
-AUDITS = {
-    "photos-undefended": ("attack=[patch_gradient]",),
-    "photos-withhold_pe": ("defense=[withhold_pe]", "attack=[row_space]"),
-    "photos-frozen_pe": ("defense=[fixed_pe]", "defense.fixed_pe.kind=frozen", "attack=[row_space]"),
-    "photos-sincos_pe": ("defense=[fixed_pe]", "attack=[row_space]"),
+PHOTOS = (
+    "model.name=vit_small_patch32_224",
+    "audit.select=per_class",
+    "audit.num_images=1",
+    "attack=[patch_gradient,row_space]",
+    "simulation=inline",
+)
+AUDITS: dict[str, tuple[str, ...]] = {
+    "photos-undefended": (),
+    "photos-withhold_pe": ("defense=[withhold_pe]",),
+    "photos-frozen_pe": ("defense=[fixed_pe]", "defense.fixed_pe.kind=frozen"),
+    "photos-sincos_pe": ("defense=[fixed_pe]",),
 }
 """One photograph in each update, of a ViT-S/32 at 224 pixels as it is initialised."""
 

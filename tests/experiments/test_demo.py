@@ -4,7 +4,7 @@ from experiments import demo
 from tests.experiments.run_files import rows
 
 TRAINING = ["num_clients=3", "num_rounds=2", "evaluate_every=1", "observe.every=1"]
-PHOTOS = ["data=photos", "data.size=32", "model=vit_tiny_4_32", "+model.kwargs.depth=2", "audit.num_images=1"]
+PHOTOS = [*demo.PHOTOS[1:], "data.size=32", "model=vit_tiny_4_32", "+model.kwargs.depth=2"]
 
 
 def test_one_page_has_the_training_and_the_photographs_of_every_audit(tmp_path, capsys):
@@ -16,12 +16,13 @@ def test_one_page_has_the_training_and_the_photographs_of_every_audit(tmp_path, 
         assert f"/5 {name}\n" in out
         assert (tmp_path / "demo" / name / "report.html").is_file()
     assert rows(tmp_path / "demo" / demo.TRAINING, "metrics")[-1]["accuracy"] > 0
-    found = {name: rows(tmp_path / "demo" / name, "attacks")[0] for name in demo.AUDITS}
-    assert {row["status"] for row in found.values()} == {"done"}
-    psnr = {name: row["images"][0]["psnr"] for name, row in found.items()}
+    found = {(name, row["attack"]): row for name in demo.AUDITS for row in rows(tmp_path / "demo" / name, "attacks")}
+    status = {name: found[name, "patch_gradient"]["status"] for name in demo.AUDITS}
+    assert status == {name: "done" if name == "photos-undefended" else "refused" for name in demo.AUDITS}
+    psnr = {name: found[name, "row_space"]["images"][0]["psnr"] for name in demo.AUDITS}
     assert min(psnr["photos-undefended"], psnr["photos-withhold_pe"], psnr["photos-frozen_pe"]) > 40
     assert psnr["photos-sincos_pe"] < 30
-    assert len({row["images"][0]["image"] for row in found.values()}) == 1  # the same photograph, side by side
+    assert len({found[name, "row_space"]["images"][0]["image"] for name in demo.AUDITS}) == 1  # side by side
     assert "The same pictures" in text
 
 
