@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test clean
 
 demo: $(READY)
-	@run="runs/demo-$$(date +%Y%m%d-%H%M%S)"; $(BIN)/fedsim run_dir="$$run" && echo "$$run/report.html"
+	@$(BIN)/python -m experiments.demo "runs/demo-$$(date +%Y%m%d-%H%M%S)"
 
 test: $(READY)
 	$(BIN)/ruff check .

@@ -48,7 +48,8 @@ class Attack(ABC):
         baseline: it never reads what was shared, but for labels that it is given: report, comparison and matrix mark
             it, and leave it out of every verdict.
         recovers: what the attack is after.
-        cost: how long it takes in comparison, in any unit: of the attacks that wait for a worker the cheapest go first.
+        cost: how long it takes on one update, in steps of a search, about; closed forms take less than one. Of the
+            attacks that wait for a worker the cheapest go first, and `simulation=auto` reckons with it.
         certify: False leaves out the client's computation once more, and every certificate with it.
     """
 

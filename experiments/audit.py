@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from logging import getLogger
 from pathlib import Path
@@ -14,6 +15,7 @@ from defenses.compose import build_chain
 from experiments.audit_worker import UNCOMPUTED, AuditBatch, AuditResult, AuditWorker, failed
 from experiments.cli import console, run_cli
 from experiments.completeness import check_complete
+from experiments.engine_choice import estimate_audit, with_engine
 from experiments.logs import log_to
 from experiments.progress import Bars
 from experiments.reporting import reported
@@ -36,6 +38,7 @@ from fedsim.evaluation import mean_softmax
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.records import Scores
 from fedsim.observation import Observation, observation_name
+from fedsim.report.wording import count
 from fedsim.simulation.shipping import absolute
 from fedsim.tracking import RunFolder, Trackers
 from server.attacking import Outcome, build_attack, check_fit
@@ -75,6 +78,9 @@ def audit_prepared(setup: Setup, root: Path, start: float) -> None:
     config = setup.config
     victims = config["audit"]["victims"]
     updates = divide(choose_pictures(setup), config["audit"]["batch_size"], setup.sums)
+    of_all = partial(estimate_audit, setup, -(-len(updates) // victims))
+    config = with_engine(config, count(len(updates), "update"), of_all)
+    setup = replace(setup, config=config)
     with RunFolder(root).locked():
         folder = open_or_resume(config, root)
         trackers = Trackers(config["tracker"], root)
@@ -95,7 +101,7 @@ def audit_prepared(setup: Setup, root: Path, start: float) -> None:
             scratch_folder(folder, bars, resumable=True) as scratch,
         ):
             try:
-                with engine(config, max(len(groups), 1), attackers=False, folder=folder.root):
+                with engine(config, len(groups), attackers=False, folder=folder.root):
                     _write_results(setup, groups, writer, bars, total, scratch, folder.log)
             finally:
                 writer.finish()
@@ -259,7 +265,7 @@ def _results(
     if setup.wants_auxiliary and len(setup.data.auxiliary) and groups:
         with seeded_globals(config["seed"], "auxiliary", 0):
             probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, config["client"]["training_mode"])
-    if simulation["engine"] == "inline":
+    if simulation["engine"] == "inline" or not groups:
         worker = AuditWorker(config, auxiliary_probs=probs, setup=setup, scratch=scratch)
         for group in groups:
             yield group, worker.run(group), 1, False
@@ -270,7 +276,7 @@ def _results(
 
     shipped = absolute(config) if config["ray"]["address"] is not None else config
     actor = ray.remote(AuditWorker).options(**placement(config).clients.options())
-    workers = worker_counts({**config, "attack": {}}, len(groups)) if groups else 0
+    workers = worker_counts({**config, "attack": {}}, len(groups))
     pool: ActorPool[Group] = ActorPool(
         lambda _: actor.remote(shipped, simulation["num_gpus"], probs, None, scratch),
         workers,
@@ -317,6 +323,7 @@ def _attack_recorded(config: Config, root: Path, start: float) -> None:
     first = load_recorded(paths[0])
     for name, attack in attacks.items():
         check_fit(name, attack, first.image_shape)
+    config = with_engine(config, count(len(paths), "observation"))
     recorded = _as_recorded(config, first)
     with RunFolder(root).locked():
         folder = open_or_resume(recorded, root)

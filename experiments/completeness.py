@@ -76,13 +76,14 @@ def _check_options(group: str, options: Mapping[str, Any]) -> None:
 @cache
 def _plain(name: str) -> dict[str, Any]:
     """The settings as they are before any choice, by their top-level key."""
-    loaded = _read(f"{name}.yaml")
+    loaded = shipped(f"{name}.yaml")
     if "simulation" in loaded:
-        loaded["simulation"] = _read("simulation/ray.yaml")
+        loaded["simulation"] = shipped("simulation/ray.yaml")
     return loaded
 
 
-def _read(path: str) -> dict[str, Any]:
+def shipped(path: str) -> dict[str, Any]:
+    """A file of `conf`, its interpolations as they stand."""
     text = files("conf").joinpath(path).read_text("utf-8")
     loaded: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     return dict(loaded)

@@ -15,6 +15,7 @@ from hydra.utils import instantiate
 
 from clients.app import build_client_app
 from experiments.cli import console, run_cli
+from experiments.engine_choice import estimate_run, with_engine
 from experiments.flower.grid import NumberedGrid
 from experiments.logs import log_to
 from experiments.mishaps import Mishaps
@@ -36,6 +37,7 @@ from experiments.validation import (
     check_federated,
     check_observed,
     check_strategy,
+    clients_a_round,
     placement,
     takes_gradients,
     worker_counts,
@@ -44,6 +46,7 @@ from fedsim.composition import Config, build_data
 from fedsim.data.federated import FederatedData
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation, observation_name
+from fedsim.report.wording import count
 from fedsim.simulation import InlineGrid, SimulatedGrid, partition_of
 from fedsim.simulation.placement import anywhere
 from fedsim.simulation.shipping import absolute
@@ -92,6 +95,9 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
     check_strategy(strategy, config["num_clients"])
     setup = prepare(config)
     check_observed(config, setup.sums)
+    clients = count(clients_a_round(config), "client")
+    config = with_engine(config, f"{count(config['num_rounds'], 'round')} of {clients}", partial(estimate_run, setup))
+    setup = replace(setup, config=config)
     folder = RunFolder(root)
     with folder.locked():
         if not resumed:

@@ -105,7 +105,7 @@ class SideBySide(Launcher):
 
     @property
     def _on_ray(self) -> bool:
-        return bool(self.config.simulation.engine == "ray")
+        return bool(self.config.simulation.engine != "inline")
 
     @contextmanager
     def _shared_ray(self) -> Iterator[str | None]:

@@ -1,8 +1,9 @@
 """`fedsim-matrix`: every attack against every defense, beside what each defense costs in accuracy."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from experiments.audit import choose_pictures
 from experiments.cli import console, errors, run_cli
 from experiments.completeness import check_complete
+from experiments.engine_choice import Estimate, estimate_audit, estimate_jobs, estimate_run, on_engine, with_engine
 from experiments.matrix_progress import Progress, Watch, describe_end, read_matrix
 from experiments.matrix_rows import (
     STATES,
@@ -23,13 +25,14 @@ from experiments.matrix_rows import (
 )
 from experiments.matrix_units import AUDIT, TRAINING, End, Unit, UnitWorker, check_unit, finished, run_unit
 from experiments.progress import Bars
-from experiments.setup import engine, prepare
+from experiments.setup import Setup, engine, prepare
 from experiments.validation import attacks_timeout, check_audit, check_federated, cores, worker_counts
 from fedsim.composition import Config
 from fedsim.errors import ConfigError, nearest
 from fedsim.report.matrix import build_matrix_report, write_matrix
 from fedsim.report.matrix_verdict import verdicts
 from fedsim.report.matrix_wording import few
+from fedsim.report.wording import count
 from fedsim.simulation.shipping import absolute
 from fedsim.tracking.durable import locked
 from server.attacking import build_attack
@@ -63,10 +66,11 @@ def _run(progress: Progress) -> None:
             progress.ends[unit] = end
     if progress.ends:
         console.print(f"{len(progress.ends)} of {len(progress.units)} runs were finished earlier", markup=False)
+    left = len(progress.units) - len(progress.ends)
     screen = Console(highlight=False, soft_wrap=True)  # of its own: those of the runs are quiet
     try:
         with (
-            engine({**config, "attack": {}}, cores(), attackers=False, folder=root),
+            engine({**config, "attack": {}}, min(left, cores()), attackers=False, folder=root),
             Bars(screen) as bars,
             Watch(progress, bars),
         ):
@@ -104,8 +108,8 @@ def plan_matrix(config: Config, root: Path) -> Progress:
     check_audit(audit_config(plain, attacks))
     blind = {name for name, settings in attacks.items() if build_attack(name, settings).baseline}
     told = [described(column, attacks[column.name], column.name in blind) for column in columns]
-    test_pictures = len(prepare(training_config(plain)).data.test)
-    choose_pictures(prepare(audit_config(plain, attacks)))
+    training, audit = prepare(training_config(plain)), prepare(audit_config(plain, attacks))
+    chosen = choose_pictures(audit)
     units: list[Unit] = []
     folder = root.resolve() / "rows"
     for row in rows:
@@ -122,7 +126,21 @@ def plan_matrix(config: Config, root: Path) -> Progress:
                 last = trainings[0].folder / "checkpoints" / f"round-{composed[0]['num_rounds']:05d}.safetensors"
             settings = audit_config(composed[0], attacks, None if last is None else str(last))
             units.append(Unit(row.name, AUDIT, state, folder / row.name / f"audit-{state}", settings, last))
-    return Progress(config, root, rows, told, units, test_pictures)
+    if config["simulation"]["engine"] == "auto":
+        config = _with_engine(config, units, training, audit, len(chosen))
+        units = [replace(unit, config=on_engine(unit.config, config["simulation"]["engine"])) for unit in units]
+    return Progress(config, root, rows, told, units, len(training.data.test))
+
+
+def _with_engine(config: Config, units: Sequence[Unit], training: Setup, audit: Setup, images: int) -> Config:
+    """One engine for all units, as if each took as long as the undefended ones."""
+
+    def of_all() -> Estimate:
+        groups = ceil(images / config["audit"]["batch_size"] / config["audit"]["victims"])
+        seconds = {TRAINING: estimate_run(training).alone, AUDIT: estimate_audit(audit, groups).alone}
+        return estimate_jobs(config, [seconds[unit.kind] for unit in units])
+
+    return with_engine(config, count(len(units), "run"), of_all)
 
 
 def _check(config: Config) -> None:
@@ -138,31 +156,30 @@ def _check(config: Config) -> None:
         raise ConfigError("matrix.seeds", matrix["seeds"], "a whole number of at least 1")
     if not isinstance(matrix["parallel"], bool):
         raise ConfigError("matrix.parallel", matrix["parallel"], "true or false")
-    if matrix["parallel"] and config["simulation"]["engine"] == "ray" and config["simulation"]["num_gpus"]:
+    if matrix["parallel"] and config["simulation"]["engine"] != "inline" and config["simulation"]["num_gpus"]:
         raise ConfigError("matrix.parallel", "true", "false where simulation.num_gpus gives each worker a GPU")
 
 
 def _ends(progress: Progress) -> Iterator[tuple[Unit, End]]:
     """Each unit as it ends. An audit of the trained model waits for its row's first training."""
     config = progress.config
-    if config["matrix"]["parallel"] and config["simulation"]["engine"] == "ray":
-        yield from _side_by_side(progress)
+    waiting = [unit for unit in progress.units if unit not in progress.ends]
+    if waiting and config["matrix"]["parallel"] and config["simulation"]["engine"] == "ray":
+        yield from _side_by_side(progress, waiting)
         return
-    for unit in progress.units:
-        if unit not in progress.ends:
-            progress.running.append(unit)
-            yield unit, _untrained(progress, unit) or run_unit(unit)
+    for unit in waiting:
+        progress.running.append(unit)
+        yield unit, _untrained(progress, unit) or run_unit(unit)
 
 
-def _side_by_side(progress: Progress) -> Iterator[tuple[Unit, End]]:
+def _side_by_side(progress: Progress, waiting: list[Unit]) -> Iterator[tuple[Unit, End]]:
     """A unit for each worker, within one process: small runs spend most of their time starting workers otherwise."""
     import ray
 
     from fedsim.simulation.actor_pool import ActorPool
 
     simulation = progress.config["simulation"]
-    waiting = [unit for unit in progress.units if unit not in progress.ends]
-    workers = worker_counts({**progress.config, "attack": {}}, len(waiting)) if waiting else 0
+    workers = worker_counts({**progress.config, "attack": {}}, len(waiting))
     actor = ray.remote(UnitWorker).options(num_cpus=simulation["num_cpus"])
     progress.workers = max(1, workers)
     pool: ActorPool[Unit] = ActorPool(lambda _: actor.remote(simulation["threads"]), workers, simulation["max_retries"])

@@ -49,6 +49,8 @@ class Setup:
     model: nn.Module
     normaliser: Normaliser
     wants_auxiliary: bool
+    attack_costs: tuple[float, ...] = ()
+    """Of each attack on one update (`Attack.cost`)."""
 
     @property
     def sums(self) -> Sums | None:
@@ -128,7 +130,8 @@ def prepare(config: Config) -> Setup:
     model = architecture.build()
     defenses.check(Plan(model, config["client"], config.get("strategy") or {}, defenses.defenses))
     wants_auxiliary = any(attack.needs.auxiliary for attack in attacks.values())
-    return Setup(config, data, defenses, architecture, model, Normaliser(model), wants_auxiliary)
+    costs = tuple(float(attack.cost) for attack in attacks.values())
+    return Setup(config, data, defenses, architecture, model, Normaliser(model), wants_auxiliary, costs)
 
 
 def open_folder(config: Config, root: Path, expected: str | None = None) -> RunFolder:
@@ -214,6 +217,7 @@ def engine(config: Config, jobs: int, attackers: bool = True, folder: Path | Non
     """Ray for the block where the simulation wants it: on this machine with room for all workers, or the cluster.
 
     Args:
+        jobs: how many workers could be busy at once; none: Ray is not started.
         attackers: attacks have workers of their own.
         folder: of the run or of all runs, which is not sent to a cluster.
 
@@ -221,8 +225,7 @@ def engine(config: Config, jobs: int, attackers: bool = True, folder: Path | Non
         ConfigError: a worker that nothing has room for, on this machine or a cluster that will not grow: it would
             wait without end.
     """
-    simulation = config["simulation"]
-    if simulation["engine"] == "inline":
+    if config["simulation"]["engine"] == "inline" or not jobs:
         yield
         return
     ray = config["ray"]

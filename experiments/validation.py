@@ -10,6 +10,7 @@ import torch
 from hydra.utils import get_class
 
 from experiments.completeness import check_complete
+from experiments.ray_only import needs_ray
 from fedsim.components import check_settings
 from fedsim.composition import Config
 from fedsim.errors import ConfigError, nearest
@@ -20,7 +21,7 @@ from server.scheduling import Crew
 from server.summing import FEWEST, Sums
 
 SHARES = ("gradient", "delta", "weights")
-ENGINES = ("ray", "inline")
+ENGINES = ("auto", "ray", "inline")
 RECORD_KEYS = {"arrayrecord_key": ARRAYS, "configrecord_key": CONFIG}
 """Settings of Flower's strategies that decide under which name a record travels."""
 CREW_KEYS = ("workers", "num_cpus", "num_gpus", "resources", "threads", "timeout")
@@ -322,12 +323,14 @@ def _amounts(key: str, value: Any) -> None:
 
 def _check_gpus(config: Config) -> None:
     simulation = config["simulation"]
+    engine = simulation["engine"]
+    on_ray = needs_ray(config) is not None if engine == "auto" else engine == "ray"
     if config["client"]["device"] == "cuda":
-        if simulation["engine"] == "inline" and not torch.cuda.is_available():
+        if not on_ray and not torch.cuda.is_available():
             raise ConfigError("client.device", "cuda", "auto or cpu: this machine has no CUDA device")
-        if simulation["engine"] == "ray" and not simulation["num_gpus"]:
+        if on_ray and not simulation["num_gpus"]:
             raise ConfigError("client.device", "cuda", "auto, or simulation.num_gpus above 0 so that workers get a GPU")
-    if config["ray"]["address"] is None and simulation["engine"] == "ray":
+    if config["ray"]["address"] is None and on_ray:
         attacks = placement(config).attacks
         wanted = worker_counts(config, 1) * simulation["num_gpus"] + sum(r.gpus * count for r, count in attacks)
         if wanted > torch.cuda.device_count():

@@ -48,6 +48,7 @@ class RowSpace(Attack):
             raise ConfigError("attack.row_space.levels", levels, "1 or more, or null")
         self.later = later
         self.levels = levels
+        self.cost = 20.0 * later
 
     def check(self, observation: Observation) -> None:
         first_norm(observation, torch.device("cpu"))

@@ -95,6 +95,10 @@ class StagedMatching(GradientMatching):
             raise ConfigError("optimiser.name", self.settings.optimiser.name, "adam, signed_adam or sgd")
         self.generator = generator
 
+    @property
+    def cost(self) -> float:  # type: ignore[override]
+        return super().cost + sum(stage.steps for stage in self.stages())
+
     @abstractmethod
     def stages(self) -> Sequence[Stage]:
         """The searches behind that of the latent."""

@@ -140,8 +140,9 @@ class GradientMatching(Attack):
 
     @property
     def cost(self) -> float:  # type: ignore[override]
-        """In steps of one candidate; closed forms take less than one."""
-        return float(self.settings.steps * self.settings.restarts)
+        """In steps of one candidate."""
+        steps = self.settings.steps * self.settings.restarts
+        return float(steps if self.settings.optimiser.elementwise else steps * self.settings.optimiser.inner)
 
     def shrink(self, device: torch.device) -> str:
         """Fewer candidates together; nothing where there was only one."""

@@ -30,6 +30,8 @@ def run_on_flower(config: Config, inner: Grid) -> None:
         expected = "null: SuperNodes do not have the settings of the earlier run; start it anew in another run_dir"
         raise ConfigError("resume", config["resume"], expected)
     config = {**config, "resume_every_seconds": None}  # SuperNodes keep what their clients remember
+    if config["simulation"]["engine"] == "auto":
+        config["simulation"] = {**config["simulation"], "engine": "inline"}  # attacks alone are left to this process
     quiet_environment()
     getLogger("httpx").setLevel(WARNING)  # it tells of each request
 

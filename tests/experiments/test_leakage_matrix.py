@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 
 from experiments import leakage_matrix, matrix_units
 from fedsim.errors import ConfigError
@@ -263,6 +264,13 @@ def test_ray_gives_the_numbers_of_the_inline_matrix(matrix, ray_on_this_machine,
     on_ray, *_ = matrix(*settings, folder=tmp_path / "ray")
     shared = [line for line in numbers(on_ray) if line["state"] == "initial"]
     assert [without(line) for line in shared] == [without(line) for line in numbers(inline)]
+
+
+def test_one_engine_is_chosen_for_all_runs(matrix):
+    root, out, _ = matrix("simulation=auto", "matrix.columns=[labels]")
+    assert out.splitlines()[0] == "in this process: 4 runs; simulation=ray uses workers"
+    recorded = [yaml.safe_load(path.read_text()) for path in root.glob("rows/*/*/config.yaml")]
+    assert [config["simulation"]["engine"] for config in recorded] == ["inline"] * 4
 
 
 def without(line):

@@ -22,7 +22,7 @@ GROUPS = {
         "[precode]",
     ],
     "attack": ["[patch_gradient,labels]", "[dlg]", "[gradinversion]", "[labels_llg,sme]", "[]"],
-    "simulation": ["inline", "ray"],
+    "simulation": ["auto", "inline", "ray"],
     "tracker": ["[]", "[]", "[]", "[tensorboard]"],
 }
 SMALL = {"fedsim": ["num_clients=4", "num_rounds=1"], "fedsim-audit": ["data=digits", "audit.num_images=2"]}

@@ -1,0 +1,95 @@
+"""`make demo`: a training under a curious server's eyes, and photographs rebuilt from a gradient each, on one page."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+from experiments.audit import run_audit
+from experiments.cli import console, errors, print_what_can_be
+from experiments.errors import ConfigFault, one_line
+from experiments.federated import run_federated
+from experiments.logs import silence_libraries
+from fedsim.composition import Config
+from fedsim.errors import RunError
+from fedsim.kept_memory import keep_memory
+from fedsim.report.render import build_sweep_report
+from fedsim.simulation.ray_cluster import quiet_environment
+
+TRAINING = "digits-training"
+PHOTOS = (
+    "model.name=vit_small_patch32_224",
+    "audit.select=per_class",
+    "audit.num_images=1",
+    "attack=[patch_gradient,row_space]",
+    "simulation=inline",
+)
+AUDITS: dict[str, tuple[str, ...]] = {
+    "photos-undefended": (),
+    "photos-withhold_pe": ("defense=[withhold_pe]",),
+    "photos-frozen_pe": ("defense=[fixed_pe]", "defense.fixed_pe.kind=frozen"),
+    "photos-sincos_pe": ("defense=[fixed_pe]",),
+}
+"""One photograph in each update, of a ViT-S/32 at 224 pixels as it is initialised."""
+
+
+def main() -> None:
+    """`python -m experiments.demo FOLDER [OVERRIDE …]`: the page's path is printed last.
+
+    Overrides are of the audits: `audit.num_images=2`.
+    """
+    quiet_environment()
+    keep_memory()
+    silence_libraries()
+    print_what_can_be(sys.stdout)
+    folder, *overrides = sys.argv[1:]
+    root = Path(folder)
+    try:
+        page = run_demo(root, photos=[*PHOTOS, *overrides])
+    except RunError as error:
+        errors.print(f"error: {error}", markup=False)
+        sys.exit(2)
+    except ConfigFault as error:
+        errors.print(f"error: {one_line(error, 'audit', [])}", markup=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        errors.print(f"interrupted: what had finished is in {root}", markup=False)
+        sys.exit(130)
+    console.print(str(page), markup=False)
+
+
+def run_demo(
+    root: Path,
+    training: Sequence[str] = (),
+    photos: Sequence[str] = PHOTOS,
+    audits: Mapping[str, Sequence[str]] = AUDITS,
+) -> Path:
+    """The training and the audits in folders of their own below `root`, and the page that puts them side by side.
+
+    Args:
+        training: Hydra overrides of `fedsim`.
+        photos: those of every audit.
+        audits: more of them, by the name of a folder.
+    """
+    runs = {TRAINING: tuple(training)} | {name: (*photos, *more) for name, more in audits.items()}
+    for number, (name, overrides) in enumerate(runs.items(), start=1):
+        console.print(f"{number}/{len(runs)} {name}", markup=False)
+        folder = root / name
+        folder.mkdir(parents=True, exist_ok=True)
+        command, run = ("config", run_federated) if name == TRAINING else ("audit", run_audit)
+        run({**composed(command, overrides), "run_dir": str(folder)}, folder)
+    return build_sweep_report(root)
+
+
+def composed(name: str, overrides: Sequence[str]) -> Config:
+    """The settings of `conf/NAME.yaml` with these overrides."""
+    with initialize_config_module("conf", version_base=None):
+        settings = compose(name, ["run_dir=unused", *overrides])
+    config: Config = OmegaConf.to_container(settings, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
+    return config
+
+
+if __name__ == "__main__":
+    main()
