@@ -12,9 +12,12 @@ import torch
 from attacks.session import discard
 from defenses.compose import build_chain
 from experiments.audit_worker import UNCOMPUTED, AuditBatch, AuditResult, AuditWorker, failed
-from experiments.cli import console, run_cli
+from experiments.cli import console, run_command, say_doing
+from experiments.commands import start
+from experiments.commands.stage import Stage
 from experiments.completeness import check_complete
 from experiments.logs import log_to
+from experiments.places import find_observations
 from experiments.progress import Bars
 from experiments.reporting import reported
 from experiments.scratch import scratch_folder
@@ -35,6 +38,7 @@ from fedsim.errors import ConfigError, RunError, nearest
 from fedsim.evaluation import mean_softmax
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation, observation_name
+from fedsim.report.wording import count
 from fedsim.simulation.shipping import absolute
 from fedsim.tracking import RunFolder, Trackers
 from server.attacking import Outcome, Scores, build_attack
@@ -47,8 +51,8 @@ Group = tuple[AuditBatch, ...]
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    run_cli("audit", run_audit)
+    """The command, called from Python: it exits."""
+    run_command(Stage("fedsim-audit"))
 
 
 def run_audit(config: Config, root: Path) -> None:
@@ -63,6 +67,7 @@ def run_audit(config: Config, root: Path) -> None:
         return
     check_audit(config)
     victims = config["audit"]["victims"]
+    say_doing("reading the data, building the model")
     setup = prepare(config)
     updates = divide(choose_pictures(setup), config["audit"]["batch_size"], setup.sums)
     with RunFolder(root).locked():
@@ -85,6 +90,7 @@ def run_audit(config: Config, root: Path) -> None:
             scratch_folder(folder, bars, resumable=True) as scratch,
         ):
             try:
+                say_doing(f"computing and attacking {count(left, 'update')}")
                 with engine(config, max(len(groups), 1), attackers=False, folder=folder.root):
                     _write_results(setup, groups, writer, bars, total, scratch, folder.log)
             finally:
@@ -305,6 +311,7 @@ def _attack_recorded(config: Config, root: Path, start: float) -> None:
         build_attack(name, settings)
     build_chain(config["defense"])
     paths = list(find_observations(Path(config["observation"])))
+    say_doing(f"attacking {count(len(paths), 'recorded observation')}")
     recorded = _as_recorded(config, load_recorded(paths[0]))
     with RunFolder(root).locked():
         folder = open_or_resume(recorded, root)
@@ -359,23 +366,5 @@ def _as_recorded(config: Config, observation: Observation) -> Config:
     }
 
 
-def find_observations(path: Path) -> Iterator[Path]:
-    """The observation at `path`, or all in the folder.
-
-    Raises:
-        ConfigError: there are none.
-    """
-    try:
-        if (path / "observation.json").is_file():
-            yield path
-            return
-        found = sorted(child.parent for child in path.glob("*/observation.json"))
-    except OSError as error:
-        raise ConfigError("observation", path, f"a folder that can be read ({error.strerror})") from error
-    if not found:
-        raise ConfigError("observation", path, "there is none in this folder; RUN/observations holds those of a run")
-    yield from found
-
-
 if __name__ == "__main__":
-    main()
+    start("fedsim-audit")

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +21,9 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 from rich.console import Console
 
-from experiments.validation import cores
+from experiments.machine import cores
 from fedsim.errors import ConfigError
-from fedsim.simulation.ray_cluster import check_address, ray_cluster
+from fedsim.ray_settings import check_address
 
 PLUGIN = "hydra_plugins.fedsim.SideBySide"
 """Hydra takes launchers by such names only; there is no module behind it."""
@@ -57,9 +57,11 @@ class SideBySide(Launcher):
 
     Attributes:
         failed: how many runs of this process's sweeps did not end well.
+        begin: told the sweep's folder when its first run is about to start.
     """
 
     failed: ClassVar[int] = 0
+    begin: ClassVar[Callable[[Path], None]] = lambda _: None
 
     def __init__(self, at_once: int = 2) -> None:
         super().__init__()
@@ -72,6 +74,7 @@ class SideBySide(Launcher):
         """Raises ConfigError before anything starts where the runs could not share a Ray."""
         self._check(job_overrides)
         root = Path(str(self.config.hydra.sweep.dir))
+        type(self).begin(root)
         waiting = [(initial_job_idx + index, list(overrides)) for index, overrides in enumerate(job_overrides)]
         ends: dict[int, JobReturn] = {}
         running: list[_Run] = []
@@ -113,6 +116,8 @@ class SideBySide(Launcher):
         if self.config.ray.address is not None or not self._on_ray:
             yield self.config.ray.address
             return
+        from fedsim.simulation.ray_cluster import ray_cluster
+
         with ray_cluster(None, cores(), _gpus(), self.config.ray.dashboard):
             import ray
 

@@ -9,11 +9,12 @@ from typing import Any
 from rich.console import Console
 
 from experiments.audit import choose_pictures
-from experiments.cli import console, errors, run_cli
-from experiments.completeness import check_complete
+from experiments.cli import console, errors, run_command, say_doing
+from experiments.commands import start
+from experiments.commands.stage import Stage
+from experiments.machine import cores
 from experiments.matrix_progress import Progress, Watch, describe_end, read_matrix
 from experiments.matrix_rows import (
-    STATES,
     Composer,
     audit_config,
     described,
@@ -24,12 +25,13 @@ from experiments.matrix_rows import (
 from experiments.matrix_units import AUDIT, TRAINING, End, Unit, UnitWorker, check_unit, finished, run_unit
 from experiments.progress import Bars
 from experiments.setup import engine, prepare
-from experiments.validation import attacks_timeout, check_audit, check_federated, cores, worker_counts
+from experiments.validation import attacks_timeout, check_audit, check_federated, worker_counts
+from experiments.values import STATES, check_matrix_values
 from fedsim.composition import Config
-from fedsim.errors import ConfigError, nearest
 from fedsim.report.matrix import build_matrix_report, write_matrix
 from fedsim.report.matrix_verdict import verdicts
 from fedsim.report.matrix_wording import few
+from fedsim.report.wording import count
 from fedsim.simulation.shipping import absolute
 from fedsim.tracking.durable import locked
 from server.attacking import build_attack
@@ -39,8 +41,8 @@ SECONDS_BETWEEN_LOOKS = 1.0
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    run_cli("matrix", run_matrix)
+    """The command, called from Python: it exits."""
+    run_command(Stage("fedsim-matrix"))
 
 
 def run_matrix(config: Config, root: Path) -> None:
@@ -49,6 +51,7 @@ def run_matrix(config: Config, root: Path) -> None:
     Raises:
         ConfigError: a setting that no row can work with; nothing has been started then.
     """
+    say_doing("composing the runs of all rows and columns")
     progress = plan_matrix(config, root)
     root.mkdir(parents=True, exist_ok=True)
     with locked(root):
@@ -63,6 +66,8 @@ def _run(progress: Progress) -> None:
             progress.ends[unit] = end
     if progress.ends:
         console.print(f"{len(progress.ends)} of {len(progress.units)} runs were finished earlier", markup=False)
+    left = len(progress.units) - len(progress.ends)
+    say_doing(f"training and auditing {count(len(progress.rows), 'row')} in {count(left, 'run')}")
     screen = Console(highlight=False, soft_wrap=True)  # of its own: those of the runs are quiet
     try:
         with (
@@ -93,7 +98,7 @@ def plan_matrix(config: Config, root: Path) -> Progress:
     Raises:
         ConfigError: naming the setting.
     """
-    _check(config)
+    check_matrix_values(config)
     matrix = config["matrix"]
     states = STATES[matrix["state"]]
     rows, columns = read_rows(matrix), read_columns(matrix)
@@ -123,23 +128,6 @@ def plan_matrix(config: Config, root: Path) -> Progress:
             settings = audit_config(composed[0], attacks, None if last is None else str(last))
             units.append(Unit(row.name, AUDIT, state, folder / row.name / f"audit-{state}", settings, last))
     return Progress(config, root, rows, told, units, test_pictures)
-
-
-def _check(config: Config) -> None:
-    check_complete(config, "matrix")
-    matrix = config["matrix"]
-    for group in ("defense", "attack"):
-        if config[group]:
-            raise ConfigError(group, list(config[group]), f"[]: matrix.{group}s names them")
-    if matrix["state"] not in STATES:
-        hint = nearest(str(matrix["state"]), STATES)
-        raise ConfigError("matrix.state", matrix["state"], f"one of {', '.join(STATES)}.{hint}")
-    if not isinstance(matrix["seeds"], int) or isinstance(matrix["seeds"], bool) or matrix["seeds"] < 1:
-        raise ConfigError("matrix.seeds", matrix["seeds"], "a whole number of at least 1")
-    if not isinstance(matrix["parallel"], bool):
-        raise ConfigError("matrix.parallel", matrix["parallel"], "true or false")
-    if matrix["parallel"] and config["simulation"]["engine"] == "ray" and config["simulation"]["num_gpus"]:
-        raise ConfigError("matrix.parallel", "true", "false where simulation.num_gpus gives each worker a GPU")
 
 
 def _ends(progress: Progress) -> Iterator[tuple[Unit, End]]:
@@ -217,4 +205,4 @@ def _untrained(progress: Progress, unit: Unit) -> End | None:
 
 
 if __name__ == "__main__":
-    main()
+    start("fedsim-matrix")

@@ -7,12 +7,13 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from experiments.cli import console
-from fedsim.report.render import build_sweep_report
 
 
 class ComparisonPage(Callback):
     """Hydra calls it when the last run of `-m` is done."""
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        from fedsim.report.render import build_sweep_report
+
         page = build_sweep_report(Path(config.hydra.sweep.dir))
         console.print(str(page), markup=False)

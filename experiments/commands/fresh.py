@@ -1,0 +1,58 @@
+"""Hydra makes a run's folder before anything is known of its settings: where nothing came of the run, it goes again."""
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+HYDRAS = (".hydra", "multirun.yaml", ".lock")
+"""What is in the folder of a run before the run writes anything; the lock is ours."""
+
+_stood: list[Path] = []
+"""Folders that were there before: the nearest one above each that Hydra made."""
+
+
+class FreshFolders(Callback):
+    """Hydra calls it before it makes folders."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        note(Path(str(config.hydra.run.dir)))
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        note(Path(str(config.hydra.sweep.dir)))
+
+
+def note(folder: Path) -> None:
+    """What of this path is there now stays."""
+    folder = folder.absolute()
+    _stood.append(next(parent for parent in (folder, *folder.parents) if parent.exists()))
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove a folder in which no run has left anything, and empty ones above it, but none that stood before."""
+    folder = folder.absolute()
+    stood = [one for one in _stood if one == folder or one in folder.parents]
+    if not stood or not folder.is_dir() or not _is_unused(folder):
+        return
+    for name in HYDRAS:
+        path = folder / name
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    with suppress(OSError):  # the first that holds something else
+        for one in (folder, *folder.parents):
+            if one in stood:
+                return
+            _remove_empty(one)
+
+
+def _is_unused(folder: Path) -> bool:
+    return all(path.is_dir() or path.relative_to(folder).parts[0] in HYDRAS for path in folder.rglob("*"))
+
+
+def _remove_empty(folder: Path) -> None:
+    """With empty folders in it; raises OSError where there is a file."""
+    for path in folder.iterdir():
+        _remove_empty(path)
+    folder.rmdir()
