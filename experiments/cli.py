@@ -16,7 +16,7 @@ from rich.console import Console
 
 from experiments.commands.catalogue import Catalogue
 from experiments.commands.flags import HELP, words, wrong_flag
-from experiments.commands.fresh import remove_unused
+from experiments.commands.fresh import forget, remove_all_unused, remove_unused
 from experiments.commands.help import answer
 from experiments.commands.stage import Stage, shortest
 from experiments.commands.table import COMMANDS, Command
@@ -59,6 +59,8 @@ def run_command(stage: Stage) -> None:
     faults: list[str] = []
     failed_before = SideBySide.failed
     SideBySide.begin = stage.begin
+    forget()
+    stage.discard = remove_all_unused
 
     def attempt(settings: Callable[[], dict[str, Any]], folder: Path, whole: Path | None = None) -> None:
         stage.reach(whole or folder, partial(remove_unused, folder))
@@ -118,6 +120,8 @@ def run_command(stage: Stage) -> None:
     except KeyboardInterrupt:
         errors.print(stage.interrupted(), markup=False)
         sys.exit(130)
+    finally:
+        remove_all_unused()
     if faults or SideBySide.failed > failed_before:
         sys.exit(2)
 

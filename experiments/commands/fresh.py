@@ -11,8 +11,8 @@ from omegaconf import DictConfig
 HYDRAS = (".hydra", "multirun.yaml", ".lock")
 """What is in the folder of a run before the run writes anything; the lock is ours."""
 
-_stood: list[Path] = []
-"""Folders that were there before: the nearest one above each that Hydra made."""
+_stood: dict[Path, Path] = {}
+"""The folders that Hydra was about to make, and of each the nearest one above that was there before."""
 
 
 class FreshFolders(Callback):
@@ -28,13 +28,24 @@ class FreshFolders(Callback):
 def note(folder: Path) -> None:
     """What of this path is there now stays."""
     folder = folder.absolute()
-    _stood.append(next(parent for parent in (folder, *folder.parents) if parent.exists()))
+    _stood[folder] = next(parent for parent in (folder, *folder.parents) if parent.exists())
+
+
+def forget() -> None:
+    """Another command begins in this process."""
+    _stood.clear()
+
+
+def remove_all_unused() -> None:
+    """Those of a sweep's runs are gone by then, but not its own."""
+    for folder in _stood:
+        remove_unused(folder)
 
 
 def remove_unused(folder: Path) -> None:
     """Remove a folder in which no run has left anything, and empty ones above it, but none that stood before."""
     folder = folder.absolute()
-    stood = [one for one in _stood if one == folder or one in folder.parents]
+    stood = [stood for made, stood in _stood.items() if made == folder or made in folder.parents]
     if not stood or not folder.is_dir() or not _is_unused(folder):
         return
     for name in HYDRAS:

@@ -60,7 +60,7 @@ EXAMPLES = {
   fedsim strategy=fedavg client.batch_size=16 client.local_epochs=2
   fedsim -m 'defense=[],[fixed_pe],[gradient_noise]'       a sweep; one page compares its runs""",
     "fedsim-audit": """\
-  fedsim-audit data=imagefolder data.path=DIR audit.num_images=100 defense=[fixed_pe]
+  fedsim-audit data=imagefolder data.path=DIR attack=[patch_gradient,labels] defense=[fixed_pe]
   fedsim-audit defense=[gradient_noise] defense.gradient_noise.relative_norm=1e-4
   fedsim-audit -m client.optimizer.lr=0.1,0.01 client.share=delta       a sweep, compared""",
     "fedsim-matrix": """\
