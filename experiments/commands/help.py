@@ -78,7 +78,7 @@ def _pages(name: str, catalogue: Catalogue, word: str) -> Iterator[str]:
 def group_page(name: str, group: str, options: Sequence[Option]) -> str:
     """The group's options with a line each; attacks and defenses by family."""
     usage = f"{group}=[OPTION,OPTION]" if group in LISTS else f"{group}=OPTION"
-    lines = [f"{usage}: {PURPOSES.get(group, 'a group of settings')}. {name} --help OPTION shows its settings."]
+    lines = [f"{usage}: {PURPOSES.get(group, 'a group of settings')}. Settings: {name} --help OPTION"]
     by_name = {option.name: option for option in options}
     width = max(map(len, by_name), default=0)
     families = [("", list(by_name))]

@@ -5,6 +5,7 @@ import select
 import signal
 import sys
 import threading
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -13,7 +14,7 @@ from experiments.commands.stage import Stage
 CODE = 130
 """As shells have it: 128 and the number of the signal."""
 
-SECONDS_TO_CLOSE = 2.5
+SECONDS_TO_CLOSE = 2.0
 """For files and workers to be left in order. What is on disk by then is whole: runs survive SIGKILL."""
 
 SHOW_CURSOR = b"\x1b[?25h"
@@ -30,6 +31,7 @@ class CtrlC:
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
+        self._error = os.dup(2)  # libraries that are to be quiet have theirs turned elsewhere
         self._read, write = os.pipe()
         os.set_blocking(write, False)
         signal.signal(signal.SIGINT, self._handle)
@@ -45,13 +47,13 @@ class CtrlC:
             pass
         if self._stage.open:
             select.select([self._read], [], [], SECONDS_TO_CLOSE)  # until a second one
-        else:
+        with suppress(OSError):  # the main thread may be at the same folder
             self._stage.discard()
         self._end()
 
     def _end(self) -> NoReturn:
         # Written below Python's streams, whose locks the main thread may hold.
-        if os.isatty(2):
-            os.write(2, SHOW_CURSOR + b"\n")
-        os.write(2, f"{self._stage.interrupted()}\n".encode(sys.stderr.encoding or "utf-8", "replace"))
+        if os.isatty(self._error):
+            os.write(self._error, SHOW_CURSOR + b"\n")
+        os.write(self._error, f"{self._stage.interrupted()}\n".encode(sys.stderr.encoding or "utf-8", "replace"))
         os._exit(CODE)

@@ -36,14 +36,15 @@ class Stage:
 
     def interrupted(self) -> str:
         """The line that says what is left and how to go on."""
-        if self.folder is None or not self.open:
+        if self.folder is None or not self.open or not self.folder.exists():
             return "interrupted before anything started"
         folder = shortest(self.folder)
         if self.resumes:
             return f"interrupted: what had finished is in {folder}; the same command with run_dir={folder} goes on"
-        if any((self.folder / RESUME_POINTS).glob("*")):
-            return f"interrupted: what had finished is in {folder}; {self.name} resume={folder} goes on"
-        return f"interrupted: what had finished is in {folder}"
+        kept = f"interrupted: what had finished is in {folder}"
+        if any((self.folder / RESUME_POINTS).glob("round-*")):
+            return f"{kept}; {self.name} resume={folder} goes on"
+        return f"{kept}; the same command with another run_dir begins anew"
 
 
 def shortest(path: Path) -> Path:

@@ -189,9 +189,9 @@ def _quiet_stderr(tell: bool = True) -> Iterator[None]:
         os.dup2(captured.fileno(), 2)
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             captured.seek(0)
-            if tell:
+            if tell and not isinstance(error, KeyboardInterrupt):
                 os.write(original, captured.read())
             raise
         finally:
