@@ -28,7 +28,7 @@ from fedsim.ray_settings import check_address
 PLUGIN = "hydra_plugins.fedsim.SideBySide"
 """Hydra takes launchers by such names only; there is no module behind it."""
 
-MODULES = {"config": "experiments.federated", "audit": "experiments.audit"}
+COMMANDS = {"config": "fedsim", "audit": "fedsim-audit"}
 """What a run of a sweep calls, by the name of the main configuration."""
 
 OF_A_SWEEP = ("launcher", "sweeper", "sweep", "run", "mode", "job", "runtime")
@@ -97,7 +97,7 @@ class SideBySide(Launcher):
         if isinstance(self.at_once, bool) or not isinstance(self.at_once, int) or self.at_once < 1:
             raise ConfigError("hydra.launcher.at_once", self.at_once, "a whole number of at least 1")
         name = self.config.hydra.job.config_name
-        if name not in MODULES:
+        if name not in COMMANDS:
             raise ConfigError("hydra/launcher", "side_by_side", "basic: only fedsim and fedsim-audit run side by side")
         check_address(self.config.ray.address)
         workers = [word for words in job_overrides for word in words if word.startswith("simulation.workers=")]
@@ -126,7 +126,7 @@ class SideBySide(Launcher):
     def _start(self, number: int, folder: Path, overrides: list[str], address: str | None) -> _Run:
         hydra = self.config.hydra
         folders = [source.path for source in hydra.runtime.config_sources if source.provider == "command-line"]
-        command = [sys.executable, "-P", "-m", MODULES[hydra.job.config_name], *overrides]
+        command = [sys.executable, "-P", "-m", "experiments.commands", COMMANDS[hydra.job.config_name], *overrides]
         command += [word for path in folders for word in ("--config-dir", str(path))]
         command += _kept(hydra.overrides.hydra)
         command += [f"run_dir='{folder}'"] + ([] if address is None else [f"ray.address='{address}'"])

@@ -5,9 +5,20 @@ from collections.abc import Sequence
 from fedsim.errors import nearest
 
 HELP = ("--help", "-h")
-WITH_VALUE = ("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
+WITH_VALUE: tuple[str, ...] = (
+    "--cfg",
+    "-c",
+    "--package",
+    "-p",
+    "--config-path",
+    "-cp",
+    "--config-name",
+    "-cn",
+    "--config-dir",
+    "-cd",
+)
 WITH_VALUE += ("--experimental-rerun", "--info", "-i")
-ALONE = (
+ALONE: tuple[str, ...] = (
     *HELP,
     "--hydra-help",
     "--version",

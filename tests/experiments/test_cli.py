@@ -104,6 +104,9 @@ def test_help_teaches(command, name):
     assert code == 0
     for word in ("attack", "defense", "patch_gradient", "fixed_pe", "-m", "run_dir", "--cfg job"):
         assert word in out, word
+    code, out, _ = command(name, "--help", "all")
+    assert code == 0
+    assert "labels_zlg" in out
 
 
 def test_the_composition_can_be_shown(command):

@@ -1,5 +1,7 @@
 """What `--help` answers: a screen, a group, an option, a setting."""
 
+import sys
+
 import pytest
 
 from experiments.cli import run_command
@@ -94,7 +96,7 @@ def test_what_is_called_by_no_word_is_said(catalogues, word, hint):
 def test_options_of_ones_own_are_listed(tmp_path, monkeypatch, capsys):
     (tmp_path / "attack").mkdir()
     (tmp_path / "attack" / "mine.yaml").write_text("# My own attack. It is new.\nmine:\n  _target_: mine.Attack\n")
-    monkeypatch.setattr("sys.path", [])
+    monkeypatch.setattr("sys.path", list(sys.path))
     monkeypatch.setattr("sys.argv", ["fedsim", "--config-dir", str(tmp_path), "--help", "attack"])
     run_command(Stage("fedsim"))
     lines = capsys.readouterr().out.splitlines()
