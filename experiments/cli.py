@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from experiments.commands.catalogue import Catalogue
+from experiments.commands.early import check_named
 from experiments.commands.flags import HELP, words, wrong_flag
 from experiments.commands.fresh import forget, remove_all_unused, remove_unused
 from experiments.commands.help import answer
@@ -125,6 +126,7 @@ class _Call:
             self._command.check(config, root)
             if "torch" not in sys.modules:
                 say_doing("loading PyTorch, timm and Flower")
+            check_named(config)
             task = self._command.load()
             silence_libraries()  # Flower's logger came with it
             stage.begin(whole or folder)

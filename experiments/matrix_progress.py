@@ -13,6 +13,7 @@ from typing import Self
 from experiments.matrix_rows import Entry
 from experiments.matrix_units import AUDIT, TRAINING, End, Unit, judges_updates, updates_of
 from experiments.progress import Bars
+from experiments.values import STATES
 from fedsim.composition import Config
 from fedsim.report.matrix_cells import Cell, Column, Matrix, Row, Stage, with_front
 from fedsim.report.matrix_read import read_cells, read_counts, read_training

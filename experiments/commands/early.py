@@ -63,3 +63,20 @@ def check_prior(config: Config, root: Path) -> None:
     check_complete(config, "prior")
     one_of("kind", config["kind"], PRIORS)
     check_sources(config)
+
+
+def check_named(config: Config) -> None:
+    """Names that PyTorch or timm alone know, before Flower, Ray and all others are imported too.
+
+    Raises:
+        ConfigError: the optimiser or the model is none.
+    """
+    client, name = config.get("client", {}), config["model"].get("name")
+    if client.get("share", "gradient") != "gradient":
+        from fedsim.optimizers import optimizer_factory
+
+        optimizer_factory("client", client["optimizer"], client["scheduler"])
+    if isinstance(name, str):
+        from fedsim.models import ModelSpec
+
+        ModelSpec(name, num_classes=1).check()
