@@ -47,6 +47,7 @@ from fedsim.composition import Config, build_data
 from fedsim.data.federated import FederatedData
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation, observation_name
+from fedsim.report.wording import count
 from fedsim.simulation import InlineGrid, SimulatedGrid, partition_of
 from fedsim.simulation.placement import anywhere
 from fedsim.simulation.shipping import absolute
@@ -114,7 +115,7 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
             scratch_folder(folder, bars, resumable=False) as scratch,
             engine(config, config["num_clients"], folder=root),
         ):
-            say_doing(f"training {config['num_clients']} clients in {config['num_rounds']} rounds")
+            say_doing(f"training: {count(config['num_clients'], 'client')}, {count(config['num_rounds'], 'round')}")
             writer = make_writer(config, folder, trackers, setup.data)
             mishaps = Mishaps(_tell)
 

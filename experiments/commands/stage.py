@@ -23,7 +23,6 @@ class Stage:
     resumes: bool = False
     open: bool = False
     folder: Path | None = None
-
     discard: Callable[[], None] = lambda: None
 
     def reach(self, folder: Path, discard: Callable[[], None]) -> None:
