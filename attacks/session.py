@@ -72,6 +72,11 @@ class FolderSession(Session):
         self._file = "state.safetensors"
         self._works = True
         self._told = -SECONDS_BETWEEN
+        self._began: tuple[float, int] | None = None
+
+    def begin(self) -> None:
+        """Say that the attack runs: one that has no steps to tell of would seem to do nothing."""
+        self._tell(0, 0, {})
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         path = self.folder / self._file
@@ -102,14 +107,27 @@ class FolderSession(Session):
         if not self._works or (now - self._told < SECONDS_BETWEEN and done < total):
             return
         self._told = now
-        text = json.dumps({"title": self._title, "done": done, "total": total, "values": values})
-        self._write(PROGRESS, lambda partial: partial.write_text(text, encoding="utf-8"))
+        if self._began is None:
+            self._began = time.time(), done
+        self._tell(done, total, values)
 
     def part(self, name: str) -> "FolderSession":
         part = FolderSession.__new__(FolderSession)
         part.__dict__ |= self.__dict__
         part._file = f"{_short(name)}-{self._file}"
         return part
+
+    def _tell(self, done: int, total: int, values: dict[str, float]) -> None:
+        """Whole or not at all, but not forced to disk: who looks looks now."""
+        since, first = self._began or (time.time(), done)
+        told = {"title": self._title, "done": done, "total": total, "values": values, "since": since, "first": first}
+        partial = self.folder / f"{PROGRESS}.partial"
+        try:
+            self.folder.mkdir(exist_ok=True)
+            partial.write_text(json.dumps(told), encoding="utf-8")
+            partial.replace(self.folder / PROGRESS)
+        except OSError as error:
+            self._give_up(error)
 
     def _own_digest(self) -> str:
         if self._digest is None:
@@ -125,10 +143,13 @@ class FolderSession(Session):
             _to_disk(partial)
             partial.replace(self.folder / name)
         except (OSError, SafetensorError) as error:
-            self._works = False
-            logger.warning("%s goes on, but could not be resumed from here: %s", self._title, error)
+            self._give_up(error)
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
+
+    def _give_up(self, error: Exception) -> None:
+        self._works = False
+        logger.warning("%s goes on, but could not be resumed from here: %s", self._title, error)
 
 
 def folder_name(names: Sequence[str], attack: str) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 import griffe
 import yaml
 
+from experiments.commands.families import in_families
+
 ROOT = Path(__file__).parents[1]
 GROUPS = {"attacks": "attack", "defenses": "defense"}
 """Folder of the pages, and of the options, below docs/ and conf/."""
@@ -21,21 +23,6 @@ GLANCE = {
     "defenses": ("does", "identity", "cost", "beside", "stops", "does_not_stop", "source"),
 }
 """Keys of a page's front matter, in the order of its first table; all but `beside` and `identity` are required."""
-
-FAMILIES = (
-    ("Closed forms", "attacks.analytic"),
-    ("Searches", "attacks.optimization"),
-    ("Learned priors", ("attacks.generative", "attacks.learned")),
-    ("Labels", "attacks.label"),
-    ("Masked Jigsaw Puzzle", "defenses.MaskedJigsawPuzzle"),
-    ("Positions and parts", ("defenses.FixedPosition", "defenses.Withhold", "defenses.NoPosition")),
-    ("Noise and privacy", ("defenses.Gradient", "defenses.DPSGD", "defenses.LocalDP", "defenses.Outpost")),
-    ("Compression", ("defenses.TopK", "defenses.Sign", "defenses.QSGD", "defenses.Half")),
-    ("Features", ("defenses.Soteria", "defenses.Precode")),
-    ("Images", ("defenses.Automatic", "defenses.MixUp", "defenses.CutMix", "defenses.InstaHide")),
-    ("Protocol", ("defenses.Secure", "defenses.LeakageGate")),
-)
-"""Headings of the navigation and of the index tables, by the beginning of `_target_`."""
 
 KNOWS = "knows"
 """Key of an attack's file that is none of its settings: what it needs to know beside what was shared."""
@@ -60,15 +47,7 @@ def options(folder: str) -> list[str]:
 
 def families(folder: str) -> Iterator[tuple[str, list[str]]]:
     """The options under their headings; one without a heading comes last, under `Others`."""
-    rest = dict.fromkeys(options(folder))
-    for heading, start in FAMILIES:
-        found = [name for name in rest if str(settings(folder, name).get("_target_")).startswith(start)]
-        for name in found:
-            del rest[name]
-        if found:
-            yield heading, found
-    if rest:
-        yield "Others", list(rest)
+    return in_families((name, str(settings(folder, name).get("_target_"))) for name in options(folder))
 
 
 def settings(folder: str, name: str) -> dict[str, Any]:

@@ -13,10 +13,13 @@ import torch
 from attacks.session import discard
 from defenses.compose import build_chain
 from experiments.audit_worker import UNCOMPUTED, AuditBatch, AuditResult, AuditWorker, failed
-from experiments.cli import console, run_cli
+from experiments.cli import console, run_command, say_doing
+from experiments.commands import start
+from experiments.commands.stage import Stage
 from experiments.completeness import check_complete
 from experiments.engine_choice import estimate_audit, with_engine
 from experiments.logs import log_to
+from experiments.places import find_observations
 from experiments.progress import Bars
 from experiments.reporting import reported
 from experiments.scratch import scratch_folder
@@ -51,8 +54,8 @@ Group = tuple[AuditBatch, ...]
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    run_cli("audit", run_audit)
+    """The command, called from Python: it exits."""
+    run_command(Stage("fedsim-audit"))
 
 
 def run_audit(config: Config, root: Path) -> None:
@@ -66,6 +69,7 @@ def run_audit(config: Config, root: Path) -> None:
         _attack_recorded(config, root, start)
         return
     check_audit(config)
+    say_doing("reading the data, building the model")
     audit_prepared(prepare(config), root, start)
 
 
@@ -101,6 +105,7 @@ def audit_prepared(setup: Setup, root: Path, start: float) -> None:
             scratch_folder(folder, bars, resumable=True) as scratch,
         ):
             try:
+                say_doing(f"computing and attacking {count(left, 'update')}")
                 with engine(config, len(groups), attackers=False, folder=folder.root):
                     _write_results(setup, groups, writer, bars, total, scratch, folder.log)
             finally:
@@ -323,6 +328,7 @@ def _attack_recorded(config: Config, root: Path, start: float) -> None:
     first = load_recorded(paths[0])
     for name, attack in attacks.items():
         check_fit(name, attack, first.image_shape)
+    say_doing(f"attacking {count(len(paths), 'recorded observation')}")
     config = with_engine(config, count(len(paths), "observation"))
     recorded = _as_recorded(config, first)
     with RunFolder(root).locked():
@@ -378,23 +384,5 @@ def _as_recorded(config: Config, observation: Observation) -> Config:
     }
 
 
-def find_observations(path: Path) -> Iterator[Path]:
-    """The observation at `path`, or all in the folder.
-
-    Raises:
-        ConfigError: there are none.
-    """
-    try:
-        if (path / "observation.json").is_file():
-            yield path
-            return
-        found = sorted(child.parent for child in path.glob("*/observation.json"))
-    except OSError as error:
-        raise ConfigError("observation", path, f"a folder that can be read ({error.strerror})") from error
-    if not found:
-        raise ConfigError("observation", path, "there is none in this folder; RUN/observations holds those of a run")
-    yield from found
-
-
 if __name__ == "__main__":
-    main()
+    start("fedsim-audit")

@@ -13,9 +13,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from experiments.cli import console
+from experiments.machine import cores
 from experiments.ray_only import needs_ray
 from experiments.setup import Setup
-from experiments.validation import clients_a_round, cores, worker_counts
+from experiments.validation import clients_a_round, worker_counts
 from fedsim.composition import Config, image_side
 
 RAY_SECONDS = 12.0

@@ -17,6 +17,7 @@ from hydra.errors import (
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from experiments.commands.catalogue import Catalogue
 from fedsim.errors import ConfigError, nearest
 
 ASSIGNED = re.compile(r"[~+]*[\w./@-]+=")
@@ -44,6 +45,8 @@ def _said(error: BaseException, config_name: str, overrides: list[str]) -> str:
         return f"{key or 'config'}: {' '.join(lines[:1])} {type(cause).__name__}: {_flat(str(cause))}"
     if isinstance(error, OverrideParseException) and (split := _split_list(error.override, overrides)):
         return split
+    if isinstance(error, OverrideParseException) and "=" not in error.override:
+        return _bare_word(error.override, config_name, overrides)
     match = re.search(r"Could not override '([^']+)'", str(error)) or re.search(r"Key '([^']+)'", str(error))
     if match:
         return _unknown_key(match.group(1), config_name, overrides)
@@ -92,6 +95,15 @@ def _split_list(odd: str, arguments: list[str]) -> str | None:
     return None
 
 
+def _bare_word(word: str, config_name: str, arguments: list[str]) -> str:
+    """What to say of a word that sets nothing: where it is a group's or an option's name, how it is written."""
+    catalogue = Catalogue(config_name, own_folder(arguments))
+    hint = next((f" Did you mean {option.chosen}?" for option in catalogue.find(word)), "")
+    if word in catalogue.groups:
+        hint = f" {word}=OPTION chooses one: {', '.join(option.name for option in catalogue.groups[word][:5])} …"
+    return f"{word}: settings are written KEY=VALUE.{hint or ' --help names what can be set.'}"
+
+
 def _left_open(text: str) -> int:
     """How many brackets are opened and not closed."""
     return sum(text.count(bracket) for bracket in "[{(") - sum(text.count(bracket) for bracket in "]})")
@@ -101,7 +113,7 @@ def _flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def _own_folder(arguments: list[str]) -> list[str]:
+def own_folder(arguments: list[str]) -> list[str]:
     """What the call adds to Hydra's search path, as an override: --config-dir's folder."""
     for place, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
@@ -118,7 +130,7 @@ def _missing_option(text: str, config_name: str, overrides: list[str]) -> str:
     if not found or "/" not in found.group(1):
         return _flat(text)
     group, name = found.group(1).rsplit("/", 1)
-    own = _own_folder(overrides)
+    own = own_folder(overrides)
     options = _options(group, config_name, own)
     given = any(argument.partition("=")[0] in ("--config-dir", "-cd") for argument in overrides)
     more = "" if given else " Options of your own: --config-dir DIR."
@@ -137,7 +149,7 @@ def _unknown_key(key: str, config_name: str, overrides: Iterable[str]) -> str:
     typed = next((o for o in overrides if o.lstrip("+~").split("=", 1)[0].split("@")[0] == key), None)
     value = typed.split("=", 1)[1] if typed and "=" in typed else ""
     groups = [o for o in _settings(overrides) if "." not in o.split("=", 1)[0]]
-    keys = _all_keys(config_name, [*_own_folder(list(overrides)), *groups])
+    keys = _all_keys(config_name, [*own_folder(list(overrides)), *groups])
     if some := _only_where_chosen(key, config_name, list(overrides)):
         return f"{key}={value}: there is no such key in some of the runs. {some}"
     hint = nearest(key, keys)
@@ -154,7 +166,7 @@ def _only_where_chosen(key: str, config_name: str, overrides: list[str]) -> str:
     plain = [str(one.input_line) for one in parsed if not one.is_sweep_override()]
     for swept in (one for one in parsed if one.is_choice_sweep()):
         choices = [f"{swept.get_key_element()}={value}" for value in swept.sweep_string_iterator()]
-        others = [*_own_folder(overrides), *plain]
+        others = [*own_folder(overrides), *plain]
         there = [one for one in choices if key in _all_keys(config_name, [*others, one])]
         missing = [one for one in choices if one not in there]
         if there and missing:

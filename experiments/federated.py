@@ -14,14 +14,18 @@ from flwr.clientapp import ClientApp
 from hydra.utils import instantiate
 
 from clients.app import build_client_app
-from experiments.cli import console, run_cli
+from experiments.cli import console, run_command, say_doing
+from experiments.commands import start
+from experiments.commands.stage import Stage
 from experiments.engine_choice import estimate_run, with_engine
 from experiments.flower.grid import NumberedGrid
 from experiments.logs import log_to
 from experiments.mishaps import Mishaps
+from experiments.places import refuse_used
 from experiments.progress import Bars
 from experiments.reporting import reported
-from experiments.resuming import check_resume, check_room, finished, go_back, read_resumed
+from experiments.resumed import check_resume
+from experiments.resuming import check_room, finished, go_back
 from experiments.scratch import scratch_folder
 from experiments.setup import (
     Setup,
@@ -31,7 +35,6 @@ from experiments.setup import (
     make_writer,
     open_folder,
     prepare,
-    refuse_used,
 )
 from experiments.validation import (
     check_federated,
@@ -70,8 +73,8 @@ SECONDS_BETWEEN_COLLECTIONS = 0.5
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    run_cli("config", run_federated, read_resumed)
+    """The command, called from Python: it exits."""
+    run_command(Stage("fedsim"))
 
 
 def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid] | None = None) -> None:
@@ -91,6 +94,7 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
         return
     if not resumed:
         refuse_used(root)
+    say_doing("reading the data, building the model")
     strategy = instantiate(config["strategy"], _recursive_=False, _convert_="all")
     check_strategy(strategy, config["num_clients"])
     setup = prepare(config)
@@ -116,6 +120,7 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
             scratch_folder(folder, bars, resumable=False) as scratch,
             engine(config, config["num_clients"], folder=root),
         ):
+            say_doing(f"training: {count(config['num_clients'], 'client')}, {count(config['num_rounds'], 'round')}")
             writer = make_writer(config, folder, trackers, setup)
             mishaps = Mishaps(_tell)
 
@@ -331,8 +336,11 @@ class _Run:
         note = f"accuracy {metrics['accuracy']:.1%}" if "accuracy" in metrics else None
         bars.set("rounds", server_round, rounds, note)
         bars.set("attacks", scheduler.finished, scheduler.submitted)
+        attacks = f"attacks {scheduler.finished}/{scheduler.submitted}"
         if note is not None:
-            bars.say(f"round {server_round}/{rounds}  {note}  attacks {scheduler.finished}/{scheduler.submitted}")
+            bars.say(f"round {server_round}/{rounds}  {note}  {attacks}")
+        else:
+            bars.say_now_and_then(f"round {server_round}/{rounds}  {attacks}", "rounds")
         for failure in metrics["failures"]:
             who = "" if failure["client"] is None else f"client {failure['client']} failed: "
             bars.say(f"round {server_round}: {who}{failure['error']}")
@@ -354,4 +362,4 @@ def _save(observation: Observation, folder: RunFolder) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start("fedsim")

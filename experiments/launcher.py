@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +21,14 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 from rich.console import Console
 
-from experiments.validation import cores
+from experiments.machine import cores
 from fedsim.errors import ConfigError
-from fedsim.simulation.ray_cluster import check_address, ray_cluster
+from fedsim.ray_settings import check_address
 
 PLUGIN = "hydra_plugins.fedsim.SideBySide"
 """Hydra takes launchers by such names only; there is no module behind it."""
 
-MODULES = {"config": "experiments.federated", "audit": "experiments.audit"}
+COMMANDS = {"config": "fedsim", "audit": "fedsim-audit"}
 """What a run of a sweep calls, by the name of the main configuration."""
 
 OF_A_SWEEP = ("launcher", "sweeper", "sweep", "run", "mode", "job", "runtime")
@@ -57,9 +57,11 @@ class SideBySide(Launcher):
 
     Attributes:
         failed: how many runs of this process's sweeps did not end well.
+        begin: told the sweep's folder when its first run is about to start.
     """
 
     failed: ClassVar[int] = 0
+    begin: ClassVar[Callable[[Path], None]] = lambda _: None
 
     def __init__(self, at_once: int = 2) -> None:
         super().__init__()
@@ -72,6 +74,7 @@ class SideBySide(Launcher):
         """Raises ConfigError before anything starts where the runs could not share a Ray."""
         self._check(job_overrides)
         root = Path(str(self.config.hydra.sweep.dir))
+        type(self).begin(root)
         waiting = [(initial_job_idx + index, list(overrides)) for index, overrides in enumerate(job_overrides)]
         ends: dict[int, JobReturn] = {}
         running: list[_Run] = []
@@ -94,7 +97,7 @@ class SideBySide(Launcher):
         if isinstance(self.at_once, bool) or not isinstance(self.at_once, int) or self.at_once < 1:
             raise ConfigError("hydra.launcher.at_once", self.at_once, "a whole number of at least 1")
         name = self.config.hydra.job.config_name
-        if name not in MODULES:
+        if name not in COMMANDS:
             raise ConfigError("hydra/launcher", "side_by_side", "basic: only fedsim and fedsim-audit run side by side")
         check_address(self.config.ray.address)
         workers = [word for words in job_overrides for word in words if word.startswith("simulation.workers=")]
@@ -113,6 +116,8 @@ class SideBySide(Launcher):
         if self.config.ray.address is not None or not self._on_ray:
             yield self.config.ray.address
             return
+        from fedsim.simulation.ray_cluster import ray_cluster
+
         with ray_cluster(None, cores(), _gpus(), self.config.ray.dashboard):
             import ray
 
@@ -121,7 +126,7 @@ class SideBySide(Launcher):
     def _start(self, number: int, folder: Path, overrides: list[str], address: str | None) -> _Run:
         hydra = self.config.hydra
         folders = [source.path for source in hydra.runtime.config_sources if source.provider == "command-line"]
-        command = [sys.executable, "-P", "-m", MODULES[hydra.job.config_name], *overrides]
+        command = [sys.executable, "-P", "-m", "experiments.commands", COMMANDS[hydra.job.config_name], *overrides]
         command += [word for path in folders for word in ("--config-dir", str(path))]
         command += _kept(hydra.overrides.hydra)
         command += [f"run_dir='{folder}'"] + ([] if address is None else [f"ray.address='{address}'"])

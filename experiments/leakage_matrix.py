@@ -10,12 +10,13 @@ from typing import Any
 from rich.console import Console
 
 from experiments.audit import choose_pictures
-from experiments.cli import console, errors, run_cli
-from experiments.completeness import check_complete
+from experiments.cli import console, errors, run_command, say_doing
+from experiments.commands import start
+from experiments.commands.stage import Stage
 from experiments.engine_choice import Estimate, estimate_audit, estimate_jobs, estimate_run, on_engine, with_engine
+from experiments.machine import cores
 from experiments.matrix_progress import Progress, Watch, describe_end, read_matrix
 from experiments.matrix_rows import (
-    STATES,
     Composer,
     audit_config,
     described,
@@ -26,9 +27,9 @@ from experiments.matrix_rows import (
 from experiments.matrix_units import AUDIT, TRAINING, End, Unit, UnitWorker, check_unit, finished, run_unit
 from experiments.progress import Bars
 from experiments.setup import Setup, engine, prepare
-from experiments.validation import attacks_timeout, check_audit, check_federated, cores, worker_counts
+from experiments.validation import attacks_timeout, check_audit, check_federated, worker_counts
+from experiments.values import STATES, check_matrix_values
 from fedsim.composition import Config
-from fedsim.errors import ConfigError, nearest
 from fedsim.report.matrix import build_matrix_report, write_matrix
 from fedsim.report.matrix_verdict import verdicts
 from fedsim.report.matrix_wording import few
@@ -42,8 +43,8 @@ SECONDS_BETWEEN_LOOKS = 1.0
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    run_cli("matrix", run_matrix)
+    """The command, called from Python: it exits."""
+    run_command(Stage("fedsim-matrix"))
 
 
 def run_matrix(config: Config, root: Path) -> None:
@@ -52,6 +53,7 @@ def run_matrix(config: Config, root: Path) -> None:
     Raises:
         ConfigError: a setting that no row can work with; nothing has been started then.
     """
+    say_doing("composing the runs of all rows and columns")
     progress = plan_matrix(config, root)
     root.mkdir(parents=True, exist_ok=True)
     with locked(root):
@@ -67,6 +69,7 @@ def _run(progress: Progress) -> None:
     if progress.ends:
         console.print(f"{len(progress.ends)} of {len(progress.units)} runs were finished earlier", markup=False)
     left = len(progress.units) - len(progress.ends)
+    say_doing(f"training and auditing {count(len(progress.rows), 'row')} in {count(left, 'run')}")
     screen = Console(highlight=False, soft_wrap=True)  # of its own: those of the runs are quiet
     try:
         with (
@@ -97,7 +100,7 @@ def plan_matrix(config: Config, root: Path) -> Progress:
     Raises:
         ConfigError: naming the setting.
     """
-    _check(config)
+    check_matrix_values(config)
     matrix = config["matrix"]
     states = STATES[matrix["state"]]
     rows, columns = read_rows(matrix), read_columns(matrix)
@@ -141,23 +144,6 @@ def _with_engine(config: Config, units: Sequence[Unit], training: Setup, audit: 
         return estimate_jobs(config, [seconds[unit.kind] for unit in units])
 
     return with_engine(config, count(len(units), "run"), of_all)
-
-
-def _check(config: Config) -> None:
-    check_complete(config, "matrix")
-    matrix = config["matrix"]
-    for group in ("defense", "attack"):
-        if config[group]:
-            raise ConfigError(group, list(config[group]), f"[]: matrix.{group}s names them")
-    if matrix["state"] not in STATES:
-        hint = nearest(str(matrix["state"]), STATES)
-        raise ConfigError("matrix.state", matrix["state"], f"one of {', '.join(STATES)}.{hint}")
-    if not isinstance(matrix["seeds"], int) or isinstance(matrix["seeds"], bool) or matrix["seeds"] < 1:
-        raise ConfigError("matrix.seeds", matrix["seeds"], "a whole number of at least 1")
-    if not isinstance(matrix["parallel"], bool):
-        raise ConfigError("matrix.parallel", matrix["parallel"], "true or false")
-    if matrix["parallel"] and config["simulation"]["engine"] != "inline" and config["simulation"]["num_gpus"]:
-        raise ConfigError("matrix.parallel", "true", "false where simulation.num_gpus gives each worker a GPU")
 
 
 def _ends(progress: Progress) -> Iterator[tuple[Unit, End]]:
@@ -234,4 +220,4 @@ def _untrained(progress: Progress, unit: Unit) -> End | None:
 
 
 if __name__ == "__main__":
-    main()
+    start("fedsim-matrix")

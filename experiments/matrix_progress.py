@@ -10,9 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from experiments.matrix_rows import STATES, Entry
+from experiments.matrix_rows import Entry
 from experiments.matrix_units import AUDIT, TRAINING, End, Unit, judges_updates, updates_of
 from experiments.progress import Bars
+from experiments.values import STATES
 from fedsim.composition import Config
 from fedsim.report.matrix_cells import Cell, Column, Matrix, Row, Stage, with_front
 from fedsim.report.matrix_read import read_cells, read_counts, read_training
@@ -135,7 +136,10 @@ class Watch(threading.Thread):
         trainings = [unit for unit in progress.units if unit.kind == TRAINING]
         trained = sum(unit in progress.ends for unit in trainings)
         self._bars.set("trainings", trained, len(trainings))
-        self._bars.set("cells", progress.cells_done(), progress.cells_in_all, _note(progress))
+        done, total, note = progress.cells_done(), progress.cells_in_all, _note(progress)
+        self._bars.set("cells", done, total, note)
+        if note:
+            self._bars.say_now_and_then(f"{trained}/{len(trainings)} trainings, {done}/{total} cells; running: {note}")
 
 
 def read_matrix(progress: Progress) -> Matrix:

@@ -16,7 +16,6 @@ from fedsim.errors import ConfigError, nearest
 from fedsim.knowledge import read_knowledge, without_knowledge
 from fedsim.report.matrix_cells import Column
 
-STATES = {"initial": ("initial",), "trained": ("trained",), "both": ("initial", "trained")}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 SHARED = ("seed", "client", "ray", "data", "model", "defense", "tracker", "simulation")

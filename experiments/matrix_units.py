@@ -168,7 +168,9 @@ def guess(setup: Setup) -> dict[str, float]:
     data = setup.data
     chosen = data.train.subset(choose_pictures(setup))
     pictures = chosen.images(range(len(chosen)))
-    values: Tensor = psnr(public_mean(data, tuple(pictures.shape[1:])).expand_as(pictures), pictures)
+    values: Tensor = psnr(
+        public_mean(data, (pictures.shape[1], pictures.shape[2], pictures.shape[3])).expand_as(pictures), pictures
+    )
     return dict(zip(chosen.ids, values.tolist(), strict=True))
 
 

@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 import yaml
 
-from experiments.cli import console, run_cli
+from experiments.cli import console, run_command, say_doing
+from experiments.commands import start
+from experiments.commands.stage import Stage
 from experiments.completeness import check_complete
 from experiments.measures.drawing import draw_all, embedding_view
 from experiments.measures.jigsawed import Answers, answer, layout, mask_embedding, measure_jigsaw, top1
@@ -38,8 +40,8 @@ Record = dict[str, Any]
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    run_cli("measure", run_measure)
+    """The command, called from Python: it exits."""
+    run_command(Stage("fedsim-measure"))
 
 
 def run_measure(config: Config, root: Path) -> None:
@@ -53,6 +55,7 @@ def run_measure(config: Config, root: Path) -> None:
     plan = check_measure(config)
     if config["threads"] is not None:
         torch.set_num_threads(config["threads"])
+    say_doing("loading models and test images")
     subjects = load_subjects(config)
     reference = config["measure"]["corruptions"]["reference"]
     if plan is not None:
@@ -268,4 +271,4 @@ def _write_json(path: Path, value: Record) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start("fedsim-measure")

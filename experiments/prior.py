@@ -12,7 +12,9 @@ from torch import Tensor
 from attacks.learned.checkpoint import save_trained
 from clients.app import resolve_device
 from experiments.audit import open_or_resume
-from experiments.cli import console, run_cli
+from experiments.cli import console, run_command, say_doing
+from experiments.commands import start
+from experiments.commands.stage import Stage
 from experiments.completeness import check_complete
 from experiments.logs import log_to
 from experiments.priors.autoencoder import drawn, rebuilt, train_generator
@@ -41,8 +43,8 @@ NAMES = {"generator": "generator.safetensors", "lti": "inversion.safetensors"}
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    run_cli("prior", run_prior)
+    """The command, called from Python: it exits."""
+    run_command(Stage("fedsim-prior"))
 
 
 def run_prior(config: Config, root: Path) -> None:
@@ -53,6 +55,7 @@ def run_prior(config: Config, root: Path) -> None:
     """
     check_complete(config, "prior")
     settings = check_prior(config)
+    say_doing("reading the data, building the model")
     setup = prepare({**config, "attack": {}})
     if setup.sums is not None and config["kind"] == "lti":
         raise ConfigError("defense", setup.sums.by, "one under which the server sees single clients: LTI undoes those")
@@ -170,4 +173,4 @@ def use(kind: str, result: Path, batch_size: int, choices: Mapping[str, str | No
 
 
 if __name__ == "__main__":
-    main()
+    start("fedsim-prior")

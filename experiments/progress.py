@@ -1,5 +1,6 @@
 """Progress bars on a terminal, a line now and then elsewhere."""
 
+import time
 from types import TracebackType
 from typing import Self
 
@@ -13,6 +14,10 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from fedsim.report.wording import duration
+
+SECONDS_BETWEEN_LINES = 30.0
 
 
 class Bars:
@@ -31,6 +36,7 @@ class Bars:
             disable=not console.is_terminal,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._due = 0.0
 
     def __enter__(self) -> Self:
         self._progress.__enter__()
@@ -48,6 +54,15 @@ class Bars:
         self._progress.update(self._tasks[name], completed=completed, total=total)
         if note is not None:
             self._progress.update(self._tasks[name], note=note)
+
+    def say_now_and_then(self, text: str, name: str | None = None) -> None:
+        """A line at first and then every so often, with the time that the bar of this name has left."""
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self._due = now + SECONDS_BETWEEN_LINES
+        left = next((t.time_remaining for t in self._progress.tasks if name and t.id == self._tasks[name]), None)
+        self.say(f"{text}, about {duration(left)} left" if left else text)
 
     def say(self, text: str) -> None:
         """A line for people who watch a log, not a terminal."""

@@ -1,11 +1,10 @@
 """`fedsim-report`: build the page of a run anew, or put several runs side by side."""
 
-import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.cli import console, errors
+from experiments.commands import start
+from experiments.commands.report import run_report
 from fedsim.report.matrix import build_matrix_report
 from fedsim.report.measures import build_measures_page
 from fedsim.report.render import build_comparison, build_report, build_sweep_report
@@ -18,18 +17,8 @@ OTHERS = {"matrix.json": build_matrix_report, "measures.json": build_measures_pa
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    parser = argparse.ArgumentParser(prog="fedsim-report", description=__doc__)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a run, a sweep, or several runs")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help=f"page that compares several ({PAGE} beside the first)"
-    )
-    arguments = parser.parse_args()
-    try:
-        console.print(str(write_page(arguments.folders, arguments.out)), markup=False)
-    except (ValueError, OSError) as error:
-        errors.print(f"error: {error}", markup=False)
-        sys.exit(2)
+    """The command, called from Python: it exits."""
+    run_report()
 
 
 def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
@@ -66,4 +55,4 @@ def _is_run(folder: Path) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    start("fedsim-report")

@@ -40,7 +40,10 @@ def reported(folder: RunFolder, kind: str, start: float, test_pictures: int | No
     except BaseException as error:
         again = _how_to_go_on(folder, kind)
         full = error if isinstance(error, OSError) and error.errno in FULL else None
-        _say_unfinished(folder, "" if full or isinstance(error, RunError) else again)
+        page = _unfinished_page(folder)
+        if not isinstance(error, KeyboardInterrupt):  # then the command itself says how to go on
+            told = "" if full or isinstance(error, RunError) else again
+            errors.print(f"unfinished; what there is: {page}{told and f'; {told}'}", markup=False)
         if full is not None:
             reason = f"{full.filename or folder.root}: {full.strerror}; what had finished is kept"
             raise RunError(f"{reason}. With more room, {again}" if again else reason) from error
@@ -54,12 +57,11 @@ def _how_to_go_on(folder: RunFolder, kind: str) -> str:
     return f"fedsim resume={folder.root} goes on" if SealedStates(folder.resume_points).numbers() else ""
 
 
-def _say_unfinished(folder: RunFolder, again: str) -> None:
+def _unfinished_page(folder: RunFolder) -> str:
     try:
-        page = str(build_report(folder.root))
+        return str(build_report(folder.root))
     except OSError as error:
-        page = f"{folder.root}, without a report ({error.strerror})"
-    errors.print(f"unfinished; what there is: {page}{again and f'; {again}'}", markup=False)
+        return f"{folder.root}, without a report ({error.strerror})"
 
 
 def end_with_report(folder: RunFolder) -> None:

@@ -12,16 +12,20 @@ from typing import Any
 
 from attacks.session import PROGRESS
 from experiments.progress import Bars
+from fedsim.report.wording import duration
 from fedsim.tracking import RunFolder
 
 logger = getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_TO_FIRST_LINE = 5.0
 SECONDS_BETWEEN_LINES = 30.0
 """In the log, and where the output is no terminal."""
 
 FORGOTTEN_AFTER = 600.0
-"""Seconds without a word after which an attack is no longer shown as running."""
+"""Seconds without a word after which a search is no longer shown as running."""
+FORGOTTEN_WITHOUT_STEPS = 3600.0
+"""The same for an attack that says one word, when it begins."""
 
 NAMED = 2
 """So many running attacks are named; the others are counted."""
@@ -70,13 +74,13 @@ class ProgressWatch(threading.Thread):
         self._scratch = scratch
         self._bars = bars
         self._since = time.time()
-        self._said = time.monotonic()
+        self._due = time.monotonic() + SECONDS_TO_FIRST_LINE
         self._shown = False
         self._ended = threading.Event()
 
     def run(self) -> None:
         while not self._ended.wait(SECONDS_BETWEEN_LOOKS):
-            running = read_progress(self._scratch, max(self._since, time.time() - FORGOTTEN_AFTER))
+            running = read_progress(self._scratch, self._since)
             if running or self._shown:
                 self._show(running)
 
@@ -89,8 +93,8 @@ class ProgressWatch(threading.Thread):
         done, total = sum(one["done"] for one in running), sum(one["total"] for one in running)
         self._shown = bool(running)
         self._bars.set("steps", done, max(total, 1), note)
-        if running and time.monotonic() - self._said >= SECONDS_BETWEEN_LINES:
-            self._said = time.monotonic()
+        if running and time.monotonic() >= self._due:
+            self._due = time.monotonic() + SECONDS_BETWEEN_LINES
             logger.info("%s", note)
             self._bars.say(note)
 
@@ -100,28 +104,37 @@ def read_progress(scratch: Path, since: float = 0.0) -> list[dict[str, Any]]:
     running = []
     for path in sorted(scratch.glob(f"*/{PROGRESS}")):
         try:
-            if path.stat().st_mtime < since:
-                continue
+            written = path.stat().st_mtime
             told = json.loads(path.read_text(encoding="utf-8"))
-            running.append(
-                {
-                    "title": str(told["title"]),
-                    "done": int(told["done"]),
-                    "total": int(told["total"]),
-                    "values": {str(name): float(value) for name, value in told["values"].items()},
-                }
-            )
+            one = {
+                "title": str(told["title"]),
+                "done": int(told["done"]),
+                "total": int(told["total"]),
+                "values": {str(name): float(value) for name, value in told["values"].items()},
+                "since": float(told["since"]),
+                "first": int(told["first"]),
+            }
+            if written >= max(since, time.time() - (FORGOTTEN_AFTER if one["total"] else FORGOTTEN_WITHOUT_STEPS)):
+                running.append(one)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             continue
     return running
 
 
 def describe(running: list[dict[str, Any]]) -> str:
-    """`gradvit on round-00000-client-00003: step 400/4800, objective 0.12; and 3 more`."""
-    words = []
-    for one in running[:NAMED]:
-        values = "".join(f", {name} {value:.3g}" for name, value in one["values"].items())
-        words.append(f"{one['title']}: step {one['done']}/{one['total']}{values}")
+    """`gradvit on round-00000-client-00003: step 400/4800, objective 0.12, about 4 min left; and 3 more`."""
+    words = [f"{one['title']}: {_how_far(one)}" for one in running[:NAMED]]
     if len(running) > NAMED:
         words.append(f"and {len(running) - NAMED} more")
     return "; ".join(words)
+
+
+def _how_far(one: dict[str, Any]) -> str:
+    """Of an attack without steps how long it has been at work."""
+    seconds = max(0.0, time.time() - one["since"])
+    if not one["total"]:
+        return f"for {duration(seconds)}"
+    values = "".join(f", {name} {value:.3g}" for name, value in one["values"].items())
+    steps = one["done"] - one["first"]
+    left = seconds * (one["total"] - one["done"]) / steps if steps > 0 else 0.0
+    return f"step {one['done']}/{one['total']}{values}" + (f", about {duration(left)} left" if left >= 1.0 else "")

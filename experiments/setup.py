@@ -16,8 +16,10 @@ from clients.replay import replay
 from defenses.base import DefenseChain, Plan
 from defenses.compose import build_chain, load_wrappers
 from defenses.secure_aggregation import SecureAggregation
+from experiments.cli import say_doing
 from experiments.guess import public_mean
-from experiments.validation import check_common, check_room, cores, crews, placement, worker_counts
+from experiments.machine import cores
+from experiments.validation import check_common, check_room, crews, placement, worker_counts
 from fedsim.composition import Config, build_data, build_spec, image_side
 from fedsim.data import FederatedData
 from fedsim.errors import ConfigError
@@ -28,6 +30,7 @@ from fedsim.observation_files import load_observation
 from fedsim.observing import ObservationFactory
 from fedsim.optimizers import optimizer_factory
 from fedsim.reply_checks import ReplyRules
+from fedsim.report.wording import count
 from fedsim.simulation.placement import anywhere
 from fedsim.simulation.ray_cluster import ray_cluster
 from fedsim.simulation.shipping import absolute, runtime_env
@@ -233,6 +236,7 @@ def engine(config: Config, jobs: int, attackers: bool = True, folder: Path | Non
         path = config.get("data", {}).get("path")
         kept_back = [Path(path)] if isinstance(path, str) else []
         kept_back += [folder] if folder is not None else []
+        say_doing(f"joining the cluster at {ray['address']}")
         with ray_cluster(ray["address"], 0, 0, runtime_env=runtime_env(Path(__file__).parents[1], config, kept_back)):
             if not ray["grows"]:
                 check_room(config, attackers)
@@ -242,17 +246,7 @@ def engine(config: Config, jobs: int, attackers: bool = True, folder: Path | Non
     workers = worker_counts(config if attackers else {**config, "attack": {}}, jobs)
     cpus = workers * wanted.clients.cpus + sum(request.cpus * count for request, count in wanted.attacks)
     gpus = workers * wanted.clients.gpus + sum(request.gpus * count for request, count in wanted.attacks)
+    say_doing(f"starting Ray and {count(workers, 'worker')}")
     with ray_cluster(None, max(cores(), ceil(cpus)), ceil(gpus), ray["dashboard"]):
         check_room(config, attackers)
         yield
-
-
-def refuse_used(root: Path) -> None:
-    """A federated run starts in a folder of its own.
-
-    Raises:
-        ConfigError: `root` holds a run.
-    """
-    if (root / "metrics.jsonl").exists() or (root / "attacks.jsonl").exists():
-        words = f"choose a new folder, this one holds a run already; fedsim resume={root} goes on with one"
-        raise ConfigError("run_dir", root, words)

@@ -3,7 +3,7 @@
 import html
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from torch import Tensor
 
@@ -129,7 +129,7 @@ class AttackResult:
         return cls(
             observation=str(names[0]),
             attack=str(names[1]),
-            status=status,
+            status=cast(Status, status),
             reason=str(record.get("reason") or ""),
             target="labels" if record.get("target") == "labels" else "images",
             baseline=record.get("baseline") is True,

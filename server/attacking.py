@@ -234,7 +234,9 @@ def _with_session(
     if scratch is not None:
         names = [observation_name(one.server_round, one.client) for one in observations]
         same = partial(fingerprint, observations, without_knowledge(settings), seed, device)
-        attack.session = FolderSession(scratch, names, name, same)
+        session = FolderSession(scratch, names, name, same)
+        session.begin()
+        attack.session = session
     return attack
 
 

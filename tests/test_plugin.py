@@ -152,7 +152,7 @@ def test_sweep(runs, tmp_path):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_lists_its_parts(runs, command):
-    out = runs.run("--help", command=command)["out"]
+    out = runs.run("--help", "all", command=command)["out"]
     for group, name in PARTS.items():
         if command == "fedsim-measure" and group == "attack":
             continue

@@ -1,12 +1,12 @@
 """What may be set for `fedsim-measure`, checked before anything is loaded."""
 
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from experiments.measures.robust import CorruptionPlan
+from experiments.places import check_measured
 from fedsim.composition import Config
 from fedsim.corruption_levels import SEVERITIES, TABLES
 from fedsim.corruptions import NAMES
@@ -44,9 +44,7 @@ def check_measure(config: Config) -> CorruptionPlan | None:
     _each("measure.projections", measure["projections"], lambda name: isinstance(name, str), "names, as in [pca,tsne]")
     if not _is_share(measure["attention_ratio"]):
         raise ConfigError("measure.attention_ratio", measure["attention_ratio"], "a number from 0 to 1")
-    for key in ("hard", "foreign"):
-        if measure[key] is not None and not Path(str(measure[key])).expanduser().is_dir():
-            raise ConfigError(f"measure.{key}", measure[key], "a folder of class folders; there is none")
+    check_measured(config)
     check_methods(measure["projections"])
     return _corruptions(measure["corruptions"], config["seed"])
 
@@ -95,10 +93,8 @@ def _corruptions(settings: Config, seed: int) -> CorruptionPlan | None:
         if sorted(severities) != list(SEVERITIES):
             expected = f"[1,2,3,4,5], beside reference=alexnet: {OF_ALEXNET}"
             raise ConfigError("measure.corruptions.severities", severities, expected)
-    frost = settings["frost"]
-    if frost is not None and not Path(str(frost)).expanduser().is_dir():
-        raise ConfigError("measure.corruptions.frost", frost, "a folder of photographs of frost; there is none")
-    return CorruptionPlan(tuple(names), tuple(severities), settings["num_images"], settings["table"], frost, seed)
+    size, table, frost = settings["num_images"], settings["table"], settings["frost"]
+    return CorruptionPlan(tuple(names), tuple(severities), size, table, frost, seed)
 
 
 def _whole(key: str, value: object, least: int) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from defenses.base import DefenseChain
 from defenses.compose import build_chain
+from experiments.places import find_runs
 from fedsim.composition import Config, build_source, build_spec, image_side
 from fedsim.data import FederatedData, ImageSet
 from fedsim.determinism import torch_generator
@@ -142,21 +143,6 @@ def _folders(runs: Sequence[Any]) -> list[Path]:
     return [found for given in runs for found in find_runs(Path(str(given)).expanduser())]
 
 
-def find_runs(folder: Path) -> list[Path]:
-    """The folder itself where it is a run, or the runs in it where it is a sweep.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    if (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
-        return [folder]
-    children = sorted(folder.iterdir(), key=_by_number) if folder.is_dir() else []
-    found = [child for child in children if (child / "config.yaml").is_file() and (child / "checkpoints").is_dir()]
-    if not found:
-        raise ConfigError("runs", folder, "a folder of a fedsim run, with its config.yaml and checkpoints/")
-    return found
-
-
 def find_checkpoint(folder: Path, server_round: int | None) -> Path:
     """The checkpoint of a round, or the last one.
 
@@ -180,10 +166,6 @@ def round_of(checkpoint: Path) -> int:
     if not number.isdecimal():
         raise ConfigError("runs", checkpoint, "a checkpoint named round-N.safetensors")
     return int(number)
-
-
-def _by_number(path: Path) -> tuple[bool, int, str]:
-    return (not path.name.isdigit(), int(path.name) if path.name.isdigit() else 0, path.name)
 
 
 def _origin(folder: Path, server_round: int | None) -> Origin:

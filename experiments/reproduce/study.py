@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 from experiments.cli import console
+from experiments.machine import cores
 from experiments.progress import Bars
 from experiments.reproduce.ledger import Entry, Ledger, alone, settle, write_text
 from experiments.reproduce.processes import spread
 from experiments.reproduce.tables import Value, markdown, write_csv
-from experiments.validation import cores
 from fedsim.errors import ConfigError, RunError
 
 SCALES = ("small", "paper")

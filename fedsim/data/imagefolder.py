@@ -13,6 +13,7 @@ from datasets import Dataset
 from fedsim.data.pictures import UNREADABLE, one_line
 from fedsim.data.sources import Splits, divide, features
 from fedsim.errors import ConfigError
+from fedsim.places import picture_folder
 
 EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm"}
@@ -55,12 +56,7 @@ class ImageFolder:
 
     def load(self) -> Splits:
         """Raises `ConfigError`: no such folder, no class folders, a class without pictures, unreadable files."""
-        if not self._path:
-            raise ConfigError("data.path", self._path, "a folder with one folder per class, as in data.path=~/pictures")
-        if not self._root.is_dir():
-            raise ConfigError(
-                "data.path", self._root, "is a file, not a folder" if self._root.exists() else "no such folder"
-            )
+        picture_folder(self._path)
         train_folder, test_folder = self._layout()
         train = self._pictures_by_class(train_folder)
         test = self._pictures_by_class(test_folder) if test_folder else {}

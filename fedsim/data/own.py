@@ -74,8 +74,10 @@ def own_data(
     if len(names) > num_classes:
         raise ConfigError("model", num_classes, f"{len(names)} outputs at least: the data set has so many classes")
     names += [str(number) for number in range(len(names), num_classes)]
-    sets = [_held([(place, *get(place)[:2]) for place in places], shape, num_classes) for places in (chosen, others)]
-    return OwnData(*sets, names)
+    attacked, public = (
+        _held([(place, *get(place)[:2]) for place in places], shape, num_classes) for places in (chosen, others)
+    )
+    return OwnData(attacked, public, names)
 
 
 def _held(rows: list[tuple[int, Any, Any]], shape: tuple[int, int, int], num_classes: int) -> TensorImages:

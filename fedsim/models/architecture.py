@@ -21,6 +21,7 @@ from fedsim.models import resnet as resnet
 from fedsim.models import swin as swin
 from fedsim.models.april import read_embedding_directly
 from fedsim.models.checkpoint import read_checkpoint, redrawn_mark
+from fedsim.places import check_model_file
 from fedsim.plugins import load_plugins
 
 # What timm's models raise for arguments that do not fit: among them a division by zero heads, a layer of no such name.
@@ -83,8 +84,7 @@ class ModelSpec:
             raise ConfigError("model.variant", self.variant, f"one of {', '.join(VARIANTS)}")
         if self.dtype not in DTYPES:
             raise ConfigError("model.dtype", self.dtype, f"one of {', '.join(DTYPES)}")
-        if self.checkpoint is not None and not Path(self.checkpoint).is_file():
-            raise ConfigError("model.checkpoint", self.checkpoint, "there is no such file")
+        check_model_file(self.checkpoint)
         if (channels := self.kwargs.get("in_chans", 3)) != 3:
             raise ConfigError("model.kwargs.in_chans", channels, "3: pictures are read as RGB, grey ones too")
         for key in ("img_size", "patch_size"):

@@ -11,36 +11,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedsim.errors import ConfigError, RunError
-from fedsim.kept_memory import KEPT_MEMORY
+from fedsim.ray_settings import ADDRESS, check_address
+from fedsim.ray_settings import quiet_environment as quiet_environment
 
-ADDRESS = re.compile(r"(?:ray://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/:\[\]]+):(?P<port>\d{1,5})")
-EXPECTED = "null, auto, HOST:PORT or ray://HOST:PORT"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SECONDS_TO_ANSWER = 5.0
 """For a TCP connection; Ray itself would try for minutes."""
 STARTS = 3
 """Attempts at a Ray of one's own; each waits 30 s, which Ray does not let us choose."""
 SLOW_START = "timed out during startup"
-
-
-def quiet_environment() -> None:
-    """Telemetry off before Flower or Ray are first used; a user's own setting wins."""
-    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Workers inherit these: a thread pool per worker would oversubscribe the cores.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for name, value in KEPT_MEMORY.items():
-        os.environ.setdefault(name, value)
-
-
-def check_address(address: object) -> None:
-    """Raises ConfigError where this can be no address of a cluster; None stands for this machine."""
-    if address is None or address == "auto":
-        return
-    found = ADDRESS.fullmatch(address) if isinstance(address, str) else None
-    if found is None or not 0 < int(found["port"]) < 65536:
-        raise ConfigError("ray.address", address, EXPECTED)
 
 
 @contextmanager
@@ -210,9 +189,9 @@ def _quiet_stderr(tell: bool = True) -> Iterator[None]:
         os.dup2(captured.fileno(), 2)
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             captured.seek(0)
-            if tell:
+            if tell and not isinstance(error, KeyboardInterrupt):
                 os.write(original, captured.read())
             raise
         finally:

@@ -104,6 +104,9 @@ def test_help_teaches(command, name):
     assert code == 0
     for word in ("attack", "defense", "patch_gradient", "fixed_pe", "-m", "run_dir", "--cfg job"):
         assert word in out, word
+    code, out, _ = command(name, "--help", "all")
+    assert code == 0
+    assert "labels_zlg" in out
 
 
 def test_the_composition_can_be_shown(command):
@@ -126,6 +129,15 @@ def test_a_sweep_writes_one_comparison_page_and_outlives_a_faulty_run(command, t
     )
     assert code == 2
     assert err.count("client.batch_size=0") == 2
+    assert err.count("reading the data, building the model …") == 2, "of the runs that begin"
+    assert err.count("training: 2 clients, 1 round …") == 2
+    titles = [line.split(" num_clients")[0] for line in out.splitlines() if line.startswith("#")]
+    assert titles[1:] == [
+        "#1 defense=[] client.batch_size=0",
+        "#2 defense=[fixed_pe] client.batch_size=1",
+        "#3 defense=[fixed_pe] client.batch_size=0",
+    ]
+    assert sorted(path.name for path in (tmp_path / "sweep").glob("[0-9]")) == ["0", "2"], "faulty runs leave nothing"
     finished = sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json"))
     assert finished == ["0", "2"]
     pages = list((tmp_path / "sweep").glob("*.html"))

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from experiments import resuming
+from experiments import resumed, resuming
 from fedsim.errors import ConfigError
 from fedsim.tracking import RunFolder
 from fedsim.tracking.sealed import ARRAYS, SealedStates
@@ -235,7 +235,7 @@ def run_folder(tmp_path):
 
 
 def test_where_a_run_goes_on_may_change_and_what_comes_out_may_not(run_folder):
-    config, root = resuming.read_resumed([f"resume={run_folder}", "simulation.workers=2", "ray.address=auto"])
+    config, root = resumed.read_resumed([f"resume={run_folder}", "simulation.workers=2", "ray.address=auto"])
     assert root == run_folder
     assert config["simulation"] == {"workers": 2, "threads": 1}
     assert config["ray"] == {"address": "auto"}
@@ -251,13 +251,13 @@ def test_where_a_run_goes_on_may_change_and_what_comes_out_may_not(run_folder):
         "ray=x",
     ):
         with pytest.raises(ConfigError, match="keeps its settings"):
-            resuming.read_resumed([f"resume={run_folder}", argument])
+            resumed.read_resumed([f"resume={run_folder}", argument])
     with pytest.raises(ConfigError, match=r"a setting of this run\. Did you mean 'address'"):
-        resuming.read_resumed([f"resume={run_folder}", "ray.adress=auto"])
-    assert resuming.read_resumed(["seed=1"]) is resuming.read_resumed(["resume=null"]) is None
+        resumed.read_resumed([f"resume={run_folder}", "ray.adress=auto"])
+    assert resumed.read_resumed(["seed=1"]) is resumed.read_resumed(["resume=null"]) is None
     for plus in ("+", "++"):  # as Hydra takes them
-        assert resuming.read_resumed([f"{plus}resume={run_folder}"]) == resuming.read_resumed([f"resume={run_folder}"])
-        assert resuming.read_resumed([f"{plus}resume=null"]) is None
+        assert resumed.read_resumed([f"{plus}resume={run_folder}"]) == resumed.read_resumed([f"resume={run_folder}"])
+        assert resumed.read_resumed([f"{plus}resume=null"]) is None
 
 
 def test_resume_in_a_file_starts_no_other_run(command, tmp_path):
@@ -274,9 +274,9 @@ def test_what_began_on_gpus_does_not_go_on_in_one_process(run_folder):
     path = run_folder / "config.yaml"
     began = path.read_text().replace("threads: 1", "threads: 1, engine: ray, attack_num_gpus: 0.5")
     path.write_text(began)
-    assert resuming.read_resumed([f"resume={run_folder}", "simulation.engine=ray"]) is not None
+    assert resumed.read_resumed([f"resume={run_folder}", "simulation.engine=ray"]) is not None
     with pytest.raises(ConfigError, match=r"simulation\.engine=inline: ray, .*simulation\.attack_num_gpus"):
-        resuming.read_resumed([f"resume={run_folder}", "simulation.engine=inline"])
+        resumed.read_resumed([f"resume={run_folder}", "simulation.engine=inline"])
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,29 @@ def walking(path, client=0, done=400):
     return session
 
 
+def test_how_long_a_search_takes_and_how_long_an_attack_without_steps_has_taken(tmp_path, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("attacks.session.time.time", lambda: now[0])
+    monkeypatch.setattr("attacks.session.time.monotonic", lambda: now[0])
+    search = FolderSession(tmp_path, ["a"], "search", lambda: "")
+    search.progress(100, 400, {})  # it goes on from an earlier call
+    now[0] += 60.0
+    search.progress(200, 400, {})
+    FolderSession(tmp_path, ["b"], "solve", lambda: "").begin()
+    now[0] += 30.0
+    solving, searching = (describe([one]) for one in sorted(read_progress(tmp_path), key=lambda one: one["total"]))
+    assert solving == "solve on b: for 30.0 s"
+    assert searching == "search on a: step 200/400, about 3 min 00 s left"
+
+
+def test_lines_now_and_then_say_how_long_it_will_take(bars, output, monkeypatch):
+    monkeypatch.setattr("experiments.progress.time.monotonic", lambda: 100.0)
+    for step in range(1, 4):
+        bars.set("rounds", step, 9)
+        bars.say_now_and_then(f"round {step}", "rounds")
+    assert output.getvalue().splitlines() == ["round 1"]
+
+
 def failed_row(status="failed"):
     return {"observation": "o", "attack": "a", "status": status}
 

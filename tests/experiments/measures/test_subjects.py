@@ -2,7 +2,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from experiments.measures.subjects import find_checkpoint, find_runs, load_subjects
+from experiments.measures.subjects import find_checkpoint, load_subjects
+from experiments.places import find_runs
 from fedsim.data import Digits, FederatedData
 from fedsim.errors import ConfigError
 from fedsim.evaluation import evaluate

@@ -1,0 +1,72 @@
+"""The commands as the console starts them; each module here is imported before any library is."""
+
+import os
+import sys
+import traceback
+from contextlib import suppress
+from typing import NoReturn
+
+
+def fedsim() -> NoReturn:
+    """A federated run under the eyes of a curious server."""
+    start("fedsim")
+
+
+def fedsim_audit() -> NoReturn:
+    """What shared updates give away, without a federation."""
+    start("fedsim-audit")
+
+
+def fedsim_measure() -> NoReturn:
+    """Trained models compared."""
+    start("fedsim-measure")
+
+
+def fedsim_matrix() -> NoReturn:
+    """Attacks against defenses."""
+    start("fedsim-matrix")
+
+
+def fedsim_prior() -> NoReturn:
+    """What attacks bring along."""
+    start("fedsim-prior")
+
+
+def fedsim_report() -> NoReturn:
+    """Pages of runs, anew or side by side."""
+    start("fedsim-report")
+
+
+def start(name: str) -> NoReturn:
+    """Run the command, and end this process with its exit code.
+
+    It ends at once: everything of a run is closed by then, and what libraries do at their exit takes seconds.
+    """
+    code = 1
+    try:
+        from experiments.commands.interrupt import CtrlC
+        from experiments.commands.stage import Stage
+
+        stage = Stage(name)
+        CtrlC(stage)
+        if name == "fedsim-report":
+            from experiments.commands.report import run_report
+
+            run_report()
+        else:
+            from experiments.cli import run_command
+
+            run_command(stage)
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+    except KeyboardInterrupt:  # before it was watched for
+        code = 130
+    except BaseException:  # noqa: BLE001 - shown as Python would show it
+        traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # a reader that has gone, as `head` does
+            stream.flush()
+    os._exit(code)

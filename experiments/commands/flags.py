@@ -1,0 +1,53 @@
+"""Words that begin with a dash: Hydra's. What it says of a wrong one is a page of usage."""
+
+from collections.abc import Sequence
+
+from fedsim.errors import nearest
+
+HELP = ("--help", "-h")
+WITH_VALUE: tuple[str, ...] = (
+    "--cfg",
+    "-c",
+    "--package",
+    "-p",
+    "--config-path",
+    "-cp",
+    "--config-name",
+    "-cn",
+    "--config-dir",
+    "-cd",
+)
+WITH_VALUE += ("--experimental-rerun", "--info", "-i")
+ALONE: tuple[str, ...] = (
+    *HELP,
+    "--hydra-help",
+    "--version",
+    "--resolve",
+    "--run",
+    "-r",
+    "--multirun",
+    "-m",
+    "--shell-completion",
+    "-sc",
+)
+
+
+def wrong_flag(arguments: Sequence[str]) -> str:
+    """What to say of the first flag that is none of Hydra's; empty where there is none."""
+    known = (*ALONE, *WITH_VALUE)
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        if argument.startswith("-") and not any(flag.startswith(name) for flag in known) and name[:2] not in known:
+            hint = nearest(name, known) or " Settings are KEY=VALUE, without dashes; --hydra-help lists the flags."
+            return f"{argument}: there is no such flag.{hint}"
+    return ""
+
+
+def words(arguments: Sequence[str]) -> list[str]:
+    """What is neither a flag nor the value of one."""
+    left, skip = [], False
+    for argument in arguments:
+        if not skip and not argument.startswith("-"):
+            left.append(argument)
+        skip = argument in WITH_VALUE
+    return left

@@ -1,0 +1,54 @@
+"""How far a command is: what an interruption may cut off, and what it has to say, depend on it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+RESUME_POINTS = "resume"
+"""The folder of a federated run that holds where it can go on."""
+
+
+@dataclass
+class Stage:
+    """The one mutable thing that a command shares with whoever watches for Ctrl-C.
+
+    Attributes:
+        open: the work has begun: files are open and workers run, which have to be left in order.
+        folder: where the run's files go; None before any run.
+        discard: removes what Hydra made for a run that has not begun.
+        resumes: the same call on the same folder goes on where it stopped.
+    """
+
+    name: str
+    resumes: bool = False
+    open: bool = False
+    folder: Path | None = None
+    discard: Callable[[], None] = lambda: None
+
+    def reach(self, folder: Path, discard: Callable[[], None]) -> None:
+        """A run is about to be checked, for which Hydra has made a folder."""
+        self.folder, self.open, self.discard = folder, False, discard
+
+    def begin(self, folder: Path) -> None:
+        """The work begins."""
+        self.folder, self.open = folder, True
+
+    def interrupted(self) -> str:
+        """The line that says what is left and how to go on."""
+        if self.folder is None or not self.open or not self.folder.exists():
+            return "interrupted before anything started"
+        folder = shortest(self.folder)
+        if self.resumes:
+            return f"interrupted: what had finished is in {folder}; the same command with run_dir={folder} goes on"
+        kept = f"interrupted: what had finished is in {folder}"
+        if any((self.folder / RESUME_POINTS).glob("round-*")):
+            return f"{kept}; {self.name} resume={folder} goes on"
+        return f"{kept}; the same command with another run_dir begins anew"
+
+
+def shortest(path: Path) -> Path:
+    """The path as seen from here, where that is shorter."""
+    try:
+        return path.relative_to(Path.cwd())
+    except ValueError:
+        return path

@@ -1,0 +1,56 @@
+"""The six commands: what each is called, what it is for, and the function that does its work."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from experiments.commands import early
+from experiments.resumed import read_resumed
+
+Config = dict[str, Any]
+Read = Callable[[Sequence[str]], tuple[Config, Path] | None]
+Check = Callable[[Config, Path], None]
+
+
+def _nothing_read(arguments: Sequence[str]) -> None:
+    """Hydra is to compose the settings."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command whose settings Hydra composes.
+
+    Attributes:
+        config: the name of its main configuration, `conf/CONFIG.yaml`.
+        task: module and function that do its work; imported once the settings are known to be right.
+        check: looks at the settings before, without any library.
+        read: asked first; what it gives is run without Hydra.
+        resumes: the same call on the same folder goes on where it stopped.
+    """
+
+    name: str
+    config: str
+    task: str
+    check: Check
+    read: Read = _nothing_read
+    resumes: bool = False
+
+    def load(self) -> Callable[[Config, Path], None]:
+        """The function that does its work."""
+        module, _, function = self.task.partition(":")
+        task: Callable[[Config, Path], None] = getattr(import_module(module), function)
+        return task
+
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command("fedsim", "config", "experiments.federated:run_federated", early.check_federated, read_resumed),
+        Command("fedsim-audit", "audit", "experiments.audit:run_audit", early.check_audit, resumes=True),
+        Command("fedsim-measure", "measure", "experiments.measure:run_measure", early.check_measure),
+        Command("fedsim-matrix", "matrix", "experiments.leakage_matrix:run_matrix", early.check_matrix, resumes=True),
+        Command("fedsim-prior", "prior", "experiments.prior:run_prior", early.check_prior, resumes=True),
+    )
+}

@@ -1,0 +1,100 @@
+"""Folders and files that a command is to read or to write in, looked at before any library is imported."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import ConfigError
+from fedsim.places import check_model_file, picture_folder
+
+Config = dict[str, Any]
+
+IMAGE_FOLDER = "fedsim.data.ImageFolder"
+
+
+def check_sources(config: Config) -> None:
+    """What data and model are read from is there.
+
+    Raises:
+        ConfigError: naming the key, the value and what would be right.
+    """
+    _check_data(config)
+    if isinstance(checkpoint := config["model"].get("checkpoint"), str):
+        check_model_file(checkpoint)
+
+
+def refuse_used(root: Path) -> None:
+    """A federated run starts in a folder of its own.
+
+    Raises:
+        ConfigError: `root` holds a run.
+    """
+    if (root / "metrics.jsonl").exists() or (root / "attacks.jsonl").exists():
+        words = f"choose a new folder, this one holds a run already; fedsim resume={root} goes on with one"
+        raise ConfigError("run_dir", root, words)
+
+
+def find_observations(path: Path) -> Iterator[Path]:
+    """The observation at `path`, or all in the folder.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    try:
+        if (path / "observation.json").is_file():
+            yield path
+            return
+        found = sorted(child.parent for child in path.glob("*/observation.json"))
+    except OSError as error:
+        raise ConfigError("observation", path, f"a folder that can be read ({error.strerror})") from error
+    if not found:
+        raise ConfigError("observation", path, "there is none in this folder; RUN/observations holds those of a run")
+    yield from found
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The folder itself where it is a run, or the runs in it where it is a sweep.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
+        return [folder]
+    children = sorted(folder.iterdir(), key=_by_number) if folder.is_dir() else []
+    found = [child for child in children if (child / "config.yaml").is_file() and (child / "checkpoints").is_dir()]
+    if not found:
+        raise ConfigError("runs", folder, "a folder of a fedsim run, with its config.yaml and checkpoints/")
+    return found
+
+
+def check_measured(config: Config) -> None:
+    """What `fedsim-measure` reads is there.
+
+    Raises:
+        ConfigError: naming the key, the value and what would be right.
+    """
+    measure = config["measure"]
+    for folder in config["runs"] if isinstance(config["runs"], list) else []:
+        find_runs(Path(str(folder)).expanduser())
+    for key in ("hard", "foreign"):
+        _folder(f"measure.{key}", measure[key], "a folder of class folders; there is none")
+    frost = measure["corruptions"]["frost"]
+    _folder("measure.corruptions.frost", frost, "a folder of photographs of frost; there is none")
+    _check_data(config)
+    if isinstance(checkpoint := config["model"].get("checkpoint"), str):
+        check_model_file(Path(checkpoint).expanduser())
+
+
+def _check_data(config: Config) -> None:
+    data = config["data"]
+    if data.get("_target_") == IMAGE_FOLDER and isinstance(data.get("path"), str | None):
+        picture_folder(data.get("path"))
+
+
+def _folder(key: str, path: object, expected: str) -> None:
+    if path is not None and not Path(str(path)).expanduser().is_dir():
+        raise ConfigError(key, path, expected)
+
+
+def _by_number(path: Path) -> tuple[bool, int, str]:
+    return (not path.name.isdigit(), int(path.name) if path.name.isdigit() else 0, path.name)

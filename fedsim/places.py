@@ -1,0 +1,25 @@
+"""Folders and files that settings name: whether they are there is known before any library is imported."""
+
+from pathlib import Path
+
+from fedsim.errors import ConfigError
+
+
+def picture_folder(path: object) -> Path:
+    """The folder that `data.path` names.
+
+    Raises:
+        ConfigError: none is named, or there is none.
+    """
+    if not path:
+        raise ConfigError("data.path", path, "a folder with one folder per class, as in data.path=~/pictures")
+    root = Path(str(path)).expanduser()
+    if not root.is_dir():
+        raise ConfigError("data.path", root, "is a file, not a folder" if root.exists() else "no such folder")
+    return root
+
+
+def check_model_file(path: object) -> None:
+    """Raises ConfigError where `model.checkpoint` names a file that is not there; None: it names none."""
+    if path is not None and not Path(str(path)).is_file():
+        raise ConfigError("model.checkpoint", path, "there is no such file")

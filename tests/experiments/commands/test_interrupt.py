@@ -1,0 +1,91 @@
+"""Ctrl-C in processes of their own: one line, exit code 130, whatever the main thread is at."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from experiments.commands.stage import Stage
+
+START = """
+    import os, signal, sys, threading, time
+    from pathlib import Path
+    from experiments.commands import interrupt
+    from experiments.commands.stage import Stage
+
+    interrupt.SECONDS_TO_CLOSE = 0.3
+    stage = Stage("fedsim-audit", resumes=True)
+    interrupt.CtrlC(stage)
+
+    def begun():
+        Path("run").mkdir()
+        stage.begin(Path("run"))
+
+    def press():
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def hang():
+        while True:
+            try:
+                time.sleep(60)
+            except KeyboardInterrupt:
+                pass
+"""
+
+CASES = {
+    "before the work begins, as in imports": ("press(); time.sleep(60)", "interrupted before anything started"),
+    "an exception leaves in order": (
+        """
+        begun()
+        try:
+            press(); time.sleep(60)
+        except KeyboardInterrupt:
+            print(stage.interrupted(), file=sys.stderr, flush=True)
+            os._exit(130)
+        """,
+        "interrupted: what had finished is in run; the same command with run_dir=run goes on",
+    ),
+    "what swallows it is ended": (
+        """
+        begun()
+        try:
+            press(); time.sleep(60)
+        except KeyboardInterrupt:
+            time.sleep(60)
+        """,
+        "interrupted: what had finished is in run; the same command with run_dir=run goes on",
+    ),
+    "standard error is turned elsewhere": (
+        "begun(); os.dup2(os.open(os.devnull, os.O_WRONLY), 2); threading.Timer(0.1, press).start(); hang()",
+        "interrupted: what had finished is in run; the same command with run_dir=run goes on",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_line_and_130(case, tmp_path):
+    body, words = CASES[case]
+    program = f"{textwrap.dedent(START)}\n{textwrap.dedent(body)}"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    call = [sys.executable, "-c", program]
+    done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr.strip()) == (130, words)
+
+
+def test_what_is_said_of_a_federated_run(tmp_path):
+    stage = Stage("fedsim")
+    assert stage.interrupted() == "interrupted before anything started"
+    stage.begin(tmp_path)
+    assert "another run_dir begins anew" in stage.interrupted()
+    (tmp_path / "resume" / "round-00003").mkdir(parents=True)
+    assert stage.interrupted().endswith(f"fedsim resume={tmp_path} goes on")
+
+
+def test_the_exit_code_of_a_command_is_that_of_its_process(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    call = [sys.executable, "-c", "from experiments.commands import fedsim_report; fedsim_report()", "nowhere"]
+    done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, "error: no folder at nowhere\n")
