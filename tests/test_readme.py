@@ -22,6 +22,8 @@ def commands():
     return [line for line in lines if line.startswith("fedsim") and "mean_token" not in line]
 
 
+@pytest.mark.subprocess
+@pytest.mark.subprocess
 def test_the_example_attack_works_as_printed(tmp_path):
     (source,) = blocks("python")
     (yaml,) = blocks("yaml")

@@ -10,7 +10,7 @@ from fedsim.composition import build_data, build_spec
 from fedsim.evaluation import mean_softmax
 from fedsim.models import Architecture, architecture_seed, find_roles
 from fedsim.observation import Observation, batch_statistics, load_observation, save_observation
-from tests.server.conftest import settings
+from tests.support.federation import settings
 
 MEAN = "bn1.running_mean"
 
