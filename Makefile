@@ -1,4 +1,4 @@
-# `make demo` and `make test` do all the set-up; a second call finds it done.
+# `make demo`, `make check` and `make test` do all the set-up; a second call finds it done.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,10 +7,18 @@ READY := $(VENV)/.ready
 # Ray starts many processes: without bytecode each would compile every module anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test clean
+.PHONY: demo check test clean
 
 demo: $(READY)
 	@$(BIN)/python -m experiments.demo "runs/demo-$$(date +%Y%m%d-%H%M%S)"
+
+# While one works: all but the tests that start Ray or another process, run whole commands, or take long
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not ray and not subprocess and not command and not slow'
 
 test: $(READY)
 	$(BIN)/ruff check .

@@ -9,8 +9,6 @@ from functools import lru_cache
 
 import torch
 from jaxtyping import Float64
-from scipy.optimize import brentq
-from scipy.special import log_ndtr
 from torch import Tensor
 
 ORDERS = (
@@ -34,6 +32,8 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
     """
     if mu == 0.0:
         return 0.0
+    from scipy.special import log_ndtr
+
     above, below = log_ndtr(mu / 2 - epsilon / mu), log_ndtr(-mu / 2 - epsilon / mu)
     # The second term is at most the first, so its exponent cannot overflow.
     return math.exp(above) - math.exp(min(epsilon + below, above))
@@ -47,11 +47,15 @@ def gaussian_epsilon(delta: float, mu: float) -> float:
         return 0.0
     # δ(ε) < Φ(μ/2 - ε/μ) < exp(-(ε/μ - μ/2)²/2), which is δ here:
     highest = mu * (mu / 2 + math.sqrt(2 * math.log(1 / delta)))
+    from scipy.optimize import brentq
+
     return float(brentq(lambda epsilon: gaussian_delta(epsilon, mu) - delta, 0.0, highest, xtol=1e-9))
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """The largest μ, so the least noise Δ/μ, that is (ε, δ)-private: the analytic Gaussian mechanism."""
+    from scipy.optimize import brentq
+
     highest = 1.0
     while gaussian_delta(epsilon, highest) <= delta:
         highest *= 2

@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
-from torchvision.transforms.v2 import functional as transform
 
 from defenses.base import Batch, Defense
 from defenses.settings import flag, whole
@@ -142,6 +141,8 @@ def apply(operation: str, level: int, picture: UInt8[Tensor, "c h w"], rng: torc
 
 def transformed(operation: str, magnitude: float, picture: UInt8[Tensor, "c h w"]) -> UInt8[Tensor, "c h w"]:
     """What PIL makes of the picture in the authors' code, but for the interpolation of shear."""
+    from torchvision.transforms.v2 import functional as transform
+
     height, width = picture.shape[-2:]
     result: Tensor
     match operation:

@@ -1,7 +1,5 @@
 """Secure aggregation as far as leakage goes: the server sees sums over clients (Bonawitz et al. 2017)."""
 
-from hydra.utils import get_class
-
 from defenses.base import Defense, Plan
 from defenses.settings import whole
 from fedsim.effects import Effect
@@ -52,6 +50,8 @@ class SecureAggregation(Defense):
         Raises:
             ConfigError: naming the strategy.
         """
+        from hydra.utils import get_class
+
         if sum(isinstance(other, SecureAggregation) for other in plan.defenses.values()) > 1:
             raise ConfigError("defense", f"[{', '.join(plan.defenses)}]", "one secure aggregation")
         target = plan.strategy.get("_target_")

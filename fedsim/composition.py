@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import timm
 from hydra.utils import instantiate
 
 from fedsim.components import build_component, check_arguments, check_settings
@@ -30,6 +29,8 @@ def image_side(model: Config) -> int:
     ModelSpec.from_dict({**model, "num_classes": 1}).check()
     if model.get("img_size") is not None:
         return int(model["img_size"])
+    from fedsim.models.registry import timm
+
     default = timm.get_pretrained_cfg(model["name"])
     return int(default.input_size[-1]) if default is not None else 224
 

@@ -170,7 +170,7 @@ class AttackResult:
 
     def _repr_html_(self) -> str:
         """The line and the images, for a notebook."""
-        from fedsim.report.show import inline_images
+        from fedsim.report.inline import inline_images
 
         return f"<p>{html.escape(str(self))}</p>{inline_images(self.images)}"
 

@@ -1,21 +1,25 @@
-"""Fixtures that every test may use."""
+"""Fixtures that every test may use. What they need is imported when one asks for them: most tests need none of it."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 
 import pytest
-import torch
 
-from experiments import audit, federated, leakage_matrix, measure, prior
-from fedsim.simulation.ray_cluster import ray_cluster
+from tests.support.process_guard import ProcessGuard
 
 COMMANDS = {
-    "fedsim": federated.main,
-    "fedsim-audit": audit.main,
-    "fedsim-measure": measure.main,
-    "fedsim-matrix": leakage_matrix.main,
-    "fedsim-prior": prior.main,
+    "fedsim": "federated",
+    "fedsim-audit": "audit",
+    "fedsim-measure": "measure",
+    "fedsim-matrix": "leakage_matrix",
+    "fedsim-prior": "prior",
 }
+STARTS = {"ray_on_this_machine": "ray", "mortal": "subprocess", "site": "subprocess", "command": "command"}
+"""Fixtures, and the marker of the tests that use them."""
+guard = ProcessGuard()
 collect_ignore = ["plugin_example"]  # a package of its own: test_plugin.py installs it and runs its tests
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -33,7 +37,9 @@ def cifar10_sample() -> Path:
 
 
 @pytest.fixture
-def rng() -> torch.Generator:
+def rng():
+    import torch
+
     return torch.Generator().manual_seed(0)
 
 
@@ -44,17 +50,35 @@ def _folder(name: str) -> Path:
     return folder
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    may = any(item.get_closest_marker(name) for name in ("ray", "subprocess"))
+    guard.test = None if may else item.nodeid
+    try:
+        return (yield)
+    finally:
+        guard.test = None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
     for item in items:
-        if item.get_closest_marker("gpu"):
+        for fixture in STARTS.keys() & set(item.fixturenames):
+            item.add_marker(STARTS[fixture])
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not on_gpu:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
 @pytest.fixture(scope="session")
 def ray_on_this_machine():
     """One Ray for the whole test run: starting it takes longer than most tests."""
+    from fedsim.simulation.ray_cluster import ray_cluster
+
     with ray_cluster(None, num_cpus=6, num_gpus=0):
         yield
 
@@ -62,13 +86,15 @@ def ray_on_this_machine():
 @pytest.fixture
 def command(monkeypatch, capsys):
     """`command("fedsim", "key=value", …)`: exit code, standard output and errors."""
+    # It searches all that the tests of this process have left, a second each time, for runs that take no longer.
+    monkeypatch.setattr("server.app.settled", nullcontext)
 
     def call(name, *arguments):
         monkeypatch.setattr(sys, "argv", [name, *arguments])
         monkeypatch.setattr(sys, "path", list(sys.path))
         code = 0
         try:
-            COMMANDS[name]()
+            import_module(f"experiments.{COMMANDS[name]}").main()
         except SystemExit as stop:
             code = stop.code or 0
         captured = capsys.readouterr()

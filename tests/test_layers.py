@@ -4,7 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.subprocess
 def test_import_contracts():
     # In a process of its own: the linter disables all loggers of the one that it runs in.
     linter = Path(sys.executable).parent / "lint-imports"

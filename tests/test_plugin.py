@@ -13,6 +13,8 @@ import yaml
 from tests.experiments.mortal_runs import COMMANDS, MortalRuns
 from tests.experiments.run_files import rows, same_state
 
+pytestmark = pytest.mark.subprocess
+
 EXAMPLE = Path(__file__).parent / "plugin_example"
 PARTS = {"attack": "bias_rows", "defense": "random_mask", "data": "shapes", "model": "wide_perceptron"}
 CHOSEN = ["data=shapes", "data.count=40", "model=wide_perceptron"]

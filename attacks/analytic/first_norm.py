@@ -1,15 +1,18 @@
 """What stands between the patches and a pre-norm ViT's first projections, from the names of its parameters."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
-from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from attacks.analytic.patch_gradient import check_embedding, known_embedding
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import VisionTransformer
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,10 @@ def _norm_before_qkv(model: nn.Module, qkv_weight: str) -> tuple[Tensor, Tensor]
     return scale, shift
 
 
-def plain_blocks(observation: Observation) -> VisionTransformer | None:
+def plain_blocks(observation: Observation) -> "VisionTransformer | None":
     """The model in float64 and evaluation mode; None unless its blocks are timm's plain ones, without randomness."""
+    from timm.models.vision_transformer import Block, VisionTransformer
+
     model = observation.build_model()
     if not isinstance(model, VisionTransformer) or not all(type(block) is Block for block in model.blocks):
         return None

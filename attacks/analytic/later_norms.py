@@ -8,17 +8,20 @@ linear, removes the mixtures of patches that the linear system cannot tell apart
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor
 from torch.func import vjp
 
 from attacks.analytic.first_norm import FirstNorm
 from attacks.analytic.subspace import RowSpace
 from attacks.forward_mode import jacobian_product
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import VisionTransformer
 
 NONLINEAR_SHARE = (0.0, 0.04, 0.2, 0.2)
 """How much of a change of a token each projection sees in directions that no linear equation reaches, at random
@@ -34,11 +37,13 @@ class Readers:
 
     norm: FirstNorm
     spaces: Sequence[RowSpace]
-    model: VisionTransformer | None = None
+    model: "VisionTransformer | None" = None
     prefix: Float[Tensor, "prefix width"] | None = None
 
     def inputs(self, patches: Float[Tensor, "tokens pixels"]) -> list[Float[Tensor, "all width"]]:
         """u_l of every token, prefix tokens first (without a model none), for as many projections as spaces."""
+        from timm.models.vision_transformer import Block
+
         z = patches @ self.norm.patch_weight.T + self.norm.known
         if self.model is None or self.prefix is None:
             return [F.layer_norm(z, z.shape[1:], self.norm.scale, self.norm.shift)]

@@ -3,7 +3,6 @@
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from scipy.optimize import linprog
 from torch import Tensor
 
 SLACK = 1e-5
@@ -35,6 +34,8 @@ def rlg(
 
 def _separable(space: Float[np.ndarray, "classes rank"], label: int) -> bool:
     """Is there r with space[label]·r <= -1 and space[j]·r >= 0, up to rounding, for every other j?"""
+    from scipy.optimize import linprog
+
     above = -space
     above[label] = space[label]
     limits = np.full(len(space), SLACK)

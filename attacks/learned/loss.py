@@ -2,7 +2,6 @@
 
 import torch
 from jaxtyping import Float
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 
@@ -22,6 +21,8 @@ def matched_mse(
 
 def best_orders(found: Float[Tensor, "updates batch c h w"], truth: Float[Tensor, "updates batch c h w"]) -> Tensor:
     """[updates, batch] the place in `truth` of each picture found."""
+    from scipy.optimize import linear_sum_assignment
+
     a, b = found.flatten(2), truth.flatten(2)
     costs = a.square().sum(-1)[:, :, None] + b.square().sum(-1)[:, None] - 2.0 * a @ b.transpose(1, 2)
     orders = [torch.as_tensor(linear_sum_assignment(cost)[1]) for cost in costs.double().cpu().numpy()]

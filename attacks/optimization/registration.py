@@ -8,7 +8,6 @@ and in noise, and a dense flow fits the noise itself.
 
 import torch
 from jaxtyping import Bool, Float, Int
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attacks.optimization.priors.alignment import COARSE_SIDE, align, blur, plausible, shrink, warp
@@ -66,6 +65,8 @@ def matched_order(
     finite = [s for s in range(seeds) if bool(candidates[s].isfinite().all())]
     if not finite or batch == 1:
         return order.to(candidates.device)
+    from scipy.optimize import linear_sum_assignment
+
     target = smooth[finite[0]]
     for _ in range(rounds):
         before = order.clone()

@@ -5,15 +5,19 @@ Imported where they are loaded: it takes a second, and most workers need none.
 
 import io
 from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import PIL.Image
-from datasets import Dataset
 from jaxtyping import UInt8
 
 from fedsim.data.sources import Splits, divide, features
 from fedsim.determinism import derive_seed
 from fedsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 SMALLEST_CROP = 96  # pixels of the photograph's 427 rows: below this, a crop is mostly blur
 CANDIDATES = 3
@@ -27,22 +31,26 @@ class Digits:
         self._seed = seed
 
     def load(self) -> Splits:
-        from sklearn.datasets import load_digits
-
-        digits = load_digits()
-        labels = digits.target.tolist()
-        class_names = tuple(str(name) for name in digits.target_names)
-        grey = np.round(digits.images * (255 / 16)).astype(np.uint8)
-        whole = Dataset.from_dict(
-            {
-                "image": [_png(PIL.Image.fromarray(picture).convert("RGB")) for picture in grey],
-                "label": labels,
-                "id": [f"digit-{row:04d}" for row in range(len(labels))],
-            },
-            features=features(class_names),
-        )
-        rows = divide(labels, *self._fractions, self._seed)
+        whole, class_names = _digits()
+        rows = divide(whole["label"][:], *self._fractions, self._seed)
         return Splits(whole.select(rows.train), whole.select(rows.test), whole.select(rows.auxiliary), class_names)
+
+
+@cache
+def _digits() -> "tuple[Dataset, tuple[str, ...]]":
+    """All of them, and the names of their classes. Encoded once: a sweep loads them for each of its runs."""
+    from datasets import Dataset
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    class_names = tuple(str(name) for name in digits.target_names)
+    grey = np.round(digits.images * (255 / 16)).astype(np.uint8)
+    columns = {
+        "image": [_png(PIL.Image.fromarray(picture).convert("RGB")) for picture in grey],
+        "label": digits.target.tolist(),
+        "id": [f"digit-{row:04d}" for row in range(len(grey))],
+    }
+    return Dataset.from_dict(columns, features=features(class_names)), class_names
 
 
 class Photos:
@@ -72,6 +80,7 @@ class Photos:
             raise ConfigError("data.size", self._size, "a positive number of pixels")
         if self._count < 1:
             raise ConfigError("data.count", self._count, "a positive number of pictures")
+        from datasets import Dataset
         from sklearn.datasets import load_sample_images
 
         photos = load_sample_images()

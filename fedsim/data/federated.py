@@ -9,15 +9,14 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from datasets import Dataset, Value
-
 from fedsim.data.image_set import ImageSet
 from fedsim.data.pictures import PictureCache, one_line
 from fedsim.data.sources import Source
 from fedsim.errors import ConfigError
 
 if TYPE_CHECKING:
-    # Brings pandas and matplotlib along: only who divides pictures needs it.
+    # Both bring pandas along, the second matplotlib besides: only who reads or divides pictures needs them.
+    from datasets import Dataset
     from flwr_datasets.partitioner import Partitioner
 
 # What Flower's partitioners raise for settings that the data cannot satisfy: among them a division by an empty shard.
@@ -174,8 +173,10 @@ class FederatedData:
             logger.info("%s: %s", self._name, one_line(warning.message) if isinstance(warning.message, Warning) else "")
 
 
-def _without_pictures(train: Dataset) -> Dataset:
+def _without_pictures(train: "Dataset") -> "Dataset":
     """Labels, natural ids and row numbers: no partitioner may decode a picture, or copy one, to sort the rows."""
+    from datasets import Dataset, Value
+
     columns = [name for name in train.column_names if name not in ("image", "id")]
     features = train.select_columns(columns).features.copy()
     features["row"] = Value("int64")

@@ -2,14 +2,17 @@
 
 import copy
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from datasets import Dataset, Image
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from fedsim.data.pictures import UNREADABLE, PictureCache, decode, one_line
 from fedsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 CHUNK = 64
 
@@ -22,8 +25,12 @@ class ImageSet:
         ids: names of the pictures, unique within the source.
     """
 
-    def __init__(self, dataset: Dataset, rows: Sequence[int], image_size: int, cache: PictureCache, split: str) -> None:
+    def __init__(
+        self, dataset: "Dataset", rows: Sequence[int], image_size: int, cache: PictureCache, split: str
+    ) -> None:
         """`rows` are row numbers of `dataset`; `split` tells its pictures from others in the same cache."""
+        from datasets import Image
+
         held = dataset.select(rows)
         self.labels: Int64[Tensor, " n"] = torch.tensor(held["label"][:], dtype=torch.int64)
         self.ids: tuple[str, ...] = tuple(held["id"][:])

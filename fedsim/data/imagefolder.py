@@ -6,14 +6,17 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import PIL.Image
-from datasets import Dataset
 
 from fedsim.data.pictures import UNREADABLE, one_line
 from fedsim.data.sources import Splits, divide, features
 from fedsim.errors import ConfigError
 from fedsim.places import picture_folder
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm"}
@@ -107,7 +110,9 @@ class ImageFolder:
             raise ConfigError("data.path", folder, f"no pictures in class folder {_few(empty)} (looked for {known})")
         return pictures
 
-    def _dataset(self, pictures: dict[str, list[str]], class_names: tuple[str, ...]) -> Dataset:
+    def _dataset(self, pictures: dict[str, list[str]], class_names: tuple[str, ...]) -> "Dataset":
+        from datasets import Dataset
+
         paths = [path for of_class in pictures.values() for path in of_class]
         number = {name: label for label, name in enumerate(class_names)}
         labels = [number[name] for name, of_class in pictures.items() for _ in of_class]

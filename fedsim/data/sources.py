@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
-from datasets import ClassLabel, Dataset, Features, Image, Value
 from jaxtyping import Int64
 
 from fedsim.determinism import derive_seed
 from fedsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, Features
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,9 @@ class Splits:
         auxiliary: pictures that no client holds, for attacks that learn from public data; may be empty.
     """
 
-    train: Dataset
-    test: Dataset
-    auxiliary: Dataset
+    train: "Dataset"
+    test: "Dataset"
+    auxiliary: "Dataset"
     class_names: tuple[str, ...]
 
 
@@ -84,8 +86,10 @@ def divide(labels: Sequence[int], test_fraction: float | int, auxiliary_fraction
     return Rows(*(rng.permutation(part).astype(np.int64) for part in (train, test, auxiliary)))
 
 
-def features(class_names: Sequence[str]) -> Features:
+def features(class_names: Sequence[str]) -> "Features":
     """The columns that every split has."""
+    from datasets import ClassLabel, Features, Image, Value
+
     return Features({"image": Image(), "label": ClassLabel(names=list(class_names)), "id": Value("string")})
 
 

@@ -2,7 +2,6 @@
 
 import torch
 from jaxtyping import Float
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 
@@ -24,6 +23,8 @@ def match(
     With fewer reconstructions than originals the rest stays None, with more the superfluous ones are left
     out. A reconstruction with a value that is not finite is no picture and is never matched.
     """
+    from scipy.optimize import linear_sum_assignment
+
     usable = images.isfinite().flatten(1).all(dim=1).nonzero().flatten()
     matched: list[int | None] = [None] * len(originals)
     if len(originals) == 0 or len(usable) == 0:

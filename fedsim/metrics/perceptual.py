@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.models import AlexNet_Weights
 
 SMALLEST_SIDE = 64
 """Pixels of the shorter side below which a picture is enlarged first: AlexNet shrinks by 32."""
@@ -37,12 +36,19 @@ def lpips_hint() -> str | None:
     if weights.is_file():
         return None
     folder = str(weights.parent).replace(str(Path.home()), "~", 1)
-    return f"LPIPS is left out: put {AlexNet_Weights.DEFAULT.url} into {folder} to have it"
+    return f"LPIPS is left out: put {_address()} into {folder} to have it"
 
 
 def weights_file() -> Path:
     """Where torchvision looks for the AlexNet weights before it would download them."""
-    return Path(torch.hub.get_dir()) / "checkpoints" / Path(AlexNet_Weights.DEFAULT.url).name
+    return Path(torch.hub.get_dir()) / "checkpoints" / Path(_address()).name
+
+
+def _address() -> str:
+    from torchvision.models import AlexNet_Weights
+
+    url: str = AlexNet_Weights.DEFAULT.url
+    return url
 
 
 @lru_cache(maxsize=2)

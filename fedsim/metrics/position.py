@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
-from sklearn.linear_model import LinearRegression
-from sklearn.model_selection import KFold, cross_val_predict
 from torch import Tensor
 
 DIMENSIONS = (3, 4, 5, 6, 7)
@@ -37,6 +35,9 @@ def position_errors(
     Raises:
         ValueError: the grid has not one position for each embedding, or there are fewer positions than folds.
     """
+    from sklearn.linear_model import LinearRegression
+    from sklearn.model_selection import KFold, cross_val_predict
+
     points = _array(embedding)
     if grid[0] * grid[1] != len(points):
         raise ValueError(f"{len(points)} embeddings for a grid of {grid[0]}x{grid[1]} positions")

@@ -1,10 +1,14 @@
 """The architecture of APRIL's closed form (Lu et al. 2022, section 3.2)."""
 
+from typing import TYPE_CHECKING
+
 import torch
-from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from fedsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import Block
 
 
 class DirectAttentionBlock(nn.Module):
@@ -14,7 +18,7 @@ class DirectAttentionBlock(nn.Module):
     original block is kept as it is. Parameter names are those of the block it replaces, less `norm1`.
     """
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: "Block") -> None:
         super().__init__()
         self.attn = block.attn
         self.norm2 = block.norm2
@@ -34,6 +38,8 @@ def read_embedding_directly(model: nn.Module) -> None:
     Raises:
         ConfigError: the model is no timm ViT with pre-norm blocks.
     """
+    from timm.models.vision_transformer import Block, VisionTransformer
+
     if not isinstance(model, VisionTransformer) or len(model.blocks) == 0:
         raise ConfigError("model.variant", "april", f"a timm VisionTransformer is needed, not {type(model).__name__}")
     first = model.blocks[0]

@@ -7,18 +7,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import timm
 import torch
 from torch import nn
 
 from fedsim.determinism import derive_seed, seeded_globals
 from fedsim.errors import ConfigError, nearest
-from fedsim.models import cnn_rgap as cnn_rgap  # this and the next five register a model with timm
-from fedsim.models import lenet as lenet
-from fedsim.models import mlp as mlp
-from fedsim.models import nano as nano
-from fedsim.models import resnet as resnet
-from fedsim.models import swin as swin
 from fedsim.models.april import read_embedding_directly
 from fedsim.models.checkpoint import read_checkpoint, redrawn_mark
 from fedsim.places import check_model_file
@@ -76,6 +69,8 @@ class ModelSpec:
         Raises:
             ConfigError: unknown name, variant or dtype, a missing checkpoint.
         """
+        from fedsim.models.registry import timm
+
         if not timm.is_model(self.name):
             load_plugins()
         if not timm.is_model(self.name):
@@ -120,6 +115,8 @@ class ModelSpec:
         return model
 
     def _create(self, arguments: dict[str, Any], seed: int) -> nn.Module:
+        from fedsim.models.registry import timm
+
         try:
             with seeded_globals(seed, "model"):
                 model: nn.Module = timm.create_model(self.name, pretrained=self.pretrained, **arguments)
@@ -254,4 +251,6 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def _similar(name: str) -> str:
+    from fedsim.models.registry import timm
+
     return nearest(name, timm.list_models()) or " timm.list_models() names them all."

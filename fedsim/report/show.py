@@ -1,16 +1,14 @@
 """`fedsim.show`: rebuilt images beside the originals, for a notebook or a paper."""
 
-import io
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
-from PIL import Image
 from torch import Tensor
 
 from fedsim.errors import ConfigError
 from fedsim.metrics.scoring import score
-from fedsim.report.pictures import as_levels, data_uri
+from fedsim.report.pictures import as_levels
 from fedsim.result import AttackResult
 
 if TYPE_CHECKING:
@@ -18,9 +16,6 @@ if TYPE_CHECKING:
 
 MOST = 8
 """Images in a row."""
-
-SIDE = 128
-"""Pixels in a notebook; smaller images are enlarged without smoothing."""
 
 
 def show(
@@ -84,20 +79,3 @@ def _draw_row(one: AttackResult, cells: Iterable[Any], matched: bool) -> None:
 
 def _count(one: AttackResult) -> int:
     return 0 if one.images is None else len(one.images)
-
-
-def inline_images(images: Tensor | None) -> str:
-    """`<img>` tags with the images inside; empty without any."""
-    if images is None or images.shape[1] not in (1, 3):
-        return ""
-    return "".join(f'<img alt="rebuilt image {n}" src="{_uri(one)}">' for n, one in enumerate(images[:MOST]))
-
-
-def _uri(image: Tensor) -> str:
-    picture = Image.fromarray(as_levels(image))
-    enlarge = max(1, SIDE // max(picture.size))
-    picture = picture.resize((picture.width * enlarge, picture.height * enlarge), Image.Resampling.NEAREST)
-    picture.thumbnail((2 * SIDE, 2 * SIDE))
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG")
-    return data_uri(buffer.getvalue(), "image/png")

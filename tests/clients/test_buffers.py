@@ -11,7 +11,7 @@ from fedsim.evaluation import mean_softmax
 from fedsim.models import Architecture, architecture_seed, find_roles
 from fedsim.observation import Observation, batch_statistics
 from fedsim.observation_files import load_observation, save_observation
-from tests.server.conftest import settings
+from tests.support.federation import settings
 
 MEAN = "bn1.running_mean"
 

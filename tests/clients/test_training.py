@@ -10,7 +10,7 @@ from defenses.base import Defense
 from fedsim.composition import build_data
 from fedsim.determinism import torch_generator
 from fedsim.metrics import score, score_labels
-from tests.server.conftest import settings
+from tests.support.federation import settings
 
 
 @pytest.fixture
@@ -106,6 +106,7 @@ def test_draws_depend_on_seed_round_and_client_alone(runtime):
     assert len(set(first)) > 5
 
 
+@pytest.mark.slow
 def test_identity_defenses_share_the_bits_of_the_undefended_run(runtime):
     for share in ("gradient", "delta", "weights"):
         updates = []

@@ -15,7 +15,7 @@ from fedsim.composition import build_data
 from fedsim.errors import ConfigError
 from fedsim.records import ARRAYS, CONFIG, METRICS, from_arrays, to_arrays
 from fedsim.update import Update
-from tests.server.conftest import settings
+from tests.support.federation import settings
 
 
 class Scaled(Defense):

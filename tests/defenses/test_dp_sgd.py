@@ -29,7 +29,7 @@ from fedsim.composition import build_data
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
 from tests.defenses.as_configured import configured
-from tests.server.conftest import settings
+from tests.support.federation import settings
 
 VIT = ModelSpec("vit_tiny_patch16_224", 5, 16, 8, kwargs={"depth": 1, "embed_dim": 24, "num_heads": 2})
 

@@ -28,7 +28,7 @@ from fedsim.errors import ConfigError
 from fedsim.observation_files import load_observation, save_observation
 from server.attacking import run_attack
 from tests.experiments.run_files import final_state, rows
-from tests.server.conftest import settings
+from tests.support.federation import settings
 
 AUDIT = ("data=digits", "model=vit_nano", "attack=[patch_gradient]")
 RUN = ("num_clients=3", "num_rounds=2", "evaluate_every=1", "observe.every=1", "simulation=inline", "tracker=[]")

@@ -15,7 +15,7 @@ from fedsim.errors import ConfigError
 from fedsim.observation_files import load_observation
 from server.summing import Sums
 from tests.experiments.run_files import rows, same_state
-from tests.server.conftest import settings
+from tests.support.federation import settings
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 AUDIT = ("data=digits", "model=vit_nano", "attack=[patch_gradient]")

@@ -1,4 +1,4 @@
-"""Both commands as a user calls them, in this process."""
+"""Both commands as a user calls them, in this process, and folders of runs that nobody ran."""
 
 import pytest
 
@@ -35,3 +35,30 @@ def audit(command, tmp_path):
         return folder
 
     return call
+
+
+@pytest.fixture
+def write_run(tmp_path):
+    """`write_run(name, defense, seed=…)`: config.yaml and a checkpoint of round 3; gives the folder.
+
+    As a finished run leaves it, with a model that never trained: small, and ready at once.
+    """
+    import yaml
+    from safetensors.torch import save_file
+
+    from defenses.compose import build_chain
+    from fedsim.models import Architecture, ModelSpec, architecture_seed
+    from tests.experiments.measures.recorded import DATA, MODEL
+
+    def write(name, defense=None, *, seed=0, data=None, model=None, **settings):
+        folder = tmp_path / name
+        (folder / "checkpoints").mkdir(parents=True)
+        model = {**MODEL, **(model or {})}
+        config = {"seed": seed, "model": model, "data": data or DATA, "defense": defense or {}, **settings}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        spec = ModelSpec.from_dict({**model, "num_classes": 10})
+        built = Architecture(spec, (build_chain(config["defense"]),), architecture_seed(seed)).build()
+        save_file(built.state_dict(), folder / "checkpoints" / "round-00003.safetensors")
+        return folder
+
+    return write

@@ -9,6 +9,8 @@ import pytest
 from tests.experiments.run_files import rows, same_state
 from tests.experiments.three_nodes import ENVIRONMENT, ROOT, ThreeNodes
 
+pytestmark = [pytest.mark.ray, pytest.mark.subprocess]
+
 SMALL = [
     "num_clients=4",
     "num_rounds=3",

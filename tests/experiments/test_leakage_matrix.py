@@ -278,6 +278,7 @@ def without(line):
     return {key: value for key, value in line.items() if key != "pareto"}
 
 
+@pytest.mark.subprocess
 def test_sigkill_in_the_middle(matrix, tmp_path):
     """A call in a process of its own is killed after its first sealed run; the next one repeats no finished run."""
     root = tmp_path / "killed"

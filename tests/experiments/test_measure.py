@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 from experiments import measure
-from tests.experiments.measures.conftest import write_run  # noqa: F401 - a fixture
 from tests.experiments.measures.recorded import MJP, NO_PE
 
 SMALL = ["device=cpu", "measure.num_images=20", "measure.draws=2", "measure.repeats=2", "measure.ratios=[0,0.3]"]
@@ -47,7 +46,7 @@ def folder_of(root, names):
     return root
 
 
-def test_runs_compared_with_everything_measured(fedsim_measure, write_run, tmp_path):  # noqa: F811
+def test_runs_compared_with_everything_measured(fedsim_measure, write_run, tmp_path):
     runs = [write_run("a"), write_run("b", seed=1), write_run("c", MJP), write_run("d", NO_PE)]
     hard, foreign = folder_of(tmp_path / "hard", ["1", "2"]), folder_of(tmp_path / "foreign", ["moss"])
     code, out, err = fedsim_measure(
@@ -97,7 +96,7 @@ def test_runs_compared_with_everything_measured(fedsim_measure, write_run, tmp_p
     assert "choose a new folder" in err
 
 
-def test_the_same_numbers_again(fedsim_measure, write_run, tmp_path, no_figures):  # noqa: F811
+def test_the_same_numbers_again(fedsim_measure, write_run, tmp_path, no_figures):
     run, found = write_run("a", MJP), []
     for name in ("one", "two"):
         arguments = [*SMALL, f"runs=[{run}]", f"run_dir={tmp_path}/{name}"]
@@ -158,14 +157,14 @@ def test_one_clear_line(fedsim_measure, tmp_path, monkeypatch, arguments, parts)
     assert not (tmp_path / "out" / "measures.json").exists()
 
 
-def test_a_reference_that_is_none_of_the_runs(fedsim_measure, write_run, tmp_path):  # noqa: F811
+def test_a_reference_that_is_none_of_the_runs(fedsim_measure, write_run, tmp_path):
     settings = ["measure.corruptions.names=[fog]", "measure.corruptions.reference=vgg", f"run_dir={tmp_path}/out"]
     code, _, err = fedsim_measure(f"runs=[{write_run('a')}]", *settings)
     assert code == 2
     assert "reference=vgg: null or one of alexnet, no defense" in err
 
 
-def test_alexnets_errors_are_of_other_pictures_than_digits(fedsim_measure, write_run, tmp_path):  # noqa: F811
+def test_alexnets_errors_are_of_other_pictures_than_digits(fedsim_measure, write_run, tmp_path):
     settings = ["measure.corruptions.names=all", "measure.corruptions.reference=alexnet", f"run_dir={tmp_path}/out"]
     code, _, err = fedsim_measure(f"runs=[{write_run('a')}]", *settings)
     assert code == 2

@@ -16,7 +16,7 @@ from experiments.setup import prepare
 from fedsim.errors import ConfigError
 from fedsim.models.generator import ConvGenerator, load_generator, save_generator
 from fedsim.tracking.durable import locked
-from tests.server.conftest import settings
+from tests.support.federation import settings
 
 PUBLIC = ["data.auxiliary_fraction=0.3", "prior.validation=8", "threads=1"]
 GENERATOR = ["prior.generator.steps=30", "prior.generator.channels=[16,8]", "prior.generator.latent=8"]

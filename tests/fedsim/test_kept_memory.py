@@ -32,6 +32,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's mallopt")
+@pytest.mark.subprocess
 def test_what_one_client_freed_serves_the_next():
     environment = {name: value for name, value in os.environ.items() if name not in KEPT_MEMORY}
     faults = {

@@ -1,58 +1,12 @@
-"""A small federation that runs in the process."""
-
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
-
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord
-from hydra import compose, initialize_config_module
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
-
-from clients.app import build_client_app
-from experiments.setup import Setup, prepare
-from fedsim.records import from_arrays, to_arrays
-from fedsim.simulation import InlineGrid
-
-
-def settings(name="config", *overrides):
-    """`cfg` as a command line would compose it, small and in the process."""
-    common = ["simulation=inline", "tracker=[]"]
-    if name == "config":
-        common += ["num_clients=5", "num_rounds=2", "observe.every=1", "evaluate_every=1"]
-    with initialize_config_module("conf", version_base=None):
-        # Without Hydra's own entry point nothing resolves `now`.
-        config = compose(name, overrides=[*common, "run_dir=unused", *overrides])
-    return OmegaConf.to_container(config, resolve=True)
-
-
-@dataclass
-class Federation:
-    """Runs a strategy over the configured clients."""
-
-    config: dict[str, Any]
-    setup: Setup
-
-    def strategy(self):
-        return instantiate(self.config["strategy"], _recursive_=False, _convert_="all")
-
-    def grid(self):
-        return InlineGrid(self.config["num_clients"], partial(build_client_app, self.config, self.setup.data))
-
-    def start(self, strategy, num_rounds=2) -> ArrayRecord:
-        result = strategy.start(
-            self.grid(),
-            to_arrays(self.setup.model.state_dict()),
-            num_rounds=num_rounds,
-            train_config=ConfigRecord(),
-            evaluate_config=ConfigRecord(),
-        )
-        return result.arrays
 
 
 @pytest.fixture
 def federate():
+    """`federate("key=value", …)`: a small federation that runs in this process."""
+    from experiments.setup import prepare
+    from tests.support.federation import Federation, settings
+
     def make(*overrides):
         config = settings("config", *overrides)
         return Federation(config, prepare(config))
@@ -62,7 +16,9 @@ def federate():
 
 @pytest.fixture
 def same_bits():
-    def compare(left: ArrayRecord, right: ArrayRecord):
+    from fedsim.records import from_arrays
+
+    def compare(left, right):
         a, b = from_arrays(left), from_arrays(right)
         return set(a) == set(b) and all(a[n].dtype == b[n].dtype and a[n].equal(b[n]) for n in a)
 

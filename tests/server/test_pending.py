@@ -11,7 +11,7 @@ from fedsim.observation import observation_name
 from server.honest_but_curious import HonestButCurious
 from server.observing import ObservePolicy
 from server.pending import PendingObservations, Unfinished, record_observation
-from tests.server.conftest import Federation, settings
+from tests.support.federation import Federation, settings
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from fedsim.composition import build_data
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
 from fedsim.update import State
-from tests.server.conftest import settings
+from tests.support.federation import settings
 
 
 def observe_client(

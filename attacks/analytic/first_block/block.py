@@ -5,8 +5,6 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from timm.layers.layer_scale import LayerScale
-from timm.layers.mlp import Mlp
 from torch import Tensor, nn
 
 from attacks.analytic.first_norm import plain_blocks
@@ -53,6 +51,8 @@ class PlainBlock:
 
 def plain_block(observation: Observation, device: torch.device) -> PlainBlock:
     """Raises NotApplicable unless block 0 is timm's plain one, without randomness or further norms, and learns."""
+    from timm.layers.mlp import Mlp
+
     qkv, model = observation.roles.qkv_weight, plain_blocks(observation)
     if model is None or qkv is None:
         raise NotApplicable("the blocks are not timm's plain pre-norm blocks, or dropout makes them random")
@@ -92,4 +92,6 @@ def gradients(observation: Observation, block: PlainBlock) -> tuple[Tensor, Tens
 
 
 def _layer_scale(module: nn.Module, weight: Tensor) -> Float[Tensor, " width"]:
+    from timm.layers.layer_scale import LayerScale
+
     return module.gamma if isinstance(module, LayerScale) else weight.new_ones(weight.shape[0])

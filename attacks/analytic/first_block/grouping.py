@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 Attend = Callable[[Tensor, Tensor], Tensor]
@@ -61,6 +60,8 @@ def _costs(
 
 def _assign(costs: Float[Tensor, "tokens batch batch"]) -> Int[Tensor, "tokens batch"]:
     """For each position the cheapest one-to-one assignment: order[n, b] = i."""
+    from scipy.optimize import linear_sum_assignment
+
     return torch.stack([torch.as_tensor(linear_sum_assignment(cost.T.cpu().numpy())[1]) for cost in costs]).to(
         costs.device
     )

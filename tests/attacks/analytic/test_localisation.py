@@ -9,7 +9,7 @@ from clients.app import ClientRuntime
 from defenses.compose import build_chain
 from fedsim.composition import build_data
 from fedsim.observation import Observation
-from tests.server.conftest import settings
+from tests.support.federation import settings
 
 
 def observed(*overrides: str) -> tuple[Observation, torch.Tensor]:

@@ -1,8 +1,4 @@
 import pytest
-import torch
-
-from fedsim.determinism import seeded_globals
-from fedsim.models.generator import ConvGenerator, save_generator
 
 
 @pytest.fixture
@@ -10,6 +6,11 @@ def painter():
     """`painter(…)`: a generator of 16 px pictures with random weights; the same for the same settings."""
 
     def make(latent=6, num_classes=0, trained_on=(), side=16):
+        import torch
+
+        from fedsim.determinism import seeded_globals
+        from fedsim.models.generator import ConvGenerator
+
         with seeded_globals(0, "painter"):
             generator = ConvGenerator(latent, side, (16, 8), num_classes)
             with torch.no_grad():
@@ -24,6 +25,8 @@ def painter():
 
 @pytest.fixture
 def checkpoint(painter, tmp_path):
+    from fedsim.models.generator import save_generator
+
     path = tmp_path / "generator.safetensors"
     save_generator(painter(), path)
     return path

@@ -1,5 +1,4 @@
 import pytest
-import torch
 
 
 @pytest.fixture
@@ -31,6 +30,8 @@ def small(tools):
 
 @pytest.fixture
 def candidates(rng):
+    import torch
+
     def make(count, batch=1, dtype=torch.float32, side=16):
         return torch.randn(count, batch, 3, side, side, generator=rng, dtype=dtype)
 

@@ -10,7 +10,7 @@ from fedsim.composition import build_data
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
 from tests.defenses.mjp import slow
-from tests.server.conftest import settings
+from tests.support.federation import settings
 
 NAME = "swin_ape_tiny_patch4_window7_224"
 KWARGS = {"window_size": 4, "embed_dim": 24, "depths": [1, 1], "num_heads": [2, 2]}

@@ -13,7 +13,7 @@ from defenses import MaskedJigsawPuzzle, Plan
 from defenses.compose import build_chain, load_wrappers
 from fedsim.composition import build_data, build_spec
 from fedsim.models import Architecture
-from tests.server.conftest import settings
+from tests.support.federation import settings
 
 CONF = Path(__file__).resolve().parents[3] / "conf" / "defense"
 TABLE = {

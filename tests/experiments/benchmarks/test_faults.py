@@ -135,6 +135,7 @@ def test_a_result_that_was_made_again_after_a_kill_is_not_kept(written):
 
 
 @linux
+@pytest.mark.subprocess
 def test_a_moment_of_a_resumed_run_comes_after_it_goes_on(written, tmp_path):
     folder, log = written("resumed", metrics='{"round": 0}\n{"round": 1}\n'), tmp_path / "log"
     says = "import time; time.sleep(0.5); print('goes on after round 1', flush=True); time.sleep(600)"
@@ -187,6 +188,7 @@ def test_a_store_that_was_large_enough_is_no_fault(written, tmp_path, log, ok):
 
 
 @linux
+@pytest.mark.subprocess
 def test_what_a_process_starts_is_found_and_ended_even_without_it(tmp_path):
     with ProcessTree(tmp_path) as tree, ProcessTree(tmp_path) as other:
         other.start("sleep", "600", log=tmp_path / "log")
@@ -216,6 +218,7 @@ def test_a_fault_that_cannot_be_injected_is_a_row_that_is_not_ok(capsys):
 
 
 @linux
+@pytest.mark.subprocess
 def test_a_superlink_on_a_taken_port_is_as_expected(tmp_path):
     with ProcessTree(tmp_path) as tree:
         bench = Bench(tree, tmp_path, 1, print)

@@ -93,6 +93,7 @@ def test_processes_have_roles():
 
 
 @linux
+@pytest.mark.subprocess
 def test_a_sample_sees_memory_files_and_shared_memory(tmp_path):
     me, gone = Process(os.getpid(), 1, "python"), Process(2**22 + 1, 1, "ray::ClientWorker")
     before = take_sample(0, 0.0, me.pid, [me, gone])

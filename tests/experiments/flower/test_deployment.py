@@ -23,7 +23,10 @@ SETTINGS = [
     "simulation.worker_sums=0",
 ]
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+pytestmark = [
+    pytest.mark.subprocess,
+    pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc"),
+]
 
 
 def app_folder(folder):

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.reproduce import mjp_table5
-
 NANO = ["--models", "vit_nano", "vit_nano", "--shown", "1"]
 
 
@@ -26,6 +24,8 @@ def pictures(tmp_path):
 @pytest.fixture
 def table5(monkeypatch, capsys, pictures, tmp_path):
     """Exit code, standard output and errors; results go to `tmp_path/out`."""
+
+    from experiments.reproduce import mjp_table5
 
     def call(*arguments, models=NANO):
         fixed = ["--pictures", str(pictures), "--out", str(tmp_path / "out"), *models]

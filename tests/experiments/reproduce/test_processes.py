@@ -11,6 +11,8 @@ import pytest
 from experiments.reproduce.processes import spread
 from fedsim.errors import RunError
 
+pytestmark = pytest.mark.subprocess
+
 PARENT = """
 import os, pathlib, sys, time
 from experiments.reproduce.processes import spread

@@ -79,6 +79,7 @@ print([entry["done"] for entry in carry_out(units, work, options, {})])
 """
 
 
+@pytest.mark.subprocess
 def test_a_killed_call_goes_on(tmp_path):
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     killed = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)

@@ -17,7 +17,7 @@ from flwr_datasets.partitioner import (
 
 from fedsim.data import Digits, FederatedData
 from fedsim.errors import ConfigError
-from tests.fedsim.data.conftest import Table
+from tests.support.table import Table
 
 PARTITIONERS = {
     "iid": lambda: IidPartitioner(10),
@@ -74,6 +74,7 @@ def test_partitions_are_the_same_whatever_was_asked_first(name):
     assert forwards == backwards[::-1]
 
 
+@pytest.mark.subprocess
 def test_another_process_makes_the_same_partitions():
     script = (
         "from flwr_datasets.partitioner import DirichletPartitioner as D\n"

@@ -3,8 +3,9 @@ import PIL.Image
 import pytest
 from datasets import ClassLabel, Dataset, Features, Image, Value
 
-from fedsim.data import FederatedData, Hub
+from fedsim.data import FederatedData
 from fedsim.data import hub as hub_module
+from fedsim.data.hub import Hub
 from fedsim.errors import ConfigError
 
 

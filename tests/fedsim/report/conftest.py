@@ -7,10 +7,6 @@ from typing import Any
 from zlib import crc32
 
 import pytest
-import torch
-
-from fedsim.report.pictures import save_png
-from fedsim.report.read import read_run
 
 CONFIG = """
 seed: 3
@@ -106,6 +102,10 @@ def strip() -> Callable[..., Record]:
     def write(
         folder: Path, steps: tuple[int, ...] = (1, 50, 100), name: str = "reconstructions/f.png", side: int = 8
     ) -> Record:
+        import torch
+
+        from fedsim.report.pictures import save_png
+
         frames = [torch.full((3, side, side), index / len(steps)) for index in range(len(steps))]
         save_png(torch.cat(frames, dim=-1), folder / name)
         psnr = [10.0 + index for index in range(len(steps))]
@@ -119,6 +119,10 @@ def picture() -> Callable[[Path], str]:
     """Write a picture into a run folder and return the name that a record gives it."""
 
     def write(folder: Path, name: str = "reconstructions/a.png", side: int = 8) -> str:
+        import torch
+
+        from fedsim.report.pictures import save_png
+
         save_png(torch.rand(3, side, side, generator=torch.Generator().manual_seed(side)), folder / name)
         return name
 
@@ -131,6 +135,8 @@ def run(write_run: Any, records: Any) -> Any:
 
     `attack` holds the settings of all attacks, or of each by its name.
     """
+    from fedsim.report.read import read_run
+
     count = iter(range(100))
 
     def make(defense: str, results: dict[str, Any], guess: float | None = 10.0, seed: int = 0, **values: Any) -> Any:

@@ -13,7 +13,7 @@ from fedsim.report.render import build_report
 from tests.browser import Page, browser, find_browser
 
 CHROMIUM = find_browser()
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome")
+pytestmark = [pytest.mark.subprocess, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome")]
 
 SHOTS = os.environ.get("REPORT_SCREENSHOTS")
 """A folder for screenshots, for whoever wants to look at them."""

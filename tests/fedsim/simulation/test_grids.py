@@ -31,7 +31,7 @@ def answers(replies):
     return [reply.error.reason if reply.has_error() else reply.content["m"]["client"] for reply in replies]
 
 
-@pytest.fixture(params=["inline", "ray"])
+@pytest.fixture(params=["inline", pytest.param("ray", marks=pytest.mark.ray)])
 def grid(request):
     if request.param == "inline":
         made = InlineGrid(4, make_client_app)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.ray, pytest.mark.subprocess]
+
 CPUS = """
 import sys
 from fedsim.simulation.ray_cluster import ray_cluster

@@ -1,15 +1,16 @@
-"""What every term of an image prior must satisfy."""
-
 import pytest
-import torch
-from torch.func import grad, vmap
 
 
 def check_term(term, candidates):
-    """Scalar; gradient as by finite differences; the same under vmap as in a loop, value and gradient; nothing written.
+    """What every term of an image prior must satisfy.
+
+    Scalar; gradient as by finite differences; the same under vmap as in a loop, value and gradient; nothing written.
 
     `candidates`: [candidates,B,C,H,W], float64.
     """
+    import torch
+    from torch.func import grad, vmap
+
     before = candidates.clone()
     one = candidates[0].clone().requires_grad_()
     assert term(one).shape == ()
@@ -35,4 +36,6 @@ def vit(tools):
 
 @pytest.fixture
 def candidates():
+    import torch
+
     return torch.randn(3, 2, 3, 32, 32, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
