@@ -1,5 +1,6 @@
 """`import fedsim`: five lines attack what any model's client would share."""
 
+import doctest
 import json
 import subprocess
 import sys
@@ -270,6 +271,21 @@ def test_settings_of_commands_by_name():
         fedsim.load_config("run", num_round=3)
     with pytest.raises(fedsim.ConfigError, match="attack=patch_gradent"):
         fedsim.load_config("run", "attack=[patch_gradent]")
+
+
+@pytest.mark.parametrize("name", fedsim.__all__)
+def test_examples_in_docstrings_print_what_they_show(name):
+    found = doctest.DocTestFinder().find(getattr(fedsim, name), name, module=False)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    said = []
+    failed = sum(runner.run(one, out=said.append).failed for one in found if one.examples)
+    assert failed == 0, "".join(said)
+
+
+def test_what_is_called_has_an_example():
+    called = ("observe", "attack", "score", "show", "audit", "load_config")
+    assert all(">>>" in getattr(fedsim, name).__doc__ for name in called)
+    assert ">>>" in fedsim.Observation.of.__doc__
 
 
 def test_the_door_is_light_and_complete():

@@ -15,7 +15,7 @@ from attacks.base import Attack
 from defenses.base import Plan
 from defenses.named import Named, chain_of
 from experiments.audit import audit_prepared
-from experiments.cli import console
+from experiments.cli import console, errors
 from experiments.python.load_config import load_config
 from experiments.python.results import attack_table, read_results
 from experiments.setup import Setup
@@ -117,7 +117,7 @@ def audit(
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 5))
     >>> found = fedsim.audit(model, (torch.rand(8, 3, 4, 4), torch.arange(8) % 5), ["labels"], num_images=4)
     >>> found.table.loc[0, ["updates", "label_share"]].tolist()
-    [4, 1.0]
+    [4.0, 1.0]
     """
     shape = image_shape if image_shape is not None else _first_shape(model, dataset)
     architecture = own_architecture(model, shape, None, mean, std)
@@ -193,9 +193,9 @@ def _setup(
 @contextmanager
 def _told_where_somebody_looks() -> Iterator[None]:
     """Bars and closing lines on a terminal and in a notebook; nothing in a script."""
-    before = console.quiet
-    console.quiet = not (console.is_terminal or console.is_jupyter)
+    before = console.quiet, errors.quiet
+    console.quiet = errors.quiet = not (console.is_terminal or console.is_jupyter)
     try:
         yield
     finally:
-        console.quiet = before
+        console.quiet, errors.quiet = before
