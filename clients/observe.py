@@ -92,7 +92,13 @@ def observe_images(
     runtime = ClientRuntime(config, given=defended)
     chain.check(Plan(runtime.model, client_settings, {}, chain.defenses))
     state: State = {name: tensor.detach().cpu().clone() for name, tensor in runtime.model.state_dict().items()}
-    result = runtime.train(held, client, server_round)
+    try:
+        result = runtime.train(held, client, server_round)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        expected = "more images, larger ones, or model.eval(): BatchNorm cannot train on one value a channel"
+        raise ConfigError("images", f"{len(held)} of {held_shape(held)}", expected) from error
     count = result.protocol.batch_size if client_settings["share"] == "gradient" else len(held)
     update = runtime.share(result, state, count, client, server_round)
     return runtime.onlooker.make(server_round, client, state, update, result.protocol, None)

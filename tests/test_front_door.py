@@ -72,6 +72,11 @@ def test_any_module_is_attacked_by_what_needs_no_vit(make):
     assert searched.images.shape == (1, 3, 32, 32)
 
 
+def test_what_batch_norm_cannot_train_on_is_said():
+    with pytest.raises(fedsim.ConfigError, match=r"images=1 of \(3, 32, 32\): more images, .* BatchNorm"):
+        fedsim.observe(make_resnet(), IMAGES[:1], LABELS[:1])
+
+
 def test_what_is_observed_is_the_gradient(vit):
     seen = fedsim.observe(vit, IMAGES, LABELS, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
     mean, std = torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1), torch.tensor([0.5, 0.6, 0.7]).view(3, 1, 1)
