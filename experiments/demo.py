@@ -4,15 +4,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
-
 from experiments.audit import run_audit
 from experiments.cli import console, errors, print_what_can_be
 from experiments.errors import ConfigFault, one_line
 from experiments.federated import run_federated
 from experiments.logs import silence_libraries
-from fedsim.composition import Config
+from experiments.python.load_config import load_config
 from fedsim.errors import RunError
 from fedsim.kept_memory import keep_memory
 from fedsim.report.render import build_sweep_report
@@ -78,17 +75,9 @@ def run_demo(
         console.print(f"{number}/{len(runs)} {name}", markup=False)
         folder = root / name
         folder.mkdir(parents=True, exist_ok=True)
-        command, run = ("config", run_federated) if name == TRAINING else ("audit", run_audit)
-        run({**composed(command, overrides), "run_dir": str(folder)}, folder)
+        command, run = ("run", run_federated) if name == TRAINING else ("audit", run_audit)
+        run({**load_config(command, *overrides), "run_dir": str(folder)}, folder)
     return build_sweep_report(root)
-
-
-def composed(name: str, overrides: Sequence[str]) -> Config:
-    """The settings of `conf/NAME.yaml` with these overrides."""
-    with initialize_config_module("conf", version_base=None):
-        settings = compose(name, ["run_dir=unused", *overrides])
-    config: Config = OmegaConf.to_container(settings, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
-    return config
 
 
 if __name__ == "__main__":
