@@ -1,6 +1,7 @@
 """`make demo`: a training and four audits of photographs, on one page."""
 
 from experiments import demo
+from experiments.python.load_config import load_config
 from tests.experiments.run_files import rows
 
 TRAINING = ["num_clients=3", "num_rounds=2", "evaluate_every=1", "observe.every=1"]
@@ -27,6 +28,6 @@ def test_one_page_has_the_training_and_the_photographs_of_every_audit(tmp_path, 
 
 
 def test_the_photographs_of_the_demo_fill_the_model():
-    config = demo.composed("audit", [*demo.PHOTOS, *demo.AUDITS["photos-sincos_pe"]])
+    config = load_config("audit", *demo.PHOTOS, *demo.AUDITS["photos-sincos_pe"])
     assert config["model"]["name"] == "vit_small_patch32_224"
     assert config["data"]["size"] == 224
