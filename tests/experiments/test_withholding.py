@@ -51,6 +51,9 @@ def test_the_answer_depends_on_who_attacks(withhold, tmp_path):
     assert float(found["linear", "nothing"]["best_least"]) > 100
     alone = found["linear", "patch_weight"]
     assert (alone["attack"], alone["stops"]) == ("qkv_row_space", "0")
+    # The study's own attack has no bound of its error: exact, and not certified.
+    assert (float(alone["best_least"]) > 100, alone["certified"]) == (True, "0")
+    assert found["linear", "nothing"]["certified"] == found["linear", "pos_embed"]["certified"] == "2"
     for name in smallest(lines, "linear"):
         line = found["linear", name]
         assert float(line["best_mean"]) <= float(line["guess"]) + 3
