@@ -121,7 +121,7 @@ class Observation:
         """What `save` wrote.
 
         Args:
-            model: the module where timm does not know it.
+            model: the module, where it was given as one: to `fedsim.observe`, `of` or `HonestButCurious`.
             replayer: how such a client computes, which no file holds.
 
         Raises:
@@ -134,10 +134,14 @@ class Observation:
             return loaded
         about = loaded.image_shape, loaded.num_classes, loaded.mean, loaded.std
         architecture = own_architecture(model, *about)
-        strange = loaded.global_state.keys() ^ architecture.build().state_dict().keys()
-        if strange:
-            raise ConfigError("model", type(model).__name__, f"the observation's: {sorted(strange)[0]} is of one alone")
-        return replace(loaded, architecture=architecture)
+        state = architecture.build().state_dict()
+        strange = [] if loaded.defenses else sorted(loaded.global_state.keys() ^ state.keys())  # they change the model
+        shared = loaded.global_state.keys() & state.keys()
+        strange += sorted(name for name in shared if loaded.global_state[name].shape != state[name].shape)
+        if strange or not shared:
+            expected = f"the observation's: {strange[0] if strange else 'every name'} differs"
+            raise ConfigError("model", type(model).__name__, expected)
+        return replace(loaded, architecture=replace(architecture, wrappers=loaded.architecture.wrappers))
 
     @property
     def effects(self) -> tuple[Effect, ...]:

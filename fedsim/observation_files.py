@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from fedsim.errors import ConfigError
-from fedsim.models import Architecture, ModelSpec, ViTRoles
+from fedsim.models import Architecture, ModelSpec, OwnArchitecture, ViTRoles
 from fedsim.models.architecture import ModelWrapper
 from fedsim.observation import Observation, Replayer
 from fedsim.update import LocalProtocol, State, Update
@@ -49,6 +49,7 @@ def save_observation(observation: Observation, folder: Path) -> None:
         "protocol": observation.protocol.to_dict(),
         "model": observation.architecture.spec.to_dict(),
         "model_seed": observation.architecture.seed,
+        "own_module": isinstance(observation.architecture, OwnArchitecture),
         "roles": observation.roles.to_dict(),
         "image_shape": list(observation.image_shape),
         "mean": list(observation.mean),
@@ -81,6 +82,7 @@ def load_observation(
         tensors = load_file(folder / "update.safetensors")
         state = load_file(folder.parent / Path(record["global_state"]).name)
         defenses = tuple(record["defenses"])
+        kind = OwnArchitecture if record.get("own_module") is True else Architecture
         return Observation(
             server_round=record["server_round"],
             client=record["client"],
@@ -93,7 +95,7 @@ def load_observation(
                 buffers=_under("buffers/", tensors),
             ),
             protocol=LocalProtocol.from_dict(record["protocol"]),
-            architecture=Architecture(
+            architecture=kind(
                 ModelSpec.from_dict(record["model"]),
                 load_wrappers(defenses) if load_wrappers else (),
                 record["model_seed"],

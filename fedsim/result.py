@@ -152,6 +152,8 @@ class AttackResult:
         if measured:
             mean = sum(measured) / len(measured)
             least = f", {min(measured):.1f} dB least" if len(measured) > 1 else ""
+            if len(measured) < len(self.psnr):
+                parts.append(f"{len(measured)} of {len(self.psnr)} originals matched")
             parts.append(f"{mean:.1f} dB{' on average' if least else ''}{least}")
         if self.scores is not None and self.scores.labels is not None:
             share = self.scores.labels

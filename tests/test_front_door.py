@@ -252,6 +252,69 @@ def test_an_audit_reads_torch_data_sets_with_pil_images(vit, tmp_path):
     assert (tmp_path / "run" / "attacks.jsonl").is_file()
 
 
+def test_sets_of_one_defense_with_other_settings_stand_apart(vit):
+    data = (IMAGES, torch.tensor(LABELS))
+    several = [{"topk": {"ratio": 0.5}}, {"topk": {"ratio": 0.9}}, "half", "half"]
+    found = fedsim.audit(vit, data, "labels", several, num_images=1)
+    assert list(found.folders) == ["topk(ratio=0.5)", "topk(ratio=0.9)", "half", "half #2"]
+
+
+def test_a_run_folder_of_another_model_or_other_images_is_refused(vit, tmp_path):
+    data = (IMAGES, torch.tensor(LABELS))
+    fedsim.audit(vit, data, "labels", num_images=1, run_dir=tmp_path)
+    again = fedsim.audit(vit, data, "labels", num_images=1, run_dir=tmp_path)
+    assert again.table.loc[0, "updates"] == 1
+    with torch.no_grad():
+        vit.head.bias += 1
+    with pytest.raises(fedsim.ConfigError, match=r"run_dir=.*data.digest"):
+        fedsim.audit(vit, data, "labels", num_images=1, run_dir=tmp_path)
+
+
+def test_an_own_module_is_never_rebuilt_by_its_name(tmp_path):
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1, num_heads=6, num_classes=10)
+    fedsim.observe(model, IMAGES[:1], LABELS[:1]).save(tmp_path / "seen")
+    with pytest.raises(fedsim.ConfigError, match=r"model=.*the module itself"):
+        fedsim.Observation.load(tmp_path / "seen").build_model()
+    rebuilt = fedsim.Observation.load(tmp_path / "seen", model=model).build_model()
+    assert rebuilt.blocks[0].attn.num_heads == 6
+
+
+class AfterHead(nn.Module):
+    """What it answers is not what its last linear layer gives."""
+
+    def __init__(self, change) -> None:
+        super().__init__()
+        self.head = nn.Linear(48, 48 if change == "twice" else 5)
+        self.change = change
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found = self.head(images.flatten(1))
+        if self.change == "scaled":
+            return found.mul_(-3)
+        return self.head(found) if self.change == "twice" else found
+
+
+@pytest.mark.parametrize(("change", "status"), [("none", "done"), ("scaled", "refused"), ("twice", "refused")])
+def test_labels_are_read_from_a_head_whose_output_is_the_answer(change, status):
+    torch.manual_seed(0)
+    seen = fedsim.observe(AfterHead(change), IMAGES[:1, :, :4, :4], [3])
+    assert fedsim.attack("labels", seen).status == status
+
+
+def test_what_was_not_rebuilt_is_said():
+    result = AttackResult("o", "mine", "done", images=IMAGES[:1])
+    assert "1 of 2 originals matched" in str(fedsim.score(result, IMAGES))
+    with pytest.raises(fedsim.ConfigError, match=r"images=.*originals with values in \[0, 1\]"):
+        fedsim.score(result, 255 * IMAGES)
+
+
+def test_the_figure_is_of_the_images_given(vit):
+    scored = fedsim.score(AttackResult("o", "mine", "done", images=IMAGES[:1]), IMAGES[:1])
+    figure = fedsim.show(scored, 1 - IMAGES)
+    assert len(figure.axes) == 4
+    assert "300.0 dB" not in [axes.get_title() for axes in figure.axes]
+
+
 def test_a_result_goes_to_json_and_back(vit):
     result = fedsim.attack("patch_gradient", fedsim.observe(vit, IMAGES[:1], LABELS[:1]))
     scored = fedsim.score(result, IMAGES[:1], LABELS[:1])
@@ -293,6 +356,7 @@ def test_what_is_called_has_an_example():
     assert ">>>" in fedsim.Observation.of.__doc__
 
 
+@pytest.mark.subprocess
 def test_the_door_is_light_and_complete():
     code = "import fedsim, sys; print({'torch', 'flwr', 'ray', 'hydra'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

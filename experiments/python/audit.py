@@ -1,5 +1,8 @@
 """`fedsim.audit`: what each update would give away, of any model and data set, behind any defenses."""
 
+import hashlib
+import json
+import re
 import shutil
 import tempfile
 import time
@@ -9,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import nn
 
 from attacks.base import Attack
-from defenses.base import Plan
+from defenses.base import Defense, DefenseChain, Plan
 from defenses.named import Named, chain_of
 from experiments.audit import audit_prepared
 from experiments.cli import console, errors
@@ -131,12 +135,10 @@ def audit(
     config["client"] |= {"batch_size": batch_size, "optimizer": {"_target_": "torch.optim.SGD", "lr": lr}}
     config["audit"] |= {"num_images": num_images, "batch_size": batch_size, "select": "first"}
     config["attack"] = _attacks(attacks)
-    runs = [_named(chosen) for chosen in defenses]
-    setups = {name: _setup(config, chosen, architecture, data) for name, chosen in runs}
-    if len(setups) < len(runs):
-        raise ConfigError("defenses", [name for name, _ in runs], "each set of defenses once")
+    setups = {name: _setup(config, chosen, architecture, data) for name, chosen in _named(defenses).items()}
     root = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="fedsim-audit-"))
-    folders = {name: root if len(setups) == 1 else root / f"{place}-{name}" for place, name in enumerate(setups)}
+    safe = {name: re.sub(r"[^A-Za-z0-9_+.=-]+", "_", name)[:80] for name in setups}
+    folders = {name: root if len(setups) == 1 else root / f"{place}-{safe[name]}" for place, name in enumerate(setups)}
     for name, setup in setups.items():
         with _told_where_somebody_looks():
             audit_prepared(setup, folders[name], time.perf_counter())
@@ -165,8 +167,37 @@ def _attacks(attacks: Attacks) -> dict[str, Any]:
     return chosen
 
 
-def _named(chosen: Named | Sequence[Named]) -> tuple[str, Named | Sequence[Named]]:
-    return "+".join(chain_of(chosen)[0].defenses) or "none", chosen
+def _named(defenses: Sequence[Named | Sequence[Named]]) -> dict[str, Named | Sequence[Named]]:
+    """Each set of defenses under its names, with the settings that were given; equal names are numbered."""
+    named: dict[str, Named | Sequence[Named]] = {}
+    for chosen in defenses:
+        several = [chosen] if isinstance(chosen, str | Mapping | Defense) else list(chosen)
+        name = "+".join(_words(one) for one in several) or "none"
+        count = sum(other == name or other.startswith(f"{name} #") for other in named)
+        named[f"{name} #{count + 1}" if count else name] = chosen
+    return named
+
+
+def _words(one: Named) -> str:
+    if isinstance(one, Mapping):
+        settings = {name: ",".join(f"{key}={value}" for key, value in dict(own).items()) for name, own in one.items()}
+        return "+".join(f"{name}({words})" if words else name for name, words in settings.items())
+    return type(one).__name__ if isinstance(one, Defense) else str(one)
+
+
+def _digest(architecture: OwnArchitecture, data: OwnData, chain: DefenseChain) -> str:
+    """Of what a run folder's results depend on and no setting names: weights, images, attributes of defenses."""
+    found = hashlib.blake2b(digest_size=16)
+    assert architecture.module is not None
+    tensors = dict(architecture.module.state_dict()) | {"labels": data.train.labels}
+    tensors["images"] = data.train.images(range(len(data.train)))
+    for name in sorted(tensors):
+        found.update(f"{name}:{tensors[name].dtype}:{tuple(tensors[name].shape)}".encode())
+        found.update(tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    for name, defense in chain.defenses.items():
+        plain = {key: value for key, value in vars(defense).items() if isinstance(value, str | int | float | bool)}
+        found.update(json.dumps([name, sorted(plain.items())]).encode())
+    return found.hexdigest()
 
 
 def _setup(
@@ -177,7 +208,7 @@ def _setup(
     check_audit(own)
     # What the record and the report name: the module and the data set are nobody's by name.
     own["model"] = {**own["model"], "name": architecture.spec.name, "num_classes": architecture.spec.num_classes}
-    own["data"] = {"_target_": "fedsim.data.own.OwnData"}
+    own["data"] = {"_target_": "fedsim.data.own.OwnData", "digest": _digest(architecture, data, chain)}
     if own["client"]["share"] != "gradient":
         optimizer_factory("client", own["client"]["optimizer"], None)
     defended = OwnArchitecture(architecture.spec, (chain,), module=architecture.module)

@@ -49,9 +49,11 @@ def _summary(found: Sequence[AttackResult]) -> dict[str, Any]:
     labels = [one.scores.labels.share for one in found if one.scores is not None and one.scores.labels is not None]
     return {
         "updates": len(found),
+        "images": sum(len(one.psnr) for one in found),
         "refused": sum(one.status == "refused" for one in found),
         "failed": sum(one.status == "failed" for one in found),
         "certified": sum(one.certified for one in found),
+        "matched": len(psnrs),
         "psnr": sum(psnrs) / len(psnrs) if psnrs else None,
         "least_psnr": min(psnrs, default=None),
         "private_psnr": sum(private) / len(private) if private else None,

@@ -32,13 +32,18 @@ def score(
         private: the client's own images where a defense changed what the model saw.
 
     Raises:
-        ConfigError: images of another shape than the rebuilt ones, or as many labels as there are no images.
+        ConfigError: images of another shape than the rebuilt ones, or not in [0, 1]; another number of labels.
 
     >>> import fedsim, torch
     >>> result = fedsim.AttackResult("mine", "guess", "done", images=torch.full((1, 3, 8, 8), 0.5))
     >>> print(fedsim.score(result, torch.full((1, 3, 8, 8), 0.6)))
     guess: 1 image, 20.0 dB, 0 s
     """
+    for key, given in (("images", images), ("private", private)):
+        if given is not None and len(given) and not (float(given.min()) >= 0 and float(given.max()) <= 1):
+            raise ConfigError(
+                key, f"{float(given.min()):.3g} … {float(given.max()):.3g}", "originals with values in [0, 1]"
+            )
     if result.status != "done":
         return result
     known = None if labels is None else torch.as_tensor(labels)

@@ -19,7 +19,9 @@ class OwnArchitecture(Architecture):
     module: nn.Module | None = None
 
     def build(self, keep: bool = False) -> nn.Module:
-        assert self.module is not None
+        if self.module is None:
+            expected = "the module itself, fedsim.Observation.load(folder, model=…): no name tells how to build it"
+            raise ConfigError("model", self.spec.name, expected)
         return self._wrapped(copy.deepcopy(self.module))
 
     @property
@@ -86,7 +88,7 @@ def _outputs(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, str | None
     if like is None:
         raise ConfigError("model", type(module).__name__, "a module with parameters")
     modes = {one: one.training for one in module.modules()}
-    made: list[tuple[str, torch.Tensor]] = []
+    made: list[tuple[str, torch.Tensor, torch.Tensor]] = []
     linear = {name: one for name, one in module.named_modules() if isinstance(one, nn.Linear)}
     hooks = [one.register_forward_hook(partial(_note, made, name)) for name, one in linear.items()]
     try:
@@ -103,10 +105,24 @@ def _outputs(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, str | None
     if not isinstance(logits, torch.Tensor) or logits.ndim != 2 or len(logits) != 1:
         given = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise ConfigError("model", type(module).__name__, f"logits of shape [images, classes], not {given}")
-    return int(logits.shape[1]), next((name for name, output in made if output is logits), None)
+    return int(logits.shape[1]), _head(module, made, logits)
+
+
+def _head(module: nn.Module, made: list[tuple[str, torch.Tensor, torch.Tensor]], logits: torch.Tensor) -> str | None:
+    """The linear layer whose output the logits are as they stand: used once, its parameters nobody else's."""
+    name = next((name for name, output, values in made if output is logits and torch.equal(values, logits)), None)
+    if name is None or sum(used == name for used, _, _ in made) != 1:
+        return None
+    every = [parameter for _, parameter in module.named_parameters(remove_duplicate=False)]
+    own = list(dict(module.named_modules())[name].parameters())
+    return name if all(sum(one is parameter for one in every) == 1 for parameter in own) else None
 
 
 def _note(
-    made: list[tuple[str, torch.Tensor]], name: str, layer: nn.Module, inputs: object, output: torch.Tensor
+    made: list[tuple[str, torch.Tensor, torch.Tensor]],
+    name: str,
+    layer: nn.Module,
+    inputs: object,
+    output: torch.Tensor,
 ) -> None:
-    made.append((name, output))
+    made.append((name, output, output.clone()))

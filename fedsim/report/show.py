@@ -47,7 +47,7 @@ def show(
         expected = "a result with images, or images= of the originals: " + "; ".join(str(one) for one in results)
         raise ConfigError("result", [one.attack for one in results], expected)
     if images is not None:
-        results = [one if one.scores is not None else score(one, images, labels) for one in results]
+        results = [score(one, images, labels) for one in results]
     columns = min(MOST, len(images) if images is not None else max(_count(one) for one in results))
     rows = (images is not None) + len(results)
     figure = Figure(figsize=(1.7 * max(columns, 2), 1.95 * rows), layout="constrained")
