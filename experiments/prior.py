@@ -149,6 +149,8 @@ def _say(figures: Figures) -> None:
 
 def _tell_use(config: Config, result: Path) -> None:
     """The audit in which the result is of use: on the same pictures, of the same model."""
+    if not HydraConfig.initialized():  # called from Python, not by the command
+        return
     hydra = HydraConfig.get()
     used = use(config["kind"], result, config["client"]["batch_size"], hydra.runtime.choices, hydra.overrides.task)
     console.print(used, markup=False)

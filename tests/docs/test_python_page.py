@@ -13,7 +13,7 @@ PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
-def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
+def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> dict:
     """What the examples before the run of a federation leave behind."""
     monkeypatch.chdir(tmp_path)
     left: dict = {"__name__": "page"}

@@ -65,6 +65,7 @@ CASES = {
 }
 
 
+@pytest.mark.subprocess
 @pytest.mark.parametrize("case", CASES)
 def test_one_line_and_130(case, tmp_path):
     body, words = CASES[case]
@@ -84,6 +85,7 @@ def test_what_is_said_of_a_federated_run(tmp_path):
     assert stage.interrupted().endswith(f"fedsim resume={tmp_path} goes on")
 
 
+@pytest.mark.subprocess
 def test_the_exit_code_of_a_command_is_that_of_its_process(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     call = [sys.executable, "-c", "from experiments.commands import fedsim_report; fedsim_report()", "nowhere"]

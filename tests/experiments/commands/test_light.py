@@ -7,6 +7,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 HEAVY = ("torch", "torchvision", "timm", "ray", "flwr", "flwr_datasets", "datasets", "sklearn", "matplotlib", "numpy")
 
 ASKED = [
@@ -58,6 +60,7 @@ CALLS = """
 """
 
 
+@pytest.mark.subprocess
 def test_mistakes_and_help_import_no_library(tmp_path):
     calls = f"HEAVY = {HEAVY}\n{textwrap.dedent(CALLS)}"
     command = [sys.executable, "-c", calls, json.dumps([line for _, line, _ in ASKED])]

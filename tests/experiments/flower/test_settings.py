@@ -58,7 +58,7 @@ def test_a_server_that_asks_for_pictures_is_told_whose_they_are(asked):
         ("attack=[patch_gradiant]", "attack=patch_gradiant: there is no such option"),
         ("data='digits", "overrides=data='digits: Hydra overrides as in a shell"),
         ("--multirun", "--multirun"),
-        ("seed", "missing EQUAL"),
+        ("seed", "seed: settings are written KEY=VALUE"),
         ("partition=null", "partition"),
     ],
 )

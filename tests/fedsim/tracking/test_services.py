@@ -26,9 +26,9 @@ def test_the_command_says_it_in_one_line(name, tmp_path, monkeypatch, command):
     monkeypatch.setitem(sys.modules, name, None)
     code, _, err = command("fedsim", f"tracker=[{name}]", "simulation=inline", f"run_dir={tmp_path / 'run'}")
     assert code == 2
-    assert err.startswith(f"error: tracker={name}: ")
-    assert f"pip install 'fedsim[{name}]'" in err
-    assert err.count("\n") == 1
+    (line,) = [line for line in err.splitlines() if not line.endswith("…")]
+    assert line.startswith(f"error: tracker={name}: ")
+    assert f"pip install 'fedsim[{name}]'" in line
 
 
 def test_a_run_is_found_again(tmp_path):
