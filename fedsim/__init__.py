@@ -7,16 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from attacks.base import Attack as Attack
+    from clients.observe import observe as observe
+    from clients.replay import replay as replay
+    from defenses.base import Defense as Defense
     from experiments.python.audit import Audit as Audit
     from experiments.python.audit import audit as audit
     from experiments.python.load_config import load_config as load_config
     from experiments.python.run import Run as Run
     from experiments.python.run import run as run
-
-    from attacks.base import Attack as Attack
-    from clients.observe import observe as observe
-    from clients.replay import replay as replay
-    from defenses.base import Defense as Defense
     from fedsim.errors import ConfigError as ConfigError
     from fedsim.errors import NotApplicable as NotApplicable
     from fedsim.metrics.scoring import score as score
