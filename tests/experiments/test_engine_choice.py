@@ -5,8 +5,8 @@ import yaml
 from torch import nn
 
 from experiments import engine_choice, validation
-from experiments.demo import composed
 from experiments.engine_choice import Estimate, estimate_audit, estimate_jobs, estimate_run, forward_flops, with_engine
+from experiments.python.load_config import load_config
 from experiments.ray_only import KEYS
 from experiments.setup import prepare
 from fedsim.errors import ConfigError
@@ -34,13 +34,13 @@ def chosen(config, estimate):
     return with_engine(config, "4 updates", lambda: estimate)["simulation"]["engine"]
 
 
-@pytest.mark.parametrize("name", ["config", "audit", "matrix"])
+@pytest.mark.parametrize("name", ["run", "audit", "matrix"])
 def test_every_command_begins_with_auto(name):
-    assert composed(name, [])["simulation"]["engine"] == "auto"
+    assert load_config(name)["simulation"]["engine"] == "auto"
 
 
 def test_what_should_end_sooner_is_chosen_and_said(machine, capsys):
-    config = composed("audit", AUDIT)
+    config = load_config("audit", *AUDIT)
     assert chosen(config, SHORT) == "inline"
     assert capsys.readouterr().out == "in this process: 4 updates; simulation=ray uses workers\n"
     assert chosen(config, LONG) == "ray"
@@ -51,7 +51,7 @@ def test_what_should_end_sooner_is_chosen_and_said(machine, capsys):
 
 @pytest.mark.parametrize("engine", ["ray", "inline"])
 def test_an_engine_that_was_named_is_taken(machine, capsys, engine):
-    config = composed("audit", [*AUDIT, f"simulation={engine}", "simulation.workers=2"])
+    config = load_config("audit", *AUDIT, f"simulation={engine}", "simulation.workers=2")
     assert with_engine(config, "4 updates", lambda: pytest.fail("asked")) is config
     assert capsys.readouterr().out == ""
 
@@ -72,40 +72,40 @@ ONLY_RAY = {
 @pytest.mark.parametrize("key", [*KEYS, "address"])
 def test_what_only_ray_can_serve_chooses_ray(machine, capsys, key):
     machine(1)
-    assert chosen(composed("config", [ONLY_RAY[key]]), SHORT) == "ray"
+    assert chosen(load_config("run", ONLY_RAY[key]), SHORT) == "ray"
     assert f"{key}=" in capsys.readouterr().out
 
 
 def test_in_this_process_clients_have_no_gpu_that_workers_would_not_have(machine):
     machine(4, gpu=True)
-    config = composed("audit", AUDIT)
+    config = load_config("audit", *AUDIT)
     assert with_engine(config, "4 updates", lambda: SHORT)["client"]["device"] == "cpu"
     assert with_engine(config, "4 updates", lambda: LONG)["client"]["device"] == "auto"
-    wanted = with_engine(composed("audit", [*AUDIT, "client.device=cuda"]), "4 updates", lambda: LONG)
+    wanted = with_engine(load_config("audit", *AUDIT, "client.device=cuda"), "4 updates", lambda: LONG)
     assert (wanted["simulation"]["engine"], wanted["client"]["device"]) == ("inline", "cuda")
 
 
 def test_a_gpu_that_is_not_there_is_refused(machine):
     with pytest.raises(ConfigError, match=r"client\.device=cuda: auto or cpu"):
-        prepare(composed("audit", [*AUDIT, "client.device=cuda"]))
+        prepare(load_config("audit", *AUDIT, "client.device=cuda"))
 
 
 def test_the_tutorial_and_the_demo_stay_in_the_process_and_long_work_does_not(machine):
     machine(2)
-    small = prepare(composed("audit", [*AUDIT, "audit.num_images=2"]))
+    small = prepare(load_config("audit", *AUDIT, "audit.num_images=2"))
     assert chosen(small.config, estimate_audit(small, 2)) == "inline"
-    large = prepare(composed("audit", ["model.name=vit_small_patch32_224"]))
+    large = prepare(load_config("audit", "model.name=vit_small_patch32_224"))
     assert chosen(large.config, estimate_audit(large, 1000)) == "ray"
-    run = prepare(composed("config", []))
+    run = prepare(load_config("run"))
     assert chosen(run.config, estimate_run(run)) == "inline"
     machine(16)
-    slow = prepare(composed("config", ["strategy=fedavg", "client.batch_size=16", "client.local_epochs=20"]))
+    slow = prepare(load_config("run", "strategy=fedavg", "client.batch_size=16", "client.local_epochs=20"))
     assert chosen(slow.config, estimate_run(slow)) == "ray"
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 7, 100, 1000])
 def test_more_cores_make_workers_no_slower_and_this_process_no_faster(machine, groups):
-    setup = prepare(composed("audit", AUDIT))
+    setup = prepare(load_config("audit", *AUDIT))
     estimates = []
     for cores in (2, 4, 16):
         machine(cores)
@@ -116,13 +116,13 @@ def test_more_cores_make_workers_no_slower_and_this_process_no_faster(machine, g
 
 def test_searches_count_by_their_steps(machine):
     search = [*AUDIT, "attack=[inverting_gradients]"]
-    few, many = (prepare(composed("audit", [*search, f"attack.inverting_gradients.steps={n}"])) for n in (10, 1000))
+    few, many = (prepare(load_config("audit", *search, f"attack.inverting_gradients.steps={n}")) for n in (10, 1000))
     assert estimate_audit(many, 1).alone > 50 * estimate_audit(few, 1).alone
 
 
 def test_observed_clients_count(machine):
     def alone(*settings):
-        return estimate_run(prepare(composed("config", ["num_clients=10", "num_rounds=9", *settings]))).alone
+        return estimate_run(prepare(load_config("run", "num_clients=10", "num_rounds=9", *settings))).alone
 
     nobody, three, everybody = (
         alone(f"observe.every={every}", f"observe.clients={clients}")
@@ -132,7 +132,7 @@ def test_observed_clients_count(machine):
 
 
 def test_jobs_take_at_least_as_long_as_the_longest(machine):
-    config = composed("matrix", [])
+    config = load_config("matrix")
     assert estimate_jobs(config, [60.0, 1.0, 1.0]).on_ray == engine_choice.RAY_SECONDS + 60.0
     assert estimate_jobs(config, [30.0] * 8).on_ray == engine_choice.RAY_SECONDS + 60.0
 
