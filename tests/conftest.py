@@ -21,7 +21,8 @@ STARTS = {"ray_on_this_machine": "ray", "mortal": "subprocess", "site": "subproc
 """Fixtures, and the marker of the tests that use them."""
 guard = ProcessGuard()
 collect_ignore = ["plugin_example"]  # a package of its own: test_plugin.py installs it and runs its tests
-SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+ROOT = Path(__file__).resolve().parents[1]
+SHARED_DATA = ROOT.parent / "shared" / "data"
 
 
 @pytest.fixture(scope="session")
@@ -60,10 +61,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         guard.test = None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     for item in items:
         for fixture in STARTS.keys() & set(item.fixturenames):
             item.add_marker(STARTS[fixture])
+        if (group := _shared(item)) is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return
@@ -72,6 +75,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def _shared(item: pytest.Function) -> str | None:
+    """What several tests would otherwise make once in each of xdist's processes: a Ray, a fixture of their module."""
+    if item.get_closest_marker("ray"):
+        return f"ray in {item.path.relative_to(ROOT / 'tests').parts[0]}"
+    fixtures = [found[-1] for found in item._fixtureinfo.name2fixturedefs.values()]
+    return item.nodeid.partition("::")[0] if any(one.scope == "module" for one in fixtures) else None
 
 
 @pytest.fixture(scope="session")
