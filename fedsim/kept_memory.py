@@ -40,9 +40,14 @@ def settle() -> None:
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """The same for the block. A search takes milliseconds in it, and Flower's records make cycles of whole updates."""
+    """The same for the block. A search takes milliseconds in it, and Flower's records make cycles of whole updates.
+
+    Where something was left out before the block, all stays so: Python cannot take back a part.
+    """
+    before = gc.get_freeze_count()
     settle()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not before:
+            gc.unfreeze()

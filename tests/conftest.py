@@ -1,5 +1,6 @@
 """Fixtures that every test may use. What they need is imported when one asks for them: most tests need none of it."""
 
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.process_guard import ProcessGuard
+from tests.support.slow import read as slow_tests
 
 COMMANDS = {
     "fedsim": "federated",
@@ -21,8 +23,7 @@ STARTS = {"ray_on_this_machine": "ray", "mortal": "subprocess", "site": "subproc
 """Fixtures, and the marker of the tests that use them."""
 guard = ProcessGuard()
 collect_ignore = ["plugin_example"]  # a package of its own: test_plugin.py installs it and runs its tests
-ROOT = Path(__file__).resolve().parents[1]
-SHARED_DATA = ROOT.parent / "shared" / "data"
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 @pytest.fixture(scope="session")
@@ -61,10 +62,23 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         guard.test = None
 
 
+def pytest_collection_finish() -> None:
+    """Flower collects garbage at every array that it decodes: half a second each, over all that was imported here."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or libraries count as leaked what is still there when Python ends
+
+
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    slow = slow_tests()
     for item in items:
         for fixture in STARTS.keys() & set(item.fixturenames):
             item.add_marker(STARTS[fixture])
+        if item.nodeid.partition("[")[0] in slow:
+            item.add_marker("slow")
         if (group := _shared(item)) is not None:
             item.add_marker(pytest.mark.xdist_group(group))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
@@ -80,7 +94,7 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
 def _shared(item: pytest.Function) -> str | None:
     """What several tests would otherwise make once in each of xdist's processes: a Ray, a fixture of their module."""
     if item.get_closest_marker("ray"):
-        return f"ray in {item.path.relative_to(ROOT / 'tests').parts[0]}"
+        return "ray"
     fixtures = [found[-1] for found in item._fixtureinfo.name2fixturedefs.values()]
     return item.nodeid.partition("::")[0] if any(one.scope == "module" for one in fixtures) else None
 

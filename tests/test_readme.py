@@ -41,7 +41,8 @@ def test_links_and_pictures_are_there():
         assert (ROOT / link).is_file(), link
 
 
-def test_the_five_lines_print_what_they_show(capsys):
+def test_the_five_lines_print_what_they_show(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # they save a picture
     (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     (shown,) = re.findall(r"```text\n(.*?)```", README, flags=re.DOTALL)
     exec(compile(code, "README.md", "exec"), {})

@@ -106,7 +106,6 @@ def test_draws_depend_on_seed_round_and_client_alone(runtime):
     assert len(set(first)) > 5
 
 
-@pytest.mark.slow
 def test_identity_defenses_share_the_bits_of_the_undefended_run(runtime):
     for share in ("gradient", "delta", "weights"):
         updates = []

@@ -121,7 +121,6 @@ def test_neighbouring_twins_are_both_read(apart):
         assert sum(read.label == 0 and read.residual < 1e-10 for read in found) == 2
 
 
-@pytest.mark.slow
 def test_noise_makes_readings_that_overshoot_and_they_rank_behind(rng, monkeypatch):
     """Of 40 noisy gradients more are read right than without the rank."""
     noisy = []

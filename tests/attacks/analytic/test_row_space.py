@@ -73,7 +73,6 @@ def test_float32_and_whole_levels(tools, rng, cpu):
     assert "whole pixel levels" in rounded.certificate.reason
 
 
-@pytest.mark.slow
 def test_later_projections_gain(tools, rng, cpu):
     picture = tools.photographs(32)[:1]
     observation = tools.observe(tools.tiny(kwargs={"depth": 6}), picture, [3], defenses=WITHHELD)
@@ -123,14 +122,12 @@ def test_a_second_table_of_embeddings_counts(indexed, tools, rng, cpu):
         assert (u @ space.null.T).norm() < 1e-10 * u.norm()
 
 
-@pytest.mark.slow
 def test_a_random_gradient_is_worth_nothing(clean, tools, rng, cpu):
     result = RowSpace()(tools.random_gradient(clean), rng, cpu)
     assert tools.psnr(result.images, tools.detailed()) < 15
     assert not result.certificate.certified
 
 
-@pytest.mark.slow
 def test_replay_is_bit_equal(clean, rng, cpu):
     first, second = RowSpace()(clean, rng, cpu), RowSpace()(clean, rng, cpu)
     assert torch.equal(first.images, second.images)

@@ -81,7 +81,6 @@ def test_it_finds_what_the_generator_can_make(scene, tools, cpu, rng, name):
 
 
 @pytest.mark.parametrize(("name", "deaths"), [("gias", (2, 4)), ("gifd", (5,)), ("ggl", (2,))])
-@pytest.mark.slow
 def test_a_killed_search_comes_to_the_same_bits(scene, cpu, name, deaths):
     observation, _, generator = scene
 
@@ -101,7 +100,6 @@ def test_a_killed_search_comes_to_the_same_bits(scene, cpu, name, deaths):
         assert again.certificate == whole.certificate
 
 
-@pytest.mark.slow
 def test_the_feature_search_keeps_the_best_layer_and_the_weight_search_its_last(scene, cpu, rng):
     observation, _, generator = scene
     # Features can be smoother than any latent's, which the prior rewards more than what they lose in matching.

@@ -65,7 +65,6 @@ def test_a_claim_of_more_labels_than_anybody_reads_is_refused(tools, rng, cpu):
         RecoverLabels().run(replace(observation, protocol=claim[0], update=claim[1]), rng, cpu)
 
 
-@pytest.mark.slow
 def test_batches_of_32_with_repeats_at_initialisation(tools, cifar10_sample, rng, cpu):
     pictures = tools.pictures_in(cifar10_sample / "train", 400, 32)
     others = tools.pictures_in(cifar10_sample / "val", 128, 32)

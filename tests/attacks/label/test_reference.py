@@ -25,7 +25,6 @@ def test_reference_is_the_models_own_answer_and_replays(tools, cpu):
     assert first.features.shape == (4, 192)
 
 
-@pytest.mark.slow
 def test_counts_of_a_resnet(tools, rng, cpu):
     observation = tools.observe(ModelSpec("resnet10t", 10), tools.detailed(8, 32), LABELS)
     for rule in ("llg", "llg_bias", "zlg", "ilrg"):
@@ -45,7 +44,6 @@ def test_bias_form_and_sets_on_a_vit(tools, rng, cpu):
     assert len(RecoverLabels("llg", reference=False)(many, rng, cpu).labels) == 8
 
 
-@pytest.mark.slow
 def test_refusals(tools, rng, cpu):
     observation = tools.observe(tools.tiny(kwargs=SMALL, num_classes=4), tools.detailed(4), [0, 1, 2, 3])
     with pytest.raises(NotApplicable, match="separates each"):

@@ -63,7 +63,6 @@ def test_what_features_may_be_off_by_is_said(labels, scale):
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4, 7])
-@pytest.mark.slow
 def test_wrong_counts_never_certify(batch):
     """The true counts are taken for impossible: nothing else may pass."""
     for seed in range(2):

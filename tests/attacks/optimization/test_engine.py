@@ -41,7 +41,6 @@ def attack(matching, observation, seed=0, cpu=torch.device("cpu")):  # noqa: B00
     return matching(observation, torch.Generator().manual_seed(seed), cpu)
 
 
-@pytest.mark.slow
 def test_it_beats_an_attack_without_a_gradient(small, tools):
     observation, pictures = small()
     found = attack(aligned(steps=150), observation)
@@ -220,7 +219,6 @@ def test_traces_and_frames_tell_the_way(small):
     assert all(frame.images.min() >= 0 and frame.images.max() <= 1 for frame in found.frames)
 
 
-@pytest.mark.slow
 def test_a_plateau_ends_the_search(small):
     observation, _ = small()
     found = attack(aligned(steps=2000, patience=5, target="random"), observation)
@@ -249,7 +247,6 @@ def test_what_is_not_finite_starts_anew(small, monkeypatch, caplog):
         attack(aligned(), observation)
 
 
-@pytest.mark.slow
 def test_dlg_finds_soft_labels_with_the_picture(small):
     observation, _ = small(dtype="float64")
     dlg = GradientMatching(
@@ -291,7 +288,6 @@ def two_batches(observation, pictures, labels, lr):
     return replace(observation, update=Update(change, "delta", 2), protocol=protocol)
 
 
-@pytest.mark.slow
 def test_restarts_try_other_orders_of_labels_in_several_local_batches(small):
     """Sorted labels are the wrong way round for a client that trained on class 5 before class 3."""
     observation, pictures = small(count=2)

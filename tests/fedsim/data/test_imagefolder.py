@@ -167,7 +167,6 @@ def test_imagenet_sample(imagenet_sample):
 
 
 @pytest.mark.shared_data
-@pytest.mark.slow
 def test_cifar10_sample(cifar10_sample):
     start = time.perf_counter()
     data = FederatedData(ImageFolder(cifar10_sample), None, image_size=32)
