@@ -1,7 +1,10 @@
 """`make demo`: a training under a curious server's eyes, and photographs rebuilt from a gradient each, on one page."""
 
+import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from experiments.audit import run_audit
@@ -9,7 +12,9 @@ from experiments.cli import console, errors, print_what_can_be
 from experiments.errors import ConfigFault, one_line
 from experiments.federated import run_federated
 from experiments.logs import silence_libraries
+from experiments.machine import cores
 from experiments.python.load_config import load_config
+from experiments.reproduce.processes import spread
 from fedsim.errors import RunError
 from fedsim.kept_memory import keep_memory
 from fedsim.report.render import build_sweep_report
@@ -44,7 +49,7 @@ def main() -> None:
     folder, *overrides = sys.argv[1:]
     root = Path(folder)
     try:
-        page = run_demo(root, photos=[*PHOTOS, *overrides])
+        page = run_demo(root, photos=[*PHOTOS, *overrides], processes=min(2, cores()))
     except RunError as error:
         errors.print(f"error: {error}", markup=False)
         sys.exit(2)
@@ -62,6 +67,7 @@ def run_demo(
     training: Sequence[str] = (),
     photos: Sequence[str] = PHOTOS,
     audits: Mapping[str, Sequence[str]] = AUDITS,
+    processes: int = 1,
 ) -> Path:
     """The training and the audits in folders of their own below `root`, and the page that puts them side by side.
 
@@ -69,15 +75,30 @@ def run_demo(
         training: Hydra overrides of `fedsim`.
         photos: those of every audit.
         audits: more of them, by the name of a folder.
+        processes: 1 works in this one, and shows each run's own progress.
     """
-    runs = {TRAINING: tuple(training)} | {name: (*photos, *more) for name, more in audits.items()}
-    for number, (name, overrides) in enumerate(runs.items(), start=1):
-        console.print(f"{number}/{len(runs)} {name}", markup=False)
-        folder = root / name
-        folder.mkdir(parents=True, exist_ok=True)
-        command, run = ("run", run_federated) if name == TRAINING else ("audit", run_audit)
-        run({**load_config(command, *overrides), "run_dir": str(folder)}, folder)
+    # The longest first: the last of the audits is that of the open case.
+    runs = {TRAINING: tuple(training)} | {name: (*photos, *audits[name]) for name in reversed(audits)}
+    quiet = processes > 1
+    console.print(f"{', '.join(runs)}: about a minute …", markup=False)
+    todo = ((name, (root / name, overrides, quiet)) for name, overrides in runs.items())
+    for number, (name, _) in enumerate(spread(_run, todo, processes), start=1):
+        verdict = json.loads((root / name / "summary.json").read_text(encoding="utf-8"))["verdict"]
+        console.print(f"{number}/{len(runs)} {name} · {verdict['level']}: {verdict['sentence']}", markup=False)
     return build_sweep_report(root)
+
+
+def _run(task: tuple[Path, Sequence[str], bool]) -> None:
+    folder, overrides, quiet = task
+    folder.mkdir(parents=True, exist_ok=True)
+    command, run = ("run", run_federated) if folder.name == TRAINING else ("audit", run_audit)
+    config = {**load_config(command, *overrides), "run_dir": str(folder)}
+    if not quiet:
+        run(config, folder)
+        return
+    silence_libraries()
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        run(config, folder)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.connection import wait as wait_for_any
 from typing import NoReturn, TypeVar
 
@@ -58,13 +58,26 @@ def spread(
                     break
         except BrokenProcessPool as broken:  # between two tasks
             failures.append((key, broken))
+        except KeyboardInterrupt:
+            _stop()
+            raise
         if failures:
             running = {future: key for future, key in running.items() if not future.cancel()}
-        while running:
-            yield from _ready(running, failures)
+        try:
+            while running:
+                yield from _ready(running, failures)
+        except KeyboardInterrupt:
+            _stop()
+            raise
     if failures:
         failed, first = failures[0]
         _fail(name(failed), first)
+
+
+def _stop() -> None:
+    """End the workers where they are: a pool would wait for them, and give them what is still to do."""
+    for process in active_children():
+        process.terminate()
 
 
 def die_with_parent() -> None:
