@@ -78,7 +78,7 @@ def run_demo(
         processes: 1 works in this one, and shows each run's own progress.
     """
     # The longest first: the last of the audits is that of the open case.
-    runs = {TRAINING: tuple(training)} | {name: (*photos, *audits[name]) for name in reversed(audits)}
+    runs = {TRAINING: tuple(training)} | {name: (*photos, *audits[name]) for name in reversed(list(audits))}
     quiet = processes > 1
     console.print(f"{', '.join(runs)}: about a minute …", markup=False)
     todo = ((name, (root / name, overrides, quiet)) for name, overrides in runs.items())
