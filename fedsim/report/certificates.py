@@ -40,7 +40,7 @@ class Certificates:
             return [f"{granted}; without audit nothing says whether they are right."]
         bound = f"at most 3/{self.checked:,} = {percent(CONFIDENT / self.checked)} of such are wrong (95 %)"
         if self.checked <= CONFIDENT:
-            bound = f"at most 3/{self.checked} of such are wrong (95 %), which bounds nothing yet"
+            bound = "too few to bound the share of wrong ones"
         return [f"{granted}, none of {self.checked:,} checked is wrong: {bound}."]
 
 
