@@ -19,8 +19,7 @@ def test_every_image_recognisable_and_certified(write_run: Any, records: Any) ->
     )
     assert found.cautions == ("3 different images observed: few, and no guess to tell chance by.",)
     assert found.details == (
-        "3 certificates of images were granted, none of 3 checked is wrong: too few to bound the share of "
-        "wrong ones.",
+        "3 certificates of images were granted, none of 3 checked is wrong: too few to bound the share of wrong ones.",
         "100 % of the labels were recovered, by patch_gradient.",
         "The model classified 75.0 % of the 1,400 test images correctly after round 2.",
     )
