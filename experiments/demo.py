@@ -15,6 +15,7 @@ from experiments.logs import silence_libraries
 from experiments.machine import cores
 from experiments.python.load_config import load_config
 from experiments.reproduce.processes import spread
+from fedsim.composition import Config
 from fedsim.errors import RunError
 from fedsim.kept_memory import keep_memory
 from fedsim.report.render import build_sweep_report
@@ -77,22 +78,23 @@ def run_demo(
         audits: more of them, by the name of a folder.
         processes: 1 works in this one, and shows each run's own progress.
     """
-    # The longest first: the last of the audits is that of the open case.
-    runs = {TRAINING: tuple(training)} | {name: (*photos, *audits[name]) for name in reversed(list(audits))}
+    # The longest first: the last of the audits is that of the open case. All settings are read before any work.
+    configs = {TRAINING: load_config("run", *training)}
+    configs |= {name: load_config("audit", *photos, *audits[name]) for name in reversed(list(audits))}
     quiet = processes > 1
-    console.print(f"{', '.join(runs)}: about a minute …", markup=False)
-    todo = ((name, (root / name, overrides, quiet)) for name, overrides in runs.items())
+    console.print(f"{', '.join(configs)}{', side by side: about a minute' if quiet else ''} …", markup=False)
+    todo = ((name, (root / name, config, quiet)) for name, config in configs.items())
     for number, (name, _) in enumerate(spread(_run, todo, processes), start=1):
         verdict = json.loads((root / name / "summary.json").read_text(encoding="utf-8"))["verdict"]
-        console.print(f"{number}/{len(runs)} {name} · {verdict['level']}: {verdict['sentence']}", markup=False)
+        console.print(f"{number}/{len(configs)} {name} · {verdict['level']}: {verdict['sentence']}", markup=False)
     return build_sweep_report(root)
 
 
-def _run(task: tuple[Path, Sequence[str], bool]) -> None:
-    folder, overrides, quiet = task
+def _run(task: tuple[Path, Config, bool]) -> None:
+    folder, config, quiet = task
     folder.mkdir(parents=True, exist_ok=True)
-    command, run = ("run", run_federated) if folder.name == TRAINING else ("audit", run_audit)
-    config = {**load_config(command, *overrides), "run_dir": str(folder)}
+    run = run_federated if folder.name == TRAINING else run_audit
+    config = {**config, "run_dir": str(folder)}
     if not quiet:
         run(config, folder)
         return

@@ -22,8 +22,8 @@ COMMANDS = {
 }
 STARTS = {"ray_on_this_machine": "ray", "mortal": "subprocess", "site": "subprocess", "command": "command"}
 """Fixtures, and the marker of the tests that use them."""
+# Ray's workers are nice by 15: beside the tests of other processes they would wait for minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")
-"""Its workers are nice by 15: beside the tests of other processes they would wait for minutes."""
 guard = ProcessGuard()
 collect_ignore = ["plugin_example"]  # a package of its own: test_plugin.py installs it and runs its tests
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

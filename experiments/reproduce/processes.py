@@ -50,34 +50,26 @@ def spread(
     with ProcessPoolExecutor(workers, get_context("spawn"), initializer=die_with_parent) as pool:
         running: dict[Future[Result], Key] = {}
         try:
-            for key, task in todo:
-                running[pool.submit(work, task)] = key
-                if len(running) > workers:
-                    yield from _ready(running, failures)
-                if failures:
-                    break
-        except BrokenProcessPool as broken:  # between two tasks
-            failures.append((key, broken))
-        except KeyboardInterrupt:
-            _stop()
-            raise
-        if failures:
-            running = {future: key for future, key in running.items() if not future.cancel()}
-        try:
+            try:
+                for key, task in todo:
+                    running[pool.submit(work, task)] = key
+                    if len(running) > workers:
+                        yield from _ready(running, failures)
+                    if failures:
+                        break
+            except BrokenProcessPool as broken:  # between two tasks
+                failures.append((key, broken))
+            if failures:
+                running = {future: key for future, key in running.items() if not future.cancel()}
             while running:
                 yield from _ready(running, failures)
         except KeyboardInterrupt:
-            _stop()
+            for process in active_children():  # the pool would wait for them, and give them what is still to do
+                process.terminate()
             raise
     if failures:
         failed, first = failures[0]
         _fail(name(failed), first)
-
-
-def _stop() -> None:
-    """End the workers where they are: a pool would wait for them, and give them what is still to do."""
-    for process in active_children():
-        process.terminate()
 
 
 def die_with_parent() -> None:

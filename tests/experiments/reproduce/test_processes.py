@@ -1,6 +1,7 @@
 """Tasks over processes: what a failure leaves, and what a killed parent leaves."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -51,7 +52,8 @@ def test_what_is_under_way_when_one_fails_is_kept(tmp_path):
 
 
 @pytest.mark.timeout(300)
-def test_workers_end_with_their_parent(tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_workers_end_with_their_parent(how, tmp_path):
     script, marks = tmp_path / "parent.py", tmp_path / "marks"
     script.write_text(PARENT, encoding="utf-8")
     marks.mkdir()
@@ -62,6 +64,9 @@ def test_workers_end_with_their_parent(tmp_path):
             assert parent.poll() is None
             assert len(workers) == 2
             assert all(map(runs, workers))
+            parent.send_signal(how)
+            until(lambda: parent.poll() is not None, 60)
+            assert parent.poll() is not None, "it waits for what its workers are at"
         finally:
             parent.kill()
     until(lambda: not any(map(runs, workers)), 60)
