@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from experiments.audit import run_audit
@@ -13,6 +13,7 @@ from experiments.errors import ConfigFault, one_line
 from experiments.federated import run_federated
 from experiments.logs import silence_libraries
 from experiments.machine import cores
+from experiments.progress import Bars
 from experiments.python.load_config import load_config
 from experiments.reproduce.processes import spread
 from fedsim.composition import Config
@@ -84,9 +85,14 @@ def run_demo(
     quiet = processes > 1
     console.print(f"{', '.join(configs)}{', side by side: about a minute' if quiet else ''} …", markup=False)
     todo = ((name, (root / name, config, quiet)) for name, config in configs.items())
-    for number, (name, _) in enumerate(spread(_run, todo, processes), start=1):
-        verdict = json.loads((root / name / "summary.json").read_text(encoding="utf-8"))["verdict"]
-        console.print(f"{number}/{len(configs)} {name} · {verdict['level']}: {verdict['sentence']}", markup=False)
+    with Bars(console) if quiet else nullcontext() as bars:
+        if bars is not None:
+            bars.set("runs", 0, len(configs))
+        for number, (name, _) in enumerate(spread(_run, todo, processes), start=1):
+            verdict = json.loads((root / name / "summary.json").read_text(encoding="utf-8"))["verdict"]
+            console.print(f"{number}/{len(configs)} {name} · {verdict['level']}: {verdict['sentence']}", markup=False)
+            if bars is not None:
+                bars.set("runs", number, len(configs))
     return build_sweep_report(root)
 
 

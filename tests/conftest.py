@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.preloaded_workers import preloaded_workers
 from tests.support.process_guard import ProcessGuard
 from tests.support.slow import read as slow_tests
 
@@ -25,6 +26,7 @@ STARTS = {"ray_on_this_machine": "ray", "mortal": "subprocess", "site": "subproc
 # Ray's workers are nice by 15: beside the tests of other processes they would wait for minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")
 guard = ProcessGuard()
+set_aside = {"modules": 0}
 collect_ignore = ["plugin_example"]  # a package of its own: test_plugin.py installs it and runs its tests
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -63,18 +65,26 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         guard.test = None
+        if len(sys.modules) > set_aside["modules"] + 200:
+            _set_libraries_aside()
 
 
 def pytest_collection_finish() -> None:
+    _set_libraries_aside()
+
+
+def _set_libraries_aside() -> None:
     """Flower collects garbage at every array that it decodes: half a second each, over all that was imported here."""
     gc.collect()
     gc.freeze()
+    set_aside["modules"] = len(sys.modules)
 
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # or libraries count as leaked what is still there when Python ends
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     slow = slow_tests()
     for item in items:
@@ -103,11 +113,11 @@ def _shared(item: pytest.Function) -> str | None:
 
 
 @pytest.fixture(scope="session")
-def ray_on_this_machine():
+def ray_on_this_machine(tmp_path_factory):
     """One Ray for the whole test run: starting it takes longer than most tests."""
     from fedsim.simulation.ray_cluster import ray_cluster
 
-    with ray_cluster(None, num_cpus=6, num_gpus=0):
+    with preloaded_workers(tmp_path_factory.mktemp("ray")), ray_cluster(None, num_cpus=6, num_gpus=0):
         yield
 
 

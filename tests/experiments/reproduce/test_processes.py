@@ -15,7 +15,7 @@ from fedsim.errors import RunError
 pytestmark = pytest.mark.subprocess
 
 PARENT = """
-import os, pathlib, sys, time
+import os, pathlib, signal, sys, time
 from experiments.reproduce.processes import spread
 
 def work(task):
@@ -23,6 +23,7 @@ def work(task):
     time.sleep(600)
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored below a shell's background job
     list(spread(work, [(number, sys.argv[1]) for number in range(4)], 2))
 """
 
