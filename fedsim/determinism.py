@@ -36,7 +36,9 @@ def seeded_globals(seed: int, *purpose: str | int) -> Iterator[None]:
         try:
             random.seed(derived)
             np.random.seed(derived % 2**32)
-            torch.manual_seed(derived)
+            # Without CUDA, `torch.manual_seed` formats a stack trace at each call, for devices that may come.
+            seed_all = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+            seed_all(derived)
             yield
         finally:
             random.setstate(python_state)

@@ -94,6 +94,7 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
             item.add_marker("slow")
         if (group := _shared(item)) is not None:
             item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: item.get_closest_marker("subprocess") is None)  # they wait: none should be the last
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return
@@ -107,7 +108,7 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
 def _shared(item: pytest.Function) -> str | None:
     """What several tests would otherwise make once in each of xdist's processes: a Ray, a fixture of their module."""
     if item.get_closest_marker("ray"):
-        return "ray"
+        return "ray for commands" if "/experiments/" in item.nodeid else "ray"
     fixtures = [found[-1] for found in item._fixtureinfo.name2fixturedefs.values()]
     return item.nodeid.partition("::")[0] if any(one.scope == "module" for one in fixtures) else None
 
@@ -121,11 +122,27 @@ def ray_on_this_machine(tmp_path_factory):
         yield
 
 
+def _empty_plot(figure, prefix, description):
+    from markupsafe import Markup
+
+    return Markup('<svg class="chart" role="img" aria-label="{}" viewBox="0 0 1 1"></svg>').format(description)
+
+
 @pytest.fixture
-def command(monkeypatch, capsys):
+def plots():
+    """For tests that look at the plots of a command's page: without it `command` leaves them empty."""
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, request):
     """`command("fedsim", "key=value", …)`: exit code, standard output and errors."""
-    # It searches all that the tests of this process have left, a second each time, for runs that take no longer.
+    # What takes longer than the runs themselves: a search through all that the tests of this process have left, ...
     monkeypatch.setattr("server.app.settled", nullcontext)
+    # ... all settings composed only to see whether they set Hydra's own mode, which no test does here, ...
+    monkeypatch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *_, **__: None)
+    # ... and plots, which tests/fedsim/report draws and reads.
+    if "plots" not in request.fixturenames:
+        monkeypatch.setattr("fedsim.report.figures._svg", _empty_plot)
 
     def call(name, *arguments):
         monkeypatch.setattr(sys, "argv", [name, *arguments])

@@ -5,7 +5,7 @@ Imported where they are loaded: it takes a second, and most workers need none.
 
 import io
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -80,46 +80,51 @@ class Photos:
             raise ConfigError("data.size", self._size, "a positive number of pixels")
         if self._count < 1:
             raise ConfigError("data.count", self._count, "a positive number of pictures")
-        from datasets import Dataset
-        from sklearn.datasets import load_sample_images
+        return _photos(self._size, self._count, self._fractions, self._seed)
 
-        photos = load_sample_images()
-        class_names = tuple(name.replace("\\", "/").rsplit("/", 1)[-1].split(".")[0] for name in photos.filenames)
-        rows = divide([row % 2 for row in range(self._count)], *self._fractions, self._seed)
-        width: int = min(photo.shape[1] for photo in photos.images)
-        # The narrow bands are as wide as a crop that still shows something; clients get the rest.
-        bands = {"train": (0, width - 240), "test": (width - 240, width - 120), "auxiliary": (width - 120, width)}
-        parts = {
-            name: Dataset.from_dict(
-                self._crops(photos.images, class_names, getattr(rows, name), band), features=features(class_names)
-            )
-            for name, band in bands.items()
-        }
-        return Splits(**parts, class_names=class_names)
 
-    def _crops(
-        self,
-        photos: Sequence[UInt8[np.ndarray, "height width 3"]],
-        class_names: Sequence[str],
-        rows: Sequence[int] | np.ndarray,
-        band: tuple[int, int],
-    ) -> dict[str, list[object]]:
-        columns: dict[str, list[object]] = {"image": [], "label": [], "id": []}
-        for row in map(int, rows):
-            label = row % 2
-            rng = np.random.default_rng(derive_seed(self._seed, "photos", row))
-            left, top, side = _textured_square(photos[label], band, rng)
-            flipped = bool(rng.integers(2))
-            crop = PIL.Image.fromarray(photos[label][top : top + side, left : left + side])
-            if flipped:
-                crop = crop.transpose(PIL.Image.Transpose.FLIP_LEFT_RIGHT)
-            crop = crop.resize((self._size, self._size), PIL.Image.Resampling.BICUBIC)
-            columns["image"].append(_png(crop))
-            columns["label"].append(label)
-            columns["id"].append(
-                f"{class_names[label]}-{row:04d}-x{left}-y{top}-s{side}{'-flipped' if flipped else ''}"
-            )
-        return columns
+@lru_cache(maxsize=8)
+def _photos(size: int, count: int, fractions: tuple[float | int, float | int], seed: int) -> Splits:
+    """Encoded once, as digits are."""
+    from datasets import Dataset
+    from sklearn.datasets import load_sample_images
+
+    photos = load_sample_images()
+    class_names = tuple(name.replace("\\", "/").rsplit("/", 1)[-1].split(".")[0] for name in photos.filenames)
+    rows = divide([row % 2 for row in range(count)], *fractions, seed)
+    width: int = min(photo.shape[1] for photo in photos.images)
+    # The narrow bands are as wide as a crop that still shows something; clients get the rest.
+    bands = {"train": (0, width - 240), "test": (width - 240, width - 120), "auxiliary": (width - 120, width)}
+    parts = {
+        name: Dataset.from_dict(
+            _crops(photos.images, class_names, getattr(rows, name), band, size, seed), features=features(class_names)
+        )
+        for name, band in bands.items()
+    }
+    return Splits(**parts, class_names=class_names)
+
+
+def _crops(
+    photos: Sequence[UInt8[np.ndarray, "height width 3"]],
+    class_names: Sequence[str],
+    rows: Sequence[int] | np.ndarray,
+    band: tuple[int, int],
+    size: int,
+    seed: int,
+) -> dict[str, list[object]]:
+    columns: dict[str, list[object]] = {"image": [], "label": [], "id": []}
+    for row in map(int, rows):
+        label = row % 2
+        rng = np.random.default_rng(derive_seed(seed, "photos", row))
+        left, top, side = _textured_square(photos[label], band, rng)
+        flipped = bool(rng.integers(2))
+        crop = PIL.Image.fromarray(photos[label][top : top + side, left : left + side])
+        if flipped:
+            crop = crop.transpose(PIL.Image.Transpose.FLIP_LEFT_RIGHT)
+        columns["image"].append(_png(crop.resize((size, size), PIL.Image.Resampling.BICUBIC)))
+        columns["label"].append(label)
+        columns["id"].append(f"{class_names[label]}-{row:04d}-x{left}-y{top}-s{side}{'-flipped' if flipped else ''}")
+    return columns
 
 
 def _textured_square(

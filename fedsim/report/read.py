@@ -7,7 +7,9 @@ empty one, a line cut off in the middle is skipped and counted, a field of anoth
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -167,11 +169,16 @@ def _read_config(path: Path, damaged: list[str]) -> tuple[dict[str, Any], str]:
     if not text.strip():
         return {}, text
     try:
-        config = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+        return deepcopy(_parsed_config(text)), text
     except (YAMLError, OmegaConfBaseException):
         damaged.append(path.name)
         return {}, text
-    return ({str(key): value for key, value in config.items()} if isinstance(config, dict) else {}), text
+
+
+@lru_cache(maxsize=256)  # a matrix reads the settings of its runs again whenever one of them ends
+def _parsed_config(text: str) -> dict[str, Any]:
+    config = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    return {str(key): value for key, value in config.items()} if isinstance(config, dict) else {}
 
 
 def _read_summary(path: Path, damaged: list[str]) -> dict[str, Any]:

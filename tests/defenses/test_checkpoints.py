@@ -1,6 +1,8 @@
 """A checkpoint of a defended model is read as it was trained; one of a bare model as its defenses make it."""
 
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -21,9 +23,14 @@ SPEC = ModelSpec("vit_tiny_patch16_224", 5, 16, 8, kwargs={"depth": 1, "embed_di
 CHANGING = ("mjp", "mjp_jp_unk", "mjp_jp_idx", "mjp_dal", "mjp_linear", "mjp_pca", "precode", "no_pe", "fixed_pe")
 
 
-def configured(option):
+@cache
+def composed(option):
     with initialize_config_module("conf", version_base=None):
-        return OmegaConf.to_container(compose("config", [f"defense=[{option}]"]), resolve=True)["defense"]
+        return OmegaConf.to_container(compose("config", [f"defense=[{option}]", "run_dir=unused"]))["defense"]
+
+
+def configured(option):
+    return deepcopy(composed(option))
 
 
 def trained(state):

@@ -7,6 +7,7 @@ The server imports everything once and forks for each line that it reads: {"argu
 
 import errno
 import functools
+import gc
 import importlib
 import itertools
 import json
@@ -131,13 +132,13 @@ def end_at(at: str, call: int, how: str) -> None:
 
 
 def _call(asked: dict[str, Any]) -> int:
-    from experiments import setup
+    from experiments import reporting
 
     try:
         if asked["end"] is not None:
             end_at(**asked["end"])
         if not asked["report"]:
-            setup.build_report = lambda folder: folder / "report.html"
+            reporting.build_report = lambda folder: folder / "report.html"
         sys.argv = [asked["command"], *asked["arguments"]]
         importlib.import_module(COMMANDS[asked["command"]]).main()
     except SystemExit as stop:
@@ -154,6 +155,8 @@ def _call(asked: dict[str, Any]) -> int:
 def serve() -> None:
     for module in [*COMMANDS.values(), *LIBRARIES]:
         importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a child searches, and copies, none of it
     for line in sys.stdin:
         asked = json.loads(line)
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:

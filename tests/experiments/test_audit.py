@@ -289,5 +289,5 @@ def test_what_an_audit_would_not_use_of_a_crew_is_refused(command, tmp_path):
 
 
 def test_statistics_of_a_batchnorm_are_part_of_an_update(audit):
-    folder = audit("audit.num_images=2", "model.name=resnet18", "client.share=delta", "attack=[labels]")
+    folder = audit("audit.num_images=2", "model.name=test_resnet", "client.share=delta", "attack=[labels]")
     assert {row["status"] for row in rows(folder, "attacks")} == {"done"}

@@ -45,7 +45,6 @@ def test_a_run_leaves_everything_behind(fedsim):
 def test_the_same_seed_gives_the_same_bytes_inline_and_on_one_or_two_workers(fedsim, ray_on_this_machine):
     runs = [
         fedsim("simulation=inline"),
-        fedsim("simulation=inline"),
         fedsim("simulation.workers=1"),
         fedsim("simulation.workers=2", "attack=[]"),
         fedsim("simulation=inline", "attack=[]", "observe.every=0"),
@@ -63,6 +62,7 @@ def test_weights_are_shared_and_trained_alike_inline_and_on_ray_whose_workers_te
     settings = [
         "strategy=fedavg",
         "client.batch_size=64",
+        "client.local_steps=2",
         "strategy.fraction_train=0.5",
         "strategy.fraction_evaluate=0.5",
     ]
@@ -200,7 +200,14 @@ def test_names_from_disk_import_nothing(tmp_path, monkeypatch):
 
 
 def test_a_run_that_learns_nothing_is_an_error(command, tmp_path):
-    settings = ["simulation=inline", "strategy=bulyan", "num_clients=3", "num_rounds=1", "attack=[]"]
+    settings = [
+        "simulation=inline",
+        "strategy=bulyan",
+        "num_clients=3",
+        "num_rounds=1",
+        "client.local_steps=1",
+        "attack=[]",
+    ]
     code, _, err = command("fedsim", f"run_dir={tmp_path}/run", *settings)
     assert code == 2
     assert "aggregated nothing" in err

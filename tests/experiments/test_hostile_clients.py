@@ -32,9 +32,10 @@ def run(fedsim, monkeypatch):
         app = partial(build_hostile_app, deeds, raises)
         monkeypatch.setattr("experiments.federated.build_client_app", app)
         federation = [f"num_clients={len(deeds) + HONEST}", "num_rounds=2", "tracker=[]", "defense=[local_dp]"]
+        few = ["data.auxiliary_fraction=0.85", "data.test_fraction=0.05"]
         watched = ["attack=[labels]", "observe.every=1", "observe.clients=[0,1,2,4]"]
         how = [f"simulation.worker_sums={sums}", *STRATEGIES[strategy]]
-        return fedsim("simulation=inline", *federation, *watched, *how, *settings)
+        return fedsim("simulation=inline", *federation, *few, *watched, *how, *settings)
 
     return call
 

@@ -21,8 +21,8 @@ from tests.support.federation import settings
 PUBLIC = ["data.auxiliary_fraction=0.3", "prior.validation=8", "threads=1"]
 GENERATOR = ["prior.generator.steps=30", "prior.generator.channels=[16,8]", "prior.generator.latent=8"]
 GENERATOR += ["prior.generator.batch_size=16", "prior.generator.save_every=10"]
-LTI = ["kind=lti", "model=mlp", "model.img_size=8", "model.kwargs.hidden=[16]", "prior.lti.updates=270"]
-LTI += ["prior.lti.steps=150", "prior.lti.hidden=64", "prior.lti.bins=256", "prior.lti.save_every=20"]
+LTI = ["kind=lti", "model=mlp", "model.img_size=8", "model.kwargs.hidden=[16]", "prior.lti.updates=18"]
+LTI += ["prior.lti.steps=50", "prior.lti.hidden=64", "prior.lti.bins=256", "prior.lti.save_every=20"]
 
 
 def test_a_generator_of_all_classes_but_some(command, tmp_path):
@@ -84,6 +84,7 @@ def test_a_folder_at_work_is_left_as_it_is(command, tmp_path):
     ("lti", LTI, "inversion.safetensors"),
 ])  # fmt: skip
 def test_a_killed_training_comes_to_the_same_bits(command, tmp_path, monkeypatch, kind, settings, result):
+    monkeypatch.setattr(inversion, "CHUNK", 16)  # two files of updates
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert command("fedsim-prior", f"run_dir={whole}", *PUBLIC, *settings)[0] == 0
     save = training.Training._save
@@ -108,7 +109,7 @@ def test_lti_is_trained_through_the_defense_and_used_by_an_audit(command, tmp_pa
     root, audit = tmp_path / "lti", tmp_path / "audit"
     same = ["model=mlp", "model.img_size=8", "model.kwargs.hidden=[16]", "data.auxiliary_fraction=0.3"]
     same += ["defense=[topk]", "defense.topk.ratio=0.5"]
-    more = ["prior.lti.updates=1024", "prior.lti.steps=500", "prior.lti.lr=2e-3", "prior.lti.any_label=0"]
+    more = ["prior.lti.updates=256", "prior.lti.steps=300", "prior.lti.lr=2e-3", "prior.lti.any_label=0"]
     code, _, err = command("fedsim-prior", f"run_dir={root}", *PUBLIC, *LTI, *same, *more)
     assert code == 0, err
     summary = json.loads((root / "summary.json").read_text())

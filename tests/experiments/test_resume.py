@@ -1,14 +1,23 @@
-"""A run killed at any moment and resumed leaves what the uninterrupted run leaves."""
+"""A run killed at any moment and resumed leaves what the uninterrupted run leaves.
+
+Where the moment is the subject, the folder is copied at it: what a kill leaves is what is on disk.
+"""
 
 import fcntl
+import functools
+import importlib
+import inspect
+import itertools
 import json
 import shutil
+import sys
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from experiments import resumed, resuming
+from experiments import federated, reporting, resumed, resuming
 from fedsim.errors import ConfigError
+from fedsim.simulation import SimulatedGrid
 from fedsim.tracking import RunFolder
 from fedsim.tracking.sealed import ARRAYS, SealedStates
 from tests.experiments.mortal_runs import MortalRuns
@@ -23,13 +32,20 @@ SMALL = [
     "observe.clients=1",
     "resume_every_seconds=0",
     "tracker=[]",
+    "data.auxiliary_fraction=0.85",
+    "data.test_fraction=0.05",
 ]
 WEIGHTS = ["client.batch_size=64", "client.optimizer.lr=0.05", "attack=[labels]"]
 SCHEDULER = "strategy.scheduler={_target_: torch.optim.lr_scheduler.StepLR, step_size: 2, gamma: 0.5}"
 SETTINGS = {
     "fedsgd": ["strategy.optimizer.lr=0.01", SCHEDULER],
-    "topk": ["strategy=fedavg", "defense=[topk]", "strategy.fraction_evaluate=1.0", *WEIGHTS],
-    "fedadam": ["strategy=fedadam", "strategy.fraction_train=0.7", *WEIGHTS],
+    "fedadam": [
+        "strategy=fedadam",
+        "strategy.fraction_train=0.7",
+        "strategy.fraction_evaluate=1.0",
+        "defense=[topk]",
+        *WEIGHTS,
+    ],
 }
 
 TRAINS = "clients.app:ClientRuntime.train"
@@ -50,6 +66,7 @@ MOMENTS = {
     "after the last round": (POINT, 4, "after"),
     "before the report": ("experiments.reporting:end_with_report", 1, "before"),
 }
+AFTER_ROUND_3 = (POINT, 3, "after")
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +76,57 @@ def mortal():
 
 
 @pytest.fixture(scope="module")
-def whole(mortal, tmp_path_factory):
+def moments(tmp_path_factory):
+    """An uninterrupted run, and copies of its folder, by moment."""
+    root = tmp_path_factory.mktemp("moments")
+    folder = root / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        # The tests' type checker draws from the generator that Flower samples with, where it checks a simulated Grid.
+        patch.setattr(SimulatedGrid, "get_node_ids", inspect.unwrap(SimulatedGrid.get_node_ids))
+        patch.setattr(reporting, "build_report", lambda folder: folder / "report.html")
+        for moment, (at, call, how) in {**MOMENTS, AFTER_ROUND_3: AFTER_ROUND_3}.items():
+            copy_at(patch, folder, root / f"copy-{hash(moment)}", at, call, how)
+        settings = ["simulation=inline", *SMALL, *SETTINGS["fedsgd"]]
+        patch.setattr(sys, "argv", ["fedsim", *settings, f"run_dir={folder}"])
+        patch.setattr(sys, "path", list(sys.path))
+        federated.main()
+    return folder, {moment: root / f"copy-{hash(moment)}" for moment in (*MOMENTS, AFTER_ROUND_3)}
+
+
+def copy_at(patch, folder, copy, at, call, how):
+    """Before the nth call of a function, after it, or `half`: with half of what it is to append."""
+    module, _, path = at.partition(":")
+    *owners, name = path.split(".")
+    owner = functools.reduce(getattr, owners, importlib.import_module(module))
+    original, calls = getattr(owner, name), itertools.count(1)
+
+    @functools.wraps(original)
+    def replaced(*args, **kwargs):
+        chosen = next(calls) == call
+        if chosen and how != "after":
+            shutil.copytree(folder, copy)
+            if how == "half":
+                file, content = args
+                with (copy / file.relative_to(folder)).open("ab") as half:
+                    half.write(content[: len(content) // 2])
+        result = original(*args, **kwargs)
+        if chosen and how == "after":
+            shutil.copytree(folder, copy)
+        return result
+
+    patch.setattr(owner, name, replaced)
+
+
+@pytest.fixture
+def copied(moments, tmp_path):
+    """`copied(moment)`: a folder as a kill at that moment leaves it."""
+    return lambda moment: shutil.copytree(moments[1][moment], tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def whole(mortal, moments, tmp_path_factory):
     """The uninterrupted run with these settings, made once."""
-    made = {}
+    made = {("fedsgd",): moments[0]}
 
     def call(name, *more):
         key = (name, *more)
@@ -95,24 +160,22 @@ def assert_same(resumed, whole):
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_the_same_bits_after_a_kill(mortal, whole, tmp_path, moment):
-    at, call, how = MOMENTS[moment]
-    folder = tmp_path / "run"
-    mortal.run("simulation=inline", *SMALL, *SETTINGS["fedsgd"], f"run_dir={folder}", at=at, call=call, how=how)
+def test_the_same_bits_after_a_kill(mortal, whole, copied, moment):
+    folder = copied(moment)
     assert (folder / "resume").exists()
     answer = mortal.run(f"resume={folder}")
     assert answer["out"].splitlines()[-1] == str(folder)
     assert_same(folder, whole("fedsgd"))
 
 
-@pytest.mark.parametrize("name", ["topk", "fedadam"])
-def test_what_server_and_clients_remember_goes_on(mortal, whole, tmp_path, name):
+def test_what_server_and_clients_remember_goes_on(mortal, whole, tmp_path):
+    """FedAdam its moments, the clients what top-k has kept back."""
     folder = tmp_path / "run"
-    settings = ["simulation=inline", *SMALL, *SETTINGS[name], f"run_dir={folder}"]
+    settings = ["simulation=inline", *SMALL, *SETTINGS["fedadam"], f"run_dir={folder}"]
     mortal.run(*settings, at=POINT, call=1, how="after")
     mortal.run(f"resume={folder}", at=POINT, call=2, how="before")
     mortal.run(f"resume={folder}", "resume_every_seconds=3600")
-    assert_same(folder, whole(name))
+    assert_same(folder, whole("fedadam"))
 
 
 def test_a_run_killed_before_its_first_point_begins_anew(mortal, whole, tmp_path):
@@ -124,10 +187,8 @@ def test_a_run_killed_before_its_first_point_begins_anew(mortal, whole, tmp_path
     assert_same(folder, whole("fedsgd"))
 
 
-def test_a_damaged_point_is_said_and_the_one_before_it_used(mortal, whole, tmp_path):
-    folder = tmp_path / "run"
-    settings = ["simulation=inline", *SMALL, *SETTINGS["fedsgd"], f"run_dir={folder}"]
-    mortal.run(*settings, at=POINT, call=3, how="after")
+def test_a_damaged_point_is_said_and_the_one_before_it_used(mortal, whole, copied, tmp_path):
+    folder = copied(AFTER_ROUND_3)
     arrays = folder / "resume" / "round-00003" / ARRAYS
     arrays.write_bytes(arrays.read_bytes()[:-5])
     every = tmp_path / "every"
@@ -307,10 +368,8 @@ def test_points_of_another_format_and_none_at_all_are_refused(tmp_path):
     assert list(folder.rows("metrics")) == [{"round": 3}]
 
 
-def test_a_run_at_work_is_not_resumed_beside_it(fedsim, command, mortal, tmp_path):
-    folder = tmp_path / "run"
-    settings = ["simulation=inline", *SMALL, *SETTINGS["fedsgd"], f"run_dir={folder}"]
-    mortal.run(*settings, at=TRAINS, call=2)
+def test_a_run_at_work_is_not_resumed_beside_it(command, copied):
+    folder = copied("in a round")
     with (folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         code, _, err = command("fedsim", f"resume={folder}")

@@ -9,7 +9,7 @@ from hypothesis import given
 from tests.fuzz.command_lines import command_lines
 from tests.fuzz.effort import effort
 
-EXAMPLES = int(os.environ.get("FUZZ_CONFIGURATIONS", "20"))
+EXAMPLES = int(os.environ.get("FUZZ_CONFIGURATIONS", "12"))
 """The full number is 1,000: `FUZZ_CONFIGURATIONS=1000 pytest -s --timeout=0 tests/fuzz/test_configurations.py`."""
 
 

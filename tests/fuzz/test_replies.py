@@ -16,7 +16,7 @@ from tests.fuzz.effort import effort
 from tests.fuzz.federation import CLIENTS, KINDS, Server, as_reply, honest, start
 from tests.fuzz.mutations import MUTATIONS, changes
 
-EXAMPLES = int(os.environ.get("FUZZ_REPLIES", "200"))
+EXAMPLES = int(os.environ.get("FUZZ_REPLIES", "120"))
 """The full number is 10,000: `FUZZ_REPLIES=10000 pytest -s --timeout=0 tests/fuzz/test_replies.py`."""
 
 EVALUATION = [name for name in sorted(MUTATIONS) if "metric" in name or "record" in name or name == "num_examples"]

@@ -23,7 +23,8 @@ def test_a_rounds_updates_are_gone_before_the_next_ones_come(strategy, command, 
     monkeypatch.setattr(InlineGrid, "send_and_receive", watched)
     monkeypatch.setattr(app, "CYCLES_WORTH", 1)
     settings = ("simulation=inline", "num_clients=4", "num_rounds=3", "tracker=[]", "attack=[]", "evaluate_every=3")
-    code, _, error = command("fedsim", f"run_dir={tmp_path / 'run'}", f"strategy={strategy}", *settings)
+    few = ("data.test_fraction=0.85", "client.batch_size=16")
+    code, _, error = command("fedsim", f"run_dir={tmp_path / 'run'}", f"strategy={strategy}", *settings, *few)
     assert (code, [line for line in error.splitlines() if not line.endswith("…")]) == (0, [])
     assert len(alive) >= 3
     assert set(alive) == {0}

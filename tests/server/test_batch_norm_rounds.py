@@ -7,14 +7,16 @@ from fedsim.records import from_arrays
 from server.completion import CompleteUpdates
 from tests.server.test_strategies import curious
 
-MODEL = ("model=resnet18_32", "model.img_size=8", "+model.kwargs.channels=[8,8,8,8]")
+MODEL = ("model=resnet18_32", "model.img_size=8", "+model.kwargs.channels=[4,4,4,4]", "+model.kwargs.layers=[1,1,1,1]")
+FEW = ("num_clients=3", "data.test_fraction=0.85", "partition=dirichlet", "client.batch_size=16")
+"""Some 30 pictures a client, not as many for each: one to three local steps."""
 MEAN = "bn1.running_mean"
 
 
 @pytest.mark.parametrize("share", ["gradient", "delta", "weights"])
 def test_the_global_statistics_are_the_clients_mean(share, federate):
     strategy = "fedsgd" if share == "gradient" else "fedavg"
-    federation = federate(*MODEL, f"strategy={strategy}", f"client.share={share}", "client.batch_size=8")
+    federation = federate(*MODEL, f"strategy={strategy}", f"client.share={share}", *FEW)
     start = federation.setup.model.state_dict()[MEAN].clone()
     seen, inner = [], federation.strategy()
     inner = inner if share == "gradient" else CompleteUpdates(inner)
@@ -33,7 +35,7 @@ def test_the_global_statistics_are_the_clients_mean(share, federate):
 def test_withheld_statistics_stay_as_they_were(share, federate):
     strategy = "fedsgd" if share == "gradient" else "fedavg"
     withheld = ("defense=[withhold]", "defense.withhold.patterns=['*.running_*']")
-    federation = federate(*MODEL, f"strategy={strategy}", f"client.share={share}", "client.batch_size=8", *withheld)
+    federation = federate(*MODEL, f"strategy={strategy}", f"client.share={share}", *FEW, *withheld)
     start = {name: tensor.clone() for name, tensor in federation.setup.model.state_dict().items()}
     seen, inner = [], federation.strategy()
     inner = inner if share == "gradient" else CompleteUpdates(inner)

@@ -263,12 +263,13 @@ def test_nothing_of_it_reaches_disk_or_report_unescaped(tmp_path):
         ["defense=[mjp,half]"],
         ["defense=[local_dp]", "defense.local_dp.epsilon=inf", "defense.local_dp.clipping_norm=inf"],
         ["defense=[leakage_gate]", "defense.leakage_gate.threshold=-100.0"],
-        ["defense=[]", "model=lenet_dlg", "model.img_size=8"],
+        ["defense=[]", "model=lenet_dlg", "model.img_size=8", "model.kwargs.depth=2"],
     ],
     ids=str,
 )
 def test_honest_clients_are_never_refused(federate, strategy, settings):
-    federation = federate(f"strategy={strategy}", "num_clients=3", "client.batch_size=300", *settings)
+    few = ("data.test_fraction=0.85", "+model.kwargs.depth=1")
+    federation = federate(f"strategy={strategy}", "num_clients=3", "client.batch_size=300", *few, *settings)
     config, model = federation.config, federation.setup.model
     kind, side = config["client"]["share"], image_side(config["model"])
     rules = ReplyRules.of(model, kind, defenses=tuple(config["defense"]), batch_size=300, image_shape=(3, side, side))

@@ -25,6 +25,11 @@ STRATEGIES = [
     "qfedavg",
 ]
 
+MLP = ("model=mlp", "model.img_size=8", "model.kwargs.hidden=[8]")
+VIT = ("+model.kwargs.depth=1",)
+FEW = ("data.test_fraction=0.85", "client.batch_size=8")
+"""Some 13 pictures a client: two local steps."""
+
 
 def curious(federation, inner, seen):
     return HonestButCurious.in_federation(
@@ -34,7 +39,7 @@ def curious(federation, inner, seen):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_aggregation_is_bit_equal_with_and_without_the_observer(name, federate, same_bits):
-    federation = federate(f"strategy={name}", "num_clients=7", "client.batch_size=64")
+    federation = federate(f"strategy={name}", "num_clients=7", *MLP, *FEW)
     start = to_arrays(federation.setup.model.state_dict())
     seen = []
     # Without: Flower's strategy bare, as `flwr` would run it; only its sampling is seeded.
@@ -47,7 +52,7 @@ def test_aggregation_is_bit_equal_with_and_without_the_observer(name, federate, 
 
 
 def test_observations_hold_what_the_clients_sent(federate):
-    federation = federate("strategy=fedavg", "client.batch_size=64", "client.optimizer.lr=0.05")
+    federation = federate("strategy=fedavg", "client.optimizer.lr=0.05", *VIT, *FEW)
     seen = []
     federation.start(SeededSampling(curious(federation, federation.strategy(), seen), 0), num_rounds=1)
     assert [observation.client for observation, _ in seen] == [0, 1, 2, 3, 4]
@@ -59,7 +64,7 @@ def test_observations_hold_what_the_clients_sent(federate):
 
 
 def test_no_audit_record_reaches_the_inner_strategy(federate):
-    federation = federate()
+    federation = federate(*VIT, *FEW)
     inner = federation.strategy()
     contents = []
     aggregate = inner.aggregate_train
@@ -76,7 +81,7 @@ def test_no_audit_record_reaches_the_inner_strategy(federate):
 
 
 def test_without_audit_nobody_has_the_truth(federate):
-    federation = federate("audit=false")
+    federation = federate("audit=false", *MLP, *FEW)
     seen = []
     federation.start(curious(federation, federation.strategy(), seen), num_rounds=1)
     assert len(seen) == 5
@@ -84,16 +89,17 @@ def test_without_audit_nobody_has_the_truth(federate):
 
 
 def test_sampling_repeats_with_the_seed_and_changes_with_it(federate):
-    federation = federate("num_clients=12", "strategy.fraction_train=0.34")
+    federation = federate("num_clients=12", "strategy.fraction_train=0.34", *MLP, *FEW)
 
     def sampled(seed):
         seen = []
         federation.start(SeededSampling(curious(federation, federation.strategy(), seen), seed))
         return [(observation.server_round, observation.client) for observation, _ in seen]
 
-    assert sampled(1) == sampled(1)
-    assert sampled(1) != sampled(2)
-    assert len(sampled(1)) == 8
+    first = sampled(1)
+    assert first == sampled(1)
+    assert first != sampled(2)
+    assert len(first) == 8
 
 
 def test_fedsgd_is_plain_sgd_on_the_mean_gradient(federate):
@@ -115,7 +121,7 @@ def test_fedsgd_is_plain_sgd_on_the_mean_gradient(federate):
 def test_deltas_average_to_the_same_weights(federate):
     results = {}
     for share in ("weights", "delta"):
-        federation = federate("strategy=fedavg", "client.batch_size=64", f"client.share={share}")
+        federation = federate("strategy=fedavg", "partition=dirichlet", f"client.share={share}", *VIT, *FEW)
         results[share] = from_arrays(federation.start(CompleteUpdates(federation.strategy())))
     for name, weights in results["weights"].items():
         torch.testing.assert_close(results["delta"][name], weights, rtol=1e-4, atol=1e-6)
@@ -124,7 +130,7 @@ def test_deltas_average_to_the_same_weights(federate):
 @pytest.mark.parametrize("name", ["fedavg", "fedadam", "krum"])
 @pytest.mark.parametrize("defense", ["fixed_pe", "withhold_pe"])
 def test_withheld_tensors_keep_their_bits(name, defense, federate):
-    federation = federate(f"strategy={name}", f"defense=[{defense}]", "client.batch_size=64")
+    federation = federate(f"strategy={name}", f"defense=[{defense}]", *VIT, *FEW)
     start = federation.setup.model.state_dict()
     final = from_arrays(federation.start(CompleteUpdates(federation.strategy())))
     assert set(final) == set(start)

@@ -1,6 +1,7 @@
 """A strategy that is given another's state goes on as the other would have."""
 
 import json
+from functools import cache
 
 import numpy as np
 import pytest
@@ -49,10 +50,14 @@ SCHEDULERS = [
 ]
 
 
-def configured(name):
+@cache
+def composed(name):
     with initialize_config_module("conf", version_base=None):
-        config = compose("config", overrides=[f"strategy={name}", "run_dir=unused"])
-    return instantiate(OmegaConf.to_container(config.strategy), _recursive_=False, _convert_="all")
+        return OmegaConf.to_container(compose("config", overrides=[f"strategy={name}", "run_dir=unused"]).strategy)
+
+
+def configured(name):
+    return instantiate(composed(name), _recursive_=False, _convert_="all")
 
 
 def drawn(server_round, partition):

@@ -15,6 +15,7 @@ from server.sampling import SeededSampling
 from server.silence import OmitSilent
 from server.worker_sums import WorkerSums, group_size, is_weighted_mean
 from server.wrapping import StrategyWrapper
+from tests.server.test_strategies import FEW, MLP, VIT
 
 
 class Listener(StrategyWrapper):
@@ -56,7 +57,7 @@ def summing(federation, size, observed=()):
 
 @pytest.mark.parametrize("name", ["fedsgd", "fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedprox"])
 def test_the_mean_is_that_of_whole_updates(name, federate):
-    federation = federate(f"strategy={name}", "num_clients=7", "client.batch_size=64", "partition=dirichlet")
+    federation = federate(f"strategy={name}", "num_clients=7", "partition=dirichlet", *MLP, *FEW)
     whole = from_arrays(federation.start(SeededSampling(federation.strategy(), 0), num_rounds=1))
     start = federation.setup.model.state_dict()
     sums = from_arrays(federation.start(SeededSampling(summing(federation, 3), 0), num_rounds=1))
@@ -71,7 +72,7 @@ def test_the_mean_is_that_of_whole_updates(name, federate):
 
 
 def test_neither_who_is_observed_nor_the_observer_changes_a_bit(federate, same_bits):
-    federation = federate("strategy=fedavg", "num_clients=8", "client.batch_size=64")
+    federation = federate("strategy=fedavg", "num_clients=8", *VIT, *FEW)
     alone = federation.start(SeededSampling(summing(federation, 3), 0))
     seen = []
     policy = ObservePolicy(clients=[1, 5])
@@ -101,7 +102,7 @@ def test_neither_who_is_observed_nor_the_observer_changes_a_bit(federate, same_b
 
 
 def test_only_observed_updates_travel(federate):
-    federation = federate("strategy=fedavg", "num_clients=7", "client.batch_size=64")
+    federation = federate("strategy=fedavg", "num_clients=7", *MLP, *FEW)
     listener = Listener(summing(federation, 3, {4}))
     federation.start(SeededSampling(listener, 0), num_rounds=1)
     assert [ARRAYS in content for content in listener.contents] == [False] * 4 + [True] + [False] * 2
@@ -110,7 +111,7 @@ def test_only_observed_updates_travel(federate):
 
 
 def test_clients_that_share_other_tensors_or_nothing_have_sums_of_their_own(federate):
-    federation = federate("strategy=fedavg", "num_clients=5", "client.batch_size=64", "client.share=delta")
+    federation = federate("strategy=fedavg", "partition=dirichlet", "client.share=delta", *VIT, *FEW)
     make_grid = federation.grid
 
     def make_edited_grid():

@@ -1,7 +1,8 @@
 """A small federation that runs in this process."""
 
+import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord
@@ -20,10 +21,14 @@ def settings(name="config", *overrides):
     common = ["simulation=inline", "tracker=[]"]
     if name == "config":
         common += ["num_clients=5", "num_rounds=2", "observe.every=1", "evaluate_every=1"]
+    return copy.deepcopy(_composed(name, (*common, *overrides)))
+
+
+@cache
+def _composed(name, overrides):
     with initialize_config_module("conf", version_base=None):
         # Without Hydra's own entry point nothing resolves `now`.
-        config = compose(name, overrides=[*common, "run_dir=unused", *overrides])
-    return OmegaConf.to_container(config, resolve=True)
+        return OmegaConf.to_container(compose(name, overrides=["run_dir=unused", *overrides]), resolve=True)
 
 
 @dataclass

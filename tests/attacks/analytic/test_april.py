@@ -45,7 +45,7 @@ def test_patches_of_tokens_and_the_growth_of_errors():
 
 @pytest.mark.parametrize("anatomy", ANATOMIES)
 def test_float64_gradients_give_the_exact_picture(anatomy, tools, rng, cpu):
-    spec = tools.tiny(variant="april", dtype="float64", kwargs=ANATOMIES[anatomy])
+    spec = tools.tiny(variant="april", dtype="float64", kwargs={"depth": 3, **ANATOMIES[anatomy]})
     picture = tools.photographs(32)[:1]
     result = April()(tools.observe(spec, picture, [3]), rng, cpu)
     assert tools.psnr(result.images, picture) >= 140
@@ -131,7 +131,7 @@ def test_where_roles_are_wrong_nothing_is_certified(tools, rng, cpu):
 @pytest.mark.parametrize("value", [0.0, 1.0, float("nan")])
 def test_a_bias_that_the_formula_does_not_read_costs_the_certificate_alone(value, tools, rng, cpu):
     picture = tools.photographs(32)[:1]
-    observation = tools.observe(tools.tiny(variant="april", dtype="float64"), picture, [3])
+    observation = tools.observe(tools.tiny(variant="april", dtype="float64", kwargs={"depth": 2}), picture, [3])
     tensors, bias = observation.update.tensors, "blocks.0.attn.qkv.bias"
     spoilt = {**tensors, bias: torch.full_like(tensors[bias], value)}
     result = April()(replace(observation, update=replace(observation.update, tensors=spoilt)), rng, cpu)
@@ -153,7 +153,7 @@ def test_refuses_withheld_gradients(missing, tools, rng, cpu):
 
 @pytest.mark.parametrize(("kwargs", "more"), [({}, set()), ({"no_embed_class": True}, {"cls_token"})])
 def test_what_the_formula_does_not_read_may_be_withheld_or_spoilt(kwargs, more, tools, rng, cpu):
-    spec = tools.tiny(variant="april", dtype="float64", kwargs=kwargs)
+    spec = tools.tiny(variant="april", dtype="float64", kwargs={"depth": 2, **kwargs})
     observation = tools.observe(spec, tools.photographs(32)[:1], [3])
     read = {"pos_embed", "blocks.0.attn.qkv.weight", *more}
     tensors = {name: tensor for name, tensor in observation.update.tensors.items() if name in read}
@@ -169,7 +169,7 @@ def test_what_the_formula_does_not_read_may_be_withheld_or_spoilt(kwargs, more, 
 
 @pytest.mark.parametrize("spoilt", ["pos_embed", "cls_token", "blocks.0.attn.qkv.weight"])
 def test_refuses_gradients_that_are_not_finite(spoilt, tools, rng, cpu):
-    spec = tools.tiny(variant="april", kwargs={"no_embed_class": True})
+    spec = tools.tiny(variant="april", kwargs={"depth": 2, "no_embed_class": True})
     observation = tools.observe(spec, tools.photographs(32)[:1], [3])
     tensors = observation.update.tensors
     tensors = {**tensors, spoilt: torch.full_like(tensors[spoilt], torch.inf)}

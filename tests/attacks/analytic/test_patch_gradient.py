@@ -33,14 +33,14 @@ def test_one_picture_is_exact_and_certified(clean, tools, rng, cpu):
 
 def test_cross_validation_uses_everything_of_a_clean_gradient(tools, rng, cpu):
     for image in tools.photographs(32):
-        observation = tools.observe(tools.tiny(), image[None], [1])
+        observation = tools.observe(tools.tiny(kwargs={"depth": 4}), image[None], [1])
         chosen, everything = PatchGradient()(observation, rng, cpu), PLAIN(observation, rng, cpu)
         assert torch.equal(chosen.images, everything.images)
 
 
 def test_photographs_and_the_predicted_error(tools, imagenet_sample, cifar10_sample, rng, cpu):
     pictures = torch.cat(
-        [tools.photographs(32), tools.pictures_in(imagenet_sample, 3, 32), tools.pictures_in(cifar10_sample, 5, 32)]
+        [tools.photographs(32), tools.pictures_in(imagenet_sample, 1, 32), tools.pictures_in(cifar10_sample, 2, 32)]
     )
     figures = []
     for number, picture in enumerate(pictures):
@@ -55,9 +55,9 @@ def test_photographs_and_the_predicted_error(tools, imagenet_sample, cifar10_sam
 
 
 def test_pictures_from_files_are_exact_to_the_last_pixel(tools, imagenet_sample, cifar10_sample, rng, cpu):
-    for picture in torch.cat([tools.pictures_in(imagenet_sample, 3, 32), tools.pictures_in(cifar10_sample, 3, 32)]):
+    for picture in torch.cat([tools.pictures_in(imagenet_sample, 1, 32), tools.pictures_in(cifar10_sample, 2, 32)]):
         picture = (picture * 255).round() / 255
-        result = PatchGradient()(tools.observe(tools.tiny(), picture[None], [1]), rng, cpu)
+        result = PatchGradient()(tools.observe(tools.tiny(kwargs={"depth": 4}), picture[None], [1]), rng, cpu)
         assert torch.equal((result.images * 255).round(), (picture[None] * 255).round().to(result.images))
         assert tools.psnr(result.images, picture[None]) > 130
         assert "whole pixel levels" in result.certificate.reason
@@ -148,7 +148,7 @@ def test_delta_of_one_sgd_step(kind, lr, decibel, tools, rng, cpu):
 
 
 def test_delta_of_ten_sgd_steps(tools, rng, cpu):
-    observation = tools.observe(tools.tiny(), tools.detailed(), [3], lr=0.01, steps=10)
+    observation = tools.observe(tools.tiny(kwargs={"depth": 4}), tools.detailed(), [3], lr=0.01, steps=10)
     assert tools.psnr(PatchGradient()(observation, rng, cpu).images, tools.detailed()) > 60
 
 
@@ -169,12 +169,12 @@ def test_more_patches_than_width(tools, rng, cpu):
 
 
 ANATOMIES = {
-    "vit_base_patch32_224": {"img_size": 96},
+    "vit_base_patch32_224": {"img_size": 96, "embed_dim": 192, "num_heads": 3},
     "deit_small_distilled_patch16_224": {"img_size": 96},
     "deit3_small_patch16_224": {"img_size": 96, "init_values": 1.0},
     "vit_small_patch16_224": {"img_size": 96, "global_pool": "avg"},
-    "vit_base_patch16_clip_224": {"img_size": 96},
-    "vit_base_patch16_siglip_gap_224": {"img_size": 96},
+    "vit_base_patch16_clip_224": {"img_size": 96, "embed_dim": 192, "num_heads": 3},
+    "vit_base_patch16_siglip_gap_224": {"img_size": 96, "embed_dim": 192, "num_heads": 3},
     "vit_small_patch16_rope_ape_224": {"img_size": 96},
     "cait_xxs24_224": {"img_size": 96, "init_values": 1.0},
     "test_vit": {"img_size": 96, "num_heads": 2, "embed_dim": 128},

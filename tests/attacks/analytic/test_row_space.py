@@ -74,8 +74,8 @@ def test_float32_and_whole_levels(tools, rng, cpu):
 
 
 def test_later_projections_gain(tools, rng, cpu):
-    picture = tools.photographs(32)[:1]
-    observation = tools.observe(tools.tiny(kwargs={"depth": 6}), picture, [3], defenses=WITHHELD)
+    picture = tools.photographs(24)[:1]
+    observation = tools.observe(tools.tiny(img_size=24, kwargs={"depth": 4}), picture, [3], defenses=WITHHELD)
     plain, refined = LINEAR(observation, rng, cpu), RowSpace(levels=None)(observation, rng, cpu)
     assert tools.psnr(refined.images, picture) > tools.psnr(plain.images, picture) + 6
 
@@ -123,7 +123,7 @@ def test_a_second_table_of_embeddings_counts(indexed, tools, rng, cpu):
 
 
 def test_a_random_gradient_is_worth_nothing(clean, tools, rng, cpu):
-    result = RowSpace()(tools.random_gradient(clean), rng, cpu)
+    result = RowSpace(later=1)(tools.random_gradient(clean), rng, cpu)
     assert tools.psnr(result.images, tools.detailed()) < 15
     assert not result.certificate.certified
 

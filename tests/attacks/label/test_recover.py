@@ -66,11 +66,11 @@ def test_a_claim_of_more_labels_than_anybody_reads_is_refused(tools, rng, cpu):
 
 
 def test_batches_of_32_with_repeats_at_initialisation(tools, cifar10_sample, rng, cpu):
-    pictures = tools.pictures_in(cifar10_sample / "train", 400, 32)
-    others = tools.pictures_in(cifar10_sample / "val", 128, 32)
-    spec = tools.tiny(kwargs=SMALL)
+    pictures = tools.pictures_in(cifar10_sample / "train", 200, 32)
+    others = tools.pictures_in(cifar10_sample / "val", 64, 32)
+    spec = tools.tiny(patch_size=8, kwargs=SMALL)
     right, probs = 0, None
-    for number in range(40):
+    for number in range(20):
         draw = torch.Generator().manual_seed(number)
         chosen = torch.randint(len(pictures), (32,), generator=draw)
         labels = torch.randint(10, (32,), generator=draw).tolist()
@@ -79,7 +79,7 @@ def test_batches_of_32_with_repeats_at_initialisation(tools, cifar10_sample, rng
         result = RecoverLabels()(replace(observation, auxiliary_probs=probs), rng, cpu)
         assert result.certificate.status == "uncertified"
         right += result.labels.tolist() == sorted(labels)
-    assert right >= 38
+    assert right >= 19
 
 
 def test_smaller_and_smoothed_batches_and_deltas(tools, rng, cpu):

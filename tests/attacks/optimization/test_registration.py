@@ -47,7 +47,7 @@ def test_seeds_in_line_give_the_plain_mean_to_the_bit(tools):
 
 
 def test_noise_without_a_picture_gives_the_plain_mean():
-    for number in range(4):
+    for number in range(2):
         noise = torch.randn(6, 2, 3, 32, 32, generator=torch.Generator().manual_seed(number))
         assert torch.equal(registered_mean(noise), noise.mean(dim=0))
 
@@ -55,18 +55,21 @@ def test_noise_without_a_picture_gives_the_plain_mean():
 def test_seeds_that_are_not_finite_are_left_out(tools):
     seeds = seeds_of(tools.photographs(32), 0.05, shift=0.08)
     spoilt = torch.cat([seeds[:3], torch.full_like(seeds[:1], torch.nan), seeds[3:]])
-    assert float((registered_mean(spoilt) - registered_mean(seeds)).abs().mean()) < 0.02
-    assert bool(registered_mean(spoilt).isfinite().all())
+    found = registered_mean(spoilt)
+    assert float((found - registered_mean(seeds)).abs().mean()) < 0.02
+    assert bool(found.isfinite().all())
     spoilt[:, 0] = torch.inf
-    assert bool(registered_mean(spoilt)[0].isnan().all())
-    assert bool(registered_mean(spoilt)[1].isfinite().all())
+    found = registered_mean(spoilt)
+    assert bool(found[0].isnan().all())
+    assert bool(found[1].isfinite().all())
 
 
 def test_same_seeds_same_bits_and_nothing_written(tools):
     seeds = seeds_of(tools.photographs(32), 0.1, shift=0.08).float()
     before = seeds.clone()
-    assert torch.equal(registered_mean(seeds), registered_mean(seeds))
-    assert registered_mean(seeds).dtype == torch.float32
+    found = registered_mean(seeds)
+    assert torch.equal(found, registered_mean(seeds))
+    assert found.dtype == torch.float32
     assert torch.equal(seeds, before)
 
 

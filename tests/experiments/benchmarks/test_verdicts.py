@@ -3,6 +3,7 @@
 import json
 from dataclasses import fields
 from html import escape
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,29 @@ from server.attacking import Outcome
 from server.results import Job, ResultWriter
 
 CASES = [case for group in SYNTHETIC.values() for case in group]
+DRAWINGS = (
+    "figures.accuracy_curve", "figures.leakage_curve", "figures.psnr_histogram", "figures.time_bars",
+    "tradeoff.privacy_utility", "matrix.privacy_utility_svg", "matrix.privacy_utility_png", "matrix.heat_map_png",
+)  # fmt: skip
+DRAWN = {}
+
+
+@pytest.fixture(autouse=True)
+def drawn_once(monkeypatch):
+    """Cases share many of their charts: each is drawn for the first case whose page has it."""
+    for name in DRAWINGS:
+        module, _, function = f"fedsim.report.{name}".rpartition(".")
+        monkeypatch.setattr(f"{module}.{function}", _kept(name, getattr(import_module(module), function)))
+
+
+def _kept(name, draw):
+    def kept(*arguments, **settings):
+        key = name, repr(arguments), repr(settings)
+        if key not in DRAWN:
+            DRAWN[key] = draw(*arguments, **settings)
+        return DRAWN[key]
+
+    return kept
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

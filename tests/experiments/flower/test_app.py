@@ -1,6 +1,7 @@
 """Whole runs of the two apps in this process: the bits of a simulation, and pictures only from who gives them."""
 
 import inspect
+import queue
 import threading
 
 import pytest
@@ -25,6 +26,8 @@ SMALL = [
     "observe.every=2",
     "attack=[patch_gradient]",
     "tracker=[]",
+    "data.auxiliary_fraction=0.7",
+    "data.test_fraction=0.05",
 ]
 
 
@@ -130,10 +133,19 @@ class InThisProcess:
         """There is nothing to end."""
 
 
+class Impatient(queue.Queue):
+    """Flower looks into its queues for seconds before it asks whether the run has ended."""
+
+    def get(self, block=True, timeout=None):
+        return super().get(block, timeout if timeout is None else min(timeout, 0.05))
+
+
 @pytest.fixture
 def simulated_by_flower(tmp_path, monkeypatch):
     """A run on Flower's simulation runtime, as `flwr run` starts it, its Ray replaced; gives its folder."""
     monkeypatch.setattr("flwr.server.superlink.fleet.vce.backend.raybackend.RayBackend", InThisProcess)
+    monkeypatch.setattr("flwr.server.superlink.fleet.vce.vce_api.Queue", Impatient)
+    monkeypatch.setitem(_run_simulation.__globals__, "Queue", Impatient)
     monkeypatch.setitem(_run_simulation.__globals__, "event", lambda *_, **__: None)  # telemetry
     app = {
         "publisher": "fedsim",

@@ -21,6 +21,7 @@ attack: {patch_gradient: {}}
 """
 
 Record = dict[str, Any]
+DRAWN: dict[tuple[str, str], Any] = {}
 
 
 class Records:
@@ -65,6 +66,24 @@ class Records:
 JUDGED = "seed: {seed}\nnum_rounds: 2\ndefense: {defense}\nattack: {attack}\n"
 
 WriteRun = Callable[..., Path]
+
+
+@pytest.fixture
+def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures of a matrix are drawn for the first test that has it."""
+    from fedsim.report import matrix
+
+    def kept(name: str, draw: Callable[..., Any]) -> Callable[..., Any]:
+        def drawn(*arguments: Any) -> Any:
+            key = name, repr(arguments)
+            if key not in DRAWN:
+                DRAWN[key] = draw(*arguments)
+            return DRAWN[key]
+
+        return drawn
+
+    for name in ("heat_map_png", "privacy_utility_png", "privacy_utility_svg"):
+        monkeypatch.setattr(matrix, name, kept(name, getattr(matrix, name)))
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from fedsim.report.matrix_cells import Cell, Column, Matrix, Row, Stage, with_fr
 from fedsim.report.matrix_wording import leakage_level
 from fedsim.report.thresholds import EXACT
 
+pytestmark = pytest.mark.usefixtures("drawn_once")
 EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
 
 

@@ -16,14 +16,15 @@ from fedsim.observation import Observation
 
 @pytest.fixture(scope="module")
 def pair(tools: ModuleType) -> Observation:
-    return tools.observe(tools.tiny(patch_size=8, dtype="float64", kwargs={"depth": 2}), tools.photographs(32), [3, 5])
+    spec = tools.tiny(img_size=24, patch_size=8, dtype="float64", kwargs={"depth": 2})
+    return tools.observe(spec, tools.photographs(24), [3, 5])
 
 
 def test_two_pictures_come_back_exactly(pair: Observation, tools: ModuleType, cpu: torch.device) -> None:
     result = FirstBlock()(pair, torch.Generator().manual_seed(0), cpu)
     assert result.images is not None
     assert result.certificate.certified, result.certificate
-    truth = tools.photographs(32)
+    truth = tools.photographs(24)
     for picture in truth:
         assert max(tools.psnr(found, picture) for found in result.images) > 80.0
 
