@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # Ray starts many processes: without bytecode each would compile every module anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test clean
+.PHONY: demo check test types suite clean
 
 demo: $(READY)
 	@$(BIN)/python -m experiments.demo "runs/demo-$$(date +%Y%m%d-%H%M%S)"
@@ -23,7 +23,12 @@ check: $(READY)
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	+$(MAKE) --no-print-directory -j 2 types suite
+
+types:
 	$(BIN)/mypy
+
+suite:
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadgroup
 
 $(READY): pyproject.toml constraints.txt
