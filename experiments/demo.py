@@ -15,7 +15,7 @@ from experiments.logs import silence_libraries
 from experiments.machine import cores
 from experiments.progress import Bars
 from experiments.python.load_config import load_config
-from experiments.reproduce.processes import spread
+from experiments.studies.harness.processes import spread
 from fedsim.composition import Config
 from fedsim.errors import RunError
 from fedsim.kept_memory import keep_memory

@@ -21,9 +21,9 @@ from experiments.benchmarks.certified_cases.models import MODELS
 from experiments.benchmarks.certified_cases.page import certified, page, wrong
 from experiments.benchmarks.certified_cases.work import compute
 from experiments.machine import cores
-from experiments.reproduce.command import call
-from experiments.reproduce.ledger import Entry, write_text
-from experiments.reproduce.study import Unit, carry_out, check, folder, makers
+from experiments.studies.harness.command import call
+from experiments.studies.harness.ledger import Entry, write_text
+from experiments.studies.harness.study import Unit, carry_out, check, folder, makers
 
 TOGETHER = 100
 """Units between two looks at how many certificates there are."""

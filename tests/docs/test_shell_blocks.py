@@ -81,7 +81,9 @@ def test_a_typo_does_not_compose(command, tmp_path, monkeypatch):
 
 
 def test_an_unknown_option_of_a_script_does_not_parse(command, tmp_path, monkeypatch):
-    block = Block("here", 0, "bash", "python -m experiments.withholding --out x --level linear_\n", ("minutes",))
+    block = Block(
+        "here", 0, "bash", "python -m experiments.studies.withholding --out x --level linear_\n", ("minutes",)
+    )
     with pytest.raises(SystemExit):
         test_what_cannot_run_here_composes(block, command, tmp_path, monkeypatch)
 
@@ -110,6 +112,8 @@ def _parse(module: str, arguments: list[str], monkeypatch) -> None:
         raise ParsedError
 
     script = importlib.import_module(module)
+    if not hasattr(script, "main"):  # a package, whose command is that of its `__main__`
+        script = sys.modules[importlib.import_module(f"{module}.__main__").main.__module__]
     with monkeypatch.context() as patch:
         patch.setattr(sys, "argv", [module, *arguments])
         patch.setattr(argparse.ArgumentParser, "parse_known_args", stop)

@@ -6,7 +6,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from experiments.matrix_rows import Entry, audit_config, described, read_columns, read_rows, training_config
-from experiments.reproduce.client import Client
+from experiments.studies.harness.client import Client
 
 PUZZLES = ("mjp", "mjp_jp", "mjp_jp_idx", "mjp_jp_unk", "mjp_linear", "mjp_pca", "mjp_spp")
 

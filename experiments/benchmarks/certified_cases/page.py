@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from experiments.benchmarks.certified_cases.defended import DEFENSES
 from experiments.benchmarks.certified_cases.models import STATES
 from experiments.benchmarks.certified_cases.protocols import PROTOCOLS
-from experiments.reproduce.ledger import Entry
-from experiments.reproduce.tables import markdown, number
+from experiments.studies.harness.ledger import Entry
+from experiments.studies.harness.tables import markdown, number
 
 ATTACKS = (
     *("patch_gradient", "row_space", "april", "mjp_adaptive", "fc_bias", "rgap", "first_block"),

@@ -14,8 +14,8 @@ from experiments.benchmarks.certified_cases.defended import attack_config
 from experiments.benchmarks.certified_cases.images import draw, pool
 from experiments.benchmarks.certified_cases.judging import judge
 from experiments.benchmarks.certified_cases.models import model_config, train, trained
-from experiments.reproduce.ledger import Entry
-from experiments.reproduce.study import Unit
+from experiments.studies.harness.ledger import Entry
+from experiments.studies.harness.study import Unit
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth

@@ -1,1 +1,0 @@
-"""Tables of papers, reproduced by one command each."""

@@ -1,0 +1,1 @@
+"""Tables of papers, reproduced by one command each: `python -m experiments.studies.april`."""

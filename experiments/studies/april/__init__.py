@@ -1,0 +1,1 @@
+"""APRIL (Lu et al. 2022): closed form by size of the grid, curves, position embeddings."""

@@ -1,0 +1,296 @@
+"""What reproductions of papers have in common: options, units of work that are done once, and a page of results.
+
+A study names its units, computes one at a time with a function of its module, and draws its tables from all of them.
+The same command goes on where an earlier call stopped.
+"""
+
+import argparse
+import hashlib
+import json
+import shlex
+import shutil
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.cli import console
+from experiments.machine import cores
+from experiments.progress import Bars
+from experiments.studies.harness.ledger import Entry, Ledger, alone, settle, write_text
+from experiments.studies.harness.processes import spread
+from experiments.studies.harness.tables import Value, markdown, write_csv
+from fedsim.errors import ConfigError, RunError
+
+SCALES = ("small", "paper")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is computed in one go, a minute or so of work.
+
+    Attributes:
+        key: names it in the ledger: of what it depends on, what differs between units.
+        settings: for the function that computes it.
+    """
+
+    key: str
+    settings: Mapping[str, Any]
+    out: Path
+    threads: int
+    device: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a page.
+
+    Attributes:
+        name: of its CSV file.
+        rows: texts as people read them.
+        record: names of the CSV's columns and its rows, in full precision.
+    """
+
+    name: str
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    record: tuple[Sequence[str], Sequence[Sequence[Value]]]
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a study shows.
+
+    Attributes:
+        differs: what differs from the paper, and why, a sentence each.
+        figures: file names beside the page, with what they show.
+    """
+
+    name: str
+    title: str
+    introduction: str
+    tables: Sequence[Table]
+    differs: Sequence[str]
+    figures: Mapping[str, str] = field(default_factory=dict)
+
+
+def parser(doc: str, pictures: str | None = None) -> argparse.ArgumentParser:
+    """The options that all studies have.
+
+    Args:
+        pictures: what `--pictures` has to be; None: the study needs none.
+    """
+    found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if pictures is not None:
+        found.add_argument("--pictures", type=folder, required=True, help=pictures)
+    found.add_argument("--out", type=Path, required=True, help="folder for the page, its tables and figures, results")
+    found.add_argument(
+        "--scale", choices=SCALES, default="small", help="small: for two CPU cores; paper: the full protocol"
+    )
+    found.add_argument("--seed", type=int, default=0, help="the first of the seeds")
+    found.add_argument("--seeds", type=int, help="how many; default: that of the scale")
+    found.add_argument("--threads", type=int, default=1, help="of torch, in each process")
+    found.add_argument("--workers", type=int, help="processes; default: the CPU cores, or 1 with --device cuda")
+    found.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    return found
+
+
+def folder(text: str) -> Path:
+    """A path of the command line."""
+    return Path(text).expanduser()
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises ConfigError: an option of every study cannot work."""
+    for name in ("seeds", "threads", "workers"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name}", value, "at least 1")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device", "cuda", "cpu: there is no CUDA device here")
+    pictures = getattr(options, "pictures", None)
+    if pictures is not None and not pictures.is_dir():
+        raise ConfigError("--pictures", pictures, "a folder")
+
+
+def carry_out(
+    units: Sequence[Unit], work: Callable[[Unit], list[Entry]], options: argparse.Namespace, settings: Mapping[str, Any]
+) -> list[Entry]:
+    """The entries of all units: `unit` in each names the unit it is from, `by` the code and machine that computed it,
+    `call` the call of this function that did, and `after` the seconds that had passed in it by then.
+
+    Args:
+        work: gives a unit's entries (of numbers and texts that JSON has); a function of a module.
+        settings: what the units' results depend on besides their keys.
+
+    Raises:
+        ConfigError: the folder holds results of other settings, or another call is at work in it.
+        RunError: a unit failed, or gave a number that is not finite; the others' results are kept.
+    """
+    with alone(options.out):
+        return _carry_out(units, partial(_finite, work), options, settings)
+
+
+def _carry_out(
+    units: Sequence[Unit], work: Callable[[Unit], list[Entry]], options: argparse.Namespace, settings: Mapping[str, Any]
+) -> list[Entry]:
+    settle(options.out / "settings.json", settings)
+    ledger = Ledger(options.out / "results.jsonl")
+    known: dict[str, list[Entry]] = {line["unit"]: line["entries"] for line in ledger.entries}
+    origins: dict[str, Entry] = {line["unit"]: {"by": "an unknown commit", **_origin(line)} for line in ledger.entries}
+    todo = [unit for unit in units if unit.key not in known]
+    by, workers = code_and_machine(options.device), options.workers or _workers(options.device)
+    call, start = datetime.now(UTC).isoformat(), time.monotonic()
+    with Bars(console) as bars:
+        bars.set("units", len(units) - len(todo), len(units))
+        for number, (key, entries) in enumerate(spread(work, ((unit.key, unit) for unit in todo), workers), 1):
+            origin = {"by": by, "call": call, "after": round(time.monotonic() - start, 1)}
+            ledger.add({"unit": key, **origin, "entries": entries})
+            known[key], origins[key] = entries, origin
+            done = len(units) - len(todo) + number
+            bars.set("units", done, len(units), key)
+            bars.say(f"units {done}/{len(units)}: {key}")
+    return [{"unit": unit.key, **origins[unit.key], **entry} for unit in units for entry in known[unit.key]]
+
+
+def _finite(work: Callable[[Unit], list[Entry]], unit: Unit) -> list[Entry]:
+    """Raises RunError: a result is NaN or infinite, which no page could show."""
+    entries = work(unit)
+    for entry in entries:
+        for key, value in entry.items():
+            try:
+                json.dumps(value, allow_nan=False)
+            except ValueError as error:
+                raise RunError(f"{key} is not finite, so there is nothing to show of it") from error
+    return entries
+
+
+def _origin(line: Mapping[str, Any]) -> Entry:
+    return {name: line[name] for name in ("by", "call", "after") if name in line}
+
+
+def publish(
+    page: Page, options: argparse.Namespace, seeds: Sequence[int], command: str, entries: Iterable[Mapping[str, Any]]
+) -> Path:
+    """Write `NAME.md` and each table's CSV, and print the page.
+
+    Args:
+        command: that of `command_of`.
+        entries: those that the page shows, of `carry_out`.
+    """
+    stamped = stamp(options, seeds, entries)
+    lines = [f"# {page.title}", "", page.introduction, "", f"```bash\n{command}\n```", "", stamped, ""]
+    for table in page.tables:
+        if len(page.tables) > 1:
+            lines += [f"## {table.title}", ""]
+        lines += [markdown(table.header, table.rows)]
+        write_csv(options.out / f"{table.name}.csv", *table.record)
+    lines += [f"![{text}]({file})\n" for file, text in page.figures.items()]
+    lines += ["What differs, and why:", "", *(f"- {sentence}" for sentence in page.differs)]
+    path: Path = options.out / f"{page.name}.md"
+    write_text(path, "\n".join(lines) + "\n")
+    console.print(path.read_text(encoding="utf-8"), markup=False)
+    console.print(str(path), markup=False)
+    return path
+
+
+def stamp(options: argparse.Namespace, seeds: Sequence[int], entries: Iterable[Mapping[str, Any]]) -> str:
+    """Date, scale and seeds, which code computed the units on which machine, and how long that took, in a line."""
+    entries = list(entries)
+    drawn = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
+    made = makers({entry["unit"]: entry["by"] for entry in entries}.values(), "units")
+    return " · ".join([datetime.now(UTC).date().isoformat(), f"scale {options.scale}", drawn, *made, *_took(entries)])
+
+
+def makers(by: Iterable[str], noun: str) -> list[str]:
+    """Which code made what there is, on which machine, and where they are several, how much of it."""
+    made = Counter(by)
+    return [one if len(made) == 1 else f"{one} ({count} {noun})" for one, count in made.items()]
+
+
+def _took(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The wall time of all calls, up to the last unit of each; nothing where that of a unit was not kept."""
+    last: dict[str, float] = {}
+    for entry in entries:
+        if "after" not in entry:
+            return []
+        last[entry["call"]] = max(last.get(entry["call"], 0.0), entry["after"])
+    return [f"{sum(last.values()) / 60:.0f} min" if sum(last.values()) >= 90 else f"{sum(last.values()):.0f} s"]
+
+
+def command_of(module: str, found: argparse.ArgumentParser, options: argparse.Namespace) -> str:
+    """What was called: every option that has not its default, DIR for folders and FILE for files."""
+    words = ["python -m", f"experiments.studies.{module}"]
+    for name, value in vars(options).items():
+        if value == found.get_default(name):
+            continue
+        values = value if isinstance(value, list) else [value]
+        words += [f"--{name.replace('_', '-')}", *(_word(one) for one in values)]
+    return " ".join(words)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, Path):
+        return "FILE" if value.is_file() else "DIR"
+    return shlex.quote(str(value))
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def seeds(options: argparse.Namespace, default: int) -> list[int]:
+    """The seeds that were asked for."""
+    return list(range(options.seed, options.seed + (options.seeds or default)))
+
+
+def spread_of(values: Iterable[float], form: str = ".1f") -> str:
+    """`mean ± standard deviation` of several, the value of one."""
+    known = torch.tensor(list(values), dtype=torch.float64)
+    if known.numel() == 1:
+        return format(known.item(), form)
+    return f"{format(known.mean().item(), form)} ± {format(known.std().item(), form)}"
+
+
+def counted(text: str, done: int, count: int) -> str:
+    """With how many of the asked ones it is of, where it is not of all."""
+    return text if done == count else f"{text} ({done} of {count})"
+
+
+def _workers(device: str) -> int:
+    return 1 if device == "cuda" else cores()
+
+
+def _place(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else f"{cores()} CPU cores"
+
+
+def code_and_machine(device: str) -> str:
+    """What a result says that it was computed by."""
+    return f"{_commit()} on {_place(device)}"
+
+
+def _commit() -> str:
+    """Of the code that runs, `-dirty` where files of it are changed; "no commit" where it is not a checkout."""
+    git = shutil.which("git")
+    if git is None:
+        return "no commit"
+    here = Path(__file__).resolve().parent
+    found = subprocess.run(  # noqa: S603 - git, with constant arguments
+        [git, "describe", "--always", "--dirty", "--exclude", "*"],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return f"commit {found.stdout.strip()}" if found.returncode == 0 else "no commit"

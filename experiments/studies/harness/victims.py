@@ -1,0 +1,111 @@
+"""What studies of searches share: settings of an audit, batches by their labels, an attack on one, its scores."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from attacks.base import Reconstruction
+from experiments.python.load_config import load_config
+from experiments.studies.harness.client import Client
+from experiments.studies.harness.ledger import Entry
+from fedsim.composition import Config
+from fedsim.errors import RunError
+from fedsim.ground_truth import GroundTruth
+from fedsim.metrics.score import score, score_labels
+from fedsim.observation import Observation
+from server.attacking import Outcome, run_attack
+
+MEASURES = ("psnr", "ssim", "fft2d", "lpips")
+PUBLIC = 0.5
+"""Share of the training pictures that no client holds."""
+
+
+def audit(pictures: Path, seed: int, device: str, *overrides: str) -> Config:
+    """Settings of an audit of clients with pictures of a folder, half of which are public."""
+    fixed = ["simulation=inline", "tracker=[]", "data=imagefolder", "data.verify=false"]
+    chosen = [f"data.auxiliary_fraction={PUBLIC}", f"seed={seed}", f"client.device={device}"]
+    config = load_config("audit", *fixed, *chosen, *overrides)
+    config["data"]["path"] = str(pictures)  # as it is, whatever characters it has
+    return config
+
+
+def presets(*names: str) -> Config:
+    """The settings of attacks as their files have them."""
+    found: Config = load_config("audit", f"attack=[{','.join(names)}]")["attack"]
+    return found
+
+
+def draw_batch(labels: Int[Tensor, "pictures"], groups: Sequence[int], rng: torch.Generator) -> list[int] | None:
+    """Positions of pictures, so many of one class as each entry of `groups` says; None where there are not so many.
+
+    Classes are drawn one after the other, so that a batch of more classes begins like one of fewer.
+    """
+    order = torch.randperm(len(labels), generator=rng).tolist()
+    by_class: dict[int, list[int]] = {}
+    for position in order:
+        by_class.setdefault(int(labels[position]), []).append(position)
+    chosen: list[int] = []
+    for size in sorted(groups, reverse=True):
+        label = next((label for label, held in by_class.items() if len(held) >= size), None)
+        if label is None:
+            return None
+        chosen += by_class.pop(label)[:size]
+    return chosen
+
+
+def attack_batch(
+    observation: Observation, truth: GroundTruth, name: str, settings: Mapping[str, Any], seed: int, device: str
+) -> tuple[Entry, Outcome]:
+    """Run one attack: its status, its certificate and the batch's mean scores.
+
+    A refusal is a result, with its reason.
+
+    Raises:
+        RunError: the attack failed; what it has not done is no result.
+    """
+    outcome = finished(run_attack(observation, name, dict(settings), seed, torch.device(device)), name)
+    entry: Entry = {"status": outcome.status, "reason": outcome.reason, "seconds": outcome.seconds}
+    rebuilt = outcome.reconstruction
+    if rebuilt is None:
+        return entry, outcome
+    certificate = rebuilt.certificate
+    entry |= {"certificate": certificate.status, "reason": certificate.reason or outcome.reason}
+    return entry | scores(truth, rebuilt), outcome
+
+
+def finished(outcome: Outcome, name: str) -> Outcome:
+    """The outcome of an attack that was not stopped by a fault, such as a full memory.
+
+    Raises:
+        RunError: it failed.
+    """
+    if outcome.status == "failed":
+        raise RunError(f"{name}: {outcome.reason}; the same command tries it again")
+    return outcome
+
+
+def scores(truth: GroundTruth, rebuilt: Reconstruction) -> Entry:
+    """Mean over the batch's pictures of each measure, missing where there is none; how many were rebuilt; labels."""
+    found: Entry = {}
+    if rebuilt.images is not None:
+        single = score(truth, rebuilt.images, rebuilt.labels)
+        for name in MEASURES:
+            values = [value for one in single if (value := getattr(one, name)) is not None]
+            if values:
+                found[name] = sum(values) / len(values)
+        found["psnrs"] = [one.psnr for one in single]
+    labels = score_labels(truth, rebuilt.labels)
+    if labels is not None:
+        found |= {"labels": labels.share, "labels_exact": labels.exact}
+    return found
+
+
+def guess(client: Client, truth: GroundTruth) -> Entry:
+    """The scores of the mean public picture, what can be guessed without a gradient."""
+    picture = client.setup.guess()
+    pictures = picture.expand(len(truth.labels), -1, -1, -1)
+    return {"status": "done", "reason": "", "seconds": 0.0, **scores(truth, Reconstruction(images=pictures))}

@@ -1,0 +1,118 @@
+"""MJP's Table 5 (Ren et al. 2023): what closed forms get out of masked jigsaws, by one command.
+
+python -m experiments.studies.mjp_table5 --pictures DIR --out DIR
+python -m experiments.studies.mjp_table5 --pictures DIR --out DIR --count 800 --per-class --workers 2
+python -m experiments.studies.mjp_table5 --pictures DIR --out DIR --count 3 --rows 'mjp*' baseline*
+
+Each picture is one client's batch of one, its gradient taken by the client's own code at initialisation or with given
+weights. APRIL as published attacks its own architecture, `patch_gradient` the stock models on the same pictures; for
+MJP attackers who know the defense follow. Pictures are compared in [0, 1] after rounding to 8 bits. The same
+command goes on where an earlier call stopped; more pictures, ratios and rows may be asked for later.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from experiments.audit import choose_pictures
+from experiments.cli import console
+from experiments.progress import Bars
+from experiments.setup import Setup, prepare
+from experiments.studies.harness.command import call
+from experiments.studies.harness.ledger import Ledger, alone, settle
+from experiments.studies.harness.processes import spread
+from experiments.studies.harness.study import code_and_machine
+from experiments.studies.mjp_table5.figure import write_figure
+from experiments.studies.mjp_table5.job import Job, Standing, check, portions, read_checkpoints
+from experiments.studies.mjp_table5.rows import GROUPS, MEAN, Case, choose, plan
+from experiments.studies.mjp_table5.tables import write_table
+from experiments.studies.mjp_table5.worker import public_sum, results, run_unit
+from fedsim.composition import Config
+
+
+def main() -> None:
+    """Entry point of `python -m`."""
+    call(run, arguments())
+
+
+def run(options: argparse.Namespace) -> None:
+    """From settings to the table and the figure.
+
+    Raises:
+        ConfigError: a setting cannot work, or another call is at work in the folder.
+        RunError: a worker was killed.
+    """
+    check(options)
+    job = Job(options, choose(plan(options.ratio), options.rows), read_checkpoints(options.checkpoint))
+    configs = {case: job.config(case) for case in job.cases}
+    setup = prepare(configs[job.cases[0]])
+    chosen = choose_pictures(setup)
+    with alone(options.out):
+        _carry_out(job, configs, setup, chosen)
+
+
+def _carry_out(job: Job, configs: Mapping[Case, Config], setup: Setup, chosen: Sequence[int]) -> None:
+    options = job.options
+    settle(options.out / "settings.json", job.settings(configs[job.cases[0]]))
+    for case, config in configs.items():
+        settle(options.out / "cases" / f"{case.name}.json", {"model": config["model"], "defense": config["defense"]})
+    by = code_and_machine(options.device)
+    ledger = Ledger(options.out / "results.jsonl")
+    standing = Standing(ledger)
+    with Bars(console) as bars:
+        bars.set("pictures", 0, len(job.cases) * len(chosen), "the mean picture")
+        public = _public(setup, options) if any(row.attack == MEAN for row in job.rows) else None
+        todo = portions(job, configs, setup.data.train.ids, chosen, standing, public)
+        units = ((portion, portion.unit) for portion in todo if portion.unit is not None)
+        worker = results if options.workers == 1 else run_unit
+        for portion, found in spread(worker, units, options.workers, lambda portion: portion.note):
+            for entry in found:
+                standing.add({**entry, "by": by})
+            bars.set("pictures", portion.done, len(job.cases) * len(chosen), portion.note)
+            bars.say(f"pictures {portion.done}/{len(job.cases) * len(chosen)}: {portion.note}")
+    entries = [entry for entry in ledger.entries if entry["number"] < len(chosen)]
+    write_table(job.rows, entries, options.out, bool(job.checkpoints))
+    write_figure(job.rows, entries, min(options.shown, len(chosen)), options.out)
+    console.print((options.out / "table5.md").read_text(encoding="utf-8"), markup=False)
+    console.print(
+        f"{options.out / 'table5.md'}\n{options.out / 'table5.csv'}\n{options.out / 'table5.png'}", markup=False
+    )
+
+
+def _public(setup: Setup, options: argparse.Namespace) -> Tensor:
+    """The sum of the guess's pictures, kept beside the results."""
+    path: Path = options.out / "public.safetensors"
+    if not path.exists():
+        save_file({"sum": public_sum(setup.data.train, options.seed)}, path)
+    return load_file(path)["sum"]
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pictures", type=Path, required=True, help="folder with one folder of pictures per class")
+    parser.add_argument("--out", type=Path, required=True, help="table5.md, table5.csv, table5.png, results.jsonl")
+    parser.add_argument("--count", type=int, default=800, help="pictures")
+    parser.add_argument("--per-class", action="store_true", help="spread over the classes evenly; else drawn at random")
+    parser.add_argument("--rows", nargs="+", help="globs on names of rows, such as 'mjp*' deit_s.a; default: all")
+    parser.add_argument(
+        "--ratio", type=float, nargs="+", default=[0.9, 0.1], help="masked share of x̃; more: further rows of MJP"
+    )
+    parser.add_argument(
+        "--models", nargs=2, default=["vit_small", "deit_small"], help="options of conf/model for ViT-S and DeiT-S"
+    )
+    parser.add_argument(
+        "--checkpoint",
+        nargs="+",
+        default=[],
+        metavar="MODEL=FILE",
+        help=f"trained weights of {', '.join(GROUPS)}; gives acc",
+    )
+    parser.add_argument("--shown", type=int, default=3, help="pictures in the figure")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="of torch, in each process")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    return parser

@@ -1,0 +1,54 @@
+"""One model of MJP's tables: trained in a federation, then measured by `fedsim-measure`'s own code."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.cli import console
+from experiments.federated import run_federated
+from experiments.logs import silence_libraries
+from experiments.matrix_units import quiet
+from experiments.measure import Progress, measure_subject
+from experiments.measures.subjects import Subject, load_subjects
+from experiments.progress import Bars
+from experiments.studies.harness.ledger import Entry
+from experiments.studies.harness.study import Unit
+from fedsim.composition import Config
+from fedsim.simulation.ray_cluster import quiet_environment
+
+
+def run_unit(unit: Unit) -> list[Entry]:
+    """One entry: the model's record in the `measures.json` that `fedsim-measure` would write.
+
+    Settings of the unit: `run`, those of the federated run; `measure`, those of `fedsim-measure`; `name`.
+    """
+    quiet_environment()
+    silence_libraries()
+    torch.set_num_threads(unit.threads)
+    folder = run_folder(unit.out, unit.key)
+    with quiet():
+        train(unit.settings["run"], folder)
+        (subject,) = subjects(unit.settings["measure"], {unit.settings["name"]: folder})
+        with Bars(console) as bars:
+            record = measure_subject(subject, unit.settings["measure"], Progress(bars, 1))
+    return [{**record, "folder": str(folder.relative_to(unit.out))}]
+
+
+def run_folder(out: Path, key: str) -> Path:
+    """Of a unit's federated run."""
+    return out / "runs" / key
+
+
+def train(config: Config, folder: Path) -> None:
+    """The run in this folder to its end: from its last resume point where an earlier call was interrupted."""
+    if (folder / "summary.json").is_file():
+        return
+    begun = (folder / "config.yaml").is_file()
+    run_federated({**config, "run_dir": str(folder), "resume": str(folder) if begun else None}, folder)
+
+
+def subjects(measuring: Config, folders: dict[str, Path]) -> list[Subject]:
+    """The models of finished runs, by the names to show."""
+    named: dict[str, Any] = {"runs": [str(folder) for folder in folders.values()], "names": list(folders)}
+    return load_subjects({**measuring, **named})

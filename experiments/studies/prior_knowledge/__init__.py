@@ -1,0 +1,1 @@
+"""What an attack gains by knowing the data: losses, starts and features."""

@@ -1,0 +1,1 @@
+"""Generative and learned priors (GGL, LTI) behind the defenses of their papers."""

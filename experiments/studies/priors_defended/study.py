@@ -1,0 +1,237 @@
+"""Do defenses stop LTI (Wu et al. 2023) and GGL (Li et al. 2022)? Their papers' defenses, by one command.
+
+python -m experiments.studies.priors_defended --pictures DIR --out DIR --held cat,ship
+python -m experiments.studies.priors_defended --pictures DIR --out DIR --scale paper --device cuda
+
+LTI's network is trained on public pictures through the very defense that clients use; GGL searches the latent of one
+generator for all defenses. Both are trained without the classes held out, whose pictures are attacked, beside free
+pixels and what each prior gives without any gradient.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.benchmarks.free_pixels import SETTINGS, best_setting
+from experiments.benchmarks.judge import Judge, train_judge
+from experiments.benchmarks.prior_cases import DEFENSES, FREE, FULL, SMALL, Benchmark, Case, chosen, composed
+from experiments.cli import console
+from experiments.prior import run_prior
+from experiments.python.load_config import load_config
+from experiments.setup import prepare
+from experiments.studies.harness.client import Client
+from experiments.studies.harness.command import call
+from experiments.studies.harness.ledger import Entry
+from experiments.studies.harness.study import Unit, carry_out, check, command_of, parser, publish, seeds
+from experiments.studies.harness.victims import finished, presets
+from experiments.studies.priors_defended.page import ATTACKS, DEFENDED, page
+from fedsim.composition import Config
+from fedsim.evaluation import mean_softmax
+from fedsim.ground_truth import GroundTruth
+from fedsim.metrics.score import score
+from server.attacking import Outcome, run_attack
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is computed.
+
+    Attributes:
+        budgets: overrides for the generator, LTI's network and the attacks.
+        batches: pictures of one update.
+        pictures: attacked under each defense.
+    """
+
+    budgets: dict[str, list[str]]
+    batches: tuple[int, ...]
+    pictures: int
+    seeds: int
+
+
+SCALES = {"small": Scale(SMALL, (1,), 8, 1), "paper": Scale(FULL, (1, 4), 100, 3)}
+
+
+def main() -> None:
+    """Entry point of `python -m`."""
+    call(run, arguments())
+
+
+def run(options: argparse.Namespace) -> None:
+    """Train the priors, attack, write the page.
+
+    Raises:
+        ConfigError: an option cannot work.
+        RunError: a unit failed.
+    """
+    check(options)
+    scale = SCALES[options.scale]
+    used = seeds(options, scale.seeds)
+    first, rest = plan(options, scale, used)
+    benchmark: Benchmark = first[0].settings["benchmark"]
+    chosen(benchmark, benchmark.generator())  # unknown classes are refused before anything is trained
+    settings = {
+        "budgets": scale.budgets,
+        "batches": scale.batches,
+        "images": scale.pictures,
+        "pictures": str(options.pictures.resolve()),
+        "held": benchmark.held,
+        "model": options.model,
+        "threads": options.threads,
+        "defenses": {name: DEFENSES[name] for name in DEFENDED},
+        "attacks": presets(*ATTACKS),
+        "free pixels": [str(setting) for setting in SETTINGS],
+        "priors": composed("prior", [])["prior"],
+    }
+    entries = carry_out(first, work, options, settings) + carry_out(rest, work, options, settings)
+    command = command_of("priors_defended", arguments(), options)
+    made = page(entries, benchmark.held, options.out, budget(scale, options.model))
+    publish(made, options, used, command, entries)
+
+
+def budget(scale: Scale, model: str) -> list[str]:
+    """What differs from the papers in size, a sentence for each."""
+    lti = load_config("prior", *scale.budgets["lti"])["prior"]["lti"]
+    ggl = load_config("audit", f"attack=[{','.join(ATTACKS)}]", *_of(scale, ATTACKS))["attack"]["ggl"]
+    bins = "all their numbers" if lti["bins"] is None else f"{lti['bins']:,} numbers"
+    return [
+        f"LTI: a network of {lti['hidden']:,} hidden units on {lti['updates']:,} simulated updates hashed to {bins} "
+        "(the paper: 3,000 hidden units, CIFAR-10's whole training set as public data).",
+        "GGL: the generator is a small decoder trained here on public pictures (the paper: BigGAN at 224 px and a "
+        f"DCGAN of faces), {ggl['generations']} generations of {ggl['population']} with a {ggl['covariance']} "
+        "covariance.",
+        f"The clients' network is {model} for both; LTI's paper has LeNet, GGL's a ResNet-18.",
+    ]
+
+
+def _of(scale: Scale, attacks: Iterable[str]) -> list[str]:
+    """The budget's overrides of these attacks."""
+    return [line for line in scale.budgets["attack"] if line.split(".")[1] in attacks]
+
+
+def plan(options: argparse.Namespace, scale: Scale, used: list[int]) -> tuple[list[Unit], list[Unit]]:
+    """What is trained, and the attacks that need it; each seed has a folder of its own."""
+    cases = tuple(Case(batch, defense) for batch in scale.batches for defense in DEFENDED)
+    held = tuple(options.held.split(","))
+    first, rest = [], []
+    for seed in used:
+        benchmark = Benchmark(
+            options.pictures,
+            options.out / f"seed-{seed}",
+            held,
+            cases,
+            options.model,
+            scale.pictures,
+            scale.budgets,
+            seed,
+            options.threads,
+        )
+
+        def unit(key: str, kind: str, case: Case | None = None, benchmark: Benchmark = benchmark) -> Unit:
+            settings = {"kind": kind, "benchmark": benchmark, "case": case}
+            return Unit(f"{key}/seed {benchmark.seed}", settings, options.out, options.threads, options.device)
+
+        first += [unit("generator", "generator"), unit("judge", "judge")]
+        first += [unit(f"lti/{case.name}", "lti", case) for case in cases]
+        rest += [unit(f"attacks/{case.name}", "attacks", case) for case in cases]
+    return sorted(first, key=_shorter), rest
+
+
+def _shorter(unit: Unit) -> bool:
+    """What takes longest comes first, or one worker ends alone: Soteria costs a backward pass for each feature."""
+    case: Case | None = unit.settings["case"]
+    return case is None or case.defense != "soteria"
+
+
+def work(unit: Unit) -> list[Entry]:
+    """The entries of a unit; a process of its own may run it."""
+    torch.set_num_threads(unit.threads)
+    benchmark: Benchmark = unit.settings["benchmark"]
+    kind, case = unit.settings["kind"], unit.settings["case"]
+    if kind == "attacks":
+        return [{"kind": kind, "seed": benchmark.seed, **entry} for entry in attacks(benchmark, case, unit.device)]
+    if kind == "judge":
+        _judge(benchmark)
+        return [{"kind": kind, "seed": benchmark.seed}]
+    config = benchmark.generator() if kind == "generator" else benchmark.lti(case)
+    config["client"]["device"] = unit.device
+    folder = Path(config["run_dir"])
+    with _silence():
+        run_prior(config, folder)
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return [{**summary, "kind": kind, "seed": benchmark.seed, "defense": None if case is None else case.defense}]
+
+
+def attacks(benchmark: Benchmark, case: Case, device: str) -> Iterator[Entry]:
+    """One entry for each picture and attack."""
+    config = configuration(benchmark, case, device)
+    judge, client = _judge(benchmark), Client(config)
+    setup = client.setup
+    positions = [setup.data.train.ids.index(name) for name in config["audit"]["select"]]
+    training = config["client"]["training_mode"]
+    setting = best_setting(benchmark, case, config, device)
+    config["attack"][FREE] = setting.applied(config["attack"][FREE])
+    probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, training)
+    for number, start in enumerate(range(0, len(positions) - case.batch + 1, case.batch)):
+        observation, truth, _ = client.shares(positions[start : start + case.batch], number)
+        observation = replace(observation, auxiliary_probs=probs)
+        for attack in ATTACKS:
+            settings = config["attack"][attack]
+            outcome = finished(run_attack(observation, attack, settings, config["seed"], torch.device(device)), attack)
+            known: Entry = {"defense": case.defense, "batch_size": case.batch, "attack": attack, "number": number}
+            known |= {
+                "setting": str(setting) if attack == FREE else None,
+                "status": outcome.status,
+                "reason": outcome.reason,
+                "seconds": outcome.seconds,
+            }
+            for scored in _scored(outcome, truth, judge):
+                yield {**known, **scored}
+
+
+def configuration(benchmark: Benchmark, case: Case, device: str) -> Config:
+    """Of the audit, with the settings of every attack."""
+    config = benchmark.audit(case, chosen(benchmark, benchmark.generator()))
+    config["client"]["device"] = device
+    config["attack"] = {attack: config["attack"][attack] for attack in ATTACKS}
+    return config
+
+
+def _scored(outcome: Outcome, truth: GroundTruth, judge: Judge) -> Iterator[Entry]:
+    """For each picture; of a refused attack too, without scores."""
+    rebuilt = outcome.reconstruction
+    found = score(truth, None if rebuilt is None else rebuilt.images, None)
+    for place, one in enumerate(found):
+        entry: Entry = {"image": one.image, "psnr": one.psnr, "ssim": one.ssim, "lpips": one.lpips, "feature": None}
+        if rebuilt is not None and rebuilt.images is not None and one.reconstruction is not None:
+            picture = rebuilt.images[one.reconstruction][None].float().cpu().clamp(0, 1)
+            entry["feature"] = float(judge.between(picture, truth.images[place][None].float().cpu())[0])
+        yield entry
+
+
+def _judge(benchmark: Benchmark) -> Judge:
+    """Trained once; later calls read it."""
+    config: dict[str, Any] = benchmark.generator()
+    return train_judge(prepare({**config, "attack": {}}), benchmark.held, benchmark.out)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Trainings of several processes would print across the study's own lines."""
+    before, console.quiet = console.quiet, True
+    try:
+        yield
+    finally:
+        console.quiet = before
+
+
+def arguments() -> argparse.ArgumentParser:
+    found = parser(__doc__, "folder with one folder of pictures per class")
+    found.add_argument("--held", default="cat,ship", help="classes whose pictures are attacked; no prior learns them")
+    found.add_argument("--model", default="lenet_dlg", help="of conf/model; the papers: LeNet (LTI), ResNet-18 (GGL)")
+    return found

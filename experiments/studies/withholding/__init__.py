@@ -1,0 +1,1 @@
+"""Which tensors must be withheld so that closed forms fail, and what that costs."""

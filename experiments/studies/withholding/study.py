@@ -1,0 +1,243 @@
+"""The smallest set of tensors whose withholding stops every closed form, and what it costs.
+
+python -m experiments.studies.withholding --out DIR                                     digits, the embedded ViT
+python -m experiments.studies.withholding --out DIR --model vit_tiny_4_32 --pictures DIR --count 4 --levels linear
+
+A shared gradient tells more than its own parameter. ∂L/∂W_p mixes all patches, and is unmixed by the position
+embedding's gradient, which is that of every token. Where that one is missing, two spans remain: the rows of ∂L/∂W_p
+hold the patches, those of the first attention's ∂L/∂W_qkv what it reads of them, and the positions are known. Where a
+patch has fewer pixels than there are dimensions beyond the tokens, as in most small models, the second span alone
+determines it. And every later projection has such a span, of what the blocks before it made of the picture.
+
+So the answer depends on who attacks. Three levels: `published`, the attacks of conf/attack; `linear`, with one more
+that needs ∂L/∂W_qkv alone; `search`, with Gauss-Newton steps on the spans of the next projections. For each, groups of
+tensors are withheld by the `withhold` defense, in sets as small as can still stop all attacks seen so far, until one
+does. It is compared with a guess that needs no gradient: the mean of public pictures. A level whose own attacks apply
+to no set is left out: it would repeat the one before under another name. An attack that fails ends the command, as a
+crash stops nothing. Then clients train with these sets kept to themselves or frozen. `first_block` is left out: for one
+picture it solves what `row_space` solves.
+
+The same command goes on where an earlier call stopped.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.cli import console
+from experiments.matrix_units import TRAINING, Unit, check_unit, finished, run_unit
+from experiments.progress import Bars
+from experiments.python.load_config import load_config
+from experiments.studies.harness.command import call
+from experiments.studies.harness.ledger import Ledger, alone, settle
+from experiments.studies.withholding.hitting_set import Names
+from experiments.studies.withholding.search import LEVELS, OWN, Audits, Found, own_attacks, search
+from experiments.studies.withholding.tables import Cost, Line, never_applied, write_chart, write_tables
+from fedsim.composition import Config
+from fedsim.errors import ConfigError
+from fedsim.report.matrix_read import read_training
+
+VARIANTS = ("stock", "april")
+MODES = ("private", "frozen")
+
+
+def main() -> None:
+    """Entry point of `python -m`."""
+    call(run, arguments())
+
+
+def run(options: argparse.Namespace) -> None:
+    """From settings to tables and chart.
+
+    Raises:
+        ConfigError: a setting cannot work, or another call is at work in the folder.
+    """
+    _check(options)
+    audit = {variant: audit_config(options, variant) for variant in options.variants}
+    training = training_config(options)
+    with alone(options.out):
+        _carry_out(options, audit, training)
+
+
+def _carry_out(options: argparse.Namespace, audit: Mapping[str, Config], training: Config) -> None:
+    settle(options.out / "settings.json", _settings(options))
+    ledger = Ledger(options.out / "results.jsonl")
+    lines: list[Line] = []
+    found: dict[tuple[str, str], Found] = {}
+    left_out: dict[tuple[str, str], str] = {}
+    costs: list[Cost] = []
+    with Bars(console) as bars:
+        audits = {variant: Audits(variant, config, ledger) for variant, config in audit.items()}
+        for variant in options.variants:
+            for level in options.levels:
+                note = Note(bars, ledger, f"{variant}, {level}")
+                one = search(audits[variant], LEVELS[level], options.margin, note)
+                new = table_lines(audits[variant], variant, level, one, options.margin, note)
+                if why := inapplicable(level, new):
+                    left_out[variant, level] = why
+                else:
+                    found[variant, level] = one
+                    lines += new
+                write_tables(options.out, lines, found, left_out, costs)
+        first = options.variants[0]
+        sets = [s for (variant, _), one in found.items() if variant == first for s in one.smallest]
+        if options.rounds:
+            runs = training_runs(options, training, audits[first], list(dict.fromkeys(sets))[: options.train])
+            for number, (unit, withheld, mode) in enumerate(runs):
+                bars.set("trainings", number, len(runs), unit.title)
+                costs.append(train(unit, withheld, mode))
+                bars.set("trainings", number + 1, len(runs), unit.title)
+                bars.say(f"trainings {number + 1}/{len(runs)}: {unit.title}")
+    write_tables(options.out, lines, found, left_out, costs)
+    write_chart(options.out, lines, costs)
+    console.print((options.out / "withholding.md").read_text(encoding="utf-8"), markup=False)
+    written = [options.out / "withholding.md", *([options.out / "withholding.png"] if lines or costs else [])]
+    console.print("\n".join(map(str, written)), markup=False)
+
+
+@dataclass
+class Note:
+    """What is being measured, for the bar; the number of audits is not known beforehand."""
+
+    bars: Bars
+    ledger: Ledger
+    title: str
+
+    def __call__(self, text: str) -> None:
+        done = len(self.ledger.entries)
+        self.bars.set("attacks", done, done + 1, f"{self.title}: {text}")
+        self.bars.say(f"attacks {done}, {self.title}: {text}")
+
+
+def table_lines(audits: Audits, variant: str, level: str, found: Found, margin: float, note: Note) -> list[Line]:
+    """Nothing withheld, each group alone, and all sets that the search tried; in the order of their size."""
+    alone = [frozenset({group}) for group in audits.groups]
+    sets = sorted(dict.fromkeys([frozenset[str](), *alone, *found.tried]), key=len)
+    lines = []
+    for withheld in sets:
+        note(f"withheld {' + '.join(sorted(withheld)) or 'nothing'}")
+        leaks = [audits.leak(withheld, attack) for attack in LEVELS[level]]
+        stops = not any(leak.succeeds(audits.guesses, margin) for leak in leaks)
+        size = sum(audits.sizes[group] for group in withheld)
+        share = size / sum(audits.sizes.values())
+        smallest = withheld in found.smallest
+        lines.append(Line(variant, level, withheld, leaks, audits.guesses, stops, smallest, share))
+    return lines
+
+
+def inapplicable(level: str, lines: Sequence[Line]) -> str:
+    """Why the level is none of its own: none of its own attacks rebuilt anything, whatever was withheld."""
+    refused = never_applied(lines)
+    own = own_attacks(level)
+    if not all(attack in refused for attack in own):
+        return ""
+    return "; ".join(f"{attack} does not apply ({refused[attack]})" for attack in own)
+
+
+def training_runs(
+    options: argparse.Namespace, training: Config, audits: Audits, sets: Sequence[Names]
+) -> list[tuple[Unit, Names, str]]:
+    """Undefended first, then each set in each mode, with every seed.
+
+    Raises:
+        ConfigError: the folder holds a training of other settings.
+    """
+    runs = []
+    for withheld, mode in [(frozenset[str](), ""), *((s, mode) for s in sets for mode in MODES)]:
+        for seed in range(options.seed, options.seed + options.seeds):
+            name = "-".join([*sorted(withheld), mode]) if withheld else "nothing"
+            config = {**training, "seed": seed, "defense": audits.config(withheld, mode)}
+            folder = (options.out / "trainings" / name / f"training-{seed}").resolve()
+            unit = Unit(name, TRAINING, str(seed), folder, config)
+            check_unit(unit)
+            runs.append((unit, withheld, mode))
+    return runs
+
+
+def train(unit: Unit, withheld: Names, mode: str) -> Cost:
+    """Run one training, unless an earlier call has."""
+    end = finished(unit) or run_unit(unit)
+    if end.status != "done":
+        return Cost(withheld, mode, int(unit.label), None, end.reason)
+    return Cost(withheld, mode, int(unit.label), read_training(unit.folder, [])[0], "")
+
+
+def audit_config(options: argparse.Namespace, variant: str) -> Config:
+    """Of an audit of single pictures without defense, with every attack of every level."""
+    config = _composed(
+        options,
+        "audit",
+        f"model={options.model}",
+        f"model.variant={variant}",
+        "attack=[patch_gradient,april,row_space,fc_bias]",
+        f"audit.num_images={options.count}",
+    )
+    return {**config, "attack": config["attack"] | OWN}
+
+
+def training_config(options: argparse.Namespace) -> Config:
+    """Of a federated run with local steps, that nobody attacks: the server sees whole weights."""
+    return _composed(
+        options,
+        "run",
+        "strategy=fedavg",
+        f"model={options.model}",
+        "attack=[]",
+        "audit=false",
+        "observe.every=0",
+        "observe.clients=0",
+        "observe.save=false",
+        f"num_clients={options.clients}",
+        f"num_rounds={max(1, options.rounds)}",
+        "evaluate_every=0",
+        "client.batch_size=16",
+        "client.optimizer._target_=torch.optim.AdamW",
+        f"client.optimizer.lr={options.lr}",
+    )
+
+
+def _composed(options: argparse.Namespace, name: str, *overrides: str) -> Config:
+    data = "data=digits" if options.pictures is None else "data=imagefolder"
+    common = [data, "tracker=[]", "simulation=inline", f"seed={options.seed}"]
+    config = load_config(name, *common, f"simulation.threads={options.threads}", *overrides)
+    if options.pictures is not None:
+        config["data"]["path"] = str(options.pictures.expanduser())  # as it is, whatever characters it has
+    return config
+
+
+def _settings(options: argparse.Namespace) -> Mapping[str, object]:
+    """What every audit depends on."""
+    pictures = None if options.pictures is None else str(options.pictures.expanduser().resolve())
+    return {"model": options.model, "pictures": pictures, "count": options.count, "seed": options.seed}
+
+
+def _check(options: argparse.Namespace) -> None:
+    for key in ("count", "threads", "clients", "seeds"):
+        if getattr(options, key) < 1:
+            raise ConfigError(f"--{key}", getattr(options, key), "1 or more")
+    for key in ("rounds", "train"):
+        if getattr(options, key) < 0:
+            raise ConfigError(f"--{key}", getattr(options, key), "0 or more")
+    for key, what in (("margin", "dB, above 0"), ("lr", "above 0")):
+        if not getattr(options, key) > 0:
+            raise ConfigError(f"--{key}", getattr(options, key), what)
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="withholding.md, .csv, .png, results.jsonl, trainings/")
+    parser.add_argument("--model", default="vit_nano", help="option of conf/model")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="of the first block")
+    parser.add_argument("--levels", nargs="+", choices=tuple(LEVELS), default=list(LEVELS), help="who attacks")
+    parser.add_argument("--pictures", type=Path, help="folder with one folder of pictures per class; default: digits")
+    parser.add_argument("--count", type=int, default=8, help="pictures, one in each update")
+    parser.add_argument("--margin", type=float, default=3.0, help="dB above the guess that count as a leak")
+    parser.add_argument("--clients", type=int, default=10, help="of the trainings")
+    parser.add_argument("--rounds", type=int, default=30, help="of the trainings; 0: none")
+    parser.add_argument("--lr", type=float, default=2e-3, help="of the clients' AdamW")
+    parser.add_argument("--train", type=int, default=4, help="smallest sets that are trained with, at most")
+    parser.add_argument("--seeds", type=int, default=2, help="trainings of each set")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    return parser

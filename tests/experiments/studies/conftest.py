@@ -1,0 +1,85 @@
+"""Pictures small enough for the embedded model, and the command of MJP's Table 5 in this process."""
+
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+NANO = ["--models", "vit_nano", "vit_nano", "--shown", "1"]
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Three classes with two pictures of 8x8 pixels each; smooth, as photographs are."""
+    rng = np.random.default_rng(0)
+    for name in ("n01440764_tench", "n01443537_goldfish", "n01484850_great_white"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(2):
+            coarse = Image.fromarray(rng.integers(0, 256, (3, 3, 3), dtype=np.uint8))
+            coarse.resize((8, 8), Image.Resampling.BICUBIC).save(tmp_path / "pictures" / name / f"{number}.png")
+    return tmp_path / "pictures"
+
+
+@pytest.fixture
+def table5(monkeypatch, capsys, pictures, tmp_path):
+    """Exit code, standard output and errors; results go to `tmp_path/out`."""
+
+    from experiments.studies.mjp_table5 import study as mjp_table5
+
+    def call(*arguments, models=NANO):
+        fixed = ["--pictures", str(pictures), "--out", str(tmp_path / "out"), *models]
+        monkeypatch.setattr(sys, "argv", ["mjp_table5", *fixed, *arguments])
+        code = 0
+        try:
+            mjp_table5.main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def six_classes(tmp_path_factory):
+    """Six classes with ten smooth pictures of 32x32 pixels each."""
+    folder = tmp_path_factory.mktemp("six")
+    rng = np.random.default_rng(0)
+    for name in "abcdef":
+        (folder / name).mkdir()
+        for number in range(10):
+            coarse = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8))
+            coarse.resize((32, 32), Image.Resampling.BICUBIC).save(folder / name / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def study(monkeypatch, capsys, six_classes, tmp_path):
+    """`study(module, *arguments)`: exit code, output and errors of a study's command; results in `tmp_path/out`."""
+
+    def call(module, *arguments):
+        fixed = ["--pictures", str(six_classes), "--out", str(tmp_path / "out"), "--workers", "1"]
+        monkeypatch.setattr(sys, "argv", [module.__name__, *fixed, *arguments])
+        code = 0
+        try:
+            module.main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def refuse_work(monkeypatch):
+    """`refuse_work(module)`: from now on a unit that is computed is a failure."""
+
+    def refuse(module):
+        def work(unit):
+            raise AssertionError(f"{unit.key} was computed again")
+
+        monkeypatch.setattr(module, "work", work)
+
+    return refuse

@@ -1,0 +1,1 @@
+"""Drills of operations: faults, endurance and rounds of whole runs, each a command."""

@@ -1,0 +1,1 @@
+"""Endurance: `python -m tests.operations.soak`."""
