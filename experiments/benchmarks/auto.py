@@ -20,6 +20,14 @@ WORKLOADS = {
     "training_of_the_demo": (RUN,),
     "100_small_clients": (RUN, "num_clients=100", "num_rounds=20", "strategy=fedavg", "client.batch_size=16"),
     "audit_vit_small": (AUDIT,),
+    "searches": (
+        AUDIT,
+        "data=digits",
+        "model=vit_nano",
+        "audit.num_images=8",
+        "attack=[inverting_gradients]",
+        "attack.inverting_gradients.steps=1000",
+    ),
     "matrix_row": (MATRIX, "matrix.rows=[none]"),
 }
 """The module of the command, and its settings."""

@@ -161,7 +161,11 @@ def write(rows: Sequence[Row], out: Path) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.operations.faults",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "--only", nargs="+", choices=FAULTS, default=list(FAULTS), metavar="NAME", help=" ".join(FAULTS)
     )

@@ -221,7 +221,11 @@ def draw(samples: Sequence[Sample], slopes: dict[str, Slope | None], path: Path)
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.operations.soak",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--workers", type=int, default=2, help="client workers")
