@@ -11,7 +11,7 @@ import PIL.Image
 
 from experiments.benchmarks.label_rules import RULES, SETS
 from experiments.benchmarks.labels import train
-from experiments.setup import prepare
+from experiments.engine.setup import prepare
 from experiments.studies.gradinversion.labels import known_features, measure
 from fedsim.determinism import torch_generator
 from fedsim.report.png import COLOURS, GRID, drawing, plain_numbers

@@ -25,8 +25,8 @@ import PIL.Image
 from label_figures import SETTINGS as OF_RULES
 from label_figures import draw_rule, shares
 
-from experiments.audit import run_audit
-from experiments.prior import NAMES, run_prior
+from experiments.audit.command import run_audit
+from experiments.prior.command import NAMES, run_prior
 from experiments.python.load_config import load_config
 
 IMAGES = Path(__file__).parent / "images"

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 
-from experiments.audit import run_audit
-from experiments.cli import console, errors, print_what_can_be
-from experiments.errors import ConfigFault, one_line
-from experiments.federated import run_federated
-from experiments.logs import silence_libraries
-from experiments.machine import cores
-from experiments.progress import Bars
+from experiments.audit.command import run_audit
+from experiments.cli.call import console, errors, print_what_can_be
+from experiments.cli.errors import ConfigFault, one_line
+from experiments.cli.logs import silence_libraries
+from experiments.cli.machine import cores
+from experiments.cli.progress import Bars
 from experiments.python.load_config import load_config
+from experiments.run.command import run_federated
 from experiments.studies.harness.processes import spread
 from fedsim.composition import Config
 from fedsim.errors import RunError

@@ -15,11 +15,11 @@ from tests.support.process_guard import ProcessGuard
 from tests.support.slow import read as slow_tests
 
 COMMANDS = {
-    "fedsim": "federated",
-    "fedsim-audit": "audit",
-    "fedsim-measure": "measure",
-    "fedsim-matrix": "leakage_matrix",
-    "fedsim-prior": "prior",
+    "fedsim": "run.command",
+    "fedsim-audit": "audit.command",
+    "fedsim-measure": "measure.command",
+    "fedsim-matrix": "matrix.command",
+    "fedsim-prior": "prior.command",
 }
 STARTS = {"ray_on_this_machine": "ray", "mortal": "subprocess", "site": "subprocess", "command": "command"}
 """Fixtures, and the marker of the tests that use them."""

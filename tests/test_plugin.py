@@ -180,7 +180,7 @@ def test_what_is_misspelt_is_corrected(runs, tmp_path, argument, hint):
 def test_ray_workers(environment, tmp_path):
     workers = ["simulation.workers=1", "simulation.attack_workers=1", "num_rounds=1", "num_clients=2", "tracker=[]"]
     chosen = ["attack=[bias_rows]", "defense=[random_mask]", *CHOSEN, *workers, "observe.every=1", "run_dir=run"]
-    call = [sys.executable, "-m", "experiments.federated", *chosen]
+    call = [sys.executable, "-m", "experiments.run", *chosen]
     own = {**environment, "RAY_ADDRESS": "local"}  # whatever cluster this machine may be part of
     result = subprocess.run(call, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stderr

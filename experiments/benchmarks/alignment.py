@@ -22,8 +22,8 @@ from attacks.base import NotApplicable
 from attacks.optimization import GradientMatching, OptimiserSettings, Pixels, PositionAlignment, Schedule, SquaredL2
 from attacks.optimization.priors import TotalVariation
 from clients.app import ClientRuntime
+from experiments.engine.setup import prepare
 from experiments.python.load_config import load_config
-from experiments.setup import prepare
 from fedsim.determinism import torch_generator
 from fedsim.metrics.image import psnr
 from fedsim.observation import Observation

@@ -22,8 +22,8 @@ from attacks.optimization.priors import TotalVariation
 from attacks.optimization.victim import set_fused_attention
 from clients.app import ClientRuntime
 from experiments.benchmarks.plain_loop import invert
+from experiments.engine.setup import prepare
 from experiments.python.load_config import load_config
-from experiments.setup import prepare
 from fedsim.observation import Observation
 from fedsim.simulation.ray_cluster import quiet_environment
 

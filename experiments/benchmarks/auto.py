@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 ENGINES = ("auto", "ray", "inline")
-AUDIT, RUN, MATRIX = "experiments.audit", "experiments.federated", "experiments.leakage_matrix"
+AUDIT, RUN, MATRIX = "experiments.audit", "experiments.run", "experiments.matrix"
 WORKLOADS = {
     "audit_tutorial": (AUDIT, "data=digits", "model=vit_nano", "audit.num_images=2"),
     "training_of_the_demo": (RUN,),

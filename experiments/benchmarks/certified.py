@@ -20,7 +20,7 @@ from experiments.benchmarks.certified_cases.cells import Cell, cells
 from experiments.benchmarks.certified_cases.models import MODELS
 from experiments.benchmarks.certified_cases.page import certified, page, wrong
 from experiments.benchmarks.certified_cases.work import compute
-from experiments.machine import cores
+from experiments.cli.machine import cores
 from experiments.studies.harness.command import call
 from experiments.studies.harness.ledger import Entry, write_text
 from experiments.studies.harness.study import Unit, carry_out, check, folder, makers

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from clients.app import ClientRuntime
+from experiments.engine.setup import prepare
 from experiments.python.load_config import load_config
-from experiments.setup import prepare
 from fedsim.simulation.ray_cluster import quiet_environment
 from server.attacking import CERTIFY, run_attack
 

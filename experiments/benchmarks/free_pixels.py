@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from experiments.benchmarks.prior_cases import FREE, Benchmark, Case
-from experiments.priors.inversion import Simulator
-from experiments.priors.settings import public_pictures
-from experiments.setup import prepare
+from experiments.engine.setup import prepare
+from experiments.prior.inversion import Simulator
+from experiments.prior.settings import public_pictures
 from fedsim.composition import Config
 from fedsim.evaluation import mean_softmax
 from fedsim.ground_truth import GroundTruth

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from experiments.priors.settings import Schedule
-from experiments.priors.training import Training
-from experiments.setup import Setup
+from experiments.engine.setup import Setup
+from experiments.prior.settings import Schedule
+from experiments.prior.training import Training
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.metrics.features import feature_distance
 

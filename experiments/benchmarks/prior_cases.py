@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.prior import NAMES
+from experiments.prior.command import NAMES
 from experiments.python.load_config import load_config
 from fedsim.composition import Config, build_data
 from fedsim.determinism import torch_generator

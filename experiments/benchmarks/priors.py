@@ -18,12 +18,12 @@ from statistics import mean, stdev
 from typing import Any
 
 from clients.app import resolve_device
-from experiments.audit import run_audit
+from experiments.audit.command import run_audit
 from experiments.benchmarks.free_pixels import best_setting
 from experiments.benchmarks.judge import Judge, train_judge
 from experiments.benchmarks.prior_cases import COMPARED, DEFENSES, FREE, FULL, ROWS, SMALL, Benchmark, Case, chosen
-from experiments.prior import run_prior
-from experiments.setup import prepare
+from experiments.engine.setup import prepare
+from experiments.prior.command import run_prior
 from fedsim.errors import ConfigError, RunError
 from fedsim.simulation.ray_cluster import quiet_environment
 

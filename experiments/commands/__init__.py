@@ -54,7 +54,7 @@ def start(name: str) -> NoReturn:
 
             run_report()
         else:
-            from experiments.cli import run_command
+            from experiments.cli.call import run_command
 
             run_command(stage)
         code = 0

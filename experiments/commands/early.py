@@ -3,16 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.completeness import check_complete
-from experiments.places import check_measured, check_sources, find_observations, refuse_used
-from experiments.resumed import check_resume
-from experiments.values import (
+from experiments.cli.completeness import check_complete
+from experiments.cli.places import check_measured, check_sources, find_observations, refuse_used
+from experiments.cli.values import (
     check_audit_values,
     check_common_values,
     check_federated_values,
     check_matrix_values,
     one_of,
 )
+from experiments.run.resumed import check_resume
 from fedsim.errors import ConfigError
 
 Config = dict[str, Any]

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from experiments.cli import console, errors
+from experiments.cli.call import console, errors
 
 DESCRIPTION = "Build the page of a run anew, or put several runs side by side. fedsim --help lists all commands."
 
@@ -21,7 +21,7 @@ def run_report() -> None:
         for folder in arguments.folders:
             if not folder.is_dir():
                 raise FileNotFoundError(f"no folder at {folder}")
-        from experiments.report import write_page
+        from experiments.cli.report import write_page
 
         console.print(str(write_page(arguments.folders, arguments.out)), markup=False)
     except (ValueError, OSError) as error:

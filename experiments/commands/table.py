@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.commands import early
-from experiments.resumed import read_resumed
+from experiments.run.resumed import read_resumed
 
 Config = dict[str, Any]
 Read = Callable[[Sequence[str]], tuple[Config, Path] | None]
@@ -47,10 +47,10 @@ class Command:
 COMMANDS = {
     command.name: command
     for command in (
-        Command("fedsim", "config", "experiments.federated:run_federated", early.check_federated, read_resumed),
-        Command("fedsim-audit", "audit", "experiments.audit:run_audit", early.check_audit, resumes=True),
-        Command("fedsim-measure", "measure", "experiments.measure:run_measure", early.check_measure),
-        Command("fedsim-matrix", "matrix", "experiments.leakage_matrix:run_matrix", early.check_matrix, resumes=True),
-        Command("fedsim-prior", "prior", "experiments.prior:run_prior", early.check_prior, resumes=True),
+        Command("fedsim", "config", "experiments.run.command:run_federated", early.check_federated, read_resumed),
+        Command("fedsim-audit", "audit", "experiments.audit.command:run_audit", early.check_audit, resumes=True),
+        Command("fedsim-measure", "measure", "experiments.measure.command:run_measure", early.check_measure),
+        Command("fedsim-matrix", "matrix", "experiments.matrix.command:run_matrix", early.check_matrix, resumes=True),
+        Command("fedsim-prior", "prior", "experiments.prior.command:run_prior", early.check_prior, resumes=True),
     )
 }

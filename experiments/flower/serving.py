@@ -6,11 +6,11 @@ from pathlib import Path
 from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 
-from experiments.cli import console
-from experiments.federated import run_federated
+from experiments.cli.call import console
+from experiments.engine.setup import Setup
 from experiments.flower.grid import NumberedGrid
 from experiments.flower.settings import Config
-from experiments.setup import Setup
+from experiments.run.command import run_federated
 from fedsim.errors import ConfigError
 from fedsim.simulation.ray_cluster import quiet_environment
 

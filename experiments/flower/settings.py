@@ -14,8 +14,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from experiments.completeness import check_known
-from experiments.errors import ConfigFault, one_line
+from experiments.cli.completeness import check_known
+from experiments.cli.errors import ConfigFault, one_line
 from fedsim.errors import ConfigError, RunError
 
 OVERRIDES, PARTITION_ID, NUM_PARTITIONS = "overrides", "partition-id", "num-partitions"

@@ -18,12 +18,12 @@ from torch import nn
 from attacks.base import Attack
 from defenses.base import Defense, DefenseChain, Plan
 from defenses.named import Named, chain_of
-from experiments.audit import audit_prepared
-from experiments.cli import console, errors
+from experiments.audit.command import audit_prepared
+from experiments.cli.call import console, errors
+from experiments.cli.validation import check_audit
+from experiments.engine.setup import Setup
 from experiments.python.load_config import load_config
 from experiments.python.results import attack_table, read_results
-from experiments.setup import Setup
-from experiments.validation import check_audit
 from fedsim.data.own import Own, OwnData, own_data
 from fedsim.errors import ConfigError
 from fedsim.models import Normaliser, OwnArchitecture, own_architecture

@@ -7,7 +7,7 @@ from hydra import compose, initialize_config_module
 from hydra.core.utils import setup_globals
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from experiments.errors import ConfigFault, one_line
+from experiments.cli.errors import ConfigFault, one_line
 from fedsim.errors import ConfigError, nearest
 
 COMMANDS = {"run": "config", "audit": "audit", "measure": "measure", "matrix": "matrix", "prior": "prior"}

@@ -6,9 +6,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.federated import run_federated
 from experiments.python.load_config import load_config
 from experiments.python.results import attack_table, read_results
+from experiments.run.command import run_federated
 from fedsim.report.read import read_run
 from fedsim.report.render import build_report
 from fedsim.report.verdict import verdict

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.setup import _comparable
+from experiments.engine.setup import _comparable
 from fedsim.errors import ConfigError
 from fedsim.knowledge import read_knowledge
 from server.attacking import build_attack

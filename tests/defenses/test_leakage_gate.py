@@ -23,7 +23,7 @@ from defenses import (
 )
 from defenses.compose import load_wrappers
 from defenses.leakage_gate import nearest_pictures, relative_leakage
-from experiments.setup import prepare
+from experiments.engine.setup import prepare
 from fedsim.errors import ConfigError
 from fedsim.observation_files import load_observation, save_observation
 from server.attacking import run_attack

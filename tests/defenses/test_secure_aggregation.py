@@ -8,9 +8,9 @@ import yaml
 
 from defenses import GradientNoise, Plan, SecureAggregation
 from defenses.compose import build_chain, load_wrappers
-from experiments.audit import divide
-from experiments.audit_worker import AuditBatch, AuditWorker
-from experiments.setup import prepare
+from experiments.audit.command import divide
+from experiments.audit.worker import AuditBatch, AuditWorker
+from experiments.engine.setup import prepare
 from fedsim.errors import ConfigError
 from fedsim.observation_files import load_observation
 from server.summing import Sums

@@ -67,7 +67,7 @@ def test_what_cannot_run_here_composes(block: Block, command, tmp_path, monkeypa
             code, _, err = command(words[0], *filter(None, map(_first_choice, words[1:])), "--cfg", "job")
             assert code == 0, err
         elif words[0] == "fedsim-report":
-            _parse("experiments.report", words[1:], monkeypatch)
+            _parse("experiments.cli.report", words[1:], monkeypatch)
         elif words[:2] == ["python", "-m"]:
             _parse(words[2], words[3:], monkeypatch)
         elif words[0] == "python":

@@ -67,7 +67,7 @@ def write_run(tmp_path):
 
     from defenses.compose import build_chain
     from fedsim.models import Architecture, ModelSpec, architecture_seed
-    from tests.experiments.measures.recorded import DATA, MODEL
+    from tests.experiments.measure.recorded import DATA, MODEL
 
     def write(name, defense=None, *, seed=0, data=None, model=None, **settings):
         folder = tmp_path / name

@@ -22,10 +22,10 @@ from types import TracebackType
 from typing import Any, Self
 
 COMMANDS = {
-    "fedsim": "experiments.federated",
-    "fedsim-audit": "experiments.audit",
-    "fedsim-matrix": "experiments.leakage_matrix",
-    "fedsim-measure": "experiments.measure",
+    "fedsim": "experiments.run.command",
+    "fedsim-audit": "experiments.audit.command",
+    "fedsim-matrix": "experiments.matrix.command",
+    "fedsim-measure": "experiments.measure.command",
 }
 LIBRARIES = ["datasets", "flwr_datasets", "matplotlib.backends.backend_svg", "seaborn", "sklearn.datasets", "timm"]
 """What most runs import on their way: three seconds that a child need not take again."""
@@ -132,7 +132,7 @@ def end_at(at: str, call: int, how: str) -> None:
 
 
 def _call(asked: dict[str, Any]) -> int:
-    from experiments import reporting
+    from experiments.engine import reporting
 
     try:
         if asked["end"] is not None:

@@ -28,7 +28,7 @@ def hangs_once(marker):
 
 
 def start(folder, *arguments):
-    command = [sys.executable, "-m", "experiments.federated", *SMALL, f"run_dir={folder}", *arguments]
+    command = [sys.executable, "-m", "experiments.run", *SMALL, f"run_dir={folder}", *arguments]
     return subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

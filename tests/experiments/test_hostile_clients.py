@@ -30,7 +30,7 @@ def run(fedsim, monkeypatch):
     def call(strategy, sums, *settings, raises=False):
         deeds = deeds_of(strategy)
         app = partial(build_hostile_app, deeds, raises)
-        monkeypatch.setattr("experiments.federated.build_client_app", app)
+        monkeypatch.setattr("experiments.run.command.build_client_app", app)
         federation = [f"num_clients={len(deeds) + HONEST}", "num_rounds=2", "tracker=[]", "defense=[local_dp]"]
         few = ["data.auxiliary_fraction=0.85", "data.test_fraction=0.05"]
         watched = ["attack=[labels]", "observe.every=1", "observe.clients=[0,1,2,4]"]

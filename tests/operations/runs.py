@@ -130,7 +130,7 @@ class Bench:
         root = folder or self.folder("run")
         log = self.folder("log")
         where = () if any(one.startswith("resume=") for one in arguments) else (f"run_dir={root}",)
-        command = (sys.executable, "-m", "experiments.federated", *arguments, *where)
+        command = (sys.executable, "-m", "experiments.run", *arguments, *where)
         return Run(self.tree.start(*command, log=log, environment=environment), root, log)
 
     def small(self, *more: str, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> Run:

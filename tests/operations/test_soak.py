@@ -86,7 +86,7 @@ def test_the_second_half_is_what_comes_after_the_middle():
 
 
 def test_processes_have_roles():
-    assert role_of(Process(7, 1, "python -m experiments.federated"), driver=7) == "driver"
+    assert role_of(Process(7, 1, "python -m experiments.run"), driver=7) == "driver"
     assert role_of(Process(8, 1, "ray::ClientWorker.run"), driver=7) == "clients"
     assert role_of(Process(8, 1, "ray::AttackWorker"), driver=7) == "attacks"
     assert role_of(Process(8, 1, "…/raylet/raylet --raylet_socket_name=…"), driver=7) == "ray"

@@ -4,7 +4,7 @@ import pytest
 @pytest.fixture
 def federate():
     """`federate("key=value", …)`: a small federation that runs in this process."""
-    from experiments.setup import prepare
+    from experiments.engine.setup import prepare
     from tests.support.federation import Federation, settings
 
     def make(*overrides):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiments.setup import prepare
+from experiments.engine.setup import prepare
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import observation_name
 from server.honest_but_curious import HonestButCurious

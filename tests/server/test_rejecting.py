@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from experiments.logs import log_to
+from experiments.cli.logs import log_to
 from fedsim.composition import image_side
 from fedsim.partial_sums import SUM_WANTED
 from fedsim.records import ARRAYS, AUDITED, CONFIG, METRICS, NUM_EXAMPLES, UPDATE, from_arrays, to_arrays

@@ -11,7 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from clients.app import build_client_app
-from experiments.setup import Setup
+from experiments.engine.setup import Setup
 from fedsim.records import to_arrays
 from fedsim.simulation import InlineGrid
 

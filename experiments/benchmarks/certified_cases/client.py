@@ -9,7 +9,7 @@ from experiments.benchmarks.certified_cases.defended import defense_config
 from experiments.benchmarks.certified_cases.images import Pool
 from experiments.benchmarks.certified_cases.models import fill, model_config
 from experiments.benchmarks.certified_cases.protocols import client_config
-from experiments.setup import Setup
+from experiments.engine.setup import Setup
 from fedsim.composition import build_spec
 from fedsim.data import ImageSet
 from fedsim.errors import ConfigError

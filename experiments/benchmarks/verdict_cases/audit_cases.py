@@ -8,14 +8,13 @@ from pathlib import Path
 
 import torch
 
-from experiments import leakage_matrix
-from experiments.audit import run_audit
+from experiments.audit.command import run_audit
 from experiments.benchmarks.prior_cases import composed
 from experiments.benchmarks.verdict_cases import plug_ins
 from experiments.benchmarks.verdict_cases.case import Case, read_run_page, shown
 from experiments.benchmarks.verdict_cases.expectations import card, counts, level, level_of, never, says
 from experiments.benchmarks.verdict_cases.pages import Said, read_matrix_page, read_page
-from experiments.cli import console, errors
+from experiments.cli.call import console, errors
 from fedsim.errors import RunError
 from fedsim.report.pictures import save_png
 from fedsim.report.render import build_comparison
@@ -55,7 +54,7 @@ def of_matrix(*settings: str) -> Callable[[Path], Said]:
     def make(folder: Path) -> Said:
         root = folder / "matrix"
         common = ["data=digits", "model=vit_nano", "simulation=inline", "simulation.threads=1"]
-        command = [sys.executable, "-m", leakage_matrix.__name__, f"run_dir={root}", *common, *settings]
+        command = [sys.executable, "-m", "experiments.matrix", f"run_dir={root}", *common, *settings]
         ended = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 - our own command
         summary = json.loads((root / "matrix.json").read_text(encoding="utf-8"))
         html = (root / "matrix.html").read_text(encoding="utf-8")

@@ -12,8 +12,8 @@ import torch
 from experiments.benchmarks.verdict_cases.expectations import Expectation, house_rules
 from experiments.benchmarks.verdict_cases.lines import Line
 from experiments.benchmarks.verdict_cases.pages import Said, read_page
-from experiments.cli import console, errors
-from experiments.reporting import reported
+from experiments.cli.call import console, errors
+from experiments.engine.reporting import reported
 from fedsim.errors import RunError
 from fedsim.report.pictures import save_png
 from fedsim.report.render import build_comparison, build_report

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.audit import choose_pictures
+from experiments.audit.command import choose_pictures
+from experiments.engine.setup import prepare
 from experiments.python.load_config import load_config
-from experiments.setup import prepare
 from experiments.studies.harness.study import Unit
 from fedsim.composition import Config
 from fedsim.errors import ConfigError

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attacks.base import Frame
-from experiments.guess import public_mean
+from experiments.engine.guess import public_mean
 from experiments.studies.april.plan import CLOSED_FORM, FIXED_PE
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.ledger import Entry

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save
 
-from experiments.setup import prepare
+from experiments.engine.setup import prepare
 from experiments.studies.gradinversion.labels import known_features, measure
 from experiments.studies.gradinversion.page import (
     ARMS,

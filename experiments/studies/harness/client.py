@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clients.app import ClientRuntime
-from experiments.setup import Setup, prepare
+from experiments.engine.setup import Setup, prepare
 from experiments.studies.harness.weights import load_weights
 from fedsim.composition import Config
 from fedsim.ground_truth import GroundTruth

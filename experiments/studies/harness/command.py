@@ -4,9 +4,9 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from experiments.cli import errors
-from experiments.errors import ConfigFault, one_line
-from experiments.logs import silence_libraries
+from experiments.cli.call import errors
+from experiments.cli.errors import ConfigFault, one_line
+from experiments.cli.logs import silence_libraries
 from fedsim.errors import RunError
 from fedsim.simulation.ray_cluster import quiet_environment
 

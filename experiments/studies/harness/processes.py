@@ -9,7 +9,7 @@ from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.connection import wait as wait_for_any
 from typing import NoReturn, TypeVar
 
-from experiments.errors import ConfigFault, one_line
+from experiments.cli.errors import ConfigFault, one_line
 from fedsim.errors import RunError
 
 Key = TypeVar("Key")

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from experiments.cli import console
-from experiments.machine import cores
-from experiments.progress import Bars
+from experiments.cli.call import console
+from experiments.cli.machine import cores
+from experiments.cli.progress import Bars
 from experiments.studies.harness.ledger import Entry, Ledger, alone, settle, write_text
 from experiments.studies.harness.processes import spread
 from experiments.studies.harness.tables import Value, markdown, write_csv

@@ -17,10 +17,10 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from experiments.audit import choose_pictures
-from experiments.cli import console
-from experiments.progress import Bars
-from experiments.setup import Setup, prepare
+from experiments.audit.command import choose_pictures
+from experiments.cli.call import console
+from experiments.cli.progress import Bars
+from experiments.engine.setup import Setup, prepare
 from experiments.studies.harness.command import call
 from experiments.studies.harness.ledger import Ledger, alone, settle
 from experiments.studies.harness.processes import spread

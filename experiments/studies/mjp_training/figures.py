@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from defenses.mjp.mask import blockwise_masks
-from experiments.measures.drawing import draw_all
+from experiments.measure.drawing import draw_all
 from experiments.studies.mjp_training.tables import Measured, Record, true_share
 from experiments.studies.mjp_training.unit import subjects
 from experiments.studies.mjp_training.variants import RATIOS, TABLE_3, of_ratio

@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from experiments.cli import console
-from experiments.federated import run_federated
-from experiments.logs import silence_libraries
-from experiments.matrix_units import quiet
-from experiments.measure import Progress, measure_subject
-from experiments.measures.subjects import Subject, load_subjects
-from experiments.progress import Bars
+from experiments.cli.call import console
+from experiments.cli.logs import silence_libraries
+from experiments.cli.progress import Bars
+from experiments.matrix.units import quiet
+from experiments.measure.command import Progress, measure_subject
+from experiments.measure.subjects import Subject, load_subjects
+from experiments.run.command import run_federated
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Unit
 from fedsim.composition import Config

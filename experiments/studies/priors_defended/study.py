@@ -21,10 +21,10 @@ import torch
 from experiments.benchmarks.free_pixels import SETTINGS, best_setting
 from experiments.benchmarks.judge import Judge, train_judge
 from experiments.benchmarks.prior_cases import DEFENSES, FREE, FULL, SMALL, Benchmark, Case, chosen, composed
-from experiments.cli import console
-from experiments.prior import run_prior
+from experiments.cli.call import console
+from experiments.engine.setup import prepare
+from experiments.prior.command import run_prior
 from experiments.python.load_config import load_config
-from experiments.setup import prepare
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.command import call
 from experiments.studies.harness.ledger import Entry

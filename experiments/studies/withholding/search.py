@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from defenses.compose import build_chain
-from experiments.audit import choose_pictures
-from experiments.matrix_units import guess
+from experiments.audit.command import choose_pictures
+from experiments.matrix.units import guess
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.ledger import Entry, Ledger
 from experiments.studies.withholding.hitting_set import Names, smallest_hitting_sets

@@ -25,9 +25,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.cli import console
-from experiments.matrix_units import TRAINING, Unit, check_unit, finished, run_unit
-from experiments.progress import Bars
+from experiments.cli.call import console
+from experiments.cli.progress import Bars
+from experiments.matrix.units import TRAINING, Unit, check_unit, finished, run_unit
 from experiments.python.load_config import load_config
 from experiments.studies.harness.command import call
 from experiments.studies.harness.ledger import Ledger, alone, settle

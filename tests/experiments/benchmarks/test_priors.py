@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from experiments.benchmarks.priors import FULL, ROWS, SMALL, Benchmark, Case, chosen, markdown
-from experiments.priors.settings import check_prior
+from experiments.prior.settings import check_prior
 from fedsim.errors import ConfigError
 from fedsim.models.generator import ConvGenerator, save_generator
 from server.attacking import build_attack

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from experiments.cli import run_command
+from experiments.cli.call import run_command
 from experiments.commands.catalogue import Catalogue
 from experiments.commands.families import FAMILIES
 from experiments.commands.help import WIDTH, answer

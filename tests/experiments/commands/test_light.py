@@ -42,7 +42,7 @@ ASKED = [
 
 CALLS = """
     import contextlib, io, json, sys
-    from experiments.cli import run_command
+    from experiments.cli.call import run_command
     from experiments.commands.report import run_report
     from experiments.commands.stage import Stage
 

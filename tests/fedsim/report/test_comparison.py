@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from experiments.report import OTHERS, write_page
+from experiments.cli.report import OTHERS, write_page
 from fedsim.report import tradeoff
 from fedsim.report.comparison import compare_runs, find_runs
 from fedsim.report.render import build_comparison

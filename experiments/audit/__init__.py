@@ -1,0 +1,1 @@
+"""`fedsim-audit`: shared updates attacked without a federation."""

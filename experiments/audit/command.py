@@ -1,0 +1,383 @@
+"""`fedsim-audit`: no federation; what would each shared update give away?"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attacks.session import discard
+from defenses.compose import build_chain
+from experiments.audit.worker import UNCOMPUTED, AuditBatch, AuditResult, AuditWorker, failed
+from experiments.cli.call import console, run_command, say_doing
+from experiments.cli.completeness import check_complete
+from experiments.cli.logs import log_to
+from experiments.cli.places import find_observations
+from experiments.cli.progress import Bars
+from experiments.cli.validation import attacks_timeout, check_audit, check_common, placement, worker_counts
+from experiments.commands.stage import Stage
+from experiments.engine.choice import estimate_audit, with_engine
+from experiments.engine.reporting import reported
+from experiments.engine.scratch import scratch_folder
+from experiments.engine.setup import (
+    Setup,
+    engine,
+    load_recorded,
+    make_scheduler,
+    make_writer,
+    open_folder,
+    prepare,
+)
+from fedsim.composition import Config
+from fedsim.data import ImageSet
+from fedsim.determinism import seeded_globals, torch_generator
+from fedsim.errors import ConfigError, RunError, nearest
+from fedsim.evaluation import mean_softmax
+from fedsim.ground_truth import GroundTruth
+from fedsim.metrics.records import Scores
+from fedsim.observation import Observation, observation_name
+from fedsim.report.wording import count
+from fedsim.simulation.shipping import absolute
+from fedsim.tracking import RunFolder, Trackers
+from server.attacking import Outcome, build_attack, check_fit
+from server.results import Job, ResultWriter, has_pictures
+from server.summing import FEWEST, Sums, in_groups
+
+logger = getLogger(__name__)
+
+Group = tuple[AuditBatch, ...]
+
+
+def main() -> None:
+    """The command, called from Python: it exits."""
+    run_command(Stage("fedsim-audit"))
+
+
+def run_audit(config: Config, root: Path) -> None:
+    """One audit, from checked settings to the report.
+
+    Raises:
+        ConfigError: a setting cannot work; nothing has been started then.
+    """
+    start = time.perf_counter()
+    if config.get("observation") is not None:
+        _attack_recorded(config, root, start)
+        return
+    check_audit(config)
+    say_doing("reading the data, building the model")
+    audit_prepared(prepare(config), root, start)
+
+
+def audit_prepared(setup: Setup, root: Path, start: float) -> None:
+    """An audit of checked settings, whatever they were built from.
+
+    Args:
+        start: `time.perf_counter()` when it began.
+    """
+    config = setup.config
+    victims = config["audit"]["victims"]
+    updates = divide(choose_pictures(setup), config["audit"]["batch_size"], setup.sums)
+    of_all = partial(estimate_audit, setup, -(-len(updates) // victims))
+    config = with_engine(config, count(len(updates), "update"), of_all)
+    setup = replace(setup, config=config)
+    with RunFolder(root).locked():
+        folder = open_or_resume(config, root)
+        trackers = Trackers(config["tracker"], root)
+        writer = make_writer(config, folder, trackers, setup)
+        batches = list(_unfinished(config, updates, writer))
+        total, left = len(updates), len(batches)
+        if left < total:
+            console.print(
+                f"{total - left} of {total} updates were finished by an earlier call; another run_dir starts anew",
+                markup=False,
+            )
+        groups = [tuple(batches[start : start + victims]) for start in range(0, left, victims)]
+        with (
+            trackers,
+            reported(folder, "audit", start),
+            log_to(folder.log),
+            Bars(console) as bars,
+            scratch_folder(folder, bars, resumable=True) as scratch,
+        ):
+            try:
+                say_doing(f"computing and attacking {count(left, 'update')}")
+                with engine(config, len(groups), attackers=False, folder=folder.root):
+                    _write_results(setup, groups, writer, bars, total, scratch, folder.log)
+            finally:
+                writer.finish()
+
+
+def _write_results(
+    setup: Setup, groups: list[Group], writer: ResultWriter, bars: Bars, total: int, scratch: Path | None, log: Path
+) -> None:
+    """As they come.
+
+    Raises:
+        RunError: an update is malformed, there is not one that could be attacked, or every attack failed on each.
+    """
+    computed = done = total - sum(map(len, groups))
+    ended = bool(writer.done)
+    last: Outcome | None = None
+    bars.set("updates", done, total)
+    for group, results, attempts, stopped in _results(setup, groups, scratch):
+        computed += len({result.job.client for result in results if not result.uncomputed})
+        for result in results:
+            writer.write(result.job, result.outcome, result.scores, result.truth, attempts)
+            if result.outcome.status == "failed":
+                last = result.outcome
+            else:
+                ended = True
+        _tell_failures(results, log)
+        if malformed := next((result for result in results if result.malformed), None):
+            raise RunError(_blamed(malformed, setup))
+        if scratch is not None and not stopped:
+            _forget(scratch, group)
+        for _ in group:
+            done += 1
+            bars.set("updates", done, total)
+            if done % max(1, total // 10) == 0:
+                bars.say(f"updates {done}/{total}")
+    if last is not None and not computed:
+        raise RunError(f"no update could be computed, the last one because of {_because(last, log)}")
+    if last is not None and not ended:
+        raise RunError(_all_failed(last, log))
+
+
+def _tell_failures(results: list[AuditResult], log: Path) -> None:
+    """On the console and in the log: each attack that failed, and once each update that there was none of."""
+    told = set()
+    for result in results:
+        job, reason = result.job, " ".join(result.outcome.reason.split())
+        if result.outcome.status != "failed" or result.malformed:  # the error that ends the audit says it
+            continue
+        if not result.uncomputed:
+            logger.error("%s failed on update %d: %s", job.attack, job.client, reason)
+            console.print(f"{job.attack} failed on update {job.client}: {reason}", markup=False)
+        elif job.client not in told:
+            told.add(job.client)
+            logger.error("update %d:\n%s", job.client, result.outcome.fault)
+            console.print(f"update {job.client} could not be computed: {_because(result.outcome, log)}", markup=False)
+
+
+def _all_failed(last: Outcome, log: Path) -> str:
+    return f"no attack came to an end, the last one because of {_because(last, log)}"
+
+
+def _because(outcome: Outcome, log: Path) -> str:
+    """The reason of a failure, and where its traceback is; a worker that was stopped or lost left none."""
+    reason = " ".join(outcome.reason.removeprefix(UNCOMPUTED).split())
+    return f"{reason} (traceback: {log})" if outcome.fault else reason
+
+
+def _blamed(result: AuditResult, setup: Setup) -> str:
+    """A malformed update, and whose doing it is."""
+    defenses = ", ".join(setup.config["defense"])
+    doing = f"the training's doing, or that of defense=[{defenses}]" if defenses else "the training's own doing"
+    return f"update {result.job.client}: {' '.join(result.outcome.reason.split())} ({doing})"
+
+
+def _forget(scratch: Path, group: Group) -> None:
+    """Results are on disk: nothing to go on from any more, neither for the group nor for one of it."""
+    for attack in {attack for batch in group for attack in batch.attacks}:
+        names = [observation_name(0, batch.number) for batch in group if attack in batch.attacks]
+        for together in [names, *([name] for name in names)]:
+            discard(scratch, together, attack)
+
+
+def choose_pictures(setup: Setup) -> list[int]:
+    """Positions in the training set of the pictures to audit.
+
+    Raises:
+        ConfigError: more are asked for than there are, or one that there is not.
+    """
+    audit, pictures = setup.config["audit"], setup.data.train
+    if isinstance(audit["select"], list):
+        return [_position(str(name), pictures) for name in audit["select"]]
+    count = audit["num_images"]
+    held = "test_fraction and data.auxiliary_fraction"
+    if count > len(pictures):
+        raise ConfigError("audit.num_images", count, f"at most {len(pictures)}: data.{held} keep the others back")
+    if audit["select"] == "first":
+        return sorted(range(len(pictures)), key=lambda position: pictures.ids[position])[:count]
+    order = torch.randperm(len(pictures), generator=torch_generator(setup.config["seed"], "audit")).tolist()
+    if audit["select"] == "random":
+        return order[:count]
+    turns: dict[int, int] = {}
+    ranked = []
+    for position in order:
+        label = int(pictures.labels[position])
+        turns[label] = turns.get(label, 0) + 1
+        ranked.append((turns[label], position))
+    return [position for _, position in sorted(ranked, key=lambda entry: entry[0])][:count]
+
+
+def _position(name: str, pictures: ImageSet) -> int:
+    if name not in pictures.ids:
+        raise ConfigError("audit.select", name, f"the id of a training picture.{nearest(name, pictures.ids)}")
+    return pictures.ids.index(name)
+
+
+def open_or_resume(config: Config, root: Path) -> RunFolder:
+    """A new run folder, or the one of an earlier call with the same settings.
+
+    Raises:
+        ConfigError: the folder holds a run with other settings.
+    """
+    recorded = root / "config.yaml"
+    before = recorded.read_text(encoding="utf-8") if recorded.exists() else None
+    if before is None and (root / "attacks.jsonl").exists():
+        raise ConfigError("run_dir", root, "a new folder; this one holds results without their settings")
+    folder = open_folder(config, root, expected=before)
+    folder.keep_rows("attacks", partial(has_pictures, folder))  # loss of power may have left empty ones
+    return folder
+
+
+def divide(chosen: list[int], batch_size: int, sums: Sums | None) -> list[tuple[int, tuple[int, ...]]]:
+    """For each update that the server sees the number of its first client and its pictures.
+
+    Raises:
+        ConfigError: fewer clients than one sum takes.
+    """
+    clients = range(-(-len(chosen) // batch_size))
+    if sums is not None and len(clients) < (fewest := sums.clients or FEWEST):
+        pictures = (fewest - 1) * batch_size + 1
+        raise ConfigError("audit.num_images", len(chosen), f"at least {pictures}: {sums.by} sums over {fewest} clients")
+    groups = in_groups(clients, 1 if sums is None else sums.clients)
+    return [(group[0], tuple(chosen[group[0] * batch_size : (group[-1] + 1) * batch_size])) for group in groups]
+
+
+def _unfinished(
+    config: Config, updates: list[tuple[int, tuple[int, ...]]], writer: ResultWriter
+) -> Iterator[AuditBatch]:
+    for number, (first_client, positions) in enumerate(updates):
+        name = observation_name(0, number)
+        attacks = tuple(attack for attack in config["attack"] if (name, attack) not in writer.done)
+        if attacks:
+            yield AuditBatch(number, positions, attacks, first_client)
+
+
+def _results(
+    setup: Setup, groups: list[Group], scratch: Path | None
+) -> Iterator[tuple[Group, list[AuditResult], int, bool]]:
+    """Each group as it ends: its results, the attempts that they took, and whether it was stopped from outside."""
+    config, simulation = setup.config, setup.config["simulation"]
+    probs = None
+    if setup.wants_auxiliary and len(setup.data.auxiliary) and groups:
+        with seeded_globals(config["seed"], "auxiliary", 0):
+            probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, config["client"]["training_mode"])
+    if simulation["engine"] == "inline" or not groups:
+        worker = AuditWorker(config, auxiliary_probs=probs, setup=setup, scratch=scratch)
+        for group in groups:
+            yield group, worker.run(group), 1, False
+        return
+    import ray
+
+    from fedsim.simulation.actor_pool import ActorPool
+
+    shipped = absolute(config) if config["ray"]["address"] is not None else config
+    actor = ray.remote(AuditWorker).options(**placement(config).clients.options())
+    workers = worker_counts({**config, "attack": {}}, len(groups))
+    pool: ActorPool[Group] = ActorPool(
+        lambda _: actor.remote(shipped, simulation["num_gpus"], probs, None, scratch),
+        workers,
+        simulation["max_retries"],
+    )
+    for group in groups:
+        pool.submit(group, partial(_run_on, group))
+    while pool.pending:
+        # One call may take as long as its attacks on all of its updates may take together.
+        limit = attacks_timeout(config, config["attack"]) * config["audit"]["victims"]
+        for end in pool.wait(1.0) + pool.expire(limit):
+            group, stopped = end.tag, end.error is not None
+            lost = _lost(group, setup, end.error or "", end.seconds) if stopped else []
+            results: list[AuditResult] = lost or end.value or []
+            for result in results:
+                if result.outcome.fault and not result.uncomputed:  # the worker's own log is not the run's
+                    logger.error("attack %s failed:\n%s", result.job.attack, result.outcome.fault)
+            yield group, results, end.attempts, stopped
+    pool.close()
+
+
+def _lost(group: Group, setup: Setup, reason: str, seconds: float) -> list[AuditResult]:
+    """What was stopped; each attack on each update is said to have taken as long."""
+    attacks = sum(len(batch.attacks) for batch in group)
+    return [result for batch in group for result in failed(batch, setup, reason, seconds / max(attacks, 1))]
+
+
+def _run_on(group: Group, worker: Any) -> Any:
+    return worker.run.remote(group)
+
+
+def _attack_recorded(config: Config, root: Path, start: float) -> None:
+    """Attack what a past run captured; there is no truth, so nothing is scored.
+
+    A record imports no class, and names only what is loaded: a defense of the user's own is loaded by choosing it.
+    """
+    check_complete(config, "audit")
+    check_common(config)
+    if not isinstance(config["observation"], str):
+        raise ConfigError("observation", config["observation"], "a folder of observations, or null")
+    attacks = {name: build_attack(name, settings) for name, settings in config["attack"].items()}
+    build_chain(config["defense"])
+    paths = list(find_observations(Path(config["observation"])))
+    first = load_recorded(paths[0])
+    for name, attack in attacks.items():
+        check_fit(name, attack, first.image_shape)
+    say_doing(f"attacking {count(len(paths), 'recorded observation')}")
+    config = with_engine(config, count(len(paths), "observation"))
+    recorded = _as_recorded(config, first)
+    with RunFolder(root).locked():
+        folder = open_or_resume(recorded, root)
+        trackers = Trackers(config["tracker"], root)
+        writer = make_writer(recorded, folder, trackers)
+        with (
+            trackers,
+            reported(folder, "audit", start),
+            log_to(folder.log),
+            Bars(console) as bars,
+            scratch_folder(folder, bars, resumable=True) as scratch,
+            engine(config, 1, folder=root),
+        ):
+            ended = bool(writer.done)
+            last: Outcome | None = None
+
+            def take(
+                job: Job, outcome: Outcome, scores: Scores | None, truth: GroundTruth | None, attempts: int = 1
+            ) -> None:
+                nonlocal ended, last
+                writer.write(job, outcome, scores, truth, attempts)
+                if outcome.status == "failed":
+                    last = outcome
+                else:
+                    ended = True
+
+            scheduler = make_scheduler(config, take, scratch)
+            try:
+                for path in paths:
+                    observation = load_recorded(path)
+                    finished = frozenset(attack for name, attack in writer.done if name == path.name)
+                    scheduler.submit(observation, None, finished)
+                    bars.set("attacks", scheduler.finished, len(paths) * len(config["attack"]))
+                scheduler.drain(lambda: bars.set("attacks", scheduler.finished, scheduler.submitted))
+            finally:
+                scheduler.close()
+                writer.finish()
+            if last is not None and not ended:
+                raise RunError(_all_failed(last, folder.log))
+
+
+def _as_recorded(config: Config, observation: Observation) -> Config:
+    """The settings that the report names, from the record instead of this call."""
+    spec, size = observation.architecture.spec, observation.protocol.batch_size
+    return {
+        **config,
+        "model": spec.to_dict(),
+        "data": {"_target_": "recorded"},
+        "defense": {settings["name"]: dict(settings) for settings in observation.defenses},
+        "client": {**config["client"], "share": observation.update.kind, "batch_size": size},
+        "audit": {**config["audit"], "batch_size": size},
+    }

@@ -1,0 +1,192 @@
+"""One worker of an audit: computes shared updates, attacks them and scores the results, all in one place."""
+
+import sysconfig
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord
+from torch import Tensor
+
+from clients.app import ClientRuntime
+from experiments.engine.setup import Setup, prepare
+from fedsim.composition import Config
+from fedsim.errors import ConfigError
+from fedsim.ground_truth import GroundTruth
+from fedsim.metrics.records import Scores
+from fedsim.observation import Observation
+from fedsim.records import to_arrays, to_reply
+from fedsim.reply_checks import MalformedReply, ReplyRules, check_shared
+from fedsim.simulation.actor_pool import PooledWorker
+from fedsim.update import State
+from server.attacking import Outcome, attack_device, run_attack_on_many, score_outcome
+from server.results import Job
+from server.summing import Contribution, RunningSum
+
+UNCOMPUTED = "the update could not be computed: "
+"""How the reason of a result begins where there was nothing to attack."""
+
+INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")})
+"""Folders of the standard library and of installed packages."""
+
+
+@dataclass(frozen=True)
+class AuditBatch:
+    """One update to audit, or under secure aggregation the sum of several.
+
+    Attributes:
+        positions: of its pictures in the set, `audit.batch_size` to a client.
+        attacks: those still to run.
+        first_client: number of the first client in it; the others follow.
+    """
+
+    number: int
+    positions: tuple[int, ...]
+    attacks: tuple[str, ...]
+    first_client: int
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """What an attack made of one update.
+
+    Attributes:
+        malformed: a federation's server would have rejected the update, so that no attack was run on it.
+        uncomputed: it raised before there was an update to attack.
+    """
+
+    job: Job
+    outcome: Outcome
+    scores: Scores | None
+    truth: GroundTruth
+    malformed: bool = False
+    uncomputed: bool = False
+
+
+class AuditWorker(PooledWorker):
+    """Keeps data, model and defenses between updates.
+
+    Args:
+        setup: what this process has built already; None builds it on first use.
+        auxiliary_probs: p̂ of the label rules, computed once for all workers.
+        scratch: where unfinished attacks keep their state.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        num_gpus: float = 0.0,
+        auxiliary_probs: Tensor | None = None,
+        setup: Setup | None = None,
+        scratch: Path | None = None,
+    ) -> None:
+        self._config = config
+        self._device = attack_device(num_gpus)
+        self._auxiliary_probs = auxiliary_probs
+        self._given = setup
+        self._scratch = scratch
+
+    @cached_property
+    def _setup(self) -> Setup:
+        return self._given or prepare(self._config)
+
+    @cached_property
+    def _runtime(self) -> ClientRuntime:
+        return self._setup.runtime()
+
+    @cached_property
+    def _state(self) -> State:
+        return {name: tensor.detach().clone() for name, tensor in self._setup.model.state_dict().items()}
+
+    @cached_property
+    def _start(self) -> ArrayRecord:
+        return to_arrays(self._state)
+
+    @cached_property
+    def _rules(self) -> ReplyRules:
+        return self._setup.rules(simulated=False)
+
+    def run(self, batches: Sequence[AuditBatch]) -> list[AuditResult]:
+        """All attacks on these updates; every result is independent of which worker computed it, and beside which.
+
+        Of a malformed update alone, where there is one.
+        """
+        torch.set_num_threads(self._config["simulation"]["threads"])
+        observed: dict[int, tuple[Observation, GroundTruth]] = {}
+        results: dict[tuple[int, str], AuditResult] = {}
+        for batch in batches:
+            try:
+                observed[batch.number] = self._observe(batch)
+            except MalformedReply as fault:
+                lost = failed(batch, self._setup, f"malformed update: {fault}")
+                return [replace(result, malformed=True) for result in lost]
+            except Exception as error:  # noqa: BLE001 - defenses are plug-ins: their faults are results too
+                for result in failed(batch, self._setup, UNCOMPUTED + where(error), fault=traceback.format_exc()):
+                    results[batch.number, result.job.attack] = replace(result, uncomputed=True)
+        for name, settings in self._config["attack"].items():
+            numbers = [batch.number for batch in batches if name in batch.attacks and batch.number in observed]
+            observations = [observed[number][0] for number in numbers]
+            outcomes = run_attack_on_many(
+                observations, name, settings, self._config["seed"], self._device, self._scratch
+            )
+            for number, observation, outcome in zip(numbers, observations, outcomes, strict=True):
+                job, truth = (
+                    Job(0, number, name, observation.protocol.batch_size, observation.summed),
+                    observed[number][1],
+                )
+                results[number, name] = AuditResult(job, *score_outcome(outcome, truth), truth)
+        return [results[batch.number, name] for batch in batches for name in batch.attacks]
+
+    def _observe(self, batch: AuditBatch) -> tuple[Observation, GroundTruth]:
+        seen = self._seen(batch)
+        assert seen.truth is not None
+        observation = self._setup.factory().make(
+            0, batch.number, self._state, seen.update, seen.protocol, self._auxiliary_probs, seen.clients
+        )
+        return observation, seen.truth
+
+    def _seen(self, batch: AuditBatch) -> Contribution:
+        """What the server gets: a client's update, or the sum over several."""
+        sums = self._setup.sums
+        if sums is None:
+            return self._shared(batch.positions, batch.first_client)
+        total, size = RunningSum(sums.by), self._config["audit"]["batch_size"]
+        for number, start in enumerate(range(0, len(batch.positions), size), batch.first_client):
+            total.add(self._shared(batch.positions[start : start + size], number))
+        return total.result()
+
+    def _shared(self, positions: Sequence[int], client: int) -> Contribution:
+        pictures = self._setup.data.train.subset(positions)
+        runtime = self._runtime
+        runtime.load(self._state)
+        result = runtime.train(pictures, client, server_round=0, audit=True)
+        update = runtime.share(result, self._state, len(pictures), client, server_round=0)
+        # As a federation's server does: an attack on what no client could share says nothing about the defense.
+        content = to_reply(update, result.protocol, client, {}, None)
+        check_shared(content, self._start, self._rules)
+        return Contribution(update, result.protocol, result.truth)
+
+
+def where(error: Exception) -> str:
+    """The error, and the last line that is neither Python's nor an installed package's; a refused setting has none."""
+    if isinstance(error, ConfigError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*INSTALLED, "<"))] or frames
+    return f"{type(error).__name__}: {error} in {own[-1].filename}:{own[-1].lineno}"
+
+
+def failed(batch: AuditBatch, setup: Setup, reason: str, seconds: float = 0.0, fault: str = "") -> list[AuditResult]:
+    """An update that no worker could compute: named in the table, and the audit goes on.
+
+    Args:
+        seconds: that went into each attack on it.
+        fault: the traceback, where there is one.
+    """
+    pictures = setup.data.train.subset(batch.positions)
+    nothing_seen = GroundTruth(torch.empty(0), pictures.labels, pictures.ids)
+    jobs = [Job(0, batch.number, attack, len(pictures)) for attack in batch.attacks]
+    return [AuditResult(job, Outcome("failed", reason, None, seconds, fault), None, nothing_seen) for job in jobs]

@@ -1,0 +1,161 @@
+"""What the commands share: Hydra, one-line errors, exit codes."""
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from io import TextIOWrapper
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from experiments.cli.errors import ConfigFault, one_line, own_folder
+from experiments.cli.launcher import SideBySide, register
+from experiments.cli.logs import silence_libraries
+from experiments.commands.catalogue import Catalogue
+from experiments.commands.early import check_named
+from experiments.commands.flags import HELP, words, wrong_flag
+from experiments.commands.fresh import forget, remove_all_unused, remove_unused
+from experiments.commands.help import answer
+from experiments.commands.stage import Stage, shortest
+from experiments.commands.table import COMMANDS, Command, Config
+from fedsim.errors import RunError
+from fedsim.kept_memory import keep_memory
+from fedsim.ray_settings import quiet_environment
+
+console = Console(highlight=False, soft_wrap=True)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def print_what_can_be(stream: TextIO) -> None:
+    """A sign that the terminal's encoding lacks, as ≥ in Latin-1, is printed as `?` and ends no run."""
+    if isinstance(stream, TextIOWrapper):
+        stream.reconfigure(errors="replace")
+
+
+def say_doing(text: str) -> None:
+    """What takes long now, for whoever waits: `reading data …` on standard error."""
+    errors.print(f"{text} …", markup=False)
+
+
+def run_command(stage: Stage) -> None:
+    """Compose the configuration from the command line and do the command's work; exit with 2 on a faulty setting."""
+    quiet_environment()
+    keep_memory()
+    silence_libraries()
+    print_what_can_be(sys.stdout)
+    # Hydra then raises instead of printing its own summary of an error.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    # Attacks and defenses of the user's own, beside where the command is called; `python -m` does the same.
+    sys.path.append(str(Path.cwd()))
+    register()
+    forget()
+    failed_before = SideBySide.failed
+    SideBySide.begin = stage.begin
+    call = _Call(stage, COMMANDS[stage.name], sys.argv[1:])
+    try:
+        call.carry_out()
+    except ConfigFault as error:
+        _refuse(call.one_line(error))
+    except (TypeError, ValueError) as error:
+        if stage.folder is not None:
+            raise
+        # What Hydra says of a group's option that is no name.
+        _refuse(call.one_line(error))
+    except OSError as error:
+        if stage.folder is not None:
+            raise
+        _refuse(f"run_dir={error.filename}: a folder that can be written to ({error.strerror})")
+    except KeyboardInterrupt:
+        errors.print(stage.interrupted(), markup=False)
+        sys.exit(130)
+    finally:
+        remove_all_unused()
+    if call.faulty or SideBySide.failed > failed_before:
+        sys.exit(2)
+
+
+class _Call:
+    """One call of a command: its help, one run, or the runs of a sweep, some of which may be at fault."""
+
+    def __init__(self, stage: Stage, command: Command, arguments: list[str]) -> None:
+        self._stage, self._command, self._arguments = stage, command, arguments
+        self.faulty = False
+        stage.resumes, stage.discard = command.resumes, remove_all_unused
+
+    def carry_out(self) -> None:
+        if fault := wrong_flag(self._arguments):
+            _refuse(fault)
+        if set(self._arguments) & set(HELP):
+            if "all" not in words(self._arguments):
+                self._help()
+                return
+            sys.argv.remove("all")  # Hydra's own help
+        given = self._command.read(self._arguments)
+        if given is not None:
+            self._attempt(lambda: given[0], given[1])
+            return
+
+        @hydra.main(config_path="pkg://conf", config_name=self._command.config, version_base=None)
+        def job(config: DictConfig) -> None:
+            self._job(config)
+
+        job()
+
+    def one_line(self, error: BaseException) -> str:
+        return one_line(error, self._command.config, self._arguments)
+
+    def _job(self, config: DictConfig) -> None:
+        chosen, sweep = HydraConfig.get(), None
+        if chosen.mode == RunMode.MULTIRUN:
+            console.print(f"#{chosen.job.num} {' '.join(chosen.overrides.task)}", markup=False)
+            sweep = Path(chosen.sweep.dir) if self._command.resumes else None  # else its runs go on one by one
+        self._attempt(lambda: _resolved(config), Path(chosen.runtime.output_dir), sweep)
+
+    def _attempt(self, settings: Callable[[], Config], folder: Path, whole: Path | None = None) -> None:
+        """Check the settings, import the libraries, do the work. A faulty run of a sweep does not end the others."""
+        stage, root = self._stage, shortest(folder)
+        stage.reach(whole or folder, partial(remove_unused, folder))
+        try:
+            config = settings()
+            self._command.check(config, root)
+            if "torch" not in sys.modules:
+                say_doing("loading PyTorch, timm and Flower")
+            check_named(config)
+            task = self._command.load()
+            silence_libraries()  # Flower's logger came with it
+            stage.begin(whole or folder)
+            task(config, root)
+        except (RunError, *ConfigFault) as error:
+            self.faulty = True
+            fault = str(error) if isinstance(error, RunError) else self.one_line(error)
+            errors.print(f"error: {fault}", markup=False)
+            stage.discard()
+        except KeyboardInterrupt:
+            stage.discard()
+            raise
+
+    def _help(self) -> None:
+        asked = words(self._arguments)
+        own = [word for word in asked if word.startswith("hydra.searchpath=")]
+        catalogue = Catalogue(self._command.config, [*own_folder(self._arguments), *own])
+        text, fault = answer(self._command.name, catalogue, [word for word in asked if word not in own])
+        if fault:
+            _refuse(fault)
+        console.print(text, markup=False)
+
+
+def _refuse(fault: str) -> NoReturn:
+    errors.print(f"error: {fault}", markup=False)
+    sys.exit(2)
+
+
+def _resolved(config: DictConfig) -> Config:
+    resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert isinstance(resolved, dict)
+    return {str(key): value for key, value in resolved.items()}

@@ -1,0 +1,216 @@
+"""Settings that cannot work are refused here, in one line, before any worker starts."""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from hydra.utils import get_class
+
+from experiments.cli.machine import cores
+from experiments.cli.values import at_least, check_audit_values, check_common_values, check_federated_values
+from experiments.engine.ray_only import needs_ray
+from fedsim.components import check_settings
+from fedsim.composition import Config
+from fedsim.errors import ConfigError
+from fedsim.records import ARRAYS, CONFIG
+from fedsim.simulation.placement import Placement, Request, describe_room, living_nodes
+from server.scheduling import Crew
+from server.summing import FEWEST, Sums
+
+RECORD_KEYS = {"arrayrecord_key": ARRAYS, "configrecord_key": CONFIG}
+"""Settings of Flower's strategies that decide under which name a record travels."""
+
+
+def check_common(config: Config) -> None:
+    """What holds for federated runs and audits alike, devices included.
+
+    Raises:
+        ConfigError: naming the key, the value and what would be right.
+    """
+    check_common_values(config)
+    _check_gpus(config)
+
+
+def check_strategy(strategy: Any, num_clients: int) -> None:
+    """Flower waits without end for nodes that never come: refuse a strategy that asks for more than there are.
+
+    Raises:
+        ConfigError: naming the key, the value and what would be right.
+    """
+    keys = ["min_available_nodes", "min_train_nodes"]
+    if getattr(strategy, "fraction_evaluate", 0.0):
+        keys.append("min_evaluate_nodes")
+    for key in keys:
+        nodes = getattr(strategy, key, 0)
+        at_least(f"strategy.{key}", nodes, 0)
+        if nodes > num_clients:
+            raise ConfigError(f"strategy.{key}", nodes, f"at most num_clients={num_clients}")
+
+
+def check_federated(config: Config) -> None:
+    """What holds for federated runs.
+
+    Raises:
+        ConfigError: naming the key, the value and what would be right.
+    """
+    check_federated_values(config)
+    _check_gpus(config)
+    strategy = config["strategy"]
+    if not any(isinstance(value, Mapping) for value in strategy.values()):  # what is nested checks itself
+        check_settings("strategy", strategy)
+    for key, right in RECORD_KEYS.items():
+        if strategy.get(key, right) != right:
+            raise ConfigError(f"strategy.{key}", strategy[key], f"{right}: fedsim's clients use that name")
+    share, gradients = config["client"]["share"], takes_gradients(config)
+    name = strategy["_target_"].rsplit(".", 1)[-1]
+    if gradients and share != "gradient":
+        raise ConfigError("client.share", share, f"gradient, which is what {name} averages")
+    if not gradients and share == "gradient":
+        raise ConfigError("client.share", share, f"weights or delta with {name}; strategy=fedsgd takes gradients")
+
+
+def check_audit(config: Config) -> None:
+    """What holds for audits.
+
+    Raises:
+        ConfigError: naming the key, the value and what would be right.
+    """
+    check_audit_values(config)
+    _check_gpus(config)
+
+
+def check_observed(config: Config, sums: Sums | None) -> None:
+    """What holds for federated runs in which the server sees sums; None: it sees each client.
+
+    Raises:
+        ConfigError: naming the key, the value and what would be right.
+    """
+    if sums is None:
+        return
+    sums.check_observed(config["observe"]["clients"])
+    clients, fewest = config["num_clients"], sums.clients or FEWEST
+    if clients < fewest:
+        raise ConfigError("num_clients", clients, f"at least {fewest}: {sums.by} sums over them")
+    if clients_a_round(config) < fewest:
+        fraction = config["strategy"].get("fraction_train")
+        expected = f"enough for {fewest} of {clients} clients in each round: {sums.by} sums over them"
+        raise ConfigError("strategy.fraction_train", fraction, expected)
+
+
+def clients_a_round(config: Config) -> int:
+    """How many of the clients train in a round, as Flower's strategies sample them; 1 and 2 are their defaults."""
+    strategy = config["strategy"]
+    sampled = int(config["num_clients"] * strategy.get("fraction_train", 1.0))
+    return max(sampled, int(strategy.get("min_train_nodes", 2)))
+
+
+def takes_gradients(config: Config) -> bool:
+    """Whether the strategy averages gradients itself."""
+    target = config["strategy"].get("_target_", "")
+    try:
+        return bool(getattr(get_class(target), "shares_gradients", False))
+    except (ImportError, ValueError, AttributeError) as error:
+        raise ConfigError("strategy._target_", target, f"a Flower strategy class ({error})") from error
+
+
+def crews(config: Config) -> tuple[Crew, dict[str, Crew]]:
+    """The workers of attacks, and those that single attacks have for themselves, by their names."""
+    simulation = config["simulation"]
+    common = {
+        "workers": simulation["attack_workers"],
+        "num_cpus": simulation["attack_num_cpus"],
+        "num_gpus": simulation["attack_num_gpus"],
+        "resources": simulation["attack_resources"],
+        "threads": simulation["attack_threads"],
+        "timeout": simulation["attack_timeout"],
+    }
+    own = {name: _crew({**common, **crew}) for name, crew in simulation["attack_crews"].items()}
+    return _crew(common), own
+
+
+def attacks_timeout(config: Config, attacks: Iterable[str]) -> float:
+    """Seconds that these attacks may take one after the other, each as long as its workers would let it."""
+    common, own = crews(config)
+    return sum(own.get(name, common).timeout for name in attacks)
+
+
+def _crew(settings: dict[str, Any]) -> Crew:
+    request = Request(float(settings["num_cpus"]), float(settings["num_gpus"]), settings["resources"])
+    return Crew(int(settings["workers"]), request, int(settings["threads"]), float(settings["timeout"]))
+
+
+def placement(config: Config) -> Placement:
+    """What all workers of a run ask for."""
+    simulation = config["simulation"]
+    clients = Request(float(simulation["num_cpus"]), float(simulation["num_gpus"]), simulation["resources"])
+    common, own = crews(config)
+    needed = dict.fromkeys(own.get(name, common) for name in config["attack"])
+    return Placement(clients, tuple((crew.request, crew.workers) for crew in needed))
+
+
+def check_room(config: Config, attackers: bool = True) -> None:
+    """Where no further node can come: every worker must fit on what is there.
+
+    Args:
+        attackers: attacks have workers of their own.
+
+    Raises:
+        ConfigError: a worker would wait without end; it names the key and what is missing.
+    """
+    common, own = crews(config)
+    _refuse_homeless(placement(config).clients, "simulation.")
+    for name in config["attack"] if attackers else ():
+        request, apart = own.get(name, common).request, config["simulation"]["attack_crews"].get(name, {})
+        prefixes = dict.fromkeys(apart, f"simulation.attack_crews.{name}.")
+        _refuse_homeless(request, "simulation.attack_", prefixes)
+
+
+def _refuse_homeless(request: Request, prefix: str, prefixes: Mapping[str, str] = MappingProxyType({})) -> None:
+    """`prefixes`: of keys that are not set under `prefix`."""
+    nodes = living_nodes()
+    if any(node.room(request) for node in nodes):
+        return
+    lacking = [n for n, amount in request.amounts.items() if all(node.has.get(n, 0.0) < amount for node in nodes)]
+    key = next(({"CPU": "num_cpus", "GPU": "num_gpus"}.get(name, "resources") for name in lacking), "resources")
+    value = {"num_cpus": request.cpus, "num_gpus": request.gpus, "resources": dict(request.resources)}[key]
+    expected = f"what there is, or ray.address of a cluster that has it ({describe_room(request)})"
+    raise ConfigError(f"{prefixes.get(key, prefix)}{key}", value, expected)
+
+
+def worker_counts(config: Config, jobs: int) -> int:
+    """Client workers: as configured, or what this machine, or the cluster, can carry beside the attack workers."""
+    workers = config["simulation"]["workers"]
+    if workers != "auto":
+        return int(workers)
+    wanted = placement(config)
+    if config["ray"]["address"] is not None:
+        return max(1, min(jobs, wanted.room_for_clients()))
+    free = cores() - sum(request.cpus * count for request, count in wanted.attacks)
+    fitting = min(jobs, int(free / max(wanted.clients.cpus, 1e-3)))
+    if wanted.clients.gpus > 0:
+        left = torch.cuda.device_count() - sum(request.gpus * count for request, count in wanted.attacks)
+        fitting = min(fitting, int(left / wanted.clients.gpus))
+    return max(1, fitting)
+
+
+def _check_gpus(config: Config) -> None:
+    simulation = config["simulation"]
+    engine = simulation["engine"]
+    on_ray = needs_ray(config) is not None if engine == "auto" else engine == "ray"
+    for key in ("num_gpus", "attack_num_gpus"):
+        if simulation[key] > 0 and config["ray"]["address"] is None and not torch.cuda.is_available():
+            raise ConfigError(f"simulation.{key}", simulation[key], "it must be 0, this machine has no CUDA device")
+    if config["client"]["device"] == "cuda":
+        if not on_ray and not torch.cuda.is_available():
+            raise ConfigError("client.device", "cuda", "auto or cpu: this machine has no CUDA device")
+        if on_ray and not simulation["num_gpus"]:
+            raise ConfigError("client.device", "cuda", "auto, or simulation.num_gpus above 0 so that workers get a GPU")
+    if config["ray"]["address"] is None and on_ray:
+        attacks = placement(config).attacks
+        wanted = worker_counts(config, 1) * simulation["num_gpus"] + sum(r.gpus * count for r, count in attacks)
+        if wanted > torch.cuda.device_count():
+            there = torch.cuda.device_count()
+            raise ConfigError(
+                "simulation.num_gpus", simulation["num_gpus"], f"less: all workers ask for {wanted:g} of {there}"
+            )

@@ -1,0 +1,1 @@
+"""What every run needs: data and model, this process or Ray, unfinished attacks, the report at the end."""

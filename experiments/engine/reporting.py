@@ -1,0 +1,72 @@
+"""How a run ends: with its report, whatever became of it. Workers never import what draws it."""
+
+import errno
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from experiments.cli.call import console, errors
+from fedsim.errors import RunError
+from fedsim.metrics.perceptual import lpips_hint
+from fedsim.report.read import read_run
+from fedsim.report.render import build_report
+from fedsim.report.verdict import verdict
+from fedsim.tracking import RunFolder
+from fedsim.tracking.sealed import SealedStates
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""What a disk says that takes no more."""
+
+
+@contextmanager
+def reported(folder: RunFolder, kind: str, start: float, test_pictures: int | None = None) -> Iterator[None]:
+    """Whatever becomes of the run in the block, its folder gets a report; it is printed with the folder last.
+
+    Args:
+        test_pictures: how many the accuracy is a share of; None where none is measured.
+
+    Raises:
+        RunError: the disk is full.
+    """
+    try:
+        yield
+        seconds = time.perf_counter() - start
+        facts = {"kind": kind, "finished": True, "seconds": seconds, "lpips": lpips_hint()}
+        if test_pictures is not None:
+            facts["test_pictures"] = test_pictures
+        judged = verdict(replace(read_run(folder.root), summary=facts))
+        folder.write_json("summary.json", facts | {"verdict": judged.to_dict()})
+    except BaseException as error:
+        again = _how_to_go_on(folder, kind)
+        full = error if isinstance(error, OSError) and error.errno in FULL else None
+        page = _unfinished_page(folder)
+        if not isinstance(error, KeyboardInterrupt):  # then the command itself says how to go on
+            told = "" if full or isinstance(error, RunError) else again
+            errors.print(f"unfinished; what there is: {page}{told and f'; {told}'}", markup=False)
+        if full is not None:
+            reason = f"{full.filename or folder.root}: {full.strerror}; what had finished is kept"
+            raise RunError(f"{reason}. With more room, {again}" if again else reason) from error
+        raise
+    end_with_report(folder)
+
+
+def _how_to_go_on(folder: RunFolder, kind: str) -> str:
+    if kind != "federated":
+        return "the same command with this run_dir goes on"
+    return f"fedsim resume={folder.root} goes on" if SealedStates(folder.resume_points).numbers() else ""
+
+
+def _unfinished_page(folder: RunFolder) -> str:
+    try:
+        return str(build_report(folder.root))
+    except OSError as error:
+        return f"{folder.root}, without a report ({error.strerror})"
+
+
+def end_with_report(folder: RunFolder) -> None:
+    """Build the report of a finished run; its level and sentence are printed, and last where to read on."""
+    page = build_report(folder.root)
+    console.print(verdict(read_run(folder.root)).line, markup=False)
+    console.print(f"report  {page}", markup=False)
+    console.print(str(folder.root), markup=False)

@@ -1,0 +1,252 @@
+"""What both commands build before any worker starts; building it is also the check that it can be built."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch import Tensor, nn
+
+from clients.app import ClientRuntime
+from clients.replay import replay
+from defenses.base import DefenseChain, Plan
+from defenses.compose import build_chain, load_wrappers
+from defenses.secure_aggregation import SecureAggregation
+from experiments.cli.call import say_doing
+from experiments.cli.machine import cores
+from experiments.cli.validation import check_common, check_room, crews, placement, worker_counts
+from experiments.engine.guess import public_mean
+from fedsim.composition import Config, build_data, build_spec, image_side
+from fedsim.data import FederatedData
+from fedsim.errors import ConfigError
+from fedsim.knowledge import without_knowledge
+from fedsim.models import Architecture, Normaliser, OwnArchitecture, architecture_seed
+from fedsim.observation import Observation
+from fedsim.observation_files import load_observation
+from fedsim.observing import ObservationFactory
+from fedsim.optimizers import optimizer_factory
+from fedsim.reply_checks import ReplyRules
+from fedsim.report.wording import count
+from fedsim.simulation.placement import anywhere
+from fedsim.simulation.ray_cluster import ray_cluster
+from fedsim.simulation.shipping import absolute, runtime_env
+from fedsim.tracking import RunFolder, Trackers
+from server.attacking import build_attack, check_fit
+from server.results import ResultWriter
+from server.scheduling import AttackScheduler, InlineAttacks, OnResult, RayAttacks
+from server.summing import Sums
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The objects of one run, in the server's process."""
+
+    config: Config
+    data: FederatedData
+    defenses: DefenseChain
+    architecture: Architecture
+    model: nn.Module
+    normaliser: Normaliser
+    wants_auxiliary: bool
+    attack_costs: tuple[float, ...] = ()
+    """Of each attack on one update (`Attack.cost`)."""
+
+    @property
+    def sums(self) -> Sums | None:
+        """How the server sees updates: under secure aggregation summed over clients, else one by one."""
+        named = self.defenses.defenses.items()
+        return next((Sums(d.clients, name) for name, d in named if isinstance(d, SecureAggregation)), None)
+
+    def guess(self) -> Tensor:
+        """What one would answer without any gradient: the mean of the pictures that no client holds."""
+        return public_mean(self.data, self.image_shape)
+
+    def rules(self, simulated: bool) -> ReplyRules:
+        """What the server knows of every honest reply.
+
+        Args:
+            simulated: clients have these settings and these partitions. A SuperNode's own settings win over the run's:
+                its pictures, its batch size, and whether it sends what its model saw.
+        """
+        config = self.config
+        known: dict[str, Any] = {"defenses": tuple(config["defense"]), "image_shape": self.image_shape}
+        if simulated:
+            known["batch_size"] = config["client"]["batch_size"]
+            sizes = self.data.partition_sizes()
+            known |= {"most_examples": max(sizes), "partition_sizes": tuple(sizes)}
+            if config["audit"] is not True:
+                known["image_shape"] = None
+        return ReplyRules.of(self.model, config["client"]["share"], **known)
+
+    def factory(self) -> ObservationFactory:
+        config = self.config
+        described = [{"name": name, **settings} for name, settings in config["defense"].items()]
+        return ObservationFactory(self.architecture, self.model, self.image_shape, described, replay)
+
+    def runtime(self) -> ClientRuntime:
+        """What a client's worker keeps."""
+        given = self.architecture if isinstance(self.architecture, OwnArchitecture) else None
+        return ClientRuntime(self.config, self.data, given)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of what the model reads."""
+        if isinstance(self.architecture, OwnArchitecture):
+            return self.architecture.image_shape
+        side = image_side(self.config["model"])
+        return 3, side, side
+
+
+def load_recorded(folder: Path) -> Observation:
+    """An observation from disk, with the model that its clients' defenses make and the way they compute.
+
+    Raises:
+        ConfigError: the folder holds none, or names a defense that is not at hand.
+    """
+    return load_observation(folder, load_wrappers, replay)
+
+
+def prepare(config: Config) -> Setup:
+    """Check the settings and build everything that can be built without workers.
+
+    Raises:
+        ConfigError: something cannot work; nothing has been started then.
+    """
+    check_common(config)
+    if config["client"]["share"] != "gradient":
+        optimizer_factory("client", config["client"]["optimizer"], config["client"]["scheduler"])
+    attacks = {name: build_attack(name, settings) for name, settings in config["attack"].items()}
+    defenses = build_chain(config["defense"])
+    side = image_side(config["model"])  # a model that timm does not know is refused before any data are read
+    for name, attack in attacks.items():
+        check_fit(name, attack, (3, side, side))
+    data = build_data(config)
+    data.check(config.get("num_clients"))
+    if config.get("num_clients") is not None and len(data.test) == 0:
+        fraction = config["data"].get("test_fraction")
+        raise ConfigError("data.test_fraction", fraction, "enough for one test picture: the server evaluates on them")
+    architecture = Architecture(build_spec(config, data), (defenses,), architecture_seed(config["seed"]))
+    model = architecture.build()
+    defenses.check(Plan(model, config["client"], config.get("strategy") or {}, defenses.defenses))
+    wants_auxiliary = any(attack.needs.auxiliary for attack in attacks.values())
+    costs = tuple(float(attack.cost) for attack in attacks.values())
+    return Setup(config, data, defenses, architecture, model, Normaliser(model), wants_auxiliary, costs)
+
+
+def open_folder(config: Config, root: Path, expected: str | None = None) -> RunFolder:
+    """Create the run folder and write the resolved configuration into it.
+
+    Args:
+        expected: the configuration that an earlier call wrote there; None for a new folder.
+
+    Raises:
+        ConfigError: the earlier call had other settings.
+    """
+    text = yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
+    if expected is not None and (other := _difference(_comparable(text), _comparable(expected), "")):
+        raise ConfigError("run_dir", root, f"choose a new folder, this one holds a run with other settings: {other}")
+    folder = RunFolder(root)
+    folder.write_text("config.yaml", text)
+    return folder
+
+
+def _difference(new: Any, old: Any, key: str) -> str:
+    """The first setting that differs, `seed=1 here, 0 there`; empty where none does."""
+    if isinstance(new, dict) and isinstance(old, dict):
+        found = (_difference(new.get(k), old.get(k), f"{key}.{k}".lstrip(".")) for k in {**old, **new})
+        return next((one for one in found if one), "")
+    return "" if new == old else f"{key}={new} now, {old} there"
+
+
+def _comparable(text: str) -> Config:
+    """The settings that results depend on."""
+    config: Config = yaml.safe_load(text)
+    if isinstance(config.get("audit"), dict):  # how many updates an attack gets at once changes rounding alone
+        config["audit"].pop("victims", None)
+    kept = {key: value for key, value in config.items() if key not in ("run_dir", "simulation", "ray", "tracker")}
+    attacks = {name: without_knowledge(settings) for name, settings in (config.get("attack") or {}).items()}
+    return kept | {"attack": attacks, "simulation": bits_of(config.get("simulation") or {})}
+
+
+def bits_of(simulation: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the settings of the simulation those that change the bits of results."""
+    return {key: simulation[key] for key in ("threads", "worker_sums") if key in simulation}
+
+
+def make_writer(config: Config, folder: RunFolder, trackers: Trackers, setup: Setup | None = None) -> ResultWriter:
+    """The run's only writer of results.
+
+    Args:
+        setup: whose public images give the guess without a gradient, and whose classes have names; None: neither.
+    """
+    if setup is not None:
+        folder.write_text("classes.json", json.dumps(setup.data.class_names))
+    guess = None if setup is None else setup.guess
+    baselines = [name for name, settings in config["attack"].items() if build_attack(name, settings).baseline]
+    return ResultWriter(folder, trackers, config["model"]["name"], list(config["defense"]), guess, baselines)
+
+
+def make_scheduler(config: Config, on_result: OnResult, scratch: Path | None = None) -> AttackScheduler:
+    """Attacks on Ray, or in the process.
+
+    Args:
+        scratch: where unfinished attacks keep their state.
+    """
+    simulation = config["simulation"]
+    if simulation["engine"] == "inline":
+        return InlineAttacks(config["attack"], config["seed"], on_result, simulation["attack_threads"], scratch)
+    crew, own = crews(config)
+    on_cluster = config["ray"]["address"] is not None
+    return RayAttacks(
+        absolute(config)["attack"] if on_cluster else config["attack"],
+        config["seed"],
+        on_result,
+        crew=crew,
+        crews=own,
+        backlog=simulation["attack_backlog"],
+        max_retries=simulation["attack_retries"],
+        scratch=scratch,
+        lazy=on_cluster,
+        place=placement(config).attack if on_cluster else anywhere,
+    )
+
+
+@contextmanager
+def engine(config: Config, jobs: int, attackers: bool = True, folder: Path | None = None) -> Iterator[None]:
+    """Ray for the block where the simulation wants it: on this machine with room for all workers, or the cluster.
+
+    Args:
+        jobs: how many workers could be busy at once; none: Ray is not started.
+        attackers: attacks have workers of their own.
+        folder: of the run or of all runs, which is not sent to a cluster.
+
+    Raises:
+        ConfigError: a worker that nothing has room for, on this machine or a cluster that will not grow: it would
+            wait without end.
+    """
+    if config["simulation"]["engine"] == "inline" or not jobs:
+        yield
+        return
+    ray = config["ray"]
+    if ray["address"] is not None:
+        path = config.get("data", {}).get("path")
+        kept_back = [Path(path)] if isinstance(path, str) else []
+        kept_back += [folder] if folder is not None else []
+        say_doing(f"joining the cluster at {ray['address']}")
+        with ray_cluster(ray["address"], 0, 0, runtime_env=runtime_env(Path(__file__).parents[2], config, kept_back)):
+            if not ray["grows"]:
+                check_room(config, attackers)
+            yield
+        return
+    wanted = placement(config if attackers else {**config, "attack": {}})
+    workers = worker_counts(config if attackers else {**config, "attack": {}}, jobs)
+    cpus = workers * wanted.clients.cpus + sum(request.cpus * count for request, count in wanted.attacks)
+    gpus = workers * wanted.clients.gpus + sum(request.gpus * count for request, count in wanted.attacks)
+    say_doing(f"starting Ray and {count(workers, 'worker')}")
+    with ray_cluster(None, max(cores(), ceil(cpus)), ceil(gpus), ray["dashboard"]):
+        check_room(config, attackers)
+        yield

@@ -1,0 +1,1 @@
+"""`fedsim-matrix`: every attack against every defense."""

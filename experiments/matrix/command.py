@@ -1,0 +1,218 @@
+"""`fedsim-matrix`: every attack against every defense, beside what each defense costs in accuracy."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments.audit.command import choose_pictures
+from experiments.cli.call import console, errors, run_command, say_doing
+from experiments.cli.machine import cores
+from experiments.cli.progress import Bars
+from experiments.cli.validation import attacks_timeout, check_audit, check_federated, worker_counts
+from experiments.cli.values import STATES, check_matrix_values
+from experiments.commands.stage import Stage
+from experiments.engine.choice import Estimate, estimate_audit, estimate_jobs, estimate_run, on_engine, with_engine
+from experiments.engine.setup import Setup, engine, prepare
+from experiments.matrix.progress import Progress, Watch, describe_end, read_matrix
+from experiments.matrix.rows import (
+    Composer,
+    audit_config,
+    described,
+    read_columns,
+    read_rows,
+    training_config,
+)
+from experiments.matrix.units import AUDIT, TRAINING, End, Unit, UnitWorker, check_unit, finished, run_unit
+from fedsim.composition import Config
+from fedsim.report.matrix import build_matrix_report, write_matrix
+from fedsim.report.matrix_verdict import verdicts
+from fedsim.report.matrix_wording import few
+from fedsim.report.wording import count
+from fedsim.simulation.shipping import absolute
+from fedsim.tracking.durable import locked
+from server.attacking import build_attack
+
+SECONDS_BETWEEN_LOOKS = 1.0
+"""Between two looks at the runs on Ray."""
+
+
+def main() -> None:
+    """The command, called from Python: it exits."""
+    run_command(Stage("fedsim-matrix"))
+
+
+def run_matrix(config: Config, root: Path) -> None:
+    """All rows, from checked settings to the page; goes on where an earlier call in the same folder stopped.
+
+    Raises:
+        ConfigError: a setting that no row can work with; nothing has been started then.
+    """
+    say_doing("composing the runs of all rows and columns")
+    progress = plan_matrix(config, root)
+    root.mkdir(parents=True, exist_ok=True)
+    with locked(root):
+        _run(progress)
+
+
+def _run(progress: Progress) -> None:
+    config, root = progress.config, progress.root
+    for unit in progress.units:
+        check_unit(unit)
+        if (end := finished(unit)) is not None:
+            progress.ends[unit] = end
+    if progress.ends:
+        console.print(f"{len(progress.ends)} of {len(progress.units)} runs were finished earlier", markup=False)
+    left = len(progress.units) - len(progress.ends)
+    say_doing(f"training and auditing {count(len(progress.rows), 'row')} in {count(left, 'run')}")
+    screen = Console(highlight=False, soft_wrap=True)  # of its own: those of the runs are quiet
+    try:
+        with (
+            engine({**config, "attack": {}}, min(left, cores()), attackers=False, folder=root),
+            Bars(screen) as bars,
+            Watch(progress, bars),
+        ):
+            for unit, end in _ends(progress):
+                progress.end(unit, end)
+                write_matrix(read_matrix(progress), root)
+                bars.say(describe_end(progress, unit, end))
+    finally:
+        matrix = read_matrix(progress)
+        write_matrix(matrix, root)
+        page = build_matrix_report(root)
+    failed = [unit.title for unit, end in progress.ends.items() if end.status == "failed"]
+    if failed:
+        errors.print(f"failed, and tried again by the next call: {'; '.join(failed)}", markup=False)
+    for words in (*verdicts(matrix), *(": ".join(one) for one in few(matrix))):
+        console.print(words, markup=False)
+    console.print(f"report  {page}", markup=False)
+    console.print(str(root), markup=False)
+
+
+def plan_matrix(config: Config, root: Path) -> Progress:
+    """Compose every run of the matrix; what no row could work with is refused here.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    check_matrix_values(config)
+    matrix = config["matrix"]
+    states = STATES[matrix["state"]]
+    rows, columns = read_rows(matrix), read_columns(matrix)
+    composer = Composer()
+    attacks = {column.name: composer.attack(column) for column in columns}
+    plain = {**config, "defense": {}}
+    check_federated(training_config(plain))
+    check_audit(audit_config(plain, attacks))
+    blind = {name for name, settings in attacks.items() if build_attack(name, settings).baseline}
+    told = [described(column, attacks[column.name], column.name in blind) for column in columns]
+    training, audit = prepare(training_config(plain)), prepare(audit_config(plain, attacks))
+    chosen = choose_pictures(audit)
+    units: list[Unit] = []
+    folder = root.resolve() / "rows"
+    for row in rows:
+        seeds = range(config["seed"], config["seed"] + matrix["seeds"])
+        composed = [composer.row(row, seed) for seed in seeds]
+        trainings = [
+            Unit(row.name, TRAINING, str(seed), folder / row.name / f"training-{seed}", training_config(settings))
+            for seed, settings in zip(seeds, composed, strict=True)
+        ]
+        units += trainings
+        for state in states:
+            last = None
+            if state == "trained":
+                last = trainings[0].folder / "checkpoints" / f"round-{composed[0]['num_rounds']:05d}.safetensors"
+            settings = audit_config(composed[0], attacks, None if last is None else str(last))
+            units.append(Unit(row.name, AUDIT, state, folder / row.name / f"audit-{state}", settings, last))
+    if config["simulation"]["engine"] == "auto":
+        config = _with_engine(config, units, training, audit, len(chosen))
+        units = [replace(unit, config=on_engine(unit.config, config["simulation"]["engine"])) for unit in units]
+    return Progress(config, root, rows, told, units, len(training.data.test))
+
+
+def _with_engine(config: Config, units: Sequence[Unit], training: Setup, audit: Setup, images: int) -> Config:
+    """One engine for all units, as if each took as long as the undefended ones."""
+
+    def of_all() -> Estimate:
+        groups = ceil(images / config["audit"]["batch_size"] / config["audit"]["victims"])
+        seconds = {TRAINING: estimate_run(training).alone, AUDIT: estimate_audit(audit, groups).alone}
+        return estimate_jobs(config, [seconds[unit.kind] for unit in units])
+
+    return with_engine(config, count(len(units), "run"), of_all)
+
+
+def _ends(progress: Progress) -> Iterator[tuple[Unit, End]]:
+    """Each unit as it ends. An audit of the trained model waits for its row's first training."""
+    config = progress.config
+    waiting = [unit for unit in progress.units if unit not in progress.ends]
+    if waiting and config["matrix"]["parallel"] and config["simulation"]["engine"] == "ray":
+        yield from _side_by_side(progress, waiting)
+        return
+    for unit in waiting:
+        progress.running.append(unit)
+        yield unit, _untrained(progress, unit) or run_unit(unit)
+
+
+def _side_by_side(progress: Progress, waiting: list[Unit]) -> Iterator[tuple[Unit, End]]:
+    """A unit for each worker, within one process: small runs spend most of their time starting workers otherwise."""
+    import ray
+
+    from fedsim.simulation.actor_pool import ActorPool
+
+    simulation = progress.config["simulation"]
+    workers = worker_counts({**progress.config, "attack": {}}, len(waiting))
+    actor = ray.remote(UnitWorker).options(num_cpus=simulation["num_cpus"])
+    progress.workers = max(1, workers)
+    pool: ActorPool[Unit] = ActorPool(lambda _: actor.remote(simulation["threads"]), workers, simulation["max_retries"])
+    try:
+        while waiting or pool.pending:
+            for unit in list(waiting):
+                if pool.pending >= workers + 1 or (unit.checkpoint is not None and _training(progress, unit) is None):
+                    continue
+                waiting.remove(unit)
+                if (end := _untrained(progress, unit)) is not None:
+                    yield unit, end
+                    continue
+                pool.submit(unit, partial(_run_on, _alone(unit, simulation)))
+                progress.running.append(unit)
+            for ended in pool.wait(SECONDS_BETWEEN_LOOKS) + pool.expire(_limit(progress)):
+                yield ended.tag, ended.value or End("failed", ended.error or "")
+    finally:
+        pool.close()
+
+
+def _alone(unit: Unit, simulation: Config) -> Unit:
+    """The unit for a worker, which runs it within its process, on a cluster in another working directory."""
+    config = unit.config if unit.config["ray"]["address"] is None else absolute(unit.config)
+    return replace(unit, config={**config, "simulation": {**simulation, "engine": "inline"}})
+
+
+def _run_on(unit: Unit, worker: Any) -> Any:
+    return worker.run.remote(unit)
+
+
+def _limit(progress: Progress) -> float:
+    """Seconds that one unit may take: as long as all of its attacks, or all of its rounds, may take together."""
+    config = progress.config
+    updates = int(config["audit"]["num_images"])
+    attacks = attacks_timeout(config, {name for unit in progress.units for name in unit.config["attack"]}) * updates
+    rounds = float(config["round_timeout"]) * int(config["num_rounds"])
+    return max(attacks, rounds)
+
+
+def _training(progress: Progress, audit: Unit) -> End | None:
+    """The end of the training whose checkpoint the audit needs."""
+    training = next(unit for unit in progress.units if unit.row == audit.row and unit.kind == TRAINING)
+    return progress.ends.get(training)
+
+
+def _untrained(progress: Progress, unit: Unit) -> End | None:
+    """Why an audit of a trained model cannot be: its training did not end well."""
+    training = _training(progress, unit) if unit.checkpoint is not None else None
+    if training is None or training.status == "done":
+        return None
+    return End(training.status, f"without a trained model: {training.reason}")

@@ -1,0 +1,247 @@
+"""Where a leakage matrix stands: what has ended, what it gave, and how long the rest will take."""
+
+import json
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from experiments.cli.progress import Bars
+from experiments.cli.values import STATES
+from experiments.matrix.rows import Entry
+from experiments.matrix.units import AUDIT, TRAINING, End, Unit, judges_updates, updates_of
+from fedsim.composition import Config
+from fedsim.report.matrix_cells import Cell, Column, Matrix, Row, Stage, with_front
+from fedsim.report.matrix_read import read_cells, read_counts, read_training
+from fedsim.report.matrix_wording import counts_text, leakage_text
+from fedsim.report.wording import count, duration, percent
+
+SECONDS_BETWEEN_LOOKS = 1.0
+
+
+@dataclass
+class Progress:
+    """The runs of a matrix and what became of them.
+
+    Attributes:
+        units: all runs, row by row.
+        test_pictures: how many the accuracies are shares of.
+        ends: of those that ended, in this call or an earlier one.
+        workers: how many run side by side.
+    """
+
+    config: Config
+    root: Path
+    rows: Sequence[Entry]
+    columns: Sequence[Column]
+    units: Sequence[Unit]
+    test_pictures: int | None = None
+    ends: dict[Unit, End] = field(default_factory=dict)
+    running: list[Unit] = field(default_factory=list)
+    workers: int = 1
+    start: float = field(default_factory=time.perf_counter)
+    _seconds: dict[str, list[float]] = field(default_factory=lambda: {TRAINING: [], AUDIT: []})
+
+    def __post_init__(self) -> None:
+        """The wall time of earlier calls stands in what they wrote."""
+        path = self.root / "matrix.json"
+        self._before = float(json.loads(path.read_text(encoding="utf-8"))["seconds"] or 0) if path.is_file() else 0.0
+
+    @property
+    def attacks(self) -> list[str]:
+        return [column.name for column in self.columns]
+
+    @property
+    def seconds(self) -> float:
+        """Of all calls together."""
+        return self._before + time.perf_counter() - self.start
+
+    def end(self, unit: Unit, end: End) -> None:
+        """A unit has ended in this call."""
+        self.ends[unit] = end
+        if unit in self.running:
+            self.running.remove(unit)
+        if end.seconds is not None:
+            self._seconds[unit.kind].append(end.seconds)
+
+    def seconds_left(self) -> float | None:
+        """By the mean of what has ended in this call; None as long as none of a kind has that is still to come."""
+        left = 0.0
+        for kind, taken in self._seconds.items():
+            missing = sum(unit.kind == kind and unit not in self.ends for unit in self.units)
+            if missing and not taken:
+                return None
+            left += missing * statistics.fmean(taken) if missing else 0.0
+        return left / self.workers
+
+    def cells_done(self) -> int:
+        """Cells that nothing is missing of: those of audits that ended, and the finished ones of running audits."""
+        audits = [unit for unit in self.units if unit.kind == AUDIT]
+        ended = sum(len(self.attacks) for unit in audits if unit in self.ends)
+        return ended + sum(
+            cell.status != "pending" for unit in list(self.running) if unit.kind == AUDIT for cell in self.cells(unit)
+        )
+
+    @property
+    def cells_in_all(self) -> int:
+        return len(self.attacks) * sum(unit.kind == AUDIT for unit in self.units)
+
+    def cells(self, audit: Unit) -> list[Cell]:
+        updates = updates_of(audit)
+        if updates is None:
+            cells = [Cell(attack, audit.label) for attack in self.attacks]
+        else:
+            cells = read_cells(audit.folder, audit.label, self.attacks, updates)
+        return [replace(cell, blind=column.blind) for cell, column in zip(cells, self.columns, strict=True)]
+
+    def stage(self, unit: Unit) -> Stage:
+        """The unit as the page shows it."""
+        end = self.ends.get(unit, End("pending"))
+        page = unit.folder / "report.html"
+        link = page.relative_to(self.root.resolve()).as_posix() if page.is_file() else None
+        return Stage(end.status, end.reason, end.seconds, link)
+
+
+class Watch(threading.Thread):
+    """Moves the bars while the runs keep this process busy, or run in others."""
+
+    def __init__(self, progress: Progress, bars: Bars) -> None:
+        super().__init__(name="progress of the matrix", daemon=True)
+        self._progress = progress
+        self._bars = bars
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Self:
+        self._show()
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self.join()
+        self._show()
+
+    def run(self) -> None:
+        while not self._ended.wait(SECONDS_BETWEEN_LOOKS):
+            self._show()
+
+    def _show(self) -> None:
+        progress = self._progress
+        trainings = [unit for unit in progress.units if unit.kind == TRAINING]
+        trained = sum(unit in progress.ends for unit in trainings)
+        self._bars.set("trainings", trained, len(trainings))
+        done, total, note = progress.cells_done(), progress.cells_in_all, _note(progress)
+        self._bars.set("cells", done, total, note)
+        if note:
+            self._bars.say_now_and_then(f"{trained}/{len(trainings)} trainings, {done}/{total} cells; running: {note}")
+
+
+def read_matrix(progress: Progress) -> Matrix:
+    """The numbers as the folders hold them now."""
+    ended = [progress.ends.get(unit) for unit in progress.units]
+    return Matrix(
+        name=progress.root.resolve().name,
+        facts=_facts(progress),
+        columns=tuple(progress.columns),
+        states=STATES[progress.config["matrix"]["state"]],
+        rows=with_front([_row(progress, entry) for entry in progress.rows]),
+        test_pictures=progress.test_pictures,
+        finished=all(end is not None and end.status != "failed" for end in ended),
+        seconds=progress.seconds,
+    )
+
+
+def describe_end(progress: Progress, unit: Unit, end: End) -> str:
+    """`mjp, training 0: accuracy 91.2 %  (3/16 trainings, 21/112 cells, about 4 min left)`."""
+    told = end.reason
+    if end.status == "done":
+        row = _row(progress, next(entry for entry in progress.rows if entry.name == unit.row))
+        told = f"accuracy {percent(row.accuracy)}" if unit.kind == TRAINING else _describe_audit(row, unit.label)
+    words = "" if end.status == "done" else f"{end.status}, "
+    trainings = [unit for unit in progress.units if unit.kind == TRAINING]
+    trained = sum(unit in progress.ends for unit in trainings)
+    where = f"{trained}/{len(trainings)} trainings, {progress.cells_done()}/{progress.cells_in_all} cells"
+    left = progress.seconds_left()
+    rest = "" if left is None or len(progress.ends) == len(progress.units) else f", about {duration(left)} left"
+    return f"{unit.title}: {words}{told}  ({where}{rest})"
+
+
+def _describe_audit(row: Row, state: str) -> str:
+    strongest, seen = row.strongest_in(state), row.seen_in(state)
+    told = "on average no attack does better than a guess"
+    if seen is not None:
+        told = f"{seen.as_seen} of {count(seen.pictures, 'picture')} as the model saw them, by {seen.attack}"
+    elif strongest is not None:
+        told = f"{leakage_text(strongest.leakage)} dB by {strongest.attack}"
+    if row.counts is not None:
+        told = f"{row.level}, {counts_text(row.counts)}" + (f"; {told}" if row.counts.ended else "")
+    failed = [cell.attack for cell in row.cells if cell.state == state and cell.failed]
+    return f"{told}; {', '.join(failed)} failed" if failed else told
+
+
+def _note(progress: Progress) -> str:
+    running = "; ".join(unit.title for unit in list(progress.running)[: progress.workers])
+    left = progress.seconds_left()
+    return running if left is None or not running else f"{running}; about {duration(left)} left"
+
+
+def _row(progress: Progress, entry: Entry) -> Row:
+    units = [unit for unit in progress.units if unit.row == entry.name]
+    trainings = [unit for unit in units if unit.kind == TRAINING]
+    audits = [unit for unit in units if unit.kind == AUDIT]
+    trained = [unit for unit in trainings if (end := progress.ends.get(unit)) is not None and end.status == "done"]
+    results = [read_training(unit.folder, unit.config["defense"]) for unit in trained]
+    begun = [unit for unit in audits if unit not in progress.ends or progress.ends[unit].status == "done"]
+    return Row(
+        name=entry.name,
+        settings=entry.settings,
+        defended=any(unit.config["defense"] or unit.config["model"] != progress.config["model"] for unit in trainings),
+        mismatch=_mismatch(trainings, begun),
+        accuracies=tuple(accuracy for accuracy, _, _, _ in results if accuracy is not None),
+        train_seconds=statistics.fmean(seconds for _, seconds, _, _ in results) if results else None,
+        measured=results[0][2] if results else {},
+        client_failures=sum(raised for _, _, _, raised in results),
+        trainings={unit.label: progress.stage(unit) for unit in trainings},
+        audits={unit.label: progress.stage(unit) for unit in audits},
+        cells=tuple(cell for unit in begun for cell in progress.cells(unit)),
+        counts=read_counts((unit.folder for unit in begun), {one.name for one in progress.columns if not one.blind}),
+    )
+
+
+def _mismatch(trainings: Sequence[Unit], audits: Sequence[Unit]) -> str:
+    """Why a row's accuracy is not that of what its audits attacked; empty where it is."""
+    trained = {int(unit.config["client"]["batch_size"]) for unit in trainings}
+    for audit in audits:
+        audited = int(audit.config["client"]["batch_size"])
+        if judges_updates(audit) and trained != {audited}:
+            sizes = ", ".join(map(str, sorted(trained)))
+            return (
+                f"which updates it shares depends on the batch: trained with {sizes}, audited with {audited} pictures; "
+                "client.batch_size and audit.batch_size would have to be the same"
+            )
+    return ""
+
+
+def _facts(progress: Progress) -> tuple[tuple[str, str], ...]:
+    config = progress.config
+    audit, client, model = config["audit"], config["client"], config["model"]
+    pictures = len(audit["select"]) if isinstance(audit["select"], list) else audit["num_images"]
+    rounds = f"{config['num_clients']} clients, {config['num_rounds']} rounds"
+    facts = {
+        "Model": model["name"],
+        "Data": str(config["data"].get("_target_", "")).rsplit(".", 1)[-1],
+        "Strategy": str(config["strategy"].get("_target_", "")).rsplit(".", 1)[-1],
+        "Training": f"{rounds}, batches of {client['batch_size']}",
+        "Trainings a row": config["matrix"]["seeds"],
+        "Test pictures": progress.test_pictures,
+        "Audited": f"{pictures} pictures in updates of {audit['batch_size']}, where a row says nothing else",
+        "Shared": client["share"],
+        "Seed": config["seed"],
+    }
+    return tuple((name, str(value)) for name, value in facts.items())

@@ -1,0 +1,256 @@
+"""The runs that a leakage matrix is made of: a training or an audit each, in a folder of its own, done once."""
+
+import json
+import shutil
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from defenses.leakage_gate import LeakageGate
+from experiments.audit.command import choose_pictures, divide, run_audit
+from experiments.cli import call as cli
+from experiments.cli.errors import ConfigFault, config_error, one_line
+from experiments.cli.logs import silence_libraries
+from experiments.engine.guess import public_mean
+from experiments.engine.setup import Setup, bits_of, prepare
+from experiments.run.command import run_federated
+from fedsim.composition import Config
+from fedsim.errors import ConfigError, RunError
+from fedsim.knowledge import without_knowledge
+from fedsim.metrics.image import psnr
+from fedsim.report.matrix_read import BASELINE, read_cells
+from fedsim.simulation.actor_pool import PooledWorker
+from fedsim.simulation.ray_cluster import quiet_environment
+from fedsim.simulation.shipping import absolute, absolute_checkpoints
+from fedsim.tracking.durable import write_whole
+
+TRAINING, AUDIT = "training", "audit"
+
+SEAL, ASKED = "sealed.json", "asked.json"
+"""A sealed folder holds a finished run; what was asked for stands there from the start."""
+
+TRACEBACK = "traceback.txt"
+"""Of the fault that ended a run, in its folder."""
+
+WITHOUT_EFFECT = ("run_dir", "simulation", "ray", "tracker", "attack", "round_timeout")
+"""On a training or an audit; of `simulation` some settings have one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """One run of the matrix.
+
+    Attributes:
+        kind: `TRAINING` or `AUDIT`.
+        label: the training's seed, or the audit's state.
+        checkpoint: the training's, that the audit starts from.
+    """
+
+    row: str
+    kind: str
+    label: str
+    folder: Path
+    config: Config
+    checkpoint: Path | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.row}, {self.kind} {self.label}"
+
+    @property
+    def settings(self) -> Config:
+        """What its results depend on, attacks aside; where the matrix's folder stands is no part of it."""
+        plain: Config = json.loads(json.dumps({k: v for k, v in self.config.items() if k not in WITHOUT_EFFECT}))
+        plain["simulation"] = bits_of(self.config["simulation"])
+        if self.kind == AUDIT:
+            plain["audit"].pop("victims")
+        if self.checkpoint is not None:
+            plain["model"]["checkpoint"] = self.checkpoint.name
+        return plain
+
+
+@dataclass(frozen=True)
+class End:
+    """What became of a unit: `done`, `refused` for its settings, or `failed`."""
+
+    status: str
+    reason: str = ""
+    seconds: float | None = None
+
+
+def finished(unit: Unit) -> End | None:
+    """How an earlier call ended the unit; None if it did not, or if attacks are new to it."""
+    sealed = _read(unit.folder / SEAL)
+    if sealed is None or not set(unit.config["attack"]) <= set(sealed["attacks"]):
+        return None
+    return End("done", seconds=sealed["seconds"])
+
+
+def check_unit(unit: Unit) -> None:
+    """Refuse a folder that holds the unit with other settings. A path and its absolute form, as on a cluster, are one.
+
+    Raises:
+        ConfigError: naming what differs.
+    """
+    asked = _read(unit.folder / ASKED)
+    if asked is None:
+        return
+    differing = _differing(absolute(asked["settings"]), absolute(unit.settings))
+    if differing and (unit.kind == AUDIT or (unit.folder / SEAL).exists()):
+        key, before, now = differing
+        there = f"in this one {unit.row} was run with {key}={before}, not {now}"
+        raise ConfigError("run_dir", unit.folder.parents[2], f"a new folder: {there}")
+    for name, settings in unit.config["attack"].items():
+        before, now = (without_knowledge(one) for one in (asked["attacks"].get(name, settings), settings))
+        differing = _differing(absolute_checkpoints(before), absolute_checkpoints(now))
+        if differing:
+            key, before, now = differing
+            raise ConfigError(
+                f"matrix.attacks.{name}", f"{key}={now}", f"another name: under this one {before} was measured"
+            )
+
+
+def run_unit(unit: Unit) -> End:
+    """Run it to its end, whatever that is, and seal its folder where nothing is left to do."""
+    start = time.perf_counter()
+    run: Callable[[Unit], None] = _train if unit.kind == TRAINING else _audit
+    try:
+        run(unit)
+    except ConfigFault as error:  # a defense's own refusal comes wrapped in Hydra's
+        known = config_error(error)
+        unread = known is not None and known.key == "model.checkpoint"  # says nothing about the row's settings
+        return End("failed" if unread else "refused", one_line(error, "matrix", []))
+    except RunError as error:
+        return End("failed", str(error))
+    except Exception as error:  # noqa: BLE001 - defenses are plug-ins: one that breaks must not take the others with it
+        _write_text(unit.folder / TRACEBACK, traceback.format_exc())
+        return End("failed", f"{type(error).__name__}: {error}")
+    return End("done", seconds=time.perf_counter() - start)
+
+
+class UnitWorker(PooledWorker):
+    """Runs units in a process of its own, one after the other."""
+
+    def __init__(self, threads: int) -> None:
+        quiet_environment()
+        silence_libraries()
+        torch.set_num_threads(threads)
+
+    def run(self, unit: Unit) -> End:
+        return run_unit(unit)
+
+
+def updates_of(audit: Unit) -> int | None:
+    """How many updates the server sees in this audit; None before it has begun."""
+    asked = _read(audit.folder / ASKED)
+    return None if asked is None else int(asked["updates"])
+
+
+def judges_updates(audit: Unit) -> bool:
+    """Whether a defense decides by the update if it is shared, and so by the batch; False before it has begun."""
+    asked = _read(audit.folder / ASKED)
+    return asked is not None and bool(asked.get("judged", False))
+
+
+def guess(setup: Setup) -> dict[str, float]:
+    """What one reaches without any gradient: PSNR in dB of each audited picture against the mean of public pictures.
+
+    Mid-grey where there are no public pictures.
+    """
+    data = setup.data
+    chosen = data.train.subset(choose_pictures(setup))
+    pictures = chosen.images(range(len(chosen)))
+    values: Tensor = psnr(
+        public_mean(data, (pictures.shape[1], pictures.shape[2], pictures.shape[3])).expand_as(pictures), pictures
+    )
+    return dict(zip(chosen.ids, values.tolist(), strict=True))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """The runs' own lines and bars give way to the matrix's."""
+    consoles = (cli.console, cli.errors)
+    before = [console.quiet for console in consoles]
+    try:
+        for console in consoles:
+            console.quiet = True
+        yield
+    finally:
+        for console, was in zip(consoles, before, strict=True):
+            console.quiet = was
+
+
+def _train(unit: Unit) -> None:
+    """From the start: a federated run cannot go on in its middle."""
+    if unit.folder.exists():
+        shutil.rmtree(unit.folder)
+    start = time.perf_counter()
+    with quiet():
+        run_federated(unit.config | {"run_dir": str(unit.folder)}, unit.folder)
+    _write(unit.folder / ASKED, {"settings": unit.settings, "attacks": {}})
+    _write(unit.folder / SEAL, {"attacks": [], "seconds": time.perf_counter() - start})
+
+
+def _audit(unit: Unit) -> None:
+    """On from where an earlier call stopped; sealed unless an attack failed, which is then tried again."""
+    folder, start = unit.folder, time.perf_counter()
+    config = unit.config | {"run_dir": str(folder)}
+    asked = _read(folder / ASKED)
+    if asked is None:
+        setup = prepare(config)
+        updates = divide(choose_pictures(setup), config["audit"]["batch_size"], setup.sums)
+        _write(folder / BASELINE, guess(setup))
+        judged = any(isinstance(defense, LeakageGate) for defense in setup.defenses.defenses.values())
+        asked = {"settings": unit.settings, "attacks": {}, "updates": len(updates), "judged": judged}
+    _write(folder / ASKED, asked | {"attacks": asked["attacks"] | config["attack"]})
+    recorded = folder / "config.yaml"
+    if recorded.exists():  # with fewer attacks, or from where the matrix's folder stood before
+        _write_text(recorded, yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False))
+    with quiet():
+        run_audit(config, folder)
+    cells = read_cells(folder, unit.label, list(config["attack"]), asked["updates"])
+    if not any(cell.failed for cell in cells):
+        sealed = _read(folder / SEAL) or {"attacks": [], "seconds": 0.0}
+        attacks = sorted({*sealed["attacks"], *config["attack"]})
+        _write(folder / SEAL, {"attacks": attacks, "seconds": sealed["seconds"] + time.perf_counter() - start})
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:  # a machine that lost power left an empty file
+        return None
+    return content
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    _write_text(path, json.dumps(content, indent=1))
+
+
+def _write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text.encode())
+
+
+def _differing(before: Any, now: Any, key: str = "") -> tuple[str, Any, Any] | None:
+    """The first setting that differs: (dotted key, value before, value now)."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in dict.fromkeys([*before, *now]):
+            found = _differing(before.get(name), now.get(name), f"{key}.{name}" if key else str(name))
+            if found:
+                return found
+        return None
+    if isinstance(now, tuple):
+        now = list(now)
+    return None if before == now else (key, before, now)

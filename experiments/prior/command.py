@@ -1,0 +1,173 @@
+"""`fedsim-prior`: train what attacks bring along, a generator or LTI's network, on pictures that no client holds."""
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from hydra.core.hydra_config import HydraConfig
+from torch import Tensor
+
+from attacks.learned.checkpoint import save_trained
+from clients.app import resolve_device
+from experiments.audit.command import open_or_resume
+from experiments.cli.call import console, run_command, say_doing
+from experiments.cli.completeness import check_complete
+from experiments.cli.logs import log_to
+from experiments.cli.progress import Bars
+from experiments.commands.stage import Stage
+from experiments.engine.setup import Setup, prepare
+from experiments.prior.autoencoder import drawn, rebuilt, train_generator
+from experiments.prior.inversion import inverted, train_inversion
+from experiments.prior.settings import (
+    SHOWN,
+    GeneratorSettings,
+    InversionSettings,
+    PublicPictures,
+    check_prior,
+    public_pictures,
+)
+from experiments.prior.sheet import write_sheet
+from fedsim.composition import Config, image_side
+from fedsim.data import ImageSet
+from fedsim.errors import ConfigError
+from fedsim.metrics.image import psnr
+from fedsim.models.generator import save_generator
+from fedsim.tracking import RunFolder
+
+Figures = dict[str, float | int]
+
+NAMES = {"generator": "generator.safetensors", "lti": "inversion.safetensors"}
+
+
+def main() -> None:
+    """The command, called from Python: it exits."""
+    run_command(Stage("fedsim-prior"))
+
+
+def run_prior(config: Config, root: Path) -> None:
+    """Train, or go on with a training that was killed; nothing is done twice.
+
+    Raises:
+        ConfigError: a setting cannot work; nothing has been started then.
+    """
+    check_complete(config, "prior")
+    settings = check_prior(config)
+    say_doing("reading the data, building the model")
+    setup = prepare({**config, "attack": {}})
+    if setup.sums is not None and config["kind"] == "lti":
+        raise ConfigError("defense", setup.sums.by, "one under which the server sees single clients: LTI undoes those")
+    pictures = public_pictures(setup)
+    result = root / NAMES[config["kind"]]
+    with RunFolder(root).locked():
+        folder = open_or_resume(config, root)
+        if (root / "summary.json").is_file() and result.is_file():
+            console.print("finished by an earlier call", markup=False)
+        else:
+            torch.set_num_threads(config["threads"])
+            start = time.perf_counter()
+            with log_to(folder.log), Bars(console) as bars:
+                figures = _train(setup, settings, pictures, folder, bars)
+            seconds = time.perf_counter() - start
+            folder.write_json("summary.json", {"kind": config["kind"], **figures, "seconds": seconds})
+            _say(figures)
+    _tell_use(config, result)
+    console.print(str(root), markup=False)
+
+
+def _train(
+    setup: Setup,
+    settings: GeneratorSettings | InversionSettings,
+    pictures: PublicPictures,
+    folder: RunFolder,
+    bars: Bars,
+) -> Figures:
+    config = setup.config
+    device = resolve_device(config["client"]["device"])
+    total = settings.steps
+
+    def progress(step: int, loss: float) -> None:
+        bars.set("training", step, total, f"loss {loss:.4f}")
+        if step % max(1, total // 10) == 0:
+            bars.say(f"training {step}/{total}, loss {loss:.4f}")
+
+    known: list[Tensor] = [pictures.validation.images(range(len(pictures.validation)))]
+    if isinstance(settings, GeneratorSettings):
+        side = image_side(config["model"])
+        model = train_generator(
+            pictures, settings, config["seed"], side, setup.data.num_classes, folder.checkpoints, progress, device
+        )
+        save_generator(model.generator, folder.root / NAMES["generator"])
+        other = pictures.excluded.images(range(len(pictures.excluded)))
+        made = [
+            rebuilt(model, part, device) if len(part) else other for part in (pictures.validation, pictures.excluded)
+        ]
+        samples = drawn(model.generator, 2 * SHOWN, config["seed"])
+        originals = [*known, other]
+        rows = [originals[0], made[0], originals[1], made[1], samples[:SHOWN], samples[SHOWN:]]
+    else:
+
+        def simulated(done: int) -> None:
+            bars.set("updates", done, settings.updates)
+            if done % max(1, settings.updates // 4) == 0:
+                bars.say(f"updates {done}/{settings.updates}")
+
+        trained = train_inversion(setup, pictures, settings, folder.checkpoints, simulated, progress, device)
+        save_trained(trained, folder.root / NAMES["lti"])
+        pairs = [inverted(setup, trained, part, device) for part in (pictures.validation, pictures.excluded)]
+        originals, made = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        rows = [originals[0], made[0], originals[1], made[1]]
+    if any(len(row) for row in rows):  # a defense may withhold every update
+        write_sheet(rows, folder.root / "samples.png", SHOWN)
+    return _figures(pictures, originals, made)
+
+
+def _figures(pictures: PublicPictures, originals: list[Tensor], made: list[Tensor]) -> Figures:
+    """Mean PSNR in dB beside that of the mean picture, on held-back pictures of known and of left-out classes."""
+    mean = _mean_picture(pictures.train)
+    figures: Figures = {"learned_from": len(pictures.train), "classes": len(pictures.classes)}
+    for name, truth, found in zip(("validation", "excluded"), originals, made, strict=True):
+        if len(truth):
+            figures[f"{name}_pictures"] = len(truth)
+            figures[f"{name}_psnr"] = float(psnr(found, truth).mean())
+            figures[f"{name}_psnr_of_mean_picture"] = float(psnr(mean.expand_as(truth), truth).mean())
+    return figures
+
+
+def _mean_picture(pictures: ImageSet) -> Tensor:
+    return pictures.images(range(len(pictures))).mean(dim=0)
+
+
+def _say(figures: Figures) -> None:
+    for name, title in (("validation", "held-back pictures"), ("excluded", "classes left out")):
+        if f"{name}_psnr" in figures:
+            found, mean = figures[f"{name}_psnr"], figures[f"{name}_psnr_of_mean_picture"]
+            console.print(f"{title}: {found:.2f} dB, the mean picture {mean:.2f} dB", markup=False)
+
+
+def _tell_use(config: Config, result: Path) -> None:
+    """The audit in which the result is of use: on the same pictures, of the same model."""
+    if not HydraConfig.initialized():  # called from Python, not by the command
+        return
+    hydra = HydraConfig.get()
+    used = use(config["kind"], result, config["client"]["batch_size"], hydra.runtime.choices, hydra.overrides.task)
+    console.print(used, markup=False)
+    if config["kind"] == "generator":
+        console.print("gifd, ggl and generator_samples take the same file", markup=False)
+
+
+def use(kind: str, result: Path, batch_size: int, choices: Mapping[str, str | None], overrides: Sequence[str]) -> str:
+    """A command for the shell.
+
+    Args:
+        choices: the option of each group, those by default too.
+        overrides: of the call that trained it.
+    """
+    words = [f"{group}={choices[group]}" for group in ("data", "model")]
+    same = ("data.", "model.", "seed=") if kind == "generator" else ("data.", "model.", "seed=", "defense", "client.")
+    words += [word for word in overrides if word.lstrip("+~").startswith(same) and "batch_size=" not in word]
+    attack, setting = ("gias", "generator.checkpoint") if kind == "generator" else ("lti", "checkpoint")
+    words += [f"audit.batch_size={batch_size}"] if kind == "lti" else []
+    words += [f"attack=[{attack}]", f"attack.{attack}.{setting}={result.resolve()}"]
+    return f"fedsim-audit {shlex.join(words)}"

@@ -1,0 +1,1 @@
+"""`fedsim`: a federated run."""

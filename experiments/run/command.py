@@ -1,0 +1,360 @@
+"""`fedsim`: a federated run under the eyes of a curious server."""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
+from hydra.utils import instantiate
+
+from clients.app import build_client_app
+from experiments.cli.call import console, run_command, say_doing
+from experiments.cli.logs import log_to
+from experiments.cli.places import refuse_used
+from experiments.cli.progress import Bars
+from experiments.cli.validation import (
+    check_federated,
+    check_observed,
+    check_strategy,
+    clients_a_round,
+    placement,
+    takes_gradients,
+    worker_counts,
+)
+from experiments.commands.stage import Stage
+from experiments.engine.choice import estimate_run, with_engine
+from experiments.engine.mishaps import Mishaps
+from experiments.engine.reporting import reported
+from experiments.engine.scratch import scratch_folder
+from experiments.engine.setup import (
+    Setup,
+    engine,
+    load_recorded,
+    make_scheduler,
+    make_writer,
+    open_folder,
+    prepare,
+)
+from experiments.flower.grid import NumberedGrid
+from experiments.run.resumed import check_resume
+from experiments.run.resuming import check_room, finished, go_back
+from fedsim.composition import Config, build_data
+from fedsim.data.federated import FederatedData
+from fedsim.ground_truth import GroundTruth
+from fedsim.observation import Observation, observation_name
+from fedsim.report.wording import count
+from fedsim.simulation import InlineGrid, SimulatedGrid, partition_of
+from fedsim.simulation.placement import anywhere
+from fedsim.simulation.shipping import absolute
+from fedsim.tracking import RunFolder, Trackers
+from fedsim.tracking.durable import sync_all
+from fedsim.tracking.sealed import SealedStates
+from server.app import ServerPlan, build_server_app
+from server.attacking import Outcome
+from server.observing import ObservePolicy
+from server.pending import PendingObservations, record_observation
+from server.results import Job, ResultWriter
+from server.resume import ResumePoint, ResumePoints
+from server.scheduling import AttackScheduler, RayAttacks
+
+RunGrid = SimulatedGrid | NumberedGrid
+
+logger = getLogger(__name__)
+
+SECONDS_BETWEEN_COLLECTIONS = 0.5
+"""Of attacks that finished during a round: their workers get the next ones then."""
+
+
+def main() -> None:
+    """The command, called from Python: it exits."""
+    run_command(Stage("fedsim"))
+
+
+def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid] | None = None) -> None:
+    """One run, from checked settings to the report; with `resume` the rest of one, from its last resume point.
+
+    Args:
+        grid_of: makes the Grid once the settings are checked; None: the simulation that they describe.
+
+    Raises:
+        ConfigError: a setting cannot work; nothing has been started then.
+    """
+    start = time.perf_counter()
+    resumed = config.get("resume") is not None
+    check_federated(config)
+    check_resume(config, root)
+    if resumed and finished(root):
+        return
+    if not resumed:
+        refuse_used(root)
+    say_doing("reading the data, building the model")
+    strategy = instantiate(config["strategy"], _recursive_=False, _convert_="all")
+    check_strategy(strategy, config["num_clients"])
+    setup = prepare(config)
+    check_observed(config, setup.sums)
+    clients = count(clients_a_round(config), "client")
+    config = with_engine(config, f"{count(config['num_rounds'], 'round')} of {clients}", partial(estimate_run, setup))
+    setup = replace(setup, config=config)
+    folder = RunFolder(root)
+    with folder.locked():
+        if not resumed:
+            refuse_used(root)
+            open_folder(config, root)
+        check_room(folder, setup)
+        pending = PendingObservations(folder.resume_points / "pending", folder.observations, load_recorded)
+        point = go_back(folder, pending, config["resume_every_seconds"]) if resumed else None
+        start -= 0.0 if point is None else point.seconds
+        trackers = Trackers(config["tracker"], root)
+        with (
+            trackers,
+            reported(folder, "federated", start, len(setup.data.test)),
+            log_to(folder.log),
+            Bars(console) as bars,
+            scratch_folder(folder, bars, resumable=False) as scratch,
+            engine(config, config["num_clients"], folder=root),
+        ):
+            say_doing(f"training: {count(config['num_clients'], 'client')}, {count(config['num_rounds'], 'round')}")
+            writer = make_writer(config, folder, trackers, setup)
+            mishaps = Mishaps(_tell)
+
+            def on_result(job: Job, outcome: Outcome, *scored: Any) -> None:
+                writer.write(job, outcome, *scored)
+                mishaps.note(job, outcome)
+
+            scheduler = make_scheduler(config, on_result, scratch)
+            grid = (grid_of or make_grid)(setup)
+            run = _Run(setup, folder, trackers, writer, pending, scheduler, grid, bars, mishaps)
+            try:
+                run.train(strategy, point)
+                run.grid.close()
+                run.finish_attacks()
+                writer.finish()
+            finally:
+                run.grid.close()
+                scheduler.close()
+        shutil.rmtree(folder.resume_points, ignore_errors=True)
+
+
+def make_grid(setup: Setup) -> SimulatedGrid:
+    """The configured Grid, with a node for each partition."""
+    config, simulation = setup.config, setup.config["simulation"]
+    if simulation["engine"] == "inline":
+        make_app = partial(build_client_app, config, setup.data)
+        return InlineGrid(
+            config["num_clients"],
+            make_app,
+            simulation["threads"],
+            work_of=_work(setup),
+            rules=setup.rules(simulated=True),
+        )
+    from fedsim.simulation.on_ray import RayGrid
+
+    wanted = placement(config)
+    on_cluster = config["ray"]["address"] is not None
+    return RayGrid(
+        config["num_clients"],
+        partial(_client_app, build_client_app, absolute(config) if on_cluster else config),
+        workers=worker_counts(config, config["num_clients"]),
+        threads=simulation["threads"],
+        request=wanted.clients,
+        max_retries=simulation["max_retries"],
+        work_of=_work(setup),
+        place=wanted.client if on_cluster else anywhere,
+        rules=setup.rules(simulated=True),
+    )
+
+
+def _client_app(build: Callable[[Config, FederatedData], ClientApp], config: Config) -> ClientApp:
+    """With the data loaded: a worker that lacks them fails as it starts, not in a round."""
+    return build(config, build_data(config))
+
+
+def _work(setup: Setup) -> Callable[[int], float] | None:
+    """What a client has to do, in pictures; None where all do the same."""
+    client = setup.config["client"]
+    if client["share"] == "gradient" or client["local_steps"] is not None:
+        return None
+    return setup.data.partition_sizes().__getitem__
+
+
+class _Throttled:
+    """Calls on, but not again within so many seconds."""
+
+    def __init__(self, call: Callable[[], object], seconds: float) -> None:
+        self._call, self._seconds = call, seconds
+        self._next = 0.0
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._call()
+            self._next = time.monotonic() + self._seconds
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The parts of a run once its workers are there."""
+
+    setup: Setup
+    folder: RunFolder
+    trackers: Trackers
+    writer: ResultWriter
+    pending: PendingObservations
+    scheduler: AttackScheduler
+    grid: RunGrid
+    bars: Bars
+    mishaps: Mishaps
+
+    def train(self, strategy: Any, point: ResumePoint | None) -> None:
+        """All rounds, or those after the resume point."""
+        config, setup, bars = self.setup.config, self.setup, self.bars
+        rounds, clients = config["num_rounds"], config["num_clients"]
+        policy = ObservePolicy(**config["observe"])
+        replies = {"round": 0}
+
+        def on_reply(_: object) -> None:
+            replies["round"] += 1
+            bars.set("clients", replies["round"], clients)
+
+        def on_round(server_round: int, metrics: dict[str, Any]) -> None:
+            replies["round"] = 0
+            self._show_round(server_round, rounds, metrics)
+
+        def on_observation(observation: Observation, truth: GroundTruth | None) -> None:
+            if policy.save:
+                _save(observation, self.folder)
+            self._attack(observation, truth)
+
+        self.grid.on_reply = on_reply
+        if isinstance(self.grid, SimulatedGrid):
+            self.grid.on_look = _Throttled(self.scheduler.collect, SECONDS_BETWEEN_COLLECTIONS)
+        self._share_the_cluster()
+        if config.get("resume") is not None:
+            self._take_up(point)
+        every = config.get("resume_every_seconds")
+        plan = ServerPlan(
+            model=setup.model,
+            strategy=strategy,
+            shares_gradients=takes_gradients(config),
+            rules=setup.rules(simulated=isinstance(self.grid, SimulatedGrid)),
+            num_rounds=rounds,
+            seed=config["seed"],
+            folder=self.folder,
+            trackers=self.trackers,
+            test=setup.data.test,
+            normalise=setup.normaliser,
+            evaluate_every=config["evaluate_every"],
+            round_timeout=config["round_timeout"],
+            checkpoint_every=config["checkpoint_every"],
+            checkpoint_mark=setup.architecture.redrawn() if config["defense"] else "",
+            observe=policy if config["attack"] or policy.save else None,
+            sums=setup.sums,
+            worker_sums=config["simulation"]["worker_sums"],
+            factory=setup.factory(),
+            on_observation=on_observation,
+            auxiliary=setup.data.auxiliary if setup.wants_auxiliary else None,
+            training_mode=config["client"]["training_mode"],
+            on_round=on_round,
+            gauges=self._backlog,
+            client_of=partition_of,
+            start=point,
+            points=None if every is None else ResumePoints(self._states, float(every), self._settle, self._say),
+        )
+        context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+        build_server_app(plan)(self.grid, context)
+
+    def finish_attacks(self) -> None:
+        """Wait for the attacks; the cores that the clients have left help."""
+        config, scheduler = self.setup.config, self.scheduler
+        if isinstance(scheduler, RayAttacks):
+            scheduler.help(worker_counts(config, config["num_clients"]))
+        scheduler.drain(lambda: self.bars.set("attacks", scheduler.finished, scheduler.submitted))
+        told = f"attacks {scheduler.finished}/{scheduler.submitted}{self.mishaps}"
+        console.print(told, markup=False) if str(self.mishaps) else self.bars.say(told)
+
+    def _share_the_cluster(self) -> None:
+        """Whoever waits for room says so, and on a cluster clients come first: without them nothing goes on."""
+        grid, scheduler = self.grid, self.scheduler
+        on_cluster = self.setup.config["ray"]["address"] is not None  # a Ray of one's own has room for all workers
+        if isinstance(scheduler, RayAttacks):
+            scheduler.on_waiting = self._say
+        if not isinstance(grid, SimulatedGrid):
+            return
+
+        def clients_wait(text: str) -> None:
+            self._say(text)
+            if on_cluster and isinstance(scheduler, RayAttacks):
+                scheduler.give_way()
+
+        grid.on_waiting = clients_wait
+
+    @property
+    def _states(self) -> SealedStates:
+        return SealedStates(self.folder.resume_points)
+
+    def _backlog(self) -> dict[str, int]:
+        """Of attacks, once what has finished is taken."""
+        self.scheduler.collect()
+        return self.scheduler.backlog()
+
+    def _attack(self, observation: Observation, truth: GroundTruth | None) -> None:
+        """An attack that came to its end before the run was interrupted is not made again."""
+        name = observation_name(observation.server_round, observation.client)
+        self.scheduler.submit(observation, truth, self.writer.ended(name))
+
+    def _take_up(self, point: ResumePoint | None) -> None:
+        """What attacks had not finished, and what trackers are to forget and to get again."""
+        if point is None:
+            self.trackers.resume(0)
+            self.writer.track_again(-1, 0)
+            return
+        self.trackers.resume(point.server_round + 1)
+        self.writer.track_again(point.server_round, point.tracked)
+        for observation, truth in self.pending.load(point.server_round, self._say):
+            self._attack(replace(observation, architecture=self.setup.architecture), truth)
+
+    def _settle(self) -> int:
+        """On disk from here on: everything that a resumed run does not compute again; and how many results are."""
+        self.pending.keep(self.scheduler.unfinished())
+        self.trackers.flush()
+        written = self.writer.written
+        sync_all(self.folder.root)
+        return written
+
+    def _say(self, text: str) -> None:
+        _tell(text)
+
+    def _show_round(self, server_round: int, rounds: int, metrics: dict[str, Any]) -> None:
+        scheduler, bars = self.scheduler, self.bars
+        note = f"accuracy {metrics['accuracy']:.1%}" if "accuracy" in metrics else None
+        bars.set("rounds", server_round, rounds, note)
+        bars.set("attacks", scheduler.finished, scheduler.submitted)
+        attacks = f"attacks {scheduler.finished}/{scheduler.submitted}"
+        if note is not None:
+            bars.say(f"round {server_round}/{rounds}  {note}  {attacks}")
+        else:
+            bars.say_now_and_then(f"round {server_round}/{rounds}  {attacks}", "rounds")
+        for failure in metrics["failures"]:
+            who = "" if failure["client"] is None else f"client {failure['client']} failed: "
+            bars.say(f"round {server_round}: {who}{failure['error']}")
+
+
+def _tell(text: str) -> None:
+    logger.warning("%s", text)
+    console.print(text, markup=False)
+
+
+def _save(observation: Observation, folder: RunFolder) -> None:
+    """A full disk costs the copy of the observation, not the training and not the attack in memory."""
+    name = observation_name(observation.server_round, observation.client)
+    try:
+        record_observation(observation, folder.observations / name)
+    except OSError as error:
+        logger.error("observation %s could not be saved: %s", name, error)
+        console.print(f"observation {name} could not be saved: {error.strerror}", markup=False)

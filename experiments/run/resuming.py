@@ -1,0 +1,69 @@
+"""`fedsim resume=RUN`: settings from the run's own folder, and everything else as it was after a round."""
+
+import shutil
+from pathlib import Path
+
+from experiments.cli.call import console
+from experiments.engine.reporting import end_with_report
+from experiments.engine.setup import Setup
+from fedsim.errors import ConfigError
+from fedsim.tracking import RunFolder
+from fedsim.tracking.sealed import SealedStates
+from server.pending import PendingObservations
+from server.results import has_pictures
+from server.resume import ResumePoint, newest_point
+
+STATES_IN_A_POINT = 4
+"""The global state, and what a strategy may keep of its size: the weights before, momentum and variance."""
+
+
+def finished(root: Path) -> bool:
+    """Whether the run in this folder came to its end; then its report is built anew and printed."""
+    if not (root / "summary.json").is_file():
+        return False
+    console.print("this run is finished", markup=False)
+    folder = RunFolder(root)
+    shutil.rmtree(folder.resume_points, ignore_errors=True)
+    end_with_report(folder)
+    return True
+
+
+def go_back(folder: RunFolder, pending: PendingObservations, every: float | None) -> ResumePoint | None:
+    """The newest whole resume point, with the folder's files as they were then, results of attacks aside.
+
+    Those are kept: attacks that are made again would give the same. None where the run had not come so far: it begins
+    anew.
+
+    Raises:
+        ConfigError: the folder has no point that could be used.
+    """
+
+    def say(text: str) -> None:
+        console.print(text, markup=False)
+
+    point = newest_point(SealedStates(folder.resume_points), say)
+    if point is None and every is None:
+        raise ConfigError("resume", folder.root, "a run with resume points; resume_every_seconds=null left none there")
+    server_round = -1 if point is None else point.server_round
+    for name in ("metrics", "timings"):
+        folder.keep_rows(name, lambda row: row["round"] <= server_round)
+    waiting = pending.names()
+    folder.keep_rows(
+        "attacks",
+        lambda row: (row["round"] <= server_round and row["observation"] not in waiting) or has_pictures(folder, row),
+    )
+    say(
+        "no resume point yet: the run begins anew"
+        if point is None
+        else f"goes on after round {server_round}; {sum(1 for _ in folder.rows('attacks'))} results of attacks are kept"
+    )
+    return point
+
+
+def check_room(folder: RunFolder, setup: Setup) -> None:
+    """Raises ConfigError where the disk has less room than one resume point, or one checkpoint, takes."""
+    size = sum(tensor.numel() * tensor.element_size() for tensor in setup.model.state_dict().values())
+    if setup.config.get("resume_every_seconds") is None:
+        folder.check_room(size, "a checkpoint")
+    else:
+        folder.check_room(STATES_IN_A_POINT * size, "a resume point")

@@ -1,0 +1,140 @@
+"""Audits in which something fails: what is said of it, whose doing it was, and with what the command ends."""
+
+import json
+import re
+
+import pytest
+import torch
+from PIL import Image
+
+import experiments.audit.command as audit_module
+from tests.experiments.run_files import SMALL_AUDIT as SMALL
+from tests.experiments.run_files import rows
+
+
+def test_an_audit_without_a_single_update_has_failed(command, tmp_path):
+    settings = [f"run_dir={tmp_path / 'run'}", *SMALL, "audit.num_images=2", "audit.batch_size=2"]
+    fault = "+defense.broken={_target_:tests.experiments.faulty_defense.FailsAtBatch,at:1}"
+    code, _, err = command("fedsim-audit", *settings, "attack=[patch_gradient,labels]", fault)
+    assert code == 2
+    assert "error: no update could be computed, the last one because of RuntimeError: <b>out of pictures</b>" in err
+    assert [row["status"] for row in rows(tmp_path / "run", "attacks")] == ["failed", "failed"]
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_updates_whose_workers_were_stopped_had_been_computed(command, tmp_path, monkeypatch):
+    def stopped(setup, groups, scratch):
+        for group in groups:
+            yield group, audit_module._lost(group, setup, "no result within 3600 s", 3600.0), 1, True
+
+    monkeypatch.setattr(audit_module, "_results", stopped)
+    code, _, err = command("fedsim-audit", f"run_dir={tmp_path}", *SMALL, "audit.num_images=2", "attack=[labels]")
+    assert code == 2
+    assert "error: no attack came to an end, the last one because of no result within 3600 s" in err.splitlines()
+
+
+SPOILS = "+defense.spoils={{_target_:tests.experiments.faulty_defense.Spoils,how:{how}}}"
+
+
+@pytest.mark.parametrize(
+    ("how", "share", "words"),
+    [
+        ("flat", "gradient", "tensor cls_token has the shape (64), the model's has (1, 1, 64)"),
+        ("divided", "gradient", "tensor cls_token has values that are not finite"),
+        ("divided", "delta", "tensor cls_token has values that are not finite"),
+        ("divided", "weights", "tensor cls_token has values that are not finite"),
+        ("huge", "delta", "tensor cls_token has values up to 1.0e+20, more than 1e+12"),
+        ("renamed", "gradient", "tensor 'own.cls_token' is none that clients share"),
+    ],
+)
+def test_an_update_that_no_client_could_share_ends_the_audit(command, tmp_path, how, share, words):
+    settings = [f"run_dir={tmp_path / 'run'}", *SMALL, "audit.num_images=2", f"client.share={share}"]
+    code, out, err = command("fedsim-audit", *settings, "attack=[patch_gradient]", SPOILS.format(how=how))
+    assert code == 2
+    assert (
+        f"error: update 0: malformed update: {words} (the training's doing, or that of defense=[spoils])"
+        in err.splitlines()
+    )
+    assert "patch_gradient failed" not in out
+    assert [row["status"] for row in rows(tmp_path / "run", "attacks")] == ["failed"]
+
+
+@pytest.mark.parametrize("share", ["gradient", "delta", "weights"])
+def test_an_update_in_parts_is_none_of_these(audit, share):
+    folder = audit("audit.num_images=2", f"client.share={share}", "attack=[labels]", SPOILS.format(how="dropped"))
+    assert {row["status"] for row in rows(folder, "attacks")} <= {"done", "refused"}
+
+
+def test_a_malformed_update_ends_the_audit_on_ray_too(command, tmp_path, ray_on_this_machine):
+    settings = [f"run_dir={tmp_path / 'run'}", *SMALL, "simulation=ray", "simulation.workers=1", "audit.num_images=3"]
+    code, _, err = command("fedsim-audit", *settings, "attack=[labels]", SPOILS.format(how="flat"))
+    assert code == 2
+    assert "malformed update: tensor cls_token has the shape (64)" in err
+
+
+def test_what_a_defense_raises_is_said_of_the_update_and_of_its_line(command, tmp_path):
+    settings = [f"run_dir={tmp_path / 'run'}", *SMALL, "audit.num_images=2"]
+    fault = "+defense.broken={_target_:tests.experiments.faulty_defense.FailsAtBatch,at:1}"
+    code, out, _ = command("fedsim-audit", *settings, "attack=[patch_gradient,labels]", fault)
+    assert code == 0
+    (line,) = (line for line in out.splitlines() if "could not be computed" in line)
+    assert line.startswith("update 0 could not be computed: RuntimeError: <b>out of pictures</b> in ")
+    assert re.search(rf"faulty_defense\.py:\d+ \(traceback: {tmp_path}/run/fedsim\.log\)$", line)
+    assert "failed on update" not in out
+    assert "Traceback" in (tmp_path / "run" / "fedsim.log").read_text()
+    reasons = {row["reason"].split(" in ")[0] for row in rows(tmp_path / "run", "attacks") if row["reason"]}
+    assert reasons == {"the update could not be computed: RuntimeError: <b>out of pictures</b>"}
+
+
+def test_a_truncated_picture_is_no_attacks_failure(command, tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for index in range(6):
+            noise = torch.randint(0, 256, (8, 8, 3), dtype=torch.uint8).numpy()
+            Image.fromarray(noise).save(tmp_path / "data" / name / f"{index}.png")
+    broken = tmp_path / "data" / "cat" / "0.png"
+    broken.write_bytes(broken.read_bytes()[:-60])
+    data = ["data=imagefolder", f"data.path={tmp_path / 'data'}", "data.test_fraction=0", "audit.select=first"]
+    settings = ["model=vit_nano", "simulation=inline", "audit.num_images=2", "attack=[patch_gradient]"]
+    code, out, err = command("fedsim-audit", f"run_dir={tmp_path / 'run'}", *data, *settings)
+    assert code == 0, err
+    assert f"update 0 could not be computed: data={broken}: this picture cannot be decoded" in out
+    assert "patch_gradient failed" not in out
+
+
+FAULTY = "tests.server.faulty_attacks.Faulty"
+
+
+def test_an_audit_of_which_every_attack_failed_has_failed(command, tmp_path, ray_on_this_machine):
+    settings = [*SMALL, "audit.num_images=1", "attack=[]"]
+    raises, refuses = (f"+attack.{fault}s={{_target_:{FAULTY},fault:{fault}}}" for fault in ("raise", "refuse"))
+    code, _, err = command("fedsim-audit", f"run_dir={tmp_path / 'a'}", *settings, raises)
+    assert code == 2
+    because = "ZeroDivisionError: by zero"
+    line = f"error: no attack came to an end, the last one because of {because} (traceback: {tmp_path}/a/fedsim.log)"
+    assert line in err.splitlines()
+    assert "Traceback" in (tmp_path / "a" / "fedsim.log").read_text()
+    for name, attacks in (("b", [refuses]), ("c", [raises, refuses])):
+        code, _, err = command("fedsim-audit", f"run_dir={tmp_path / name}", *settings, *attacks)
+        assert code == 0, err
+    on_ray = [f"run_dir={tmp_path / 'ray'}", *settings, "simulation=ray", "simulation.workers=1"]
+    code, _, err = command("fedsim-audit", *on_ray, raises)
+    assert code == 2
+    assert f"because of {because} (traceback: {tmp_path}/ray/fedsim.log)" in err
+    assert "faulty_attacks.py" in (tmp_path / "ray" / "fedsim.log").read_text()
+
+
+def test_a_record_on_which_every_attack_failed_is_a_failed_audit_too(command, tmp_path):
+    small = ["num_clients=2", "num_rounds=1", "observe.every=1", "tracker=[]", "attack=[labels]", "simulation=inline"]
+    code, out, err = command("fedsim", *small, f"run_dir={tmp_path / 'run'}")
+    assert code == 0, err
+    assert out.splitlines()[-3].startswith("not tested: Only labels were attacked")  # a run ends with its verdict
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["test_pictures"] == 359  # of 1,797 digits
+    assert (summary["verdict"]["level"], summary["verdict"]["images"]) == ("not tested", 0)
+    again = [f"observation={tmp_path / 'run' / 'observations'}", "simulation=inline", "attack=[]"]
+    for name, fault, expected in (("a", "raise", 2), ("b", "refuse", 0)):
+        attack = f"+attack.faulty={{_target_:{FAULTY},fault:{fault}}}"
+        code, _, err = command("fedsim-audit", *again, attack, f"run_dir={tmp_path / name}")
+        assert code == expected, err
+        assert ("no attack came to an end" in err) == (expected == 2)

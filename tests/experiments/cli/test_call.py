@@ -1,0 +1,184 @@
+"""A faulty setting is one line that names the key, the value and what would be right; nothing has started."""
+
+import io
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from experiments.cli.call import print_what_can_be
+
+FAULTS = [
+    (["defence=mjp"], ["defence=mjp", "Did you mean 'defense'"]),
+    (["client.batchsize=2"], ["client.batchsize=2", "Did you mean 'client.batch_size'"]),
+    (["attack=[patch_gradiant]"], ["attack=patch_gradiant", "Did you mean 'patch_gradient'"]),
+    (["defense=[mjpp]"], ["defense=mjpp", "fixed_pe"]),
+    (["model.name=vit_smal_patch16_224"], ["model.name=vit_smal_patch16_224", "Did you mean 'vit_small_patch16_224'"]),
+    (["data=imagefolder", "data.path=nowhere"], ["data.path=nowhere"]),
+    (["num_clients=100000"], ["100000"]),
+    (["num_clients=0"], ["num_clients=0", "at least 1"]),
+    (["partition=pathological", "partition.num_classes_per_partition=50"], ["partition"]),
+    (["simulation.num_gpus=1"], ["simulation.num_gpus=1", "no CUDA device"]),
+    (["simulation.attack_num_gpus=0.5"], ["simulation.attack_num_gpus=0.5", "no CUDA device"]),
+    (["strategy=fedavg", "client.share=gradient"], ["client.share=gradient", "weights or delta"]),
+    (["client.share=weigths"], ["client.share=weigths", "Did you mean 'weights'"]),
+    (["strategy.min_available_nodes=1000"], ["strategy.min_available_nodes=1000", "num_clients=40"]),
+    (["strategy._target_=flwr.serverapp.strategy.FedAgv"], ["strategy._target_=flwr.serverapp.strategy.FedAgv"]),
+    (["attack.labels.rule=llgg"], ["attack.labels.rule=llgg", "one of"]),
+    (["model.patch_size=3"], ["model", "8"]),
+    (["model.checkpoint=missing.safetensors"], ["model.checkpoint=missing.safetensors", "no such file"]),
+    (["strategy=fedavg", "client.optimizer._target_=torch.optim.Adan"], ["torch.optim.Adan"]),
+    (["strategy.optimizer.lr=fast"], ["fast"]),
+    (["observe.clients=some"], ["observe.clients=some", "all"]),
+    (["observe.clients=-1"], ["observe.clients=-1", "at least 0"]),
+    (["observe.clients=true"], ["observe.clients=True", "a number of at least 0"]),
+    (["observe.clients=[0,99]"], ["observe.clients=[0, 99]", "from 0 to 39", "99 is none"]),
+    (["observe.clients=[a]"], ["observe.clients=['a']", "partition ids"]),
+    (["observe.clients=[1.7]"], ["observe.clients=[1.7]", "partition ids"]),
+    (["strategy=fedadam", "strategy.eta=abc"], ["strategy.eta=abc", "a number"]),
+    (["strategy=fedprox", "strategy.proximal_mu=abc"], ["strategy.proximal_mu=abc", "a number"]),
+    (["strategy=fedavg", "+strategy.arrayrecord_key=foo"], ["strategy.arrayrecord_key=foo", "arrays"]),
+    (["strategy=fedavg", "+strategy.minimum=1"], ["strategy.minimum=1", "no such setting"]),
+    (["strategy.fraction_train=abc"], ["strategy.fraction_train=abc", "at least 0 and at most 1"]),
+    (["client.label_smoothing=abc"], ["client.label_smoothing=abc", "a number"]),
+    (["round_timeout=abc"], ["round_timeout=abc", "a number"]),
+    (["checkpoint_every=abc"], ["checkpoint_every=abc", "whole number"]),
+    (["data.test_fraction=0"], ["data.test_fraction=0"]),
+    (["simulation=inline", "client.device=cuda"], ["client.device=cuda", "no CUDA device"]),
+    (
+        ["strategy.fraction_evaluate=1", "strategy.min_evaluate_nodes=50"],
+        ["strategy.min_evaluate_nodes=50", "num_clients=40"],
+    ),
+    (["seed=abc"], ["seed=abc", "whole number"]),
+    (["data=photos", "data.size=big"], ["data.size=big", "a whole number"]),
+    (["data=photos", "data.count=2.5"], ["data.count=2.5", "a whole number"]),
+    (["data=imagefolder", "data.path=5"], ["data.path=5", "a word or null"]),
+    (["data.seed=abc"], ["data.seed=abc", "a whole number"]),
+    (["+data.test_fractoin=0.3"], ["data.test_fractoin=0.3", "Did you mean 'test_fraction'"]),
+    (["partition=dirichlet", "partition.seed=abc"], ["partition.seed=abc", "a whole number"]),
+    (["partition=dirichlet", "+partition.alhpa=1"], ["partition.alhpa=1", "Did you mean 'alpha'"]),
+    (["model.num_classes=0"], ["model.num_classes=0", "at least 1"]),
+    (["model.num_classes=3"], ["model.num_classes=3", "at least 10"]),
+    (
+        ["attack=[patch_gradient,", "labels]"],
+        ["attack=[patch_gradient,: ", "quote it: 'attack=[patch_gradient, labels]'"],
+    ),
+    (["observe.clients=[1,", "2,", "3]"], ["quote it: 'observe.clients=[1, 2, 3]'"]),
+    (["ray.grows=perhaps"], ["ray.grows=perhaps", "true or false"]),
+]
+
+
+@pytest.mark.parametrize(("settings", "parts"), FAULTS, ids=lambda value: value[0] if isinstance(value, list) else None)
+def test_one_clear_line_before_anything_starts(command, tmp_path, settings, parts, monkeypatch):
+    monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray was started"))
+    code, out, err = command("fedsim", f"run_dir={tmp_path}/run", *settings)
+    assert code == 2
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert all(part in lines[0] for part in parts), lines[0]
+    assert "Traceback" not in out + err
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_an_unreadable_picture_is_named(command, tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for index in range(4):
+            Image.new("RGB", (8, 8), (index, 0, 0)).save(tmp_path / "data" / name / f"{index}.png")
+    (tmp_path / "data" / "dog" / "broken.png").write_bytes(b"no picture")
+    code, _, err = command("fedsim", "data=imagefolder", f"data.path={tmp_path}/data", f"run_dir={tmp_path}/run")
+    assert code == 2
+    assert "broken.png" in err
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_line(command, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err = command("fedsim", f"run_dir={tmp_path}/file", "simulation=inline", "num_rounds=1", "num_clients=2")
+    assert code != 0
+    assert "file" in err
+
+
+@pytest.mark.parametrize("name", ["fedsim", "fedsim-audit"])
+def test_help_teaches(command, name):
+    code, out, _ = command(name, "--help")
+    assert code == 0
+    for word in ("attack", "defense", "patch_gradient", "fixed_pe", "-m", "run_dir", "--cfg job"):
+        assert word in out, word
+    code, out, _ = command(name, "--help", "all")
+    assert code == 0
+    assert "labels_zlg" in out
+
+
+def test_the_composition_can_be_shown(command):
+    code, out, _ = command("fedsim", "--cfg", "job", "defense=[fixed_pe]")
+    assert code == 0
+    assert "fixed_pe:" in out
+
+
+def test_a_sweep_writes_one_comparison_page_and_outlives_a_faulty_run(command, tmp_path):
+    code, out, err = command(
+        "fedsim",
+        "-m",
+        "defense=[],[fixed_pe]",
+        "client.batch_size=1,0",
+        "num_clients=2",
+        "num_rounds=1",
+        "simulation=inline",
+        "tracker=[]",
+        f"run_dir={tmp_path}/sweep",
+    )
+    assert code == 2
+    assert err.count("client.batch_size=0") == 2
+    assert err.count("reading the data, building the model …") == 2, "of the runs that begin"
+    assert err.count("training: 2 clients, 1 round …") == 2
+    titles = [line.split(" num_clients")[0] for line in out.splitlines() if line.startswith("#")]
+    assert titles[1:] == [
+        "#1 defense=[] client.batch_size=0",
+        "#2 defense=[fixed_pe] client.batch_size=1",
+        "#3 defense=[fixed_pe] client.batch_size=0",
+    ]
+    assert sorted(path.name for path in (tmp_path / "sweep").glob("[0-9]")) == ["0", "2"], "faulty runs leave nothing"
+    finished = sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json"))
+    assert finished == ["0", "2"]
+    pages = list((tmp_path / "sweep").glob("*.html"))
+    assert len(pages) == 1, out
+    page = pages[0].read_text()
+    assert "fixed_pe" in page
+    assert "patch_gradient" in page
+
+
+def test_options_of_ones_own_are_suggested_and_pointed_at(command, tmp_path):
+    (tmp_path / "attack").mkdir()
+    own = "mini_match: {_target_: attacks.label.RecoverLabels, rule: llg}\n"
+    (tmp_path / "attack" / "mini_match.yaml").write_text(own)
+    settings = ["data=digits", "model=vit_nano", f"run_dir={tmp_path / 'run'}"]
+    folder = ["--config-dir", str(tmp_path)]
+    _, _, err = command("fedsim-audit", *folder, "attack=[mini_mach]", *settings)
+    assert err.strip().endswith("Did you mean 'mini_match'?")
+    _, _, err = command("fedsim-audit", *folder, "attack=[mini_match]", "attack.mini_match.rul=4", *settings)
+    assert err.strip().endswith("Did you mean 'attack.mini_match.rule'?")
+    _, _, err = command("fedsim-audit", "attack=[mini_match]", *settings)
+    assert err.strip().endswith("Options of your own: --config-dir DIR.")
+    code, _, err = command("fedsim-audit", *folder, "attack=[3]", *settings)
+    assert code == 2
+    assert err.strip().endswith("attack=[3]: a group takes the name of an option, or a list of them")
+
+
+def test_a_key_that_a_sweep_has_in_some_runs_alone_says_so(command, tmp_path):
+    swept = ["defense=[],[gradient_clip]", "defense.gradient_clip.max_norm=0.1,0.5"]
+    small = ["data=digits", "model=vit_nano", "simulation=inline", "audit.num_images=1", f"hydra.sweep.dir={tmp_path}"]
+    _, _, err = command("fedsim-audit", "-m", *small, *swept)
+    lines = {line for line in err.splitlines() if "gradient_clip" in line}
+    assert lines == {
+        "error: defense.gradient_clip.max_norm=0.1,0.5: there is no such key in some of the runs. "
+        "It is there only with defense=[gradient_clip]: run defense=[] without it."
+    }
+
+
+def test_a_sign_that_the_terminal_lacks_ends_no_run():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="latin-1")
+    print_what_can_be(stream)
+    Console(file=stream).print("PSNR ≥ 20 dB")
+    stream.flush()
+    assert raw.getvalue() == b"PSNR ? 20 dB\n"

@@ -1,0 +1,23 @@
+"""Where log records go."""
+
+import logging
+
+import pytest
+
+from experiments.cli.logs import log_to, silence_libraries
+
+
+@pytest.mark.parametrize("name", ["flwr", "hydra.utils"])
+def test_libraries_write_to_the_runs_log_and_nowhere_else(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own hide what Python prints for want of any
+    logger = logging.getLogger(name)
+    monkeypatch.setattr(logger, "handlers", [logging.StreamHandler()])
+    silence_libraries()
+    logger.error("before the run")
+    with log_to(tmp_path / "run.log"):
+        logger.error("in the run")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+    text = (tmp_path / "run.log").read_text(encoding="utf-8")
+    assert "in the run" in text
+    assert "before the run" not in text

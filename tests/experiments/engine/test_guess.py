@@ -1,0 +1,72 @@
+"""The guess without a gradient stands beside every picture that was scored."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from experiments.engine.guess import public_mean
+from fedsim.ground_truth import GroundTruth
+from fedsim.tracking import RunFolder, Trackers
+from server.attacking import Outcome
+from server.results import Job, ResultWriter
+
+
+class Pictures:
+    """As many grey pictures as there are levels."""
+
+    def __init__(self, *levels):
+        self.levels = levels
+
+    def __len__(self):
+        return len(self.levels)
+
+    def images(self, indices):
+        return torch.stack([torch.full((3, 4, 4), self.levels[index]) for index in indices])
+
+
+def test_the_guess_is_the_mean_of_public_pictures_or_grey():
+    mean = public_mean(SimpleNamespace(auxiliary=Pictures(0.2, 0.4)), (3, 4, 4))
+    torch.testing.assert_close(mean, torch.full((3, 4, 4), 0.3))
+    grey = public_mean(SimpleNamespace(auxiliary=Pictures()), (3, 6, 6))
+    assert grey.shape == (3, 6, 6)
+    assert set(grey.flatten().tolist()) == {0.5}
+
+
+def test_it_is_written_with_each_result_and_held_against_the_private_picture(tmp_path):
+    asked = []
+
+    def guess():
+        asked.append(1)
+        return torch.full((3, 4, 4), 0.5)
+
+    folder = RunFolder(tmp_path)
+    writer = ResultWriter(folder, Trackers({}, tmp_path), "vit", [], guess)
+    seen, private = torch.zeros(2, 3, 4, 4), torch.stack([torch.full((3, 4, 4), level) for level in (0.6, 0.5)])
+    truth = GroundTruth(seen, torch.tensor([0, 1]), ("a", "b"), private)
+    for client in (0, 1):
+        writer.write(Job(1, client, "dlg", 2), Outcome("refused", "why"), None, truth)
+    writer.write(Job(1, 2, "dlg", 2), Outcome("refused", "why"), None, None)
+    rows = [json.loads(line) for line in (tmp_path / "attacks.jsonl").read_text().splitlines()]
+    first, second = (image["guess_psnr"] for image in rows[1]["images"])
+    assert math.isclose(first, 20.0, abs_tol=1e-4)
+    assert second == 300.0
+    assert [image["seen_guess_psnr"] for image in rows[1]["images"]] == [
+        pytest.approx(20 * math.log10(2), abs=1e-4)
+    ] * 2
+    assert rows[2]["images"] == []
+    assert asked == [1]
+
+
+@pytest.mark.parametrize(("settings", "baseline"), [("target=random", True), ("target=observed", False)])
+def test_results_say_whether_the_attack_reads_the_gradient(command, tmp_path, settings, baseline):
+    run = tmp_path / "run"
+    fixed = ["data=digits", "model=vit_nano", "audit.num_images=1", "simulation=inline", "attack=[tag]"]
+    code, _, err = command(
+        "fedsim-audit", *fixed, "attack.tag.steps=1", "attack.tag.frames=0", f"attack.tag.{settings}", f"run_dir={run}"
+    )
+    assert code == 0, err
+    (line,) = (run / "attacks.jsonl").read_text().splitlines()
+    assert json.loads(line)["baseline"] is baseline

@@ -1,0 +1,93 @@
+"""What no worker can ever get is refused, where no node can come that has it."""
+
+from contextlib import nullcontext
+
+import pytest
+
+from experiments.cli.call import validation
+from experiments.engine import setup
+from fedsim.errors import ConfigError
+from fedsim.simulation import placement
+from fedsim.simulation.placement import Node
+from server.scheduling import InlineAttacks
+
+SIMULATION = {
+    "engine": "ray",
+    "workers": 1,
+    "num_cpus": 1.0,
+    "num_gpus": 0.0,
+    "resources": {},
+    "attack_workers": 1,
+    "attack_num_cpus": 1.0,
+    "attack_num_gpus": 0.0,
+    "attack_resources": {},
+    "attack_threads": 1,
+    "attack_timeout": 60.0,
+    "attack_crews": {},
+}
+
+
+@pytest.fixture(autouse=True)
+def ray_of_ones_own(monkeypatch):
+    """A Ray of two cores that nobody starts."""
+    for module in (placement, validation):
+        monkeypatch.setattr(module, "living_nodes", lambda: [Node("here", {"CPU": 2.0})])
+    monkeypatch.setattr(setup, "ray_cluster", lambda *_, **__: nullcontext())
+
+
+def config(address=None, grows=True, **simulation):
+    attacks = {"a": {}, "b": {}}
+    return {
+        "attack": attacks,
+        "ray": {"address": address, "dashboard": False, "grows": grows},
+        "simulation": SIMULATION | simulation,
+    }
+
+
+@pytest.mark.parametrize(
+    ("simulation", "key"),
+    [
+        ({"resources": {"moon": 1}}, r"simulation\.resources=\{'moon': 1\}"),
+        ({"attack_resources": {"moon": 1}}, r"simulation\.attack_resources=\{'moon': 1\}"),
+        ({"attack_crews": {"b": {"resources": {"moon": 1}}}}, r"simulation\.attack_crews\.b\.resources="),
+        ({"attack_crews": {"b": {"num_gpus": 1.0}}}, r"simulation\.attack_crews\.b\.num_gpus=1.0"),
+        ({"attack_crews": {"b": {"timeout": 1.0}}, "attack_num_cpus": 9.0}, r"simulation\.attack_num_cpus=9.0"),
+    ],
+)
+def test_what_a_ray_of_ones_own_never_has_is_refused(simulation, key):
+    refused = pytest.raises(ConfigError, match=rf"^{key}.*no node is large enough for one")
+    with refused, setup.engine(config(**simulation), 1):
+        pass
+
+
+def test_only_who_starts_must_find_room():
+    with setup.engine(config(attack_resources={"moon": 1}), 1, attackers=False):
+        pass
+    with setup.engine(config(num_cpus=2.0, attack_crews={"c": {"num_gpus": 1.0}}), 1):
+        pass
+
+
+def test_to_a_cluster_a_node_may_come():
+    with setup.engine(config("10.0.0.1:6379", resources={"moon": 1}), 1):
+        pass
+    refused = pytest.raises(ConfigError, match=r"^simulation\.resources=")
+    with refused, setup.engine(config("10.0.0.1:6379", grows=False, resources={"moon": 1}), 1):
+        pass
+
+
+@pytest.mark.parametrize("address", [None, "10.0.0.1:6379"])
+def test_attack_workers_of_a_cluster_find_relative_checkpoints(address, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "g.safetensors").touch()
+    monkeypatch.setattr(setup, "RayAttacks", lambda *given, **_: InlineAttacks(*given))
+    settings = config(address, attack_backlog=1, attack_retries=0) | {"seed": 0, "data": {}}
+    settings["attack"] = {"a": {"generator": {"checkpoint": "g.safetensors"}}}
+    attacks = setup.make_scheduler(settings, lambda *_: None).attacks
+    there = "g.safetensors" if address is None else str(tmp_path / "g.safetensors")
+    assert attacks == {"a": {"generator": {"checkpoint": there}}}
+
+
+def test_an_audit_lets_each_attack_take_as_long_as_its_crew_would():
+    settings = config(attack_crews={"b": {"timeout": 86400.0}})
+    assert validation.attacks_timeout(settings, ["a", "b"]) == 86460.0
+    assert validation.attacks_timeout(settings, ["a"]) == 60.0

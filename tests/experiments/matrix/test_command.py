@@ -1,0 +1,355 @@
+"""The leakage matrix: what its cells say, what a second call repeats (nothing), and what is refused."""
+
+import csv
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from experiments.matrix import command as leakage_matrix
+from experiments.matrix import units as matrix_units
+from fedsim.errors import ConfigError
+from fedsim.report.counts import Counts
+from fedsim.tracking.durable import locked
+from server.results import ResultWriter
+from tests.experiments.run_files import rows
+
+CHECKOUT = Path(__file__).parents[3]
+SMALL = ["num_clients=3", "num_rounds=1", "client.batch_size=4", "audit.num_images=2", "simulation=inline"]
+ROWS = ["matrix.every_defense=false", "matrix.rows=[none,noise_1e-1]", "matrix.columns=[patch_gradient,labels]"]
+
+
+@pytest.fixture
+def matrix(command, tmp_path):
+    """A small matrix as a user calls it; gives its folder, output and errors, and checks the exit code."""
+
+    def call(*arguments, folder=None, code=0):
+        root = folder or tmp_path / "matrix"
+        left, out, err = command("fedsim-matrix", f"run_dir={root}", *SMALL, *ROWS, *arguments)
+        assert left == code, err
+        return root, out, err
+
+    return call
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """Counts what is computed: trainings by folder, results by update, attack and folder."""
+    counts = Counter()
+    train, write = matrix_units.run_federated, ResultWriter.write
+
+    def counted_training(config, root):
+        counts[f"{root.parent.name}/{root.name}"] += 1
+        train(config, root)
+
+    def counted_result(self, job, *others):
+        folder = self._folder.root
+        counts[f"{folder.parent.name}/{folder.name}/{job.attack}/{job.client}"] += 1
+        write(self, job, *others)
+
+    monkeypatch.setattr(matrix_units, "run_federated", counted_training)
+    monkeypatch.setattr(ResultWriter, "write", counted_result)
+    return counts
+
+
+def cells(root):
+    content = json.loads((root / "matrix.json").read_text())
+    return {(row["name"], cell["state"], cell["attack"]): cell for row in content["rows"] for cell in row["cells"]}
+
+
+def numbers(root):
+    """Everything but times."""
+    with (root / "matrix.csv").open(newline="") as file:
+        return [{k: v for k, v in line.items() if "seconds" not in k} for line in csv.DictReader(file)]
+
+
+def test_cells_hold_what_the_runs_on_their_own_give(matrix, command, tmp_path):
+    refused = "+matrix.defenses.refused=[gradient_clip,'gradient_clip.max_norm=-1']"
+    broken = (
+        "+matrix.defenses.broken=['+defense.broken._target_=tests.experiments.faulty_defense.FailsAtBatch',"
+        "'+defense.broken.at=1','client.batch_size=1']"
+    )
+    chosen = "matrix.rows=[refused,broken,none,noise_1e-1,gradient_clip]"  # the last is no row but an option
+    root, out, _ = matrix(refused, broken, chosen)
+    found = cells(root)
+    command(
+        "fedsim-audit",
+        f"run_dir={tmp_path}/audit",
+        "data=digits",
+        "model=vit_nano",
+        "simulation=inline",
+        "defense=[gradient_noise]",
+        "defense.gradient_noise.relative_norm=0.1",
+        "attack=[patch_gradient,labels]",
+        "audit.num_images=2",
+    )
+    results = [row for row in rows(tmp_path / "audit", "attacks") if row["attack"] == "patch_gradient"]
+    expected = statistics.fmean(image["private_psnr"] for row in results for image in row["images"])
+    cell = found["noise_1e-1", "initial", "patch_gradient"]
+    assert cell["private_psnr"] == pytest.approx(expected, abs=1e-9)
+    assert cell["leakage"] < 20 < found["none", "initial", "patch_gradient"]["leakage"]
+    assert found["none", "initial", "labels"]["label_exact"] == 1.0
+    assert found["gradient_clip", "initial", "patch_gradient"]["leakage"] > 40
+    assert 5 < cell["baseline"] < 20
+    content = {row["name"]: row for row in json.loads((root / "matrix.json").read_text())["rows"]}
+    accuracy = rows(root / "rows" / "none" / "training-0", "metrics")[-1]["accuracy"]
+    assert content["none"]["accuracy"] == accuracy
+    assert content["none"]["strongest"] == "patch_gradient"
+    levels = [content[name]["level"] for name in ("none", "noise_1e-1", "gradient_clip", "refused", "broken")]
+    assert levels == ["broken", "open", "broken", "not tested", "open"]  # one image of the last, without a certificate
+    assert Counts(**content["none"]["counts"]) == Counts(certified=2, recognisable=2, images=2, ended=2)
+    assert Counts(**content["broken"]["counts"]) == Counts(recognisable=1, images=1, ended=1, failed=1)
+    assert "none, audit initial: broken, 2 of 2 recognisable, without the update 0 of 2, 2 certified; " in out
+    assert "Not tested: 1 of 1 defense (refused)." in out
+    assert "Few observed images: 2, each 50.0 % of all" in out
+    stages = content["refused"]["trainings"]["0"], content["refused"]["audits"]["initial"]
+    assert all(stage["status"] == "refused" and "max_norm=-1" in stage["reason"] for stage in stages)
+    assert found["broken", "initial", "patch_gradient"]["failed"] == 1
+    assert found["broken", "initial", "patch_gradient"]["status"] == "failed"
+    assert (content["broken"]["leakage"], content["broken"]["pareto"]) == (None, False)
+    assert content["noise_1e-1"]["leakage"] >= cell["baseline"]
+    page = (root / "matrix.html").read_text()
+    assert "gradient_clip.max_norm=-1" in page
+    assert "patch_gradient (initial) failed on 1 of 2" in page
+    assert "rows/none/audit-initial/report.html" in page
+    assert "<b>" not in page
+    assert out.strip().splitlines()[-1] == str(root)
+
+
+def test_rows_compare_where_updates_hold_as_many_pictures_and_accuracy_is_of_what_was_audited(matrix):
+    """The gate shares no update of one picture and any of four: trained with four, nothing was withheld."""
+    gate = "+matrix.defenses.gate=[leakage_gate]"
+    root, *_ = matrix(gate, "matrix.rows=[none,none_batch_2,gate,leakage_gate]", "matrix.columns=[patch_gradient]")
+    content = json.loads((root / "matrix.json").read_text())
+    found = {row["name"]: row for row in content["rows"]}
+    assert {name: row["batch"] for name, row in found.items()} == {
+        "none": 1,
+        "none_batch_2": 2,
+        "gate": 1,
+        "leakage_gate": 1,
+    }
+    assert {name for name, row in found.items() if not row["defended"]} == {"none", "none_batch_2"}
+    assert found["gate"]["measured"]["leakage_gate_withheld"] == 0.0
+    assert "trained with 4, audited with 1 pictures" in found["gate"]["mismatch"]
+    assert found["leakage_gate"]["measured"]["leakage_gate_withheld"] == 1.0
+    assert found["leakage_gate"]["mismatch"] == ""
+    assert not any(row["pareto"] for row in found.values())  # nothing was shared that an attack could be tested on
+    assert [found[name]["level"] for name in ("none", "gate", "leakage_gate")] == ["broken", "not tested", "not tested"]
+    assert content["test_pictures"] == 359
+    assert content["columns"][0]["name"] == "patch_gradient"
+    assert "trained with 4, audited with 1 pictures" in (root / "matrix.html").read_text()
+
+
+def test_killed_between_any_two_results_nothing_finished_is_repeated(matrix, computed, monkeypatch):
+    """An interruption instead of each third result, three calls long; then one that ends and one with nothing to do."""
+    counted = ResultWriter.write
+    written = []
+
+    def interrupted(self, *arguments):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(arguments)
+        counted(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ResultWriter, "write", interrupted)
+        for _ in range(3):
+            written.clear()
+            matrix(code=130)
+    root, *_ = matrix()
+    assert set(computed.values()) == {1}
+    assert len(computed) == 2 + 2 * 2 * 2
+    first = numbers(root)
+    computed.clear()
+    _, out, _ = matrix()
+    assert not computed
+    assert "4 of 4 runs were finished earlier" in out
+    assert numbers(root) == first
+    whole, *_ = matrix(folder=root.with_name("whole"))
+    assert numbers(whole) == first
+
+
+def test_a_training_that_did_not_finish_is_done_again_from_its_start(matrix, computed, monkeypatch):
+    root, *_ = matrix("matrix.rows=[none]")
+    before = json.loads((root / "matrix.json").read_text())["rows"][0]["accuracy"]
+    folder = root / "rows" / "none" / "training-0"
+    (folder / matrix_units.SEAL).unlink()
+    (folder / "metrics.jsonl").write_text('{"round": 0, "accuracy": 0.99, "failures": []}\n')
+    computed.clear()
+    matrix("matrix.rows=[none]")
+    assert dict(computed) == {"none/training-0": 1}
+    assert json.loads((root / "matrix.json").read_text())["rows"][0]["accuracy"] == before
+
+
+def test_rows_and_columns_are_added_to_what_there_is_and_other_settings_are_refused(matrix, computed):
+    root, *_ = matrix("matrix.rows=[none]", "matrix.columns=[labels]")
+    computed.clear()
+    matrix("matrix.rows=[none,noise_1e-1]", "matrix.columns=[labels,patch_gradient]")
+    assert [name for name in computed if name.startswith("none")] == [
+        "none/audit-initial/patch_gradient/0",
+        "none/audit-initial/patch_gradient/1",
+    ]
+    assert len(cells(root)) == 4
+    computed.clear()
+    *_, err = matrix("num_rounds=2", code=2)
+    assert "num_rounds=1, not 2" in err
+    *_, err = matrix("matrix.columns=[labels]", "matrix.attacks.labels=[labels,'labels.rule=idlg']", code=2)
+    assert "matrix.attacks.labels" in err
+    assert not computed
+
+
+def test_the_trained_model_is_attacked_too_seeds_give_a_spread_and_a_moved_folder_goes_on(matrix, computed):
+    settings = ["matrix.rows=[none]", "matrix.state=both", "matrix.seeds=2"]
+    root, *_ = matrix(*settings, "matrix.columns=[patch_gradient]")
+    found = cells(root)
+    assert {state for _, state, _ in found} == {"initial", "trained"}
+    config = (root / "rows" / "none" / "audit-trained" / "config.yaml").read_text()
+    assert "training-0/checkpoints/round-00001.safetensors" in config
+    content = json.loads((root / "matrix.json").read_text())["rows"][0]
+    assert len(content["accuracies"]) == 2
+    assert content["spread"] is not None
+    moved = root.rename(root.with_name("moved"))
+    computed.clear()
+    matrix(*settings, "matrix.columns=[labels,patch_gradient]", folder=moved)
+    assert set(computed) == {
+        f"none/audit-{state}/labels/{update}" for state in ("initial", "trained") for update in (0, 1)
+    }
+
+
+def test_two_processes_are_not_at_work_in_one_folder(matrix, computed, tmp_path):
+    (tmp_path / "matrix").mkdir()
+    with locked(tmp_path / "matrix"):
+        _, _, err = matrix(code=2)
+    assert "another process is at work in this folder" in err
+    assert not computed
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        (["matrix.state=final"], ["matrix.state=final", "initial, trained, both"]),
+        (["matrix.seeds=0"], ["matrix.seeds=0"]),
+        (["matrix.rows=[nonee]"], ["matrix.rows=nonee", "Did you mean 'none'"]),
+        (["matrix.columns=[label]"], ["matrix.columns=label", "Did you mean 'labels'"]),
+        (["defense=[mjp]"], ["matrix.defenses names them"]),
+        (["+matrix.defenses.x=[mjpp]", "matrix.rows=[x]"], ["matrix.defenses.x=mjpp", "mjpp"]),
+        (["+matrix.defenses.x=[mjp,'mjp.ration=1']", "matrix.rows=[x]"], ["matrix.defenses.x", "mjp.ration"]),
+        (["+matrix.attacks.x=[]", "matrix.columns=[x]"], ["matrix.attacks.x", "one option"]),
+        (["+matrix.defenses.x=5", "matrix.rows=[x]"], ["matrix.defenses.x=5", "a list"]),
+        (["matrix.attacks.labels=[labels,'labels.rule=llgg']"], ["attack.labels.rule=llgg"]),
+        (["num_clients=100000"], ["100000"]),
+        (["audit.num_images=100000"], ["audit.num_images=100000"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_one_clear_line_before_anything_starts(matrix, computed, settings, parts):
+    root, _, err = matrix(*settings, code=2)
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert all(part in lines[0] for part in parts), lines[0]
+    assert not computed
+    assert not (root / "matrix.json").exists()
+
+
+def test_ray_gives_the_numbers_of_the_inline_matrix(matrix, ray_on_this_machine, tmp_path):
+    inline, *_ = matrix()
+    settings = ["simulation=ray", "simulation.workers=2", "matrix.state=both"]
+    on_ray, *_ = matrix(*settings, folder=tmp_path / "ray")
+    shared = [line for line in numbers(on_ray) if line["state"] == "initial"]
+    assert [without(line) for line in shared] == [without(line) for line in numbers(inline)]
+
+
+def test_one_engine_is_chosen_for_all_runs(matrix):
+    root, out, _ = matrix("simulation=auto", "matrix.columns=[labels]")
+    assert out.splitlines()[0] == "in this process: 4 runs; simulation=ray uses workers"
+    recorded = [yaml.safe_load(path.read_text()) for path in root.glob("rows/*/*/config.yaml")]
+    assert [config["simulation"]["engine"] for config in recorded] == ["inline"] * 4
+
+
+def without(line):
+    """The front depends on the states that are looked at."""
+    return {key: value for key, value in line.items() if key != "pareto"}
+
+
+@pytest.mark.subprocess
+def test_sigkill_in_the_middle(matrix, tmp_path):
+    """A call in a process of its own is killed after its first sealed run; the next one repeats no finished run."""
+    root = tmp_path / "killed"
+    line = [sys.executable, "-m", "experiments.matrix", f"run_dir={root}", *SMALL, *ROWS]
+    process = subprocess.Popen(line, cwd=CHECKOUT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list(root.glob("rows/*/*/sealed.json")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    before = {path: path.stat().st_mtime_ns for path in root.glob("rows/*/*/sealed.json")}
+    assert 0 < len(before) < 4
+    matrix(folder=root)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert len(list(root.glob("rows/*/*/sealed.json"))) == 4
+    lines = [(r["observation"], r["attack"]) for r in rows(root / "rows" / "none" / "audit-initial", "attacks")]
+    assert len(lines) == len(set(lines)) == 4
+    whole, *_ = matrix()
+    assert numbers(whole) == numbers(root)
+
+
+def test_workers_of_a_cluster_find_relative_paths_and_the_folder_stays_the_same_matrix(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "g.safetensors").touch()
+    config = {
+        "data": {"path": "pictures"},
+        "model": {"checkpoint": "g.safetensors"},
+        "attack": {"gias": {"generator": {"checkpoint": "g.safetensors"}}},
+        "ray": {"address": "10.0.0.1:6379"},
+        "simulation": {"engine": "ray", "threads": 2},
+        "audit": {"victims": 1},
+    }
+    unit = matrix_units.Unit("none", matrix_units.AUDIT, "untrained", tmp_path / "m" / "rows" / "none" / "a", config)
+    sent = leakage_matrix._alone(unit, config["simulation"])
+    assert sent.config["simulation"] == {"engine": "inline", "threads": 2}
+    assert sent.config["data"] == {"path": str(tmp_path / "pictures")}
+    assert sent.config["model"] == {"checkpoint": str(tmp_path / "g.safetensors")}
+    asked = {"settings": sent.settings, "attacks": sent.config["attack"]}
+    unit.folder.mkdir(parents=True)
+    (unit.folder / matrix_units.ASKED).write_text(json.dumps(asked))
+    matrix_units.check_unit(unit)
+    here = matrix_units.Unit("none", unit.kind, unit.label, unit.folder, config | {"ray": {"address": None}})
+    assert leakage_matrix._alone(here, config["simulation"]).config["data"] == {"path": "pictures"}
+
+
+def test_a_trained_model_of_a_defense_that_adds_parameters_is_audited(matrix):
+    root, _, _ = matrix("matrix.state=trained", "matrix.rows=[mjp,no_pe]", "matrix.columns=[labels]")
+    assert {cell["status"] for cell in cells(root).values()} == {"done"}
+
+
+def test_a_checkpoint_that_cannot_be_read_is_a_failure(matrix, monkeypatch):
+    def unread(config, root):
+        raise ConfigError("model.checkpoint", "x", "no state dict that fits the model")
+
+    monkeypatch.setattr(matrix_units, "run_audit", unread)
+    _, _, err = matrix("matrix.rows=[none]", "matrix.state=trained")
+    assert "failed, and tried again by the next call: none, audit trained" in err
+
+
+def test_a_defense_that_spoils_its_updates_is_a_failure_and_no_refusal(matrix):
+    spoils = (
+        "+matrix.defenses.spoils=['+defense.spoils._target_=tests.experiments.faulty_defense.Spoils',"
+        "'+defense.spoils.how=flat']"
+    )
+    root, _, err = matrix(spoils, "matrix.rows=[spoils]", "matrix.columns=[patch_gradient,labels]")
+    (row,) = json.loads((root / "matrix.json").read_text())["rows"]
+    stage = row["audits"]["initial"]
+    assert stage["status"] == "failed"
+    assert "tensor cls_token has the shape (64), the model's has (1, 1, 64)" in stage["reason"]
+    assert "defense=[spoils]" in stage["reason"]
+    assert row["cells"] == []  # the page then shows what the stage says
+    assert (row["leakage"], row["pareto"]) == (None, False)
+    assert "spoils, audit initial" in err

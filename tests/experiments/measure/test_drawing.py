@@ -1,0 +1,48 @@
+"""What figures and position measures are made of."""
+
+import pytest
+import torch
+
+from experiments.measure.drawing import embedding_view
+from experiments.measure.subjects import load_subjects
+from fedsim.metrics.position import position_errors
+from tests.experiments.measure.recorded import MJP, NO_PE
+
+IDX = {"mjp_jp_idx": {"_target_": "defenses.MaskedJigsawPuzzle", "ratio": 0.3, "embedding": "indexed"}}
+
+
+@pytest.fixture
+def subject(write_run, settings):
+    def load(defense=None):
+        return load_subjects(settings([write_run("run", defense)]))[0]
+
+    return load
+
+
+def test_the_parts_of_a_table(subject):
+    found = subject(MJP)
+    view = embedding_view(found)
+    parameters = dict(found.model.named_parameters())
+    table = parameters["pos_embed"].detach().double()[0]
+    assert view.patches.equal(table[-16:])
+    assert view.prefix.equal(table[:-16])
+    assert view.unknown.equal(parameters["unknown_embed"].detach().double())
+
+
+def test_without_position_embeddings_there_is_nothing_to_show(subject):
+    assert embedding_view(subject(NO_PE)) is None
+
+
+def test_index_embeddings_tell_positions_too(subject):
+    """Tokens get the sum of both tables: one that is all in the second must not look like chance."""
+    found = subject(IDX)
+    rows = torch.arange(17, dtype=torch.float32)[:, None] * torch.ones(found.model.pos_embed.shape[-1])
+    with torch.no_grad():
+        found.model.pos_embed.normal_(std=1e-3, generator=torch.Generator().manual_seed(0))
+        found.model.index_embed.copy_(rows[None])
+    view = embedding_view(found)
+    whole = (found.model.pos_embed + found.model.index_embed).detach().double()[0]
+    torch.testing.assert_close(view.patches, whole[-16:], rtol=0, atol=1e-5)
+    assert view.unknown is None
+    errors = position_errors(view.patches, view.grid, 4, 2, 0)
+    assert max(errors.index) < 0.1, "the index can be read off the second table"

@@ -1,0 +1,121 @@
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from experiments.cli.places import find_runs
+from experiments.measure.subjects import find_checkpoint, load_subjects
+from fedsim.data import Digits, FederatedData
+from fedsim.errors import ConfigError
+from fedsim.evaluation import evaluate
+from fedsim.models import ModelSpec, Normaliser
+from tests.experiments.measure.recorded import DATA, MJP, MODEL
+
+
+def test_a_run_is_loaded_with_its_weights_and_its_test_pictures(write_run, settings):
+    folder = write_run("a")
+    state = {name: torch.randn_like(tensor) * 0.1 for name, tensor in load_file(find_checkpoint(folder, None)).items()}
+    save_file(state, folder / "checkpoints" / "round-00007.safetensors")
+    (subject,) = load_subjects(settings([folder], measure={"num_images": None}))
+    assert subject.origin.server_round == 7
+    assert all(torch.equal(tensor, state[name]) for name, tensor in subject.model.state_dict().items())
+    model = ModelSpec("vit_nano_patch2_8", 10, kwargs={"depth": 1}).build(5)
+    model.load_state_dict(state)
+    expected = evaluate(model, FederatedData(Digits(0.2, 0.0, 0), None, 8).test, Normaliser(model))
+    right = sum(
+        int((subject.model(subject.normalise(images)).argmax(1) == subject.pictures.labels[start : start + 100]).sum())
+        for start, images in zip(range(0, 1000, 100), subject.pictures.batches(100), strict=False)
+    )
+    assert right / len(subject.pictures) == expected.accuracy
+    assert not subject.model.training
+
+
+def test_a_checkpoint_of_a_round(write_run, settings):
+    folder = write_run("a")
+    assert load_subjects(settings([folder], measure={"round": 3}))[0].origin.server_round == 3
+    with pytest.raises(ConfigError, match=r"measure.round=5.*: 3"):
+        load_subjects(settings([folder], measure={"round": 5}))
+
+
+def test_the_last_round_is_that_of_the_largest_number(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    for number in (99999, 100000):
+        (tmp_path / "checkpoints" / f"round-{number}.safetensors").touch()
+    assert find_checkpoint(tmp_path, None).name == "round-100000.safetensors"
+    (tmp_path / "checkpoints" / "round-last.safetensors").touch()
+    with pytest.raises(ConfigError, match="round-last"):
+        find_checkpoint(tmp_path, None)
+
+
+def test_a_model_that_diverged_is_named(write_run, settings):
+    folder = write_run("a")
+    state = load_file(find_checkpoint(folder, None))
+    state["pos_embed"][0, 0, 0] = float("nan")
+    save_file(state, find_checkpoint(folder, None))
+    with pytest.raises(ConfigError, match="pos_embed, one of 1 tensors, holds NaN"):
+        load_subjects(settings([folder]))
+
+
+def test_runs_with_the_same_data_share_their_pictures_in_one_order(write_run, settings):
+    a, b, other = load_subjects(
+        settings([write_run("a"), write_run("b", MJP, seed=4), write_run("c", data={**DATA, "seed": 9})])
+    )
+    assert a.pictures is b.pictures
+    assert other.pictures is not a.pictures
+    assert len(a.pictures) == len(set(a.pictures.images.ids)) == 40
+    assert load_subjects(settings([a.origin.folder]))[0].pictures.images.ids == a.pictures.images.ids
+    assert load_subjects(settings([a.origin.folder], seed=1))[0].pictures.images.ids != a.pictures.images.ids
+
+
+def test_names_tell_what_differs_but_not_seeds(write_run, settings):
+    other = {"mjp": {**MJP["mjp"], "ratio": 0.1}}
+    folders = [write_run("a"), write_run("b", seed=1), write_run("c", MJP), write_run("d", other)]
+    names = [subject.name for subject in load_subjects(settings(folders))]
+    assert names == ["no defense", "no defense", "mjp, mjp.ratio=0.3", "mjp, mjp.ratio=0.1"]
+    given = load_subjects(settings(folders[:2], names=["x", 2]))
+    assert [subject.name for subject in given] == ["x", "2"]
+    with pytest.raises(ConfigError, match="each of the 2 runs"):
+        load_subjects(settings(folders[:2], names=["x"]))
+
+
+def test_a_sweep_is_all_of_its_runs(write_run, tmp_path):
+    for name in ("sweep/10", "sweep/2", "sweep/0"):
+        write_run(name)
+    (tmp_path / "sweep" / "unfinished").mkdir()
+    assert [path.name for path in find_runs(tmp_path / "sweep")] == ["0", "2", "10"]
+
+
+def test_a_model_with_weights_that_a_defense_added_to(write_run, settings):
+    weights = find_checkpoint(write_run("a", MJP), None)
+    given = settings(model={**MODEL, "checkpoint": str(weights)}, data=DATA, defense=MJP)
+    (subject,) = load_subjects(given)
+    assert torch.equal(subject.model.get_parameter("unknown_embed"), load_file(weights)["unknown_embed"])
+    assert subject.origin.folder is None
+
+
+def test_what_cannot_be_loaded(write_run, settings, tmp_path):
+    run = write_run("a")
+    empty = write_run("empty")
+    next((empty / "checkpoints").iterdir()).unlink()
+    wrong = write_run("wrong")
+    save_file({"x": torch.zeros(1)}, wrong / "checkpoints" / "round-00003.safetensors")
+    cut = tmp_path / "cut.pt"
+    cut.write_bytes(b"")
+    broken = write_run("broken")
+    (broken / "config.yaml").write_text("[]")
+    few = write_run("few", model={"num_classes": 10})
+    for given, words in (
+        (settings(), "runs="),
+        (settings([tmp_path / "nowhere"]), "nowhere"),
+        (settings([tmp_path / "a" / "checkpoints"]), "config.yaml"),
+        (settings([empty]), "not finished"),
+        (settings([wrong]), "no state dict that fits"),
+        (settings([broken]), "not a run's"),
+        (settings([run], model=MODEL, data=DATA), "no model beside runs"),
+        (settings(model=MODEL), "data=imagefolder"),
+        (settings(model={**MODEL, "checkpoint": str(tmp_path / "no.pt")}, data=DATA), "no such file"),
+        (settings(model={**MODEL, "checkpoint": str(cut)}, data=DATA), "no state dict that fits"),
+        (settings([run], data={**DATA, "test_fraction": 0.0}), "above 0"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load_subjects(given)
+    assert load_subjects(settings([few]))

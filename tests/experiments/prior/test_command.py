@@ -1,0 +1,190 @@
+"""`fedsim-prior` as a user calls it, on digits."""
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from experiments.engine.setup import prepare
+from experiments.prior.command import inversion, training, use
+from fedsim.errors import ConfigError
+from fedsim.models.generator import ConvGenerator, load_generator, save_generator
+from fedsim.tracking.durable import locked
+from tests.support.federation import settings
+
+PUBLIC = ["data.auxiliary_fraction=0.3", "prior.validation=8", "threads=1"]
+GENERATOR = ["prior.generator.steps=30", "prior.generator.channels=[16,8]", "prior.generator.latent=8"]
+GENERATOR += ["prior.generator.batch_size=16", "prior.generator.save_every=10"]
+LTI = ["kind=lti", "model=mlp", "model.img_size=8", "model.kwargs.hidden=[16]", "prior.lti.updates=18"]
+LTI += ["prior.lti.steps=50", "prior.lti.hidden=64", "prior.lti.bins=256", "prior.lti.save_every=20"]
+
+
+def test_a_generator_of_all_classes_but_some(command, tmp_path):
+    root = tmp_path / "prior"
+    call = ["fedsim-prior", f"run_dir={root}", *PUBLIC, *GENERATOR, "prior.exclude_classes=[3,8]"]
+    code, out, err = command(*call)
+    assert code == 0, err
+    assert out.strip().splitlines()[-1] == str(root)
+    call_of_use = next(shlex.split(line) for line in out.splitlines() if line.startswith("fedsim-audit "))
+    assert {"data=digits", "model=vit_nano", "data.auxiliary_fraction=0.3", "attack=[gias]"} < set(call_of_use)
+    generator = load_generator(root / "generator.safetensors")
+    assert generator.trained_on.nonzero().flatten().tolist() == [0, 1, 2, 4, 5, 6, 7, 9]
+    assert generator(torch.zeros(1, 8)).shape == (1, 3, 8, 8)
+    summary = json.loads((root / "summary.json").read_text())
+    assert summary["classes"] == 8
+    assert summary["excluded_pictures"] == 8
+    with Image.open(root / "samples.png") as sheet:
+        assert sheet.size[0] > sheet.size[1] > 100
+    code, out, _ = command(*call)
+    assert code == 0
+    assert "finished by an earlier call" in out
+    code, _, err = command(*call, "seed=1")
+    assert code == 2
+    assert "seed=1 now, 0 there" in err
+
+
+def test_the_command_of_use_repeats_what_the_prior_holds_for():
+    choices = {"data": "imagefolder", "model": "mlp", "defense": None}
+    given = ["data=imagefolder", "data.path='a b'", "kind=lti", "defense=[topk]", "++defense.topk.ratio=0.5", "seed=3"]
+    given += ["client.batch_size=2", "client.share=delta", "prior.lti.steps=9", "run_dir=x"]
+    words = shlex.split(use("lti", Path("x/inversion.safetensors"), 2, choices, given))
+    assert words[:-2] == [
+        "fedsim-audit", "data=imagefolder", "model=mlp", "data.path='a b'", "defense=[topk]",
+        "++defense.topk.ratio=0.5", "seed=3", "client.share=delta", "audit.batch_size=2",
+    ]  # fmt: skip
+    generator = shlex.split(use("generator", Path("g.safetensors"), 1, choices, given))
+    assert "defense=[topk]" not in generator
+    assert generator[-2:] == ["attack=[gias]", f"attack.gias.generator.checkpoint={Path('g.safetensors').resolve()}"]
+
+
+def test_a_generator_of_another_size_is_refused_before_anything_runs(tmp_path):
+    path = tmp_path / "g.safetensors"
+    save_generator(ConvGenerator(8, 16, (8,)), path)
+    given = ["data=digits", "model=vit_nano", "attack=[gias]", f"attack.gias.generator.checkpoint={path}"]
+    with pytest.raises(ConfigError, match=r"^attack\.gias\.generator\.checkpoint=.*3×8×8.*3×16×16"):
+        prepare(settings("audit", *given))
+
+
+def test_a_folder_at_work_is_left_as_it_is(command, tmp_path):
+    with locked(tmp_path):
+        code, _, err = command("fedsim-prior", f"run_dir={tmp_path}", *PUBLIC, *GENERATOR)
+    assert code == 2
+    assert "another process is at work in this folder" in err
+    assert not (tmp_path / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(("kind", "settings", "result"), [
+    ("generator", GENERATOR, "generator.safetensors"),
+    ("lti", LTI, "inversion.safetensors"),
+])  # fmt: skip
+def test_a_killed_training_comes_to_the_same_bits(command, tmp_path, monkeypatch, kind, settings, result):
+    monkeypatch.setattr(inversion, "CHUNK", 16)  # two files of updates
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert command("fedsim-prior", f"run_dir={whole}", *PUBLIC, *settings)[0] == 0
+    save = training.Training._save
+
+    def deadly(self):
+        save(self)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Training, "_save", deadly)
+        code, _, err = command("fedsim-prior", f"run_dir={killed}", *PUBLIC, *settings)
+    assert code == 130
+    assert "goes on" in err
+    assert not (killed / result).exists()
+    assert command("fedsim-prior", f"run_dir={killed}", *PUBLIC, *settings)[0] == 0
+    first, again = load_file(whole / result), load_file(killed / result)
+    assert first.keys() == again.keys()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
+
+
+def test_lti_is_trained_through_the_defense_and_used_by_an_audit(command, tmp_path):
+    root, audit = tmp_path / "lti", tmp_path / "audit"
+    same = ["model=mlp", "model.img_size=8", "model.kwargs.hidden=[16]", "data.auxiliary_fraction=0.3"]
+    same += ["defense=[topk]", "defense.topk.ratio=0.5"]
+    more = ["prior.lti.updates=256", "prior.lti.steps=300", "prior.lti.lr=2e-3", "prior.lti.any_label=0"]
+    code, _, err = command("fedsim-prior", f"run_dir={root}", *PUBLIC, *LTI, *same, *more)
+    assert code == 0, err
+    summary = json.loads((root / "summary.json").read_text())
+    assert summary["validation_psnr"] > summary["validation_psnr_of_mean_picture"] + 1
+    network = f"checkpoint={root / 'inversion.safetensors'}"
+    attack = ["data=digits", "simulation=inline", "attack=[lti,lti_mean]", f"attack.lti.{network}"]
+    attack += [f"attack.lti_mean.{network}", "audit.num_images=4"]
+    code, _, err = command("fedsim-audit", f"run_dir={audit}", *same, *attack)
+    assert code == 0, err
+    results = [json.loads(line) for line in (audit / "attacks.jsonl").read_text().splitlines()]
+    mean = {
+        name: sum(r["images"][0]["psnr"] for r in results if r["attack"] == name) / 4 for name in ("lti", "lti_mean")
+    }
+    assert mean["lti"] > mean["lti_mean"]
+    code, _, err = command("fedsim-audit", f"run_dir={tmp_path / 'other'}", *same, *attack, "defense.topk.ratio=0.4")
+    assert code == 0, err
+    other = [json.loads(line) for line in (tmp_path / "other" / "attacks.jsonl").read_text().splitlines()]
+    assert {r["reason"] for r in other if r["attack"] == "lti"} == {
+        "the network was trained for something else: defense was topk, now topk: ratio was 0.5, now 0.4"
+    }
+
+
+WITHHELD = ["client.batch_size=2", "prior.lti.updates=9", "prior.lti.steps=2"]
+
+
+@pytest.fixture
+def withholding(monkeypatch):
+    """`withholding(numbers)`: updates of these simulated clients are not shared; four updates are in a file."""
+    observe = inversion.Simulator.observe
+    monkeypatch.setattr(inversion, "CHUNK", 4)
+
+    def withhold(numbers):
+        def gated(self, pictures, client):
+            seen = observe(self, pictures, client)
+            return replace(seen, update=replace(seen.update, tensors={})) if client in numbers else seen
+
+        monkeypatch.setattr(inversion.Simulator, "observe", gated)
+
+    return withhold
+
+
+def test_updates_that_a_defense_withholds_are_left_out_even_a_whole_file_of_them(command, tmp_path, withholding):
+    withholding({0, *range(4, 8)})
+    root = tmp_path / "gated"
+    code, _, err = command("fedsim-prior", f"run_dir={root}", *PUBLIC, *LTI, *WITHHELD)
+    assert code == 0, err
+    assert (root / "inversion.safetensors").exists()
+
+
+def test_a_defense_that_withholds_every_update_is_named(command, tmp_path, withholding):
+    withholding(range(9))
+    code, _, err = command("fedsim-prior", f"run_dir={tmp_path / 'none'}", *PUBLIC, *LTI, *WITHHELD)
+    assert code == 2
+    assert "none of 4 was" in err
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["kind=gan"], "kind=gan: one of generator, lti"),
+        (["prior.exclude_classes=[tree]"], "prior.exclude_classes=tree: a class of the data: 0, 1"),
+        (["prior.exclude_classes=3"], "a list of names"),
+        (["data.auxiliary_fraction=0"], "data.auxiliary_fraction=0: more than 64 public pictures"),
+        (["prior.generator.steps=0"], "prior.generator.steps=0: a whole number of at least 1"),
+        (["prior.generator.channels=[7]"], "channels in multiples of 8"),
+        (["+prior.generator.depth=3"], "prior.generator.depth=3: there is no such setting"),
+        (["kind=lti", "prior.lti.any_label=2"], "prior.lti.any_label=2: a share"),
+        (["kind=lti", "prior.validation=1", "client.batch_size=2"], "prior.validation=1: at least the 2 pictures"),
+        (["kind=lti", "prior.lti.decoder=magic"], "decoder=magic: one of linear, conv"),
+        (["kind=lti", "defense=[secure_aggregation]"], "the server sees single clients"),
+        (["kind=lti", "client.batch_size=64", "data.auxiliary_fraction=0.05"], "client.batch_size=64: at most the"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(command, tmp_path, settings, words):
+    root = tmp_path / "none"
+    code, _, err = command("fedsim-prior", f"run_dir={root}", "prior.lti.updates=4", *settings)
+    assert code == 2
+    assert words in err
+    assert not root.exists() or not any(path.is_file() for path in root.glob("*.yaml"))

@@ -1,0 +1,394 @@
+"""A run killed at any moment and resumed leaves what the uninterrupted run leaves.
+
+Where the moment is the subject, the folder is copied at it: what a kill leaves is what is on disk.
+"""
+
+import fcntl
+import functools
+import importlib
+import inspect
+import itertools
+import json
+import shutil
+import sys
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from experiments.engine import reporting
+from experiments.run import command as federated
+from experiments.run import resumed, resuming
+from fedsim.errors import ConfigError
+from fedsim.simulation import SimulatedGrid
+from fedsim.tracking import RunFolder
+from fedsim.tracking.sealed import ARRAYS, SealedStates
+from tests.experiments.mortal_runs import MortalRuns
+from tests.experiments.run_files import rows
+
+SMALL = [
+    "num_clients=3",
+    "num_rounds=4",
+    "evaluate_every=1",
+    "checkpoint_every=1",
+    "observe.every=2",
+    "observe.clients=1",
+    "resume_every_seconds=0",
+    "tracker=[]",
+    "data.auxiliary_fraction=0.85",
+    "data.test_fraction=0.05",
+]
+WEIGHTS = ["client.batch_size=64", "client.optimizer.lr=0.05", "attack=[labels]"]
+SCHEDULER = "strategy.scheduler={_target_: torch.optim.lr_scheduler.StepLR, step_size: 2, gamma: 0.5}"
+SETTINGS = {
+    "fedsgd": ["strategy.optimizer.lr=0.01", SCHEDULER],
+    "fedadam": [
+        "strategy=fedadam",
+        "strategy.fraction_train=0.7",
+        "strategy.fraction_evaluate=1.0",
+        "defense=[topk]",
+        *WEIGHTS,
+    ],
+}
+
+TRAINS = "clients.app:ClientRuntime.train"
+"""Three times a round."""
+SEALS = "fedsim.tracking.sealed:_sha256"
+"""Twice a point: arrays are written, what is not in arrays, then the manifest."""
+POINT = "server.resume:ResumePoints.after_round"
+APPENDS = "fedsim.tracking.run_folder:append_whole"
+"""Metrics and timings of round 0, two results of attacks, metrics and timings of round 1, the same of round 2 …"""
+MOMENTS = {
+    "in a round": (TRAINS, 8, "before"),
+    "while a resume point is written": (SEALS, 4, "after"),
+    "between a round and its resume point": (POINT, 2, "before"),
+    "in a line of the metrics": (APPENDS, 9, "half"),
+    "in a line of the attacks": (APPENDS, 8, "half"),
+    "between two attacks": ("server.results:ResultWriter.write", 3, "after"),
+    "between a picture and its line": ("server.results:save_png", 3, "after"),
+    "after the last round": (POINT, 4, "after"),
+    "before the report": ("experiments.engine.reporting:end_with_report", 1, "before"),
+}
+AFTER_ROUND_3 = (POINT, 3, "after")
+
+
+@pytest.fixture(scope="module")
+def mortal():
+    with MortalRuns() as runs:
+        yield runs
+
+
+@pytest.fixture(scope="module")
+def moments(tmp_path_factory):
+    """An uninterrupted run, and copies of its folder, by moment."""
+    root = tmp_path_factory.mktemp("moments")
+    folder = root / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        # The tests' type checker draws from the generator that Flower samples with, where it checks a simulated Grid.
+        patch.setattr(SimulatedGrid, "get_node_ids", inspect.unwrap(SimulatedGrid.get_node_ids))
+        patch.setattr(reporting, "build_report", lambda folder: folder / "report.html")
+        for moment, (at, call, how) in {**MOMENTS, AFTER_ROUND_3: AFTER_ROUND_3}.items():
+            copy_at(patch, folder, root / f"copy-{hash(moment)}", at, call, how)
+        settings = ["simulation=inline", *SMALL, *SETTINGS["fedsgd"]]
+        patch.setattr(sys, "argv", ["fedsim", *settings, f"run_dir={folder}"])
+        patch.setattr(sys, "path", list(sys.path))
+        federated.main()
+    return folder, {moment: root / f"copy-{hash(moment)}" for moment in (*MOMENTS, AFTER_ROUND_3)}
+
+
+def copy_at(patch, folder, copy, at, call, how):
+    """Before the nth call of a function, after it, or `half`: with half of what it is to append."""
+    module, _, path = at.partition(":")
+    *owners, name = path.split(".")
+    owner = functools.reduce(getattr, owners, importlib.import_module(module))
+    original, calls = getattr(owner, name), itertools.count(1)
+
+    @functools.wraps(original)
+    def replaced(*args, **kwargs):
+        chosen = next(calls) == call
+        if chosen and how != "after":
+            shutil.copytree(folder, copy)
+            if how == "half":
+                file, content = args
+                with (copy / file.relative_to(folder)).open("ab") as half:
+                    half.write(content[: len(content) // 2])
+        result = original(*args, **kwargs)
+        if chosen and how == "after":
+            shutil.copytree(folder, copy)
+        return result
+
+    patch.setattr(owner, name, replaced)
+
+
+@pytest.fixture
+def copied(moments, tmp_path):
+    """`copied(moment)`: a folder as a kill at that moment leaves it."""
+    return lambda moment: shutil.copytree(moments[1][moment], tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def whole(mortal, moments, tmp_path_factory):
+    """The uninterrupted run with these settings, made once."""
+    made = {("fedsgd",): moments[0]}
+
+    def call(name, *more):
+        key = (name, *more)
+        if key not in made:
+            folder = tmp_path_factory.mktemp("whole") / "run"
+            mortal.run("simulation=inline", *SMALL, *SETTINGS[name], *more, f"run_dir={folder}")
+            made[key] = folder
+        return made[key]
+
+    return call
+
+
+def results(folder):
+    """Of attacks, without what a seed does not reproduce."""
+    found = [{k: v for k, v in row.items() if k not in ("seconds", "attempts")} for row in rows(folder, "attacks")]
+    return sorted(found, key=lambda row: (row["observation"], row["attack"]))
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def assert_same(resumed, whole):
+    assert (resumed / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    assert files(resumed / "checkpoints") == files(whole / "checkpoints")
+    assert results(resumed) == results(whole)
+    assert files(resumed / "reconstructions") == files(whole / "reconstructions")
+    assert [row["round"] for row in rows(resumed, "timings")] == [0, 1, 2, 3, 4]
+    assert not (resumed / "resume").exists()
+    assert json.loads((resumed / "summary.json").read_text())["finished"] is True
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_the_same_bits_after_a_kill(mortal, whole, copied, moment):
+    folder = copied(moment)
+    assert (folder / "resume").exists()
+    answer = mortal.run(f"resume={folder}")
+    assert answer["out"].splitlines()[-1] == str(folder)
+    assert_same(folder, whole("fedsgd"))
+
+
+def test_what_server_and_clients_remember_goes_on(mortal, whole, tmp_path):
+    """FedAdam its moments, the clients what top-k has kept back."""
+    folder = tmp_path / "run"
+    settings = ["simulation=inline", *SMALL, *SETTINGS["fedadam"], f"run_dir={folder}"]
+    mortal.run(*settings, at=POINT, call=1, how="after")
+    mortal.run(f"resume={folder}", at=POINT, call=2, how="before")
+    mortal.run(f"resume={folder}", "resume_every_seconds=3600")
+    assert_same(folder, whole("fedadam"))
+
+
+def test_a_run_killed_before_its_first_point_begins_anew(mortal, whole, tmp_path):
+    folder = tmp_path / "run"
+    settings = ["simulation=inline", *SMALL, *SETTINGS["fedsgd"], f"run_dir={folder}"]
+    mortal.run(*settings, at=TRAINS, call=2)
+    answer = mortal.run(f"resume={folder}")
+    assert "begins anew" in answer["out"]
+    assert_same(folder, whole("fedsgd"))
+
+
+def test_a_damaged_point_is_said_and_the_one_before_it_used(mortal, whole, copied, tmp_path):
+    folder = copied(AFTER_ROUND_3)
+    arrays = folder / "resume" / "round-00003" / ARRAYS
+    arrays.write_bytes(arrays.read_bytes()[:-5])
+    every = tmp_path / "every"
+    shutil.copytree(folder, every)
+    answer = mortal.run(f"resume={folder}")
+    assert "round-00003 is damaged" in answer["out"]
+    assert "goes on after round 2; 4 results of attacks are kept" in answer["out"]
+    assert_same(folder, whole("fedsgd"))
+    (every / "resume" / "round-00002" / "manifest.json").unlink()
+    before = files(every / "resume" / "round-00002") | {"metrics": (every / "metrics.jsonl").read_bytes()}
+    answer = mortal.run(f"resume={every}", code=2)
+    assert "every resume point in it is damaged" in answer["err"]
+    assert files(every / "resume" / "round-00002") | {"metrics": (every / "metrics.jsonl").read_bytes()} == before
+
+
+def test_a_picture_that_went_with_the_power_comes_again_and_tensorboard_has_every_number(mortal, whole, tmp_path):
+    folder = tmp_path / "run"
+    settings = [setting for setting in SMALL if setting != "tracker=[]"]
+    mortal.run("simulation=inline", *settings, *SETTINGS["fedsgd"], f"run_dir={folder}", at=POINT, call=2)
+    first, last = [row for row in rows(folder, "attacks") if row["round"] == 2]
+    (folder / first["images"][0]["original"]).write_bytes(b"")
+    answer = mortal.run(f"resume={folder}")
+    assert "goes on after round 1; 3 results of attacks are kept" in answer["out"]
+    assert last["images"][0]["original"] is None
+    assert_same(folder, whole("fedsgd"))
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    losses = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert losses == [(row["round"], pytest.approx(row["loss"])) for row in rows(folder, "metrics")]
+    assert sorted(event.step for event in events.Scalars("leakage/patch_gradient/psnr")) == [1, 2, 4]
+    assert sorted(event.step for event in events.Scalars("leakage/labels/label_share")) == [1, 2, 4]
+
+
+def test_attacks_that_were_pending_on_ray_are_finished_in_the_process(mortal, whole, tmp_path):
+    folder, marker = tmp_path / "run", tmp_path / "marker"
+    slow = f"+attack.slow={{_target_:tests.server.faulty_attacks.Faulty,fault:hang,marker:{marker}}}"
+    observed = ["attack=[labels]", slow, "observe.save=false"]
+    settings = [*SMALL, *SETTINGS["fedsgd"], "simulation.workers=1", *observed, f"run_dir={folder}"]
+    mortal.run(*settings, at=POINT, call=2, how="after")
+    assert len(list((folder / "resume" / "pending").glob("*/*/truth.safetensors"))) == 2
+    marker.touch()  # from here on the attack ends
+    mortal.run(f"resume={folder}", "simulation.engine=inline")
+    assert_same(folder, whole("fedsgd", *observed))
+
+
+def test_a_search_goes_on_from_its_last_saved_step(mortal, whole, tmp_path):
+    folder, log = tmp_path / "run", tmp_path / "steps"
+    walk = "+attack.walk={{_target_:tests.server.faulty_attacks.Walk,log:{},dies_at:{}}}"
+    settings = ["simulation=inline", *SMALL, *SETTINGS["fedsgd"], "attack=[]", f"run_dir={folder}"]
+    mortal.run(*settings, walk.format(log, 8), code=-9)
+    mortal.run(f"resume={folder}")
+    steps = [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("1-0 ")]
+    assert steps == [*range(1, 9), *range(7, 11)]
+    assert_same(folder, whole("fedsgd", "attack=[]", walk.format(tmp_path / "whole", 0)))
+
+
+def test_a_finished_run_says_so_and_builds_its_report_anew(mortal, whole):
+    folder = whole("fedsgd")
+    before = files(folder / "checkpoints")
+    answer = mortal.run(f"resume={folder}", report=True)
+    assert "this run is finished" in answer["out"]
+    assert answer["out"].splitlines()[-1] == str(folder)
+    assert "FedSGD" in (folder / "report.html").read_text()
+    assert files(folder / "checkpoints") == before
+
+
+def test_an_interrupted_run_tells_how_to_go_on(mortal, tmp_path):
+    folder = tmp_path / "run"
+    settings = ["simulation=inline", *SMALL, *SETTINGS["fedsgd"], f"run_dir={folder}"]
+    answer = mortal.run(*settings, at=TRAINS, call=5, how="interrupt", code=130)
+    assert f"fedsim resume={folder} goes on" in answer["err"]
+    assert "interrupted" in answer["err"]
+
+
+def test_a_disk_that_is_full_when_a_line_is_due_loses_nothing(mortal, whole, tmp_path):
+    folder = tmp_path / "run"
+    settings = ["simulation=inline", *SMALL, *SETTINGS["fedsgd"], f"run_dir={folder}"]
+    answer = mortal.run(*settings, at=APPENDS, call=9, how="full", code=2)
+    error = [line for line in answer["err"].splitlines() if line.startswith("error: ")]
+    assert len(error) == 1
+    assert "No space left on device" in error[0]
+    assert f"fedsim resume={folder} goes on" in error[0]
+    assert "Traceback" not in answer["err"]
+    mortal.run(f"resume={folder}")
+    assert_same(folder, whole("fedsgd"))
+
+
+def test_a_disk_that_is_full_when_a_point_is_due_costs_that_point(mortal, whole, tmp_path):
+    folder = tmp_path / "run"
+    settings = ["simulation=inline", *SMALL, *SETTINGS["fedsgd"], f"run_dir={folder}"]
+    answer = mortal.run(*settings, at="fedsim.tracking.sealed:save_file", call=2, how="full", code=0)
+    assert "no resume point, the run itself goes on: [Errno 28] No space left on device" in answer["out"]
+    assert_same(folder, whole("fedsgd"))
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """As a run leaves it that was killed before its first round."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(
+        "num_rounds: 4\nobserve: {}\nresume_every_seconds: 30\n"
+        "ray: {address: null}\nsimulation: {workers: auto, threads: 1}\n"
+    )
+    return tmp_path / "run"
+
+
+def test_where_a_run_goes_on_may_change_and_what_comes_out_may_not(run_folder):
+    config, root = resumed.read_resumed([f"resume={run_folder}", "simulation.workers=2", "ray.address=auto"])
+    assert root == run_folder
+    assert config["simulation"] == {"workers": 2, "threads": 1}
+    assert config["ray"] == {"address": "auto"}
+    assert config["num_rounds"] == 4
+    for argument in (
+        "seed=1",
+        "simulation.threads=2",
+        "simulation=inline",
+        "attack=[]",
+        "-m",
+        "--cfg",
+        "~seed",
+        "ray=x",
+    ):
+        with pytest.raises(ConfigError, match="keeps its settings"):
+            resumed.read_resumed([f"resume={run_folder}", argument])
+    with pytest.raises(ConfigError, match=r"a setting of this run\. Did you mean 'address'"):
+        resumed.read_resumed([f"resume={run_folder}", "ray.adress=auto"])
+    assert resumed.read_resumed(["seed=1"]) is resumed.read_resumed(["resume=null"]) is None
+    for plus in ("+", "++"):  # as Hydra takes them
+        assert resumed.read_resumed([f"{plus}resume={run_folder}"]) == resumed.read_resumed([f"resume={run_folder}"])
+        assert resumed.read_resumed([f"{plus}resume=null"]) is None
+
+
+def test_resume_in_a_file_starts_no_other_run(command, tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "again.yaml").write_text(f"# @package _global_\nresume: {tmp_path / 'RUN'}\n")
+    run = tmp_path / "run"
+    code, _, err = command("fedsim", "--config-dir", str(tmp_path), "experiment=again", f"run_dir={run}")
+    assert code == 2
+    assert err.startswith(f"error: resume={tmp_path / 'RUN'}: null in a file: fedsim resume=RUN goes on")
+    assert not (run / "config.yaml").exists()
+
+
+def test_what_began_on_gpus_does_not_go_on_in_one_process(run_folder):
+    path = run_folder / "config.yaml"
+    began = path.read_text().replace("threads: 1", "threads: 1, engine: ray, attack_num_gpus: 0.5")
+    path.write_text(began)
+    assert resumed.read_resumed([f"resume={run_folder}", "simulation.engine=ray"]) is not None
+    with pytest.raises(ConfigError, match=r"simulation\.engine=inline: ray, .*simulation\.attack_num_gpus"):
+        resumed.read_resumed([f"resume={run_folder}", "simulation.engine=inline"])
+
+
+@pytest.mark.parametrize(
+    "content", [None, "[]", "seed: 0\naudit: {num_images: 3}\n", "a: [", "num_rounds: 4\nobserve: {}\n"]
+)
+def test_a_folder_without_a_run_is_one_clear_line(command, tmp_path, content):
+    if content is not None:
+        (tmp_path / "config.yaml").write_text(content)
+    code, out, err = command("fedsim", f"resume={tmp_path}")
+    assert code == 2
+    assert err.startswith(f"error: resume={tmp_path}: ")
+    assert len(err.splitlines()) == 1
+    assert out == ""
+    assert {path.name for path in tmp_path.iterdir()} <= {"config.yaml"}
+
+
+def test_points_of_another_format_and_none_at_all_are_refused(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.append("metrics", {"round": 3})
+    pending = resuming.PendingObservations(folder.resume_points / "pending", folder.observations)
+    with pytest.raises(ConfigError, match="resume_every_seconds=null left none"):
+        resuming.go_back(folder, pending, None)
+    SealedStates(folder.resume_points).write(3, {})
+    manifest = folder.resume_points / "round-00003" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(ConfigError, match="a resume point of format 1, not 2"):
+        resuming.go_back(folder, pending, 30.0)
+    assert list(folder.rows("metrics")) == [{"round": 3}]
+
+
+def test_a_run_at_work_is_not_resumed_beside_it(command, copied):
+    folder = copied("in a round")
+    with (folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        code, _, err = command("fedsim", f"resume={folder}")
+    assert code == 2
+    assert "another process is at work in this folder" in err
+
+
+def test_a_disk_with_too_little_room_is_refused_before_anything_starts(command, monkeypatch, tmp_path):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    code, _, err = command("fedsim", "simulation=inline", f"run_dir={tmp_path}/run", "num_rounds=1", "num_clients=2")
+    assert code == 2
+    assert "MB free for a resume point" in err
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("value", ["-1", "often", "true"])
+def test_a_pace_that_is_none_is_refused(command, tmp_path, value):
+    code, _, err = command("fedsim", f"run_dir={tmp_path}/run", f"resume_every_seconds={value}")
+    assert code == 2
+    assert "resume_every_seconds=" in err
