@@ -26,8 +26,8 @@ def judge(command, monkeypatch, tmp_path):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray was started"))
-    for module in ("federated", "audit"):
-        monkeypatch.setattr(f"experiments.{module}.make_writer", begin)
+    for module in ("run", "audit"):
+        monkeypatch.setattr(f"experiments.{module}.command.make_writer", begin)
     folders = iter(range(10**6))
 
     def call(name, arguments):

@@ -8,7 +8,7 @@ import pytest
 import ray
 from omegaconf import OmegaConf
 
-from experiments.cli.call import launcher
+from experiments.cli import launcher
 from experiments.cli.launcher import SideBySide
 from tests.experiments.run_files import rows
 

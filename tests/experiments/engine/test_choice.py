@@ -4,7 +4,7 @@ import pytest
 import yaml
 from torch import nn
 
-from experiments.cli.call import validation
+from experiments.cli import validation
 from experiments.engine import choice as engine_choice
 from experiments.engine.choice import Estimate, estimate_audit, estimate_jobs, estimate_run, forward_flops, with_engine
 from experiments.engine.ray_only import KEYS

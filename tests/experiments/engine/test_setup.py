@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from experiments.cli.call import validation
+from experiments.cli import validation
 from experiments.engine import setup
 from fedsim.errors import ConfigError
 from fedsim.simulation import placement

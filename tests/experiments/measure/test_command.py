@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.measure.command import command as measure
+from experiments.measure import command as measure
 from tests.experiments.measure.recorded import MJP, NO_PE
 
 SMALL = ["device=cpu", "measure.num_images=20", "measure.draws=2", "measure.repeats=2", "measure.ratios=[0,0.3]"]

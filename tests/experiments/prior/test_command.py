@@ -11,7 +11,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from experiments.engine.setup import prepare
-from experiments.prior.command import inversion, training, use
+from experiments.prior import inversion, training
+from experiments.prior.command import use
 from fedsim.errors import ConfigError
 from fedsim.models.generator import ConvGenerator, load_generator, save_generator
 from fedsim.tracking.durable import locked

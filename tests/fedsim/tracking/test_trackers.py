@@ -2,6 +2,7 @@
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from fedsim.errors import ConfigError
 from fedsim.tracking import Trackers
@@ -41,7 +42,9 @@ def test_tensorboard_gets_the_numbers(tmp_path):
     assert logged(tmp_path) == {"accuracy": [(1, 0.5)]}
 
 
-def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path):
+def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path, monkeypatch):
+    # Of one second and one process the files are read by their number, as text: 10 before 9.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     killed = Trackers(TENSORBOARD, tmp_path)
     for step in (1, 2, 3):
         killed.log(step, {"accuracy": 0.25 * step})

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
-from experiments.measure.command import command as measure
+from experiments.measure import command as measure
 from experiments.run import command as federated
 from experiments.studies.mjp_training import study as mjp_training
 from experiments.studies.mjp_training import unit as mjp_unit
