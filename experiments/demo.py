@@ -83,7 +83,8 @@ def run_demo(
     configs = {TRAINING: load_config("run", *training)}
     configs |= {name: load_config("audit", *photos, *audits[name]) for name in reversed(list(audits))}
     quiet = processes > 1
-    console.print(f"{', '.join(configs)}{', side by side: about a minute' if quiet else ''} …", markup=False)
+    pace = ", side by side: about a minute, the first is done after half of it" if quiet else ""
+    console.print(f"{', '.join(configs)}{pace} …", markup=False)
     todo = ((name, (root / name, config, quiet)) for name, config in configs.items())
     with Bars(console) if quiet else nullcontext() as bars:
         if bars is not None:

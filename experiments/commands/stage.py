@@ -7,6 +7,9 @@ from pathlib import Path
 RESUME_POINTS = "resume"
 """The folder of a federated run that holds where it can go on."""
 
+NO_POINTS = "resume_every_seconds: null"
+"""The setting of a run that leaves none."""
+
 
 @dataclass
 class Stage:
@@ -43,6 +46,9 @@ class Stage:
         kept = f"interrupted: what had finished is in {folder}"
         if any((self.folder / RESUME_POINTS).glob("round-*")):
             return f"{kept}; {self.name} resume={folder} goes on"
+        settings = self.folder / "config.yaml"
+        if self.name == "fedsim" and settings.is_file() and NO_POINTS not in settings.read_text(encoding="utf-8"):
+            return f"{kept}; there is no resume point yet: {self.name} resume={folder} begins anew there"
         return f"{kept}; the same command with another run_dir begins anew"
 
 

@@ -81,6 +81,10 @@ def test_what_is_said_of_a_federated_run(tmp_path):
     assert stage.interrupted() == "interrupted before anything started"
     stage.begin(tmp_path)
     assert "another run_dir begins anew" in stage.interrupted()
+    (tmp_path / "config.yaml").write_text("resume_every_seconds: null\n")
+    assert "another run_dir begins anew" in stage.interrupted()
+    (tmp_path / "config.yaml").write_text("resume_every_seconds: 30\n")
+    assert stage.interrupted().endswith(f"fedsim resume={tmp_path} begins anew there")
     (tmp_path / "resume" / "round-00003").mkdir(parents=True)
     assert stage.interrupted().endswith(f"fedsim resume={tmp_path} goes on")
 
