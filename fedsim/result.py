@@ -161,7 +161,8 @@ class AttackResult:
         if self.certificate.status != "none":
             promised = self.certificate.values.get("promised_psnr")
             words = f"certified (at least {promised:.0f} dB)" if self.certified and promised else None
-            parts.append(words or self.certificate.status)
+            why = f" ({self.certificate.reason})" if self.certificate.reason and not self.certified else ""
+            parts.append(words or f"{self.certificate.status}{why}")
         return f"{self.attack}: {', '.join(parts)}, {self.seconds:.2g} s"
 
     def _rebuilt(self) -> str:

@@ -66,7 +66,7 @@ def attack(
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 5))
     >>> seen = fedsim.observe(model, torch.rand(1, 3, 4, 4), [3])
     >>> fedsim.attack("patch_gradient", seen).reason
-    'Sequential has no patch embedding'
+    "Sequential has no patch embedding: a Conv2d at `patch_embed.proj`, as timm's ViTs"
     """
     built, name = _built(attack, settings)
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -135,7 +135,7 @@ def _pair(value: object) -> tuple[int, int] | None:
 
 def _obstacles(model: nn.Module, patch_embed: object, projection: object) -> tuple[str, ...]:
     if patch_embed is None or projection is None:
-        return (f"{type(model).__name__} has no patch embedding",)
+        return (f"{type(model).__name__} has no patch embedding: a Conv2d at `patch_embed.proj`, as timm's ViTs",)
     found = []
     if not isinstance(projection, nn.Conv2d):
         found.append("the patch embedding is not one linear projection (convolutional or hybrid stem)")

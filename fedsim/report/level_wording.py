@@ -53,8 +53,8 @@ def of_images(leakage: Leakage) -> str:
 
 
 def few_images(counts: Counts) -> list[str]:
-    """What so few images leave open, as a sentence; nothing where there are enough, or none."""
-    if not counts.ended or not 0 < counts.images < FEW_OBSERVED_IMAGES:
+    """What so few images leave open, as a sentence; nothing where there are enough, or none, or one is certified."""
+    if counts.certified or not counts.ended or not 0 < counts.images < FEW_OBSERVED_IMAGES:
         return []
     images = f"{count(counts.images, 'different image')} observed"
     if not counts.guess_known:

@@ -21,6 +21,7 @@ from fedsim.report.level_wording import few_images, few_test_images, of_images, 
 from fedsim.report.read import RunFolder, read_run
 from fedsim.report.searches import search_lines
 from fedsim.report.settings import knows
+from fedsim.report.side_by_side import RUNS_SHOWN
 from fedsim.report.summary import (
     THRESHOLDS,
     AttackSummary,
@@ -109,7 +110,11 @@ def build_comparison(runs: Sequence[Path], path: Path) -> Path:
 
 
 def _build_comparison(comparison: Comparison, path: Path) -> Path:
-    page = _environment().get_template("comparison.html.j2").render(comparison=comparison, plots=tradeoffs(comparison))
+    page = (
+        _environment()
+        .get_template("comparison.html.j2")
+        .render(comparison=comparison, plots=tradeoffs(comparison), runs_shown=RUNS_SHOWN)
+    )
     return _write(page, path)
 
 

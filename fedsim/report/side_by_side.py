@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from fedsim.report.attack_records import AttackRecord, ImageRecord
 from fedsim.report.baseline import guessing, needs_no_gradient, reading
 from fedsim.report.pictures import EmbeddedPicture, embed_picture
 from fedsim.report.read import RunFolder
+from fedsim.report.settings import defense_name
 
 PICTURES_SHOWN = 6
 RUNS_SHOWN = 8
@@ -16,10 +18,11 @@ RUNS_SHOWN = 8
 class Rebuilt:
     """What a run gave away of a picture; `picture` is None where no attack returned one.
 
-    `seen` is its PSNR against what the model saw, where a defense had changed the picture.
+    `defense` is that of the run, `none` without any. `seen` is its PSNR against what the model saw, where a defense had changed the picture.
     """
 
     run: str
+    defense: str
     attack: str
     psnr: float | None
     picture: EmbeddedPicture | None
@@ -28,7 +31,7 @@ class Rebuilt:
 
 @dataclass(frozen=True)
 class SamePicture:
-    """One picture by its name; its original, and one result for each run."""
+    """One picture by its name; its original, and one result for each run that observed it."""
 
     name: str
     original: EmbeddedPicture | None
@@ -36,12 +39,13 @@ class SamePicture:
 
 
 def same_pictures(runs: Mapping[str, RunFolder]) -> list[SamePicture]:
-    """Pictures that at least two runs observed, those that most runs did first; the first runs alone.
+    """Pictures that at least two runs observed, those that most runs did first.
 
     Args:
-        runs: by the name that the page gives them.
+        runs: by the name that the page gives them; the first `RUNS_SHOWN` that observed any are shown.
     """
-    best = {name: _best(run) for name, run in list(runs.items())[:RUNS_SHOWN]}
+    observed = ((name, found) for name, run in runs.items() if (found := _best(run)))
+    best = dict(islice(observed, RUNS_SHOWN))
     seen: dict[str, int] = {}
     for pictures in best.values():
         for image in pictures:
@@ -80,7 +84,6 @@ def _row(
     results, original = [], None
     for run, pictures in best.items():
         if name not in pictures:
-            results.append(Rebuilt(run, "not observed", None, None))
             continue
         record, image = pictures[name]
         # What a defense changed before the model saw it is not the client's own picture.
@@ -88,5 +91,7 @@ def _row(
             original = embed_picture(runs[run].path, image.original)
         attack = f"{record.attack}, a baseline" if needs_no_gradient(runs[run], record.attack) else record.attack
         rebuilt = embed_picture(runs[run].path, image.reconstruction)
-        results.append(Rebuilt(run, attack, image.leaked, rebuilt, image.psnr if image.changed else None))
+        results.append(
+            Rebuilt(run, defense_name(runs[run]), attack, image.leaked, rebuilt, image.psnr if image.changed else None)
+        )
     return SamePicture(name, original, tuple(results))

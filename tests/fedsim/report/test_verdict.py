@@ -17,7 +17,7 @@ def test_every_image_recognisable_and_certified(write_run: Any, records: Any) ->
         "The server rebuilt 3 of 3 images recognisably (no guess was recorded): patch_gradient reached 91.0 dB on "
         "average on those that it made recognisable. 3 of 3 images are certified."
     )
-    assert found.cautions == ("3 different images observed: few, and no guess to tell chance by.",)
+    assert found.cautions == ()  # so few leave nothing open where certificates decide
     assert found.details == (
         "3 certificates of images were granted, none of 3 checked is wrong: too few to bound the share of wrong ones.",
         "100 % of the labels were recovered, by patch_gradient.",
