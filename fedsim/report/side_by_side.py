@@ -18,7 +18,8 @@ RUNS_SHOWN = 8
 class Rebuilt:
     """What a run gave away of a picture; `picture` is None where no attack returned one.
 
-    `defense` is that of the run, `none` without any. `seen` is its PSNR against what the model saw, where a defense had changed the picture.
+    `defense` is that of the run, `none` without any; `seen` is the PSNR against what the model saw, where a defense had
+    changed the picture.
     """
 
     run: str
