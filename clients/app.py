@@ -15,15 +15,16 @@ from clients.replay import replay
 from clients.training import ClientSettings, LocalResult, train_locally
 from defenses.base import ClientRound, DefenseChain
 from defenses.compose import build_chain
-from fedsim.composition import Config, build_data, build_spec, image_side
-from fedsim.contents import array_records, config_records
 from fedsim.data import FederatedData, ImageSet
 from fedsim.determinism import seeded_globals, torch_generator
-from fedsim.evaluation import evaluate
+from fedsim.metrics.accuracy import evaluate
 from fedsim.models import Architecture, Normaliser, OwnArchitecture, architecture_seed
 from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
-from fedsim.records import (
+from fedsim.settings.composition import Config, build_data, build_spec, image_side
+from fedsim.update import State, Update
+from fedsim.wire.contents import array_records, config_records
+from fedsim.wire.records import (
     ARRAYS,
     AUDITED,
     CONFIG,
@@ -36,7 +37,6 @@ from fedsim.records import (
     to_arrays,
     to_reply,
 )
-from fedsim.update import State, Update
 
 MEMORY = "fedsim.memory"
 """Where a client's context keeps what its defenses remember between rounds."""

@@ -18,7 +18,7 @@ from defenses.base import Batch, Defense
 from fedsim.data import ImageSet
 from fedsim.ground_truth import GroundTruth
 from fedsim.models import Normaliser
-from fedsim.optimizers import OptimizerFactory, optimizer_factory
+from fedsim.settings.optimizers import OptimizerFactory, optimizer_factory
 from fedsim.update import LocalProtocol, State, Update
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from defenses import perturbation as perturbation  # loaded, so that records may name them
 from defenses import position as position
 from defenses.base import Defense, DefenseChain
-from fedsim.components import build_component
 from fedsim.errors import ConfigError
 from fedsim.models import ModelWrapper
-from fedsim.plugins import load_plugins
+from fedsim.settings.components import build_component
+from fedsim.settings.plugins import load_plugins
 
 
 def build_chain(config: dict[str, Any] | None) -> DefenseChain:

@@ -11,9 +11,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from defenses.accounting import gaussian_epsilon, rdp_epsilon, sampled_gaussian_rdp
 from defenses.base import Batch, BatchGradient, ClientRound, Defense, Plan
 from defenses.settings import choice, flag, number, whole
+from fedsim.bounds.privacy import FIRST_ROUND
 from fedsim.effects import Clips, Effect
 from fedsim.errors import ConfigError
-from fedsim.privacy import FIRST_ROUND
 from fedsim.update import State
 
 AMPLIFICATIONS = ("none", "poisson")

@@ -10,8 +10,8 @@ from defenses.accounting import gaussian_epsilon, gaussian_mu
 from defenses.base import ClientRound, Defense, Plan
 from defenses.perturbation import clip, require_change, tracked_statistics, unit_noise
 from defenses.settings import choice, number
+from fedsim.bounds.privacy import FIRST_ROUND
 from fedsim.errors import ConfigError
-from fedsim.privacy import FIRST_ROUND
 from fedsim.update import State, Update
 
 CALIBRATIONS = ("classical", "analytic")

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from defenses.base import Defense
 from fedsim.effects import Effect, Withholds
 from fedsim.errors import ConfigError
-from fedsim.models.april import sincos_position_embedding
 from fedsim.models.roles import ViTRoles, find_roles
+from fedsim.models.zoo.april import sincos_position_embedding
 from fedsim.update import Update
 
 KINDS = ("sincos", "frozen")

@@ -14,7 +14,7 @@ from experiments.benchmarks.labels import train
 from experiments.engine.setup import prepare
 from experiments.studies.gradinversion.labels import known_features, measure
 from fedsim.determinism import torch_generator
-from fedsim.report.png import COLOURS, GRID, drawing, plain_numbers
+from fedsim.report.draw.png import COLOURS, GRID, drawing, plain_numbers
 
 SETTINGS = ("data=digits", "model=vit_nano", "simulation=inline")
 SIZES = (1, 2, 4, 8, 16, 32)

@@ -16,10 +16,10 @@ from experiments.cli.progress import Bars
 from experiments.python.load_config import load_config
 from experiments.run.command import run_federated
 from experiments.studies.harness.processes import spread
-from fedsim.composition import Config
 from fedsim.errors import RunError
-from fedsim.kept_memory import keep_memory
 from fedsim.report.render import build_sweep_report
+from fedsim.settings.composition import Config
+from fedsim.simulation.kept_memory import keep_memory
 from fedsim.simulation.ray_cluster import quiet_environment
 
 TRAINING = "digits-training"

@@ -110,7 +110,7 @@ class Observation:
 
         The global state of a round lies beside the folder, once for all its clients.
         """
-        from fedsim.observation_files import save_observation
+        from fedsim.storage.observation_files import save_observation
 
         save_observation(self, Path(folder))
 
@@ -127,7 +127,7 @@ class Observation:
         Raises:
             ConfigError: the folder holds no complete observation, or one of another model.
         """
-        from fedsim.observation_files import load_observation
+        from fedsim.storage.observation_files import load_observation
 
         loaded = load_observation(Path(folder), None, replayer)
         if model is None:

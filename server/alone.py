@@ -7,9 +7,9 @@ from logging import getLogger
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
-from fedsim.contents import array_records, config_records
-from fedsim.partial_sums import SUM, SUM_OF, SUM_UPDATE
-from fedsim.records import ARRAYS, UPDATE
+from fedsim.wire.contents import array_records, config_records
+from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE
+from fedsim.wire.records import ARRAYS, UPDATE
 from server.summing import FEWEST, Sums, in_groups
 from server.wrapping import StrategyWrapper
 

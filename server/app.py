@@ -13,21 +13,22 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
-from fedsim.contents import array_records
 from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals
 from fedsim.errors import ConfigError, RunError
-from fedsim.evaluation import evaluate, mean_softmax
 from fedsim.ground_truth import GroundTruth
-from fedsim.kept_memory import settled
+from fedsim.metrics.accuracy import evaluate, mean_softmax
 from fedsim.models.checkpoint import REDRAWN
 from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
-from fedsim.records import from_arrays, to_arrays
-from fedsim.reply_checks import ReplyRules
-from fedsim.tensor_records import TensorArray
-from fedsim.tracking import RunFolder, Trackers
+from fedsim.simulation.kept_memory import settled
+from fedsim.storage.run_folder import RunFolder
+from fedsim.tracking import Trackers
 from fedsim.update import State
+from fedsim.wire.contents import array_records
+from fedsim.wire.records import from_arrays, to_arrays
+from fedsim.wire.reply_checks import ReplyRules
+from fedsim.wire.tensor_records import TensorArray
 from server.alone import AbortAlone
 from server.completion import CompleteUpdates
 from server.epsilon import LargestEpsilon

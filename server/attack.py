@@ -10,8 +10,8 @@ from attacks.progress import shown_session
 from attacks.session import Session
 from fedsim.errors import ConfigError
 from fedsim.observation import Observation, observation_name
-from fedsim.options import option
 from fedsim.result import AttackResult
+from fedsim.settings.options import option
 from server.attacking import Outcome, build_attack, run_built
 
 

@@ -14,14 +14,14 @@ import torch
 
 from attacks.base import Attack, NotApplicable, Reconstruction, finished
 from attacks.session import FolderSession, fingerprint
-from fedsim.components import build_component
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
-from fedsim.knowledge import read_knowledge, without_knowledge
 from fedsim.metrics.records import Scores
 from fedsim.metrics.scoring import held_against
 from fedsim.observation import Observation, observation_name
+from fedsim.settings.components import build_component
+from fedsim.settings.knowledge import read_knowledge, without_knowledge
 
 logger = getLogger(__name__)
 

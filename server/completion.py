@@ -7,8 +7,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedsim.contents import array_records, config_records
-from fedsim.records import ARRAYS, UPDATE, from_array, to_array
+from fedsim.wire.contents import array_records, config_records
+from fedsim.wire.records import ARRAYS, UPDATE, from_array, to_array
 from server.wrapping import StrategyWrapper
 
 

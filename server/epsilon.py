@@ -8,9 +8,9 @@ from typing import Any
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedsim.contents import config_records, metric_records
-from fedsim.privacy import began_anew, is_epsilon, is_first_round, largest_epsilons
-from fedsim.records import METRICS, UPDATE
+from fedsim.bounds.privacy import began_anew, is_epsilon, is_first_round, largest_epsilons
+from fedsim.wire.contents import config_records, metric_records
+from fedsim.wire.records import METRICS, UPDATE
 from server.wrapping import StrategyWrapper
 
 logger = getLogger(__name__)

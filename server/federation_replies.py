@@ -6,12 +6,12 @@ from logging import getLogger
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from torch import Tensor
 
-from fedsim.contents import array_records, config_records
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
-from fedsim.records import ARRAYS, AUDITED, UPDATE, from_arrays, from_reply, take_ground_truth
 from fedsim.update import State
+from fedsim.wire.contents import array_records, config_records
+from fedsim.wire.records import ARRAYS, AUDITED, UPDATE, from_arrays, from_reply, take_ground_truth
 from server.observing import ObservePolicy
 from server.summing import Contribution, RunningSum, Sums, in_groups
 

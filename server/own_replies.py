@@ -6,12 +6,12 @@ from logging import getLogger
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from torch import nn
 
-from fedsim.contents import array_records, metric_records
 from fedsim.models import own_architecture
 from fedsim.observation import Observation, Replayer
 from fedsim.observing import ObservationFactory
-from fedsim.records import NUM_EXAMPLES, from_arrays
 from fedsim.update import Kind, LocalProtocol, Update
+from fedsim.wire.contents import array_records, metric_records
+from fedsim.wire.records import NUM_EXAMPLES, from_arrays
 
 logger = getLogger(__name__)
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
-from fedsim.observation_files import load_observation, save_observation
-from fedsim.tracking.durable import disk_errors, write_whole
+from fedsim.storage.durable import disk_errors, write_whole
+from fedsim.storage.observation_files import load_observation, save_observation
 
 TRUTH, IDS = "truth.safetensors", "truth.json"
 

@@ -8,11 +8,11 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedsim.contents import config_records
-from fedsim.partial_sums import sum_size
-from fedsim.records import ARRAYS, CONFIG, METRICS, UPDATE
-from fedsim.reply_checks import MalformedReply, ReplyRules, check_evaluate_reply, check_train_reply
-from fedsim.reply_votes import Names, unlike, usual_names
+from fedsim.wire.contents import config_records
+from fedsim.wire.partial_sums import sum_size
+from fedsim.wire.records import ARRAYS, CONFIG, METRICS, UPDATE
+from fedsim.wire.reply_checks import MalformedReply, ReplyRules, check_evaluate_reply, check_train_reply
+from fedsim.wire.reply_votes import Names, unlike, usual_names
 from server.wrapping import StrategyWrapper
 
 logger = getLogger(__name__)

@@ -17,8 +17,9 @@ from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.image import psnr
 from fedsim.metrics.records import ImageScore, Scores
 from fedsim.observation import observation_name
-from fedsim.report.pictures import path_inside, save_png
-from fedsim.tracking import RunFolder, Trackers
+from fedsim.report.draw.pictures import path_inside, save_png
+from fedsim.storage.run_folder import RunFolder
+from fedsim.tracking import Trackers
 from server.attacking import Outcome
 
 COLUMNS = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, RecordDict
 
-from fedsim.tracking.sealed import SealedStates
+from fedsim.storage.sealed import SealedStates
 
 logger = getLogger(__name__)
 

@@ -7,8 +7,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedsim.contents import array_records, metric_records
-from fedsim.records import ARRAYS, NUM_EXAMPLES
+from fedsim.wire.contents import array_records, metric_records
+from fedsim.wire.records import ARRAYS, NUM_EXAMPLES
 from server.wrapping import StrategyWrapper
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedsim.tracking.nested import flatten
+from fedsim.storage.nested import flatten
 from server.wrapping import StrategyWrapper
 
 logger = getLogger(__name__)

@@ -8,9 +8,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Strategy
 
-from fedsim.contents import array_records, config_records
-from fedsim.partial_sums import SUM, SUM_OF, SUM_UPDATE, SUM_WANTED, WHOLE, mean_replies
-from fedsim.records import ARRAYS, CONFIG, NUM_EXAMPLES
+from fedsim.wire.contents import array_records, config_records
+from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE, SUM_WANTED, WHOLE, mean_replies
+from fedsim.wire.records import ARRAYS, CONFIG, NUM_EXAMPLES
 from server.wrapping import StrategyWrapper
 
 logger = getLogger(__name__)

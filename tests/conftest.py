@@ -142,7 +142,7 @@ def command(monkeypatch, capsys, request):
     monkeypatch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *_, **__: None)
     # ... and plots, which tests/fedsim/report draws and reads.
     if "plots" not in request.fixturenames:
-        monkeypatch.setattr("fedsim.report.figures._svg", _empty_plot)
+        monkeypatch.setattr("fedsim.report.draw.figures._svg", _empty_plot)
 
     def call(name, *arguments):
         monkeypatch.setattr(sys, "argv", [name, *arguments])

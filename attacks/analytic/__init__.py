@@ -5,11 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attacks.analytic.april import April as April
-    from attacks.analytic.mjp_adaptive import MJPAdaptive as MJPAdaptive
+    from attacks.analytic.mjp.attack import MJPAdaptive as MJPAdaptive
     from attacks.analytic.patch_gradient import PatchGradient as PatchGradient
-    from attacks.analytic.row_space import RowSpace as RowSpace
+    from attacks.analytic.row_space.attack import RowSpace as RowSpace
 
-_HOMES = {"April": "april", "MJPAdaptive": "mjp_adaptive", "PatchGradient": "patch_gradient", "RowSpace": "row_space"}
+_HOMES = {
+    "April": "april",
+    "MJPAdaptive": "mjp.attack",
+    "PatchGradient": "patch_gradient",
+    "RowSpace": "row_space.attack",
+}
 __all__ = ["April", "MJPAdaptive", "PatchGradient", "RowSpace"]
 
 

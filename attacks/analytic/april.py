@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.analytic.certificate import finite, judge, relative_error, solution_values
-from attacks.analytic.least_squares import PatchSolution, solve_patches
+from attacks.analytic.linear.certificate import finite, judge, relative_error, solution_values
+from attacks.analytic.linear.least_squares import PatchSolution, solve_patches
+from attacks.analytic.linear.patches import patchify, unpatchify
 from attacks.analytic.patch_gradient import check_embedding, embedding_rows, examples_behind, known_embedding
-from attacks.analytic.patches import patchify, unpatchify
 from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from fedsim.errors import NotApplicable

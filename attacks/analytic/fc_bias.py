@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from attacks.analytic.certificate import MIN_EXPECTED_PSNR, relative_error
+from attacks.analytic.linear.certificate import MIN_EXPECTED_PSNR, relative_error
+from attacks.analytic.linear.rank_one import LinearInput, parallel_units, solve_input
 from attacks.analytic.patch_gradient import examples_behind
-from attacks.analytic.rank_one import LinearInput, parallel_units, solve_input
 from attacks.base import Attack, Bound, Certificate, Reconstruction
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from attacks.label.single import single_label

@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.analytic.certificate import finite, judge, relative_error, solution_values
-from attacks.analytic.least_squares import PatchSolution, solve_patches
-from attacks.analytic.localisation import without_localisation
-from attacks.analytic.patches import patchify, unpatchify
-from attacks.analytic.pixel_grid import EXCESS, MAX_WRONG, GridSolution, round_to_grid
+from attacks.analytic.linear.certificate import finite, judge, relative_error, solution_values
+from attacks.analytic.linear.least_squares import PatchSolution, solve_patches
+from attacks.analytic.linear.patches import patchify, unpatchify
+from attacks.analytic.linear.pixel_grid import EXCESS, MAX_WRONG, GridSolution, round_to_grid
+from attacks.analytic.mjp.localisation import without_localisation
 from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from attacks.label.single import single_label

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.analytic.patches import unpatchify
-from attacks.analytic.row_space import batch_subspace
+from attacks.analytic.linear.patches import unpatchify
+from attacks.analytic.row_space.attack import batch_subspace
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
 

@@ -3,8 +3,8 @@
 from jaxtyping import Bool
 from torch import Tensor
 
-from attacks.analytic.localisation import LOCALISER, localisation_term
-from attacks.analytic.mjp_adaptive import UNKNOWN
+from attacks.analytic.mjp.attack import UNKNOWN
+from attacks.analytic.mjp.localisation import LOCALISER, localisation_term
 from fedsim.observation import Observation
 from fedsim.update import State
 

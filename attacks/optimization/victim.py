@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 from torch.func import functional_call, grad, replace_all_batch_norm_modules_
 
-from attacks.analytic.mjp_adaptive import UNKNOWN
+from attacks.analytic.mjp.attack import UNKNOWN
 from attacks.optimization.puzzle import masked_rows
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation

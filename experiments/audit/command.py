@@ -32,17 +32,18 @@ from experiments.engine.setup import (
     open_folder,
     prepare,
 )
-from fedsim.composition import Config
 from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.errors import ConfigError, RunError, nearest
-from fedsim.evaluation import mean_softmax
 from fedsim.ground_truth import GroundTruth
+from fedsim.metrics.accuracy import mean_softmax
 from fedsim.metrics.records import Scores
 from fedsim.observation import Observation, observation_name
 from fedsim.report.wording import count
+from fedsim.settings.composition import Config
 from fedsim.simulation.shipping import absolute
-from fedsim.tracking import RunFolder, Trackers
+from fedsim.storage.run_folder import RunFolder
+from fedsim.tracking import Trackers
 from server.attacking import Outcome, build_attack, check_fit
 from server.results import Job, ResultWriter, has_pictures
 from server.summing import FEWEST, Sums, in_groups

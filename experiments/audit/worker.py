@@ -13,15 +13,15 @@ from torch import Tensor
 
 from clients.app import ClientRuntime
 from experiments.engine.setup import Setup, prepare
-from fedsim.composition import Config
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.records import Scores
 from fedsim.observation import Observation
-from fedsim.records import to_arrays, to_reply
-from fedsim.reply_checks import MalformedReply, ReplyRules, check_shared
+from fedsim.settings.composition import Config
 from fedsim.simulation.actor_pool import PooledWorker
 from fedsim.update import State
+from fedsim.wire.records import to_arrays, to_reply
+from fedsim.wire.reply_checks import MalformedReply, ReplyRules, check_shared
 from server.attacking import Outcome, attack_device, run_attack_on_many, score_outcome
 from server.results import Job
 from server.summing import Contribution, RunningSum

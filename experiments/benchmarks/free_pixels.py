@@ -10,11 +10,11 @@ from experiments.benchmarks.prior_cases import FREE, Benchmark, Case
 from experiments.engine.setup import prepare
 from experiments.prior.inversion import Simulator
 from experiments.prior.settings import public_pictures
-from fedsim.composition import Config
-from fedsim.evaluation import mean_softmax
 from fedsim.ground_truth import GroundTruth
+from fedsim.metrics.accuracy import mean_softmax
 from fedsim.metrics.score import score
 from fedsim.observation import Observation
+from fedsim.settings.composition import Config
 from server.attacking import run_attack
 
 WEIGHTS = (1e-3, 1e-2, 1e-1, 0.3)

@@ -16,8 +16,8 @@ from clients.training import LossGradient
 from defenses.base import Batch, ClientRound, DefenseChain
 from defenses.compose import build_chain
 from experiments.python.load_config import load_config
-from fedsim.composition import Config
 from fedsim.models import Architecture, ModelSpec, input_size
+from fedsim.settings.composition import Config
 from fedsim.simulation.ray_cluster import quiet_environment
 
 Step = Callable[[], None]

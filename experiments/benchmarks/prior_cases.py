@@ -7,9 +7,9 @@ import torch
 
 from experiments.prior.command import NAMES
 from experiments.python.load_config import load_config
-from fedsim.composition import Config, build_data
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError, nearest
+from fedsim.settings.composition import Config, build_data
 
 DEFENSES = {
     "none": ["defense=[]"],

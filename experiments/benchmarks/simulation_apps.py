@@ -12,9 +12,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 from torch import Tensor
 
-from fedsim.contents import array_records
-from fedsim.records import ARRAYS, DecodedState, to_arrays, to_reply
 from fedsim.update import LocalProtocol, State, Update
+from fedsim.wire.contents import array_records
+from fedsim.wire.records import ARRAYS, DecodedState, to_arrays, to_reply
 from server.sampling import SeededSampling
 from server.worker_sums import WorkerSums
 

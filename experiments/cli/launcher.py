@@ -23,7 +23,7 @@ from rich.console import Console
 
 from experiments.cli.machine import cores
 from fedsim.errors import ConfigError
-from fedsim.ray_settings import check_address
+from fedsim.settings.ray_address import check_address
 
 PLUGIN = "hydra_plugins.fedsim.SideBySide"
 """Hydra takes launchers by such names only; there is no module behind it."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ConfigError
-from fedsim.places import check_model_file, picture_folder
+from fedsim.settings.places import check_model_file, picture_folder
 
 Config = dict[str, Any]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from experiments.commands import start
 from experiments.commands.report import run_report
-from fedsim.report.matrix import build_matrix_report
-from fedsim.report.measures import build_measures_page
+from fedsim.report.matrix.files import build_matrix_report
+from fedsim.report.measures.page import build_measures_page
 from fedsim.report.render import build_comparison, build_report, build_sweep_report
 
 MARKS = ("config.yaml", "summary.json", "attacks.jsonl", "metrics.jsonl")

@@ -10,11 +10,11 @@ from hydra.utils import get_class
 from experiments.cli.machine import cores
 from experiments.cli.values import at_least, check_audit_values, check_common_values, check_federated_values
 from experiments.engine.ray_only import needs_ray
-from fedsim.components import check_settings
-from fedsim.composition import Config
 from fedsim.errors import ConfigError
-from fedsim.records import ARRAYS, CONFIG
+from fedsim.settings.components import check_settings
+from fedsim.settings.composition import Config
 from fedsim.simulation.placement import Placement, Request, describe_room, living_nodes
+from fedsim.wire.records import ARRAYS, CONFIG
 from server.scheduling import Crew
 from server.summing import FEWEST, Sums
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from experiments.cli.completeness import check_complete
 from fedsim.errors import ConfigError, nearest
-from fedsim.ray_settings import check_address
+from fedsim.settings.ray_address import check_address
 
 Config = dict[str, Any]
 

@@ -73,7 +73,7 @@ def check_named(config: Config) -> None:
     """
     client, name = config.get("client", {}), config["model"].get("name")
     if client.get("share", "gradient") != "gradient":
-        from fedsim.optimizers import optimizer_factory
+        from fedsim.settings.optimizers import optimizer_factory
 
         optimizer_factory("client", client["optimizer"], client["scheduler"])
     if isinstance(name, str):

@@ -17,7 +17,7 @@ from experiments.cli.machine import cores
 from experiments.cli.validation import clients_a_round, worker_counts
 from experiments.engine.ray_only import needs_ray
 from experiments.engine.setup import Setup
-from fedsim.composition import Config, image_side
+from fedsim.settings.composition import Config, image_side
 
 RAY_SECONDS = 12.0
 """Until Ray has started, and a worker has imported what it needs."""

@@ -4,7 +4,7 @@ from functools import cache
 from typing import Any
 
 from experiments.cli.completeness import shipped
-from fedsim.composition import Config
+from fedsim.settings.composition import Config
 
 KEYS = (
     "workers",

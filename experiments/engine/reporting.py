@@ -9,11 +9,11 @@ from dataclasses import replace
 from experiments.cli.call import console, errors
 from fedsim.errors import RunError
 from fedsim.metrics.perceptual import lpips_hint
-from fedsim.report.read import read_run
 from fedsim.report.render import build_report
-from fedsim.report.verdict import verdict
-from fedsim.tracking import RunFolder
-from fedsim.tracking.sealed import SealedStates
+from fedsim.report.run.read import read_run
+from fedsim.report.run.verdict import verdict
+from fedsim.storage.run_folder import RunFolder
+from fedsim.storage.sealed import SealedStates
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """What a disk says that takes no more."""

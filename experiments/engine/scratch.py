@@ -13,7 +13,7 @@ from typing import Any
 from attacks.session import PROGRESS
 from experiments.cli.progress import Bars
 from fedsim.report.wording import duration
-from fedsim.tracking import RunFolder
+from fedsim.storage.run_folder import RunFolder
 
 logger = getLogger(__name__)
 

@@ -20,21 +20,22 @@ from experiments.cli.call import say_doing
 from experiments.cli.machine import cores
 from experiments.cli.validation import check_common, check_room, crews, placement, worker_counts
 from experiments.engine.guess import public_mean
-from fedsim.composition import Config, build_data, build_spec, image_side
 from fedsim.data import FederatedData
 from fedsim.errors import ConfigError
-from fedsim.knowledge import without_knowledge
 from fedsim.models import Architecture, Normaliser, OwnArchitecture, architecture_seed
 from fedsim.observation import Observation
-from fedsim.observation_files import load_observation
 from fedsim.observing import ObservationFactory
-from fedsim.optimizers import optimizer_factory
-from fedsim.reply_checks import ReplyRules
 from fedsim.report.wording import count
+from fedsim.settings.composition import Config, build_data, build_spec, image_side
+from fedsim.settings.knowledge import without_knowledge
+from fedsim.settings.optimizers import optimizer_factory
 from fedsim.simulation.placement import anywhere
 from fedsim.simulation.ray_cluster import ray_cluster
 from fedsim.simulation.shipping import absolute, runtime_env
-from fedsim.tracking import RunFolder, Trackers
+from fedsim.storage.observation_files import load_observation
+from fedsim.storage.run_folder import RunFolder
+from fedsim.tracking import Trackers
+from fedsim.wire.reply_checks import ReplyRules
 from server.attacking import build_attack, check_fit
 from server.results import ResultWriter
 from server.scheduling import AttackScheduler, InlineAttacks, OnResult, RayAttacks

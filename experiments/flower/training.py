@@ -8,8 +8,8 @@ from flwr.clientapp import ClientApp
 
 from clients.app import build_client_app
 from experiments.flower.settings import OVERRIDES, client_config
-from fedsim.composition import build_source, image_side
 from fedsim.data import FederatedData, ImageSet
+from fedsim.settings.composition import build_source, image_side
 
 
 class OwnPictures(FederatedData):

@@ -28,13 +28,13 @@ from experiments.matrix.rows import (
     training_config,
 )
 from experiments.matrix.units import AUDIT, TRAINING, End, Unit, UnitWorker, check_unit, finished, run_unit
-from fedsim.composition import Config
-from fedsim.report.matrix import build_matrix_report, write_matrix
-from fedsim.report.matrix_verdict import verdicts
-from fedsim.report.matrix_wording import few
+from fedsim.report.matrix.files import build_matrix_report, write_matrix
+from fedsim.report.matrix.verdict import verdicts
+from fedsim.report.matrix.wording import few
 from fedsim.report.wording import count
+from fedsim.settings.composition import Config
 from fedsim.simulation.shipping import absolute
-from fedsim.tracking.durable import locked
+from fedsim.storage.durable import locked
 from server.attacking import build_attack
 
 SECONDS_BETWEEN_LOOKS = 1.0

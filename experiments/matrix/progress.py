@@ -14,11 +14,11 @@ from experiments.cli.progress import Bars
 from experiments.cli.values import STATES
 from experiments.matrix.rows import Entry
 from experiments.matrix.units import AUDIT, TRAINING, End, Unit, judges_updates, updates_of
-from fedsim.composition import Config
-from fedsim.report.matrix_cells import Cell, Column, Matrix, Row, Stage, with_front
-from fedsim.report.matrix_read import read_cells, read_counts, read_training
-from fedsim.report.matrix_wording import counts_text, leakage_text
+from fedsim.report.matrix.cells import Cell, Column, Matrix, Row, Stage, with_front
+from fedsim.report.matrix.read import read_cells, read_counts, read_training
+from fedsim.report.matrix.wording import counts_text, leakage_text
 from fedsim.report.wording import count, duration, percent
+from fedsim.settings.composition import Config
 
 SECONDS_BETWEEN_LOOKS = 1.0
 

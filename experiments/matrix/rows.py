@@ -11,10 +11,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from experiments.cli.errors import ConfigFault, one_line
-from fedsim.composition import Config
 from fedsim.errors import ConfigError, nearest
-from fedsim.knowledge import read_knowledge, without_knowledge
-from fedsim.report.matrix_cells import Column
+from fedsim.report.matrix.cells import Column
+from fedsim.settings.composition import Config
+from fedsim.settings.knowledge import read_knowledge, without_knowledge
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 

@@ -22,15 +22,15 @@ from experiments.cli.logs import silence_libraries
 from experiments.engine.guess import public_mean
 from experiments.engine.setup import Setup, bits_of, prepare
 from experiments.run.command import run_federated
-from fedsim.composition import Config
 from fedsim.errors import ConfigError, RunError
-from fedsim.knowledge import without_knowledge
 from fedsim.metrics.image import psnr
-from fedsim.report.matrix_read import BASELINE, read_cells
+from fedsim.report.matrix.read import BASELINE, read_cells
+from fedsim.settings.composition import Config
+from fedsim.settings.knowledge import without_knowledge
 from fedsim.simulation.actor_pool import PooledWorker
 from fedsim.simulation.ray_cluster import quiet_environment
 from fedsim.simulation.shipping import absolute, absolute_checkpoints
-from fedsim.tracking.durable import write_whole
+from fedsim.storage.durable import write_whole
 
 TRAINING, AUDIT = "training", "audit"
 

@@ -27,13 +27,13 @@ from experiments.measure.robust import (
 )
 from experiments.measure.settings import check_measure, check_reference
 from experiments.measure.subjects import Subject, load_subjects
-from fedsim.composition import Config
 from fedsim.errors import ConfigError
 from fedsim.metrics.jigsaw import Spread
 from fedsim.metrics.position import explained_variance, position_errors, svd_energy
 from fedsim.metrics.robustness import ALEXNET, mean_corruption_error
-from fedsim.report.measure_wording import cautions, findings
-from fedsim.report.measures import build_measures_page
+from fedsim.report.measures.page import build_measures_page
+from fedsim.report.measures.wording import cautions, findings
+from fedsim.settings.composition import Config
 
 Record = dict[str, Any]
 

@@ -10,8 +10,9 @@ from defenses.mjp import INDEX, UNKNOWN
 from experiments.measure.jigsawed import draw_jigsaw, layout, puzzle_of
 from experiments.measure.subjects import Subject
 from fedsim.errors import NotApplicable
-from fedsim.report import attention, embeddings, measure_figures
-from fedsim.report.embeddings import EmbeddingView
+from fedsim.report.draw import attention, embeddings
+from fedsim.report.draw.embeddings import EmbeddingView
+from fedsim.report.measures import figures as measure_figures
 
 Figure = dict[str, str]
 MODELS_DRAWN = 8

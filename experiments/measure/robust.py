@@ -11,9 +11,9 @@ from torch import Tensor
 
 from experiments.measure.jigsawed import Answers
 from experiments.measure.subjects import Pictures, Subject
-from fedsim.corruption_levels import table_for
-from fedsim.corruptions import Photograph, corrupt, load_frost
 from fedsim.data import FederatedData, ImageFolder, ImageSet
+from fedsim.data.corruption_levels import table_for
+from fedsim.data.corruptions import Photograph, corrupt, load_frost
 from fedsim.determinism import derive_seed
 from fedsim.errors import ConfigError
 from fedsim.metrics.robustness import aupr, aurra

@@ -7,11 +7,11 @@ import torch
 
 from experiments.cli.places import check_measured
 from experiments.measure.robust import CorruptionPlan
-from fedsim.composition import Config
-from fedsim.corruption_levels import SEVERITIES, TABLES
-from fedsim.corruptions import NAMES
+from fedsim.data.corruption_levels import SEVERITIES, TABLES
+from fedsim.data.corruptions import NAMES
 from fedsim.errors import ConfigError, nearest
-from fedsim.report.embeddings import check_methods
+from fedsim.report.draw.embeddings import check_methods
+from fedsim.settings.composition import Config
 
 TABLE_CHOICES = ("auto", *TABLES)
 OF_ALEXNET = "its errors are means over ImageNet-C's fifteen corruptions at five severities"

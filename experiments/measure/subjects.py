@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from defenses.base import DefenseChain
 from defenses.compose import build_chain
 from experiments.cli.places import find_runs
-from fedsim.composition import Config, build_source, build_spec, image_side
 from fedsim.data import FederatedData, ImageSet
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, Normaliser, ViTRoles, architecture_seed, find_roles, load_checkpoint
+from fedsim.settings.composition import Config, build_source, build_spec, image_side
 
 HOUSEKEEPING = (
     "run_dir",

@@ -29,12 +29,12 @@ from experiments.prior.settings import (
     public_pictures,
 )
 from experiments.prior.sheet import write_sheet
-from fedsim.composition import Config, image_side
 from fedsim.data import ImageSet
 from fedsim.errors import ConfigError
 from fedsim.metrics.image import psnr
 from fedsim.models.generator import save_generator
-from fedsim.tracking import RunFolder
+from fedsim.settings.composition import Config, image_side
+from fedsim.storage.run_folder import RunFolder
 
 Figures = dict[str, float | int]
 

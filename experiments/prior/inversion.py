@@ -23,7 +23,7 @@ from fedsim.data import ImageSet
 from fedsim.determinism import derive_seed, seeded_globals, torch_generator
 from fedsim.errors import ConfigError
 from fedsim.observation import Observation
-from fedsim.tracking.durable import write_whole
+from fedsim.storage.durable import write_whole
 
 CHUNK = 256
 """Updates in one file: so many are computed anew after a kill, at most."""

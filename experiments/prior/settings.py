@@ -8,11 +8,11 @@ import torch
 
 from attacks.learned.network import InversionNetwork
 from experiments.engine.setup import Setup
-from fedsim.components import check_arguments
-from fedsim.composition import Config
 from fedsim.data import ImageSet
 from fedsim.errors import ConfigError, nearest
 from fedsim.models.generator import ConvGenerator
+from fedsim.settings.components import check_arguments
+from fedsim.settings.composition import Config
 
 KINDS = ("generator", "lti")
 SHOWN = 16

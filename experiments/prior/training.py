@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from experiments.prior.settings import Schedule
 from fedsim.errors import RunError
-from fedsim.tracking.durable import write_whole
+from fedsim.storage.durable import write_whole
 
 logger = getLogger(__name__)
 

@@ -27,12 +27,12 @@ from experiments.python.results import attack_table, read_results
 from fedsim.data.own import Own, OwnData, own_data
 from fedsim.errors import ConfigError
 from fedsim.models import Normaliser, OwnArchitecture, own_architecture
-from fedsim.optimizers import optimizer_factory
-from fedsim.options import option
-from fedsim.report.read import read_run
 from fedsim.report.render import build_comparison, build_report
-from fedsim.report.verdict import verdict
+from fedsim.report.run.read import read_run
+from fedsim.report.run.verdict import verdict
 from fedsim.result import AttackResult
+from fedsim.settings.optimizers import optimizer_factory
+from fedsim.settings.options import option
 from server.attacking import build_attack, check_fit
 
 if TYPE_CHECKING:

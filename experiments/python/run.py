@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from experiments.python.load_config import load_config
 from experiments.python.results import attack_table, read_results
 from experiments.run.command import run_federated
-from fedsim.report.read import read_run
 from fedsim.report.render import build_report
-from fedsim.report.verdict import verdict
+from fedsim.report.run.read import read_run
+from fedsim.report.run.verdict import verdict
 from fedsim.result import AttackResult
 
 if TYPE_CHECKING:

@@ -44,17 +44,18 @@ from experiments.engine.setup import (
 from experiments.flower.grid import NumberedGrid
 from experiments.run.resumed import check_resume
 from experiments.run.resuming import check_room, finished, go_back
-from fedsim.composition import Config, build_data
 from fedsim.data.federated import FederatedData
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation, observation_name
 from fedsim.report.wording import count
+from fedsim.settings.composition import Config, build_data
 from fedsim.simulation import InlineGrid, SimulatedGrid, partition_of
 from fedsim.simulation.placement import anywhere
 from fedsim.simulation.shipping import absolute
-from fedsim.tracking import RunFolder, Trackers
-from fedsim.tracking.durable import sync_all
-from fedsim.tracking.sealed import SealedStates
+from fedsim.storage.durable import sync_all
+from fedsim.storage.run_folder import RunFolder
+from fedsim.storage.sealed import SealedStates
+from fedsim.tracking import Trackers
 from server.app import ServerPlan, build_server_app
 from server.attacking import Outcome
 from server.observing import ObservePolicy

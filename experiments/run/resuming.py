@@ -7,8 +7,8 @@ from experiments.cli.call import console
 from experiments.engine.reporting import end_with_report
 from experiments.engine.setup import Setup
 from fedsim.errors import ConfigError
-from fedsim.tracking import RunFolder
-from fedsim.tracking.sealed import SealedStates
+from fedsim.storage.run_folder import RunFolder
+from fedsim.storage.sealed import SealedStates
 from server.pending import PendingObservations
 from server.results import has_pictures
 from server.resume import ResumePoint, newest_point

@@ -13,7 +13,7 @@ import PIL.Image
 from fedsim.data.pictures import UNREADABLE, one_line
 from fedsim.data.sources import Splits, divide, features
 from fedsim.errors import ConfigError
-from fedsim.places import picture_folder
+from fedsim.settings.places import picture_folder
 
 if TYPE_CHECKING:
     from datasets import Dataset

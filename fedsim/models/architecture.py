@@ -12,10 +12,10 @@ from torch import nn
 
 from fedsim.determinism import derive_seed, seeded_globals
 from fedsim.errors import ConfigError, nearest
-from fedsim.models.april import read_embedding_directly
 from fedsim.models.checkpoint import read_checkpoint, redrawn_mark
-from fedsim.places import check_model_file
-from fedsim.plugins import load_plugins
+from fedsim.models.zoo.april import read_embedding_directly
+from fedsim.settings.places import check_model_file
+from fedsim.settings.plugins import load_plugins
 
 # What timm's models raise for arguments that do not fit: among them a division by zero heads, a layer of no such name.
 REFUSALS = (TypeError, AssertionError, ValueError, RuntimeError, ArithmeticError, LookupError, AttributeError)

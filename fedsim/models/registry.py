@@ -6,6 +6,6 @@ takes longer than torch itself.
 
 import timm
 
-from fedsim.models import cnn_rgap, lenet, mlp, nano, resnet, swin  # noqa: F401 (each registers its models)
+from fedsim.models.zoo import cnn_rgap, lenet, mlp, nano, resnet, swin  # noqa: F401 (each registers its models)
 
 __all__ = ["timm"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedsim.models.april import reads_embedding_directly
+from fedsim.models.zoo.april import reads_embedding_directly
 
 
 @dataclass(frozen=True)

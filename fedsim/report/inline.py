@@ -5,7 +5,7 @@ import io
 from PIL import Image
 from torch import Tensor
 
-from fedsim.report.pictures import as_levels, data_uri
+from fedsim.report.draw.pictures import as_levels, data_uri
 
 MOST = 8
 """Images in a row."""

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from fedsim.report.chance import at_least_by_chance
+from fedsim.metrics.chance import at_least_by_chance
 
 Level = Literal["broken", "open", "not tested"]
 

@@ -10,19 +10,22 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import fedsim
-from fedsim.report import figures, matrix_wording, wording
-from fedsim.report.baseline import baselines, guessing, reading
-from fedsim.report.chart_data import Chart, Series
-from fedsim.report.comparison import Comparison, compare_runs, find_runs
-from fedsim.report.gallery import build_gallery
-from fedsim.report.label_attacks import labels_of
-from fedsim.report.leakage import summarise_leakage
+from fedsim.report import wording
+from fedsim.report.compare.runs import Comparison, compare_runs, find_runs
+from fedsim.report.compare.same_pictures import RUNS_SHOWN
+from fedsim.report.compare.settings import knows
+from fedsim.report.compare.tradeoff import tradeoffs
+from fedsim.report.draw import figures
+from fedsim.report.draw.chart_data import Chart, Series
 from fedsim.report.level_wording import few_images, few_test_images, of_images, without_update
-from fedsim.report.read import RunFolder, read_run
-from fedsim.report.searches import search_lines
-from fedsim.report.settings import knows
-from fedsim.report.side_by_side import RUNS_SHOWN
-from fedsim.report.summary import (
+from fedsim.report.matrix import wording as matrix_wording
+from fedsim.report.run.baseline import baselines, guessing, reading
+from fedsim.report.run.gallery import build_gallery
+from fedsim.report.run.label_attacks import labels_of
+from fedsim.report.run.leakage import summarise_leakage
+from fedsim.report.run.read import RunFolder, read_run
+from fedsim.report.run.searches import search_lines
+from fedsim.report.run.summary import (
     THRESHOLDS,
     AttackSummary,
     attack_failures,
@@ -34,10 +37,9 @@ from fedsim.report.summary import (
     run_times,
     summarise_attacks,
 )
+from fedsim.report.run.timings import TimeSpent, time_spent
+from fedsim.report.run.verdict import verdict
 from fedsim.report.thresholds import GUESS_MARGIN, RECOGNISABLE
-from fedsim.report.timings import TimeSpent, time_spent
-from fedsim.report.tradeoff import tradeoffs
-from fedsim.report.verdict import verdict
 from fedsim.report.wording import decibels, duration, percent
 
 ROWS_SHOWN = 50

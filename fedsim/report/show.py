@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedsim.errors import ConfigError
 from fedsim.metrics.scoring import score
-from fedsim.report.pictures import as_levels
+from fedsim.report.draw.pictures import as_levels
 from fedsim.result import AttackResult
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from time import perf_counter
 from flwr.app import Context, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsim.contents import array_records
-from fedsim.memory import Memory
-from fedsim.partial_sums import PartialSums
-from fedsim.records import ARRAYS, AUDIT
-from fedsim.reply_checks import MalformedReply, ReplyRules, check_train_reply
 from fedsim.simulation.delivery import deliver, error_reply, malformed, partition_of
+from fedsim.simulation.peak_memory import Memory
+from fedsim.wire.contents import array_records
+from fedsim.wire.partial_sums import PartialSums
+from fedsim.wire.records import ARRAYS, AUDIT
+from fedsim.wire.reply_checks import MalformedReply, ReplyRules, check_train_reply
 
 logger = getLogger(__name__)
 

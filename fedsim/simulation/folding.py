@@ -7,13 +7,13 @@ from functools import partial
 
 from flwr.app import Message, RecordDict
 
-from fedsim.contents import array_records, config_records, metric_records
-from fedsim.partial_sums import Key, PartialSums
-from fedsim.records import ARRAYS, METRICS, NUM_EXAMPLES, UPDATE, buffer_names
-from fedsim.reply_checks import ReplyRules
-from fedsim.reply_votes import Names, unlike, usual_names
 from fedsim.simulation.bundle import Answer, Bundle, summed
 from fedsim.simulation.delivery import malformed
+from fedsim.wire.contents import array_records, config_records, metric_records
+from fedsim.wire.partial_sums import Key, PartialSums
+from fedsim.wire.records import ARRAYS, METRICS, NUM_EXAMPLES, UPDATE, buffer_names
+from fedsim.wire.reply_checks import ReplyRules
+from fedsim.wire.reply_votes import Names, unlike, usual_names
 
 
 @dataclass

@@ -16,14 +16,14 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedsim.contents import config_records
-from fedsim.partial_sums import SUM, SUM_OF, SUM_UPDATE, SUM_WANTED, WHOLE
-from fedsim.records import CONFIG
-from fedsim.reply_checks import ReplyRules
 from fedsim.simulation.bundle import Answer, Bundle
 from fedsim.simulation.delivery import FIRST_CLIENT_NODE_ID, error_reply, partition_of
 from fedsim.simulation.folding import Fold
 from fedsim.simulation.traffic import Traffic
+from fedsim.wire.contents import config_records
+from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE, SUM_WANTED, WHOLE
+from fedsim.wire.records import CONFIG
+from fedsim.wire.reply_checks import ReplyRules
 
 logger = getLogger(__name__)
 
@@ -52,7 +52,7 @@ class SimulatedGrid(Grid):
     Replies of `send_and_receive` come in the order of the messages, whatever the order of arrival. A
     client that raises, dies or exceeds the timeout answers with an error message, as Flower's does.
 
-    Where a round's instructions ask for sums (`fedsim.partial_sums`), clients are taken in fixed groups, a group's
+    Where a round's instructions ask for sums (`fedsim.wire.partial_sums`), clients are taken in fixed groups, a group's
     updates are added up where they are made, and the groups' sums in pairs of a fixed tree: neither the number of
     workers nor who is observed changes a bit. The sums come back in the replies of as many clients as there are sums.
 

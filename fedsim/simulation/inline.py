@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 from flwr.clientapp import ClientApp
 
-from fedsim.reply_checks import ReplyRules
 from fedsim.simulation.bundle import Bundle, Growing, run_bundle
 from fedsim.simulation.grid import ClientAppFactory, Ended, OnReply, SimulatedGrid
+from fedsim.wire.reply_checks import ReplyRules
 
 
 class InlineGrid(SimulatedGrid):

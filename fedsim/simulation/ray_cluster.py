@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedsim.errors import ConfigError, RunError
-from fedsim.ray_settings import ADDRESS, check_address
-from fedsim.ray_settings import quiet_environment as quiet_environment
+from fedsim.settings.ray_address import ADDRESS, check_address
+from fedsim.settings.ray_address import quiet_environment as quiet_environment
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SECONDS_TO_ANSWER = 5.0

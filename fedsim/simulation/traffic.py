@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from fedsim.memory import Memory
+from fedsim.simulation.peak_memory import Memory
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from fedsim.errors import ConfigError
-from fedsim.tracking.durable import write_whole
+from fedsim.storage.durable import write_whole
 
 KEPT = "run.json"
 """In a tracker's folder: which of the service's runs this is."""

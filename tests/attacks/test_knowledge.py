@@ -7,7 +7,7 @@ import yaml
 
 from experiments.engine.setup import _comparable
 from fedsim.errors import ConfigError
-from fedsim.knowledge import read_knowledge
+from fedsim.settings.knowledge import read_knowledge
 from server.attacking import build_attack
 
 ROOT = Path(__file__).parents[2]

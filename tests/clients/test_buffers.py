@@ -6,11 +6,11 @@ from torch.nn import functional as F
 
 from clients.app import ClientRuntime
 from defenses.base import ClientRound
-from fedsim.composition import build_data, build_spec
-from fedsim.evaluation import mean_softmax
+from fedsim.metrics.accuracy import mean_softmax
 from fedsim.models import Architecture, architecture_seed, find_roles
 from fedsim.observation import Observation, batch_statistics
-from fedsim.observation_files import load_observation, save_observation
+from fedsim.settings.composition import build_data, build_spec
+from fedsim.storage.observation_files import load_observation, save_observation
 from tests.support.federation import settings
 
 MEAN = "bn1.running_mean"

@@ -7,9 +7,9 @@ from torch.nn import functional as F
 from clients.app import ClientRuntime
 from clients.training import batches
 from defenses.base import Defense
-from fedsim.composition import build_data
 from fedsim.determinism import torch_generator
 from fedsim.metrics import score, score_labels
+from fedsim.settings.composition import build_data
 from tests.support.federation import settings
 
 

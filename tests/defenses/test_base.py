@@ -11,10 +11,10 @@ from clients.app import MEMORY, ClientRuntime, build_client_app
 from clients.training import LossGradient
 from defenses import Batch, ClientRound, Defense, DefenseChain
 from defenses.compose import build_chain
-from fedsim.composition import build_data
 from fedsim.errors import ConfigError
-from fedsim.records import ARRAYS, CONFIG, METRICS, from_arrays, to_arrays
+from fedsim.settings.composition import build_data
 from fedsim.update import Update
+from fedsim.wire.records import ARRAYS, CONFIG, METRICS, from_arrays, to_arrays
 from tests.support.federation import settings
 
 

@@ -17,7 +17,7 @@ from defenses.position import FixedPositionEmbedding
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, ModelSpec
 from fedsim.models.checkpoint import REDRAWN
-from fedsim.tracking import RunFolder
+from fedsim.storage.run_folder import RunFolder
 
 SPEC = ModelSpec("vit_tiny_patch16_224", 5, 16, 8, kwargs={"depth": 1, "embed_dim": 16, "num_heads": 2})
 CHANGING = ("mjp", "mjp_jp_unk", "mjp_jp_idx", "mjp_dal", "mjp_linear", "mjp_pca", "precode", "no_pe", "fixed_pe")

@@ -25,9 +25,9 @@ from defenses import (
 )
 from defenses.accounting import gaussian_delta, rdp_epsilon, sampled_gaussian_rdp
 from defenses.dp_sgd import clipped_sum
-from fedsim.composition import build_data
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
+from fedsim.settings.composition import build_data
 from tests.defenses.as_configured import configured
 from tests.support.federation import settings
 

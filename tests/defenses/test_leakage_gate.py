@@ -25,7 +25,7 @@ from defenses.compose import load_wrappers
 from defenses.leakage_gate import nearest_pictures, relative_leakage
 from experiments.engine.setup import prepare
 from fedsim.errors import ConfigError
-from fedsim.observation_files import load_observation, save_observation
+from fedsim.storage.observation_files import load_observation, save_observation
 from server.attacking import run_attack
 from tests.experiments.run_files import final_state, rows
 from tests.support.federation import settings

@@ -4,7 +4,7 @@ import torch
 from defenses import DefenseChain, FixedPositionEmbedding, NoPositionEmbedding, WithholdPositionEmbedding
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, ModelSpec, find_roles
-from fedsim.models.april import sincos_position_embedding
+from fedsim.models.zoo.april import sincos_position_embedding
 from fedsim.update import Update
 
 MODELS = {

@@ -12,7 +12,7 @@ from experiments.audit.command import divide
 from experiments.audit.worker import AuditBatch, AuditWorker
 from experiments.engine.setup import prepare
 from fedsim.errors import ConfigError
-from fedsim.observation_files import load_observation
+from fedsim.storage.observation_files import load_observation
 from server.summing import Sums
 from tests.experiments.run_files import rows, same_state
 from tests.support.federation import settings

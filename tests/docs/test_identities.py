@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from fedsim.components import check_settings
+from fedsim.settings.components import check_settings
 
 PAGES = Path(__file__).parents[2] / "docs" / "defenses"
 SETTING = re.compile(r"^identity: (\w+=[\w.+-]+)", re.MULTILINE)

@@ -8,8 +8,8 @@ from flwr.app import Array, ConfigRecord, Message
 from flwr.clientapp import ClientApp
 
 from clients.app import build_client_app
-from fedsim.records import ARRAYS, METRICS, NUM_EXAMPLES, UPDATE
-from fedsim.tensor_records import TensorArray
+from fedsim.wire.records import ARRAYS, METRICS, NUM_EXAMPLES, UPDATE
+from fedsim.wire.tensor_records import TensorArray
 
 EVIL = "<script>alert(1)</script>\n2026-11-01 00:00:00,000 INFO server: all is well"
 NAME = "head.bias"

@@ -8,7 +8,7 @@ import torch
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import Architecture, ModelSpec, find_roles
 from fedsim.observation import Observation
-from fedsim.observation_files import load_observation, save_observation
+from fedsim.storage.observation_files import load_observation, save_observation
 from fedsim.update import LocalProtocol, Update
 
 

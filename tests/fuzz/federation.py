@@ -11,10 +11,10 @@ from torch import nn
 from fedsim.ground_truth import GroundTruth
 from fedsim.models import Architecture, ModelSpec
 from fedsim.observing import ObservationFactory
-from fedsim.records import ARRAYS, AUDITED, to_arrays, to_reply
-from fedsim.reply_checks import ReplyRules
 from fedsim.simulation import InlineGrid, node_id_of, partition_of
 from fedsim.update import LocalProtocol, Update
+from fedsim.wire.records import ARRAYS, AUDITED, to_arrays, to_reply
+from fedsim.wire.reply_checks import ReplyRules
 from server.completion import CompleteUpdates
 from server.fedsgd import FedSGD
 from server.honest_but_curious import HonestButCurious

@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from hypothesis import strategies as st
 
-from fedsim.records import ARRAYS, AUDIT, METRICS, NUM_EXAMPLES, UPDATE
+from fedsim.wire.records import ARRAYS, AUDIT, METRICS, NUM_EXAMPLES, UPDATE
 
 NASTY = [
     "",

@@ -10,8 +10,8 @@ from flwr.app import MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.observation_files import save_observation
-from fedsim.records import METRICS, NUM_EXAMPLES, from_arrays
+from fedsim.storage.observation_files import save_observation
+from fedsim.wire.records import METRICS, NUM_EXAMPLES, from_arrays
 from tests.fuzz.effort import effort
 from tests.fuzz.federation import CLIENTS, KINDS, Server, as_reply, honest, start
 from tests.fuzz.mutations import MUTATIONS, changes

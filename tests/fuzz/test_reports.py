@@ -6,10 +6,10 @@ import os
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedsim.report.defense_verdict import judge_defenses
+from fedsim.report.compare.verdict import judge_defenses
 from fedsim.report.level_wording import TAGS
-from fedsim.report.read import read_run
 from fedsim.report.render import build_report
+from fedsim.report.run.read import read_run
 from tests.fuzz.effort import effort
 from tests.fuzz.mutations import NASTY, json_values, texts
 

@@ -16,7 +16,7 @@ def federate():
 
 @pytest.fixture
 def same_bits():
-    from fedsim.records import from_arrays
+    from fedsim.wire.records import from_arrays
 
     def compare(left, right):
         a, b = from_arrays(left), from_arrays(right)

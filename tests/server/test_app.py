@@ -4,8 +4,8 @@ import weakref
 
 import pytest
 
-from fedsim.records import ARRAYS
 from fedsim.simulation import InlineGrid
+from fedsim.wire.records import ARRAYS
 from server import app
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedsim.records import from_arrays
+from fedsim.wire.records import from_arrays
 from server.completion import CompleteUpdates
 from tests.server.test_strategies import curious
 

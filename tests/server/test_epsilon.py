@@ -8,8 +8,8 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedsim.records import METRICS, from_arrays, to_reply
 from fedsim.update import LocalProtocol, Update
+from fedsim.wire.records import METRICS, from_arrays, to_reply
 from server.completion import CompleteUpdates
 from server.epsilon import LargestEpsilon
 from server.sampling import SeededSampling

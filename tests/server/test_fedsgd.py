@@ -5,9 +5,9 @@ import torch
 from flwr.app import ConfigRecord, Message
 from flwr.clientapp import ClientApp
 
-from fedsim.records import from_arrays, to_arrays, to_reply
 from fedsim.simulation import InlineGrid
 from fedsim.update import LocalProtocol, Update
+from fedsim.wire.records import from_arrays, to_arrays, to_reply
 from server.fedsgd import FedSGD
 
 STATE = {

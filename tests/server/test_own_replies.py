@@ -8,9 +8,9 @@ from flwr.serverapp.exception import InconsistentMessageReplies
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
-from fedsim.records import from_arrays
 from fedsim.simulation import InlineGrid
 from fedsim.update import LocalProtocol
+from fedsim.wire.records import from_arrays
 from server.honest_but_curious import HonestButCurious
 
 LR = 0.1

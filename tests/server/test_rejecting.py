@@ -13,13 +13,13 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from experiments.cli.logs import log_to
-from fedsim.composition import image_side
-from fedsim.partial_sums import SUM_WANTED
-from fedsim.records import ARRAYS, AUDITED, CONFIG, METRICS, NUM_EXAMPLES, UPDATE, from_arrays, to_arrays
-from fedsim.reply_checks import ReplyRules
 from fedsim.report.render import build_report
+from fedsim.settings.composition import image_side
 from fedsim.simulation import node_id_of, partition_of
-from fedsim.tracking import RunFolder
+from fedsim.storage.run_folder import RunFolder
+from fedsim.wire.partial_sums import SUM_WANTED
+from fedsim.wire.records import ARRAYS, AUDITED, CONFIG, METRICS, NUM_EXAMPLES, UPDATE, from_arrays, to_arrays
+from fedsim.wire.reply_checks import ReplyRules
 from server.completion import CompleteUpdates
 from server.recording import RoundRecorder
 from server.rejecting import RejectMalformed, plain

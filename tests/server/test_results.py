@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.tracking import RunFolder, Trackers
+from fedsim.storage.run_folder import RunFolder
+from fedsim.tracking import Trackers
 from server.results import ResultWriter
 
 

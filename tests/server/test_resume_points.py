@@ -5,7 +5,7 @@ import errno
 import pytest
 from flwr.app import ArrayRecord
 
-from fedsim.tracking.sealed import SealedStates
+from fedsim.storage.sealed import SealedStates
 from server import resume
 from server.resume import ResumePoint, ResumePoints, newest_point
 

@@ -6,9 +6,9 @@ from flwr.app import ConfigRecord, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from fedsim.records import from_arrays, to_arrays, to_reply
 from fedsim.simulation import InlineGrid
 from fedsim.update import LocalProtocol, Update
+from fedsim.wire.records import from_arrays, to_arrays, to_reply
 from server.completion import CompleteUpdates
 from server.fedsgd import FedSGD
 from server.silence import OmitSilent

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedsim.records import from_arrays, to_arrays
+from fedsim.wire.records import from_arrays, to_arrays
 from server.completion import CompleteUpdates
 from server.honest_but_curious import HonestButCurious
 from server.observing import ObservePolicy

@@ -13,10 +13,10 @@ from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from fedsim.records import from_arrays, to_arrays, to_reply
 from fedsim.simulation import InlineGrid
-from fedsim.tracking.nested import flatten, unflatten
+from fedsim.storage.nested import flatten, unflatten
 from fedsim.update import LocalProtocol, Update
+from fedsim.wire.records import from_arrays, to_arrays, to_reply
 from server.completion import CompleteUpdates
 from server.fedsgd import FedSGD
 from server.recording import RoundRecorder

@@ -5,8 +5,8 @@ import torch
 
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
-from fedsim.records import from_arrays
 from fedsim.update import LocalProtocol, Update
+from fedsim.wire.records import from_arrays
 from server.alone import AbortAlone
 from server.completion import CompleteUpdates
 from server.honest_but_curious import HonestButCurious

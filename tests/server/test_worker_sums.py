@@ -5,8 +5,8 @@ import torch
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, FedMedian
 
-from fedsim.partial_sums import SUM
-from fedsim.records import ARRAYS, AUDIT, from_arrays
+from fedsim.wire.partial_sums import SUM
+from fedsim.wire.records import ARRAYS, AUDIT, from_arrays
 from server.completion import CompleteUpdates
 from server.fedsgd import FedSGD
 from server.honest_but_curious import HonestButCurious

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from clients.app import ClientRuntime
-from fedsim.composition import build_data
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
+from fedsim.settings.composition import build_data
 from fedsim.update import State
 from tests.support.federation import settings
 

@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 
 from clients.app import build_client_app
 from experiments.engine.setup import Setup
-from fedsim.records import to_arrays
 from fedsim.simulation import InlineGrid
+from fedsim.wire.records import to_arrays
 
 
 def settings(name="config", *overrides):

@@ -11,9 +11,9 @@ from attacks.analytic.first_block.grouping import group
 from attacks.analytic.first_block.residual import HiddenSystem
 from attacks.analytic.first_block.search import Solutions, find_solutions
 from attacks.analytic.first_block.subspaces import AffineSet, AffineTokens, affine_patches, affine_tokens
-from attacks.analytic.first_norm import FirstNorm, first_norm, spanned_gradients
-from attacks.analytic.patches import patchify, unpatchify
-from attacks.analytic.subspace import row_space
+from attacks.analytic.linear.patches import patchify, unpatchify
+from attacks.analytic.row_space.first_norm import FirstNorm, first_norm, spanned_gradients
+from attacks.analytic.row_space.subspace import row_space
 from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
 from attacks.certificate.linear import MARGIN, own_equations
 from fedsim.errors import ConfigError, NotApplicable

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attacks.analytic.first_norm import plain_blocks
 from attacks.analytic.patch_gradient import known_embedding
+from attacks.analytic.row_space.first_norm import plain_blocks
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.analytic.first_norm import FirstNorm
-from attacks.analytic.subspace import RowSpace
+from attacks.analytic.row_space.first_norm import FirstNorm
+from attacks.analytic.row_space.subspace import RowSpace
 
 
 @dataclass(frozen=True)

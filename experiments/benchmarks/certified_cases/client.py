@@ -10,15 +10,15 @@ from experiments.benchmarks.certified_cases.images import Pool
 from experiments.benchmarks.certified_cases.models import fill, model_config
 from experiments.benchmarks.certified_cases.protocols import client_config
 from experiments.engine.setup import Setup
-from fedsim.composition import build_spec
 from fedsim.data import ImageSet
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
 from fedsim.models import Architecture, Normaliser, architecture_seed
 from fedsim.observation import Observation
-from fedsim.records import to_arrays, to_reply
-from fedsim.reply_checks import check_shared
+from fedsim.settings.composition import build_spec
 from fedsim.update import State
+from fedsim.wire.records import to_arrays, to_reply
+from fedsim.wire.reply_checks import check_shared
 from server.summing import Contribution, RunningSum
 
 

@@ -20,8 +20,8 @@ from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
-from fedsim.reply_checks import MalformedReply
 from fedsim.update import State
+from fedsim.wire.reply_checks import MalformedReply
 from server.attacking import run_attack
 
 LARGEST = 8

@@ -16,7 +16,7 @@ from experiments.benchmarks.verdict_cases.expectations import card, counts, leve
 from experiments.benchmarks.verdict_cases.pages import Said, read_matrix_page, read_page
 from experiments.cli.call import console, errors
 from fedsim.errors import RunError
-from fedsim.report.pictures import save_png
+from fedsim.report.draw.pictures import save_png
 from fedsim.report.render import build_comparison
 
 GREY = f"+attack.grey._target_={plug_ins.__name__}.Grey"

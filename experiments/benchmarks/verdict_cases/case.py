@@ -15,9 +15,9 @@ from experiments.benchmarks.verdict_cases.pages import Said, read_page
 from experiments.cli.call import console, errors
 from experiments.engine.reporting import reported
 from fedsim.errors import RunError
-from fedsim.report.pictures import save_png
+from fedsim.report.draw.pictures import save_png
 from fedsim.report.render import build_comparison, build_report
-from fedsim.tracking import RunFolder
+from fedsim.storage.run_folder import RunFolder
 
 TEST_IMAGES = 1400
 CONFIG = """\

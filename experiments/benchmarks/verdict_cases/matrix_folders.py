@@ -8,12 +8,12 @@ from pathlib import Path
 from experiments.benchmarks.verdict_cases.case import Run, read_run_page, write
 from experiments.benchmarks.verdict_cases.lines import Line
 from experiments.benchmarks.verdict_cases.pages import Said, read_matrix_page
-from fedsim.report.counts import Counts
-from fedsim.report.matrix import build_matrix_report, write_matrix
-from fedsim.report.matrix_cells import Column, Matrix, Row, Stage, with_front
-from fedsim.report.matrix_read import BASELINE, read_cells, read_counts
-from fedsim.report.matrix_verdict import verdicts
-from fedsim.report.matrix_wording import few
+from fedsim.report.matrix.cells import Column, Matrix, Row, Stage, with_front
+from fedsim.report.matrix.files import build_matrix_report, write_matrix
+from fedsim.report.matrix.read import BASELINE, read_cells, read_counts
+from fedsim.report.matrix.verdict import verdicts
+from fedsim.report.matrix.wording import few
+from fedsim.report.run.counts import Counts
 
 
 @dataclass(frozen=True)

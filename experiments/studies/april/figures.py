@@ -12,7 +12,7 @@ from experiments.studies.april.plan import ARMS, FIXED_PE, KINDS, PART_ARMS
 from experiments.studies.april.tables import ATTACKS, KIND_LABELS, published
 from experiments.studies.april.work import MEAN, ORIGINAL, SHOWN, picture_path
 from experiments.studies.harness.ledger import Entry
-from fedsim.report.png import COLOURS, INK, MUTED, drawing, plain_numbers
+from fedsim.report.draw.png import COLOURS, INK, MUTED, drawing, plain_numbers
 
 SMALL = 64
 """Pixels below which a picture is enlarged without smoothing."""

@@ -9,8 +9,8 @@ from experiments.audit.command import choose_pictures
 from experiments.engine.setup import prepare
 from experiments.python.load_config import load_config
 from experiments.studies.harness.study import Unit
-from fedsim.composition import Config
 from fedsim.errors import ConfigError
+from fedsim.settings.composition import Config
 
 CLOSED_FORM, CURVES, TWINS, FIXED_PE = "closed_form", "curves", "twins", "fixed_pe"
 PARTS = (CLOSED_FORM, CURVES, TWINS, FIXED_PE)

@@ -22,7 +22,7 @@ from fedsim.metrics.image import psnr
 from fedsim.metrics.score import score
 from fedsim.models import Normaliser
 from fedsim.observation import Observation
-from fedsim.report.pictures import save_png
+from fedsim.report.draw.pictures import save_png
 from server.attacking import Outcome, run_attack, run_attack_on_many
 
 GREY, MEAN = "grey", "mean"

@@ -15,7 +15,7 @@ from experiments.studies.gradinversion.page import RULES_SHOWN
 from experiments.studies.harness.ledger import Entry
 from fedsim.data import ImageSet
 from fedsim.determinism import torch_generator
-from fedsim.evaluation import mean_softmax
+from fedsim.metrics.accuracy import mean_softmax
 from fedsim.models import Normaliser
 
 

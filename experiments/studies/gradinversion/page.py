@@ -7,7 +7,7 @@ from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Table, counted, spread_of
 from experiments.studies.harness.tables import Value, mean
 from fedsim.metrics.perceptual import lpips_hint
-from fedsim.report.png import COLOURS, drawing, plain_numbers
+from fedsim.report.draw.png import COLOURS, drawing, plain_numbers
 
 GRADIENT, SMOOTH, FIDELITY = "gradient only", "+ total variation, norm", "+ BatchNorm statistics: fidelity"
 LAZY, REGISTERED = "+ lazy group", "+ registered group"

@@ -41,12 +41,12 @@ from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Unit, carry_out, check, command_of, digest, folder, parser, publish, seeds
 from experiments.studies.harness.victims import attack_batch, audit, draw_batch, guess, presets
 from experiments.studies.harness.weights import class_count
-from fedsim.composition import Config
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.errors import ConfigError
-from fedsim.evaluation import evaluate
+from fedsim.metrics.accuracy import evaluate
 from fedsim.models import Normaliser
-from fedsim.tracking.durable import write_whole
+from fedsim.settings.composition import Config
+from fedsim.storage.durable import write_whole
 
 ATTACK = "gradinversion"
 

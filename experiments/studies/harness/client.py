@@ -6,9 +6,9 @@ from pathlib import Path
 from clients.app import ClientRuntime
 from experiments.engine.setup import Setup, prepare
 from experiments.studies.harness.weights import load_weights
-from fedsim.composition import Config
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
+from fedsim.settings.composition import Config
 
 
 class Client:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ConfigError
-from fedsim.tracking.durable import append_whole, locked
+from fedsim.storage.durable import append_whole, locked
 
 Entry = dict[str, Any]
 

@@ -12,11 +12,11 @@ from attacks.base import Reconstruction
 from experiments.python.load_config import load_config
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.ledger import Entry
-from fedsim.composition import Config
 from fedsim.errors import RunError
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.score import score, score_labels
 from fedsim.observation import Observation
+from fedsim.settings.composition import Config
 from server.attacking import Outcome, run_attack
 
 MEASURES = ("psnr", "ssim", "fft2d", "lpips")

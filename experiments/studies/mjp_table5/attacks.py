@@ -5,9 +5,9 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from attacks.analytic.april import patches_of_tokens, solve_tokens
-from attacks.analytic.mjp_adaptive import UNKNOWN, masked_positions
+from attacks.analytic.linear.patches import unpatchify
+from attacks.analytic.mjp.attack import UNKNOWN, masked_positions
 from attacks.analytic.patch_gradient import check_embedding, embedding_rows, shared_rows
-from attacks.analytic.patches import unpatchify
 from attacks.base import Attack, Needs, Reconstruction
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation

@@ -12,7 +12,7 @@ from experiments.studies.harness.ledger import Entry
 from experiments.studies.mjp_table5.rows import ADAPTIVE, APRIL, APRIL_TOLD, ATTACKS, GREY, MEAN, PATCH, PATCH_TOLD, Row
 from experiments.studies.mjp_table5.tables import compared_pictures
 from fedsim.metrics.image import PSNR_CAP
-from fedsim.report.png import MUTED, drawing
+from fedsim.report.draw.png import MUTED, drawing
 
 BLOCKS = {APRIL: 0, APRIL_TOLD: 1, PATCH: 2, PATCH_TOLD: 3, ADAPTIVE: 4, MEAN: 0, GREY: 1}
 """Which columns an attack's pictures stand in."""

@@ -15,8 +15,8 @@ from experiments.studies.harness.study import digest
 from experiments.studies.harness.weights import class_count
 from experiments.studies.mjp_table5.rows import ADAPTIVE, APRIL, APRIL_TOLD, GROUPS, MEAN, PATCH, PATCH_TOLD, Case, Row
 from experiments.studies.mjp_table5.worker import Unit, Victim
-from fedsim.composition import Config
 from fedsim.errors import ConfigError
+from fedsim.settings.composition import Config
 
 CHUNK = 20
 """Pictures of a unit: those of one model in one process at a time."""

@@ -30,7 +30,7 @@ from experiments.studies.mjp_table5.job import Job, Standing, check, portions, r
 from experiments.studies.mjp_table5.rows import GROUPS, MEAN, Case, choose, plan
 from experiments.studies.mjp_table5.tables import write_table
 from experiments.studies.mjp_table5.worker import public_sum, results, run_unit
-from fedsim.composition import Config
+from fedsim.settings.composition import Config
 
 
 def main() -> None:

@@ -16,14 +16,14 @@ from experiments.studies.harness.client import Client
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.mjp_table5.attacks import visible_mask
 from experiments.studies.mjp_table5.rows import GREY, MEAN, Case
-from fedsim.composition import Config
 from fedsim.data import ImageSet
 from fedsim.determinism import torch_generator
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.records import ImageScore
 from fedsim.metrics.score import score
 from fedsim.observation import Observation
-from fedsim.report.pictures import save_png
+from fedsim.report.draw.pictures import save_png
+from fedsim.settings.composition import Config
 from server.attacking import Outcome, run_attack
 
 MEASURES = ("mse", "fft2d_mjp", "psnr", "ssim", "lpips")

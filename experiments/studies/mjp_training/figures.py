@@ -12,9 +12,9 @@ from experiments.measure.drawing import draw_all
 from experiments.studies.mjp_training.tables import Measured, Record, true_share
 from experiments.studies.mjp_training.unit import subjects
 from experiments.studies.mjp_training.variants import RATIOS, TABLE_3, of_ratio
-from fedsim.composition import Config
 from fedsim.determinism import torch_generator
-from fedsim.report.png import COLOURS, INK, MARKERS, MUTED, drawing
+from fedsim.report.draw.png import COLOURS, INK, MARKERS, MUTED, drawing
+from fedsim.settings.composition import Config
 
 MASKS_SHOWN = 6
 COMPARED = ("A", "I", "J")

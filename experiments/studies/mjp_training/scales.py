@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.python.load_config import load_config
 from experiments.studies.mjp_training.variants import DIMENSIONS, PAPER_RATIO, Variant
-from fedsim.composition import Config
+from fedsim.settings.composition import Config
 
 WARM_UP = 20 / 300
 """Share of the training in which the learning rate rises."""

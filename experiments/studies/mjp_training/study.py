@@ -19,7 +19,7 @@ from experiments.studies.mjp_training.scales import SCALES, Scale
 from experiments.studies.mjp_training.tables import Measured, Record, tables
 from experiments.studies.mjp_training.unit import run_folder, run_unit
 from experiments.studies.mjp_training.variants import Variant, choose, plan
-from fedsim.composition import Config
+from fedsim.settings.composition import Config
 
 NAME = "mjp_training"
 

@@ -14,7 +14,7 @@ from experiments.measure.subjects import Subject, load_subjects
 from experiments.run.command import run_federated
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Unit
-from fedsim.composition import Config
+from fedsim.settings.composition import Config
 from fedsim.simulation.ray_cluster import quiet_environment
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from attacks.analytic.certificate import MIN_EXPECTED_PSNR
+from attacks.analytic.linear.certificate import MIN_EXPECTED_PSNR
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Table, counted, spread_of
 from experiments.studies.harness.tables import Value, mean
-from fedsim.report.png import COLOURS, drawing, plain_numbers
+from fedsim.report.draw.png import COLOURS, drawing, plain_numbers
 
 SQUARED, COSINE, CLOSED = "L2 matching", "cosine matching", "closed form (dL/dW / dL/db)"
 RANDOM, GUESS = "random gradient (baseline)", "mean public picture (baseline)"

@@ -36,13 +36,13 @@ from experiments.studies.prior_knowledge.page import (
     SQUARED,
     page,
 )
-from fedsim.composition import Config
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
-from fedsim.evaluation import mean_softmax
 from fedsim.ground_truth import GroundTruth
+from fedsim.metrics.accuracy import mean_softmax
 from fedsim.metrics.image import psnr
 from fedsim.observation import Observation
+from fedsim.settings.composition import Config
 from server.attacking import Outcome
 
 PRESETS = {

@@ -9,7 +9,7 @@ from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Table, counted, spread_of
 from experiments.studies.harness.tables import Value, mean
 from fedsim.metrics.perceptual import lpips_hint
-from fedsim.report.png import COLOURS, drawing
+from fedsim.report.draw.png import COLOURS, drawing
 
 DEFENDED = {
     "none": "none",

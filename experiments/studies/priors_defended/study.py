@@ -31,10 +31,10 @@ from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Unit, carry_out, check, command_of, parser, publish, seeds
 from experiments.studies.harness.victims import finished, presets
 from experiments.studies.priors_defended.page import ATTACKS, DEFENDED, page
-from fedsim.composition import Config
-from fedsim.evaluation import mean_softmax
 from fedsim.ground_truth import GroundTruth
+from fedsim.metrics.accuracy import mean_softmax
 from fedsim.metrics.score import score
+from fedsim.settings.composition import Config
 from server.attacking import Outcome, run_attack
 
 

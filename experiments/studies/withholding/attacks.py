@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.analytic.first_norm import FirstNorm, first_norm, plain_blocks
-from attacks.analytic.later_norms import Readers, refine
 from attacks.analytic.patch_gradient import check_embedding
-from attacks.analytic.row_space import Spaces, make_readers, pixels_of, to_picture
-from attacks.analytic.row_space_solution import solve
-from attacks.analytic.row_space_system import patch_system
-from attacks.analytic.subspace import RowSpace, row_space
+from attacks.analytic.row_space.attack import Spaces, make_readers, pixels_of, to_picture
+from attacks.analytic.row_space.first_norm import FirstNorm, first_norm, plain_blocks
+from attacks.analytic.row_space.later_norms import Readers, refine
+from attacks.analytic.row_space.solution import solve
+from attacks.analytic.row_space.subspace import RowSpace, row_space
+from attacks.analytic.row_space.system import patch_system
 from attacks.base import Attack, Certificate, Reconstruction
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation

@@ -13,11 +13,11 @@ from experiments.matrix.units import guess
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.ledger import Entry, Ledger
 from experiments.studies.withholding.hitting_set import Names, smallest_hitting_sets
-from fedsim.composition import Config
 from fedsim.errors import RunError
 from fedsim.metrics.score import score
 from fedsim.models import find_roles
 from fedsim.observation import Observation
+from fedsim.settings.composition import Config
 from server.attacking import run_attack
 
 LEVELS = {

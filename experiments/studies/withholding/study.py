@@ -34,9 +34,9 @@ from experiments.studies.harness.ledger import Ledger, alone, settle
 from experiments.studies.withholding.hitting_set import Names
 from experiments.studies.withholding.search import LEVELS, OWN, Audits, Found, own_attacks, search
 from experiments.studies.withholding.tables import Cost, Line, never_applied, write_chart, write_tables
-from fedsim.composition import Config
 from fedsim.errors import ConfigError
-from fedsim.report.matrix_read import read_training
+from fedsim.report.matrix.read import read_training
+from fedsim.settings.composition import Config
 
 VARIANTS = ("stock", "april")
 MODES = ("private", "frozen")

@@ -10,7 +10,7 @@ from experiments.studies.harness.tables import Value, markdown, number, write_cs
 from experiments.studies.withholding.hitting_set import Names
 from experiments.studies.withholding.search import Found, Leak, name_of
 from fedsim.metrics.image import PSNR_CAP
-from fedsim.report.png import COLOURS, GRID, drawing, shorten
+from fedsim.report.draw.png import COLOURS, GRID, drawing, shorten
 
 EXACT = 100.0
 """dB at which the bars end."""

@@ -6,9 +6,9 @@ import torch
 from clients.app import ClientRuntime
 from defenses import Batch, ClientRound, MaskedJigsawPuzzle
 from defenses.mjp import LOCALISER, UNKNOWN
-from fedsim.composition import build_data
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
+from fedsim.settings.composition import build_data
 from tests.defenses.mjp import slow
 from tests.support.federation import settings
 

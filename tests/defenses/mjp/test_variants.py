@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from clients.app import ClientRuntime
 from defenses import MaskedJigsawPuzzle, Plan
 from defenses.compose import build_chain, load_wrappers
-from fedsim.composition import build_data, build_spec
 from fedsim.models import Architecture
+from fedsim.settings.composition import build_data, build_spec
 from tests.support.federation import settings
 
 CONF = Path(__file__).resolve().parents[3] / "conf" / "defense"

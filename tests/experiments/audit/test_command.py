@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fedsim.tracking.durable import locked
+from fedsim.storage.durable import locked
 from server.results import COLUMNS
 from tests.experiments.run_files import SMALL_AUDIT as SMALL
 from tests.experiments.run_files import rows

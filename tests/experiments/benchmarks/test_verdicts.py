@@ -14,14 +14,16 @@ from experiments.benchmarks.verdict_cases.lines import ended, image
 from experiments.benchmarks.verdict_cases.pages import parse
 from experiments.benchmarks.verdicts import REAL, SYNTHETIC, answer, to_markdown, to_page
 from fedsim.metrics.records import ImageScore
-from fedsim.tracking import RunFolder, Trackers
+from fedsim.storage.run_folder import RunFolder
+from fedsim.tracking import Trackers
 from server.attacking import Outcome
 from server.results import Job, ResultWriter
 
 CASES = [case for group in SYNTHETIC.values() for case in group]
 DRAWINGS = (
-    "figures.accuracy_curve", "figures.leakage_curve", "figures.psnr_histogram", "figures.time_bars",
-    "tradeoff.privacy_utility", "matrix.privacy_utility_svg", "matrix.privacy_utility_png", "matrix.heat_map_png",
+    "draw.figures.accuracy_curve", "draw.figures.leakage_curve", "draw.figures.psnr_histogram",
+    "draw.figures.time_bars", "compare.tradeoff.privacy_utility", "matrix.files.privacy_utility_svg",
+    "matrix.files.privacy_utility_png", "matrix.files.heat_map_png",
 )  # fmt: skip
 DRAWN = {}
 

@@ -9,7 +9,8 @@ import torch
 
 from experiments.engine.guess import public_mean
 from fedsim.ground_truth import GroundTruth
-from fedsim.tracking import RunFolder, Trackers
+from fedsim.storage.run_folder import RunFolder
+from fedsim.tracking import Trackers
 from server.attacking import Outcome
 from server.results import Job, ResultWriter
 

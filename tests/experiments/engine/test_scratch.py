@@ -12,7 +12,7 @@ from attacks.session import PROGRESS, FolderSession
 from experiments.cli.progress import Bars
 from experiments.engine import scratch
 from experiments.engine.scratch import describe, read_progress, scratch_folder
-from fedsim.tracking import RunFolder
+from fedsim.storage.run_folder import RunFolder
 
 
 @pytest.fixture

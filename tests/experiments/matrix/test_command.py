@@ -17,8 +17,8 @@ import yaml
 from experiments.matrix import command as leakage_matrix
 from experiments.matrix import units as matrix_units
 from fedsim.errors import ConfigError
-from fedsim.report.counts import Counts
-from fedsim.tracking.durable import locked
+from fedsim.report.run.counts import Counts
+from fedsim.storage.durable import locked
 from server.results import ResultWriter
 from tests.experiments.run_files import rows
 

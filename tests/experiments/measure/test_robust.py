@@ -6,7 +6,7 @@ from PIL import Image
 from experiments.measure.jigsawed import answer
 from experiments.measure.robust import CorruptionPlan, corruption_errors, measure_foreign, measure_hard, open_folder
 from experiments.measure.subjects import load_subjects
-from fedsim.corruptions import corrupt
+from fedsim.data.corruptions import corrupt
 from fedsim.determinism import derive_seed
 from fedsim.errors import ConfigError
 from fedsim.metrics.robustness import aupr, aurra

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from experiments.measure.settings import check_measure, check_reference
-from fedsim.corruptions import NAMES
+from fedsim.data.corruptions import NAMES
 from fedsim.errors import ConfigError
 
 CONF = Path(__file__).parents[3] / "conf" / "measure.yaml"

@@ -6,7 +6,7 @@ from experiments.cli.places import find_runs
 from experiments.measure.subjects import find_checkpoint, load_subjects
 from fedsim.data import Digits, FederatedData
 from fedsim.errors import ConfigError
-from fedsim.evaluation import evaluate
+from fedsim.metrics.accuracy import evaluate
 from fedsim.models import ModelSpec, Normaliser
 from tests.experiments.measure.recorded import DATA, MJP, MODEL
 

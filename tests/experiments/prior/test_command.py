@@ -15,7 +15,7 @@ from experiments.prior import inversion, training
 from experiments.prior.command import use
 from fedsim.errors import ConfigError
 from fedsim.models.generator import ConvGenerator, load_generator, save_generator
-from fedsim.tracking.durable import locked
+from fedsim.storage.durable import locked
 from tests.support.federation import settings
 
 PUBLIC = ["data.auxiliary_fraction=0.3", "prior.validation=8", "threads=1"]

@@ -5,7 +5,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from defenses.compose import load_wrappers
 from fedsim.errors import ConfigError
-from fedsim.observation_files import load_observation
+from fedsim.storage.observation_files import load_observation
 from tests.experiments.run_files import rows, same_state
 
 

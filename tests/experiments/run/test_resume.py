@@ -20,8 +20,8 @@ from experiments.run import command as federated
 from experiments.run import resumed, resuming
 from fedsim.errors import ConfigError
 from fedsim.simulation import SimulatedGrid
-from fedsim.tracking import RunFolder
-from fedsim.tracking.sealed import ARRAYS, SealedStates
+from fedsim.storage.run_folder import RunFolder
+from fedsim.storage.sealed import ARRAYS, SealedStates
 from tests.experiments.mortal_runs import MortalRuns
 from tests.experiments.run_files import rows
 
@@ -52,10 +52,10 @@ SETTINGS = {
 
 TRAINS = "clients.app:ClientRuntime.train"
 """Three times a round."""
-SEALS = "fedsim.tracking.sealed:_sha256"
+SEALS = "fedsim.storage.sealed:_sha256"
 """Twice a point: arrays are written, what is not in arrays, then the manifest."""
 POINT = "server.resume:ResumePoints.after_round"
-APPENDS = "fedsim.tracking.run_folder:append_whole"
+APPENDS = "fedsim.storage.run_folder:append_whole"
 """Metrics and timings of round 0, two results of attacks, metrics and timings of round 1, the same of round 2 …"""
 MOMENTS = {
     "in a round": (TRAINS, 8, "before"),
@@ -281,7 +281,7 @@ def test_a_disk_that_is_full_when_a_line_is_due_loses_nothing(mortal, whole, tmp
 def test_a_disk_that_is_full_when_a_point_is_due_costs_that_point(mortal, whole, tmp_path):
     folder = tmp_path / "run"
     settings = ["simulation=inline", *SMALL, *SETTINGS["fedsgd"], f"run_dir={folder}"]
-    answer = mortal.run(*settings, at="fedsim.tracking.sealed:save_file", call=2, how="full", code=0)
+    answer = mortal.run(*settings, at="fedsim.storage.sealed:save_file", call=2, how="full", code=0)
     assert "no resume point, the run itself goes on: [Errno 28] No space left on device" in answer["out"]
     assert_same(folder, whole("fedsgd"))
 

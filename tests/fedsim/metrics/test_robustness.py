@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
-from fedsim.corruptions import NAMES
+from fedsim.data.corruptions import NAMES
 from fedsim.metrics.robustness import ALEXNET, aupr, aurra, mean_corruption_error
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedsim.models import ModelSpec, ViTRoles, find_roles
-from fedsim.models.april import DirectAttentionBlock
+from fedsim.models.zoo.april import DirectAttentionBlock
 
 STOCK = {"patch_weight": "patch_embed.proj.weight", "patch_bias": "patch_embed.proj.bias", "pos_embed": "pos_embed"}
 QKV = {"qkv_weight": "blocks.0.attn.qkv.weight", "qkv_bias": "blocks.0.attn.qkv.bias"}

@@ -71,7 +71,7 @@ WriteRun = Callable[..., Path]
 @pytest.fixture
 def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The figures of a matrix are drawn for the first test that has it."""
-    from fedsim.report import matrix
+    from fedsim.report.matrix import files as matrix
 
     def kept(name: str, draw: Callable[..., Any]) -> Callable[..., Any]:
         def drawn(*arguments: Any) -> Any:
@@ -123,7 +123,7 @@ def strip() -> Callable[..., Record]:
     ) -> Record:
         import torch
 
-        from fedsim.report.pictures import save_png
+        from fedsim.report.draw.pictures import save_png
 
         frames = [torch.full((3, side, side), index / len(steps)) for index in range(len(steps))]
         save_png(torch.cat(frames, dim=-1), folder / name)
@@ -140,7 +140,7 @@ def picture() -> Callable[[Path], str]:
     def write(folder: Path, name: str = "reconstructions/a.png", side: int = 8) -> str:
         import torch
 
-        from fedsim.report.pictures import save_png
+        from fedsim.report.draw.pictures import save_png
 
         save_png(torch.rand(3, side, side, generator=torch.Generator().manual_seed(side)), folder / name)
         return name
@@ -154,7 +154,7 @@ def run(write_run: Any, records: Any) -> Any:
 
     `attack` holds the settings of all attacks, or of each by its name.
     """
-    from fedsim.report.read import read_run
+    from fedsim.report.run.read import read_run
 
     count = iter(range(100))
 

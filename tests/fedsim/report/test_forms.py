@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from fedsim.report.baseline import best_baseline
-from fedsim.report.defense_verdict import judge_defenses
-from fedsim.report.leakage import summarise_leakage
-from fedsim.report.read import read_run
-from fedsim.report.summary import leakage_by_round, psnr_values, summarise_attacks
-from fedsim.report.verdict import verdict
+from fedsim.report.compare.verdict import judge_defenses
+from fedsim.report.run.baseline import best_baseline
+from fedsim.report.run.leakage import summarise_leakage
+from fedsim.report.run.read import read_run
+from fedsim.report.run.summary import leakage_by_round, psnr_values, summarise_attacks
+from fedsim.report.run.verdict import verdict
 
 CONFIG = "seed: 0\nattack: {patch_gradient: {}}\ndefense: {defense}\n"
 

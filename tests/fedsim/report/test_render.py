@@ -13,11 +13,11 @@ import pytest
 from markupsafe import escape
 from PIL import Image
 
-from fedsim.report.pictures import embed_strip
-from fedsim.report.read import read_run
+from fedsim.report.draw.pictures import embed_strip
 from fedsim.report.render import build_report, build_sweep_report
-from fedsim.report.summary import summarise_attacks
-from fedsim.report.verdict import verdict
+from fedsim.report.run.read import read_run
+from fedsim.report.run.summary import summarise_attacks
+from fedsim.report.run.verdict import verdict
 from fedsim.report.wording import PRIVATE, SEEN
 
 EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"

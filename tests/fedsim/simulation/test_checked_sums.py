@@ -8,13 +8,13 @@ import pytest
 from flwr.app import Array, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsim.partial_sums import SUM, SUM_OF, SUM_WANTED, PartialSums
-from fedsim.records import ARRAYS, CONFIG, METRICS, UPDATE, from_arrays
 from fedsim.simulation import InlineGrid, node_id_of
 from fedsim.simulation.bundle import Answer, Bundle, Growing, run_bundle
 from fedsim.simulation.delivery import deliver, partition_of
 from fedsim.simulation.folding import Fold
 from fedsim.simulation.grid import make_context
+from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_WANTED, PartialSums
+from fedsim.wire.records import ARRAYS, CONFIG, METRICS, UPDATE, from_arrays
 from tests.fuzz.federation import KINDS, honest, make_rules, start
 
 CLIENTS = 7

@@ -9,13 +9,13 @@ import torch
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsim.partial_sums import SUM, SUM_OF, SUM_WANTED, PartialSums
-from fedsim.records import ARRAYS, CONFIG, from_arrays, to_array
 from fedsim.simulation import InlineGrid, node_id_of, on_ray, partition_of
 from fedsim.simulation.bundle import Answer, Bundle
 from fedsim.simulation.folding import Fold
 from fedsim.simulation.on_ray import ClientWorker, RayGrid
 from fedsim.simulation.placement import Request
+from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_WANTED, PartialSums
+from fedsim.wire.records import ARRAYS, CONFIG, from_arrays, to_array
 from tests.fedsim.simulation.obedient_client import make_client_app
 from tests.fedsim.simulation.summed_client import make_client_app as summed
 from tests.fuzz.federation import PICTURES, honest, make_rules, start

@@ -28,7 +28,7 @@ from experiments.studies.prior_knowledge.page import (
 )
 from experiments.studies.prior_knowledge.study import SCALES, Scale, evenly, of_method, plan
 from fedsim.determinism import torch_generator
-from fedsim.evaluation import mean_softmax
+from fedsim.metrics.accuracy import mean_softmax
 from server.attacking import Outcome, run_attack, score_outcome
 
 VIT = ("model=vit_tiny", "model.img_size=32", "model.patch_size=16", "+model.kwargs.depth=1")

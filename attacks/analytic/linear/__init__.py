@@ -1,0 +1,1 @@
+"""Linear systems of the closed forms: their solution, its certificate, patches and pixels."""

@@ -1,0 +1,1 @@
+"""What Masked Jigsaw Puzzle leaves of an image, for an attacker who knows of it."""

@@ -1,0 +1,127 @@
+"""The smoothest picture within what equations leave open: total variation by iteratively reweighted least squares."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attacks.analytic.linear.patches import unpatchify
+
+Edges = tuple[Tensor, Tensor]
+
+POWER = 0.7
+"""Exponent of the pixel differences: sharper edges than total variation's 1 (ViT-S/16: 29.9 dB against 29.2, and 24.1
+for squared differences)."""
+
+SCALE = 0.03
+"""Differences below this share of the pixel range count as smooth."""
+
+
+def complete(
+    patches: Float[Tensor, "tokens pixels"],
+    free: Float[Tensor, "directions pixels"],
+    deviation: Float[Tensor, " directions"],
+    pixel_std: Float[Tensor, " pixels"],
+    grid: tuple[int, int],
+    patch: tuple[int, int],
+    torn: Float[Tensor, " tokens"] | None = None,
+    rounds: int = 10,
+    iterations: int = 60,
+) -> Float[Tensor, "tokens pixels"]:
+    """Move every patch within the directions `free` to where the whole picture is smoothest.
+
+    Minimises ½ Σ (c/deviation)² + Σ |difference of neighbouring pixels|^POWER / SCALE, differences over all channels
+    together, within patches and across their seams.
+
+    Args:
+        free: orthonormal rows.
+        deviation: standard deviation with which each coordinate is known to be that of `patches`; inf: not at all.
+        pixel_std: turns entries of `patches` into a [0, 1] pixel's, up to an offset.
+        torn: 1 for patches whose seams carry no information (shuffled ones), else 0.
+    """
+    base, directions = patches * pixel_std, free * pixel_std
+    prior = torch.where(deviation.isinf(), 0.0, deviation.clamp(min=1e-12).reciprocal().square())
+    kept = None if torn is None else _seams(torn, grid, patch)
+    coordinates = torch.zeros(len(patches), len(free), dtype=patches.dtype, device=patches.device)
+    for turn in range(rounds):
+        edges = _differences(unpatchify(base + coordinates @ directions, grid, patch))
+        weights = _weights(edges, kept, first=turn == 0)
+
+        def curvature(c: Tensor, weights: Edges = weights) -> Tensor:
+            horizontal, vertical = _differences(unpatchify(c @ directions, grid, patch))
+            pulled = _gather((weights[0] * horizontal, weights[1] * vertical), grid, patch)
+            return pulled @ directions.T + prior * c
+
+        slope = _gather((weights[0] * edges[0], weights[1] * edges[1]), grid, patch) @ directions.T
+        right_hand = -slope - prior * coordinates
+        scale = prior + 4.0 * float(weights[0].mean()) * directions.square().sum(dim=1)
+        coordinates = coordinates + _conjugate_gradients(curvature, right_hand, scale, iterations)
+    return patches + coordinates @ free
+
+
+def _differences(picture: Float[Tensor, "1 c h w"]) -> Edges:
+    return picture[..., 1:] - picture[..., :-1], picture[..., 1:, :] - picture[..., :-1, :]
+
+
+def _gather(edges: Edges, grid: tuple[int, int], patch: tuple[int, int]) -> Float[Tensor, "tokens pixels"]:
+    """The adjoint of `_differences`, as patches."""
+    horizontal, vertical = edges
+    picture = torch.zeros(
+        1,
+        horizontal.shape[1],
+        grid[0] * patch[0],
+        grid[1] * patch[1],
+        dtype=horizontal.dtype,
+        device=horizontal.device,
+    )
+    picture[..., 1:] += horizontal
+    picture[..., :-1] -= horizontal
+    picture[..., 1:, :] += vertical
+    picture[..., :-1, :] -= vertical
+    return patchify(picture, patch)
+
+
+def patchify(picture: Float[Tensor, "1 c h w"], patch: tuple[int, int]) -> Float[Tensor, "tokens pixels"]:
+    """The inverse of `unpatchify`."""
+    _, channels, height, width = picture.shape
+    tiles = picture.reshape(channels, height // patch[0], patch[0], width // patch[1], patch[1])
+    return tiles.permute(1, 3, 0, 2, 4).reshape(-1, channels * patch[0] * patch[1])
+
+
+def _weights(edges: Edges, kept: Edges | None, first: bool) -> Edges:
+    """Reweighting of each difference; the first round is the quadratic one."""
+    found = []
+    for index, difference in enumerate(edges):
+        size = difference.square().mean(dim=1, keepdim=True) + SCALE**2
+        weight = torch.full_like(size, SCALE**-2) if first else (size / SCALE**2).pow(POWER / 2 - 1) / SCALE**2
+        found.append(weight if kept is None else weight * kept[index])
+    return found[0], found[1]
+
+
+def _seams(torn: Float[Tensor, " tokens"], grid: tuple[int, int], patch: tuple[int, int]) -> Edges:
+    """0 for differences across the border of a torn patch, 1 elsewhere."""
+    whole = torn.reshape(1, 1, *grid).repeat_interleave(patch[0], 2).repeat_interleave(patch[1], 3)
+    number = torch.arange(grid[0] * grid[1], device=torn.device).reshape(1, 1, *grid)
+    number = number.repeat_interleave(patch[0], 2).repeat_interleave(patch[1], 3)
+    horizontal = (number[..., 1:] != number[..., :-1]) & ((whole[..., 1:] + whole[..., :-1]) > 0)
+    vertical = (number[..., 1:, :] != number[..., :-1, :]) & ((whole[..., 1:, :] + whole[..., :-1, :]) > 0)
+    return (~horizontal).to(torn.dtype), (~vertical).to(torn.dtype)
+
+
+def _conjugate_gradients(curvature: object, right_hand: Tensor, scale: Tensor, iterations: int) -> Tensor:
+    """Preconditioned by the diagonal `scale`."""
+    assert callable(curvature)
+    solution, residual = torch.zeros_like(right_hand), right_hand
+    steps = residual / scale
+    direction, size = steps, float((residual * steps).sum())
+    enough = 1e-12 * size
+    for _ in range(iterations):
+        if size <= enough:
+            break
+        curved = curvature(direction)
+        length = size / float((direction * curved).sum())
+        solution = solution + length * direction
+        residual = residual - length * curved
+        steps = residual / scale
+        new = float((residual * steps).sum())
+        direction, size = steps + (new / size) * direction, new
+    return solution

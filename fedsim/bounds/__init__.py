@@ -1,0 +1,1 @@
+"""What stands beside an attack: guarantees that hold for every attack."""

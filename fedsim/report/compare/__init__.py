@@ -1,0 +1,1 @@
+"""Several runs beside each other, and what each defense is worth."""

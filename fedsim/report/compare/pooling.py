@@ -1,0 +1,202 @@
+"""Runs that belong together: those of one seed count as one, those that differ in the seed alone are pooled."""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from fedsim.metrics.chance import accuracy_reach
+from fedsim.report.compare.settings import (
+    KNOWS,
+    Settings,
+    apart_from_defense,
+    defense_settings,
+    flatten,
+    own_settings,
+    seeds,
+)
+from fedsim.report.run.baseline import Baseline, best_baseline, needs_no_gradient
+from fedsim.report.run.label_attacks import after_labels
+from fedsim.report.run.leakage import Leakage, summarise_leakage
+from fedsim.report.run.read import RunFolder
+from fedsim.report.run.records import AttackRecord
+from fedsim.report.run.summary import (
+    AttackSummary,
+    final_accuracy,
+    mean,
+    summarise_attacks,
+)
+
+Arm = tuple[str, Settings]
+"""An attack by its name and its settings."""
+
+STATUS = {"done": 2, "refused": 1}
+"""What is kept of one update attacked twice in the same way."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Runs alike in everything but the seed, their pictures together.
+
+    Runs of one seed that differ in their attacks alone observed the same pictures: they count as one run.
+
+    Attributes:
+        example: one of the runs.
+        seeds: how many.
+        tried: names of all attacks on pictures that were configured or ran, baselines left out. Attacks of one name
+            with different settings have different names here.
+        labels: names of the attacks on labels alone; they are in neither `tried` nor `attacks`.
+        records: of all attacks but baselines, each update under each attack once.
+        without: of the baselines.
+        attacks: those on pictures that ran, strongest first.
+        baseline: what the strongest is held against.
+        accuracies: one for each seed that has any, in [0, 1].
+        test_images: the fewest that one of them is a share of; None where nothing says.
+    """
+
+    others: Settings
+    defense: Settings
+    example: RunFolder
+    seeds: int
+    tried: frozenset[str]
+    labels: frozenset[str]
+    records: tuple[AttackRecord, ...]
+    without: tuple[AttackRecord, ...]
+    attacks: tuple[AttackSummary, ...]
+    leakage: Leakage
+    baseline: Baseline | None
+    accuracies: tuple[float, ...]
+    test_images: int | None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Mean over the seeds, in [0, 1]."""
+        return mean(self.accuracies)
+
+    @property
+    def accuracy_reach(self) -> float | None:
+        """How far chance may have moved it; None where nothing says."""
+        return accuracy_reach(self.accuracies, self.test_images)
+
+    @property
+    def strongest(self) -> AttackSummary | None:
+        """Of those that were scored."""
+        return next((row for row in self.attacks if row.mean_leaked is not None), None)
+
+    def only(self, names: Set[str]) -> "Pool":
+        """As if no other attacks had been tried."""
+        records = tuple(record for record in self.records if record.attack in names)
+        return replace(
+            self,
+            tried=self.tried & names,
+            labels=self.labels & names,
+            records=records,
+            attacks=tuple(row for row in self.attacks if row.attack in names),
+            leakage=summarise_leakage(replace(self.example, attacks=records), self.without, self.labels),
+        )
+
+
+def pool_runs(runs: Sequence[RunFolder]) -> list[Pool]:
+    """Each run is in one pool; runs with other attacks on another seed are in different ones.
+
+    Attacks on labels alone make no difference: what is known about pictures is the same with them and without them.
+    """
+    names = _names(runs)
+    labels = _labels(runs, names)
+    merged: dict[tuple[Settings, Settings, Settings], list[RunFolder]] = {}
+    for run in runs:
+        merged.setdefault((apart_from_defense(run), defense_settings(run), seeds(run)), []).append(run)
+    alike: dict[tuple[Settings, Settings, frozenset[str]], list[list[RunFolder]]] = {}
+    for (others, defense, _), group in merged.items():
+        arms = frozenset(names[_arm(run, attack)] for run in group for attack in _attacks(run))
+        alike.setdefault((others, defense, arms - labels), []).append(group)
+    return [_pool(others, defense, groups, names, labels) for (others, defense, _), groups in alike.items()]
+
+
+def _pool(
+    others: Settings,
+    defense: Settings,
+    groups: list[list[RunFolder]],
+    names: Mapping[Arm, str],
+    labels: frozenset[str],
+) -> Pool:
+    found = _records(groups, names)
+    records = tuple(record for record, blind in found if not blind)
+    without = tuple(record for record, blind in found if blind)
+    pooled = replace(groups[0][0], attacks=records)
+    rows = [row for row in summarise_attacks(pooled) if row.attack not in labels]
+    strongest = next((row.attack for row in rows if row.mean_leaked is not None), "")
+    means = [mean([value for run in group if (value := final_accuracy(run)) is not None]) for group in groups]
+    tested = [run.test_pictures for group in groups for run in group if run.test_pictures is not None]
+    tried = {
+        names[_arm(run, attack)]
+        for group in groups
+        for run in group
+        for attack in _attacks(run)
+        if not needs_no_gradient(run, attack)
+    }
+    return Pool(
+        others=others,
+        defense=defense,
+        example=groups[0][0],
+        seeds=len(groups),
+        tried=frozenset(tried - labels),
+        labels=frozenset(tried & labels),
+        records=records,
+        without=without,
+        attacks=tuple(rows),
+        leakage=summarise_leakage(pooled, without, labels),
+        baseline=best_baseline(strongest, records, without),
+        accuracies=tuple(value for value in means if value is not None),
+        test_images=min(tested, default=None),
+    )
+
+
+def _records(groups: list[list[RunFolder]], names: Mapping[Arm, str]) -> list[tuple[AttackRecord, bool]]:
+    """Each update under each attack once, and whether the attack is a baseline by the settings of its own run."""
+    best: dict[tuple[str, str], tuple[AttackRecord, bool]] = {}
+    for seed, group in enumerate(groups):
+        for run in group:
+            for record in run.attacks:
+                name, observation = names[_arm(run, record.attack)], f"{seed}/{record.observation}"
+                known = best.get((observation, name))
+                if known is None or _rank(record) > _rank(known[0]):
+                    named = replace(record, attack=name, observation=observation, seed=seed)
+                    best[observation, name] = named, needs_no_gradient(run, record.attack)
+    return list(best.values())
+
+
+def _rank(record: AttackRecord) -> tuple[int, float]:
+    values = [image.leaked for image in record.pictures.values() if image.leaked is not None]
+    return STATUS.get(record.status, 0), mean(values) or 0.0
+
+
+def _attacks(run: RunFolder) -> dict[str, None]:
+    """Names of those that were configured, and of those that ran."""
+    return dict.fromkeys([*run.names("attack"), *(record.attack for record in run.attacks)])
+
+
+def _arm(run: RunFolder, attack: str) -> Arm:
+    every = run.setting("attack")
+    settings = every.get(attack) if isinstance(every, Mapping) else None
+    if not isinstance(settings, Mapping):
+        return attack, frozenset()
+    # What it needs to know is said about it, and sets nothing.
+    return attack, frozenset((key, value) for key, value in flatten(settings).items() if key != KNOWS)
+
+
+def _labels(runs: Sequence[RunFolder], names: Mapping[Arm, str]) -> frozenset[str]:
+    """Of the names those of attacks on labels alone, by all runs together: one that refuses here may have run there."""
+    made: dict[str, list[tuple[RunFolder, str]]] = {}
+    for run in runs:
+        for attack in _attacks(run):
+            made.setdefault(names[_arm(run, attack)], []).append((run, attack))
+    return frozenset(name for name, found in made.items() if after_labels(found))
+
+
+def _names(runs: Sequence[RunFolder]) -> dict[Arm, str]:
+    """The name of each attack, with the settings in brackets that tell it from others of the same name."""
+    arms = dict.fromkeys(_arm(run, attack) for run in runs for attack in _attacks(run))
+    names = {}
+    for name, settings in arms:
+        own = own_settings(settings, [one for known, one in arms if known == name])
+        names[name, settings] = f"{name} ({', '.join(own)})" if own else name
+    return names

@@ -1,0 +1,72 @@
+"""The settings of a run as flat text, for holding runs against each other."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedsim.report.run.read import RunFolder
+
+Settings = frozenset[tuple[str, str]]
+"""Dotted keys and values."""
+
+HIDDEN_GROUPS = ("output", "run", "hydra")
+"""Beginnings of groups that say where a run lies, not what it did."""
+
+ENGINE_GROUPS = ("simulation", "ray", "tracker", "resume")
+"""Groups that say how a run was computed; its numbers do not depend on them."""
+
+KNOWS = "knows"
+"""The key under which an attack declares what it needs to know."""
+
+
+def knows(run: RunFolder, attack: str) -> tuple[str, ...]:
+    """What the attack declares that it needs to know; nothing in folders of earlier versions."""
+    settings = run.setting("attack")
+    settings = settings.get(attack) if isinstance(settings, Mapping) else None
+    found = settings.get(KNOWS) if isinstance(settings, Mapping) else None
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Every leaf by its dotted key."""
+    values: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            values |= flatten({str(name): item for name, item in value.items()}, f"{prefix}{key}.")
+        else:
+            values[f"{prefix}{key}"] = str(value)
+    return values
+
+
+def defense_name(run: RunFolder) -> str:
+    """`mjp + fixed_pe`, or `none`."""
+    return " + ".join(run.names("defense")) or "none"
+
+
+def apart_from_defense(run: RunFolder) -> Settings:
+    """The settings that a fair comparison of defenses holds equal: all but defense, attack, seeds and engine."""
+    return frozenset((key, value) for key, value in _of_the_pictures(run) if key.split(".")[-1] != "seed")
+
+
+def seeds(run: RunFolder) -> Settings:
+    """The settings that decide the draws of a run, of its attacks' and defenses' own apart."""
+    return frozenset((key, value) for key, value in _of_the_pictures(run) if key.split(".")[-1] == "seed")
+
+
+def _of_the_pictures(run: RunFolder) -> Settings:
+    left_out = (*HIDDEN_GROUPS, *ENGINE_GROUPS, "defense", "attack")
+    return frozenset(
+        (key, value) for key, value in flatten(run.config).items() if not key.split(".")[0].startswith(left_out)
+    )
+
+
+def defense_settings(run: RunFolder) -> Settings:
+    """Names and values of its defenses."""
+    defense = run.setting("defense")
+    return (
+        frozenset(flatten(defense).items()) | {("", name) for name in run.names("defense")} if defense else frozenset()
+    )
+
+
+def own_settings(settings: Settings, others: Sequence[Settings]) -> list[str]:
+    """`key=value` of those that not all of the others have."""
+    return sorted(f"{key}={value}" for key, value in settings if any((key, value) not in one for one in others))

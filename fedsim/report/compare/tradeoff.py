@@ -1,0 +1,110 @@
+"""Accuracy and leakage of several runs, a point for each attack on each: as in a matrix, accuracy goes to the right."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+
+from fedsim.metrics.chance import accuracy_span
+from fedsim.report.compare.runs import Comparison
+from fedsim.report.draw import figures
+from fedsim.report.draw.chart_data import Chart, table
+from fedsim.report.draw.figures import GRID, MARKERS, SERIES, STYLE, SURFACE
+from fedsim.report.draw.name_places import apart
+from fedsim.report.wording import accuracy, decibels, percent
+
+SIZE = 8.0
+"""Of a marker, in points."""
+
+
+@dataclass(frozen=True)
+class Trade:
+    """One attack on one run.
+
+    Attributes:
+        accuracy: in [0, 1].
+        error: its standard error; None where it is not known.
+        leakage: the share of recognisable images in [0, 1], or their mean PSNR in dB.
+    """
+
+    defense: str
+    attack: str
+    run: str
+    accuracy: float
+    error: float | None
+    leakage: float
+
+
+def tradeoffs(comparison: Comparison) -> list[tuple[str, Chart]]:
+    """Accuracy against both measures of leakage.
+
+    Baselines are left out, whose results say nothing about a defense, and attacks that refused every update: a refusal
+    is not a test.
+    """
+    shares, likeness = [], []
+    for row in comparison.rows:
+        entry, attack = row.entry, row.attack
+        if attack is None or row.baseline or entry.accuracy is None:
+            continue
+        known = entry.defense, attack.attack, entry.name, entry.accuracy, entry.accuracy_error
+        if attack.recognised is not None:
+            shares.append(Trade(*known, attack.recognised))
+        if attack.mean_leaked is not None:
+            seen = attack.mean_psnr if attack.as_seen else None
+            likeness.append(Trade(*known, max(attack.mean_leaked, seen or 0.0)))
+    # Both list the same defenses in the same order, so that a colour means the same in both.
+    names = list(dict.fromkeys(one.defense for one in [*shares, *likeness]))
+    plots = {
+        "The share that is recognisable": privacy_utility(shares, names, share=True),
+        "How close they came": privacy_utility(likeness, names, share=False),
+    }
+    return [(caption, chart) for caption, chart in plots.items() if chart is not None]
+
+
+@mpl.rc_context(STYLE)
+def privacy_utility(trades: Sequence[Trade], defenses: Sequence[str], *, share: bool) -> Chart | None:
+    """A point for each, with one standard error of its accuracy; those that would hide each other stand side by side.
+
+    Args:
+        defenses: a colour and a mark for each, in this order.
+        share: leakage is the share of recognisable images; else the mean PSNR in dB.
+    """
+    if not trades:
+        return None
+    figure, axes = figures._figure(height=3.2)
+    low, high = accuracy_span([(one.accuracy, one.error) for one in trades])
+    axes.set(xlim=(100 * low, 100 * high), xlabel="Test accuracy (%)")
+    xs = [100 * one.accuracy for one in trades]
+    ys = [100 * one.leakage if share else min(one.leakage, figures.PSNR_SHOWN) for one in trades]
+    if share:
+        axes.set(ylim=(0, 100), ylabel="Images rebuilt recognisably (%)")
+    else:
+        figures._threshold(axes, horizontal=True)
+        axes.set(ylim=(0, max(*ys, 25.0) * 1.08), ylabel="Mean PSNR (dB)")
+    axes.set_title(figures.BEST, loc="right", fontsize=8, pad=9)
+    looks: dict[str, Any] = {
+        name: {
+            "color": SERIES[number % len(SERIES)],
+            "marker": MARKERS[number % len(MARKERS)],
+            "markersize": SIZE,
+            "markeredgecolor": SURFACE,
+            "markeredgewidth": 0.8,
+            "linestyle": "none",
+        }
+        for number, name in enumerate(defenses)
+    }
+    for name, look in looks.items():
+        axes.plot([], [], label=figures._label(name), **look)
+    figures._legend(figure)
+    places = figures._laid_out(figure, axes, xs, ys)
+    for one, x, y, aside in zip(trades, xs, ys, apart(places, SIZE + 2.0), strict=True):
+        if one.error:
+            axes.errorbar(x, y, xerr=100 * one.error, color=GRID, marker="", linewidth=1.2, capsize=2, zorder=1.5)
+        axes.plot(x, y, transform=figures._moved(axes, aside), clip_on=False, zorder=3, **looks[one.defense])
+    what = "the share of recognisably rebuilt images" if share else "the mean PSNR of the rebuilt images"
+    described = f"Leakage as {what}, over test accuracy, a colour per defense; the lower right corner is best."
+    tell = percent if share else decibels
+    columns = ["Defense", "Attack", "Run", "Test accuracy", "Rebuilt recognisably" if share else "Mean PSNR"]
+    rows = [(t.defense, t.attack, t.run, accuracy(t.accuracy, t.error), tell(t.leakage)) for t in trades]
+    return Chart(figures._svg(figure, "tradeoff-share" if share else "tradeoff-psnr", described), table(columns, rows))

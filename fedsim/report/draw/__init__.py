@@ -1,0 +1,1 @@
+"""Figures and pictures, as SVG inside a page and as PNG files."""

@@ -1,0 +1,1 @@
+"""The leakage matrix: every attack against every defense."""

@@ -1,0 +1,137 @@
+"""From the folders of a leakage matrix's runs to its cells and to what its trainings reached."""
+
+import json
+import math
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedsim.report.matrix.cells import Cell
+from fedsim.report.run.baseline import guessing, reading
+from fedsim.report.run.counts import Counts, count_images
+from fedsim.report.run.label_attacks import labels_of
+from fedsim.report.run.read import RunFolder, read_run
+from fedsim.report.run.records import AttackRecord, ImageRecord
+from fedsim.report.run.summary import final_accuracy
+from fedsim.report.thresholds import EXACT
+
+BASELINE = "baseline.json"
+"""In an audit's folder: what a guess without any gradient reaches for each picture."""
+
+
+def read_training(folder: Path, names: Iterable[str]) -> tuple[float | None, float, dict[str, float], int]:
+    """(final accuracy, seconds of all rounds, what defenses of these names measured last, clients that raised)."""
+    run = read_run(folder)
+    prefixes = tuple(f"{name}_" for name in names)
+    last: dict[str, Any] = next(reversed(_lines(folder / "metrics.jsonl")), {})
+    measured = {
+        key: float(value)
+        for key, value in last.items()
+        if prefixes and key.startswith(prefixes) and isinstance(value, int | float) and math.isfinite(value)
+    }
+    raised = sum(len(record.failures) for record in run.rounds)
+    return final_accuracy(run), sum(run.round_seconds.values()), measured, raised
+
+
+def read_cells(folder: Path, state: str, attacks: Sequence[str], updates: int) -> list[Cell]:
+    """A cell for each attack from an audit's folder, whatever state the audit is in.
+
+    Args:
+        updates: how many the audit has when it is finished.
+    """
+    audit, guess = _audit(folder), read_baseline(folder)
+    records = () if audit is None else audit.attacks
+    without = () if audit is None else guessing(audit).attacks
+    labels = frozenset() if audit is None else labels_of(audit)
+    cells = []
+    for name in attacks:
+        rows = [row for row in records if row.attack == name]
+        cells.append(replace(_cell(name, state, rows, updates, guess), counts=count_images(rows, without, labels)))
+    return cells
+
+
+def read_counts(folders: Iterable[Path], attacks: Collection[str]) -> Counts:
+    """Over all of these attacks in all of a row's audits, which show the same images, as a run's report counts."""
+    records: list[AttackRecord] = []
+    without: list[AttackRecord] = []
+    labels: set[str] = set()
+    for number, folder in enumerate(folders):
+        audit = _audit(folder)
+        if audit is not None:
+            labels |= labels_of(audit)
+            records += _apart([one for one in reading(audit).attacks if one.attack in attacks], number)
+            without += _apart(guessing(audit).attacks, number)
+    return count_images(records, without, labels)
+
+
+def _apart(records: Iterable[AttackRecord], audit: int) -> list[AttackRecord]:
+    """Updates of two audits have the same names."""
+    return [replace(one, observation=f"{audit}/{one.observation}") for one in records]
+
+
+def _audit(folder: Path) -> RunFolder | None:
+    """Each image with its guess, from the audit's own where its line has none; None where it has not begun."""
+    if not folder.is_dir():
+        return None
+    guess, run = read_baseline(folder), read_run(folder)
+
+    def guessed(image: ImageRecord) -> ImageRecord:
+        return image if image.guess_psnr is not None else replace(image, guess_psnr=guess.get(image.image))
+
+    return replace(run, attacks=tuple(replace(one, images=tuple(map(guessed, one.images))) for one in run.attacks))
+
+
+def read_baseline(folder: Path) -> dict[str, float]:
+    """The guess's PSNR in dB by picture; empty where the audit has not begun."""
+    path = folder / BASELINE
+    if not path.is_file():
+        return {}
+    return {str(name): float(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
+
+
+def _cell(name: str, state: str, rows: list[AttackRecord], updates: int, guess: Mapping[str, float]) -> Cell:
+    done = [row for row in rows if row.status == "done"]
+    refused = [row for row in rows if row.status == "refused"]
+    failed = [row for row in rows if row.status not in ("done", "refused")]
+    status = "failed" if failed else "done" if done else "refused"
+    images = [image for row in done + refused for image in row.pictures.values()]
+    rebuilt = [value for image in images if (value := image.leaked) is not None]
+    own = [image.recognisable for image in images]
+    # A guess that is unknown (the picture is none of the audit's) counts as nothing at all.
+    leaked = [image.guess_psnr or 0.0 if image.leaked is None else min(image.leaked, EXACT) for image in images]
+    seen = [any(image.as_seen for image in forms) for row in done for forms in row.forms.values()]
+    reasons = [row.reason or "no reason given" for row in failed or refused]
+    return Cell(
+        attack=name,
+        state=state,
+        status=status if len(rows) >= updates else "pending",
+        reason=statistics.mode(reasons) if reasons else "",
+        done=len(done),
+        refused=len(refused),
+        failed=len(failed),
+        pictures=len(images),
+        rebuilt=len(rebuilt),
+        private_psnr=_mean(rebuilt),
+        leakage=_mean(leaked) if rebuilt else None,
+        baseline=_mean(list(guess.values())),
+        recognised=sum(own) / len(images) if rebuilt else None,
+        label_exact=_mean([float(row.label_exact) for row in done if row.label_exact is not None]),
+        label_share=_mean([row.label_share for row in done if row.label_share is not None]),
+        seconds=_mean([row.seconds for row in done if row.seconds is not None]),
+        batch=max((len(row.pictures) for row in rows), default=None),
+        as_seen=sum(one and not plain for one, plain in zip(seen, own, strict=False)),  # those that are done come first
+    )
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a JSONL file; the one that is being written is passed over."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None

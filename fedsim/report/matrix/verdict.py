@@ -1,0 +1,159 @@
+"""A leakage matrix in sentences, and how large a difference of two accuracies must be to be one."""
+
+from typing import get_args
+
+from fedsim.metrics.chance import accuracy_error, accuracy_reach, chance_between
+from fedsim.report.level import Level
+from fedsim.report.matrix.cells import Matrix, Row
+from fedsim.report.matrix.wording import counts_text, leakage_text
+from fedsim.report.wording import count, listed, percent
+
+
+def standard_error(row: Row, test_pictures: int | None) -> float | None:
+    """Of the row's accuracy, in [0, 1], to be drawn; None where it is not known."""
+    return accuracy_error(row.accuracies, test_pictures)
+
+
+def resolution(one: Row, other: Row, test_pictures: int | None) -> float | None:
+    """The smallest difference of two accuracies that chance does not explain; None where no error is known."""
+    return chance_between(*(accuracy_reach(row.accuracies, test_pictures) for row in (one, other)))
+
+
+def reference(matrix: Matrix, batch: int | None) -> Row | None:
+    """The undefended row with updates of this size."""
+    return next((row for row in matrix.rows_of(batch) if not row.defended), None)
+
+
+def difference(matrix: Matrix, row: Row) -> str:
+    """Points of accuracy that the row has over its undefended one, with what chance may do: `-3.1 ± 4.2`."""
+    against = reference(matrix, row.batch)
+    if not row.defended or against is None or row.accuracy is None or against.accuracy is None:
+        return ""
+    within = resolution(row, against, matrix.test_pictures)
+    points = f"{100 * (row.accuracy - against.accuracy):+.1f}"
+    return points if within is None else f"{points} ± {100 * within:.1f}"
+
+
+def verdicts(matrix: Matrix) -> list[str]:
+    """What a reader takes home who reads nothing else: a paragraph for each size of an update, of a line for
+    each sentence."""
+    if not matrix.reading:
+        return ["No attack was asked for, baselines alone."]
+    old = any(row.cells and row.counts is None for row in matrix.rows)
+    told = list(filter(None, (_verdict(matrix, batch) for batch in matrix.batches)))
+    if old:
+        told.append("An earlier version counted less: call fedsim-matrix again here, and the levels are counted anew.")
+    return told or ["Nothing has been measured yet."]
+
+
+def why_unplaced(row: Row) -> str:
+    """Why the row has no place between accuracy and leakage; empty for one that has."""
+    if row.placed:
+        return ""
+    stages = {f"training, seed {seed}": stage for seed, stage in row.trainings.items()}
+    stages |= {f"audit, {state}": stage for state, stage in row.audits.items()}
+    told = [row.mismatch]
+    told += ["not tested: no attack came to an end with an image"] * (row.level == "not tested" and not _waits(row))
+    told += ["pictures came out as the model saw them: what an eye finds in them PSNR does not tell"] * row.as_seen
+    told += [f"{what}: {stage.status}, {stage.reason}" for what, stage in stages.items() if stage.reason]
+    for cell in row.cells:
+        if cell.status == "failed" and not cell.blind:
+            updates = cell.done + cell.refused + cell.failed
+            told.append(f"{cell.attack} ({cell.state}) failed on {cell.failed} of {updates}: {cell.reason}")
+    if row.cells and all(cell.blind for cell in row.cells):
+        told.append("baselines alone")
+    return "; ".join(dict.fromkeys(filter(None, told))) or "not finished yet"
+
+
+def _verdict(matrix: Matrix, batch: int | None) -> str:
+    """Empty where nothing is known of updates of this size."""
+    rows = [row for row in matrix.rows_of(batch) if row.counts is not None and not _waits(row)]
+    defenses, against = [row for row in rows if row.defended], next((row for row in rows if not row.defended), None)
+    told = [_of_level(level, defenses) for level in get_args(Level)]
+    told.append(_as_seen([row.name for row in defenses if row.as_seen]))
+    told.append(_most_accurate(matrix, [row for row in defenses if row.level == "open" and not row.mismatch]))
+    told.append("" if against is None else _undefended(against))
+    text = "\n".join(filter(None, told))
+    return text if not text or batch is None else f"Updates of {count(batch, 'image')}.\n{text}"
+
+
+def _waits(row: Row) -> bool:
+    """Nothing of it has been measured, and something is still to come."""
+    statuses = [one.status for one in row.audits.values()] + [cell.status for cell in row.cells]
+    return row.level == "not tested" and (not statuses or "pending" in statuses)
+
+
+def _of_level(level: Level, defenses: list[Row]) -> str:
+    rows = [row for row in defenses if row.level == level]
+    if not rows:
+        return ""
+    named = "; ".join(_counted(row) for row in rows)
+    of = f"{level.capitalize()}: {len(rows)} of {count(len(defenses), 'defense')}"
+    if level == "not tested":
+        return f"{of} ({named})."
+    return f"{of} (recognisable images: {named}){_of_open(rows) if level == 'open' else ''}."
+
+
+def _of_open(rows: list[Row]) -> str:
+    counts = [row.counts for row in rows if row.counts is not None]
+    more = [one for one in counts if one.recognisable > one.guessed]
+    told = ["none is certified"]
+    if any(one.guess_known for one in more):
+        told.append("those that are recognisable are too few to exclude chance")
+    if not all(one.guess_known for one in more):
+        told.append("without a guess on record chance cannot be told")
+    return f": {', '.join(told)}; another attack may still break {'it' if len(rows) == 1 else 'them'}"
+
+
+def _counted(row: Row) -> str:
+    """`mixup 3 of 8, without the update 1, 2 certified`, less what is nought."""
+    if row.counts is None or not row.counts.ended:
+        return row.name
+    told = f"{row.name} {row.counts.recognisable:,} of {row.counts.images:,}"
+    told += f", without the update {row.counts.guessed:,}" if row.counts.guessed else ""
+    return told + (f", {row.counts.certified:,} certified" if row.counts.certified else "")
+
+
+def _as_seen(names: list[str]) -> str:
+    if not names:
+        return ""
+    return (
+        f"Under {listed(names)} images came out as the model saw them, transformed: look at them, PSNR does not tell."
+    )
+
+
+def _most_accurate(matrix: Matrix, rows: list[Row]) -> str:
+    kept = [row for row in rows if row.accuracy is not None]
+    if not kept:
+        return ""
+    best = max(kept, key=lambda row: row.accuracy or 0.0)
+    against = reference(matrix, best.batch)
+    others = [row for row in kept if row is not best and _alike(best, row, matrix.test_pictures)]
+    told = f"Of the open ones the most accurate is {best.name} with {percent(best.accuracy)}"
+    if others:
+        told += f" ({count(len(others), 'other')} as accurate, as far as chance lets one tell)"
+    if against is None or against.accuracy is None or best.accuracy is None:
+        return f"{told}."
+    told += f", against {percent(against.accuracy)} without a defense"
+    within = resolution(best, against, matrix.test_pictures)
+    if within is None:
+        return f"{told}."
+    margin = f"± {100 * within:.1f} points"
+    if _alike(best, against, matrix.test_pictures):
+        return f"{told}: no more than chance explains ({margin})."
+    return f"{told}: {100 * (best.accuracy - against.accuracy):+.1f} points ({margin} by chance)."
+
+
+def _alike(one: Row, other: Row, test_pictures: int | None) -> bool:
+    within = resolution(one, other, test_pictures)
+    apart = abs((one.accuracy or 0.0) - (other.accuracy or 0.0))
+    return apart == 0 if within is None else apart <= within
+
+
+def _undefended(row: Row) -> str:
+    assert row.counts is not None
+    told = f"Without a defense: {row.level}, {counts_text(row.counts)}"
+    if row.strongest is not None:
+        told += f"; {row.strongest.attack} reaches {leakage_text(row.leakage or row.strongest.leakage)} dB on average"
+    same = f" As the model without a defense is {row.level} itself, these attacks cannot tell what a defense adds."
+    return f"{told}.{'' if row.level == 'broken' else same}"

@@ -1,0 +1,126 @@
+"""The cells of a leakage matrix as people read them."""
+
+from fedsim.metrics.chance import accuracy_reach
+from fedsim.report.matrix.cells import Cell, Matrix
+from fedsim.report.run.counts import Counts
+from fedsim.report.thresholds import (
+    EXACT,
+    FEW_OBSERVED_IMAGES,
+    FEW_TEST_IMAGES,
+    GUESS_MARGIN,
+    INDISTINGUISHABLE,
+    RECOGNISABLE,
+)
+from fedsim.report.wording import DASH, below, percent
+
+LEVELS = {
+    "guess": f"no better than a guess (+{GUESS_MARGIN:.0f} dB)",
+    "traces": f"traces, below {RECOGNISABLE:.0f} dB",
+    "recognisable": f"recognisable, {RECOGNISABLE:.0f} to 30 dB",
+    "nearly-identical": "nearly identical, 30 to 40 dB",
+    "indistinguishable": "indistinguishable, from 40 dB",
+    "as-seen": "as the model saw them, transformed: look at them",
+    "labels": "labels alone",
+    "refused": "not applicable",
+}
+
+
+def leakage_level(leakage: float | None, baseline: float | None) -> str:
+    """The class of a value for colours, one of `LEVELS`; `pending` where there is none."""
+    if leakage is None:
+        return "pending"
+    if baseline is not None and leakage < baseline + GUESS_MARGIN:
+        return "guess"
+    for least, level in (
+        (INDISTINGUISHABLE, "indistinguishable"),
+        (30.0, "nearly-identical"),
+        (RECOGNISABLE, "recognisable"),
+    ):
+        if leakage >= least:
+            return level
+    return "traces"
+
+
+def leakage_text(leakage: float | None) -> str:
+    if leakage is None:
+        return DASH
+    if leakage >= EXACT - 0.05:
+        return f"≥ {EXACT:.0f}"
+    return below(leakage, RECOGNISABLE).removesuffix(" dB")
+
+
+def cell_level(cell: Cell) -> str:
+    if cell.status != "done":
+        return cell.status
+    if cell.leakage is None:
+        return "labels" if cell.label_share is not None else "guess"
+    if cell.hidden:
+        return "as-seen"
+    level = leakage_level(cell.leakage, cell.baseline)
+    return "traces" if level == "guess" and cell.recognised else level  # a mean hides the one image that came out
+
+
+def cell_text(cell: Cell) -> str:
+    """What stands in the square: dB, the share of labels, or a word."""
+    if cell.status == "done":
+        if cell.leakage is not None:
+            return f"{leakage_text(cell.leakage)} seen" if cell.hidden else leakage_text(cell.leakage)
+        return "none" if cell.label_share is None else f"labels {percent(cell.label_share).replace(' ', '')}"
+    return {"refused": "n/a", "failed": "failed"}.get(cell.status, "…")
+
+
+def cell_story(cell: Cell) -> str:
+    """Everything about a cell in one line, for a tooltip and for who hears the page."""
+    parts = []
+    if cell.rebuilt:
+        parts.append(f"{cell.rebuilt} of {cell.pictures} pictures rebuilt")
+    if cell.private_psnr is not None:
+        parts.append(f"mean PSNR of those {cell.private_psnr:.1f} dB")
+    if cell.gain is not None:
+        parts.append(f"{cell.gain:+.1f} dB against a guess")
+    if cell.counts is not None and cell.counts.ended:
+        parts.append(counts_text(cell.counts))
+    if cell.as_seen:
+        parts.append(f"{cell.as_seen} of {cell.pictures} as the model saw them, changed by a defense: look at them")
+    if cell.label_share is not None:
+        parts.append(f"{percent(cell.label_share)} of the labels")
+    if cell.seconds is not None:
+        parts.append(f"{cell.seconds:.2g} s an update")
+    updates = {"refused": cell.refused, "failed": cell.failed}
+    parts += [
+        f"{what} on {count} of {cell.done + cell.refused + cell.failed}" for what, count in updates.items() if count
+    ]
+    if cell.reason:
+        parts.append(cell.reason)
+    return "; ".join(parts) or "not measured yet"
+
+
+def counts_text(counts: Counts) -> str:
+    """Behind a level: `3 of 8 recognisable, without the update 0 of 8, 1 certified; on 2 more every attack refused`."""
+    beside = [
+        f"on {number:,} more every attack {what}"
+        for what, number in (("refused", counts.refused), ("failed", counts.failed))
+        if number
+    ]
+    if not counts.ended:
+        return "; ".join(["no image tested", *beside]).replace(" more", "")
+    without = f"{counts.guessed:,} of {counts.images:,}" if counts.guess_known else "not recorded"
+    told = f"{counts.recognisable:,} of {counts.images:,} recognisable, without the update {without}"
+    return "; ".join([f"{told}, {counts.certified:,} certified", *beside])
+
+
+def few(matrix: Matrix) -> list[tuple[str, str]]:
+    """(what there is little of, how much that leaves to chance): for a tile or a line each."""
+    found = []
+    if matrix.test_pictures is not None and matrix.test_pictures < FEW_TEST_IMAGES:
+        found.append(("Few test images", f"{_only(matrix.test_pictures)} of the accuracy"))
+    if any(row.accuracies and accuracy_reach(row.accuracies, matrix.test_pictures) is None for row in matrix.rows):
+        found.append(("Test images", "number unknown: how far chance moves an accuracy is not known"))
+    observed = max((row.counts.images for row in matrix.rows if row.counts is not None), default=0)
+    if 0 < observed < FEW_OBSERVED_IMAGES:
+        found.append(("Few observed images", f"{_only(observed)} of all"))
+    return found
+
+
+def _only(number: int) -> str:
+    return f"{number}, each {percent(1 / max(1, number))}"

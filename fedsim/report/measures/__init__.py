@@ -1,0 +1,1 @@
+"""The page of `fedsim-measure`: what a trained model itself shows."""

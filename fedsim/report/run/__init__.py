@@ -1,0 +1,1 @@
+"""One run: its records, counts, verdict and gallery."""

@@ -1,0 +1,110 @@
+"""What can be had without any gradient: the mark that an attack must pass to have learned something."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from fedsim.report.run.read import RunFolder
+from fedsim.report.run.records import AttackRecord, ImageRecord
+from fedsim.report.thresholds import GUESS_MARGIN
+from fedsim.report.wording import count, decibels
+
+GUESS = "the mean of public pictures"
+
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What was reached without the gradient on the pictures that an attack was scored on.
+
+    Attributes:
+        psnr: mean in dB over those of the pictures for which there is one.
+        name: what reached it.
+        gain: how many dB more the attack reaches on the same pictures, on average.
+        pictures, of: how many those are, and how many the attack was scored on.
+    """
+
+    psnr: float
+    name: str
+    gain: float
+    pictures: int
+    of: int
+
+
+def needs_no_gradient(run: RunFolder, attack: str) -> bool:
+    """Whether the attack is a baseline, by its class or its settings: it never reads what was shared.
+
+    A search at a random target, its labels given; the mean of a learned inversion's pictures; a generator's samples.
+    """
+    if any(record.baseline for record in run.attacks if record.attack == attack):
+        return True
+    settings = run.setting("attack")  # folders of earlier versions do not say
+    settings = settings.get(attack) if isinstance(settings, Mapping) else None
+    if not isinstance(settings, Mapping):
+        return False
+    target = str(settings.get("_target_") or "").rsplit(".", 1)[-1]
+    return settings.get("target") == "random" or settings.get("output") == "mean" or target == "GeneratorSamples"
+
+
+def baselines(run: RunFolder) -> frozenset[str]:
+    """Names of the attacks of a run that are none."""
+    return frozenset(name for name in {record.attack for record in run.attacks} if needs_no_gradient(run, name))
+
+
+def reading(run: RunFolder) -> RunFolder:
+    """The run with the attacks alone that read what was shared."""
+    return _without(run, baselines(run))
+
+
+def guessing(run: RunFolder) -> RunFolder:
+    """The run with its baselines alone."""
+    return _without(run, {record.attack for record in run.attacks} - baselines(run))
+
+
+def _without(run: RunFolder, names: frozenset[str] | set[str]) -> RunFolder:
+    kept = tuple(record for record in run.attacks if record.attack not in names)
+    return replace(run, attacks=kept) if names else run
+
+
+def best_baseline(attack: str, attacks: Sequence[AttackRecord], without: Sequence[AttackRecord]) -> Baseline | None:
+    """Of the guess and the baselines the one over which an attack gains least, picture by picture.
+
+    Args:
+        attacks: records, those of `attack` among them.
+        without: records of the baselines on the same observations.
+
+    Returns:
+        None where nothing was scored on any picture of the attack.
+    """
+    own = {key: image for record in attacks if record.attack == attack for key, image in _pictures(record)}
+    reached = {key: image.leaked for key, image in own.items() if image.leaked is not None}
+    marks = {GUESS: {key: own[key].guess_psnr for key in reached}}
+    for record in without:
+        marks.setdefault(record.attack, {}).update({key: image.leaked for key, image in _pictures(record)})
+    found = []
+    for name, values in marks.items():
+        known = {key: value for key, value in values.items() if value is not None and key in reached}
+        if known:
+            gain = fmean(reached[key] - value for key, value in known.items())
+            found.append(Baseline(fmean(known.values()), name, gain, len(known), len(reached)))
+    return min(found, key=lambda one: one.gain, default=None)
+
+
+def _pictures(record: AttackRecord) -> Iterator[tuple[Key, ImageRecord]]:
+    if record.status == "done":
+        for source, image in record.pictures.items():
+            yield (record.observation, source), image
+
+
+def against_guess(attack: str, baseline: Baseline) -> str:
+    """How much more or less an attack reaches than the baseline, as a sentence."""
+    more = f"no more than that (within {GUESS_MARGIN:.0f} dB)"
+    if abs(baseline.gain) > GUESS_MARGIN:
+        more = f"{abs(baseline.gain):.1f} dB {'more' if baseline.gain > 0 else 'less'}"
+    scored = count(baseline.of, "picture")
+    on = "" if baseline.pictures == baseline.of else f" on {baseline.pictures:,} of its {scored}"
+    return (
+        f"Without any gradient {baseline.name} reaches {decibels(baseline.psnr)} on average{on}; {attack} reaches "
+        f"{more}{' there' if on else ''}."
+    )

@@ -1,0 +1,69 @@
+"""Which of the observed images are one and the same."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from fedsim.report.run.records import AttackRecord, ImageRecord
+
+Key = tuple[str, int]
+"""The observation, and the number of an image in it."""
+
+Made = tuple[AttackRecord, ImageRecord]
+"""What an attack on an update made of one of its images."""
+
+
+@dataclass(frozen=True)
+class Same:
+    """Attributes:
+    names: one for each different image.
+    told: False where one name stands for two images of one seed, so that those of several seeds are not told apart.
+    """
+
+    names: Mapping[Key, object]
+    told: bool
+
+
+def named(records: Iterable[AttackRecord]) -> dict[Key, Made]:
+    """A record of each image, one with its guess where there is one."""
+    found: dict[Key, Made] = {}
+    for record in records:
+        for source, (image, *_) in record.forms.items():
+            key = record.observation, source
+            if key not in found or (found[key][1].guess_psnr is None and image.guess_psnr is not None):
+                found[key] = record, image
+    return found
+
+
+def same_images(known: Mapping[Key, Made]) -> Same:
+    """One name for each different image.
+
+    What the guess reaches depends on the image and on nothing else: of one seed, images of one guess, to the last
+    bit, and one label are one, whatever their names, and those of two guesses are two. Without a guess an image is
+    known by its name, its label and its client. Another seed has another guess: there an image is known by its name
+    and its label, and by all other names that it has under any seed.
+    """
+    marks = {key: _mark(*made) for key, made in known.items()}
+    if len({seed for seed, *_ in marks.values()}) <= 1:
+        return Same(marks, told=True)
+    titles = {key: (image.image, image.label) for key, (_, image) in known.items()}
+    under: dict[tuple[object, object], set[object]] = {}
+    first: dict[object, object] = {}
+    for key, mark in marks.items():
+        under.setdefault((mark[0], titles[key]), set()).add(mark)
+        one, other = _root(first, mark), _root(first, titles[key])
+        if one != other:
+            first[other] = one
+    names = {key: _root(first, mark) for key, mark in marks.items()}
+    return Same(names, told=all(len(found) == 1 for found in under.values()))
+
+
+def _mark(record: AttackRecord, image: ImageRecord) -> tuple[object, ...]:
+    if image.guess_psnr is None:
+        return record.seed, image.image, image.label, record.client
+    return record.seed, image.guess_psnr, image.label
+
+
+def _root(first: Mapping[object, object], one: object) -> object:
+    while one in first:
+        one = first[one]
+    return one

@@ -1,0 +1,265 @@
+"""The numbers of a run: from records to counts, means and rates. No wording, no pictures."""
+
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fedsim.report.run.read import RunFolder
+from fedsim.report.run.records import AttackRecord, ImageRecord
+from fedsim.report.thresholds import EXACT, INDISTINGUISHABLE, RECOGNISABLE
+
+NUMBER = re.compile(r"(?<![\w.,])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\w)")
+"""One that stands alone: that of `blocks.0` or `conv1` is part of a name."""
+
+THRESHOLDS = (RECOGNISABLE, 30.0, INDISTINGUISHABLE)
+"""dB of PSNR at which the success rates are given."""
+
+
+@dataclass(frozen=True)
+class AttackSummary:
+    """One attack over all observations. Rates are in [0, 1]; None where there is nothing to count.
+
+    Attributes:
+        done, refused, failed: observations by outcome.
+        retried: observations that took more than one attempt.
+        certified, wrongly_certified: observations whose result the attack itself vouches for, and those of them where
+            the audit found it wrong.
+        pictures: private pictures behind the observations on which the attack ran to its end and was scored.
+        recognisable: those that can be recognised as the clients' own.
+        as_seen: those that can be recognised as the model saw them, changed by a defense, and not as the clients' own.
+        changed: a defense changed pictures before the model saw them, so that the scores against the two differ.
+        mean_psnr, min_seen_psnr, mean_ssim, mean_lpips, seen_success: against what the model saw; the means and the
+            least are over each form of a picture by itself.
+        mean_recognisable: of those that can be recognised as the clients' own, against these.
+        mean_leaked, mean_leaked_ssim, mean_leaked_lpips, min_psnr, max_psnr, success: against the clients' own
+            pictures.
+        mean_capped: as `mean_leaked`, a picture above `EXACT` counting as that: more is rounding.
+        success, seen_success: share of those with at least so many dB, by threshold, that are recognisable; a picture
+            not rebuilt is a miss.
+        label_share: recovered labels as a share of all, weighted by batch size.
+        exact_batches: share of observations with every label right.
+    """
+
+    attack: str
+    done: int
+    refused: int
+    failed: int
+    retried: int
+    certified: int
+    wrongly_certified: int
+    pictures: int
+    recognisable: int
+    as_seen: int
+    changed: bool
+    mean_psnr: float | None
+    mean_recognisable: float | None
+    mean_leaked: float | None
+    mean_leaked_ssim: float | None
+    mean_leaked_lpips: float | None
+    mean_capped: float | None
+    min_psnr: float | None
+    min_seen_psnr: float | None
+    max_psnr: float | None
+    mean_ssim: float | None
+    mean_lpips: float | None
+    success: dict[float, float | None]
+    seen_success: dict[float, float | None]
+    label_share: float | None
+    exact_batches: float | None
+    median_seconds: float | None
+    total_seconds: float
+
+    @property
+    def observations(self) -> int:
+        return self.done + self.refused + self.failed
+
+    @property
+    def recognised(self) -> float | None:
+        """Share of the pictures that can be recognised, as the clients' own or as the model saw them."""
+        measured = self.success[RECOGNISABLE] is not None
+        return (self.recognisable + self.as_seen) / self.pictures if measured else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """So many observations with the same outcome for the same reason, numbers in it aside.
+
+    Attributes:
+        reason: its most frequent wording.
+        wordings: how many there are.
+    """
+
+    attack: str
+    reason: str
+    count: int
+    wordings: int
+
+
+@dataclass(frozen=True)
+class ClientFailure:
+    number: int
+    client: str
+    error: str
+
+
+@dataclass(frozen=True)
+class RunTimes:
+    """Wall time of the rounds and of the whole run in seconds."""
+
+    rounds: int
+    total: float | None
+    median: float | None
+    slowest: float | None
+    slowest_round: int | None
+    run: float | None
+
+
+def summarise_attacks(run: RunFolder) -> list[AttackSummary]:
+    """One row per attack, strongest first: most recognisable pictures, then highest mean PSNR up to `EXACT`."""
+    names = dict.fromkeys(record.attack for record in run.attacks)
+    rows = [_summarise(name, [record for record in run.attacks if record.attack == name]) for name in names]
+    return sorted(rows, key=strength, reverse=True)
+
+
+def strength(row: AttackSummary) -> tuple[int, float, float, int, float]:
+    """What ranks attacks: a larger tuple is a stronger attack."""
+    return (
+        row.recognisable + row.as_seen,
+        row.mean_capped or 0.0,
+        row.mean_leaked or 0.0,
+        row.certified,
+        row.label_share or 0.0,
+    )
+
+
+def leakage_by_round(run: RunFolder, attack: str) -> list[tuple[int, float]]:
+    """(round, mean PSNR in dB against the clients' own pictures) of every round with a scored result."""
+    values: dict[int, list[float]] = {}
+    for record in run.attacks:
+        if record.attack == attack and record.status == "done" and record.scored and record.number is not None:
+            values.setdefault(record.number, []).extend(_psnrs([record]))
+    return [(number, statistics.fmean(found)) for number, found in sorted(values.items()) if found]
+
+
+def psnr_values(run: RunFolder, attack: str) -> list[float]:
+    """Every scored picture of an attack, in dB."""
+    return _psnrs([record for record in run.attacks if record.attack == attack and record.status == "done"])
+
+
+def final_accuracy(run: RunFolder) -> float | None:
+    """The accuracy of the last round that has one."""
+    return next((record.accuracy for record in reversed(run.rounds) if record.accuracy is not None), None)
+
+
+def refusals(run: RunFolder) -> list[Group]:
+    return _grouped(record for record in run.attacks if record.status == "refused")
+
+
+def attack_failures(run: RunFolder) -> list[Group]:
+    """Attacks that raised or ran out of time. A status that is none of the known ones counts as failed."""
+    return _grouped(record for record in run.attacks if record.status not in ("done", "refused"))
+
+
+def client_failures(run: RunFolder) -> list[ClientFailure]:
+    return [ClientFailure(row.number, failure.client, failure.error) for row in run.rounds for failure in row.failures]
+
+
+def run_times(run: RunFolder) -> RunTimes:
+    seconds = run.round_seconds
+    slowest = max(seconds, key=lambda number: seconds[number], default=None)
+    return RunTimes(
+        rounds=len(seconds),
+        total=sum(seconds.values()) if seconds else None,
+        median=statistics.median(seconds.values()) if seconds else None,
+        slowest=None if slowest is None else seconds[slowest],
+        slowest_round=slowest,
+        run=run.seconds,
+    )
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
+    done = [record for record in records if record.status == "done"]
+    refused = sum(record.status == "refused" for record in records)
+    scored = [record for record in done if record.scored]
+    values, pictures = _psnrs(done), _pictures(scored)
+    images = [image for record in done for image in record.images]
+    own = [image for record in done for image in record.pictures.values()]
+    forms = [found for record in done for found in record.forms.values()]
+    labelled = [(record.label_share, max(record.batch_size, 1)) for record in done if record.label_share is not None]
+    exact = [record.label_exact for record in done if record.label_exact is not None]
+    seconds = [record.seconds for record in done if record.seconds is not None]
+    return AttackSummary(
+        attack=name,
+        done=len(done),
+        refused=refused,
+        failed=len(records) - len(done) - refused,
+        retried=sum(record.attempts > 1 for record in records),
+        certified=sum(record.certified for record in done),
+        wrongly_certified=sum(record.wrongly_certified for record in done),
+        pictures=pictures,
+        recognisable=sum(image.recognisable for image in own),
+        as_seen=sum(any(image.as_seen for image in found) for found in forms),
+        changed=any(image.changed for image in images),
+        mean_psnr=mean([image.psnr for image in images if image.psnr is not None]),
+        mean_recognisable=mean([one.leaked for one in own if one.recognisable and one.leaked is not None]),
+        mean_leaked=mean(values),
+        mean_leaked_ssim=mean([image.leaked_ssim for image in own if image.leaked_ssim is not None]),
+        mean_leaked_lpips=mean([image.leaked_lpips for image in own if image.leaked_lpips is not None]),
+        mean_capped=mean([min(value, EXACT) for value in values]),
+        min_psnr=min(values, default=None),
+        min_seen_psnr=min((image.psnr for image in images if image.psnr is not None), default=None),
+        max_psnr=max(values, default=None),
+        mean_ssim=mean([image.ssim for image in images if image.ssim is not None]),
+        mean_lpips=mean([image.lpips for image in images if image.lpips is not None]),
+        success=_shares([[image.leaked if image.recognisable else None] for image in own], pictures, values),
+        seen_success=_shares([[_seen(image) for image in found] for found in forms], pictures, values),
+        label_share=sum(share * size for share, size in labelled) / sum(size for _, size in labelled)
+        if labelled
+        else None,
+        exact_batches=sum(exact) / len(exact) if exact else None,
+        median_seconds=statistics.median(seconds) if seconds else None,
+        total_seconds=sum(record.seconds or 0.0 for record in records),
+    )
+
+
+def _psnrs(records: Iterable[AttackRecord]) -> list[float]:
+    return [image.leaked for record in records for image in record.pictures.values() if image.leaked is not None]
+
+
+def _pictures(records: Iterable[AttackRecord]) -> int:
+    return sum(record.batch_size for record in records)
+
+
+def _seen(image: ImageRecord) -> float | None:
+    return image.psnr if image.seen_recognisable else None
+
+
+def _shares(
+    found: Sequence[Sequence[float | None]], pictures: int, scored: Sequence[float]
+) -> dict[float, float | None]:
+    """By threshold; None where no picture was compared at all, as with attacks on the labels alone.
+
+    Args:
+        found: for each picture what its recognisable results reach in dB.
+    """
+    best = [max((value for value in values if value is not None), default=0.0) for values in found]
+    known = bool(scored) and pictures > 0
+    return {level: sum(value >= level for value in best) / pictures if known else None for level in THRESHOLDS}
+
+
+def _grouped(records: Iterable[AttackRecord]) -> list[Group]:
+    """The most frequent reasons first. A residual in a reason makes no reason of its own."""
+    wordings: dict[tuple[str, str], Counter[str]] = {}
+    for record in records:
+        reason = record.reason or "no reason given"
+        wordings.setdefault((record.attack, NUMBER.sub("#", reason)), Counter())[reason] += 1
+    groups = [
+        Group(attack, found.most_common(1)[0][0], found.total(), len(found)) for (attack, _), found in wordings.items()
+    ]
+    return sorted(groups, key=lambda group: -group.count)

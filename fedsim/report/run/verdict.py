@@ -1,0 +1,199 @@
+"""The run in one sentence, for a reader who reads nothing else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedsim.report.level import Level
+from fedsim.report.level_wording import TAGS, few_images, few_test_images, judged
+from fedsim.report.run.baseline import Baseline, against_guess, best_baseline, guessing, needs_no_gradient, reading
+from fedsim.report.run.certificates import certificate_sentences
+from fedsim.report.run.counts import Counts
+from fedsim.report.run.label_attacks import labels_of
+from fedsim.report.run.leakage import Leakage, summarise_leakage
+from fedsim.report.run.read import RunFolder
+from fedsim.report.run.summary import (
+    AttackSummary,
+    Group,
+    final_accuracy,
+    refusals,
+    summarise_attacks,
+)
+from fedsim.report.wording import count, listed, percent
+
+REASONS_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Plain words, to be escaped by whoever shows them.
+
+    Attributes:
+        level: as `fedsim.report.level` has it, from the counts.
+        by_eye: images came out and there are no originals to hold them against, which leaves the level untested.
+        sentence: what was rebuilt, of how much, and what is without the update; or why nothing was tested.
+        cautions: what few images leave open.
+        details: what a reader asks next.
+    """
+
+    level: Level
+    sentence: str
+    cautions: tuple[str, ...]
+    details: tuple[str, ...]
+    counts: Counts
+    by_eye: bool = False
+
+    @property
+    def tag(self) -> str:
+        return "Judge by eye" if self.by_eye else TAGS[self.level]
+
+    @property
+    def line(self) -> str:
+        """For a terminal."""
+        return " ".join([f"{self.tag.lower()}: {self.sentence}", *self.cautions])
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON, as it stands in `summary.json`."""
+        return {
+            "level": self.level,
+            "sentence": self.sentence,
+            "cautions": list(self.cautions),
+            "images": self.counts.images,
+            "certified": self.counts.certified,
+            "recognisable": self.counts.own,
+            "recognisable_as_seen": self.counts.as_seen,
+            "guessed": self.counts.guessed,
+            "refused": self.counts.refused,
+            "failed": self.counts.failed,
+        }
+
+
+def verdict(run: RunFolder) -> Verdict:
+    """Judge by the best result for each image, whichever attack it came from; baselines are no attacks.
+
+    Attacks on labels alone decide nothing: the verdict is about images.
+    """
+    without, run = guessing(run).attacks, reading(run)
+    labels = labels_of(run)
+    rows, leakage = summarise_attacks(run), summarise_leakage(run, without, labels)
+    on_images = [row for row in rows if row.attack not in labels]
+    level = leakage.counts.level
+    tested = level != "not tested"
+    by_eye = not tested and leakage.returned > 0 and not _compared(run)
+    details = [
+        *_unended(run, rows),
+        *_refusals(run, on_images, leakage),
+        *_guess(rows, best_baseline(rows[0].attack, run.attacks, without) if rows else None),
+        *certificate_sentences(run.attacks, asked=leakage.returned > 0),
+        *_labels(rows),
+        *_accuracy(run),
+    ]
+    if not run.finished:
+        details.append("The run did not finish: this page shows what was there when it stopped.")
+    return Verdict(
+        level,
+        judged(leakage, on_images, run.names("defense")) if tested else _untested(run, on_images, leakage, rows),
+        (*few_images(leakage.counts), *_few_test_images(run)),
+        tuple(details),
+        leakage.counts,
+        by_eye,
+    )
+
+
+def _compared(run: RunFolder) -> bool:
+    """Whether some result was held against its originals."""
+    return any(record.scored for record in run.attacks if record.status == "done")
+
+
+def _untested(run: RunFolder, rows: list[AttackSummary], leakage: Leakage, every: Sequence[AttackSummary]) -> str:
+    """Why nothing can be said of images.
+
+    Args:
+        rows: of attacks on images.
+        every: of those and of others, on labels alone.
+    """
+    observed, beside = count(leakage.pictures, "observed image"), len(every) > len(rows)
+    if not rows and beside:
+        return f"Only labels were attacked: no attack tried to rebuild the {observed}."
+    if not rows:
+        return "No attack has run, so this run says nothing about what the server could learn."
+    if leakage.returned:
+        why = "their likeness to the originals could not be measured, as it is no number"
+        why = why if _compared(run) else "there are no originals to compare with"
+        return f"The attacks returned {count(leakage.returned, 'image')} for {observed}; {why}, and none is certified."
+    ended = sorted(row.attack for row in rows if row.done)
+    if ended:
+        return (
+            f"{listed(ended)} came to an end without an image that could be used, so this run does not say what "
+            f"the server could learn of the {observed}."
+        )
+    if all(row.refused == 0 for row in rows):
+        which = "No attack that rebuilds images" if beside else "No attack"
+        return f"{which} came to an end, so this run says nothing about what the server could learn."
+    who = listed([f"{row.attack} refused {row.refused:,} of {_updates(row)}" for row in rows if row.refused])
+    groups = refusals(run)
+    why = f", because {_reason(groups[0])}" if len(groups) == 1 else ""
+    if any(row.failed for row in rows):
+        return f"No attack that rebuilds images came to an end: {who}{why}; the rest failed."
+    return f"No image was rebuilt: {who}{why}."
+
+
+def _unended(run: RunFolder, rows: list[AttackSummary]) -> list[str]:
+    """Attacks that failed, or never ran although others did: what they would have rebuilt is not known."""
+    failed = [f"{row.attack} on {row.failed:,} of {_updates(row)}" for row in rows if row.failed]
+    ran = {record.attack for record in run.attacks}
+    silent = [name for name in run.names("attack") if name not in ran and not needs_no_gradient(run, name)]
+    words = [f"Failed: {listed(failed)}; what they would have rebuilt is not known."] if failed else []
+    return words + ([f"Never ran: {listed(silent)}."] if silent and rows else [])
+
+
+def _updates(row: AttackSummary) -> str:
+    return count(row.observations, "observed update")
+
+
+def _refusals(run: RunFolder, on_images: list[AttackSummary], leakage: Leakage) -> list[str]:
+    """Why attacks refused, where that decides the verdict: nothing recognisable came out."""
+    if leakage.counts.recognisable or leakage.counts.certified:
+        return []
+    groups = refusals(run)
+    refusing = any(row.refused for row in on_images)
+    told = len(groups) == 1 and refusing and not leakage.returned and not any(row.done for row in on_images)
+    sentences = [] if told else [f"{group.attack} refused: {_reason(group)}." for group in groups[:REASONS_SHOWN]]
+    if len(groups) > REASONS_SHOWN:
+        sentences.append(f"{count(len(groups) - REASONS_SHOWN, 'further reason')} below.")
+    if leakage.scored or (on_images and all(row.refused == row.observations for row in on_images)):
+        sentences.append("That holds for the attacks that ran, not for every attack that exists.")
+    return sentences
+
+
+def _reason(group: Group) -> str:
+    return f"{group.reason} (one of {count(group.wordings, 'wording')})" if group.wordings > 1 else group.reason
+
+
+def _guess(rows: list[AttackSummary], baseline: Baseline | None) -> list[str]:
+    if baseline is None or not rows or rows[0].mean_leaked is None or rows[0].as_seen:
+        return []
+    return [against_guess(rows[0].attack, baseline)]
+
+
+def _labels(rows: list[AttackSummary]) -> list[str]:
+    best = max((row for row in rows if row.label_share is not None), key=lambda row: row.label_share or 0, default=None)
+    return [] if best is None else [f"{percent(best.label_share)} of the labels were recovered, by {best.attack}."]
+
+
+def _accuracy(run: RunFolder) -> list[str]:
+    accuracy = final_accuracy(run)
+    if accuracy is None:
+        return ["An audit trains nothing, so there is no accuracy."] if run.kind == "audit" else []
+    images = "test images" if run.test_pictures is None else count(run.test_pictures, "test image")
+    return [f"The model classified {percent(accuracy)} of the {images} correctly after round {_last(run)}."]
+
+
+def _few_test_images(run: RunFolder) -> list[str]:
+    accuracy = final_accuracy(run)
+    words = few_test_images([] if accuracy is None else [accuracy], run.test_pictures)
+    return [f"The accuracy rests on {words}."] if words else []
+
+
+def _last(run: RunFolder) -> int:
+    return max(record.number for record in run.rounds if record.accuracy is not None)

@@ -1,0 +1,1 @@
+"""From settings to objects: what they name, whether it is there, and whether it fits."""

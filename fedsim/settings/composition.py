@@ -1,0 +1,71 @@
+"""From a resolved configuration (plain dicts) to objects; workers repeat it and get the same objects."""
+
+from typing import Any
+
+from hydra.utils import instantiate
+
+from fedsim.data import FederatedData, Source
+from fedsim.errors import ConfigError
+from fedsim.models import ModelSpec
+from fedsim.settings.components import build_component, check_arguments, check_settings
+
+Config = dict[str, Any]
+
+
+def image_side(model: Config) -> int:
+    """The side in pixels of the pictures that the configured model reads, without building it.
+
+    Raises:
+        ConfigError: timm has no such model, or a setting is none of a model's.
+    """
+    classes = 1 if model.get("num_classes") is None else model["num_classes"]
+    check_arguments("model", {**model, "num_classes": classes}, ModelSpec)
+    if classes < 1:
+        raise ConfigError("model.num_classes", classes, "at least 1, or null for as many as the data have")
+    for name, value in model.items():
+        if isinstance(value, dict) != (name == "kwargs"):
+            wanted = "arguments of the timm constructor" if name == "kwargs" else "one value, not a group of settings"
+            raise ConfigError(f"model.{name}", value, wanted)
+    ModelSpec.from_dict({**model, "num_classes": 1}).check()
+    if model.get("img_size") is not None:
+        return int(model["img_size"])
+    from fedsim.models.registry import timm
+
+    default = timm.get_pretrained_cfg(model["name"])
+    return int(default.input_size[-1]) if default is not None else 224
+
+
+def build_source(config: Config) -> Source:
+    """The configured source, unread.
+
+    Raises:
+        ConfigError: a setting of `data` that it does not have, or of another type.
+    """
+    return build_component("data", config["data"], Source)  # type: ignore[type-abstract]
+
+
+def build_data(config: Config) -> FederatedData:
+    """The configured source, split among clients where the configuration has a partition.
+
+    Raises:
+        ConfigError: a setting of `data` or `partition` that their class does not have, or of another type.
+    """
+    partitioner = None
+    if config.get("partition"):
+        check_settings("partition", config["partition"])
+        partitioner = instantiate(config["partition"])
+    return FederatedData(build_source(config), partitioner, image_side(config["model"]))
+
+
+def build_spec(config: Config, data: FederatedData) -> ModelSpec:
+    """The configured model; it has a class for each of the data's unless the configuration says otherwise.
+
+    Raises:
+        ConfigError: fewer classes than the data have.
+    """
+    model = dict(config["model"])
+    classes = data.num_classes if model.get("num_classes") is None else model["num_classes"]
+    model["num_classes"] = classes
+    if classes < data.num_classes:
+        raise ConfigError("model.num_classes", classes, f"at least {data.num_classes}, the classes of the data")
+    return ModelSpec.from_dict(model)

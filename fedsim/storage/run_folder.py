@@ -1,0 +1,124 @@
+"""The run folder: where everything is, and files that are whole or absent."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from fedsim.errors import ConfigError
+from fedsim.storage.durable import append_whole, disk_errors, locked, sync, write_whole
+from fedsim.update import State
+
+
+class RunFolder:
+    """Paths inside one run's folder, and the writing of its JSON lines and checkpoints.
+
+    Raises:
+        ConfigError: the folder cannot be created or written to.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        try:
+            for folder in (root, self.observations, self.reconstructions, self.checkpoints):
+                folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=root, prefix=".writable-"):  # a name that no other process takes
+                pass
+        except OSError as error:
+            raise ConfigError("run_dir", root, f"a folder that can be written to ({error.strerror})") from error
+
+    def locked(self) -> AbstractContextManager[None]:
+        """See `fedsim.storage.durable.locked`."""
+        return locked(self.root)
+
+    def check_room(self, needed: int, purpose: str) -> None:
+        """Raises ConfigError where fewer than `needed` bytes are free."""
+        free = shutil.disk_usage(self.root).free
+        if free < needed:
+            words = f"a folder with {needed / 1e6:.0f} MB free for {purpose}, not {free / 1e6:.0f} MB"
+            raise ConfigError("run_dir", self.root, words)
+
+    @property
+    def observations(self) -> Path:
+        return self.root / "observations"
+
+    @property
+    def reconstructions(self) -> Path:
+        return self.root / "reconstructions"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "fedsim.log"
+
+    @property
+    def resume_points(self) -> Path:
+        return self.root / "resume"
+
+    def mend(self, name: str) -> None:
+        """Cut the half line off that a crash left at the end of NAME.jsonl, before anything is added to it."""
+        path = self.root / f"{name}.jsonl"
+        if path.exists():
+            content = path.read_bytes()
+            whole = content[: content.rfind(b"\n") + 1]
+            if whole != content:
+                write_whole(path, whole)
+
+    def append(self, name: str, row: dict[str, Any]) -> None:
+        """Add one line to NAME.jsonl and force it to disk: finished work survives a crash."""
+        append_whole(self.root / f"{name}.jsonl", (json.dumps(row, sort_keys=True) + "\n").encode())
+
+    def rows(self, name: str) -> Iterator[dict[str, Any]]:
+        """The complete lines of NAME.jsonl; a line torn by a crash is passed over."""
+        path = self.root / f"{name}.jsonl"
+        if not path.exists():
+            return
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+    def keep_rows(self, name: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Leave in NAME.jsonl the complete lines that are wanted, byte for byte, and no others."""
+        path = self.root / f"{name}.jsonl"
+        if not path.exists():
+            return
+        before = path.read_bytes()
+        lines = [line for line in before.splitlines(keepends=True) if line.endswith(b"\n")]
+        after = b"".join(line for line in lines if wanted(json.loads(line)))
+        if after != before:
+            write_whole(path, after)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a file whole or not at all."""
+        write_whole(self.root / name, text.encode())
+
+    def write_json(self, name: str, value: dict[str, Any]) -> None:
+        self.write_text(name, json.dumps(value, indent=1, sort_keys=True))
+
+    def save_checkpoint(
+        self, state: State, server_round: int, keep: int = 2, note: tuple[str, str] | None = None
+    ) -> None:
+        """Write the global state as safetensors and keep the last `keep`.
+
+        Args:
+            note: key and value for the file's metadata, in place of the round's number. One alone: safetensors writes
+                several in no fixed order, and equal runs have equal files.
+        """
+        path = self.checkpoints / f"round-{server_round:05d}.safetensors"
+        partial = path.with_suffix(".partial")
+        metadata = dict([note or ("server_round", str(server_round))])
+        with disk_errors(partial):
+            save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata)
+        sync(partial)
+        partial.replace(path)
+        saved = self.checkpoints.glob("round-*.safetensors")
+        for old in sorted(saved, key=lambda path: (len(path.name), path.name))[:-keep]:
+            old.unlink()

@@ -1,0 +1,1 @@
+"""Updates, models and metrics as Flower messages, and what an honest reply looks like."""

@@ -1,0 +1,180 @@
+"""Σ n·u over clients where their updates were made, so that one update of a group travels, not one of each client."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+
+from fedsim.update import State
+from fedsim.wire.contents import array_records, config_records, metric_records
+from fedsim.wire.records import ARRAYS, METRICS, NUM_EXAMPLES, UPDATE, from_array, to_arrays
+
+SUM_WANTED = "fedsim.sum"
+"""In a round's instructions: how many clients make a group, whose updates may come back as their sum."""
+WHOLE = "fedsim.whole"
+"""In a round's instructions: the nodes whose updates are to travel besides."""
+SUM = "fedsim.sum"
+"""In a reply: Σ n·u over clients, with `SUM_OF` and `SUM_UPDATE` beside it. A reply without arrays was summed."""
+SUM_OF, SUM_UPDATE, CLIENTS = "fedsim.sum-of", "fedsim.sum-update", "clients"
+
+
+class Key(NamedTuple):
+    """What clients of one sum have in common: names in alphabetical order, whatever theirs."""
+
+    kind: str
+    tensors: tuple[str, ...]
+    metrics: tuple[str, ...]
+
+
+@dataclass
+class PartialSum:
+    """Clients that share the same tensors and report the same metrics, in the order in which they were added.
+
+    Attributes:
+        tensors: Σ n·u, in float32 (float64 where the update is or counts).
+        metrics: Σ n·m.
+        update: the first client's record of what kind its update is.
+        own: nobody else reads the tensors: they may be added to in place.
+    """
+
+    tensors: State
+    examples: float
+    clients: int
+    metrics: dict[str, float]
+    update: ConfigRecord
+    own: bool = True
+
+    @property
+    def key(self) -> Key:
+        return Key(str(self.update["kind"]), tuple(sorted(self.tensors)), tuple(sorted(self.metrics)))
+
+
+class PartialSums:
+    """One `PartialSum` for each set of tensors and metrics: nearly always one.
+
+    Adding to it in one order gives the same bits wherever it is done.
+    """
+
+    def __init__(self) -> None:
+        self.by_key: dict[Key, PartialSum] = {}
+
+    def add(self, content: RecordDict) -> bool:
+        """Add a train reply; False for one that shares no tensors.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is no reply of a fedsim client; nothing was added.
+        """
+        record = array_records(content)[ARRAYS]
+        if not record:
+            return False
+        metrics = {name: float(value) for name, value in metric_records(content)[METRICS].items()}  # type: ignore[arg-type]
+        examples = metrics.pop(NUM_EXAMPLES)
+        key = Key(str(config_records(content)[UPDATE]["kind"]), tuple(sorted(record)), tuple(sorted(metrics)))
+        update = {name: from_array(array, copy=False) for name, array in record.items()}
+        total = self.by_key.get(key)
+        if total is None:
+            record_of = config_records(content)[UPDATE]
+            sums = {name: examples * value for name, value in metrics.items()}
+            self.by_key[key] = PartialSum(_weighted(update, examples), examples, 1, sums, record_of)
+            return True
+        if any(update[name].shape != tensor.shape for name, tensor in total.tensors.items()):
+            raise ValueError("clients share tensors of different shapes: they have no sum")
+        if not total.own:
+            total.tensors, total.own = {name: tensor.clone() for name, tensor in total.tensors.items()}, True
+        _add(total.tensors, update, examples)
+        total.examples += examples
+        total.clients += 1
+        total.metrics = {name: value + examples * metrics[name] for name, value in total.metrics.items()}
+        return True
+
+    def merge(self, other: "PartialSums") -> None:
+        """Add the sums of another group after this one's, and take over those that this one has not."""
+        for key, more in other.by_key.items():
+            total = self.by_key.get(key)
+            if total is None:
+                self.by_key[key] = more
+                continue
+            if total.own:
+                _add(total.tensors, more.tensors, 1.0)
+            else:
+                parts = [more.tensors[name] for name in total.tensors]
+                sums = torch._foreach_add(list(total.tensors.values()), parts)
+                total.tensors, total.own = dict(zip(total.tensors, sums, strict=True)), True
+            total.examples += more.examples
+            total.clients += more.clients
+            total.metrics = {name: value + more.metrics[name] for name, value in total.metrics.items()}
+
+    def contents(self) -> list[RecordDict]:
+        """Each sum as the content of a reply; the sums' memory is handed over."""
+        return [_pack(total) for total in self.by_key.values()]
+
+    @classmethod
+    def read(cls, contents: Iterable[RecordDict]) -> "PartialSums":
+        """What `contents` made, perhaps in another process: its tensors may be read-only."""
+        sums = cls()
+        for content in contents:
+            total = _unpack(content)
+            sums.by_key[total.key] = total
+        return sums
+
+
+def mean_replies(contents: Iterable[RecordDict]) -> Iterator[RecordDict]:
+    """Each sum as the train reply of one client with all examples, whose weighted mean is everybody's.
+
+    Raises:
+        ValueError: the clients of a sum have no examples between them.
+    """
+    for content in contents:
+        total = _unpack(content)
+        if total.examples <= 0:
+            raise ValueError(f"{total.clients} clients report {total.examples:g} examples between them")
+        record = to_arrays({name: tensor / total.examples for name, tensor in total.tensors.items()}, copy=False)
+        means = {name: value / total.examples for name, value in total.metrics.items()}
+        numbers = MetricRecord({NUM_EXAMPLES: total.examples, **means})
+        yield RecordDict({ARRAYS: record, METRICS: numbers, UPDATE: total.update})
+
+
+def _weighted(update: State, weight: float) -> State:
+    """weight·update, in the type of a sum."""
+    parts = [
+        part
+        if part.dtype in (torch.float32, torch.float64)
+        else part.to(torch.float32 if part.dtype == torch.float16 else torch.float64)
+        for part in update.values()
+    ]
+    return dict(zip(update, torch._foreach_mul(parts, weight), strict=True))
+
+
+def _add(total: State, update: State, weight: float) -> None:
+    """total += weight·update, in place and without a copy where the type is the same."""
+    parts = [update[name] for name in total]
+    parts = [
+        part if part.dtype == to.dtype else part.to(to.dtype) for part, to in zip(parts, total.values(), strict=True)
+    ]
+    torch._foreach_add_(list(total.values()), parts, alpha=weight)
+
+
+def _pack(total: PartialSum) -> RecordDict:
+    record = to_arrays(total.tensors, copy=False)
+    numbers = {NUM_EXAMPLES: total.examples, CLIENTS: float(total.clients)}
+    sums = {f"metric.{name}": value for name, value in total.metrics.items()}
+    return RecordDict({SUM: record, SUM_OF: MetricRecord({**numbers, **sums}), SUM_UPDATE: total.update})
+
+
+def _unpack(content: RecordDict) -> PartialSum:
+    numbers = {name: float(value) for name, value in metric_records(content)[SUM_OF].items()}  # type: ignore[arg-type]
+    return PartialSum(
+        tensors={name: from_array(array, copy=False) for name, array in array_records(content)[SUM].items()},
+        examples=numbers[NUM_EXAMPLES],
+        clients=int(numbers[CLIENTS]),
+        metrics={name.removeprefix("metric."): v for name, v in numbers.items() if name.startswith("metric.")},
+        update=config_records(content)[SUM_UPDATE],
+        own=False,
+    )
+
+
+def sum_size(config: ConfigRecord) -> int:
+    """How many clients make a group in this round; 0 where every update is to travel."""
+    return int(config.get(SUM_WANTED, 0))  # type: ignore[arg-type]

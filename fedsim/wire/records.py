@@ -1,0 +1,191 @@
+"""fedsim's nouns as Flower records, and back: no pickle, one copy each way at most."""
+
+import io
+import json
+import math
+import warnings
+from functools import lru_cache
+from typing import Any, cast, get_args
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from torch import Tensor
+
+from fedsim.ground_truth import GroundTruth
+from fedsim.update import Kind, LocalProtocol, State, Update
+from fedsim.wire.contents import array_records, config_records, metric_records
+from fedsim.wire.tensor_records import NUMPY_STYPE, TensorArray, TensorRecord, npy_header
+
+ARRAYS, CONFIG, METRICS, UPDATE, AUDIT = "arrays", "config", "metrics", "fedsim.update", "fedsim.audit"
+NUM_EXAMPLES, SERVER_ROUND, TRAIN_LOSS = "num-examples", "server-round", "train_loss"
+AUDITED = "fedsim.audited"
+"""In a round's instructions: the server observes this round, so an audit record is of use."""
+_PLAIN_DTYPES = frozenset({"float16", "float32", "float64", "int32", "int64", "uint8", "bool"})
+with warnings.catch_warnings():
+    # torch tells once in a process that it knows no read-only tensors; who asks for `copy=False` knows.
+    warnings.simplefilter("ignore")
+    torch.from_numpy(np.frombuffer(bytes(8), dtype=np.uint8))
+
+
+def to_array(tensor: Tensor, copy: bool = True) -> Array:
+    """A tensor as Flower's `Array`.
+
+    Args:
+        copy: False hands the tensor's memory over: nobody may write into it any more.
+    """
+    array = tensor.numpy(force=True)
+    return TensorArray(array if array.flags.c_contiguous and not copy else array.copy())
+
+
+@lru_cache
+def _protocol_json(protocol: LocalProtocol) -> str:
+    """Most clients of a run have the same."""
+    return json.dumps(protocol.to_dict())
+
+
+def from_array(array: Array, copy: bool = True) -> Tensor:
+    """The tensor in Flower's `Array`.
+
+    Args:
+        copy: False: the array's own memory where it holds a tensor, which may be read-only: writing into it may
+            end the process.
+
+    Raises:
+        ValueError: the bytes are no plain array (pickled objects are refused), or do not match what the
+            record says of them.
+    """
+    if isinstance(array, TensorArray):
+        return torch.from_numpy(array.values.copy() if copy else array.values)
+    if array.stype != NUMPY_STYPE:
+        raise ValueError(f"arrays must be {NUMPY_STYPE}, not {array.stype!r}")
+    if array.dtype in _PLAIN_DTYPES:
+        header = npy_header(array.dtype, tuple(array.shape))
+        size = math.prod(array.shape) * np.dtype(array.dtype).itemsize
+        if array.data.startswith(header) and len(array.data) == len(header) + size:
+            flat = np.frombuffer(array.data, dtype=array.dtype, offset=len(header)).reshape(array.shape)
+            return torch.from_numpy(flat.copy() if copy else flat)
+    decoded = np.load(io.BytesIO(array.data), allow_pickle=False)
+    if str(decoded.dtype) != array.dtype or tuple(decoded.shape) != tuple(array.shape):
+        raise ValueError(f"the record says {array.dtype}{array.shape}, its bytes {decoded.dtype}{decoded.shape}")
+    return torch.from_numpy(decoded)
+
+
+def to_arrays(state: State, copy: bool = True) -> ArrayRecord:
+    return TensorRecord.of({name: to_array(tensor, copy) for name, tensor in state.items()})
+
+
+def from_arrays(record: ArrayRecord, copy: bool = True) -> State:
+    return {name: from_array(array, copy) for name, array in record.items()}
+
+
+def update_kind(word: str) -> Kind:
+    """The word as a kind of update.
+
+    Raises:
+        ValueError: it is none.
+    """
+    for kind in get_args(Kind):
+        if word == kind:
+            return cast(Kind, kind)
+    raise ValueError(f"an update's kind is gradient, delta or weights, not {word!r}")
+
+
+def to_reply(
+    update: Update,
+    protocol: LocalProtocol,
+    partition_id: int,
+    metrics: dict[str, float],
+    truth: GroundTruth | None,
+) -> RecordDict:
+    """The content of a train reply: one ArrayRecord and one MetricRecord, as every strategy expects.
+
+    The update's memory is handed over, not copied.
+    """
+    content = RecordDict()
+    content[ARRAYS] = to_arrays({**update.tensors, **update.buffers}, copy=False)
+    content[METRICS] = MetricRecord({NUM_EXAMPLES: update.num_examples, **metrics})
+    content[UPDATE] = ConfigRecord(
+        {
+            "kind": update.kind,
+            "partition-id": partition_id,
+            "withheld": json.dumps(update.withheld),
+            "buffers": list(update.buffers),
+            "protocol": _protocol_json(protocol),
+        }
+    )
+    if truth is not None:
+        content[AUDIT] = ConfigRecord(
+            {
+                "images": to_array(truth.images).data,
+                "private": to_array(truth.originals).data,
+                "labels": [int(label) for label in truth.labels],
+                "ids": list(truth.ids),
+            }
+        )
+    return content
+
+
+def from_reply(content: RecordDict) -> tuple[Update, LocalProtocol, int]:
+    """The update, the protocol and the partition id in a train reply.
+
+    Raises:
+        KeyError, ValueError, TypeError: the reply is no reply of a fedsim client.
+    """
+    config = config_records(content)[UPDATE]
+    kind = update_kind(str(config["kind"]))
+    metrics = next(iter(metric_records(content).values()))
+    withheld: dict[str, Any] = json.loads(str(config["withheld"]))
+    arrays, buffers = from_arrays(array_records(content)[ARRAYS]), buffer_names(content)
+    update = Update(
+        tensors={name: tensor for name, tensor in arrays.items() if name not in buffers},
+        kind=kind,
+        num_examples=int(metrics[NUM_EXAMPLES]),  # type: ignore[arg-type]
+        withheld={str(name): str(by) for name, by in withheld.items()},
+        buffers={name: arrays[name] for name in buffers},
+    )
+    protocol = LocalProtocol.from_dict(json.loads(str(config["protocol"])))
+    return update, protocol, int(config["partition-id"])  # type: ignore[arg-type]
+
+
+def buffer_names(content: RecordDict) -> list[str]:
+    """Which arrays of a train reply are no parameters but buffers; they stand in the same record, as all strategies
+    average one record.
+
+    Raises:
+        KeyError: the reply is no reply of a fedsim client.
+    """
+    names = config_records(content)[UPDATE]["buffers"]
+    return [str(name) for name in names]  # type: ignore[union-attr]
+
+
+def take_ground_truth(content: RecordDict) -> GroundTruth | None:
+    """Take the audit record out of a reply, so that nothing later can read it."""
+    record = content.pop(AUDIT, None)
+    if not isinstance(record, ConfigRecord):
+        return None
+    images, private = (
+        torch.from_numpy(np.load(io.BytesIO(record[key]), allow_pickle=False))  # type: ignore[arg-type]
+        for key in ("images", "private")
+    )
+    return GroundTruth(
+        images=images,
+        labels=torch.tensor(record["labels"], dtype=torch.long),
+        ids=tuple(record["ids"]),  # type: ignore[arg-type]
+        private=private,
+    )
+
+
+class DecodedState:
+    """Decodes the global state once for all messages that carry the same record."""
+
+    def __init__(self) -> None:
+        self._record: ArrayRecord | None = None
+        self._state: State = {}
+
+    def get(self, record: ArrayRecord) -> State:
+        """The state; callers must not write into it."""
+        if record is not self._record:
+            self._state = from_arrays(record)
+            self._record = record
+        return self._state

@@ -1,0 +1,358 @@
+"""Could an honest client have sent this reply? Functions of the reply and of what the server knows, without state.
+
+They run on the server, and on a worker before it sums an update. Whether plausible numbers are the client's own they
+cannot tell: that is the business of robust strategies.
+"""
+
+import json
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from torch import nn
+
+from fedsim.update import Kind, LocalProtocol
+from fedsim.wire.contents import array_records, config_records
+from fedsim.wire.records import ARRAYS, AUDIT, METRICS, NUM_EXAMPLES, TRAIN_LOSS, UPDATE
+from fedsim.wire.tensor_records import TensorArray, npy_header
+
+LARGEST = 1e12
+"""Magnitude of a shared number: training that sends more has diverged. Squares of it, summed over any model, are finite
+in float32, so that no strategy's arithmetic overflows."""
+MOST_EXAMPLES = 10**7
+LARGEST_BATCH = 2**16
+"""Of a client whose partition and settings the server does not know: beyond any that trains, and few enough to name the
+labels of."""
+LONGEST_TEXT = 2**24
+"""Characters of JSON: room for the learning rates of 700,000 local steps."""
+LONGEST_NAME = 200
+MOST_METRICS = 200
+SHOWN = 60
+"""Characters of a foreign name in a reason."""
+
+TENSOR_NAME = re.compile(r"[\w-]+(?:\.[\w-]+)*", re.ASCII)
+METRIC_NAME = re.compile(r"\w[\w .,:=()%+/-]*")
+UPDATE_KEYS = frozenset({"kind", "partition-id", "withheld", "buffers", "protocol"})
+AUDIT_KEYS = frozenset({"images", "private", "labels", "ids"})
+PICTURE_DTYPES = ("float32", "float64")
+
+Values = np.ndarray[Any, np.dtype[Any]]
+
+
+class MalformedReply(ValueError):  # noqa: N818 - a verdict on a reply
+    """No honest client sends this; the reason is one printable line, whatever the reply holds."""
+
+
+@dataclass(frozen=True)
+class ReplyRules:
+    """What the server knows of every honest reply.
+
+    Attributes:
+        kind: what clients share.
+        trained: parameters that travel unless a defense withholds them.
+        buffers: floating-point buffers that travel beside them.
+        defenses: names of those that run: they alone withhold tensors and add metrics.
+        batch_size: pictures of a local step, at most; None: not known.
+        image_shape: (channels, height, width) of the pictures in an audit record; None: there are no audit records.
+        most_examples: that a client may claim, and its weight in the mean with them.
+        partition_sizes: pictures of each client, of which it may claim no more; None: not known.
+    """
+
+    kind: Kind
+    trained: frozenset[str]
+    buffers: frozenset[str] = frozenset()
+    defenses: tuple[str, ...] = ()
+    batch_size: int | None = None
+    image_shape: tuple[int, int, int] | None = None
+    most_examples: int = MOST_EXAMPLES
+    partition_sizes: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module, kind: Kind, **known: Any) -> "ReplyRules":
+        """The rules for clients that train `model`, which has every defense applied.
+
+        Args:
+            known: the other attributes.
+        """
+        stored = set(model.state_dict())
+        buffers = {name for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        return cls(kind, frozenset(trained), frozenset(buffers & stored), **known)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def check_train_reply(content: RecordDict, start: ArrayRecord, rules: ReplyRules, client: int | None = None) -> None:
+    """One pass over the update's memory.
+
+    Args:
+        start: the global model that the client was sent.
+        client: the partition that the reply must come from; None: any.
+
+    Raises:
+        MalformedReply: naming what is wrong.
+    """
+    optional = {} if rules.image_shape is None else {AUDIT: ConfigRecord}
+    _check_records(content, {ARRAYS: ArrayRecord, METRICS: MetricRecord, UPDATE: ConfigRecord}, optional)
+    metrics, update = content[METRICS], content[UPDATE]
+    examples = _check_train_metrics(metrics, rules)
+    _check_keys("the update", update, UPDATE_KEYS)
+    check_shared(content, start, rules)
+    _check_partition(update["partition-id"], client)
+    _check_claim(examples, client, rules)
+    protocol = _check_protocol(update["protocol"], examples, rules)
+    if AUDIT in content and rules.image_shape is not None:
+        _check_audit(content[AUDIT], rules.image_shape, protocol["steps"] * protocol["batch_size"])
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def check_shared(content: RecordDict, start: ArrayRecord, rules: ReplyRules) -> None:
+    """What is shared alone, in a reply that has all of its records: the kind, and names, shapes and values of tensors.
+
+    Args:
+        start: the global model that the client was sent.
+
+    Raises:
+        MalformedReply: naming what is wrong.
+    """
+    update, arrays = config_records(content)[UPDATE], array_records(content)[ARRAYS]
+    if update["kind"] != rules.kind:
+        raise MalformedReply(f"its kind is {shown(update['kind'])}, where clients share {rules.kind}")
+    withheld = _check_withheld(update["withheld"], rules)
+    _check_names(arrays, update["buffers"], withheld, rules)
+    for name, array in arrays.items():
+        _check_values(f"tensor {name}", _values_like(name, array, start[name]))
+
+
+def check_evaluate_reply(content: RecordDict, rules: ReplyRules) -> None:
+    """Raises MalformedReply, naming what is wrong."""
+    _check_records(content, {METRICS: MetricRecord}, {})
+    metrics = content[METRICS]
+    _check_keys("the metrics", metrics, frozenset({NUM_EXAMPLES, "loss", "accuracy"}))
+    _whole(NUM_EXAMPLES, metrics[NUM_EXAMPLES], 1, rules.most_examples)
+    _number("loss", metrics["loss"], 0.0)
+    _number("accuracy", metrics["accuracy"], 0.0, 1.0)
+
+
+def _check_records(content: RecordDict, wanted: Mapping[str, type], optional: Mapping[str, type]) -> None:
+    kinds = {**wanted, **optional}
+    for key, record in content.items():
+        if key not in kinds:
+            raise MalformedReply(f"a {type(record).__name__} called {shown(key)} is no part of a reply")
+        if not isinstance(record, kinds[key]):
+            raise MalformedReply(f"{key} is a {type(record).__name__}, no {kinds[key].__name__}")
+    for key in wanted:
+        if key not in content:
+            raise MalformedReply(f"it has no {wanted[key].__name__} called {key}")
+
+
+def _check_keys(what: str, record: Mapping[str, Any], wanted: Collection[str]) -> None:
+    for key in wanted:
+        if key not in record:
+            raise MalformedReply(f"{what} has no {key}")
+    for key in record:
+        if key not in wanted:
+            raise MalformedReply(f"{what} has a key {shown(key)} that no client sends")
+
+
+def _check_train_metrics(metrics: Any, rules: ReplyRules) -> int:
+    """The number of examples."""
+    for name in (NUM_EXAMPLES, TRAIN_LOSS):
+        if name not in metrics:
+            raise MalformedReply(f"the metrics have no {name}")
+    if len(metrics) > MOST_METRICS:
+        raise MalformedReply(f"{len(metrics)} metrics are more than {MOST_METRICS}")
+    for name, value in metrics.items():
+        if name == NUM_EXAMPLES:
+            continue
+        if name == TRAIN_LOSS:
+            _number(name, value, 0.0)
+            continue
+        known = len(name) <= LONGEST_NAME and METRIC_NAME.fullmatch(name) and ".." not in name
+        if not known or not any(name.startswith(f"{defense}_") for defense in rules.defenses):
+            raise MalformedReply(f"no client reports a metric {shown(name)}")
+        if value != math.inf:  # the ε of an accountant without noise
+            _number(f"metric {name}", value, -LARGEST)
+    return _whole(NUM_EXAMPLES, metrics[NUM_EXAMPLES], 1, rules.most_examples)
+
+
+def _check_partition(claimed: object, client: int | None) -> None:
+    _whole("partition-id", claimed, 0, 2**63 - 1)
+    if client is not None and claimed != client:
+        raise MalformedReply(f"it says that it comes from partition {claimed}, and came from {client}")
+
+
+def _check_claim(examples: int, client: int | None, rules: ReplyRules) -> None:
+    """A weight in the mean that the client's own pictures do not give it."""
+    sizes = rules.partition_sizes
+    if sizes is not None and client is not None and client < len(sizes) and examples > sizes[client]:
+        raise MalformedReply(f"{NUM_EXAMPLES} is {examples}, where client {client} holds {sizes[client]}")
+
+
+def _check_withheld(text: object, rules: ReplyRules) -> frozenset[str]:
+    """The names that are withheld: of parameters, and of roles that a defense took from the model."""
+    withheld = _parsed("withheld", text)
+    for name, by in withheld.items():
+        if len(name) > LONGEST_NAME or not TENSOR_NAME.fullmatch(name):
+            raise MalformedReply(f"withheld names {shown(name)}, which is no tensor's name")
+        if by not in rules.defenses:
+            raise MalformedReply(f"{name} is withheld by {shown(by)}, which is none of the defenses that run")
+    return frozenset(withheld)
+
+
+def _check_names(arrays: Any, buffers: object, withheld: frozenset[str], rules: ReplyRules) -> None:
+    if not isinstance(buffers, list) or len(buffers) > len(rules.buffers):
+        raise MalformedReply(f"its buffers are {shown(buffers)}, where the model has {len(rules.buffers)}")
+    for name in arrays:
+        if name not in rules.trained and name not in rules.buffers:
+            raise MalformedReply(f"tensor {shown(name)} is none that clients share")
+    sent = {name for name in arrays if name in rules.buffers}
+    if len(buffers) != len(sent) or set(buffers) != sent:
+        odd = next((name for name in {*buffers, *sent} if buffers.count(name) != (name in sent)), None)
+        raise MalformedReply(f"{shown(odd)} must be once among its buffers and its tensors, or in neither")
+    both = withheld.intersection(arrays)
+    if both:
+        raise MalformedReply(f"tensor {min(both)} is there, and is said to be withheld")
+    missing = rules.trained - withheld - set(arrays)
+    if missing:
+        raise MalformedReply(f"tensor {min(missing)} is missing, and no defense is said to withhold it")
+
+
+def _check_protocol(text: object, examples: int, rules: ReplyRules) -> dict[str, Any]:
+    values = _parsed("protocol", text)
+    _check_keys("the protocol", values, [field.name for field in fields(LocalProtocol)])
+    gradient = rules.kind == "gradient"
+    most = min(examples, LARGEST_BATCH if rules.batch_size is None else rules.batch_size)
+    batch = _whole("the protocol's batch_size", values["batch_size"], 1, most)
+    if gradient and batch != examples:
+        raise MalformedReply(f"{NUM_EXAMPLES} is {examples}, for a gradient of {batch}")
+    steps = _whole("the protocol's steps", values["steps"], 1, 1 if gradient else LONGEST_TEXT)
+    lrs, betas, optimizer = values["lrs"], values["betas"], values["optimizer"]
+    if not isinstance(lrs, list) or len(lrs) != (0 if gradient else steps):
+        raise MalformedReply(f"the protocol's lrs are {shown(lrs)}, for {steps} steps of a {rules.kind}")
+    if not isinstance(betas, list) or len(betas) != 2:
+        raise MalformedReply(f"the protocol's betas are {shown(betas)}, no two numbers")
+    for rate in lrs:
+        _number("a learning rate of the protocol", rate, 0.0)
+    for beta in betas:
+        _number("a beta of the protocol", beta, 0.0, 1.0)
+    for name in ("momentum", "dampening", "eps", "weight_decay", "proximal_mu", "label_smoothing"):
+        _number(f"the protocol's {name}", values[name], 0.0)
+    for name in ("nesterov", "training_mode"):
+        if not isinstance(values[name], bool):
+            raise MalformedReply(f"the protocol's {name} is {shown(values[name])}, neither true nor false")
+    if not isinstance(optimizer, str) or len(optimizer) > LONGEST_NAME or not TENSOR_NAME.fullmatch(optimizer):
+        raise MalformedReply(f"the protocol's optimizer is {shown(optimizer)}, no name of one")
+    return values
+
+
+def _check_audit(record: Any, image_shape: tuple[int, int, int], most: int) -> None:
+    """Pictures, labels and names; `most` is how many the client's steps can have read."""
+    _check_keys("the audit record", record, AUDIT_KEYS)
+    labels, ids = record["labels"], record["ids"]
+    if not isinstance(labels, list) or not 1 <= len(labels) <= most:
+        raise MalformedReply(f"the audit record's labels are {shown(labels)}, for at most {most} pictures")
+    if not isinstance(ids, list) or len(ids) != len(labels):
+        raise MalformedReply(f"the audit record's ids are {shown(ids)}, for {len(labels)} labels")
+    for label in labels:
+        _whole("a label of the audit record", label, 0, 2**31 - 1)
+    for name in ids:
+        if not isinstance(name, str) or not 1 <= len(name) <= 5 * LONGEST_NAME or not name.isprintable():
+            raise MalformedReply(f"the audit record names a picture {shown(name)}")
+    shape = (len(labels), *image_shape)
+    for key in ("images", "private"):
+        data = record[key]
+        found = (_decoded(data, dtype, shape) for dtype in PICTURE_DTYPES) if isinstance(data, bytes) else ()
+        values = next((values for values in found if values is not None), None)
+        if values is None:
+            raise MalformedReply(f"the audit record's {key} are {shown(data)}, no pictures of shape {shape}")
+        _check_values(f"the audit record's {key}", values)
+
+
+def _values_like(name: str, array: Array, model: Array) -> Values:
+    """The values of an array that is as the model's, without a copy and without trusting what its bytes say."""
+    dtype, shape = model.dtype, tuple(model.shape)
+    inside: Values | None = array.values if isinstance(array, TensorArray) else None
+    if array.dtype != dtype if inside is None else inside.dtype != np.dtype(dtype):
+        said = array.dtype if inside is None else str(inside.dtype)
+        raise MalformedReply(f"tensor {name} is of {shown(said)}, the model's of {dtype}")
+    sides = tuple(array.shape) if inside is None else inside.shape
+    if sides != shape:
+        raise MalformedReply(
+            f"tensor {name} has the shape {_shown_shape(sides)}, the model's has {_shown_shape(shape)}"
+        )
+    if inside is not None:
+        return inside.reshape(-1)
+    if array.stype != "numpy.ndarray":
+        raise MalformedReply(f"tensor {name} is serialised as {shown(array.stype)}, not as numpy.ndarray")
+    values = _decoded(array.data, dtype, shape)
+    if values is None:
+        raise MalformedReply(
+            f"tensor {name}: {len(array.data)} bytes are no plain array of {dtype} {_shown_shape(shape)}"
+        )
+    return values
+
+
+def _decoded(data: bytes, dtype: str, shape: tuple[int, ...]) -> Values | None:
+    """The values, flat; None unless the bytes are exactly what `np.save` writes for this type and shape."""
+    header = npy_header(dtype, shape)
+    if len(data) != len(header) + math.prod(shape) * np.dtype(dtype).itemsize or not data.startswith(header):
+        return None
+    return np.frombuffer(data, dtype=dtype, offset=len(header))
+
+
+def _check_values(what: str, values: Values) -> None:
+    if values.dtype == np.float16:
+        values = values.astype(np.float32)
+    # One pass without a copy, several times faster than the largest magnitude; it passes on NaN and infinity.
+    if np.dot(values, values) <= LARGEST**2:
+        return
+    largest = np.abs(values).max()
+    if not math.isfinite(largest):
+        raise MalformedReply(f"{what} has values that are not finite")
+    if largest > LARGEST:
+        raise MalformedReply(f"{what} has values up to {largest:.1e}, more than {LARGEST:.0e}")
+
+
+def _parsed(what: str, text: object) -> dict[str, Any]:
+    if not isinstance(text, str) or len(text) > LONGEST_TEXT:
+        raise MalformedReply(f"{what} is {shown(text)}, no JSON of at most {LONGEST_TEXT} characters")
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MalformedReply(f"{what} is {shown(text)}, no JSON") from error
+    if not isinstance(values, dict):
+        raise MalformedReply(f"{what} is {shown(text)}, no JSON object")
+    return values
+
+
+def _whole(what: str, value: object, least: int, most: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise MalformedReply(f"{what} is {shown(value)}, no whole number from {least} to {most}")
+    return value
+
+
+def _number(what: str, value: object, least: float, most: float = LARGEST) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        raise MalformedReply(f"{what} is {shown(value)}, no number from {least:g} to {most:g}")
+
+
+def shown(value: object) -> str:
+    """A foreign value in one short printable line without HTML."""
+    if isinstance(value, str):
+        # repr escapes line ends, control characters and those that change the direction of writing.
+        text = repr(value[:SHOWN]).replace("<", r"\x3c").replace(">", r"\x3e").replace("&", r"\x26")
+        return text if len(value) <= SHOWN else f"{text}… ({len(value)} characters)"
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, bytes | Sequence | Mapping):
+        return f"{len(value)} {'bytes' if isinstance(value, bytes) else 'entries'}"
+    return repr(value) if isinstance(value, int | float | None) else type(value).__name__
+
+
+def _shown_shape(shape: Sequence[int]) -> str:
+    sides = ", ".join(shown(side) for side in shape[:8])
+    return f"({sides}{', …' if len(shape) > 8 else ''})"

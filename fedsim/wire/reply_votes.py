@@ -1,0 +1,26 @@
+"""Names that only the clients of a round together can tell: those that most of them used are the right ones."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from fedsim.wire.reply_checks import shown
+
+Names = tuple[str, ...]
+
+
+def usual_names(names: Iterable[Names], fullest: bool) -> Names:
+    """What most replies have; one without names, an error or a silent client, has no vote.
+
+    Args:
+        fullest: of several sets with as many votes the one with the most names, else that with the fewest. Who leaves
+            a tensor out lacks something, who reports a metric that others do not has added it.
+    """
+    votes = Counter(one for one in names if one)
+    return max(votes, key=lambda one: (votes[one], len(one) if fullest else -len(one), one), default=())
+
+
+def unlike(what: str, found: Names, usual: Names) -> str:
+    """What is wrong with other names than the usual ones, by one that makes the difference."""
+    missing = next((name for name in usual if name not in found), None)
+    odd = f"{shown(next(name for name in found if name not in usual))} is additional" if missing is None else ""
+    return f"its {what} are not those of most clients: {odd or f'{shown(missing)} is missing'}"

@@ -1,0 +1,55 @@
+"""The localisation regression's part of the position gradient is known, and taken out."""
+
+import pytest
+import torch
+
+from attacks.analytic import PatchGradient
+from attacks.analytic.mjp.localisation import LOCALISER, without_localisation
+from clients.app import ClientRuntime
+from defenses.compose import build_chain
+from fedsim.observation import Observation
+from fedsim.settings.composition import build_data
+from tests.support.federation import settings
+
+
+def observed(*overrides: str) -> tuple[Observation, torch.Tensor]:
+    """What a server sees of one clean picture of digits."""
+    config = settings("audit", "data=digits", "model=vit_nano", *overrides)
+    client = ClientRuntime(config, build_data(config))
+    state = {name: tensor.detach().clone() for name, tensor in client.model.state_dict().items()}
+    client.load(state)
+    pictures = client.data.train.subset([3])
+    result = client.train(pictures, 0, 0)
+    update = client.share(result, state, 1, 0, 0)
+    assert build_chain(config["defense"]).defenses.keys() == config["defense"].keys()
+    return client.onlooker.make(0, 0, state, update, result.protocol, None), pictures.images([0])
+
+
+@pytest.mark.parametrize("head", ["linear", "nonlinear", "pca"])
+def test_rows_are_those_without_the_regression(head: str) -> None:
+    with_dal, _ = observed("defense=[mjp]", "defense.mjp.probability=0.0", f"defense.mjp.dal={head}")
+    without, _ = observed("defense=[mjp]", "defense.mjp.probability=0.0", "defense.mjp.dal=none")
+    rows, plain = (o.gradient_of("pos_embed").flatten(0, -2)[-16:] for o in (with_dal, without))
+    assert not torch.allclose(rows, plain, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(without_localisation(with_dal, rows), plain, rtol=1e-3, atol=1e-6)
+    assert without_localisation(without, plain) is plain
+
+
+def test_clean_pictures_of_an_mjp_model_come_out_exact() -> None:
+    observation, picture = observed("defense=[mjp]", "defense.mjp.probability=0.0")
+    found = PatchGradient()(observation, torch.Generator().manual_seed(0), torch.device("cpu"))
+    assert found.images is not None
+    assert float((found.images - picture).abs().max()) < 1e-3
+
+
+@pytest.mark.parametrize("spoilt", [".weight", ""])
+def test_a_spoilt_head_costs_no_more_than_a_withheld_one(spoilt: str) -> None:
+    """Some of the head's gradients are not finite, or all: the rest gives the regression's weight, or the settings."""
+    observation, picture = observed("defense=[mjp]", "defense.mjp.probability=0.0")
+    names = [name for name in observation.gradient if name.startswith(f"{LOCALISER}.") and name.endswith(spoilt)]
+    assert names
+    for name in names:
+        observation.gradient[name].view(-1)[0] = torch.nan
+    found = PatchGradient()(observation, torch.Generator().manual_seed(0), torch.device("cpu"))
+    assert found.images is not None
+    assert float((found.images - picture).abs().max()) < 1e-3

@@ -1,0 +1,36 @@
+"""The largest ε over clients and rounds."""
+
+import math
+
+import pytest
+
+from fedsim.bounds.privacy import is_epsilon, largest_epsilons
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        ("dp_sgd_epsilon", True),
+        ("local_dp_epsilon", True),
+        ("epsilon", True),
+        ("dp_sgd_delta", False),
+        ("upsilon", False),
+        ("dp_sgd_epsilon_spent_share", False),
+    ],
+)
+def test_names(metric: str, expected: bool) -> None:
+    assert is_epsilon(metric) == expected
+
+
+def test_every_client_is_within_what_is_reported() -> None:
+    reports = [{"a_epsilon": 4.38, "loss": 9.0}, {"a_epsilon": 15.46, "b_epsilon": 0.5}, {"a_epsilon": 2.0}]
+    assert largest_epsilons(reports) == {"a_epsilon": 15.46, "b_epsilon": 0.5}
+    assert largest_epsilons([]) == {}
+    before = {"a_epsilon": 20.0}
+    assert largest_epsilons([before, *reports])["a_epsilon"] == 20.0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "much", None, [1.0]])
+def test_what_is_no_number_bounds_nothing(value: object) -> None:
+    for reports in ([{"a_epsilon": value}, {"a_epsilon": 1.0}], [{"a_epsilon": 1.0}, {"a_epsilon": value}]):
+        assert largest_epsilons(reports) == {"a_epsilon": math.inf}

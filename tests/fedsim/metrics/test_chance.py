@@ -1,0 +1,46 @@
+"""What chance may do to shares and accuracies, against SciPy's statistics."""
+
+from math import hypot, sqrt
+
+import pytest
+from scipy import stats
+
+from fedsim.metrics.chance import CHANCE, accuracy_error, accuracy_reach, chance_between, clearly_fewer
+
+
+def test_shares_are_held_against_each_other_by_fishers_test() -> None:
+    # Of 8 drawn from 8 + 8 with 8 hits: C(8,k)·C(8,8-k)/C(16,8); at most 1 has 65/12870, at most 2 has 849/12870.
+    assert clearly_fewer(1, 8, 7, 8)
+    assert not clearly_fewer(2, 8, 6, 8)
+    assert not clearly_fewer(0, 1, 1, 1)
+    assert not clearly_fewer(0, 0, 5, 5)
+    assert clearly_fewer(9_000, 10_000, 9_500, 10_000)
+    for hits in range(12):
+        table = [[hits, 11 - hits], [9, 3]]
+        assert clearly_fewer(hits, 11, 9, 12) is bool(stats.fisher_exact(table, "less").pvalue < CHANCE)
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.3, 1.0])
+def test_one_training_is_as_sure_as_its_test_pictures(accuracy: float) -> None:
+    right, pictures = round(10 * accuracy), 10
+    p = (right + 2) / (pictures + 4)  # Agresti and Coull's interval for 95 %, z rounded to 2 as they do
+    assert accuracy_error([accuracy], pictures) == pytest.approx(sqrt(p * (1 - p) / 14))
+    assert accuracy_reach([accuracy], pictures) == pytest.approx(2 * sqrt(p * (1 - p) / 14))
+    assert accuracy_reach([accuracy], None) is None
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 200])
+def test_few_seeds_tell_little(seeds: int) -> None:
+    accuracies = [0.7 + 0.1 * (k % 2) for k in range(seeds)]
+    error = stats.sem(accuracies)
+    assert accuracy_error(accuracies, None) == pytest.approx(error)
+    low, high = stats.t.interval(stats.norm.cdf(2) - stats.norm.cdf(-2), seeds - 1, scale=error)
+    assert accuracy_reach(accuracies, None) == pytest.approx(high) == pytest.approx(-low)
+
+
+def test_of_both_the_larger_counts_and_two_figures_add_up() -> None:
+    alike = accuracy_reach([0.8, 0.8], 1000)
+    assert alike == accuracy_reach([0.8], 1000)
+    assert alike is not None
+    assert chance_between(alike, 0.03) == pytest.approx(hypot(alike, 0.03))
+    assert chance_between(alike, None) is None

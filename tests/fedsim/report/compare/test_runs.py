@@ -1,0 +1,206 @@
+"""Several runs on one page."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.cli.report import OTHERS, write_page
+from fedsim.report.compare import tradeoff
+from fedsim.report.compare.runs import compare_runs, find_runs
+from fedsim.report.render import build_comparison
+from tests.fedsim.report.test_render import EVIL, check_page
+
+CONFIG = "seed: {seed}\nmodel: {{name: '{model}'}}\ndefense: {defense}\nattack: {{patch_gradient: {{}}}}\n"
+
+
+@pytest.fixture
+def runs(write_run: Any, records: Any, picture: Any) -> list[Path]:
+    """An undefended and a defended run in different folders; the second has an attack more."""
+    folders = []
+    for number, (defense, psnr) in enumerate([("{}", 80.0), ("{mjp: {ratio: 0.1}}", 15.0)]):
+        name = f"{number}/{'run' if number else 'a <b>'}"
+        shown = {"original": "reconstructions/o.png", "reconstruction": "reconstructions/a.png"}
+        rows = [records.attack(1, k, records.image(psnr + k, f"digits/{k}", guess_psnr=9.0, **shown)) for k in (0, 1)]
+        rows += [records.refusal(1, 0, EVIL, attack=f"more {EVIL}")] * number
+        folder = write_run(rows, config=CONFIG.format(seed=0, model="vit", defense=defense), name=name)
+        picture(folder, "reconstructions/a.png")
+        picture(folder, "reconstructions/o.png")
+        folders.append(folder)
+    return folders
+
+
+def test_runs_from_different_folders(runs: list[Path], tmp_path: Path) -> None:
+    for folder in runs:
+        write_page([folder])
+    page = build_comparison(runs, tmp_path / "out.html")
+    parsed = check_page(page)
+    text = page.read_text(encoding="utf-8")
+    assert {link["href"] for link in parsed.all("a")} == {
+        "#main",
+        "0/a%20%3Cb%3E/report.html",
+        "1/run/report.html",
+    }
+    for words in ("Each defense", "Leakage by attack", "The same pictures", "What it cost", "Settings that differ"):
+        assert f"<h2>{words}</h2>" in text
+    assert "defense.mjp.ratio" in text
+    assert "80.5 dB (100 %)" in text
+    assert "not run" in text
+    assert "The server rebuilt 0 of 2 images recognisably (without the update: 0 of 2)" in text
+    assert "Too few different images to tell whether it leaks less" in text
+    assert '<section class="verdict open" aria-label="Verdict on mjp">' in text
+    assert "reaches 6.5 dB more" in text
+    assert "<script>alert" not in text
+    assert "a &lt;b&gt;" in text
+    alts = [image["alt"] for image in parsed.all("img")]
+    assert len(alts) == 2 * 3
+    assert "digits/1 as patch_gradient left it in 1/run" in alts
+    assert text.count('<span class="where">1/run: mjp</span>') == 2
+
+
+def test_the_numbers_of_a_comparison(runs: list[Path], tmp_path: Path) -> None:
+    comparison = compare_runs(runs, tmp_path / "elsewhere", "x")
+    assert [entry.name for entry in comparison.entries] == ["0/a <b>", "1/run"]
+    assert comparison.entries[0].link is None
+    assert comparison.differing == ("defense.mjp.ratio",)
+    assert comparison.columns == ()
+    assert len(comparison.rows) == 3
+    assert [verdict.name for verdict in comparison.verdicts] == ["mjp"]
+    original = comparison.pictures[0].original
+    assert original is not None
+    assert [result.psnr for result in comparison.pictures[0].results] == [80.0, 15.0]
+
+
+def test_the_command_chooses_the_page(runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path / "1")
+    assert write_page([runs[0]]) == runs[0] / "report.html"
+    assert write_page([tmp_path]) == tmp_path / "report.html"
+    assert "2 finished runs" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert write_page(runs) == tmp_path / "0" / "comparison.html"  # beside the first, wherever one stands
+    assert write_page(runs, tmp_path / "both.html") == tmp_path / "both.html"
+    (runs[0] / "measures.json").write_text("{}", encoding="utf-8")
+    monkeypatch.setitem(OTHERS, "measures.json", lambda folder: folder / "measured.html")
+    assert write_page([runs[0]]) == runs[0] / "measured.html"
+    (tmp_path / "sweep").mkdir()
+    wrongs = (
+        ([runs[0]] * 2, "once"),
+        ([tmp_path / "no"], "no folder"),
+        ([runs[0], tmp_path / "sweep"], "no runs: .*sweep"),
+    )
+    for wrong, words in wrongs:
+        with pytest.raises((ValueError, FileNotFoundError), match=words):
+            write_page(wrong)
+    with pytest.raises(ValueError, match="several"):
+        write_page([runs[0]], tmp_path / "x.html")
+
+
+def test_baselines_are_marked_and_are_no_attacks(write_run: Any, records: Any, picture: Any, tmp_path: Path) -> None:
+    folders = []
+    for number in range(2):
+        shown = {"reconstruction": "reconstructions/a.png"}
+        rows = [
+            records.attack(1, 0, records.image(psnr, "digits/0", **shown), attack=name)
+            for name, psnr in (("seeing", 15.0), ("blind", 25.0))
+        ]
+        config = f"seed: {number}\ndefense: {{}}\nattack: {{seeing: {{}}, blind: {{target: random}}}}\n"
+        folders.append(write_run(rows, config=config, name=f"run-{number}"))
+        picture(folders[-1])
+    comparison = compare_runs(folders, tmp_path, "x")
+    assert [
+        (row.entry.name, row.baseline) for row in comparison.rows if row.attack and row.attack.attack == "blind"
+    ] == [
+        ("run-0", True),
+        ("run-1", True),
+    ]
+    assert not any(row.baseline for row in comparison.rows if row.attack and row.attack.attack == "seeing")
+    (one,) = comparison.pictures
+    assert [(result.attack, result.psnr) for result in one.results] == [("seeing", 15.0)] * 2
+    text = build_comparison(folders, tmp_path / "out.html").read_text(encoding="utf-8")
+    assert text.count('blind <span class="hint">baseline</span>') == 2  # a row for each run
+    assert text.count('(100 %) <span class="hint">baseline</span>') == 2  # a cell for each run
+
+
+def test_a_run_of_baselines_alone_shows_the_best_of_them(
+    write_run: Any, records: Any, picture: Any, tmp_path: Path
+) -> None:
+    folders = []
+    for name in ("seeing", "blind"):
+        rows = [
+            records.attack(k, 0, records.image(psnr, "digits/0", reconstruction="reconstructions/a.png"), attack=name)
+            for k, psnr in enumerate((12.0, 9.0))
+        ]
+        config = f"defense: {{}}\nattack: {{{name}: {{{'target: random' if name == 'blind' else ''}}}}}\n"
+        folders.append(write_run(rows, config=config, name=name))
+        picture(folders[-1])
+    (one,) = compare_runs(folders, tmp_path, "x").pictures
+    assert [(result.attack, result.psnr) for result in one.results] == [("seeing", 12.0), ("blind, a baseline", 12.0)]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, list[tuple[float, float]]]]:
+    """What goes into the plots: whether it is shares, and (leakage, accuracy) of each point."""
+    plots: list[tuple[bool, list[tuple[float, float]]]] = []
+
+    def keep(trades: Any, defenses: Any, share: bool) -> None:
+        plots.append((share, [(one.leakage, one.accuracy) for one in trades]))
+
+    monkeypatch.setattr(tradeoff, "privacy_utility", keep)
+    return plots
+
+
+def test_the_trade_off_leaves_baselines_out(write_run: Any, records: Any, tmp_path: Path, drawn: Any) -> None:
+    rows = [
+        records.attack(1, 0, records.image(psnr), attack=name) for name, psnr in (("seeing", 15.0), ("blind", 25.0))
+    ]
+    config = "defense: {}\nattack: {seeing: {}, blind: {output: mean}}\n"
+    build_comparison([write_run(rows, config=config)], tmp_path / "out.html")
+    assert drawn == [(True, [(0.0, 0.75)]), (False, [(15.0, 0.75)])]
+
+
+def test_the_trade_off_shows_what_the_model_saw_and_no_refusal(
+    write_run: Any, records: Any, tmp_path: Path, drawn: Any
+) -> None:
+    rows = [
+        records.attack(1, 0, records.image(44.0, private_psnr=8.5, private_ssim=0.1)),
+        records.refusal(1, 0, "withheld", attack="other"),
+    ]
+    build_comparison([write_run(rows, config="defense: {ats: {}}\n")], tmp_path / "out.html")
+    assert drawn == [(True, [(1.0, 0.75)]), (False, [(44.0, 0.75)])]
+
+
+def test_of_a_changed_picture_the_recognisable_result_is_shown(
+    write_run: Any, records: Any, picture: Any, tmp_path: Path
+) -> None:
+    folders = []
+    for name in ("a", "b"):
+        shown = {"reconstruction": "reconstructions/a.png", "private_ssim": 0.1}
+        noise = records.attack(1, 0, records.image(7.7, private_psnr=8.0, **shown), attack="dlg")
+        mirrored = records.attack(1, 0, records.image(157.0, private_psnr=6.4, **shown), attack="exact")
+        folders.append(write_run([mirrored, noise], name=name))
+        picture(folders[-1])
+    (one,) = compare_runs(folders, tmp_path, "x").pictures
+    assert [(result.attack, result.psnr, result.seen) for result in one.results] == [("exact", 6.4, 157.0)] * 2
+
+
+def test_runs_stand_in_the_order_given(write_run: Any, records: Any, tmp_path: Path) -> None:
+    given = [("2", "{topk: {}}"), ("10", "{}"), ("9", "{mjp: {}}")]
+    folders = [write_run(config=f"defense: {defense}\n", name=f"sweep/{name}") for name, defense in given]
+    comparison = compare_runs(folders, tmp_path / "sweep", "x")
+    assert [entry.name for entry in comparison.entries] == ["2", "10", "9"]
+    assert [row.entry.name for row in comparison.rows] == ["2", "10", "9"]
+    assert [path.name for path in find_runs(tmp_path / "sweep")] == ["2", "9", "10"]
+
+
+def test_likeness_is_that_to_the_clients_own_pictures(write_run: Any, records: Any, tmp_path: Path) -> None:
+    folders = []
+    for defense, own, ssim in (("{}", 160.4, 0.999), ("{ats: {}}", 8.5, 0.103)):
+        rows = [records.attack(1, 0, records.image(159.0, ssim=1.0, private_psnr=own, private_ssim=ssim))]
+        config = CONFIG.format(seed=0, model="vit", defense=defense)
+        folders.append(write_run(rows, config=config, name=f"run-{own}"))
+    text = build_comparison(folders, tmp_path / "out.html").read_text(encoding="utf-8")
+    for cells in (
+        '<td data-value="160.4">160.4 dB</td><td>0.999</td>',
+        '<td data-value="8.5">8.5 dB</td><td>0.103</td>',
+    ):
+        assert cells in text
+    assert "160.4 dB (100 %)" in text

@@ -1,0 +1,82 @@
+"""What a user's settings may get wrong, named by the full key."""
+
+from typing import Any
+
+import pytest
+
+from fedsim.errors import ConfigError
+from fedsim.settings.components import build_component
+
+
+class Part:
+    def __init__(self, weight: float = 1.0) -> None:
+        if weight < 0:
+            raise ConfigError("part.weight", weight, "0 or more")
+
+
+class Thing:
+    def __init__(
+        self,
+        size: int,
+        name: str = "a",
+        limit: float | int | None = None,
+        part: Part | None = None,
+        parts: dict[str, Part | None] | None = None,
+        anything: Any = None,
+        flag: bool = False,
+    ) -> None:
+        if size > 9:
+            raise ConfigError("size", size, "at most 9")
+        if anything == "boom":
+            raise RuntimeError("went off")
+        self.size = size
+
+
+def thing(**settings: Any) -> Thing:
+    return build_component("group.thing", {"_target_": f"{__name__}.Thing", **settings}, Thing)
+
+
+PART = f"{__name__}.Part"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"size": 1},
+        {"size": 1, "limit": 2, "flag": True, "anything": [1, {"a": 2}]},
+        {"size": 1, "limit": None, "part": {"_target_": PART, "weight": 3}},
+        {"size": 1, "parts": {"a": {"_target_": PART}, "b": None}},
+    ],
+)
+def test_settings_that_fit(settings: dict[str, Any]) -> None:
+    assert thing(**settings).size == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"size": "ten"}, "group.thing.size=ten: a whole number"),
+        ({"size": True}, "group.thing.size=True: a whole number"),
+        ({"size": 1.5}, "group.thing.size=1.5: a whole number"),
+        ({}, "group.thing.size=: missing; it has no default"),
+        ({"size": 1, "limit": "much"}, "group.thing.limit=much: a number or null"),
+        ({"size": 1, "flag": "perhaps"}, "group.thing.flag=perhaps: true or false"),
+        ({"size": 1, "part": "l2"}, "group.thing.part=l2: a Part by its _target_ or null"),
+        ({"size": 1, "nmae": "b"}, "group.thing.nmae=b: there is no such setting. Did you mean 'name'?"),
+        ({"size": 10}, "group.thing.size=10: at most 9"),
+        ({"size": 1, "part": {"_target_": PART, "weight": "w"}}, "group.thing.part.weight=w: a number"),
+        ({"size": 1, "part": {"_target_": PART, "weight": -1.0}}, "group.thing.part.weight=-1.0: 0 or more"),
+        ({"size": 1, "parts": {"a": {"_target_": PART, "weight": -1.0}}}, "group.thing.parts.a.weight=-1.0: 0 or more"),
+        ({"size": 1, "anything": "boom"}, "group.thing=went off: settings that fit"),
+        ({"size": 1, "part": {"_target_": "no.such.Class"}}, "group.thing.part._target_=no.such.Class: a class"),
+    ],
+)
+def test_settings_that_do_not(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        thing(**settings)
+    assert str(refused.value).startswith(message)
+
+
+def test_another_class() -> None:
+    with pytest.raises(ConfigError, match=r"group\.thing\._target_=.*Part: a subclass of .*Thing"):
+        build_component("group.thing", {"_target_": PART}, Thing)

@@ -1,0 +1,19 @@
+"""Which names are right is what most clients say; where none are most, who adds nothing is believed."""
+
+from fedsim.wire.reply_votes import usual_names
+
+FEW, MANY = ("loss",), ("a", "loss")
+
+
+def test_most_votes_win():
+    for fullest in (True, False):
+        assert usual_names([FEW, FEW, MANY], fullest) == FEW
+        assert usual_names([FEW, MANY, MANY], fullest) == MANY
+        assert usual_names([(), (), MANY], fullest) == MANY
+        assert usual_names([(), ()], fullest) == ()
+
+
+def test_a_tie_is_for_the_fullest_or_for_the_fewest():
+    """Of two clients one that adds a metric must not throw the other out; nor one that leaves a tensor out."""
+    assert usual_names([MANY, FEW], fullest=True) == MANY
+    assert usual_names([MANY, FEW], fullest=False) == FEW
