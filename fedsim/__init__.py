@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from attacks.attack import attack as attack
     from attacks.base import Attack as Attack
     from clients.observe import observe as observe
     from clients.replay import replay as replay
@@ -24,14 +25,13 @@ if TYPE_CHECKING:
     from fedsim.result import AttackResult as AttackResult
     from fedsim.update import LocalProtocol as LocalProtocol
     from fedsim.update import Update as Update
-    from server.attack import attack as attack
     from server.honest_but_curious import HonestButCurious as HonestButCurious
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "observe": "clients.observe",
-    "attack": "server.attack",
+    "attack": "attacks.attack",
     "score": "fedsim.metrics.scoring",
     "show": "fedsim.report.show",
     "audit": "experiments.python.audit",

@@ -105,6 +105,11 @@ class Observation:
         named = {"server_round": server_round, "client": client, "replayer": replayer}
         return replace(seen, auxiliary_probs=auxiliary_probs, **named)  # type: ignore[arg-type]
 
+    @property
+    def name(self) -> str:
+        """What it is called: its folder, its results, its images."""
+        return observation_name(self.server_round, self.client)
+
     def save(self, folder: Path | str) -> None:
         """Write it into a folder of its own: tensors as safetensors, the rest as JSON.
 

@@ -2,8 +2,8 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import isfinite
 from typing import Any
@@ -11,16 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.base import Frame, Reconstruction
 from attacks.session import file_name
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.image import psnr
-from fedsim.metrics.records import ImageScore, Scores
+from fedsim.metrics.records import ImageScore
 from fedsim.observation import observation_name
 from fedsim.report.draw.pictures import path_inside, save_png
+from fedsim.result import AttackResult, Frame
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
-from server.attacking import Outcome
 
 COLUMNS = (
     "attack",
@@ -77,10 +76,8 @@ class ResultWriter:
         model: str,
         defenses: Sequence[str],
         guess: Callable[[], Tensor] | None = None,
-        baselines: Iterable[str] = (),
     ) -> None:
         self._make_guess = guess
-        self._baselines = frozenset(baselines)
         self._folder = folder
         self._trackers = trackers
         self._model = model
@@ -94,34 +91,28 @@ class ResultWriter:
             self._ended.setdefault(row["observation"], set()).add(row["attack"])
         self._write_csv(rows)
 
-    def write(
-        self, job: Job, outcome: Outcome, scores: Scores | None, truth: GroundTruth | None, attempts: int = 1
-    ) -> None:
+    def write(self, job: Job, result: AttackResult, truth: GroundTruth | None) -> None:
         """Pictures first, then the lines that name them."""
-        images = self._images(job, outcome, scores, truth)
-        reconstruction = outcome.reconstruction
-        certificate = None if reconstruction is None else reconstruction.certificate
-        labels = None if reconstruction is None or reconstruction.labels is None else reconstruction.labels.tolist()
-        label_scores = None if scores is None else scores.labels
+        images = self._images(job, result, truth)
+        label_scores = None if result.scores is None else result.scores.labels
         row: dict[str, Any] = {
             "observation": job.observation,
             "round": job.server_round,
             "client": job.client if job.summed == 1 else f"{job.client} (sum of {job.summed} clients)",
             "attack": job.attack,
-            "status": outcome.status,
-            "baseline": job.attack in self._baselines,
-            "reason": outcome.reason,
-            "certificate": None
-            if certificate is None
-            else {"status": certificate.status, "reason": certificate.reason, "values": certificate.values},
-            "trace": [] if reconstruction is None else _trace(reconstruction),
-            "seconds": outcome.seconds,
+            "status": result.status,
+            "target": result.target,
+            "baseline": result.baseline,
+            "reason": result.reason,
+            "certificate": asdict(result.certificate) if result.status == "done" else None,
+            "trace": _trace(result),
+            "seconds": result.seconds,
             "batch_size": job.batch_size,
-            "attempts": attempts,
-            "labels": labels,
+            "attempts": result.attempts,
+            "labels": None if result.labels is None else result.labels.tolist(),
             "label_exact": None if label_scores is None else label_scores.exact,
             "label_share": None if label_scores is None else label_scores.share,
-            "scored": scores is not None,
+            "scored": result.scores is not None,
             "images": images,
         }
         self._folder.append("attacks", row)
@@ -158,12 +149,9 @@ class ResultWriter:
         if row["label_share"] is not None:
             self._trackers.log(step, {f"leakage/{row['attack']}/label_share": row["label_share"]})
 
-    def _images(
-        self, job: Job, outcome: Outcome, scores: Scores | None, truth: GroundTruth | None
-    ) -> list[dict[str, Any]]:
-        rebuilt = None if outcome.reconstruction is None else outcome.reconstruction.images
+    def _images(self, job: Job, result: AttackResult, truth: GroundTruth | None) -> list[dict[str, Any]]:
+        rebuilt, frames, scores = result.images, result.frames, result.scores
         stem = f"{job.observation}-{file_name(job.attack)}"
-        frames = () if outcome.reconstruction is None else outcome.reconstruction.frames
         if scores is not None:
             per_image: list[ImageScore] = scores.images
         elif truth is not None:
@@ -264,11 +252,9 @@ def has_pictures(folder: RunFolder, row: dict[str, Any]) -> bool:
     return all(path is not None and path.stat().st_size > 0 for path in paths)
 
 
-def _trace(reconstruction: Reconstruction) -> list[dict[str, float]]:
+def _trace(result: AttackResult) -> list[dict[str, float]]:
     """What the attack measured on its way; that of its frames where it kept nothing else."""
-    if reconstruction.trace:
-        return list(reconstruction.trace)
-    return [{"step": float(frame.step), **frame.values} for frame in reconstruction.frames]
+    return list(result.trace) or [{"step": float(frame.step), **frame.values} for frame in result.frames]
 
 
 def _certified(status: str) -> str:

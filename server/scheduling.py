@@ -15,14 +15,15 @@ import ray
 import torch
 from ray.exceptions import RayError
 
+from attacks.running import attack_device, build_attack, ended, run_attack
 from attacks.session import discard
 from fedsim.ground_truth import GroundTruth
-from fedsim.metrics.records import Scores
+from fedsim.metrics.scoring import score_against
 from fedsim.observation import Observation
+from fedsim.result import AttackResult
 from fedsim.simulation.actor_pool import ActorPool, Finished, PooledWorker, wait_for
 from fedsim.simulation.placement import Request, anywhere, describe_room
 from fedsim.update import State
-from server.attacking import Outcome, attack_device, build_attack, run_attack, score_outcome
 from server.pending import Unfinished
 from server.results import Job
 
@@ -31,7 +32,7 @@ logger = getLogger(__name__)
 PATIENCE = 60.0
 """Seconds that training waits in all for a full queue while no attack worker could start; then the queue may grow."""
 
-OnResult = Callable[[Job, Outcome, Scores | None, GroundTruth | None, int], None]
+OnResult = Callable[[Job, AttackResult, GroundTruth | None], None]
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,9 @@ class AttackScheduler(ABC):
         where = observation.server_round, observation.client
         return [Job(*where, name, size, observation.summed) for name in names]
 
-    def _finish(self, job: Job, outcome: Outcome, scores: Scores | None, truth: GroundTruth | None, tries: int) -> None:
+    def _finish(self, job: Job, result: AttackResult, truth: GroundTruth | None) -> None:
         self.finished += 1
-        self.on_result(job, outcome, scores, truth, tries)
+        self.on_result(job, result, truth)
 
     def _forget(self, job: Job) -> None:
         """The attack came to its end and its result is kept: nothing to go on from any more."""
@@ -119,8 +120,8 @@ class InlineAttacks(AttackScheduler):
         try:
             for job in self._jobs(observation, skip):
                 settings = self.attacks[job.attack]
-                outcome = run_attack(observation, job.attack, settings, self.seed, torch.device("cpu"), self.scratch)
-                self._finish(job, *score_outcome(outcome, truth), truth, 1)
+                result = run_attack(observation, job.attack, settings, self.seed, torch.device("cpu"), self.scratch)
+                self._finish(job, score_against(result, truth), truth)
                 self._forget(job)
         finally:
             torch.set_num_threads(before)
@@ -144,7 +145,7 @@ class AttackWorker(PooledWorker):
 
     def attack(
         self, observation: Observation, state: list[Any], name: str, settings: dict[str, Any], seed: int
-    ) -> Outcome:
+    ) -> AttackResult:
         (reference,) = state
         if reference.hex() != self._state_id:
             self._state = _fetch_state(reference)
@@ -152,9 +153,9 @@ class AttackWorker(PooledWorker):
         whole = replace(observation, global_state=self._state)
         return run_attack(whole, name, settings, seed, self._device, self._scratch)
 
-    def score(self, outcome: Outcome, truth: GroundTruth | None) -> tuple[Outcome, Scores | None]:
+    def score(self, result: AttackResult, truth: GroundTruth | None) -> AttackResult:
         """A call of its own: nothing that runs during the attack has the truth."""
-        return score_outcome(outcome, truth)
+        return score_against(result, truth)
 
 
 def _fetch_state(reference: Any) -> State:
@@ -332,8 +333,8 @@ class RayAttacks(AttackScheduler):
         settings = self.attacks[job.attack]
 
         def call(worker: Any) -> Any:
-            outcome = worker.attack.remote(observation, [state], job.attack, settings, self.seed)
-            return worker.score.remote(outcome, truth)
+            result = worker.attack.remote(observation, [state], job.attack, settings, self.seed)
+            return worker.score.remote(result, truth)
 
         return call
 
@@ -354,12 +355,15 @@ class RayAttacks(AttackScheduler):
             self._helpless_since = None
 
     def _end(self, end: Finished[_Queued]) -> None:
-        outcome, scores = end.value or (Outcome("failed", end.error or "", seconds=end.seconds), None)
-        if outcome.fault:  # the worker's own log is not the run's
-            logger.error("attack %s failed on %s:\n%s", end.tag.job.attack, end.tag.job.observation, outcome.fault)
-        self._finish(end.tag.job, outcome, scores, end.tag.truth, end.attempts)
-        self._left[end.tag.job.observation] -= 1
-        if self._left[end.tag.job.observation] == 0:
-            del self._unfinished[end.tag.job.observation], self._left[end.tag.job.observation]
+        job, result = end.tag.job, end.value
+        if result is None:
+            attack = build_attack(job.attack, self.attacks[job.attack])
+            result = ended(job.observation, job.attack, attack, "failed", end.error or "", end.seconds)
+        if result.fault:  # the worker's own log is not the run's
+            logger.error("attack %s failed on %s:\n%s", job.attack, job.observation, result.fault)
+        self._finish(job, replace(result, attempts=end.attempts), end.tag.truth)
+        self._left[job.observation] -= 1
+        if self._left[job.observation] == 0:
+            del self._unfinished[job.observation], self._left[job.observation]
         if end.value is not None:  # else it was stopped: a later call may go on with it
-            self._forget(end.tag.job)
+            self._forget(job)

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from attacks.running import build_attack, check_fit
 from attacks.session import discard
 from defenses.compose import build_chain
-from experiments.audit.worker import UNCOMPUTED, AuditBatch, AuditResult, AuditWorker, failed
+from experiments.audit.worker import UNCOMPUTED, AuditBatch, AuditWorker, Ended, failed
 from experiments.cli.call import console, run_command, say_doing
 from experiments.cli.completeness import check_complete
 from experiments.cli.logs import log_to
@@ -37,14 +38,13 @@ from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.errors import ConfigError, RunError, nearest
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.accuracy import mean_softmax
-from fedsim.metrics.records import Scores
 from fedsim.observation import Observation, observation_name
 from fedsim.report.wording import count
+from fedsim.result import AttackResult
 from fedsim.settings.composition import Config
 from fedsim.simulation.shipping import absolute
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
-from server.attacking import Outcome, build_attack, check_fit
 from server.results import Job, ResultWriter, has_pictures
 from server.summing import FEWEST, Sums, in_groups
 
@@ -122,18 +122,18 @@ def _write_results(
     """
     computed = done = total - sum(map(len, groups))
     ended = bool(writer.done)
-    last: Outcome | None = None
+    last: AttackResult | None = None
     bars.set("updates", done, total)
     for group, results, attempts, stopped in _results(setup, groups, scratch):
-        computed += len({result.job.client for result in results if not result.uncomputed})
-        for result in results:
-            writer.write(result.job, result.outcome, result.scores, result.truth, attempts)
-            if result.outcome.status == "failed":
-                last = result.outcome
+        computed += len({one.job.client for one in results if not one.uncomputed})
+        for one in results:
+            writer.write(one.job, replace(one.result, attempts=attempts), one.truth)
+            if one.result.status == "failed":
+                last = one.result
             else:
                 ended = True
         _tell_failures(results, log)
-        if malformed := next((result for result in results if result.malformed), None):
+        if malformed := next((one for one in results if one.malformed), None):
             raise RunError(_blamed(malformed, setup))
         if scratch is not None and not stopped:
             _forget(scratch, group)
@@ -148,37 +148,37 @@ def _write_results(
         raise RunError(_all_failed(last, log))
 
 
-def _tell_failures(results: list[AuditResult], log: Path) -> None:
+def _tell_failures(results: list[Ended], log: Path) -> None:
     """On the console and in the log: each attack that failed, and once each update that there was none of."""
     told = set()
-    for result in results:
-        job, reason = result.job, " ".join(result.outcome.reason.split())
-        if result.outcome.status != "failed" or result.malformed:  # the error that ends the audit says it
+    for one in results:
+        job, reason = one.job, " ".join(one.result.reason.split())
+        if one.result.status != "failed" or one.malformed:  # the error that ends the audit says it
             continue
-        if not result.uncomputed:
+        if not one.uncomputed:
             logger.error("%s failed on update %d: %s", job.attack, job.client, reason)
             console.print(f"{job.attack} failed on update {job.client}: {reason}", markup=False)
         elif job.client not in told:
             told.add(job.client)
-            logger.error("update %d:\n%s", job.client, result.outcome.fault)
-            console.print(f"update {job.client} could not be computed: {_because(result.outcome, log)}", markup=False)
+            logger.error("update %d:\n%s", job.client, one.result.fault)
+            console.print(f"update {job.client} could not be computed: {_because(one.result, log)}", markup=False)
 
 
-def _all_failed(last: Outcome, log: Path) -> str:
+def _all_failed(last: AttackResult, log: Path) -> str:
     return f"no attack came to an end, the last one because of {_because(last, log)}"
 
 
-def _because(outcome: Outcome, log: Path) -> str:
+def _because(result: AttackResult, log: Path) -> str:
     """The reason of a failure, and where its traceback is; a worker that was stopped or lost left none."""
-    reason = " ".join(outcome.reason.removeprefix(UNCOMPUTED).split())
-    return f"{reason} (traceback: {log})" if outcome.fault else reason
+    reason = " ".join(result.reason.removeprefix(UNCOMPUTED).split())
+    return f"{reason} (traceback: {log})" if result.fault else reason
 
 
-def _blamed(result: AuditResult, setup: Setup) -> str:
+def _blamed(one: Ended, setup: Setup) -> str:
     """A malformed update, and whose doing it is."""
     defenses = ", ".join(setup.config["defense"])
     doing = f"the training's doing, or that of defense=[{defenses}]" if defenses else "the training's own doing"
-    return f"update {result.job.client}: {' '.join(result.outcome.reason.split())} ({doing})"
+    return f"update {one.job.client}: {' '.join(one.result.reason.split())} ({doing})"
 
 
 def _forget(scratch: Path, group: Group) -> None:
@@ -261,9 +261,7 @@ def _unfinished(
             yield AuditBatch(number, positions, attacks, first_client)
 
 
-def _results(
-    setup: Setup, groups: list[Group], scratch: Path | None
-) -> Iterator[tuple[Group, list[AuditResult], int, bool]]:
+def _results(setup: Setup, groups: list[Group], scratch: Path | None) -> Iterator[tuple[Group, list[Ended], int, bool]]:
     """Each group as it ends: its results, the attempts that they took, and whether it was stopped from outside."""
     config, simulation = setup.config, setup.config["simulation"]
     probs = None
@@ -295,15 +293,15 @@ def _results(
         for end in pool.wait(1.0) + pool.expire(limit):
             group, stopped = end.tag, end.error is not None
             lost = _lost(group, setup, end.error or "", end.seconds) if stopped else []
-            results: list[AuditResult] = lost or end.value or []
-            for result in results:
-                if result.outcome.fault and not result.uncomputed:  # the worker's own log is not the run's
-                    logger.error("attack %s failed:\n%s", result.job.attack, result.outcome.fault)
+            results: list[Ended] = lost or end.value or []
+            for one in results:
+                if one.result.fault and not one.uncomputed:  # the worker's own log is not the run's
+                    logger.error("attack %s failed:\n%s", one.job.attack, one.result.fault)
             yield group, results, end.attempts, stopped
     pool.close()
 
 
-def _lost(group: Group, setup: Setup, reason: str, seconds: float) -> list[AuditResult]:
+def _lost(group: Group, setup: Setup, reason: str, seconds: float) -> list[Ended]:
     """What was stopped; each attack on each update is said to have taken as long."""
     attacks = sum(len(batch.attacks) for batch in group)
     return [result for batch in group for result in failed(batch, setup, reason, seconds / max(attacks, 1))]
@@ -344,15 +342,13 @@ def _attack_recorded(config: Config, root: Path, start: float) -> None:
             engine(config, 1, folder=root),
         ):
             ended = bool(writer.done)
-            last: Outcome | None = None
+            last: AttackResult | None = None
 
-            def take(
-                job: Job, outcome: Outcome, scores: Scores | None, truth: GroundTruth | None, attempts: int = 1
-            ) -> None:
+            def take(job: Job, result: AttackResult, truth: GroundTruth | None) -> None:
                 nonlocal ended, last
-                writer.write(job, outcome, scores, truth, attempts)
-                if outcome.status == "failed":
-                    last = outcome
+                writer.write(job, result, truth)
+                if result.status == "failed":
+                    last = result
                 else:
                     ended = True
 

@@ -11,18 +11,19 @@ import torch
 from flwr.app import ArrayRecord
 from torch import Tensor
 
+from attacks.running import attack_device, build_attack, ended, run_attack_on_many
 from clients.app import ClientRuntime
 from experiments.engine.setup import Setup, prepare
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
-from fedsim.metrics.records import Scores
+from fedsim.metrics.scoring import score_against
 from fedsim.observation import Observation
+from fedsim.result import AttackResult
 from fedsim.settings.composition import Config
 from fedsim.simulation.actor_pool import PooledWorker
 from fedsim.update import State
 from fedsim.wire.records import to_arrays, to_reply
 from fedsim.wire.reply_checks import MalformedReply, ReplyRules, check_shared
-from server.attacking import Outcome, attack_device, run_attack_on_many, score_outcome
 from server.results import Job
 from server.summing import Contribution, RunningSum
 
@@ -50,8 +51,8 @@ class AuditBatch:
 
 
 @dataclass(frozen=True)
-class AuditResult:
-    """What an attack made of one update.
+class Ended:
+    """What an attack made of one update, and the truth about it.
 
     Attributes:
         malformed: a federation's server would have rejected the update, so that no attack was run on it.
@@ -59,8 +60,7 @@ class AuditResult:
     """
 
     job: Job
-    outcome: Outcome
-    scores: Scores | None
+    result: AttackResult
     truth: GroundTruth
     malformed: bool = False
     uncomputed: bool = False
@@ -109,35 +109,31 @@ class AuditWorker(PooledWorker):
     def _rules(self) -> ReplyRules:
         return self._setup.rules(simulated=False)
 
-    def run(self, batches: Sequence[AuditBatch]) -> list[AuditResult]:
+    def run(self, batches: Sequence[AuditBatch]) -> list[Ended]:
         """All attacks on these updates; every result is independent of which worker computed it, and beside which.
 
         Of a malformed update alone, where there is one.
         """
         torch.set_num_threads(self._config["simulation"]["threads"])
         observed: dict[int, tuple[Observation, GroundTruth]] = {}
-        results: dict[tuple[int, str], AuditResult] = {}
+        results: dict[tuple[int, str], Ended] = {}
         for batch in batches:
             try:
                 observed[batch.number] = self._observe(batch)
             except MalformedReply as fault:
-                lost = failed(batch, self._setup, f"malformed update: {fault}")
-                return [replace(result, malformed=True) for result in lost]
+                none = failed(batch, self._setup, f"malformed update: {fault}")
+                return [replace(one, malformed=True) for one in none]
             except Exception as error:  # noqa: BLE001 - defenses are plug-ins: their faults are results too
-                for result in failed(batch, self._setup, UNCOMPUTED + where(error), fault=traceback.format_exc()):
-                    results[batch.number, result.job.attack] = replace(result, uncomputed=True)
+                for lost in failed(batch, self._setup, UNCOMPUTED + where(error), fault=traceback.format_exc()):
+                    results[batch.number, lost.job.attack] = replace(lost, uncomputed=True)
         for name, settings in self._config["attack"].items():
             numbers = [batch.number for batch in batches if name in batch.attacks and batch.number in observed]
             observations = [observed[number][0] for number in numbers]
-            outcomes = run_attack_on_many(
-                observations, name, settings, self._config["seed"], self._device, self._scratch
-            )
-            for number, observation, outcome in zip(numbers, observations, outcomes, strict=True):
-                job, truth = (
-                    Job(0, number, name, observation.protocol.batch_size, observation.summed),
-                    observed[number][1],
-                )
-                results[number, name] = AuditResult(job, *score_outcome(outcome, truth), truth)
+            found = run_attack_on_many(observations, name, settings, self._config["seed"], self._device, self._scratch)
+            for number, observation, result in zip(numbers, observations, found, strict=True):
+                job = Job(0, number, name, observation.protocol.batch_size, observation.summed)
+                truth = observed[number][1]
+                results[number, name] = Ended(job, score_against(result, truth), truth)
         return [results[batch.number, name] for batch in batches for name in batch.attacks]
 
     def _observe(self, batch: AuditBatch) -> tuple[Observation, GroundTruth]:
@@ -179,7 +175,7 @@ def where(error: Exception) -> str:
     return f"{type(error).__name__}: {error} in {own[-1].filename}:{own[-1].lineno}"
 
 
-def failed(batch: AuditBatch, setup: Setup, reason: str, seconds: float = 0.0, fault: str = "") -> list[AuditResult]:
+def failed(batch: AuditBatch, setup: Setup, reason: str, seconds: float = 0.0, fault: str = "") -> list[Ended]:
     """An update that no worker could compute: named in the table, and the audit goes on.
 
     Args:
@@ -188,5 +184,9 @@ def failed(batch: AuditBatch, setup: Setup, reason: str, seconds: float = 0.0, f
     """
     pictures = setup.data.train.subset(batch.positions)
     nothing_seen = GroundTruth(torch.empty(0), pictures.labels, pictures.ids)
-    jobs = [Job(0, batch.number, attack, len(pictures)) for attack in batch.attacks]
-    return [AuditResult(job, Outcome("failed", reason, None, seconds, fault), None, nothing_seen) for job in jobs]
+    lost = []
+    for name in batch.attacks:
+        job, attack = Job(0, batch.number, name, len(pictures)), build_attack(name, setup.config["attack"][name])
+        result = ended(job.observation, name, attack, "failed", reason, seconds, fault)
+        lost.append(Ended(job, result, nothing_seen))
+    return lost

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from attacks.running import CERTIFY, run_attack
 from clients.app import ClientRuntime
 from experiments.engine.setup import prepare
 from experiments.python.load_config import load_config
 from fedsim.simulation.ray_cluster import quiet_environment
-from server.attacking import CERTIFY, run_attack
 
 REPEATS = 5
 
@@ -41,15 +41,14 @@ def main() -> None:
         seconds, result = _timed(partial(runtime.train, pictures, 0, 0))
         update = runtime.share(result, state, len(pictures), 0, 0)
         observation = setup.factory().make(0, 0, state, update, result.protocol, None)
-        bare_seconds, outcome = _timed(partial(run_attack, observation, name, left_out, 0, torch.device("cpu")))
-        attack_seconds, outcome = _timed(partial(run_attack, observation, name, settings, 0, torch.device("cpu")))
-        assert outcome.status == "done", outcome.reason
+        bare_seconds, found = _timed(partial(run_attack, observation, name, left_out, 0, torch.device("cpu")))
+        attack_seconds, found = _timed(partial(run_attack, observation, name, settings, 0, torch.device("cpu")))
+        assert found.status == "done", found.reason
         if repeat:  # the first is a warm-up
             client.append(seconds)
             bare.append(bare_seconds)
             attack.append(attack_seconds)
-    assert outcome.reconstruction is not None
-    certificate = outcome.reconstruction.certificate
+    certificate = found.certificate
     print(f"{config['model']['name']}, batch {len(pictures)}, {threads} threads, {REPEATS} rounds, medians")
     print(f"{certificate.status}: {certificate.reason}")
     print(f"client's step                    {statistics.median(client):8.4f} s")

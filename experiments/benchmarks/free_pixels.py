@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from attacks.running import run_attack
 from experiments.benchmarks.prior_cases import FREE, Benchmark, Case
 from experiments.engine.setup import prepare
 from experiments.prior.inversion import Simulator
@@ -15,7 +16,6 @@ from fedsim.metrics.accuracy import mean_softmax
 from fedsim.metrics.score import score
 from fedsim.observation import Observation
 from fedsim.settings.composition import Config
-from server.attacking import run_attack
 
 WEIGHTS = (1e-3, 1e-2, 1e-1, 0.3)
 OPTIMISERS = {
@@ -76,6 +76,5 @@ def best_setting(benchmark: Benchmark, case: Case, audit: Config, device: str) -
 
 def _psnr(settings: Config, observation: Observation, truth: GroundTruth, seed: int, device: str) -> float:
     """Mean over the pictures; 0 where the attack refuses, as it then does whatever the setting."""
-    outcome = run_attack(observation, FREE, settings, seed, torch.device(device))
-    rebuilt = None if outcome.reconstruction is None else outcome.reconstruction.images
-    return fmean(one.psnr or 0.0 for one in score(truth, rebuilt, None))
+    result = run_attack(observation, FREE, settings, seed, torch.device(device))
+    return fmean(one.psnr or 0.0 for one in score(truth, result.images, None))

@@ -3,9 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 
-from fedsim.observation import observation_name
-from server.attacking import Outcome
-from server.results import Job
+from fedsim.result import AttackResult
 
 
 class Mishaps:
@@ -19,15 +17,14 @@ class Mishaps:
         self._say = say
         self._counts: dict[str, Counter[str]] = {"failed": Counter(), "refused": Counter()}
 
-    def note(self, job: Job, outcome: Outcome) -> None:
+    def note(self, result: AttackResult) -> None:
         """Say why an attack failed, the first time it does; count it, and what it refuses."""
-        counts = self._counts.get(outcome.status)
+        counts = self._counts.get(result.status)
         if counts is None:
             return
-        if outcome.status == "failed" and job.attack not in counts:
-            where = observation_name(job.server_round, job.client)
-            self._say(f"{job.attack} failed on {where}: {' '.join(outcome.reason.split())}")
-        counts[job.attack] += 1
+        if result.status == "failed" and result.attack not in counts:
+            self._say(f"{result.attack} failed on {result.observation}: {' '.join(result.reason.split())}")
+        counts[result.attack] += 1
 
     def __str__(self) -> str:
         """` (4 failed: tag; 2 refused: april, rgap)`, or nothing."""

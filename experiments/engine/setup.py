@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from torch import Tensor, nn
 
+from attacks.running import build_attack, check_fit
 from clients.app import ClientRuntime
 from clients.replay import replay
 from defenses.base import DefenseChain, Plan
@@ -36,7 +37,6 @@ from fedsim.storage.observation_files import load_observation
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
 from fedsim.wire.reply_checks import ReplyRules
-from server.attacking import build_attack, check_fit
 from server.results import ResultWriter
 from server.scheduling import AttackScheduler, InlineAttacks, OnResult, RayAttacks
 from server.summing import Sums
@@ -187,8 +187,7 @@ def make_writer(config: Config, folder: RunFolder, trackers: Trackers, setup: Se
     if setup is not None:
         folder.write_text("classes.json", json.dumps(setup.data.class_names))
     guess = None if setup is None else setup.guess
-    baselines = [name for name, settings in config["attack"].items() if build_attack(name, settings).baseline]
-    return ResultWriter(folder, trackers, config["model"]["name"], list(config["defense"]), guess, baselines)
+    return ResultWriter(folder, trackers, config["model"]["name"], list(config["defense"]), guess)
 
 
 def make_scheduler(config: Config, on_result: OnResult, scratch: Path | None = None) -> AttackScheduler:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from attacks.running import build_attack
 from experiments.audit.command import choose_pictures
 from experiments.cli.call import console, errors, run_command, say_doing
 from experiments.cli.machine import cores
@@ -35,7 +36,6 @@ from fedsim.report.wording import count
 from fedsim.settings.composition import Config
 from fedsim.simulation.shipping import absolute
 from fedsim.storage.durable import locked
-from server.attacking import build_attack
 
 SECONDS_BETWEEN_LOOKS = 1.0
 """Between two looks at the runs on Ray."""

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from attacks.base import Attack
+from attacks.running import build_attack, check_fit
 from defenses.base import Defense, DefenseChain, Plan
 from defenses.named import Named, chain_of
 from experiments.audit.command import audit_prepared
@@ -33,7 +34,6 @@ from fedsim.report.run.verdict import verdict
 from fedsim.result import AttackResult
 from fedsim.settings.optimizers import optimizer_factory
 from fedsim.settings.options import option
-from server.attacking import build_attack, check_fit
 
 if TYPE_CHECKING:
     import pandas as pd

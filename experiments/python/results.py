@@ -27,8 +27,7 @@ def _as_result(row: Mapping[str, Any]) -> AttackResult:
     if row.get("scored"):
         labels = None if row.get("label_share") is None else LabelScore(bool(row["label_exact"]), row["label_share"])
         scores = Scores([ImageScore.from_dict(image | {"reconstruction": None}) for image in row["images"]], labels)
-    target = "images" if any(image.get("psnr") is not None for image in row["images"]) else "labels"
-    record = AttackResult.from_json({**row, "scores": None, "target": target if row.get("labels") else "images"})
+    record = AttackResult.from_json({**row, "scores": None})
     return AttackResult(**{**vars(record), "scores": scores})
 
 

@@ -48,6 +48,7 @@ from fedsim.data.federated import FederatedData
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation, observation_name
 from fedsim.report.wording import count
+from fedsim.result import AttackResult
 from fedsim.settings.composition import Config, build_data
 from fedsim.simulation import InlineGrid, SimulatedGrid, partition_of
 from fedsim.simulation.placement import anywhere
@@ -57,7 +58,6 @@ from fedsim.storage.run_folder import RunFolder
 from fedsim.storage.sealed import SealedStates
 from fedsim.tracking import Trackers
 from server.app import ServerPlan, build_server_app
-from server.attacking import Outcome
 from server.observing import ObservePolicy
 from server.pending import PendingObservations, record_observation
 from server.results import Job, ResultWriter
@@ -124,9 +124,9 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
             writer = make_writer(config, folder, trackers, setup)
             mishaps = Mishaps(_tell)
 
-            def on_result(job: Job, outcome: Outcome, *scored: Any) -> None:
-                writer.write(job, outcome, *scored)
-                mishaps.note(job, outcome)
+            def on_result(job: Job, result: AttackResult, truth: GroundTruth | None) -> None:
+                writer.write(job, result, truth)
+                mishaps.note(result)
 
             scheduler = make_scheduler(config, on_result, scratch)
             grid = (grid_of or make_grid)(setup)

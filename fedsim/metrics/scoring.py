@@ -14,7 +14,7 @@ from fedsim.metrics.image import psnr
 from fedsim.metrics.records import ImageScore, Scores
 from fedsim.metrics.score import score as score_images
 from fedsim.metrics.score import score_labels
-from fedsim.result import AttackResult, Frame
+from fedsim.result import AttackResult, Certificate, Frame
 
 
 def score(
@@ -58,6 +58,28 @@ def score(
     return replace(
         result, scores=held_against(truth, result.images, None if known is None else result.labels, result.frames)
     )
+
+
+def score_against(result: AttackResult, truth: GroundTruth | None) -> AttackResult:
+    """The result with its scores; without them where there is no truth, or nothing came of the attack.
+
+    One that cannot be compared (images of another shape) is a failed attack, not a failed run.
+    """
+    if truth is None or result.status != "done":
+        return result
+    try:
+        return replace(result, scores=held_against(truth, result.images, result.labels, result.frames))
+    except (ValueError, TypeError, RuntimeError) as error:
+        return replace(
+            result,
+            status="failed",
+            reason=f"its result cannot be scored: {error}",
+            certificate=Certificate(),
+            images=None,
+            labels=None,
+            trace=(),
+            frames=(),
+        )
 
 
 def held_against(

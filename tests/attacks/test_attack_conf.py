@@ -5,9 +5,9 @@ from omegaconf import OmegaConf
 
 from attacks.base import Attack
 from attacks.optimization import GradientMatching
+from attacks.running import build_attack
 from fedsim.errors import ConfigError
 from fedsim.models.generator import ConvGenerator, save_generator
-from server.attacking import build_attack
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 ATTACKS = ("patch_gradient", "april", "row_space", "mjp_adaptive", "fc_bias", "rgap", "labels")

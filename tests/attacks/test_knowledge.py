@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from attacks.running import build_attack
 from experiments.engine.setup import _comparable
 from fedsim.errors import ConfigError
 from fedsim.settings.knowledge import read_knowledge
-from server.attacking import build_attack
 
 ROOT = Path(__file__).parents[2]
 FILES = [*ROOT.glob("conf/attack/*.yaml"), *ROOT.glob("tests/plugin_example/src/*/conf/attack/*.yaml")]

@@ -11,6 +11,7 @@ from skimage.metrics import peak_signal_noise_ratio
 
 from attacks.analytic import PatchGradient
 from attacks.base import NotApplicable, Reconstruction
+from attacks.running import run_attack
 from clients.app import ClientRuntime
 from defenses import (
     DPSGD,
@@ -26,7 +27,6 @@ from defenses.leakage_gate import nearest_pictures, relative_leakage
 from experiments.engine.setup import prepare
 from fedsim.errors import ConfigError
 from fedsim.storage.observation_files import load_observation, save_observation
-from server.attacking import run_attack
 from tests.experiments.run_files import final_state, rows
 from tests.support.federation import settings
 
@@ -144,7 +144,7 @@ def test_it_measures_what_the_servers_attack_reaches(share):
     picture = client.setup.data.train.subset([5]).images([0])[0].double().numpy()
     reached, guess = (
         peak_signal_noise_ratio(picture, other, data_range=1)
-        for other in (outcome.reconstruction.images[0].double().numpy(), 0 * picture + 0.5)
+        for other in (outcome.images[0].double().numpy(), 0 * picture + 0.5)
     )
     assert reached > 30
     # float32 weights leave fewer digits of a delta, and the last of them decide an almost exact picture's dB.

@@ -37,9 +37,9 @@ def run(observed, ray_on_this_machine):
         results = {}
         crew = Crew(options.pop("workers", 1), HALF, timeout=options.pop("timeout", 3600.0))
 
-        def keep(job, outcome, scores, truth, attempts):
+        def keep(job, result, truth):
             assert (job.client, job.attack) not in results, "a result came twice"
-            results[(job.client, job.attack)] = (outcome, scores, attempts)
+            results[(job.client, job.attack)] = (result, result.scores, result.attempts)
 
         scheduler = (
             InlineAttacks(attacks, 0, keep, **options) if inline else RayAttacks(attacks, 0, keep, crew=crew, **options)
@@ -65,7 +65,7 @@ def test_inline_and_ray_give_the_same_results(run):
     assert set(inline) == set(on_ray)
     for key, (outcome, scores, _) in inline.items():
         assert outcome.status == "done"
-        assert torch.equal(outcome.reconstruction.images, on_ray[key][0].reconstruction.images)
+        assert torch.equal(outcome.images, on_ray[key][0].images)
         assert scores == on_ray[key][1]
 
 
@@ -219,7 +219,7 @@ def test_out_of_memory_is_answered_by_a_smaller_chunk_where_there_is_one(run):
     small = run({says: hungry(says, chunk=2) for says in words}, inline=True)
     for key, (outcome, scores, _) in small.items():
         assert (results[key][0].status, results[key][0].reason) == ("done", "out of memory until chunk=2")
-        assert torch.equal(results[key][0].reconstruction.images, outcome.reconstruction.images)
+        assert torch.equal(results[key][0].images, outcome.images)
         assert results[key][1] == scores
         assert outcome.reason == ""
     said = {name: outcome.reason for (_, name), (outcome, _, _) in results.items()}
@@ -243,8 +243,8 @@ def test_a_killed_search_goes_on_from_its_last_saved_step(run, scratch, tmp_path
     assert sorted(attempts for _, _, attempts in results.values()) == [1, 2]
     for key, (outcome, scores, _) in results.items():
         expected, expected_scores, _ = whole[key]
-        assert torch.equal(outcome.reconstruction.images, expected.reconstruction.images)
-        assert len(outcome.reconstruction.frames) == 10
+        assert torch.equal(outcome.images, expected.images)
+        assert len(outcome.frames) == 10
         assert scores == expected_scores
     steps = [line.split() for line in (tmp_path / "killed").read_text().splitlines()]
     died = steps[0][0]

@@ -4,10 +4,10 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from attacks.base import Reconstruction
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.image import psnr
 from fedsim.metrics.matching import match
+from fedsim.result import AttackResult
 
 EXACT = 58.0
 """dB. What a certified image has at least, whatever its promise: rounding to 8 bits costs 59 dB."""
@@ -39,7 +39,7 @@ class Judgement:
         return None if self.true is None else self.true - max(self.promised or EXACT, EXACT)
 
 
-def judge(rebuilt: Reconstruction, truth: GroundTruth) -> Judgement:
+def judge(rebuilt: AttackResult, truth: GroundTruth) -> Judgement:
     """Of a certified result.
 
     Raises:
@@ -62,7 +62,7 @@ def judge(rebuilt: Reconstruction, truth: GroundTruth) -> Judgement:
     return Judgement(promised, true, fault, named is not None and bool(named - own))
 
 
-def _worst(rebuilt: Reconstruction, truth: GroundTruth) -> float:
+def _worst(rebuilt: AttackResult, truth: GroundTruth) -> float:
     """dB of the worst image, matched with what the model saw as the scorer does it."""
     assert rebuilt.images is not None
     images = rebuilt.images.double().clamp(0, 1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from attacks.running import run_attack
 from experiments.benchmarks.certified_cases.cells import Cell
 from experiments.benchmarks.certified_cases.client import Client
 from experiments.benchmarks.certified_cases.defended import attack_config
@@ -22,7 +23,6 @@ from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
 from fedsim.update import State
 from fedsim.wire.reply_checks import MalformedReply
-from server.attacking import run_attack
 
 LARGEST = 8
 
@@ -73,16 +73,15 @@ def certificates(
 
 def attacked(observation: Observation, truth: GroundTruth, attack: str, settings: dict[str, Any]) -> Entry:
     """What became of one attack, and of its certificate."""
-    outcome = run_attack(observation, attack, settings, 0, torch.device("cpu"))
-    entry: Entry = {"attack": attack, "status": outcome.status, "seconds": round(outcome.seconds, 4)}
-    rebuilt = outcome.reconstruction
-    if rebuilt is None:
-        return {**entry, "reason": outcome.reason}
-    certificate = rebuilt.certificate
+    result = run_attack(observation, attack, settings, 0, torch.device("cpu"))
+    entry: Entry = {"attack": attack, "status": result.status, "seconds": round(result.seconds, 4)}
+    if result.status != "done":
+        return {**entry, "reason": result.reason}
+    certificate = result.certificate
     entry["certificate"] = certificate.status
     if not certificate.certified:
         return {**entry, "reason": certificate.reason}
-    judgement = judge(rebuilt, truth)
+    judgement = judge(result, truth)
     entry |= {"promised": judgement.promised, "true": judgement.true, "margin": judgement.margin}
     entry |= {"fault": judgement.fault, "label_fault": judgement.label_fault}
     return entry | ({"reason": certificate.reason} if judgement.fault or judgement.label_fault else {})

@@ -58,6 +58,7 @@ def line(attack: str, number: int, images: Iterable[Line], certified: bool = Fal
         "client": number,
         "attack": attack,
         "status": "done",
+        "target": "images",
         "baseline": False,
         "reason": "",
         "certificate": {"status": status, "reason": "", "values": {}},
@@ -119,5 +120,5 @@ def failed(updates: int, attack: str = "rebuild", *, first: int = 0, **more: Any
 
 def labels(updates: int, attack: str = "labels", *, certified: bool = False, **more: Any) -> list[Line]:
     """An attack that recovered every label and no image."""
-    known = {"labels": [3], "label_exact": True, "label_share": 1.0}
+    known = {"target": "labels", "labels": [3], "label_exact": True, "label_share": 1.0}
     return [line(attack, n, [hidden(f"digits/{n}")], certified=certified, **known | more) for n in range(updates)]

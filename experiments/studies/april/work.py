@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attacks.base import Frame
+from attacks.running import run_attack, run_attack_on_many
 from experiments.engine.guess import public_mean
 from experiments.studies.april.plan import CLOSED_FORM, FIXED_PE
 from experiments.studies.harness.client import Client
@@ -23,7 +24,7 @@ from fedsim.metrics.score import score
 from fedsim.models import Normaliser
 from fedsim.observation import Observation
 from fedsim.report.draw.pictures import save_png
-from server.attacking import Outcome, run_attack, run_attack_on_many
+from fedsim.result import AttackResult
 
 GREY, MEAN = "grey", "mean"
 """Guesses without a gradient."""
@@ -87,15 +88,14 @@ def _matching(unit: Unit, client: Client) -> Iterator[Entry]:
     settings, seed, device = unit.settings["attacks"]["matching"], unit.settings["config"]["seed"], unit.device
     observed = [victim.observation for victim in victims]
     # One name for all arms: those that search for the client's gradient start from the same noise.
-    outcomes = run_attack_on_many(observed, "matching", settings, seed, torch.device(device))
-    for victim, outcome in zip(victims, outcomes, strict=True):
+    results = run_attack_on_many(observed, "matching", settings, seed, torch.device(device))
+    for victim, result in zip(victims, results, strict=True):
         compare = Losses(victim)
-        found = _scored(victim, finished(outcome, "matching"))
-        assert outcome.reconstruction is not None
-        assert outcome.reconstruction.images is not None
-        _keep(unit, victim, {"arm": unit.settings["tags"]["arm"]}, outcome.reconstruction.images)
-        curve = _curve(victim, outcome.reconstruction.frames, compare)
-        yield found | compare(outcome.reconstruction.images) | curve | {"prefix_share": compare.prefix_share}
+        found = _scored(victim, finished(result))
+        assert result.images is not None
+        _keep(unit, victim, {"arm": unit.settings["tags"]["arm"]}, result.images)
+        curve = _curve(victim, result.frames, compare)
+        yield found | compare(result.images) | curve | {"prefix_share": compare.prefix_share}
     if unit.settings["tags"]["arm"] == "plain":
         for name, picture in guesses(client).items():
             for victim in victims:
@@ -113,10 +113,10 @@ def _fixed(unit: Unit, client: Client) -> Iterator[Entry]:
         yield {"attack": "april", **_scored(victim, _attack(unit, victim, "april", unit.settings["april"]["attack"]))}
     for victim in _victims(unit, client):
         for name in unit.settings["attacks"]:
-            outcome = _attack(unit, victim, name)
-            if outcome.reconstruction is not None and outcome.reconstruction.images is not None:
-                _keep(unit, victim, {"attack": name}, outcome.reconstruction.images)
-            yield {"attack": name, **_scored(victim, outcome)}
+            result = _attack(unit, victim, name)
+            if result.images is not None:
+                _keep(unit, victim, {"attack": name}, result.images)
+            yield {"attack": name, **_scored(victim, result)}
         for name, picture in public.items():
             _keep(unit, victim, {"attack": name}, picture)
             yield {"attack": name, **_scored(victim, picture)}
@@ -129,10 +129,10 @@ def _victims(unit: Unit, client: Client) -> Iterator[Victim]:
         yield Victim(number, observation, truth)
 
 
-def _attack(unit: Unit, victim: Victim, name: str, settings: Mapping[str, Any] | None = None) -> Outcome:
+def _attack(unit: Unit, victim: Victim, name: str, settings: Mapping[str, Any] | None = None) -> AttackResult:
     chosen = (settings or unit.settings["attacks"])[name]
     seed = unit.settings["config"]["seed"]
-    return finished(run_attack(victim.observation, name, chosen, seed, torch.device(unit.device)), name)
+    return finished(run_attack(victim.observation, name, chosen, seed, torch.device(unit.device)))
 
 
 def guesses(client: Client) -> dict[str, Float[Tensor, "1 c h w"]]:
@@ -142,16 +142,15 @@ def guesses(client: Client) -> dict[str, Float[Tensor, "1 c h w"]]:
     return {GREY: torch.full_like(picture, 0.5)} | ({MEAN: picture} if len(data.auxiliary) else {})
 
 
-def _scored(victim: Victim, result: Outcome | Tensor) -> Entry:
+def _scored(victim: Victim, result: AttackResult | Tensor) -> Entry:
     entry: Entry = {"number": victim.number, "image": victim.truth.ids[0], "status": "done", "reason": ""}
     images = None
     if isinstance(result, Tensor):
         images = result
     else:
         entry |= {"status": result.status, "reason": result.reason, "seconds": result.seconds}
-        if result.reconstruction is not None:
-            entry["certified"] = result.reconstruction.certificate.certified
-            images = result.reconstruction.images
+        if result.status == "done":
+            entry["certified"], images = result.certified, result.images
     if images is None:
         return entry
     found = score(victim.truth, images, None, perceptual=False)[0]

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from attacks.base import Reconstruction
+from attacks.running import run_attack
 from experiments.python.load_config import load_config
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.ledger import Entry
@@ -16,8 +16,8 @@ from fedsim.errors import RunError
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.score import score, score_labels
 from fedsim.observation import Observation
+from fedsim.result import AttackResult
 from fedsim.settings.composition import Config
-from server.attacking import Outcome, run_attack
 
 MEASURES = ("psnr", "ssim", "fft2d", "lpips")
 PUBLIC = 0.5
@@ -59,7 +59,7 @@ def draw_batch(labels: Int[Tensor, "pictures"], groups: Sequence[int], rng: torc
 
 def attack_batch(
     observation: Observation, truth: GroundTruth, name: str, settings: Mapping[str, Any], seed: int, device: str
-) -> tuple[Entry, Outcome]:
+) -> tuple[Entry, AttackResult]:
     """Run one attack: its status, its certificate and the batch's mean scores.
 
     A refusal is a result, with its reason.
@@ -67,40 +67,39 @@ def attack_batch(
     Raises:
         RunError: the attack failed; what it has not done is no result.
     """
-    outcome = finished(run_attack(observation, name, dict(settings), seed, torch.device(device)), name)
-    entry: Entry = {"status": outcome.status, "reason": outcome.reason, "seconds": outcome.seconds}
-    rebuilt = outcome.reconstruction
-    if rebuilt is None:
-        return entry, outcome
-    certificate = rebuilt.certificate
-    entry |= {"certificate": certificate.status, "reason": certificate.reason or outcome.reason}
-    return entry | scores(truth, rebuilt), outcome
+    result = finished(run_attack(observation, name, dict(settings), seed, torch.device(device)))
+    entry: Entry = {"status": result.status, "reason": result.reason, "seconds": result.seconds}
+    if result.status != "done":
+        return entry, result
+    certificate = result.certificate
+    entry |= {"certificate": certificate.status, "reason": certificate.reason or result.reason}
+    return entry | scores(truth, result.images, result.labels), result
 
 
-def finished(outcome: Outcome, name: str) -> Outcome:
-    """The outcome of an attack that was not stopped by a fault, such as a full memory.
+def finished(result: AttackResult) -> AttackResult:
+    """The result of an attack that was not stopped by a fault, such as a full memory.
 
     Raises:
         RunError: it failed.
     """
-    if outcome.status == "failed":
-        raise RunError(f"{name}: {outcome.reason}; the same command tries it again")
-    return outcome
+    if result.status == "failed":
+        raise RunError(f"{result.attack}: {result.reason}; the same command tries it again")
+    return result
 
 
-def scores(truth: GroundTruth, rebuilt: Reconstruction) -> Entry:
+def scores(truth: GroundTruth, images: Tensor | None, labels: Tensor | None = None) -> Entry:
     """Mean over the batch's pictures of each measure, missing where there is none; how many were rebuilt; labels."""
     found: Entry = {}
-    if rebuilt.images is not None:
-        single = score(truth, rebuilt.images, rebuilt.labels)
+    if images is not None:
+        single = score(truth, images, labels)
         for name in MEASURES:
             values = [value for one in single if (value := getattr(one, name)) is not None]
             if values:
                 found[name] = sum(values) / len(values)
         found["psnrs"] = [one.psnr for one in single]
-    labels = score_labels(truth, rebuilt.labels)
-    if labels is not None:
-        found |= {"labels": labels.share, "labels_exact": labels.exact}
+    named = score_labels(truth, labels)
+    if named is not None:
+        found |= {"labels": named.share, "labels_exact": named.exact}
     return found
 
 
@@ -108,4 +107,4 @@ def guess(client: Client, truth: GroundTruth) -> Entry:
     """The scores of the mean public picture, what can be guessed without a gradient."""
     picture = client.setup.guess()
     pictures = picture.expand(len(truth.labels), -1, -1, -1)
-    return {"status": "done", "reason": "", "seconds": 0.0, **scores(truth, Reconstruction(images=pictures))}
+    return {"status": "done", "reason": "", "seconds": 0.0, **scores(truth, pictures)}

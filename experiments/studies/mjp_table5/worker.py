@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.base import Reconstruction
+from attacks.running import run_attack
 from defenses.mjp import MaskedJigsawPuzzle
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.ledger import Entry
@@ -23,8 +23,8 @@ from fedsim.metrics.records import ImageScore
 from fedsim.metrics.score import score
 from fedsim.observation import Observation
 from fedsim.report.draw.pictures import save_png
+from fedsim.result import AttackResult
 from fedsim.settings.composition import Config
-from server.attacking import Outcome, run_attack
 
 MEASURES = ("mse", "fft2d_mjp", "psnr", "ssim", "lpips")
 """Those of the paper, in its order; its FFT is `fft2d_mjp`."""
@@ -92,15 +92,14 @@ def results(unit: Unit) -> Iterator[Entry]:
             if unit.case.ratio is not None:
                 _save(unit.folder, f"jigsawed{unit.case.ratio:g}", victim.number, truth.images)
         for attack in victim.attacks:
-            outcome = _attack(unit, client, victim, observation, attack)
+            result = _attack(unit, client, victim, observation, attack)
             entry: Entry = {"case": unit.case.name, "attack": attack, "number": victim.number, "image": victim.image}
-            entry |= {"status": outcome.status, "reason": outcome.reason, "seconds": outcome.seconds, "masked": share}
-            rebuilt = outcome.reconstruction
-            if rebuilt is not None and rebuilt.images is not None:
-                found = score(truth, rebuilt.images, None, eight_bit=True)[0]
-                entry |= _scored(found) | {"certified": rebuilt.certificate.certified}
+            entry |= {"status": result.status, "reason": result.reason, "seconds": result.seconds, "masked": share}
+            if result.images is not None:
+                found = score(truth, result.images, None, eight_bit=True)[0]
+                entry |= _scored(found) | {"certified": result.certified}
                 if victim.number < unit.shown:
-                    _save(unit.folder, f"{unit.case.name}-{attack}", victim.number, rebuilt.images)
+                    _save(unit.folder, f"{unit.case.name}-{attack}", victim.number, result.images)
             yield entry | answers
 
 
@@ -144,7 +143,7 @@ def public_positions(count: int, seed: int) -> list[int]:
     return order[:MEAN_OF]
 
 
-def _attack(unit: Unit, client: Client, victim: Victim, observation: Observation, attack: str) -> Outcome:
+def _attack(unit: Unit, client: Client, victim: Victim, observation: Observation, attack: str) -> AttackResult:
     if attack in (MEAN, GREY):
         pictures = client.setup.data.train
         shape = (1, *observation.image_shape)
@@ -152,7 +151,7 @@ def _attack(unit: Unit, client: Client, victim: Victim, observation: Observation
             images = torch.full(shape, 0.5)
         else:
             images = public_mean(pictures, unit.config["seed"], unit.public, victim.position)
-        return Outcome("done", reconstruction=Reconstruction(images=images))
+        return AttackResult(observation.name, attack, "done", baseline=True, images=images)
     settings = unit.config["attack"][attack]
     return run_attack(observation, attack, settings, unit.config["seed"], torch.device(unit.device))
 

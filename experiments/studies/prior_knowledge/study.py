@@ -42,8 +42,8 @@ from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.accuracy import mean_softmax
 from fedsim.metrics.image import psnr
 from fedsim.observation import Observation
+from fedsim.result import AttackResult
 from fedsim.settings.composition import Config
-from server.attacking import Outcome
 
 PRESETS = {
     COSINE: "inverting_gradients",
@@ -172,8 +172,8 @@ def results(
             yield {"method": method, **guess(client, truth)}
             continue
         settings = of_method(method, config["attack"], unit.settings["scale"])
-        entry, outcome = attack_batch(observation, truth, "prior_knowledge", settings, seed, unit.device)
-        yield {"method": method, **entry, **_certified(outcome), "curve": _curve(outcome, truth)}
+        entry, result = attack_batch(observation, truth, "prior_knowledge", settings, seed, unit.device)
+        yield {"method": method, **entry, **_certified(result), "curve": _curve(result, truth)}
 
 
 def of_method(method: str, attacks: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
@@ -205,20 +205,18 @@ def evenly(size: int, classes: int) -> list[int]:
     return [size // labels + (place < size % labels) for place in range(labels)]
 
 
-def _certified(outcome: Outcome) -> Entry:
+def _certified(result: AttackResult) -> Entry:
     """How many images the certificate is about: all that were rebuilt, or none."""
-    if outcome.reconstruction is None or outcome.reconstruction.images is None:
+    if result.images is None:
         return {}
-    images, certificate = outcome.reconstruction.images, outcome.reconstruction.certificate
-    return {"pictures_certified": len(images) if certificate.certified else 0}
+    return {"pictures_certified": len(result.images) if result.certified else 0}
 
 
-def _curve(outcome: Outcome, truth: GroundTruth) -> list[list[float]]:
+def _curve(result: AttackResult, truth: GroundTruth) -> list[list[float]]:
     """[step, PSNR] of one picture on the way; in a batch nobody knows which is which."""
-    if outcome.reconstruction is None or len(truth.labels) > 1:
+    if len(truth.labels) > 1:
         return []
-    frames = outcome.reconstruction.frames
-    return [[frame.step, float(psnr(frame.images.clamp(0, 1), truth.images.cpu())[0])] for frame in frames]
+    return [[frame.step, float(psnr(frame.images.clamp(0, 1), truth.images.cpu())[0])] for frame in result.frames]
 
 
 def arguments() -> argparse.ArgumentParser:

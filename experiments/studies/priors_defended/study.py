@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from attacks.running import run_attack
 from experiments.benchmarks.free_pixels import SETTINGS, best_setting
 from experiments.benchmarks.judge import Judge, train_judge
 from experiments.benchmarks.prior_cases import DEFENSES, FREE, FULL, SMALL, Benchmark, Case, chosen, composed
@@ -34,8 +35,8 @@ from experiments.studies.priors_defended.page import ATTACKS, DEFENDED, page
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.accuracy import mean_softmax
 from fedsim.metrics.score import score
+from fedsim.result import AttackResult
 from fedsim.settings.composition import Config
-from server.attacking import Outcome, run_attack
 
 
 @dataclass(frozen=True)
@@ -182,15 +183,15 @@ def attacks(benchmark: Benchmark, case: Case, device: str) -> Iterator[Entry]:
         observation = replace(observation, auxiliary_probs=probs)
         for attack in ATTACKS:
             settings = config["attack"][attack]
-            outcome = finished(run_attack(observation, attack, settings, config["seed"], torch.device(device)), attack)
+            result = finished(run_attack(observation, attack, settings, config["seed"], torch.device(device)))
             known: Entry = {"defense": case.defense, "batch_size": case.batch, "attack": attack, "number": number}
             known |= {
                 "setting": str(setting) if attack == FREE else None,
-                "status": outcome.status,
-                "reason": outcome.reason,
-                "seconds": outcome.seconds,
+                "status": result.status,
+                "reason": result.reason,
+                "seconds": result.seconds,
             }
-            for scored in _scored(outcome, truth, judge):
+            for scored in _scored(result, truth, judge):
                 yield {**known, **scored}
 
 
@@ -202,14 +203,13 @@ def configuration(benchmark: Benchmark, case: Case, device: str) -> Config:
     return config
 
 
-def _scored(outcome: Outcome, truth: GroundTruth, judge: Judge) -> Iterator[Entry]:
+def _scored(result: AttackResult, truth: GroundTruth, judge: Judge) -> Iterator[Entry]:
     """For each picture; of a refused attack too, without scores."""
-    rebuilt = outcome.reconstruction
-    found = score(truth, None if rebuilt is None else rebuilt.images, None)
+    found = score(truth, result.images, None)
     for place, one in enumerate(found):
         entry: Entry = {"image": one.image, "psnr": one.psnr, "ssim": one.ssim, "lpips": one.lpips, "feature": None}
-        if rebuilt is not None and rebuilt.images is not None and one.reconstruction is not None:
-            picture = rebuilt.images[one.reconstruction][None].float().cpu().clamp(0, 1)
+        if result.images is not None and one.reconstruction is not None:
+            picture = result.images[one.reconstruction][None].float().cpu().clamp(0, 1)
             entry["feature"] = float(judge.between(picture, truth.images[place][None].float().cpu())[0])
         yield entry
 

@@ -7,6 +7,7 @@ from statistics import fmean
 import torch
 from torch import nn
 
+from attacks.running import run_attack
 from defenses.compose import build_chain
 from experiments.audit.command import choose_pictures
 from experiments.matrix.units import guess
@@ -18,7 +19,6 @@ from fedsim.metrics.score import score
 from fedsim.models import find_roles
 from fedsim.observation import Observation
 from fedsim.settings.composition import Config
-from server.attacking import run_attack
 
 LEVELS = {
     "published": ("patch_gradient", "april", "row_space", "fc_bias"),
@@ -162,22 +162,21 @@ class Audits:
             self._observed = (withheld, [defended(one, self.config(withheld)) for one, _ in self._plain])
         observation, truth = self._observed[1][number], self._plain[number][1]
         settings = self._config["attack"][attack]
-        outcome = run_attack(observation, attack, settings, self._config["seed"], torch.device("cpu"))
-        rebuilt = outcome.reconstruction
+        result = run_attack(observation, attack, settings, self._config["seed"], torch.device("cpu"))
         psnr = None
-        if rebuilt is not None and rebuilt.images is not None:
-            psnr = score(truth, rebuilt.images, None, eight_bit=True, perceptual=False)[0].psnr
+        if result.images is not None:
+            psnr = score(truth, result.images, None, eight_bit=True, perceptual=False)[0].psnr
         return {
             "variant": self._variant,
             "withheld": sorted(withheld),
             "attack": attack,
             "number": number,
             "image": self.images[number],
-            "status": outcome.status,
-            "reason": outcome.reason,
+            "status": result.status,
+            "reason": result.reason,
             "psnr": psnr,
-            "certified": bool(rebuilt is not None and rebuilt.certificate.certified),
-            "seconds": outcome.seconds,
+            "certified": result.certified,
+            "seconds": result.seconds,
         }
 
 

@@ -279,6 +279,7 @@ def _attack(values: Mapping[str, Any]) -> AttackRecord | None:
         scored=values.get("scored") is True,
         images=images,
         trace=_trace(values.get("trace")),
+        target=_text(values.get("target")),
         baseline=values.get("baseline") is True,
         promised=_number(vouched.get("promised_psnr", vouched.get("expected_psnr")))
         if isinstance(vouched, dict)

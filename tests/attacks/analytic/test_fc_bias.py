@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from attacks.analytic.fc_bias import FullyConnectedBias, bias_gradients, picture_layer
+from attacks.running import build_attack
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec
-from server.attacking import build_attack
 from tests.attacks.test_attack_conf import loaded
 
 

@@ -10,9 +10,9 @@ from attacks.analytic import PatchGradient
 from attacks.analytic.fc_bias import FullyConnectedBias
 from attacks.base import Attack, Bound, Certificate, Reconstruction
 from attacks.certificate.confirm import MAX_PSNR, mismatch
+from attacks.running import build_attack
 from fedsim.errors import ConfigError
 from fedsim.metrics.score import score
-from server.attacking import build_attack
 from tests.support.clients import observe_client
 
 CPU = torch.device("cpu")

@@ -4,9 +4,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from attacks.generative import GGL, GIAS, Generator, GeneratorSamples
+from attacks.running import check_fit
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models.generator import UNTOLD, ConvGenerator, doublings_of, load_generator, save_generator
-from server.attacking import check_fit
 
 
 def test_a_checkpoint_of_fedsim_prior_needs_no_module(painter, checkpoint, rng):

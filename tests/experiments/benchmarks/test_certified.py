@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attacks.base import Certificate, Reconstruction
+from attacks.base import Certificate
 from experiments.benchmarks.certified_cases import images, models
 from experiments.benchmarks.certified_cases.cells import Cell, cells
 from experiments.benchmarks.certified_cases.defended import DEFENSES, attack_config
@@ -14,6 +14,7 @@ from experiments.benchmarks.certified_cases.page import certified, page, wrong
 from experiments.benchmarks.certified_cases.protocols import PROTOCOLS
 from experiments.benchmarks.certified_cases.work import certificates
 from fedsim.ground_truth import GroundTruth
+from fedsim.result import AttackResult
 
 PLANTED = "tests.experiments.benchmarks.planted_attacks.Sure"
 
@@ -23,8 +24,12 @@ def _truth(count=2):
     return GroundTruth(torch.rand(count, 3, 8, 8, generator=rng), torch.arange(count), tuple(map(str, range(count))))
 
 
+def _result(images, labels=None, certificate=None):
+    return AttackResult("o", "a", "done", certificate=certificate or Certificate(), images=images, labels=labels)
+
+
 def _judged(found, labels=None, **values):
-    return judge(Reconstruction(found, labels, Certificate("certified", "", values)), _truth())
+    return judge(_result(found, labels, Certificate("certified", "", values)), _truth())
 
 
 def _off_by(db):
@@ -74,7 +79,7 @@ def test_labels_beside_a_certified_image_are_told_apart():
 
 def test_an_uncertified_result_is_not_judged():
     with pytest.raises(ValueError, match="promises nothing"):
-        judge(Reconstruction(_truth().images), _truth())
+        judge(_result(_truth().images), _truth())
 
 
 @pytest.fixture(scope="module")

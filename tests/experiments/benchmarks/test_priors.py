@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
+from attacks.running import build_attack
 from experiments.benchmarks.priors import FULL, ROWS, SMALL, Benchmark, Case, chosen, markdown
 from experiments.prior.settings import check_prior
 from fedsim.errors import ConfigError
 from fedsim.models.generator import ConvGenerator, save_generator
-from server.attacking import build_attack
 
 
 @pytest.fixture

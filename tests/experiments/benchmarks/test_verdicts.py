@@ -14,9 +14,9 @@ from experiments.benchmarks.verdict_cases.lines import ended, image
 from experiments.benchmarks.verdict_cases.pages import parse
 from experiments.benchmarks.verdicts import REAL, SYNTHETIC, answer, to_markdown, to_page
 from fedsim.metrics.records import ImageScore
+from fedsim.result import AttackResult
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
-from server.attacking import Outcome
 from server.results import Job, ResultWriter
 
 CASES = [case for group in SYNTHETIC.values() for case in group]
@@ -60,7 +60,7 @@ def test_every_case_has_a_name_of_its_own():
 def test_lines_are_those_that_the_server_writes(tmp_path):
     folder = RunFolder(tmp_path)
     writer = ResultWriter(folder, Trackers({}, tmp_path), "m", [])
-    writer.write(Job(0, 0, "rebuild", 1), Outcome("refused", "why"), None, None)
+    writer.write(Job(0, 0, "rebuild", 1), AttackResult("o", "rebuild", "refused", "why"), None)
     (written,) = map(json.loads, (tmp_path / "attacks.jsonl").read_text().splitlines())
     (ours,) = ended([30.0])
     assert sorted(ours) == sorted(written)

@@ -7,9 +7,9 @@ import torch
 
 from attacks.analytic.rgap.attack import RGap, gradient_mismatch
 from attacks.analytic.rgap.chain import layer_chain
+from attacks.running import build_attack
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec
-from server.attacking import build_attack
 from tests.attacks.test_attack_conf import loaded
 
 LAYERS = [[12, 4, 2, 2], [20, 3, 2, 1], [24, 3, 1, 1]]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from attacks.running import run_attack
 from experiments.studies.april import plan as april_plan
 from experiments.studies.april import study as april
 from experiments.studies.april import work as april_work
@@ -17,7 +18,6 @@ from experiments.studies.april.tables import first_recognised, verdicts
 from experiments.studies.harness.client import Client
 from fedsim.errors import ConfigError
 from fedsim.metrics.image import psnr
-from server.attacking import run_attack
 
 NANO = ("model=vit_nano", "attack.row_space.later=0")  # later projections take seconds behind sin-cos
 TINY = Scale(
@@ -87,7 +87,7 @@ def test_numbers_are_those_of_the_attacks_called_directly(asked):
     client = Client(unit.settings["config"])
     observation, truth, _ = client.shares([unit.settings["positions"][1]], 1)
     attack = unit.settings["attacks"]["matching"]
-    direct = run_attack(observation, "matching", attack, 0, torch.device("cpu")).reconstruction
+    direct = run_attack(observation, "matching", attack, 0, torch.device("cpu"))
     assert found["psnr"] == pytest.approx(float(psnr(direct.images, truth.images)[0]), abs=0.05)
     # The common loss is the one that plain matching minimises.
     assert found["loss"] == pytest.approx(direct.certificate.values["matching"], rel=0.02)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from attacks.running import run_attack
 from experiments.benchmarks.label_rules import RULES
 from experiments.studies.gradinversion import study as gradinversion
 from experiments.studies.gradinversion.labels import batch_of, known_features
@@ -18,7 +19,8 @@ from experiments.studies.harness.victims import draw_batch
 from experiments.studies.harness.weights import class_count
 from fedsim.determinism import torch_generator
 from fedsim.errors import RunError
-from server.attacking import Outcome, run_attack, score_outcome
+from fedsim.metrics.scoring import score_against
+from fedsim.result import AttackResult
 
 TINY = Scale(
     model=("model=resnet18_32", "+model.kwargs.channels=[4,4,8,8]", "+model.kwargs.layers=[1,1,1,1]"),
@@ -129,7 +131,7 @@ def test_training_does_not_read_what_an_interrupted_one_left(six_classes, tmp_pa
 def test_an_attack_that_fails_is_tried_again(units, monkeypatch):
     _, rest = units
     unit = rest[f"ablation/{REGISTERED}/seed 1"]
-    monkeypatch.setattr(victims, "run_attack", lambda *_: Outcome("failed", "OutOfMemoryError: full"))
+    monkeypatch.setattr(victims, "run_attack", lambda *_: AttackResult("o", "a", "failed", "OutOfMemoryError: full"))
     with pytest.raises(RunError, match="OutOfMemoryError: full; the same command tries it again"):
         gradinversion.work(unit)
 
@@ -162,7 +164,7 @@ def test_closed_form_gradients_and_rules_are_those_of_clients_and_attacks(units)
     attack = {"_target_": "attacks.label.RecoverLabels", "rule": "gradinversion"}
     outcome = run_attack(observation, "labels", attack, 0, torch.device("cpu"))
     found = RULES["gradinversion"](batch, torch.Generator())
-    assert outcome.reconstruction.labels.tolist() == found.tolist()
+    assert outcome.labels.tolist() == found.tolist()
 
 
 def test_an_arm_is_the_attack_called_directly(units):
@@ -177,7 +179,7 @@ def test_an_arm_is_the_attack_called_directly(units):
     settings = config["attack"]["gradinversion"]
     assert settings["group"]["register"]
     outcome = run_attack(observation, "gradinversion", settings, 1, torch.device("cpu"))
-    _, found = score_outcome(outcome, truth)
+    found = score_against(outcome, truth).scores
     assert entry["psnrs"] == [one.psnr for one in found.images]
     assert entry["labels"] == found.labels.share
     assert of_arm(LAZY, settings)["group"]["register"] is False

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attacks.base import Certificate, Reconstruction
+from attacks.base import Certificate
+from attacks.running import run_attack
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.victims import audit, draw_batch
 from experiments.studies.prior_knowledge import study as prior_knowledge
@@ -29,7 +30,8 @@ from experiments.studies.prior_knowledge.page import (
 from experiments.studies.prior_knowledge.study import SCALES, Scale, evenly, of_method, plan
 from fedsim.determinism import torch_generator
 from fedsim.metrics.accuracy import mean_softmax
-from server.attacking import Outcome, run_attack, score_outcome
+from fedsim.metrics.scoring import score_against
+from fedsim.result import AttackResult
 
 VIT = ("model=vit_tiny", "model.img_size=32", "model.patch_size=16", "+model.kwargs.depth=1")
 TINY = Scale(("model=mlp", "model.kwargs.hidden=[64,32,16]"), VIT, (1, 3), 3, 2, 1)
@@ -106,7 +108,7 @@ def test_a_number_is_that_of_the_attack_called_directly(units, six_classes, meth
     settings = of_method(method, config["attack"], TINY)
     seen = replace(observation, auxiliary_probs=probs)
     outcome = run_attack(seen, "prior_knowledge", settings, 1, torch.device("cpu"))
-    _, found = score_outcome(outcome, truth)
+    found = score_against(outcome, truth).scores
     assert len(found.images) == 3
     assert entries[method]["psnrs"] == [one.psnr for one in found.images]
 
@@ -166,7 +168,7 @@ def test_wrong_certificates_are_counted():
 def test_images_count_as_certified_only_where_the_batch_is():
     def entry(status):
         certificate = Certificate(status, "", {"exact": 3.0})
-        outcome = Outcome("done", "", Reconstruction(torch.zeros(4, 3, 8, 8), None, certificate))
+        outcome = AttackResult("o", "a", "done", certificate=certificate, images=torch.zeros(4, 3, 8, 8))
         return prior_knowledge._certified(outcome)["pictures_certified"]
 
     assert entry("uncertified") == 0

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from attacks.learned.checkpoint import load_trained
+from attacks.running import run_attack
 from experiments.benchmarks import judge
 from experiments.benchmarks.prior_cases import DEFENSES, Case
 from experiments.studies.harness.client import Client
@@ -15,7 +16,8 @@ from experiments.studies.priors_defended import study as priors_defended
 from experiments.studies.priors_defended.page import ATTACKS, DEFENDED, PAPERS
 from experiments.studies.priors_defended.study import SCALES, Scale, configuration, plan
 from fedsim.errors import RunError
-from server.attacking import Outcome, run_attack, score_outcome
+from fedsim.metrics.scoring import score_against
+from fedsim.result import AttackResult
 
 TINY = Scale(
     {
@@ -94,7 +96,7 @@ def _same_as_the_attack_called_directly(lines, given):
     position = client.setup.data.train.ids.index(config["audit"]["select"][0])
     observation, truth, _ = client.shares([position], 0)
     outcome = run_attack(observation, "lti", config["attack"]["lti"], 0, torch.device("cpu"))
-    _, scores = score_outcome(outcome, truth)
+    scores = score_against(outcome, truth).scores
     (line,) = [
         line for line in lines if (line["defense"], line["attack"], line["image"]) == ("prune", "lti", truth.ids[0])
     ]
@@ -107,7 +109,9 @@ def test_an_attack_that_fails_is_tried_again(tiny, six_classes, tmp_path, monkey
     for unit in first:
         if unit.key in needed:
             priors_defended.work(unit)
-    monkeypatch.setattr(priors_defended, "run_attack", lambda *_: Outcome("failed", "OutOfMemoryError: full"))
+    monkeypatch.setattr(
+        priors_defended, "run_attack", lambda *_: AttackResult("o", "a", "failed", "OutOfMemoryError: full")
+    )
     with pytest.raises(RunError, match="OutOfMemoryError: full; the same command tries it again"):
         priors_defended.work(rest[0])
 

@@ -12,7 +12,7 @@ from experiments.studies.withholding import search as withholding_search
 from experiments.studies.withholding.search import Audits, Leak, candidates, search
 from fedsim.errors import RunError
 from fedsim.models import ModelSpec
-from server.attacking import Outcome
+from fedsim.result import AttackResult
 
 GROUPS = dict.fromkeys("abcdef", ())
 
@@ -113,7 +113,7 @@ def audits(tmp_path):
 def test_a_crash_stops_nothing_and_is_tried_again(audits, monkeypatch):
     """Else the smallest set that stops an attack that always crashes would be the empty one."""
     with monkeypatch.context() as patched:
-        crashed = Outcome("failed", "RuntimeError: boom\n<trace>")
+        crashed = AttackResult("o", "a", "failed", "RuntimeError: boom\n<trace>")
         patched.setattr(withholding_search, "run_attack", lambda *arguments: crashed)
         first = audits()
         with pytest.raises(RunError, match=r"patch_gradient failed \(stock, .*withheld nothing\): RuntimeError: boom;"):

@@ -161,13 +161,12 @@ def test_every_attack_refused(write_run: Any, records: Any) -> None:
 
 
 def test_attacks_on_labels_do_not_stand_in_for_those_on_images(write_run: Any, records: Any) -> None:
-    config = "attack: {patch_gradient: {}, labels: {_target_: attacks.label.RecoverLabels}}\n"
-    labels = records.attack(1, 0, records.image(None), attack="labels")
+    labels = records.attack(1, 0, records.image(None), attack="labels", target="labels")
     refused = records.refusal(1, 0, "withheld")
     failed = records.attack(1, 0, attack="dlg", status="failed", scored=False)
     told = []
     for number, rows in enumerate(([refused], [failed], [refused, failed])):
-        found = verdict(read_run(write_run([labels, *rows], config=config, name=f"run-{number}")))
+        found = verdict(read_run(write_run([labels, *rows], name=f"run-{number}")))
         assert found.level == "not tested"
         told.append(found.sentence)
     ended = "No attack that rebuilds images came to an end"
@@ -416,11 +415,10 @@ def test_a_picture_observed_twice_is_said_to_be_one(write_run: Any, records: Any
 
 
 def test_the_reason_of_a_refusal_is_told_where_labels_alone_were_attacked(write_run: Any, records: Any) -> None:
-    config = "attack: {labels: {_target_: attacks.label.RecoverLabels}}\n"
-    rows = [records.refusal(1, k, "the head is withheld", attack="labels") for k in range(3)]
-    found = verdict(read_run(write_run(rows, config=config)))
+    rows = [records.refusal(1, k, "the head is withheld", attack="mine", target="labels") for k in range(3)]
+    found = verdict(read_run(write_run(rows)))
     assert found.sentence.startswith("Only labels were attacked")
-    assert "labels refused: the head is withheld." in found.details
+    assert "mine refused: the head is withheld." in found.details
 
 
 @pytest.mark.parametrize(("best", "told"), [(19.97, "19.9 dB"), (19.94, "19.9 dB"), (12.34, "12.3 dB")])

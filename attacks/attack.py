@@ -7,12 +7,12 @@ import torch
 
 from attacks.base import Attack
 from attacks.progress import shown_session
+from attacks.running import build_attack, run_built
 from attacks.session import Session
 from fedsim.errors import ConfigError
-from fedsim.observation import Observation, observation_name
+from fedsim.observation import Observation
 from fedsim.result import AttackResult
 from fedsim.settings.options import option
-from server.attacking import Outcome, build_attack, run_built
 
 
 @overload
@@ -76,9 +76,8 @@ def attack(
         raise ConfigError("observation", type(strange).__name__, expected)
     with shown_session(name, progress) as session:
         built.session = session
-        outcomes = run_built(several, name, built, seed, where)
+        results = run_built(several, name, built, seed, where)
     built.session = Session()
-    results = [_as_result(one, name, built, end) for one, end in zip(several, outcomes, strict=True)]
     return results[0] if isinstance(observation, Observation) else results
 
 
@@ -91,27 +90,3 @@ def _built(attack: str | Attack, settings: dict[str, Any]) -> tuple[Attack, str]
     if not isinstance(attack, str):
         raise ConfigError("attack", attack, "a name of conf/attack, or an object of a subclass of attacks.base.Attack")
     return build_attack(attack, option("attack", attack, settings)), attack
-
-
-def _as_result(observation: Observation, name: str, attack: Attack, outcome: Outcome) -> AttackResult:
-    described: dict[str, Any] = {
-        "observation": observation_name(observation.server_round, observation.client),
-        "attack": name,
-        "status": outcome.status,
-        "reason": outcome.reason,
-        "target": attack.recovers,
-        "baseline": attack.baseline,
-        "seconds": outcome.seconds,
-        "fault": outcome.fault,
-    }
-    found = outcome.reconstruction
-    if found is None:
-        return AttackResult(**described)
-    return AttackResult(
-        **described,
-        certificate=found.certificate,
-        images=found.images,
-        labels=found.labels,
-        trace=found.trace,
-        frames=found.frames,
-    )

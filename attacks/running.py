@@ -1,14 +1,14 @@
-"""Running one attack on one observation or several, and scoring it: on whatever worker."""
+"""Running one attack on one observation or several, on whatever worker: a refusal and a fault are results too."""
 
 import gc
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from logging import getLogger
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -16,10 +16,8 @@ from attacks.base import Attack, NotApplicable, Reconstruction, finished
 from attacks.session import FolderSession, fingerprint
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
-from fedsim.ground_truth import GroundTruth
-from fedsim.metrics.records import Scores
-from fedsim.metrics.scoring import held_against
-from fedsim.observation import Observation, observation_name
+from fedsim.observation import Observation
+from fedsim.result import AttackResult, Status
 from fedsim.settings.components import build_component
 from fedsim.settings.knowledge import read_knowledge, without_knowledge
 
@@ -38,21 +36,6 @@ Make = Callable[[Sequence[Observation]], Attack]
 """Builds an attack for the observations that it is to serve."""
 
 WROTE = "the attack wrote into the observation, which other attacks read too"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of an attack: `refused` carries its reason, `failed` the error, `done` what it had to do without.
-
-    Attributes:
-        fault: the traceback of an attack that raised; empty where it was stopped, or its worker was lost.
-    """
-
-    status: Literal["done", "refused", "failed"]
-    reason: str = ""
-    reconstruction: Reconstruction | None = None
-    seconds: float = 0.0
-    fault: str = ""
 
 
 def build_attack(name: str, settings: dict[str, Any]) -> Attack:
@@ -99,8 +82,8 @@ def run_attack(
     seed: int,
     device: torch.device,
     scratch: Path | None = None,
-) -> Outcome:
-    """Run one attack; a refusal is a result, and so is a fault in its code.
+) -> AttackResult:
+    """Run one attack; a refusal is a result, and so is a fault in its code. Nothing is scored.
 
     One that runs out of memory is tried again with less, as long as it can (`Attack.shrink`).
 
@@ -111,21 +94,54 @@ def run_attack(
     return _one(observation, name, partial(_with_session, name, settings, seed, device, scratch), seed, device)
 
 
-def _one(observation: Observation, name: str, make: Make, seed: int, device: torch.device) -> Outcome:
+def _one(observation: Observation, name: str, make: Make, seed: int, device: torch.device) -> AttackResult:
     start = time.perf_counter()
     before = _versions(observation)
+    attack = None
     try:
         attack = make([observation])
         reconstruction, smaller = _within_memory(attack, observation, name, seed, device)
         if _versions(observation) != before:
             raise RuntimeError(WROTE)
     except NotApplicable as refusal:
-        return Outcome("refused", str(refusal), seconds=time.perf_counter() - start)
+        return ended(observation, name, attack, "refused", str(refusal), time.perf_counter() - start)
     except Exception as error:  # noqa: BLE001 - attacks are plug-ins: their faults belong into the report
         fault = traceback.format_exc()
         logger.error("attack %s failed:\n%s", name, fault)
-        return Outcome("failed", f"{type(error).__name__}: {error}", None, time.perf_counter() - start, fault)
-    return Outcome("done", smaller and f"out of memory until {smaller}", reconstruction, reconstruction.seconds)
+        reason = f"{type(error).__name__}: {error}"
+        return ended(observation, name, attack, "failed", reason, time.perf_counter() - start, fault)
+    return _done(observation, name, attack, reconstruction, smaller and f"out of memory until {smaller}")
+
+
+def ended(
+    observation: Observation | str,
+    name: str,
+    attack: Attack | None,
+    status: Status,
+    reason: str = "",
+    seconds: float = 0.0,
+    fault: str = "",
+) -> AttackResult:
+    """The result of an attack that gave nothing back.
+
+    Args:
+        observation: it, or its name.
+        attack: None where it could not be built.
+    """
+    named = observation if isinstance(observation, str) else observation.name
+    result = AttackResult(named, name, status, reason, seconds=seconds, fault=fault)
+    return result if attack is None else replace(result, target=attack.recovers, baseline=attack.baseline)
+
+
+def _done(observation: Observation, name: str, attack: Attack, found: Reconstruction, reason: str = "") -> AttackResult:
+    return replace(
+        ended(observation, name, attack, "done", reason, found.seconds),
+        certificate=found.certificate,
+        images=found.images,
+        labels=found.labels,
+        trace=found.trace,
+        frames=found.frames,
+    )
 
 
 def _within_memory(
@@ -162,7 +178,7 @@ def run_attack_on_many(
     seed: int,
     device: torch.device,
     scratch: Path | None = None,
-) -> list[Outcome]:
+) -> list[AttackResult]:
     """`run_attack` on each, at once where the attack overrides `run_many`; each took its share of the seconds.
 
     A fault of the group is no fault of each: they are then attacked one by one.
@@ -172,16 +188,18 @@ def run_attack_on_many(
 
 def run_built(
     observations: Sequence[Observation], name: str, attack: Attack, seed: int, device: torch.device
-) -> list[Outcome]:
+) -> list[AttackResult]:
     """`run_attack_on_many` with an attack in hand."""
     return _many(observations, name, lambda _: attack, seed, device)
 
 
-def _many(observations: Sequence[Observation], name: str, make: Make, seed: int, device: torch.device) -> list[Outcome]:
-    outcomes = None
+def _many(
+    observations: Sequence[Observation], name: str, make: Make, seed: int, device: torch.device
+) -> list[AttackResult]:
+    results = None
     if len(observations) > 1:
         try:
-            outcomes = _together(observations, name, make, seed, device)
+            results = _together(observations, name, make, seed, device)
         except Exception:  # noqa: BLE001 - attacks are plug-ins; the fault comes again below if it is one victim's
             logger.warning(
                 "attack %s on %d updates at once failed, now one by one:\n%s",
@@ -189,14 +207,14 @@ def _many(observations: Sequence[Observation], name: str, make: Make, seed: int,
                 len(observations),
                 traceback.format_exc(),
             )
-    if outcomes is None:
-        outcomes = [_one(one, name, make, seed, device) for one in observations]
-    return outcomes
+    if results is None:
+        results = [_one(one, name, make, seed, device) for one in observations]
+    return results
 
 
 def _together(
     observations: Sequence[Observation], name: str, make: Make, seed: int, device: torch.device
-) -> list[Outcome] | None:
+) -> list[AttackResult] | None:
     """None where the attack serves its victims one by one anyway."""
     attack = make(observations)
     if type(attack).run_many is Attack.run_many:
@@ -208,18 +226,18 @@ def _together(
         torch.cuda.synchronize(device)
     seconds = (time.perf_counter() - start) / len(observations)
     if [_versions(one) for one in observations] != before:
-        return [Outcome("failed", f"RuntimeError: {WROTE}", seconds=seconds) for _ in observations]
-    outcomes = []
+        return [ended(one, name, attack, "failed", f"RuntimeError: {WROTE}", seconds) for one in observations]
+    found = []
     for observation, result in zip(observations, results, strict=True):
         if isinstance(result, NotApplicable):
-            outcomes.append(Outcome("refused", str(result), seconds=seconds))
+            found.append(ended(observation, name, attack, "refused", str(result), seconds))
             continue
         try:
             result = finished(attack.confirm(observation, result), seconds)
-            outcomes.append(Outcome("done", "", result, seconds))
-        except ValueError as error:  # no pictures, for this victim alone
-            outcomes.append(Outcome("failed", f"ValueError: {error}", seconds=seconds))
-    return outcomes
+            found.append(_done(observation, name, attack, result))
+        except ValueError as error:  # no images, for this victim alone
+            found.append(ended(observation, name, attack, "failed", f"ValueError: {error}", seconds))
+    return found
 
 
 def _with_session(
@@ -232,7 +250,7 @@ def _with_session(
 ) -> Attack:
     attack = build_attack(name, settings)
     if scratch is not None:
-        names = [observation_name(one.server_round, one.client) for one in observations]
+        names = [one.name for one in observations]
         same = partial(fingerprint, observations, without_knowledge(settings), seed, device)
         session = FolderSession(scratch, names, name, same)
         session.begin()
@@ -249,18 +267,3 @@ def _versions(observation: Observation) -> int:
     update = observation.update
     tensors = [*observation.global_state.values(), *update.tensors.values(), *update.buffers.values()]
     return sum(tensor._version for tensor in tensors)
-
-
-def score_outcome(outcome: Outcome, truth: GroundTruth | None) -> tuple[Outcome, Scores | None]:
-    """Compare with the truth, the only place that does; no scores without an audit record or a result.
-
-    A result that cannot be compared (pictures of another shape) is a failed attack, not a failed run.
-    """
-    if truth is None or outcome.reconstruction is None:
-        return outcome, None
-    reconstruction = outcome.reconstruction
-    try:
-        return outcome, held_against(truth, reconstruction.images, reconstruction.labels, reconstruction.frames)
-    except (ValueError, TypeError, RuntimeError) as error:
-        reason = f"its result cannot be scored: {error}"
-        return Outcome("failed", reason, seconds=outcome.seconds), None
