@@ -2,12 +2,10 @@
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from torch import Tensor
 
 import fedsim
 from fedsim.observation import Observation
+from fedsim.storage.durable import replacing, write_text
 
 logger = getLogger(__name__)
 
@@ -121,11 +120,9 @@ class FolderSession(Session):
         """Whole or not at all, but not forced to disk: who looks looks now."""
         since, first = self._began or (time.time(), done)
         told = {"title": self._title, "done": done, "total": total, "values": values, "since": since, "first": first}
-        partial = self.folder / f"{PROGRESS}.partial"
         try:
             self.folder.mkdir(exist_ok=True)
-            partial.write_text(json.dumps(told), encoding="utf-8")
-            partial.replace(self.folder / PROGRESS)
+            write_text(self.folder / PROGRESS, json.dumps(told))
         except OSError as error:
             self._give_up(error)
 
@@ -136,16 +133,12 @@ class FolderSession(Session):
 
     def _write(self, name: str, write: Callable[[Path], object]) -> None:
         """Whole or not at all."""
-        partial = self.folder / f"{name}.partial"
         try:
             self.folder.mkdir(exist_ok=True)
-            write(partial)
-            _to_disk(partial)
-            partial.replace(self.folder / name)
+            with replacing(self.folder / name) as partial:
+                write(partial)
         except (OSError, SafetensorError) as error:
             self._give_up(error)
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
 
     def _give_up(self, error: Exception) -> None:
         self._works = False
@@ -222,9 +215,3 @@ def _readable(text: str) -> str:
 
 def _short(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
-
-
-def _to_disk(path: Path) -> None:
-    """Without this a machine that loses power may keep the name and lose the content."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())

@@ -1,7 +1,6 @@
 """A trained inversion network in one file: weights as safetensors, what it was trained for as JSON in its header."""
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from attacks.learned.circumstances import Circumstances
 from attacks.learned.hashing import UpdateHash
 from attacks.learned.network import InversionNetwork
 from fedsim.errors import ConfigError
+from fedsim.storage.durable import write_whole
 
 FORMAT = "fedsim-inversion-1"
 
@@ -36,12 +36,7 @@ def save_trained(trained: Trained, path: Path) -> None:
         "circumstances": trained.circumstances.to_dict(),
     }
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in trained.network.state_dict().items()}
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(save(tensors, {"format": FORMAT, "record": json.dumps(record)}))
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    write_whole(path, save(tensors, {"format": FORMAT, "record": json.dumps(record)}))
 
 
 def load_trained(path: Path) -> Trained:

@@ -22,8 +22,9 @@ from experiments.benchmarks.certified_cases.page import certified, page, wrong
 from experiments.benchmarks.certified_cases.work import compute
 from experiments.cli.machine import cores
 from experiments.studies.harness.command import call
-from experiments.studies.harness.ledger import Entry, write_text
+from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Unit, carry_out, check, folder, makers
+from fedsim.storage.durable import write_text
 
 TOGETHER = 100
 """Units between two looks at how many certificates there are."""

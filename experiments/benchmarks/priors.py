@@ -9,7 +9,6 @@ held out are attacked. The same --out goes on where an earlier call stopped.
 
 import argparse
 import csv
-import json
 import sys
 from collections.abc import Iterator
 from math import isfinite
@@ -26,6 +25,7 @@ from experiments.engine.setup import prepare
 from experiments.prior.command import run_prior
 from fedsim.errors import ConfigError, RunError
 from fedsim.simulation.ray_cluster import quiet_environment
+from fedsim.storage import json_lines
 
 MEASURES = ("psnr", "ssim", "feature")
 SMALL_PICTURES, FULL_PICTURES = 8, 32
@@ -98,8 +98,7 @@ def run(benchmark: Benchmark) -> list[dict[str, Any]]:
 
 def read(folder: Path, case: Case, judge: Judge) -> Iterator[dict[str, Any]]:
     """The scores of one audit; what was refused or failed is missing and counted as such in the table."""
-    for line in (folder / "attacks.jsonl").read_text(encoding="utf-8").splitlines():
-        result = json.loads(line)
+    for result in json_lines.rows(folder / "attacks.jsonl"):
         for image in result.get("images") or []:
             if image.get("psnr") is None:
                 continue

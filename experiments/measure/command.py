@@ -34,6 +34,7 @@ from fedsim.metrics.robustness import ALEXNET, mean_corruption_error
 from fedsim.report.measures.page import build_measures_page
 from fedsim.report.measures.wording import cautions, findings
 from fedsim.settings.composition import Config
+from fedsim.storage.durable import write_text
 
 Record = dict[str, Any]
 
@@ -264,6 +265,4 @@ def _open(config: Config, root: Path) -> None:
 
 
 def _write_json(path: Path, value: Record) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value, indent=1), encoding="utf-8")
-    partial.replace(path)
+    write_text(path, json.dumps(value, indent=1))

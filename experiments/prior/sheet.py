@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedsim.storage.durable import replacing
+
 GAP = 2
 """Pixels between pictures, before enlargement."""
 SMALLEST = 64
@@ -35,7 +37,5 @@ def write_sheet(rows: Sequence[Float[Tensor, "n c h w"]], path: Path, columns: i
             top, left = GAP + y * cell, GAP + x * cell
             sheet[:, top : top + cell - GAP, left : left + cell - GAP] = picture
     array = (sheet * 255).round().byte().permute(1, 2, 0).contiguous().numpy()
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
-        PIL.Image.fromarray(array).save(file, "PNG")
-    partial.replace(path)
+    with replacing(path, durable=False) as partial:
+        PIL.Image.fromarray(array).save(partial, "PNG")

@@ -1,12 +1,12 @@
 """Results of a run folder, as records and as a table."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.metrics.records import ImageScore, LabelScore, Scores
 from fedsim.result import AttackResult
+from fedsim.storage.json_lines import rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
 def read_results(folder: Path) -> list[AttackResult]:
     """The latest result of each attack on each observation in `attacks.jsonl`, in the order of their writing."""
-    path = folder / "attacks.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    rows = [json.loads(line) for line in lines if line.strip()]
-    latest = {(row["observation"], row["attack"]): row for row in rows}
+    latest = {(row["observation"], row["attack"]): row for row in rows(folder / "attacks.jsonl")}
     return [_as_result(row) for row in latest.values()]
 
 
@@ -35,11 +32,11 @@ def attack_table(results: Mapping[str, Sequence[AttackResult]]) -> "pd.DataFrame
     """One row a defense and an attack."""
     import pandas as pd
 
-    rows = []
+    table = []
     for defense, found in results.items():
         for name in dict.fromkeys(one.attack for one in found):
-            rows.append({"defense": defense, "attack": name, **_summary([one for one in found if one.attack == name])})
-    return pd.DataFrame(rows)
+            table.append({"defense": defense, "attack": name, **_summary([one for one in found if one.attack == name])})
+    return pd.DataFrame(table)
 
 
 def _summary(found: Sequence[AttackResult]) -> dict[str, Any]:

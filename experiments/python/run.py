@@ -1,6 +1,5 @@
 """`fedsim.run`: a federated run, as the command does it."""
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ from fedsim.report.render import build_report
 from fedsim.report.run.read import read_run
 from fedsim.report.run.verdict import verdict
 from fedsim.result import AttackResult
+from fedsim.storage.json_lines import rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,8 +33,7 @@ class Run:
         """One row a round: accuracy, loss, seconds."""
         import pandas as pd
 
-        lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return pd.json_normalize([json.loads(line) for line in lines if line.strip()])
+        return pd.json_normalize(list(rows(self.folder / "metrics.jsonl")))
 
     @property
     def results(self) -> list[AttackResult]:

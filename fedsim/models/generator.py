@@ -1,7 +1,6 @@
 """A small generator of pictures, and the encoder that it is trained with: priors of attacks, never a client's model."""
 
 import json
-import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedsim.errors import ConfigError
+from fedsim.storage.durable import write_whole
 
 FORMAT = "fedsim-generator-1"
 GROUPS = 8
@@ -157,12 +157,7 @@ def save_generator(generator: ConvGenerator, path: Path) -> None:
     """Weights and what they fit into, in one safetensors file: whole or not at all."""
     metadata = {"format": FORMAT, "settings": json.dumps(generator.settings)}
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in generator.state_dict().items()}
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(save(tensors, metadata))
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    write_whole(path, save(tensors, metadata))
 
 
 def load_generator(path: Path) -> ConvGenerator:

@@ -41,6 +41,7 @@ from fedsim.report.run.timings import TimeSpent, time_spent
 from fedsim.report.run.verdict import verdict
 from fedsim.report.thresholds import GUESS_MARGIN, RECOGNISABLE
 from fedsim.report.wording import decibels, duration, percent
+from fedsim.storage.durable import write_whole
 
 ROWS_SHOWN = 50
 """Of refusals and failures."""
@@ -155,10 +156,8 @@ def _script(environment: Environment) -> tuple[Markup, str]:
 
 
 def _write(page: str, path: Path) -> Path:
-    partial = path.with_name(path.name + ".partial")
     # A file's name may hold bytes that are no character; they must not cost the page.
-    partial.write_text(page, encoding="utf-8", errors="backslashreplace")
-    partial.replace(path)
+    write_whole(path, page.encode(errors="backslashreplace"), durable=False)
     return path
 
 

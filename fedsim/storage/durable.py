@@ -37,16 +37,33 @@ def sync_all(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, for good."""
+@contextmanager
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """The name of a file to write in the block, which takes the place of `path` at its end: whole or not at all.
+
+    Args:
+        durable: forced to disk before it takes the place; False for what can be made again.
+    """
     partial = path.with_name(f"{path.name}.partial")
     try:
-        partial.write_bytes(content)
-        sync(partial)
+        with disk_errors(partial):
+            yield partial
+        if durable:
+            sync(partial)
         partial.replace(path)
-    except OSError:
+    finally:
         partial.unlink(missing_ok=True)
-        raise
+
+
+def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Write a file whole or not at all."""
+    with replacing(path, durable=durable) as partial:
+        partial.write_bytes(content)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write what can be made again, whole or not at all; not forced to disk."""
+    write_whole(path, text.encode(), durable=False)
 
 
 def append_whole(path: Path, content: bytes) -> None:

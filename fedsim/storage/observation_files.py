@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from fedsim.errors import ConfigError
 from fedsim.models import Architecture, ModelSpec, OwnArchitecture, ViTRoles
 from fedsim.models.architecture import ModelWrapper
 from fedsim.observation import Observation, Replayer
+from fedsim.storage.durable import replacing, write_text
 from fedsim.update import LocalProtocol, State, Update
 
 FORMAT = 1
@@ -57,9 +57,7 @@ def save_observation(observation: Observation, folder: Path) -> None:
         "num_classes": observation.num_classes,
         "defenses": list(observation.defenses),
     }
-    partial = folder / "observation.json.partial"
-    partial.write_text(json.dumps(record, indent=1), encoding="utf-8")
-    partial.replace(folder / "observation.json")
+    write_text(folder / "observation.json", json.dumps(record, indent=1))
 
 
 def load_observation(
@@ -117,11 +115,8 @@ def load_observation(
 
 
 def _write_tensors(tensors: State, path: Path) -> None:
-    partial = path.with_name(path.name + ".partial")
-    save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, partial)
-    with partial.open("rb+") as file:
-        os.fsync(file.fileno())
-    partial.replace(path)
+    with replacing(path) as partial:
+        save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, partial)
 
 
 def _under(prefix: str, tensors: State) -> State:

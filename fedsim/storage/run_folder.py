@@ -11,7 +11,8 @@ from typing import Any
 from safetensors.torch import save_file
 
 from fedsim.errors import ConfigError
-from fedsim.storage.durable import append_whole, disk_errors, locked, sync, write_whole
+from fedsim.storage import json_lines
+from fedsim.storage.durable import locked, replacing, write_whole
 from fedsim.update import State
 
 
@@ -65,35 +66,23 @@ class RunFolder:
 
     def mend(self, name: str) -> None:
         """Cut the half line off that a crash left at the end of NAME.jsonl, before anything is added to it."""
-        path = self.root / f"{name}.jsonl"
-        if path.exists():
-            content = path.read_bytes()
-            whole = content[: content.rfind(b"\n") + 1]
-            if whole != content:
-                write_whole(path, whole)
+        json_lines.mend(self.root / f"{name}.jsonl")
 
     def append(self, name: str, row: dict[str, Any]) -> None:
         """Add one line to NAME.jsonl and force it to disk: finished work survives a crash."""
-        append_whole(self.root / f"{name}.jsonl", (json.dumps(row, sort_keys=True) + "\n").encode())
+        json_lines.append_row(self.root / f"{name}.jsonl", row)
 
     def rows(self, name: str) -> Iterator[dict[str, Any]]:
         """The complete lines of NAME.jsonl; a line torn by a crash is passed over."""
-        path = self.root / f"{name}.jsonl"
-        if not path.exists():
-            return
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("\n"):
-                yield json.loads(line)
+        return json_lines.rows(self.root / f"{name}.jsonl")
 
     def keep_rows(self, name: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Leave in NAME.jsonl the complete lines that are wanted, byte for byte, and no others."""
         path = self.root / f"{name}.jsonl"
         if not path.exists():
             return
-        before = path.read_bytes()
-        lines = [line for line in before.splitlines(keepends=True) if line.endswith(b"\n")]
-        after = b"".join(line for line in lines if wanted(json.loads(line)))
-        if after != before:
+        after = b"".join(line for line in json_lines.complete_lines(path) if wanted(json.loads(line)))
+        if after != path.read_bytes():
             write_whole(path, after)
 
     def write_text(self, name: str, text: str) -> None:
@@ -113,12 +102,9 @@ class RunFolder:
                 several in no fixed order, and equal runs have equal files.
         """
         path = self.checkpoints / f"round-{server_round:05d}.safetensors"
-        partial = path.with_suffix(".partial")
         metadata = dict([note or ("server_round", str(server_round))])
-        with disk_errors(partial):
+        with replacing(path) as partial:
             save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata)
-        sync(partial)
-        partial.replace(path)
         saved = self.checkpoints.glob("round-*.safetensors")
         for old in sorted(saved, key=lambda path: (len(path.name), path.name))[:-keep]:
             old.unlink()

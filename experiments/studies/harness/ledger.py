@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ConfigError
-from fedsim.storage.durable import append_whole, locked
+from fedsim.storage.durable import append_whole, locked, write_text
+from fedsim.storage.json_lines import complete_lines, mend
 
 Entry = dict[str, Any]
 
@@ -27,11 +28,7 @@ class Ledger:
         """
         self.path = path
         self.entries: list[Entry] = []
-        if not path.exists():
-            return
-        content = path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        for number, line in enumerate(whole.split(b"\n")[:-1], 1):
+        for number, line in enumerate(complete_lines(path), 1):
             try:
                 self.entries.append(json.loads(line))
             except ValueError as error:
@@ -39,9 +36,7 @@ class Ledger:
                 raise ConfigError(
                     "--out", name, "a result, as these studies write it; without that line it is measured again"
                 ) from error
-        if len(whole) < len(content):
-            with path.open("r+b") as file:
-                file.truncate(len(whole))
+        mend(path)
 
     def add(self, entry: Entry) -> None:
         """Write one line; it is in the file when this returns."""
@@ -81,10 +76,3 @@ def settle(path: Path, settings: Mapping[str, Any]) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(asked, indent=1))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

@@ -24,10 +24,11 @@ import torch
 from experiments.cli.call import console
 from experiments.cli.machine import cores
 from experiments.cli.progress import Bars
-from experiments.studies.harness.ledger import Entry, Ledger, alone, settle, write_text
+from experiments.studies.harness.ledger import Entry, Ledger, alone, settle
 from experiments.studies.harness.processes import spread
 from experiments.studies.harness.tables import Value, markdown, write_csv
 from fedsim.errors import ConfigError, RunError
+from fedsim.storage.durable import write_text
 
 SCALES = ("small", "paper")
 

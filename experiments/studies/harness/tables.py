@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from experiments.studies.harness.ledger import write_text
+from fedsim.storage.durable import write_text
 
 Value = str | int | float | None
 

@@ -7,13 +7,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from experiments.studies.harness.ledger import Entry, write_text
+from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import makers
 from experiments.studies.harness.tables import Value, markdown, mean, number, write_csv
 from experiments.studies.mjp_table5.rows import ADAPTIVE, ATTACKS, GREY, MEAN, PATCH, PATCH_TOLD, Case, Row
 from experiments.studies.mjp_table5.worker import MEASURES
 from fedsim.metrics.perceptual import lpips_hint
 from fedsim.report.wording import percent
+from fedsim.storage.durable import write_text
 
 FORMS = {"mse": ".4f", "fft2d_mjp": ".4f", "psnr": ".2f", "ssim": ".4f", "lpips": ".4f"}
 COLUMNS = {"mse": "MSE", "fft2d_mjp": "FFT", "psnr": "PSNR", "ssim": "SSIM", "lpips": "LPIPS"}

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from experiments.studies.harness.ledger import write_text
 from experiments.studies.harness.tables import Value, markdown, number, write_csv
 from experiments.studies.withholding.hitting_set import Names
 from experiments.studies.withholding.search import Found, Leak, name_of
 from fedsim.metrics.image import PSNR_CAP
 from fedsim.report.draw.png import COLOURS, GRID, drawing, shorten
+from fedsim.storage.durable import write_text
 
 EXACT = 100.0
 """dB at which the bars end."""

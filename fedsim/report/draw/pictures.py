@@ -12,6 +12,8 @@ from jaxtyping import Float
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from fedsim.storage.durable import replacing
+
 LARGEST_SIDE = 224
 """Pixels; larger pictures are shown smaller."""
 
@@ -49,9 +51,8 @@ def save_png(image: Float[Tensor, "channels height width"], path: Path) -> None:
     """
     picture = Image.fromarray(as_levels(image))
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    picture.save(partial, format="PNG")
-    partial.replace(path)
+    with replacing(path, durable=False) as partial:
+        picture.save(partial, format="PNG")
 
 
 def as_levels(image: Float[Tensor, "channels height width"]) -> "np.ndarray[Any, np.dtype[np.uint8]]":

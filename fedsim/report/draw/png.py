@@ -11,6 +11,8 @@ from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from fedsim.storage.durable import replacing
+
 COLOURS = ("#2f6bde", "#d9600f", "#0b8a6a", "#a23db0", "#8a6d00", "#c22a5b", "#5a6372", "#1f94b8")
 """Those of the page's light theme: one for each model, in the order of the tables."""
 
@@ -51,10 +53,8 @@ def drawing(path: Path, width: float, height: float) -> Iterator[Figure]:
         canvas = FigureCanvasAgg(figure)
         yield figure
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        with partial.open("wb") as file:
+        with replacing(path, durable=False) as partial, partial.open("wb") as file:
             canvas.print_png(file, metadata={"Software": None})
-        partial.replace(path)
 
 
 def plain_numbers(axis: Axis, values: Iterable[int] | None = None) -> None:

@@ -20,6 +20,7 @@ from fedsim.report.matrix.verdict import difference, verdicts, why_unplaced
 from fedsim.report.render import _environment, _write
 from fedsim.report.run.counts import Counts
 from fedsim.report.thresholds import EXACT, GUESS_MARGIN, RECOGNISABLE
+from fedsim.storage.durable import write_whole
 
 COLUMNS = (
     "defense",
@@ -131,9 +132,7 @@ def _write_pictures(matrix: Matrix, plots: dict[str, tuple[int | None, list[Poin
         if path.name not in pictures:
             path.unlink()
     for name, content in pictures.items():
-        partial = folder / f"{name}.partial"
-        partial.write_bytes(content)
-        partial.replace(folder / name)
+        write_whole(folder / name, content, durable=False)
     return list(pictures)
 
 

@@ -16,6 +16,7 @@ from fedsim.report.run.read import RunFolder, read_run
 from fedsim.report.run.records import AttackRecord, ImageRecord
 from fedsim.report.run.summary import final_accuracy
 from fedsim.report.thresholds import EXACT
+from fedsim.storage import json_lines
 
 BASELINE = "baseline.json"
 """In an audit's folder: what a guess without any gradient reaches for each picture."""
@@ -25,7 +26,7 @@ def read_training(folder: Path, names: Iterable[str]) -> tuple[float | None, flo
     """(final accuracy, seconds of all rounds, what defenses of these names measured last, clients that raised)."""
     run = read_run(folder)
     prefixes = tuple(f"{name}_" for name in names)
-    last: dict[str, Any] = next(reversed(_lines(folder / "metrics.jsonl")), {})
+    last: dict[str, Any] = next(reversed(list(json_lines.rows(folder / "metrics.jsonl"))), {})
     measured = {
         key: float(value)
         for key, value in last.items()
@@ -123,14 +124,6 @@ def _cell(name: str, state: str, rows: list[AttackRecord], updates: int, guess: 
         batch=max((len(row.pictures) for row in rows), default=None),
         as_seen=sum(one and not plain for one, plain in zip(seen, own, strict=False)),  # those that are done come first
     )
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a JSONL file; the one that is being written is passed over."""
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -55,7 +55,7 @@ TRAINS = "clients.app:ClientRuntime.train"
 SEALS = "fedsim.storage.sealed:_sha256"
 """Twice a point: arrays are written, what is not in arrays, then the manifest."""
 POINT = "server.resume:ResumePoints.after_round"
-APPENDS = "fedsim.storage.run_folder:append_whole"
+APPENDS = "fedsim.storage.json_lines:append_whole"
 """Metrics and timings of round 0, two results of attacks, metrics and timings of round 1, the same of round 2 …"""
 MOMENTS = {
     "in a round": (TRAINS, 8, "before"),
