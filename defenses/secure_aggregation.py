@@ -18,7 +18,7 @@ class SecureAggregation(Defense):
     forms the sums where observations are made, one a group, and the whole group's pictures are what there is to
     rebuild. The ideal protocol is simulated, with no masks, no key exchange and no dropout recovery; a client that
     shares nothing is left out of the sum, and a group of which fewer than two clients share anything aborts: it shows
-    nothing, and is no part of the global model, whose step would show it (`server.alone`). The real protocol also
+    nothing, and is no part of the global model, whose step would show it (`server.aggregation`). The real protocol also
     rounds updates to integers, which makes its sums a little harder to attack than these. It is in Flower as
     `secaggplus_mod` (of `flwr.client.mod`) on clients with `SecAggPlusWorkflow` (of `flwr.server.workflow`) on the
     server.

@@ -17,9 +17,9 @@ from experiments.python.load_config import load_config
 from experiments.run.command import run_federated
 from experiments.studies.harness.processes import spread
 from fedsim.errors import RunError
+from fedsim.memory.kept import keep_memory
 from fedsim.report.render import build_sweep_report
 from fedsim.settings.composition import Config
-from fedsim.simulation.kept_memory import keep_memory
 from fedsim.simulation.ray_cluster import quiet_environment
 
 TRAINING = "digits-training"

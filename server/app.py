@@ -1,14 +1,13 @@
 """The Flower ServerApp: rounds, central evaluation, checkpoints, and the curious eye beside them."""
 
-import gc
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from logging import getLogger
 from typing import Any, Literal
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
@@ -17,38 +16,26 @@ from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals
 from fedsim.errors import ConfigError, RunError
 from fedsim.ground_truth import GroundTruth
+from fedsim.memory.kept import settled
 from fedsim.metrics.accuracy import evaluate, mean_softmax
 from fedsim.models.checkpoint import REDRAWN
 from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
-from fedsim.simulation.kept_memory import settled
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
 from fedsim.update import State
-from fedsim.wire.contents import array_records
 from fedsim.wire.records import from_arrays, to_arrays
 from fedsim.wire.reply_checks import ReplyRules
-from fedsim.wire.tensor_records import TensorArray
-from server.alone import AbortAlone
-from server.completion import CompleteUpdates
-from server.epsilon import LargestEpsilon
-from server.federation_replies import OnObservation
-from server.honest_but_curious import HonestButCurious
+from server.federation_replies import FederationReplies, OnObservation
 from server.observing import ObservePolicy
-from server.recording import RoundRecorder
-from server.rejecting import RejectMalformed
 from server.resume import ResumePoint, ResumePoints
-from server.sampling import SeededSampling
-from server.silence import OmitSilent
-from server.strategy_state import restore_strategy, strategy_state
+from server.rounds import Rounds, WorkerSums
+from server.screening import Screening
 from server.summing import Sums
 from server.timing import Stopwatch, timings
-from server.worker_sums import WorkerSums, is_weighted_mean
+from server.worker_sums import is_weighted_mean
 
 logger = getLogger(__name__)
-
-CYCLES_WORTH = 2**26
-"""Bytes of updates in a round from which a search for cycles pays: Flower's strategies leave them in some."""
 
 Normalise = Callable[[Tensor], Tensor]
 OnRound = Callable[[int, dict[str, Any]], None]
@@ -104,27 +91,28 @@ class ServerPlan:
     points: ResumePoints | None = None
 
 
-def build_strategy(plan: ServerPlan) -> tuple[RejectMalformed, RoundRecorder]:
-    """The configured strategy in its wrappers, and that one of them that records.
-
-    Innermost first: completion, silence, sums, secure aggregation's abort, ε, observer, order, record, rejection.
-    """
-    strategy: Strategy = OmitSilent(plan.strategy if plan.shares_gradients else CompleteUpdates(plan.strategy))
-    if plan.worker_sums and is_weighted_mean(plan.strategy):
-        size = None if plan.worker_sums == "auto" else plan.worker_sums
-        strategy = WorkerSums(strategy, partial(_observed_nodes, plan), size)
-    if plan.sums is not None:
-        strategy = AbortAlone(strategy, plan.sums)
-    strategy = LargestEpsilon(strategy)
-    attacks = Stopwatch()
+def build_rounds(plan: ServerPlan) -> Rounds:
+    """The configured strategy, and what the plan wants around it."""
+    attacks, observer, worker_sums = Stopwatch(), None, None
     if plan.observe is not None and plan.factory is not None and plan.on_observation is not None:
         probs = _AuxiliaryProbs(plan) if plan.auxiliary is not None else None
         on_observation = _timed(plan.on_observation, attacks)
-        strategy = HonestButCurious.in_federation(
-            strategy, plan.factory, plan.observe, on_observation, probs, plan.sums
+        observer = FederationReplies(plan.factory, plan.observe, on_observation, probs, plan.sums)
+    if plan.worker_sums and is_weighted_mean(plan.strategy):
+        worker_sums = WorkerSums(
+            partial(_observed_nodes, plan), None if plan.worker_sums == "auto" else plan.worker_sums
         )
-    recorder = RoundRecorder(SeededSampling(strategy, plan.seed), plan.client_of, attacks)
-    return RejectMalformed(recorder, plan.rules, plan.client_of), recorder
+    return Rounds(
+        plan.strategy,
+        seed=plan.seed,
+        completes=not plan.shares_gradients,
+        screening=Screening(plan.rules, plan.client_of),
+        observer=observer,
+        sums=plan.sums,
+        worker_sums=worker_sums,
+        client_of=plan.client_of,
+        attacks=attacks,
+    )
 
 
 def _timed(on_observation: OnObservation, watch: Stopwatch) -> OnObservation:
@@ -141,9 +129,9 @@ def build_server_app(plan: ServerPlan) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        strategy, recorder = build_strategy(plan)
-        run_rounds(plan, strategy, recorder, grid)
-        if recorder.aggregated == 0:
+        rounds = build_rounds(plan)
+        run_rounds(plan, rounds, grid)
+        if rounds.aggregated == 0:
             reason = (
                 f"the strategy aggregated nothing in {plan.num_rounds} rounds: every client failed or it needs more"
             )
@@ -152,48 +140,29 @@ def build_server_app(plan: ServerPlan) -> ServerApp:
     return app
 
 
-def run_rounds(plan: ServerPlan, strategy: Strategy, recorder: RoundRecorder, grid: Grid) -> None:
-    """All rounds that are left, as Flower's `Strategy.start` runs them from the first.
-
-    Each round's instructions are new: nothing that an earlier round wrote into them is left.
-    """
+def run_rounds(plan: ServerPlan, rounds: Rounds, grid: Grid) -> None:
+    """All rounds that are left."""
     start = plan.start
-    after_round = _AfterRound(plan, recorder, start.seconds if start is not None else 0.0)
+    after_round = _AfterRound(plan, rounds, start.seconds if start is not None else 0.0)
     if start is None:
         arrays = to_arrays(plan.model.state_dict())
         after_round(0, arrays)
     else:
         arrays = start.arrays
         try:
-            restore_strategy(strategy, start.strategy)
+            rounds.load_state_dict(start.strategy)
         except ValueError as error:
             raise ConfigError("resume", plan.folder.root, f"a run of the same fedsim: {error}") from error
         client_states(grid).update(start.clients)
     with settled():
         for server_round in range(1 if start is None else start.server_round + 1, plan.num_rounds + 1):
             logger.info("round %d of %d", server_round, plan.num_rounds)
-            messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
-            replies = list(grid.send_and_receive(messages, timeout=plan.round_timeout))
-            recorder.exchanged(getattr(grid, "traffic", None))
-            large = _bytes_of(replies) > CYCLES_WORTH
-            aggregated, _ = strategy.aggregate_train(server_round, replies)
-            del replies  # or this round's updates would be there until the next one's are
-            if large:
-                gc.collect()
-            arrays = arrays if aggregated is None else aggregated
-            messages = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), grid)
-            strategy.aggregate_evaluate(server_round, grid.send_and_receive(messages, timeout=plan.round_timeout))
+            arrays = rounds.train(server_round, arrays, grid, plan.round_timeout)
+            rounds.evaluate(server_round, arrays, grid, plan.round_timeout)
             after_round(server_round, arrays)
             if plan.points is not None:
-                make = partial(_point, server_round, arrays, strategy, grid, after_round)
+                make = partial(_point, server_round, arrays, rounds, grid, after_round)
                 plan.points.after_round(server_round == plan.num_rounds, make)
-
-
-def _bytes_of(replies: Iterable[Message]) -> int:
-    """Of the tensors that travelled as they are."""
-    contents = (reply.content for reply in replies if not reply.has_error())
-    arrays = (array for content in contents for record in array_records(content).values() for array in record.values())
-    return sum(array.values.nbytes for array in arrays if isinstance(array, TensorArray))
 
 
 def client_states(grid: Grid) -> dict[int, RecordDict]:
@@ -203,9 +172,9 @@ def client_states(grid: Grid) -> dict[int, RecordDict]:
 
 
 def _point(
-    server_round: int, arrays: ArrayRecord, strategy: Strategy, grid: Grid, after_round: "_AfterRound"
+    server_round: int, arrays: ArrayRecord, rounds: Rounds, grid: Grid, after_round: "_AfterRound"
 ) -> ResumePoint:
-    return ResumePoint(server_round, arrays, strategy_state(strategy), client_states(grid), after_round.seconds)
+    return ResumePoint(server_round, arrays, rounds.state_dict(), client_states(grid), after_round.seconds)
 
 
 def _observed_nodes(plan: ServerPlan, server_round: int, nodes: list[int]) -> set[int]:
@@ -240,9 +209,9 @@ class _AfterRound:
         seconds: that the run took before it was interrupted.
     """
 
-    def __init__(self, plan: ServerPlan, recorder: RoundRecorder, seconds: float) -> None:
+    def __init__(self, plan: ServerPlan, rounds: Rounds, seconds: float) -> None:
         self._plan = plan
-        self._recorder = recorder
+        self._rounds = rounds
         self._start = time.perf_counter() - seconds
 
     @property
@@ -253,7 +222,7 @@ class _AfterRound:
     def __call__(self, server_round: int, arrays: ArrayRecord) -> None:
         plan = self._plan
         last = server_round == plan.num_rounds
-        record = self._recorder.take()
+        record = self._rounds.take()
         metrics: dict[str, Any] = {**record.metrics}
         before = time.perf_counter()
         if last or (plan.evaluate_every > 0 and server_round % plan.evaluate_every == 0):
@@ -266,9 +235,9 @@ class _AfterRound:
             plan.folder.save_checkpoint(from_arrays(arrays), server_round, note=note)
         failures = [{"client": f["client"], "error": f["error"]} for f in record.failures]
         plan.folder.append("metrics", {"round": server_round, **metrics, "failures": failures})
-        with self._recorder.attacks.running():
+        with self._rounds.attacks.running():
             gauges = plan.gauges()
-        seconds["attacks"] = seconds.get("attacks", 0.0) + self._recorder.attacks.take()
+        seconds["attacks"] = seconds.get("attacks", 0.0) + self._rounds.attacks.take()
         row = timings(server_round, self.seconds, seconds, record.traffic, record.metrics.get("clients"), gauges)
         plan.folder.append("timings", row)
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}

@@ -1,7 +1,6 @@
 """A server that aggregates exactly as it should, and keeps what each client sent."""
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, runtime_checkable
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -9,25 +8,11 @@ from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 from fedsim.observation import Observation, Replayer
-from fedsim.observing import ObservationFactory
 from fedsim.update import Kind, LocalProtocol
-from server.federation_replies import AuxiliaryProbs, FederationReplies, OnObservation
-from server.observing import ObservePolicy
 from server.own_replies import OwnReplies
-from server.summing import Sums
-from server.wrapping import StrategyWrapper
 
 
-@runtime_checkable
-class Replies(Protocol):
-    """Reads a round's replies as observations."""
-
-    def instruct(self, server_round: int, config: ConfigRecord) -> None: ...
-
-    def observe(self, server_round: int, arrays: ArrayRecord, replies: list[Message]) -> None: ...
-
-
-class HonestButCurious(StrategyWrapper):
+class HonestButCurious(Strategy):
     """Wraps any Flower strategy, which gets the replies that it would have got without: same weights, to the bit.
 
     What a server knows of its own app is given here; clients send Flower's usual reply, one ArrayRecord named as the
@@ -60,41 +45,31 @@ class HonestButCurious(StrategyWrapper):
         std: Sequence[float] | None = None,
         replayer: Replayer | None = None,
     ) -> None:
-        own = OwnReplies(model, protocol, image_shape, num_classes, share, mean, std, replayer)
-        self.observations: list[Observation] = own.observations
-        self._listen(strategy, own)
-
-    @classmethod
-    def in_federation(
-        cls,
-        strategy: Strategy,
-        factory: ObservationFactory,
-        policy: ObservePolicy,
-        on_observation: OnObservation,
-        auxiliary_probs: AuxiliaryProbs | None = None,
-        sums: Sums | None = None,
-    ) -> "HonestButCurious":
-        """Around the strategy of fedsim's own server; the arguments are those of `FederationReplies`."""
-        curious = cls.__new__(cls)
-        curious.observations = []
-        curious._listen(strategy, FederationReplies(factory, policy, on_observation, auxiliary_probs, sums))
-        return curious
-
-    def _listen(self, strategy: Strategy, replies: Replies) -> None:
-        super().__init__(strategy)
-        self._replies = replies
+        self.strategy = strategy
+        self._replies = OwnReplies(model, protocol, image_shape, num_classes, share, mean, std, replayer)
+        self.observations: list[Observation] = self._replies.observations
         self._arrays = ArrayRecord()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         self._arrays = arrays
-        self._replies.instruct(server_round, config)
-        return self.inner.configure_train(server_round, arrays, config, grid)
+        return self.strategy.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         replies = list(replies)
         self._replies.observe(server_round, self._arrays, replies)
-        return self.inner.aggregate_train(server_round, replies)
+        return self.strategy.aggregate_train(server_round, replies)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        return self.strategy.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        self.strategy.summary()

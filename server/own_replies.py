@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from logging import getLogger
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, Message
 from torch import nn
 
 from fedsim.models import own_architecture
@@ -45,9 +45,6 @@ class OwnReplies:
         self._trainable = {name: tensor.shape for name, tensor in module.named_parameters() if tensor.requires_grad}
         self._floating = {name for name, buffer in module.named_buffers() if buffer.is_floating_point()}
         self._protocol, self._share = protocol, share
-
-    def instruct(self, server_round: int, config: ConfigRecord) -> None:
-        """The app's clients are told nothing."""
 
     def observe(self, server_round: int, arrays: ArrayRecord, replies: list[Message]) -> None:
         state = from_arrays(arrays)

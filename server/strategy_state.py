@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from logging import getLogger
 from typing import Any
 
-from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedsim.storage.nested import flatten
-from server.wrapping import StrategyWrapper
 
 logger = getLogger(__name__)
 
@@ -17,8 +15,7 @@ def strategy_state(strategy: Strategy) -> dict[str, Any]:
     """The state of a strategy and of those that it wraps, by their place and class.
 
     A strategy with `state_dict` and `load_state_dict` is asked. Of any other its attributes are taken: numbers, texts,
-    arrays, records, and containers of them; functions and classes come back with the settings. Of our own wrappers
-    everything that is not such a value comes back with the settings too, and records of arrays with the next round.
+    arrays, records, and containers of them; functions and classes come back with the settings.
 
     Raises:
         TypeError: a strategy holds something else, which nobody could bring back.
@@ -48,7 +45,7 @@ def _parts(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
     depth = 0
     while isinstance(part, Strategy):
         yield f"{depth} {type(part).__name__}", part
-        part = getattr(part, "inner", None) or getattr(part, "strategy", None)
+        part = getattr(part, "strategy", None)
         depth += 1
 
 
@@ -57,15 +54,12 @@ def _state_of(strategy: Strategy) -> dict[str, Any]:
         state: dict[str, Any] = strategy.state_dict()
         return state
     state = {}
-    ours = isinstance(strategy, StrategyWrapper)
     for name, value in vars(strategy).items():
-        if callable(value) or isinstance(value, Strategy) or (ours and isinstance(value, ArrayRecord)):
+        if callable(value) or isinstance(value, Strategy):
             continue
         try:
             flatten(value)
         except TypeError as error:
-            if ours:
-                continue
             advice = "with state_dict and load_state_dict a strategy says itself what it has become"
             raise TypeError(f"{type(strategy).__name__}.{name}: {error}; {advice}") from None
         state[name] = value

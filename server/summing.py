@@ -105,7 +105,7 @@ class RunningSum:
         """The weighted mean as one update, with the pictures of all clients in it.
 
         Where fewer than two clients share anything there is no sum to show: nothing is shared then, and nothing may be
-        aggregated (`server.alone`).
+        aggregated (`server.aggregation`).
 
         Raises:
             ValueError: nothing was added.

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from fedsim.simulation.peak_memory import peak_memory
+from fedsim.memory.peak import peak_memory
 from fedsim.simulation.traffic import Traffic
 
 GIB = 2**30

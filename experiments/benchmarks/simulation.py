@@ -29,7 +29,7 @@ from experiments.benchmarks.simulation_apps import (
     make_state,
     train,
 )
-from fedsim.simulation.kept_memory import keep_memory, settled
+from fedsim.memory.kept import keep_memory, settled
 from fedsim.simulation.ray_cluster import quiet_environment, ray_cluster
 
 ENGINES = ("flower", "whole", "observed", "sums", "inline", "bare")

@@ -6,17 +6,16 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr.serverapp.strategy import FedAvg
 from torch import Tensor
 
 from fedsim.update import LocalProtocol, State, Update
 from fedsim.wire.contents import array_records
 from fedsim.wire.records import ARRAYS, DecodedState, to_arrays, to_reply
-from server.sampling import SeededSampling
-from server.worker_sums import WorkerSums
+from server.rounds import Rounds, WorkerSums
 
 PROTOCOL = LocalProtocol(batch_size=1, steps=1, optimizer="sgd", lrs=(0.1,))
 
@@ -113,16 +112,14 @@ def make_server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        strategy: Strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=clients)
-        if observed is not None:
-            strategy = WorkerSums(strategy, chosen=lambda server_round, nodes: nodes if observed else ())
-        SeededSampling(strategy, 0).start(
-            grid,
-            to_arrays(make_state(parameters, tensors)),
-            num_rounds=rounds,
-            train_config=ConfigRecord(),
-            evaluate_fn=watch,
-        )
+        strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=clients)
+        sums = WorkerSums(lambda server_round, nodes: nodes if observed else ())
+        federation = Rounds(strategy, worker_sums=None if observed is None else sums)
+        arrays = to_arrays(make_state(parameters, tensors))
+        watch(0, arrays)
+        for server_round in range(1, rounds + 1):
+            arrays = federation.train(server_round, arrays, grid)
+            watch(server_round, arrays)
 
     return app
 

@@ -25,8 +25,8 @@ from experiments.commands.help import answer
 from experiments.commands.stage import Stage, shortest
 from experiments.commands.table import COMMANDS, Command, Config
 from fedsim.errors import RunError
+from fedsim.memory.kept import keep_memory
 from fedsim.settings.ray_address import quiet_environment
-from fedsim.simulation.kept_memory import keep_memory
 
 console = Console(highlight=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)

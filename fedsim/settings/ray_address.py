@@ -4,7 +4,7 @@ import os
 import re
 
 from fedsim.errors import ConfigError
-from fedsim.simulation.kept_memory import KEPT_MEMORY
+from fedsim.memory.kept import KEPT_MEMORY
 
 ADDRESS = re.compile(r"(?:ray://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/:\[\]]+):(?P<port>\d{1,5})")
 EXPECTED = "null, auto, HOST:PORT or ray://HOST:PORT"

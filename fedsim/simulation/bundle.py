@@ -10,8 +10,8 @@ from time import perf_counter
 from flwr.app import Context, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedsim.memory.peak import Memory
 from fedsim.simulation.delivery import deliver, error_reply, malformed, partition_of
-from fedsim.simulation.peak_memory import Memory
 from fedsim.wire.contents import array_records
 from fedsim.wire.partial_sums import PartialSums
 from fedsim.wire.records import ARRAYS, AUDIT

@@ -13,11 +13,11 @@ from flwr.app import Message, Metadata, RecordDict
 from ray.exceptions import RayError
 
 from fedsim.errors import ConfigError
+from fedsim.memory.kept import settle
+from fedsim.memory.peak import Meter
 from fedsim.simulation.actor_pool import ActorPool, Finished, PooledWorker
 from fedsim.simulation.bundle import Answer, Bundle, Growing, key_of, run_bundle
 from fedsim.simulation.grid import ClientAppFactory, Ended, OnReply, SimulatedGrid, make_context
-from fedsim.simulation.kept_memory import settle
-from fedsim.simulation.peak_memory import Meter
 from fedsim.simulation.placement import Request, anywhere, describe_room
 from fedsim.wire.reply_checks import ReplyRules
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedsim.simulation.kept_memory import KEPT_MEMORY
+from fedsim.memory.kept import KEPT_MEMORY
 
 PACKAGES = ("fedsim", "clients", "server", "attacks", "defenses", "experiments", "conf")
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from fedsim.simulation.peak_memory import Memory
+from fedsim.memory.peak import Memory
 
 
 @dataclass

@@ -62,7 +62,7 @@ def check_nothing_got_out(folder):
     assert r"\x3cscript\x3e" in page
     lines = (folder / "fedsim.log").read_text(encoding="utf-8").splitlines()
     assert not [line for line in lines if line.startswith("2026-11-01 00:00:00,000")]
-    assert any("server.rejecting: client 1: malformed reply: " in line for line in lines)
+    assert any("server.screening: client 1: malformed reply: " in line for line in lines)
     assert {row["client"] for row in rows(folder, "attacks")} == {0, 4}
     assert not [path for path in folder.rglob("*") if any(word in path.name for word in ("script", "passwd", ".."))]
 

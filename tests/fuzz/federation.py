@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
@@ -13,16 +13,13 @@ from fedsim.models import Architecture, ModelSpec
 from fedsim.observing import ObservationFactory
 from fedsim.simulation import InlineGrid, node_id_of, partition_of
 from fedsim.update import LocalProtocol, Update
-from fedsim.wire.records import ARRAYS, AUDITED, to_arrays, to_reply
+from fedsim.wire.records import ARRAYS, to_arrays, to_reply
 from fedsim.wire.reply_checks import ReplyRules
-from server.completion import CompleteUpdates
+from server.federation_replies import FederationReplies
 from server.fedsgd import FedSGD
-from server.honest_but_curious import HonestButCurious
 from server.observing import ObservePolicy
-from server.recording import RoundRecorder
-from server.rejecting import RejectMalformed
-from server.sampling import SeededSampling
-from server.silence import OmitSilent
+from server.rounds import Rounds
+from server.screening import Screening
 
 CLIENTS, SIDE, PICTURES = 3, 4, 2
 DEFENSES = ("fixed_pe", "local_dp")
@@ -85,7 +82,7 @@ def as_reply(content, client):
 def inner_strategy(kind):
     if kind == "gradient":
         return FedSGD({"_target_": "torch.optim.SGD", "lr": 0.1}, fraction_evaluate=0.0)
-    return CompleteUpdates(FedAvg(fraction_evaluate=0.0))
+    return FedAvg(fraction_evaluate=0.0)
 
 
 class Server:
@@ -93,16 +90,19 @@ class Server:
 
     def __init__(self, kind, on_observation, guarded=True, inner=None):
         factory = ObservationFactory(Architecture(ModelSpec("mlp", 2)), make_net(), (3, SIDE, SIDE))
-        silent = OmitSilent(inner if inner is not None else inner_strategy(kind))
-        curious = HonestButCurious.in_federation(silent, factory, ObservePolicy(), on_observation)
-        self.recorder = RoundRecorder(SeededSampling(curious, 0), partition_of)
-        self.strategy = RejectMalformed(self.recorder, make_rules(kind), partition_of) if guarded else self.recorder
+        self.rounds = Rounds(
+            inner_strategy(kind) if inner is None else inner,
+            completes=kind != "gradient",
+            screening=Screening(make_rules(kind), partition_of) if guarded else None,
+            observer=FederationReplies(factory, ObservePolicy(), on_observation),
+            client_of=partition_of,
+        )
 
     def round(self, replies):
         arrays = start()
-        self.strategy.configure_train(1, arrays, ConfigRecord({AUDITED: True}), GRID)
-        return self.strategy.aggregate_train(1, replies)
+        self.rounds.configure(1, arrays, GRID)
+        return self.rounds.aggregate(1, arrays, replies), self.rounds.record.metrics
 
     @property
     def failures(self):
-        return {failure["client"]: failure["error"] for failure in self.recorder.record.failures}
+        return {failure["client"]: failure["error"] for failure in self.rounds.record.failures}

@@ -97,10 +97,10 @@ def test_evaluation_goes_on_too():
         for name in data.draw(st.lists(st.sampled_from(EVALUATION), min_size=1, max_size=2)):
             MUTATIONS[name](data.draw, content)
         good = RecordDict({METRICS: MetricRecord({NUM_EXAMPLES: 5, "loss": 0.5, "accuracy": 1.0})})
-        metrics = Server("delta", lambda *_: None).strategy.aggregate_evaluate(
-            1, map(as_reply, (good, content), (0, 1))
-        )
-        assert set(metrics) == {"loss", "accuracy"}
+        rounds = Server("delta", lambda *_: None).rounds
+        rounds.heard(1, map(as_reply, (good, content), (0, 1)))
+        metrics = rounds.record.metrics
+        assert set(metrics) == {"client_loss", "client_accuracy"}
         assert all(0 <= value <= 1e12 for value in metrics.values())
 
     run()

@@ -9,12 +9,10 @@ from flwr.serverapp.strategy import FedAvg
 from fedsim.simulation import InlineGrid
 from fedsim.update import LocalProtocol, Update
 from fedsim.wire.records import from_arrays, to_arrays, to_reply
-from server.alone import AbortAlone, alone_in_group
-from server.completion import CompleteUpdates
+from server.aggregation import aggregate, alone_in_group
 from server.fedsgd import FedSGD
-from server.silence import OmitSilent
 from server.summing import Sums
-from server.worker_sums import WorkerSums
+from server.worker_sums import ask_for_sums
 
 STATE = {"weight": torch.tensor([1.0, 2.0]), "frozen": torch.tensor([7.0])}
 KINDS = ("gradient", "delta", "weights")
@@ -39,30 +37,27 @@ def app_of(kind, sent):
     return app
 
 
-class Rounds:
+class Round:
     """One round, with what the strategy said of it and what Flower's strategy was given."""
 
     def __init__(self, kind, sent, sums=None, group=None):
         few = {"fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1}
         flowers = FedSGD({"_target_": "torch.optim.SGD", "lr": 0.5}, **few) if kind == "gradient" else FedAvg(**few)
-        self.given, aggregate = [], flowers.aggregate_train
+        self.given, original = [], flowers.aggregate_train
 
         def spy(server_round, replies):
             self.given = list(replies)
-            return aggregate(server_round, self.given)
+            return original(server_round, self.given)
 
         flowers.aggregate_train = spy
-        strategy = OmitSilent(flowers if kind == "gradient" else CompleteUpdates(flowers))
+        grid, start = InlineGrid(len(sent), lambda: app_of(kind, sent)), to_arrays(STATE)
+        messages = list(flowers.configure_train(1, start, ConfigRecord(), grid))
         if group is not None:
-            strategy = WorkerSums(strategy, size=group)
-        if sums is not None:
-            strategy = AbortAlone(strategy, sums)
-        grid = InlineGrid(len(sent), lambda: app_of(kind, sent))
-        messages = list(strategy.configure_train(1, to_arrays(STATE), ConfigRecord(), grid))
+            ask_for_sums(messages, (), group)
         messages.sort(key=lambda message: message.metadata.dst_node_id)  # Flower's order is random
         self.replies = list(grid.send_and_receive(messages))
         before = self._records()
-        self.arrays, self.metrics = strategy.aggregate_train(1, self.replies)
+        self.arrays, self.metrics = aggregate(flowers, 1, start, self.replies, completes=kind != "gradient", sums=sums)
         self.untouched = before == self._records()
 
     def _records(self):
@@ -78,9 +73,9 @@ class Rounds:
 @pytest.mark.parametrize("group", [None, 2])
 def test_one_client_that_speaks_steps_nothing(kind, others, group):
     sent = [5.0, *others]
-    shown = Rounds(kind, sent, group=group)
+    shown = Round(kind, sent, group=group)
     assert shown.weight != STATE["weight"].tolist(), "without the abort the step is the client's update"
-    found = Rounds(kind, sent, Sums(), group)
+    found = Round(kind, sent, Sums(), group)
     assert found.arrays is None
     assert found.given == []
     assert found.untouched
@@ -92,7 +87,7 @@ def test_one_client_that_speaks_steps_nothing(kind, others, group):
 @pytest.mark.parametrize("group", [None, 2])
 @pytest.mark.parametrize("sent", [[1.0, "silent", 5.0], [1.0, 2.0, 3.0], [1.0, "error", 3.0, "silent"]])
 def test_two_that_speak_are_averaged_as_without_it(kind, group, sent):
-    found, expected = Rounds(kind, sent, Sums(), group), Rounds(kind, sent, group=group)
+    found, expected = Round(kind, sent, Sums(), group), Round(kind, sent, group=group)
     assert found.weight == expected.weight
     assert found.weight != STATE["weight"].tolist()
     assert dict(found.metrics) == dict(expected.metrics)
@@ -101,20 +96,20 @@ def test_two_that_speak_are_averaged_as_without_it(kind, group, sent):
 def test_each_group_needs_two_that_speak(caplog):
     """The server knows the other groups' sums: what is left of the model's step would be the one client's update."""
     sent = [1.0, 3.0, "silent", 9.0]
-    found = Rounds("gradient", sent, Sums(clients=2))
-    assert found.weight == Rounds("gradient", sent[:2]).weight
+    found = Round("gradient", sent, Sums(clients=2))
+    assert found.weight == Round("gradient", sent[:2]).weight
     assert len(found.given) == 2
     assert found.metrics["withheld"] == pytest.approx(3 / 10)
     assert "round 1: secure_aggregation aborts, no other shares with client 3" in caplog.text
 
 
 def test_what_is_in_one_sum_already_is_left_out_as_a_whole():
-    assert Rounds("gradient", [1.0, 3.0, "silent", 9.0], Sums(clients=2), group=2).arrays is None
-    assert Rounds("gradient", [1.0, 3.0, 2.0, 9.0], Sums(clients=2), group=2).weight is not None
+    assert Round("gradient", [1.0, 3.0, "silent", 9.0], Sums(clients=2), group=2).arrays is None
+    assert Round("gradient", [1.0, 3.0, 2.0, 9.0], Sums(clients=2), group=2).weight is not None
 
 
 def test_where_all_are_silent_the_model_stays_as_it_was():
-    assert Rounds("delta", ["silent", "silent"], Sums()).weight == STATE["weight"].tolist()
+    assert Round("delta", ["silent", "silent"], Sums()).weight == STATE["weight"].tolist()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from fedsim.simulation import InlineGrid
 from fedsim.wire.records import ARRAYS
-from server import app
+from server import rounds
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedmedian"])
@@ -21,7 +21,7 @@ def test_a_rounds_updates_are_gone_before_the_next_ones_come(strategy, command, 
         return replies
 
     monkeypatch.setattr(InlineGrid, "send_and_receive", watched)
-    monkeypatch.setattr(app, "CYCLES_WORTH", 1)
+    monkeypatch.setattr(rounds, "CYCLES_WORTH", 1)
     settings = ("simulation=inline", "num_clients=4", "num_rounds=3", "tracker=[]", "attack=[]", "evaluate_every=3")
     few = ("data.test_fraction=0.85", "client.batch_size=16")
     code, _, error = command("fedsim", f"run_dir={tmp_path / 'run'}", f"strategy={strategy}", *settings, *few)

@@ -4,8 +4,6 @@ import pytest
 import torch
 
 from fedsim.wire.records import from_arrays
-from server.completion import CompleteUpdates
-from tests.server.test_strategies import curious
 
 MODEL = ("model=resnet18_32", "model.img_size=8", "+model.kwargs.channels=[4,4,4,4]", "+model.kwargs.layers=[1,1,1,1]")
 FEW = ("num_clients=3", "data.test_fraction=0.85", "partition=dirichlet", "client.batch_size=16")
@@ -18,9 +16,8 @@ def test_the_global_statistics_are_the_clients_mean(share, federate):
     strategy = "fedsgd" if share == "gradient" else "fedavg"
     federation = federate(*MODEL, f"strategy={strategy}", f"client.share={share}", *FEW)
     start = federation.setup.model.state_dict()[MEAN].clone()
-    seen, inner = [], federation.strategy()
-    inner = inner if share == "gradient" else CompleteUpdates(inner)
-    final = from_arrays(federation.start(curious(federation, inner, seen), num_rounds=1))
+    seen = []
+    final = from_arrays(federation.start(federation.observed(seen), num_rounds=1))
     total = sum(observation.update.num_examples for observation, _ in seen)
     after = [(o.update.num_examples, o.update.buffers_after(o.global_state)[MEAN]) for o, _ in seen]
     expected = sum(count * mean for count, mean in after) / total
@@ -37,9 +34,8 @@ def test_withheld_statistics_stay_as_they_were(share, federate):
     withheld = ("defense=[withhold]", "defense.withhold.patterns=['*.running_*']")
     federation = federate(*MODEL, f"strategy={strategy}", f"client.share={share}", *FEW, *withheld)
     start = {name: tensor.clone() for name, tensor in federation.setup.model.state_dict().items()}
-    seen, inner = [], federation.strategy()
-    inner = inner if share == "gradient" else CompleteUpdates(inner)
-    final = from_arrays(federation.start(curious(federation, inner, seen), num_rounds=2))
+    seen = []
+    final = from_arrays(federation.start(federation.observed(seen), num_rounds=2))
     assert all(not observation.update.buffers for observation, _ in seen)
     assert set(final) == set(start)
     assert all(final[name].equal(start[name]) for name in start if "running_" in name)

@@ -8,8 +8,6 @@ import torch
 from experiments.engine.setup import prepare
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import observation_name
-from server.honest_but_curious import HonestButCurious
-from server.observing import ObservePolicy
 from server.pending import PendingObservations, Unfinished, record_observation
 from tests.support.federation import Federation, settings
 
@@ -20,10 +18,7 @@ def seen():
     found = []
     config = settings("config", "num_clients=2", "client.batch_size=3")
     federation = Federation(config, prepare(config))
-    observer = HonestButCurious.in_federation(
-        federation.strategy(), federation.setup.factory(), ObservePolicy(), lambda *both: found.append(both)
-    )
-    federation.start(observer, num_rounds=1)
+    federation.start(federation.observed(found), num_rounds=1)
     return found
 
 

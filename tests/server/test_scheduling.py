@@ -8,8 +8,6 @@ import torch
 from fedsim.simulation.actor_pool import ActorPool
 from fedsim.simulation.placement import Request
 from server import scheduling
-from server.honest_but_curious import HonestButCurious
-from server.observing import ObservePolicy
 from server.scheduling import Crew, InlineAttacks, RayAttacks
 
 COSTLY = "tests.server.faulty_attacks.Costly"
@@ -24,10 +22,7 @@ def observed(federate):
     """Two observations with their truth."""
     federation = federate("num_clients=2")
     seen = []
-    observer = HonestButCurious.in_federation(
-        federation.strategy(), federation.setup.factory(), ObservePolicy(), lambda *both: seen.append(both)
-    )
-    federation.start(observer, num_rounds=1)
+    federation.start(federation.observed(seen), num_rounds=1)
     return seen
 
 

@@ -2,16 +2,15 @@
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message
+from flwr.app import Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from fedsim.simulation import InlineGrid
 from fedsim.update import LocalProtocol, Update
 from fedsim.wire.records import from_arrays, to_arrays, to_reply
-from server.completion import CompleteUpdates
 from server.fedsgd import FedSGD
-from server.silence import OmitSilent
+from server.rounds import Rounds
 
 STATE = {"weight": torch.tensor([1.0, 2.0]), "frozen": torch.tensor([7.0])}
 
@@ -25,7 +24,7 @@ def run():
     """The arrays and metrics of one round, and what Flower's strategy got."""
 
     def call(kind, *sent):
-        got, metrics = [], []
+        got = []
 
         def client():
             app = ClientApp()
@@ -52,23 +51,9 @@ def run():
             return aggregate(server_round, replies)
 
         inner.aggregate_train = spy
-        strategy = OmitSilent(inner if kind == "gradient" else CompleteUpdates(inner))
-        outer = strategy.aggregate_train
-
-        def record(server_round, replies):
-            arrays, measured = outer(server_round, replies)
-            metrics.append(measured)
-            return arrays, measured
-
-        strategy.aggregate_train = record
-        found = strategy.start(
-            InlineGrid(len(sent), client),
-            to_arrays(STATE),
-            num_rounds=1,
-            train_config=ConfigRecord(),
-            evaluate_config=ConfigRecord(),
-        )
-        return from_arrays(found.arrays), metrics[0], got
+        rounds = Rounds(inner, completes=kind != "gradient")
+        found = rounds.train(1, to_arrays(STATE), InlineGrid(len(sent), client))
+        return from_arrays(found), rounds.record.metrics, got
 
     return call
 

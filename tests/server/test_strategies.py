@@ -4,10 +4,7 @@ import pytest
 import torch
 
 from fedsim.wire.records import from_arrays, to_arrays
-from server.completion import CompleteUpdates
-from server.honest_but_curious import HonestButCurious
-from server.observing import ObservePolicy
-from server.sampling import SeededSampling
+from tests.support.federation import Seeded
 
 STRATEGIES = [
     "fedsgd",
@@ -31,20 +28,14 @@ FEW = ("data.test_fraction=0.85", "client.batch_size=8")
 """Some 13 pictures a client: two local steps."""
 
 
-def curious(federation, inner, seen):
-    return HonestButCurious.in_federation(
-        inner, federation.setup.factory(), ObservePolicy(), lambda observation, truth: seen.append((observation, truth))
-    )
-
-
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_aggregation_is_bit_equal_with_and_without_the_observer(name, federate, same_bits):
     federation = federate(f"strategy={name}", "num_clients=7", *MLP, *FEW)
     start = to_arrays(federation.setup.model.state_dict())
     seen = []
     # Without: Flower's strategy bare, as `flwr` would run it; only its sampling is seeded.
-    without = federation.start(SeededSampling(federation.strategy(), 0))
-    with_observer = federation.start(SeededSampling(curious(federation, federation.strategy(), seen), 0))
+    without = federation.start(Seeded(federation.strategy()))
+    with_observer = federation.start(federation.observed(seen, completes=False))
     assert same_bits(without, with_observer)
     assert not same_bits(without, start), "the strategy trained nothing"
     assert len(seen) == 14
@@ -54,7 +45,7 @@ def test_aggregation_is_bit_equal_with_and_without_the_observer(name, federate, 
 def test_observations_hold_what_the_clients_sent(federate):
     federation = federate("strategy=fedavg", "client.optimizer.lr=0.05", *VIT, *FEW)
     seen = []
-    federation.start(SeededSampling(curious(federation, federation.strategy(), seen), 0), num_rounds=1)
+    federation.start(federation.observed(seen), num_rounds=1)
     assert [observation.client for observation, _ in seen] == [0, 1, 2, 3, 4]
     for observation, truth in seen:
         assert observation.update.kind == "weights"
@@ -75,7 +66,7 @@ def test_no_audit_record_reaches_the_inner_strategy(federate):
         return aggregate(server_round, replies)
 
     inner.aggregate_train = spy
-    federation.start(curious(federation, inner, []), num_rounds=1)
+    federation.start(federation.observed([], strategy=inner), num_rounds=1)
     assert len(contents) == 5
     assert all("fedsim.audit" not in content for content in contents)
 
@@ -83,7 +74,7 @@ def test_no_audit_record_reaches_the_inner_strategy(federate):
 def test_without_audit_nobody_has_the_truth(federate):
     federation = federate("audit=false", *MLP, *FEW)
     seen = []
-    federation.start(curious(federation, federation.strategy(), seen), num_rounds=1)
+    federation.start(federation.observed(seen), num_rounds=1)
     assert len(seen) == 5
     assert all(truth is None for _, truth in seen)
 
@@ -93,7 +84,7 @@ def test_sampling_repeats_with_the_seed_and_changes_with_it(federate):
 
     def sampled(seed):
         seen = []
-        federation.start(SeededSampling(curious(federation, federation.strategy(), seen), seed))
+        federation.start(federation.observed(seen, seed=seed))
         return [(observation.server_round, observation.client) for observation, _ in seen]
 
     first = sampled(1)
@@ -107,7 +98,7 @@ def test_fedsgd_is_plain_sgd_on_the_mean_gradient(federate):
         "client.batch_size=8", "strategy.optimizer._target_=torch.optim.SGD", "strategy.optimizer.lr=0.3"
     )
     seen = []
-    final = from_arrays(federation.start(curious(federation, federation.strategy(), seen), num_rounds=1))
+    final = from_arrays(federation.start(federation.observed(seen), num_rounds=1))
     model, normaliser = federation.setup.model, federation.setup.normaliser
     images = torch.cat([normaliser(truth.images) for _, truth in seen])
     labels = torch.cat([truth.labels for _, truth in seen])
@@ -122,7 +113,7 @@ def test_deltas_average_to_the_same_weights(federate):
     results = {}
     for share in ("weights", "delta"):
         federation = federate("strategy=fedavg", "partition=dirichlet", f"client.share={share}", *VIT, *FEW)
-        results[share] = from_arrays(federation.start(CompleteUpdates(federation.strategy())))
+        results[share] = from_arrays(federation.start(federation.rounds()))
     for name, weights in results["weights"].items():
         torch.testing.assert_close(results["delta"][name], weights, rtol=1e-4, atol=1e-6)
 
@@ -132,7 +123,7 @@ def test_deltas_average_to_the_same_weights(federate):
 def test_withheld_tensors_keep_their_bits(name, defense, federate):
     federation = federate(f"strategy={name}", f"defense=[{defense}]", *VIT, *FEW)
     start = federation.setup.model.state_dict()
-    final = from_arrays(federation.start(CompleteUpdates(federation.strategy())))
+    final = from_arrays(federation.start(federation.rounds()))
     assert set(final) == set(start)
     assert final["pos_embed"].equal(start["pos_embed"])
     assert not final["head.weight"].equal(start["head.weight"])

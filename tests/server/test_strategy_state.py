@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping, FedAvg
 from hydra import compose, initialize_config_module
@@ -17,11 +17,8 @@ from fedsim.simulation import InlineGrid
 from fedsim.storage.nested import flatten, unflatten
 from fedsim.update import LocalProtocol, Update
 from fedsim.wire.records import from_arrays, to_arrays, to_reply
-from server.completion import CompleteUpdates
 from server.fedsgd import FedSGD
-from server.recording import RoundRecorder
-from server.sampling import SeededSampling
-from server.silence import OmitSilent
+from server.rounds import Rounds
 from server.strategy_state import restore_strategy, strategy_state
 
 STATE = {
@@ -93,14 +90,17 @@ def sharing_gradients():
     return app
 
 
-def run(strategy, arrays, rounds, client):
+def run(rounds, arrays, numbers, client):
     grid = InlineGrid(7, client)
-    for server_round in rounds:
-        replies = grid.send_and_receive(strategy.configure_train(server_round, arrays, ConfigRecord(), grid))
-        aggregated, _ = strategy.aggregate_train(server_round, replies)
-        assert aggregated is not None
-        arrays = aggregated
+    for server_round in numbers:
+        before = rounds.aggregated
+        arrays = rounds.train(server_round, arrays, grid)
+        assert rounds.aggregated == before + 1
     return arrays
+
+
+def of_gradients(*settings):
+    return Rounds(FedSGD(*settings, fraction_evaluate=0.0), completes=False)
 
 
 def through_disk(state):
@@ -117,47 +117,40 @@ def check(make, client, remembers):
     whole = bits(run(make(), to_arrays(STATE), range(1, 6), client))
     first, resumed, forgetful = make(), make(), make()
     arrays = run(first, to_arrays(STATE), range(1, 3), client)
-    kept = through_disk({"arrays": arrays, "strategy": strategy_state(first)})
-    restore_strategy(resumed, kept["strategy"])
-    assert through_disk(strategy_state(resumed)).keys() == kept["strategy"].keys()
+    kept = through_disk({"arrays": arrays, "rounds": first.state_dict()})
+    resumed.load_state_dict(kept["rounds"])
+    assert through_disk(resumed.state_dict()).keys() == kept["rounds"].keys()
+    assert resumed.aggregated == 2
     assert bits(run(resumed, kept["arrays"], range(3, 6), client)) == whole
     assert (bits(run(forgetful, arrays, range(3, 6), client)) != whole) is remembers
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_flowers_strategies_go_on_to_the_same_bits(name):
-    def make():
-        return RoundRecorder(SeededSampling(OmitSilent(CompleteUpdates(configured(name))), 0))
-
-    check(make, sharing_weights, name in REMEMBERING)
+    check(lambda: Rounds(configured(name)), sharing_weights, name in REMEMBERING)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: one["_target_"].rsplit(".", 1)[-1])
 def test_every_optimiser_goes_on_to_the_same_bits(optimizer):
-    check(lambda: SeededSampling(FedSGD(optimizer, fraction_evaluate=0.0), 0), sharing_gradients, True)
+    check(lambda: of_gradients(optimizer), sharing_gradients, True)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS, ids=lambda one: one["_target_"].rsplit(".", 1)[-1])
 def test_every_scheduler_goes_on_to_the_same_bits(scheduler):
-    def make():
-        return SeededSampling(FedSGD(OPTIMIZERS[0], scheduler, fraction_evaluate=0.0), 0)
-
-    check(make, sharing_gradients, True)
+    check(lambda: of_gradients(OPTIMIZERS[0], scheduler), sharing_gradients, True)
 
 
 def test_a_state_that_was_not_used_yet_is_passed_on():
-    first, second = FedSGD(OPTIMIZERS[0], fraction_evaluate=0.0), FedSGD(OPTIMIZERS[0], fraction_evaluate=0.0)
+    first, second = of_gradients(OPTIMIZERS[0]), of_gradients(OPTIMIZERS[0])
     run(first, to_arrays(STATE), [1], sharing_gradients)
-    kept = strategy_state(first)
-    restore_strategy(second, kept)
-    assert strategy_state(second) == kept
+    kept = first.state_dict()
+    second.load_state_dict(kept)
+    assert second.state_dict() == kept
 
 
-def test_rounds_that_aggregated_are_counted_on():
-    first, second = RoundRecorder(configured("fedavg")), RoundRecorder(configured("fedavg"))
-    run(first, to_arrays(STATE), [1, 2], sharing_weights)
-    restore_strategy(second, strategy_state(first))
-    assert second.aggregated == 2
+def test_a_state_of_another_version_is_refused():
+    with pytest.raises(ValueError, match="a state without aggregated, budget, strategy"):
+        of_gradients(OPTIMIZERS[0]).load_state_dict({"0 RoundRecorder": {"aggregated": 1}})
 
 
 def test_a_strategy_around_another_is_kept_with_it():

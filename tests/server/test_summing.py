@@ -7,12 +7,7 @@ from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
 from fedsim.update import LocalProtocol, Update
 from fedsim.wire.records import from_arrays
-from server.alone import AbortAlone
-from server.completion import CompleteUpdates
-from server.honest_but_curious import HonestButCurious
 from server.observing import ObservePolicy
-from server.sampling import SeededSampling
-from server.silence import OmitSilent
 from server.summing import Contribution, RunningSum, Sums, in_groups, joint_protocol
 
 
@@ -136,22 +131,12 @@ def test_the_joint_protocol_scales_the_mean_update():
     assert joint_protocol([protocols[0]] * 3, (1, 1, 1)).lrs == rates[0]
 
 
-def curious(federation, inner, seen, policy=None, **sums):
-    def keep(observation, truth):
-        seen.append((observation, truth))
-
-    sums = {"sums": Sums(**sums)} if sums else {}
-    return HonestButCurious.in_federation(inner, federation.setup.factory(), policy or ObservePolicy(), keep, **sums)
-
-
 @pytest.mark.parametrize("name", ["fedsgd", "fedavg", "fedadam"])
 def test_aggregation_is_bit_equal_and_no_single_update_is_observed(name, federate, same_bits):
     federation = federate(f"strategy={name}", "num_clients=5", "client.batch_size=16", "client.local_steps=1")
     single, sums = [], []
-    inner = (lambda s: s) if name == "fedsgd" else CompleteUpdates
-    without = federation.start(SeededSampling(curious(federation, inner(federation.strategy()), single), 0), 1)
-    summed_up = curious(federation, inner(federation.strategy()), sums, clients=2)
-    assert same_bits(without, federation.start(SeededSampling(summed_up, 0), 1))
+    without = federation.start(federation.observed(single), 1)
+    assert same_bits(without, federation.start(federation.observed(sums, sums=Sums(clients=2)), 1))
     assert [observation.client for observation, _ in sums] == [0, 2]
     groups = [single[:2], single[2:]]
     for (observation, truth), group in zip(sums, groups, strict=True):
@@ -168,7 +153,7 @@ def test_aggregation_is_bit_equal_and_no_single_update_is_observed(name, federat
 def test_the_sum_of_a_round_is_the_gradient_of_all_pictures_together(federate):
     federation = federate("strategy=fedsgd", "client.batch_size=4", "model.dtype=float64")
     seen = []
-    federation.start(curious(federation, federation.strategy(), seen, clients=None), num_rounds=1)
+    federation.start(federation.observed(seen, sums=Sums()), num_rounds=1)
     ((observation, truth),) = seen
     model = federation.setup.model.train()
     scores = model(federation.setup.normaliser(truth.images))
@@ -181,12 +166,10 @@ def test_the_sum_of_a_round_is_the_gradient_of_all_pictures_together(federate):
 def test_a_number_of_sums_is_observed_and_single_clients_are_refused(federate):
     federation = federate("num_clients=6")
     seen = []
-    federation.start(
-        curious(federation, federation.strategy(), seen, ObservePolicy(clients=2), clients=2), num_rounds=1
-    )
+    federation.start(federation.observed(seen, ObservePolicy(clients=2), sums=Sums(clients=2)), num_rounds=1)
     assert [observation.client for observation, _ in seen] == [0, 2]
     with pytest.raises(ConfigError, match=r"observe\.clients=\[3\]: a number of sums, or all: .* no single client"):
-        curious(federation, federation.strategy(), [], ObservePolicy(clients=[3]), clients=2)
+        federation.observed([], ObservePolicy(clients=[3]), sums=Sums(clients=2))
 
 
 @pytest.mark.parametrize("strategy", ["fedsgd", "fedavg"])
@@ -194,12 +177,12 @@ def test_a_round_with_one_reply_shows_nothing_and_steps_nothing(strategy, federa
     """The step would be the update: the server has the model before and after."""
     federation = federate(f"strategy={strategy}", "num_clients=4", "strategy.fraction_train=0.25")
     seen = []
-    inner = federation.strategy() if strategy == "fedsgd" else CompleteUpdates(federation.strategy())
-    final = federation.start(
-        curious(federation, AbortAlone(OmitSilent(inner), Sums()), seen, clients=None), num_rounds=1
-    )
+    rounds = federation.observed(seen, sums=Sums())
+    final = federation.start(rounds, num_rounds=1)
     ((observation, truth),) = seen
     assert observation.update.tensors == {}
     assert set(observation.update.withheld.values()) == {"secure_aggregation"}
     assert truth is not None
-    assert from_arrays(final) == {}, "nothing was aggregated"
+    assert rounds.aggregated == 0
+    start = federation.setup.model.state_dict()
+    assert all(tensor.equal(start[name]) for name, tensor in from_arrays(final).items())

@@ -2,7 +2,7 @@
 
 import time
 
-from fedsim.simulation.peak_memory import Memory
+from fedsim.memory.peak import Memory
 from fedsim.simulation.traffic import Traffic
 from server.timing import GIB, Stopwatch, timings
 

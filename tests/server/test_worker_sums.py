@@ -6,29 +6,12 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, FedMedian
 
 from fedsim.wire.partial_sums import SUM
-from fedsim.wire.records import ARRAYS, AUDIT, from_arrays
-from server.completion import CompleteUpdates
-from server.fedsgd import FedSGD
-from server.honest_but_curious import HonestButCurious
+from fedsim.wire.records import ARRAYS, AUDIT, from_arrays, to_arrays
 from server.observing import ObservePolicy
-from server.sampling import SeededSampling
-from server.silence import OmitSilent
-from server.worker_sums import WorkerSums, group_size, is_weighted_mean
-from server.wrapping import StrategyWrapper
+from server.rounds import WorkerSums
+from server.worker_sums import group_size, is_weighted_mean
 from tests.server.test_strategies import FEW, MLP, VIT
-
-
-class Listener(StrategyWrapper):
-    """What arrives at the server, before anything is taken out of it."""
-
-    def __init__(self, inner):
-        super().__init__(inner)
-        self.contents = []
-
-    def aggregate_train(self, server_round, replies):
-        replies = list(replies)
-        self.contents += [set(reply.content) for reply in replies]
-        return self.inner.aggregate_train(server_round, replies)
+from tests.support.federation import Seeded
 
 
 class Sparing(ClientApp):
@@ -48,66 +31,56 @@ class Sparing(ClientApp):
         return reply
 
 
-def summing(federation, size, observed=()):
-    inner = federation.strategy()
-    if not isinstance(inner, FedSGD):
-        inner = CompleteUpdates(inner)
-    return WorkerSums(OmitSilent(inner), lambda server_round, nodes: [n for n in nodes if n - 2 in observed], size)
+def sums(size, observed=()):
+    return WorkerSums(lambda server_round, nodes: [n for n in nodes if n - 2 in observed], size)
 
 
 @pytest.mark.parametrize("name", ["fedsgd", "fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedprox"])
 def test_the_mean_is_that_of_whole_updates(name, federate):
     federation = federate(f"strategy={name}", "num_clients=7", "partition=dirichlet", *MLP, *FEW)
-    whole = from_arrays(federation.start(SeededSampling(federation.strategy(), 0), num_rounds=1))
+    whole = from_arrays(federation.start(Seeded(federation.strategy()), num_rounds=1))
     start = federation.setup.model.state_dict()
-    sums = from_arrays(federation.start(SeededSampling(summing(federation, 3), 0), num_rounds=1))
+    summed = from_arrays(federation.start(federation.rounds(worker_sums=sums(3)), num_rounds=1))
     moved = 0.0
     for tensor_name, tensor in whole.items():
         change = (tensor - start[tensor_name]).double()
         moved += change.norm().item()
         # Adaptive optimisers divide by √v: where a gradient is nearly zero, rounding decides its sign.
-        difference = (sums[tensor_name].double() - tensor.double()).norm()
+        difference = (summed[tensor_name].double() - tensor.double()).norm()
         assert difference <= 2e-3 * change.norm() + 1e-6 * tensor.double().norm(), tensor_name
     assert moved > 1e-3
 
 
 def test_neither_who_is_observed_nor_the_observer_changes_a_bit(federate, same_bits):
     federation = federate("strategy=fedavg", "num_clients=8", *VIT, *FEW)
-    alone = federation.start(SeededSampling(summing(federation, 3), 0))
-    seen = []
+    alone = federation.start(federation.rounds(worker_sums=sums(3)))
+    seen, plain = [], []
     policy = ObservePolicy(clients=[1, 5])
-    curious = HonestButCurious.in_federation(
-        summing(federation, 3, {1, 5}),
-        federation.setup.factory(),
-        policy,
-        lambda observation, truth: seen.append((observation, truth)),
-    )
-    observed = federation.start(SeededSampling(curious, 0))
+    observed = federation.start(federation.observed(seen, policy, worker_sums=sums(3, {1, 5})))
     assert same_bits(alone, observed)
     assert [observation.client for observation, _ in seen] == [1, 5] * 2
     assert all(truth is not None for _, truth in seen)
-    plain = []
-    federation.start(
-        SeededSampling(
-            HonestButCurious.in_federation(
-                federation.strategy(), federation.setup.factory(), policy, lambda o, t: plain.append(o)
-            ),
-            0,
-        ),
-        num_rounds=1,
-    )
-    for (left, _), right in zip(seen, plain, strict=False):
+    federation.start(federation.observed(plain, policy), num_rounds=1)
+    for (left, _), (right, _) in zip(seen, plain, strict=False):
         assert left.update.tensors.keys() == right.update.tensors.keys()
         assert all(left.update.tensors[n].equal(t) for n, t in right.update.tensors.items())
 
 
 def test_only_observed_updates_travel(federate):
     federation = federate("strategy=fedavg", "num_clients=7", *MLP, *FEW)
-    listener = Listener(summing(federation, 3, {4}))
-    federation.start(SeededSampling(listener, 0), num_rounds=1)
-    assert [ARRAYS in content for content in listener.contents] == [False] * 4 + [True] + [False] * 2
-    assert sum(SUM in content for content in listener.contents) == 1
-    assert not any(AUDIT in content for n, content in enumerate(listener.contents) if n != 4)
+    rounds, grid, contents = federation.rounds(worker_sums=sums(3, {4})), federation.grid(), []
+    exchange = grid.send_and_receive
+
+    def listen(messages, *, timeout=None):
+        replies = sorted(exchange(messages, timeout=timeout), key=lambda reply: reply.metadata.src_node_id)
+        contents.extend(set(reply.content) for reply in replies)
+        return replies
+
+    grid.send_and_receive = listen
+    rounds.train(1, to_arrays(federation.setup.model.state_dict()), grid)
+    assert [ARRAYS in content for content in contents] == [False] * 4 + [True] + [False] * 2
+    assert sum(SUM in content for content in contents) == 1
+    assert not any(AUDIT in content for n, content in enumerate(contents) if n != 4)
 
 
 def test_clients_that_share_other_tensors_or_nothing_have_sums_of_their_own(federate):
@@ -123,9 +96,8 @@ def test_clients_that_share_other_tensors_or_nothing_have_sums_of_their_own(fede
     federation.grid = make_edited_grid
     results = {}
     for kind in ("whole", "sums"):
-        inner = OmitSilent(CompleteUpdates(federation.strategy()))
-        strategy = WorkerSums(inner, size=2) if kind == "sums" else inner
-        results[kind] = from_arrays(federation.start(SeededSampling(strategy, 0), num_rounds=1))
+        rounds = federation.rounds(worker_sums=WorkerSums(size=2) if kind == "sums" else None)
+        results[kind] = from_arrays(federation.start(rounds, num_rounds=1))
     for name, tensor in results["whole"].items():
         torch.testing.assert_close(results["sums"][name], tensor, rtol=1e-5, atol=1e-6)
 

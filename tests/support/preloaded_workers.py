@@ -20,7 +20,15 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-PRELOADED = ("timm", "clients.app", "attacks.attack", "experiments.audit.command", "experiments.matrix.command")
+PRELOADED = (
+    "timm",
+    "datasets",
+    "sklearn.datasets",
+    "clients.app",
+    "attacks.attack",
+    "experiments.audit.command",
+    "experiments.matrix.command",
+)
 WORKER = "/default_worker.py"
 """Ray's own script of a worker."""
 FIRST_JOB = "01000000"

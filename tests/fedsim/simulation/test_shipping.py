@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from fedsim.simulation.kept_memory import KEPT_MEMORY
+from fedsim.memory.kept import KEPT_MEMORY
 from fedsim.simulation.shipping import JOB, PACKAGES, absolute, runtime_env
 
 

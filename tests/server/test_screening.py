@@ -9,23 +9,21 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from experiments.cli.logs import log_to
 from fedsim.report.render import build_report
 from fedsim.settings.composition import image_side
-from fedsim.simulation import node_id_of, partition_of
+from fedsim.simulation import InlineGrid, node_id_of, partition_of
 from fedsim.storage.run_folder import RunFolder
-from fedsim.wire.partial_sums import SUM_WANTED
-from fedsim.wire.records import ARRAYS, AUDITED, CONFIG, METRICS, NUM_EXAMPLES, UPDATE, from_arrays, to_arrays
+from fedsim.wire.records import ARRAYS, METRICS, NUM_EXAMPLES, UPDATE, from_arrays, to_arrays
 from fedsim.wire.reply_checks import ReplyRules
-from server.completion import CompleteUpdates
-from server.recording import RoundRecorder
-from server.rejecting import RejectMalformed, plain
-from server.silence import OmitSilent
-from server.wrapping import StrategyWrapper
-from tests.fuzz.federation import GRID, KINDS, Server, as_reply, honest, make_rules, start
+from server.aggregation import complete
+from server.rounds import Rounds, WorkerSums
+from server.screening import Screening, plain
+from tests.fuzz.federation import KINDS, Server, as_reply, honest, make_rules, start
 
 FOLDER = Path(__file__).resolve().parents[2] / "conf" / "strategy"
 STRATEGIES = sorted(path for path in FOLDER.glob("*.yaml") if path.stem != "qfedavg")
@@ -43,27 +41,6 @@ def aggregate():
         return arrays, metrics, server.failures
 
     return call
-
-
-@pytest.fixture
-def spy():
-    """What gets through to a strategy, without one."""
-
-    class Spy(StrategyWrapper):
-        def __init__(self):
-            self.got = []
-
-        def configure_train(self, server_round, arrays, config, grid):
-            return [Message(RecordDict({ARRAYS: arrays, CONFIG: config}), node_id_of(0), "train")]
-
-        def aggregate_train(self, server_round, replies):
-            self.got = list(replies)
-            return None, None
-
-        def aggregate_evaluate(self, server_round, replies):
-            self.got = list(replies)
-
-    return Spy()
 
 
 def spoilt(kind, client):
@@ -93,7 +70,7 @@ def test_every_strategy_goes_on_and_stays_finite(aggregate, path):
         contents[5][ARRAYS][name] = Array(np.full(array.shape, 1e12, dtype=np.float32))
     contents[5][METRICS]["train_loss"] = 1e12
     with np.errstate(all="ignore"):
-        arrays, _, failures = aggregate(kind, contents, inner if kind == "gradient" else CompleteUpdates(inner))
+        arrays, _, failures = aggregate(kind, contents, inner)
     assert list(failures) == [3]
     assert all(tensor.isfinite().all() for tensor in from_arrays(arrays).values())
 
@@ -160,57 +137,56 @@ def test_deltas_may_lack_different_tensors(aggregate):
 
 
 @pytest.mark.parametrize("kind", ["weights", "delta"])
-def test_the_order_of_tensors_is_not_the_clients_to_choose(spy, kind):
+def test_the_order_of_tensors_is_not_the_clients_to_choose(kind):
     """Some of Flower's strategies go by the place of a tensor."""
     content = honest(kind, 0)
     content[ARRAYS] = ArrayRecord(dict(reversed(start().items())))
-    completed = CompleteUpdates(spy)
-    completed.configure_train(1, start(), ConfigRecord(), GRID)
-    completed.aggregate_train(1, [as_reply(content, 0)])
-    assert list(spy.got[0].content[ARRAYS]) == list(start())
+    assert list(complete(as_reply(content, 0), start()).content[ARRAYS]) == list(start())
 
 
-def test_evaluation_replies_are_checked_too(spy):
+def test_evaluation_replies_are_checked_too():
     good = {NUM_EXAMPLES: 5, "loss": 0.3, "accuracy": 0.5}
     contents = [RecordDict({METRICS: MetricRecord(m)}) for m in (good, {**good, EVIL: 1.0}, {**good, "loss": np.inf})]
-    RejectMalformed(spy, make_rules("delta")).aggregate_evaluate(1, map(as_reply, contents, range(3)))
-    assert [reply.has_error() for reply in spy.got] == [False, True, True]
+    screened = Screening(make_rules("delta")).evaluate(map(as_reply, contents, range(3)))
+    assert [reply.has_error() for reply in screened] == [False, True, True]
 
 
-def test_a_clients_own_words_are_one_line(spy):
+def test_a_clients_own_words_are_one_line():
     said = as_reply(RecordDict(), 0)
-    wrapper = RejectMalformed(spy, make_rules("delta"))
     errors = [Error(2, f"ValueError: {EVIL}\x1b[31m\ud800{'x' * 9000}"), Error(2, "ValueError: no"), Error(0)]
-    wrapper.aggregate_train(1, [Message(error=error, metadata=said.metadata) for error in errors])
-    reasons = [reply.error.reason for reply in spy.got]
+    replies = [Message(error=error, metadata=said.metadata) for error in errors]
+    screened = Screening(make_rules("delta")).train(replies, start())
+    reasons = [reply.error.reason for reply in screened]
     assert reasons[0].startswith("ValueError: <script>alert(1)</script> 2026-11-01 00:00:00,000 INFO")
     assert reasons[0].isprintable()
     assert len(reasons[0]) == 500
     assert reasons[1:] == ["ValueError: no", "no reason given"]
-    assert [reply.error.code for reply in spy.got] == [2, 2, 0]
+    assert [reply.error.code for reply in screened] == [2, 2, 0]
     assert plain("a\r\n\tb\u2028c\0") == "a b c?"
 
 
-def test_no_two_nodes_are_the_same_partition(spy):
-    wrapper = RejectMalformed(spy, make_rules("delta"))
-    wrapper.configure_train(1, start(), ConfigRecord(), GRID)
-    wrapper.aggregate_train(1, [as_reply(honest("delta", partition), node) for node, partition in enumerate([4, 5, 4])])
-    assert [reply.has_error() for reply in spy.got] == [False, False, True]
-    assert spy.got[2].error.reason == f"malformed reply: it claims partition 4, as node {node_id_of(0)} does"
+def test_no_two_nodes_are_the_same_partition():
+    replies = [as_reply(honest("delta", partition), node) for node, partition in enumerate([4, 5, 4])]
+    screened = Screening(make_rules("delta")).train(replies, start())
+    assert [reply.has_error() for reply in screened] == [False, False, True]
+    assert screened[2].error.reason == f"malformed reply: it claims partition 4, as node {node_id_of(0)} does"
 
 
 @pytest.mark.parametrize("checks", [True, False])
-def test_sums_are_taken_from_a_grid_that_checked_what_is_in_them_alone(spy, monkeypatch, checks):
-    monkeypatch.setattr(type(GRID), "checks_replies", checks, raising=False)
+@pytest.mark.parametrize("summed", [True, False])
+def test_sums_are_taken_from_a_grid_that_checked_what_is_in_them_alone(monkeypatch, checks, summed):
     content = honest("delta", 0)
     content["fedsim.sum"] = content.pop(ARRAYS)
-    wrapper = RejectMalformed(spy, make_rules("delta"), partition_of)
-    wrapper.configure_train(1, start(), ConfigRecord({SUM_WANTED: 4}), GRID)
-    wrapper.aggregate_train(1, [as_reply(content, 0)])
-    assert spy.got[0].has_error() is not checks
-    wrapper.configure_train(2, start(), ConfigRecord(), GRID)
-    wrapper.aggregate_train(2, [as_reply(content, 0)])
-    assert spy.got[0].has_error()
+    grid = InlineGrid(2, lambda: pytest.fail("no client is asked"))
+    monkeypatch.setattr(type(grid), "checks_replies", checks)
+    monkeypatch.setattr(grid, "send_and_receive", lambda messages, *, timeout=None: [as_reply(content, 0)])
+    monkeypatch.setattr("server.rounds.aggregate", lambda *_, **__: (None, None))
+    screening = Screening(make_rules("delta"), partition_of)
+    worker_sums = WorkerSums(size=4) if summed else None
+    rounds = Rounds(FedAvg(), screening=screening, worker_sums=worker_sums, client_of=partition_of)
+    rounds.train(1, start(), grid)
+    refused = 0 in {failure["client"] for failure in rounds.record.failures}
+    assert refused is not (checks and summed)
 
 
 def test_nothing_of_it_reaches_disk_or_report_unescaped(tmp_path):
@@ -239,7 +215,7 @@ def test_nothing_of_it_reaches_disk_or_report_unescaped(tmp_path):
         server.round(replies)
         getLogger("server").warning("client 3 raised:\n%s\x1b[2J\rgone", EVIL)
     assert len(server.failures) == len(places) + 2
-    folder.append("metrics", {"round": 1, "failures": server.recorder.record.failures})
+    folder.append("metrics", {"round": 1, "failures": server.rounds.record.failures})
     page = build_report(tmp_path).read_text(encoding="utf-8")
     assert "<script>alert" not in page
     assert r"\x3cscript\x3e" in page
@@ -250,7 +226,7 @@ def test_nothing_of_it_reaches_disk_or_report_unescaped(tmp_path):
     assert not [line for line in lines if not re.match(r"\d{4}-\d\d-\d\d .* (INFO|WARNING) (server|flwr)|    ", line)]
     assert all(line.replace("\t", " ").isprintable() for line in lines)
     assert not [line for line in lines if line.startswith("2026-11-01 00:00:00,000")]
-    assert any("WARNING server.rejecting: client 3: malformed reply: " in line for line in lines)
+    assert any("WARNING server.screening: client 3: malformed reply: " in line for line in lines)
 
 
 @pytest.mark.parametrize("strategy", ["fedsgd", "fedavg"])
@@ -273,12 +249,10 @@ def test_honest_clients_are_never_refused(federate, strategy, settings):
     config, model = federation.config, federation.setup.model
     kind, side = config["client"]["share"], image_side(config["model"])
     rules = ReplyRules.of(model, kind, defenses=tuple(config["defense"]), batch_size=300, image_shape=(3, side, side))
-    inner = federation.strategy()
-    recorder = RoundRecorder(OmitSilent(inner if kind == "gradient" else CompleteUpdates(inner)), partition_of)
-    guarded = RejectMalformed(recorder, rules, partition_of)
-    grid, arrays = federation.grid(), to_arrays(model.state_dict())
-    messages = guarded.configure_train(1, arrays, ConfigRecord({AUDITED: True}), grid)
-    found, _ = guarded.aggregate_train(1, grid.send_and_receive(messages))
-    assert recorder.record.failures == []
-    assert recorder.record.metrics["clients"] == 3
+    seen = []
+    rounds = federation.observed(seen, screening=Screening(rules, partition_of), client_of=partition_of)
+    found = rounds.train(1, to_arrays(model.state_dict()), federation.grid())
+    assert rounds.record.failures == []
+    assert rounds.record.metrics["clients"] == len(seen) == 3
+    assert all(truth is not None for _, truth in seen)
     assert torch.isfinite(next(iter(from_arrays(found).values()))).all()

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from fedsim.simulation.kept_memory import KEPT_MEMORY, settle, settled
+from fedsim.memory.kept import KEPT_MEMORY, settle, settled
 
 FAULTS = """
 import ctypes, resource, sys
-from fedsim.simulation.kept_memory import keep_memory
+from fedsim.memory.kept import keep_memory
 if sys.argv[1] == "kept":
     keep_memory()
 libc = ctypes.CDLL(None)

@@ -9,34 +9,9 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.update import LocalProtocol, Update
-from fedsim.wire.records import METRICS, from_arrays, to_reply
-from server.completion import CompleteUpdates
-from server.epsilon import LargestEpsilon
-from server.sampling import SeededSampling
-from server.silence import OmitSilent
-from server.strategy_state import restore_strategy, strategy_state
-from server.worker_sums import WorkerSums
-
-
-class Reporting(LargestEpsilon):
-    """Keeps what it was told by clients, and what it reported."""
-
-    def __init__(self, inner):
-        super().__init__(inner)
-        self.told, self.reported = [], []
-
-    def aggregate_train(self, server_round, replies):
-        replies = list(replies)
-        self.told.append(
-            {
-                reply.metadata.src_node_id: float(reply.content.metric_records[METRICS]["dp_sgd_epsilon"])
-                for reply in replies
-                if not reply.has_error()
-            }
-        )
-        arrays, metrics = super().aggregate_train(server_round, replies)
-        self.reported.append(float(metrics["dp_sgd_epsilon"]))
-        return arrays, metrics
+from fedsim.wire.records import METRICS, from_arrays, to_arrays, to_reply
+from server.privacy_budget import PrivacyBudget
+from server.rounds import WorkerSums
 
 
 @pytest.mark.parametrize("strategy", ["fedsgd", "fedavg"])
@@ -50,13 +25,21 @@ def test_no_client_of_a_federation_has_spent_more_than_is_reported(strategy, sum
         "client.batch_size=4",
         "client.local_steps=2",
     )
-    inner = federation.strategy() if strategy == "fedsgd" else CompleteUpdates(federation.strategy())
-    reporting = Reporting(WorkerSums(OmitSilent(inner), size=2) if summed else OmitSilent(inner))
-    federation.start(SeededSampling(reporting, 0), num_rounds=4)
-    spent = {}
-    for told, reported in zip(reporting.told, reporting.reported, strict=True):
-        spent |= told
-        assert reported == max(spent.values())
+    rounds = federation.rounds(worker_sums=WorkerSums(size=2) if summed else None)
+    grid, arrays, spent = federation.grid(), to_arrays(federation.setup.model.state_dict()), {}
+    exchange = grid.send_and_receive
+
+    def listen(messages, *, timeout=None):
+        replies = list(exchange(messages, timeout=timeout))
+        for reply in replies:
+            epsilon = reply.content.metric_records[METRICS]["dp_sgd_epsilon"]
+            spent[reply.metadata.src_node_id] = float(epsilon)
+        return replies
+
+    grid.send_and_receive = listen
+    for server_round in range(1, 5):
+        arrays = rounds.train(server_round, arrays, grid)
+        assert rounds.take().metrics["dp_sgd_epsilon"] == max(spent.values())
     assert len({round(epsilon, 6) for epsilon in spent.values()}) > 1, "clients took part in unequally many rounds"
 
 
@@ -80,15 +63,22 @@ def replies(*reports):
     return made
 
 
+def reported(budget, server_round, replies):
+    """What Flower's strategy makes of a round, and its metrics with the budget."""
+    budget.hear(server_round, replies)
+    arrays, metrics = FedAvg(fraction_evaluate=0.0).aggregate_train(server_round, replies)
+    return arrays, budget.put_into(metrics)
+
+
 def test_other_metrics_stay_means_and_the_largest_stays():
-    strategy = LargestEpsilon(FedAvg(fraction_evaluate=0.0))
+    budget = PrivacyBudget()
     reports = [{"a_epsilon": 8.0, "loss": 2.0}, {"a_epsilon": 1.0, "loss": 13.0}, None]
-    arrays, metrics = strategy.aggregate_train(1, replies(*reports))
+    arrays, metrics = reported(budget, 1, replies(*reports))
     assert from_arrays(arrays)["weight"].tolist() == [1.0, 1.0]
     assert dict(metrics) == {"a_epsilon": 8.0, "loss": pytest.approx(12.0)}
-    _, metrics = strategy.aggregate_train(2, replies(None, {"a_epsilon": 3.0, "loss": 1.0}))
+    _, metrics = reported(budget, 2, replies(None, {"a_epsilon": 3.0, "loss": 1.0}))
     assert dict(metrics) == {"a_epsilon": 8.0, "loss": 1.0}
-    assert dict(strategy.aggregate_train(3, replies(None))[1]) == {"a_epsilon": 8.0}
+    assert dict(reported(budget, 3, replies(None))[1]) == {"a_epsilon": 8.0}
 
 
 @pytest.mark.parametrize(
@@ -104,14 +94,14 @@ def test_other_metrics_stay_means_and_the_largest_stays():
     ],
 )
 def test_a_client_that_forgot_what_it_had_spent_bounds_nothing(told, expected, caplog):
-    strategy = LargestEpsilon(FedAvg(fraction_evaluate=0.0))
+    budget = PrivacyBudget()
     for server_round, (epsilon, since) in enumerate(told, 1):
         more = {} if since is None else {"a_epsilon_since": float(since)}
         steady = {"a_epsilon": 0.1 * server_round, "a_epsilon_since": 1.0} if more else {"a_epsilon": 0.1}
         if server_round == 2:  # a resumed run remembers
-            before, strategy = strategy, LargestEpsilon(FedAvg(fraction_evaluate=0.0))
-            restore_strategy(strategy, strategy_state(before))
-        _, metrics = strategy.aggregate_train(server_round, replies(steady, {"a_epsilon": epsilon, **more}))
+            before, budget = budget, PrivacyBudget()
+            budget.load_state_dict(before.state_dict())
+        _, metrics = reported(budget, server_round, replies(steady, {"a_epsilon": epsilon, **more}))
     assert dict(metrics) == {"a_epsilon": pytest.approx(max(expected, steady["a_epsilon"]))}
     assert ("client 1 has forgotten" in caplog.text) == (expected == math.inf)
     assert "client 0" not in caplog.text
@@ -120,30 +110,25 @@ def test_a_client_that_forgot_what_it_had_spent_bounds_nothing(told, expected, c
 @pytest.mark.parametrize("defense", ["dp_sgd", "local_dp"])
 def test_a_node_that_is_started_anew_makes_the_budget_unknown(defense, federate):
     federation = federate("strategy=fedavg", "num_clients=2", f"defense=[{defense}]", "client.local_steps=1")
-    found = []
-
-    class Kept(LargestEpsilon):
-        def aggregate_train(self, server_round, replies):
-            arrays, metrics = super().aggregate_train(server_round, replies)
-            found.append(dict(metrics))
-            return arrays, metrics
-
-    strategy = Kept(OmitSilent(CompleteUpdates(federation.strategy())))
-    federation.start(strategy, num_rounds=2)
-    federation.start(strategy, num_rounds=2)  # the same server, nodes without a memory
+    found, rounds = [], federation.rounds()
+    for _ in range(2):  # the same server, nodes without a memory
+        grid, arrays = federation.grid(), to_arrays(federation.setup.model.state_dict())
+        for server_round in (1, 2):
+            arrays = rounds.train(server_round, arrays, grid)
+            found.append(rounds.take().metrics)
     values = [metrics[f"{defense}_epsilon"] for metrics in found]
     assert 0 < values[0] < values[1] < values[2] == values[3] == math.inf
     assert not any("since" in name for metrics in found for name in metrics)
 
 
 def test_without_a_budget_nothing_is_added():
-    strategy = LargestEpsilon(FedAvg(fraction_evaluate=0.0))
-    assert dict(strategy.aggregate_train(1, replies({"loss": 2.0}))[1]) == {"loss": 2.0}
-    assert strategy.aggregate_train(2, replies(None)) == (None, None)
+    budget = PrivacyBudget()
+    assert dict(reported(budget, 1, replies({"loss": 2.0}))[1]) == {"loss": 2.0}
+    assert reported(budget, 2, replies(None)) == (None, None)
 
 
 def test_a_resumed_run_remembers_it():
-    first, second = (LargestEpsilon(FedAvg(fraction_evaluate=0.0)) for _ in range(2))
-    first.aggregate_train(1, replies({"a_epsilon": 8.0}))
-    restore_strategy(second, strategy_state(first))
-    assert dict(second.aggregate_train(2, replies(None, {"a_epsilon": 3.0}))[1]) == {"a_epsilon": 8.0}
+    first, second = PrivacyBudget(), PrivacyBudget()
+    reported(first, 1, replies({"a_epsilon": 8.0}))
+    second.load_state_dict(first.state_dict())
+    assert dict(reported(second, 2, replies(None, {"a_epsilon": 3.0}))[1]) == {"a_epsilon": 8.0}

@@ -5,30 +5,24 @@ from collections.abc import Iterable, Mapping
 from logging import getLogger
 from typing import Any
 
-from flwr.app import ArrayRecord, Message, MetricRecord
-from flwr.serverapp.strategy import Strategy
+from flwr.app import Message, MetricRecord
 
 from fedsim.bounds.privacy import began_anew, is_epsilon, is_first_round, largest_epsilons
 from fedsim.wire.contents import config_records, metric_records
 from fedsim.wire.records import METRICS, UPDATE
-from server.wrapping import StrategyWrapper
 
 logger = getLogger(__name__)
 
 
-class LargestEpsilon(StrategyWrapper):
-    """Reports of every ε the largest of any client in any round so far; `inner` reports a mean weighted by examples.
+class PrivacyBudget:
+    """Of every ε the largest of any client in any round so far; a strategy reports a mean weighted by examples.
 
     A client's ε is of all its rounds and never falls: clients that this round left out have spent theirs too. One that
     began to count anew (a SuperNode keeps its count in memory and was started again) has spent more than it says, and
     how much more its new count cannot tell: from then on that ε is ∞.
-
-    It must see a reply of each client, with its metrics; where updates are summed on workers that is outside
-    `WorkerSums`.
     """
 
-    def __init__(self, inner: Strategy) -> None:
-        super().__init__(inner)
+    def __init__(self) -> None:
         self._largest: dict[str, float] = {}
         self._reported: dict[str, dict[str, float]] = {}
 
@@ -39,16 +33,18 @@ class LargestEpsilon(StrategyWrapper):
         self._largest = dict(state["largest"])
         self._reported = {who: dict(told) for who, told in state.get("reported", {}).items()}
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        replies = list(replies)
+    def hear(self, server_round: int, replies: Iterable[Message]) -> None:
+        """A round's replies, one of each client with its metrics: before updates are taken out of any."""
         heard = [reply for reply in replies if not reply.has_error() and METRICS in metric_records(reply.content)]
         reports = [self._believed(server_round, reply) for reply in heard]
         self._largest = largest_epsilons([self._largest, *reports])
-        arrays, metrics = self.inner.aggregate_train(server_round, replies)
+
+    def put_into(self, metrics: MetricRecord | None) -> MetricRecord | None:
+        """The strategy's metrics with the budget in place of its means."""
+        if not self._largest:
+            return metrics
         told = {name: value for name, value in (metrics or {}).items() if not is_first_round(name)}
-        return arrays, metrics if not self._largest else MetricRecord({**told, **self._largest})
+        return MetricRecord({**told, **self._largest})
 
     def _believed(self, server_round: int, reply: Message) -> Mapping[str, object]:
         """The client's metrics, with ∞ for each ε that it began anew."""

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fedsim.simulation import peak_memory as memory
-from fedsim.simulation.peak_memory import Memory, Meter, peak_memory
+from fedsim.memory import peak as memory
+from fedsim.memory.peak import Memory, Meter, peak_memory
 
 
 def test_the_peak_grows_with_what_is_held():

@@ -3,17 +3,13 @@
 from collections.abc import Callable, Iterable, Sequence
 from logging import getLogger
 
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 
 from fedsim.wire.contents import config_records
-from fedsim.wire.partial_sums import sum_size
-from fedsim.wire.records import ARRAYS, CONFIG, METRICS, UPDATE
+from fedsim.wire.records import ARRAYS, METRICS, UPDATE
 from fedsim.wire.reply_checks import MalformedReply, ReplyRules, check_evaluate_reply, check_train_reply
 from fedsim.wire.reply_votes import Names, unlike, usual_names
-from server.wrapping import StrategyWrapper
 
 logger = getLogger(__name__)
 
@@ -23,59 +19,44 @@ LONGEST_REASON = 500
 Check = Callable[[RecordDict, int | None], None]
 
 
-class RejectMalformed(StrategyWrapper):
+class Screening:
     """Turns a malformed reply into an error reply that says why; the round goes on with the others.
 
-    It must be the outermost wrapper: whatever it wraps reads replies that are as an honest client's. That no client
-    uses names of its own is settled by what most clients sent, since Flower's strategies refuse a round in which they
-    differ. Updates that come back summed can only be checked where they were made: a Grid that does so says it by
-    `checks_replies`, and in such a round its word is taken.
+    That no client uses names of its own is settled by what most clients sent, since Flower's strategies refuse a round
+    in which they differ. Updates that come back summed can only be checked where they were made.
 
     Args:
         client_of: a client's number from its node id, where the Grid numbers its nodes; None: a client says itself who
             it is, and no two of a round may say the same.
     """
 
-    def __init__(self, inner: Strategy, rules: ReplyRules, client_of: Callable[[int], int] | None = None) -> None:
-        super().__init__(inner)
+    def __init__(self, rules: ReplyRules, client_of: Callable[[int], int] | None = None) -> None:
         self._rules = rules
         self._client_of = client_of
-        self._start = ArrayRecord()
-        self._checked = False
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        self._start = arrays
-        messages = list(self.inner.configure_train(server_round, arrays, config, grid))
-        instructions = config_records(messages[0].content).get(CONFIG) if messages else None
-        self._checked = instructions is not None and sum_size(instructions) > 0 and _checks_replies(grid)
-        return messages
+    def train(self, replies: Iterable[Message], start: ArrayRecord, checked: bool = False) -> list[Message]:
+        """Replies to instructions to train from `start`.
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        Args:
+            checked: they were checked where they were made, before they were summed: the Grid's word is taken.
+        """
         screened = [_with_plain_error(reply) for reply in replies]
-        if self._checked:
+        if checked:
             for reply in screened:
                 if reply.has_error() and reply.error.code == ErrorCode.UNKNOWN:
                     self._log(reply, reply.error.reason)
-        else:
-            screened = self._screen(screened, self._check_train)
-            if self._client_of is None:
-                screened = self._once_each(screened)
-            screened = self._alike(screened, "metrics", lambda content: tuple(sorted(content[METRICS])))
-            if self._rules.kind == "gradient":  # whole weights are completed where tensors are missing
-                screened = self._alike(screened, "tensors", lambda content: tuple(sorted(content[ARRAYS])))
-        return self.inner.aggregate_train(server_round, screened)
+            return screened
+        screened = self._screen(screened, lambda content, who: check_train_reply(content, start, self._rules, who))
+        if self._client_of is None:
+            screened = self._once_each(screened)
+        screened = self._alike(screened, "metrics", lambda content: tuple(sorted(content[METRICS])))
+        if self._rules.kind == "gradient":  # whole weights are completed where tensors are missing
+            screened = self._alike(screened, "tensors", lambda content: tuple(sorted(content[ARRAYS])))
+        return screened
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def evaluate(self, replies: Iterable[Message]) -> list[Message]:
         screened = [_with_plain_error(reply) for reply in replies]
-        screened = self._screen(screened, lambda content, _: check_evaluate_reply(content, self._rules))
-        return self.inner.aggregate_evaluate(server_round, screened)
-
-    def _check_train(self, content: RecordDict, client: int | None) -> None:
-        check_train_reply(content, self._start, self._rules, client)
+        return self._screen(screened, lambda content, _: check_evaluate_reply(content, self._rules))
 
     def _screen(self, replies: Iterable[Message], check: Check) -> list[Message]:
         screened = []
@@ -121,10 +102,6 @@ class RejectMalformed(StrategyWrapper):
         node = reply.metadata.src_node_id
         who = f"node {node}" if self._client_of is None else f"client {self._client_of(node)}"
         logger.warning("%s: %s", who, reason)
-
-
-def _checks_replies(grid: Grid) -> bool:
-    return bool(getattr(grid, "checks_replies", False))
 
 
 def _with_plain_error(reply: Message) -> Message:

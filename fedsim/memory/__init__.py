@@ -1,0 +1,1 @@
+"""What a process keeps in memory, and how much it needed at most."""

@@ -1,0 +1,183 @@
+"""From a round's replies to the next global model: what stands between them and the user's strategy."""
+
+import copy
+import math
+from collections.abc import Iterable, Sequence
+from logging import getLogger
+
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import Strategy
+
+from fedsim.wire.contents import array_records, config_records, metric_records
+from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE
+from fedsim.wire.records import ARRAYS, NUM_EXAMPLES, UPDATE, from_array, to_array
+from server.summing import FEWEST, Sums, in_groups
+from server.worker_sums import carries_sum, means
+
+logger = getLogger(__name__)
+
+Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
+
+
+def aggregate(
+    strategy: Strategy,
+    server_round: int,
+    start: ArrayRecord,
+    replies: Sequence[Message],
+    *,
+    completes: bool = True,
+    sums: Sums | None = None,
+) -> Aggregated:
+    """What the strategy makes of a round's replies, as if each were of a client that shared all its weights.
+
+    Args:
+        start: the global model that the round began with.
+        replies: screened, in the order in which they are to be summed. No update is written into.
+        completes: the strategy averages whole weights: deltas are added to `start`, withheld tensors taken from it.
+        sums: secure aggregation: a client that has nobody to be summed with is left out.
+    """
+    alone, speaking = _alone(replies, sums)
+    if alone:
+        names = ", ".join(map(str, sorted(alone)))
+        logger.warning("round %d: %s aborts, no other shares with client %s", server_round, (sums or Sums()).by, names)
+        if any(carries_sum(reply) for reply in replies):
+            alone = speaking
+        replies = _without(replies, alone)
+    if any(carries_sum(reply) for reply in replies):
+        replies = list(means(replies))
+    arrays, metrics = _of_speaking(strategy, server_round, start, replies, completes)
+    return None if alone and alone == speaking else arrays, metrics
+
+
+def alone_in_group(clients: Iterable[int], speaking: set[int], size: int | None) -> set[int]:
+    """Of the clients that share something those in whose group fewer than `FEWEST` do; groups as in `in_groups`.
+
+    A sum over one client is its update: secure aggregation aborts there. The server sees the model before and after,
+    and a step that held one more client's update would show it.
+    """
+    groups = [speaking.intersection(group) for group in in_groups(clients, size)]
+    return {client for group in groups if len(group) < FEWEST for client in group}
+
+
+def complete(reply: Message, start: ArrayRecord) -> Message:
+    """A reply with whole weights, in the order of the global model, where its client shared a delta or withheld some.
+
+    Some of Flower's strategies go by the place of a tensor, not by its name: the order is no client's to choose.
+    """
+    kind = config_records(reply.content)[UPDATE]["kind"]
+    sent = array_records(reply.content)[ARRAYS]
+    if kind == "weights" and list(sent) == list(start):
+        return reply
+    weights: dict[str, Array] = {}
+    for name, before in start.items():
+        if name not in sent:
+            weights[name] = before
+        elif kind == "weights":
+            weights[name] = sent[name]
+        else:
+            weights[name] = to_array(from_array(before) + from_array(sent[name]))
+    return _with_arrays(reply, ArrayRecord(weights))
+
+
+def restore(arrays: ArrayRecord, start: ArrayRecord, shared: set[str]) -> ArrayRecord:
+    """The bits of `start` where nobody shared a tensor, and its types.
+
+    Averaging n equal tensors rounds, and averaging integers makes floats: both are undone.
+    """
+    restored: dict[str, Array] = {}
+    for name, before in start.items():
+        if name not in shared:
+            restored[name] = before
+        elif arrays[name].dtype != before.dtype:
+            restored[name] = to_array(from_array(arrays[name]).to(from_array(before).dtype))
+        else:
+            restored[name] = arrays[name]
+    return ArrayRecord(restored)
+
+
+def _of_speaking(
+    strategy: Strategy, server_round: int, start: ArrayRecord, replies: Sequence[Message], completes: bool
+) -> Aggregated:
+    """Without the clients that answer and share nothing; their metrics still count.
+
+    Where nobody shares anything the round leaves the model as it was.
+    """
+    speaking = [reply for reply in replies if not _shares_nothing(reply)]
+    if len(speaking) == len(replies):
+        return _of_whole(strategy, server_round, start, speaking, completes)
+    arrays: ArrayRecord | None = start
+    metrics: MetricRecord | None = None
+    if any(not reply.has_error() for reply in speaking):
+        arrays, metrics = _of_whole(strategy, server_round, start, speaking, completes)
+    answered = [reply for reply in replies if not reply.has_error()]
+    return arrays, MetricRecord({**(metrics or {}), **_mean_metrics(answered)})
+
+
+def _of_whole(
+    strategy: Strategy, server_round: int, start: ArrayRecord, replies: Sequence[Message], completes: bool
+) -> Aggregated:
+    if not completes:
+        return strategy.aggregate_train(server_round, replies)
+    shared = {name for reply in replies if not reply.has_error() for name in array_records(reply.content)[ARRAYS]}
+    whole = [reply if reply.has_error() else complete(reply, start) for reply in replies]
+    arrays, metrics = strategy.aggregate_train(server_round, whole)
+    return None if arrays is None else restore(arrays, start, shared), metrics
+
+
+def _alone(replies: Sequence[Message], sums: Sums | None) -> tuple[set[int], set[int]]:
+    """The clients that have nobody to be summed with, and all that share something."""
+    if sums is None:
+        return set(), set()
+    answered = [reply for reply in replies if not reply.has_error()]
+    speaking = {_client(reply) for reply in answered if not _shares_nothing(reply)}
+    return alone_in_group(map(_client, answered), speaking, sums.clients), speaking
+
+
+def _without(replies: Sequence[Message], alone: set[int]) -> list[Message]:
+    """The replies with nothing shared by these clients, and without any sum."""
+    kept = []
+    for reply in replies:
+        if not reply.has_error():
+            records = {k: record for k, record in reply.content.items() if k not in (SUM, SUM_OF, SUM_UPDATE)}
+            nothing = {ARRAYS: ArrayRecord()} if _client(reply) in alone else {}
+            reply = copy.copy(reply)
+            reply.content = RecordDict({**records, **nothing})
+        kept.append(reply)
+    return kept
+
+
+def _with_arrays(reply: Message, arrays: ArrayRecord) -> Message:
+    records = {key: record for key, record in reply.content.items() if key != ARRAYS}
+    made = copy.copy(reply)
+    made.content = RecordDict({ARRAYS: arrays, **records})
+    return made
+
+
+def _shares_nothing(reply: Message) -> bool:
+    """An answer with no tensor in it; one without arrays was summed where it was made: its client shared something."""
+    if reply.has_error():
+        return False
+    records = array_records(reply.content)
+    return ARRAYS in records and len(records[ARRAYS]) == 0
+
+
+def _mean_metrics(replies: Sequence[Message]) -> dict[str, float]:
+    """The numbers that all clients report, weighted by examples as Flower's strategies do."""
+    reported = [next(iter(metric_records(reply.content).values()), MetricRecord()) for reply in replies]
+    weights = [_number(record, NUM_EXAMPLES) or 0.0 for record in reported]
+    total = sum(weights) or 1.0
+    found: dict[str, float] = {}
+    for name in reported[0]:
+        values = [value for record in reported if (value := _number(record, name)) is not None]
+        if name != NUM_EXAMPLES and len(values) == len(reported):
+            found[name] = math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / total
+    return found
+
+
+def _number(record: MetricRecord, name: str) -> float | None:
+    value = record.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _client(reply: Message) -> int:
+    return int(config_records(reply.content)[UPDATE]["partition-id"])  # type: ignore[arg-type]
