@@ -5,8 +5,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from defenses import perturbation as perturbation  # loaded, so that records may name them
-from defenses import position as position
 from defenses.base import Defense, DefenseChain
 from fedsim.errors import ConfigError
 from fedsim.models import ModelWrapper

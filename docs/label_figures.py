@@ -9,9 +9,9 @@ from typing import Any
 
 import PIL.Image
 
-from experiments.benchmarks.label_rules import RULES, SETS
 from experiments.benchmarks.labels import train
 from experiments.engine.setup import prepare
+from experiments.studies.gradinversion.label_rules import RULES, SETS
 from experiments.studies.gradinversion.labels import known_features, measure
 from fedsim.determinism import torch_generator
 from fedsim.report.draw.png import COLOURS, GRID, drawing, plain_numbers

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedsim.result import AttackResult as AttackResult
     from fedsim.update import LocalProtocol as LocalProtocol
     from fedsim.update import Update as Update
-    from server.honest_but_curious import HonestButCurious as HonestButCurious
+    from server.curious.honest_but_curious import HonestButCurious as HonestButCurious
 
 __version__ = "0.1.0"
 
@@ -44,7 +44,7 @@ _HOMES = {
     "AttackResult": "fedsim.result",
     "Audit": "experiments.python.audit",
     "Run": "experiments.python.run",
-    "HonestButCurious": "server.honest_but_curious",
+    "HonestButCurious": "server.curious.honest_but_curious",
     "Attack": "attacks.base",
     "Defense": "defenses.base",
     "ConfigError": "fedsim.errors",

@@ -11,8 +11,8 @@ from flwr.serverapp.strategy import Strategy
 from fedsim.wire.contents import array_records, config_records, metric_records
 from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE
 from fedsim.wire.records import ARRAYS, NUM_EXAMPLES, UPDATE, from_array, to_array
-from server.summing import FEWEST, Sums, in_groups
-from server.worker_sums import carries_sum, means
+from server.sums.on_workers import carries_sum, means
+from server.sums.summing import FEWEST, Sums, in_groups
 
 logger = getLogger(__name__)
 

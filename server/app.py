@@ -26,14 +26,14 @@ from fedsim.tracking import Trackers
 from fedsim.update import State
 from fedsim.wire.records import from_arrays, to_arrays
 from fedsim.wire.reply_checks import ReplyRules
-from server.federation_replies import FederationReplies, OnObservation
-from server.observing import ObservePolicy
-from server.resume import ResumePoint, ResumePoints
+from server.curious.federation_replies import FederationReplies, OnObservation
+from server.curious.policy import ObservePolicy
+from server.resume.points import ResumePoint, ResumePoints
 from server.rounds import Rounds, WorkerSums
 from server.screening import Screening
-from server.summing import Sums
+from server.sums.on_workers import is_weighted_mean
+from server.sums.summing import Sums
 from server.timing import Stopwatch, timings
-from server.worker_sums import is_weighted_mean
 
 logger = getLogger(__name__)
 

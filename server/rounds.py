@@ -17,13 +17,13 @@ from fedsim.wire.partial_sums import sum_size
 from fedsim.wire.records import CONFIG
 from fedsim.wire.tensor_records import TensorArray
 from server.aggregation import aggregate
-from server.federation_replies import FederationReplies
+from server.curious.federation_replies import FederationReplies
 from server.privacy_budget import PrivacyBudget
+from server.resume.strategy_state import restore_strategy, strategy_state
 from server.screening import Screening
-from server.strategy_state import restore_strategy, strategy_state
-from server.summing import Sums
+from server.sums.on_workers import ask_for_sums
+from server.sums.summing import Sums
 from server.timing import Stopwatch
-from server.worker_sums import ask_for_sums
 
 CYCLES_WORTH = 2**26
 """Bytes of updates in a round from which a search for cycles pays: Flower's strategies leave them in some."""

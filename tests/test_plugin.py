@@ -86,7 +86,7 @@ def test_federated_run(federated):
 def test_a_killed_run_resumes(runs, federated, tmp_path):
     folder = tmp_path / "run"
     chosen = ["attack=[bias_rows,labels]", "defense=[random_mask]", *CHOSEN, *INLINE, *FEDERATION]
-    runs.run(*chosen, f"run_dir={folder}", at="server.resume:ResumePoints.after_round", call=2, how="after")
+    runs.run(*chosen, f"run_dir={folder}", at="server.resume.points:ResumePoints.after_round", call=2, how="after")
     assert not (folder / "summary.json").exists()
     runs.run(f"resume={folder}")
     assert same_state(folder, federated)

@@ -16,13 +16,13 @@ from torch.func import vmap
 from attacks.base import Frame
 from attacks.generative.generator import Generator
 from attacks.generative.spaces import GeneratorLatent
-from attacks.optimization.derivative import MixedDerivative
 from attacks.optimization.engine import GradientMatching
-from attacks.optimization.memory import candidate_bytes, chunk_size, default_budget
-from attacks.optimization.objectives import Objective
+from attacks.optimization.matching.derivative import MixedDerivative
+from attacks.optimization.matching.objectives import Objective
 from attacks.optimization.priors.base import Prior
 from attacks.optimization.problem import Problem
-from attacks.optimization.search import Found, NotFiniteError, SearchSettings
+from attacks.optimization.search.memory import candidate_bytes, chunk_size, default_budget
+from attacks.optimization.search.search import Found, NotFiniteError, SearchSettings
 from attacks.session import Session
 from fedsim.errors import ConfigError, NotApplicable
 

@@ -17,12 +17,12 @@ from attacks.generative.spaces import (
     features_at,
 )
 from attacks.optimization.engine import GradientMatching
-from attacks.optimization.objectives import Objective
-from attacks.optimization.optimisers import OptimiserSettings
+from attacks.optimization.matching.objectives import Objective
 from attacks.optimization.priors.base import Prior
 from attacks.optimization.problem import Problem
-from attacks.optimization.schedule import Schedule
-from attacks.optimization.search import Found, SearchSettings
+from attacks.optimization.search.optimisers import OptimiserSettings
+from attacks.optimization.search.schedule import Schedule
+from attacks.optimization.search.search import Found, SearchSettings
 from attacks.session import Session
 from fedsim.errors import ConfigError
 

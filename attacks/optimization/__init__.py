@@ -1,8 +1,7 @@
 """Attacks that search for pictures whose update is the one that was shared: one engine, the papers as settings."""
 
 from attacks.optimization.engine import GradientMatching
-from attacks.optimization.group import GroupConsistency
-from attacks.optimization.objectives import (
+from attacks.optimization.matching.objectives import (
     L1,
     Cosine,
     LayerCosine,
@@ -12,10 +11,11 @@ from attacks.optimization.objectives import (
     SquaredL2,
     TagDistance,
 )
-from attacks.optimization.optimisers import OptimiserSettings
+from attacks.optimization.matching.signs import SignCosine
 from attacks.optimization.parametrisation import Parametrisation, PatchRowSpace, Pixels
-from attacks.optimization.schedule import Schedule
-from attacks.optimization.sign_matching import SignCosine
+from attacks.optimization.search.group import GroupConsistency
+from attacks.optimization.search.optimisers import OptimiserSettings
+from attacks.optimization.search.schedule import Schedule
 
 __all__ = [
     "L1",

@@ -10,11 +10,9 @@ import torch
 from attacks.analytic.patch_gradient import examples_behind
 from attacks.base import Attack, Certificate, Needs, Reconstruction
 from attacks.label.recover import RULES
-from attacks.optimization.derivative import METHODS, MixedDerivative, make_derivative
-from attacks.optimization.group import GroupConsistency
-from attacks.optimization.memory import candidate_bytes, chunk_size, default_budget
-from attacks.optimization.objectives import Cosine, Objective
-from attacks.optimization.optimisers import OptimiserSettings
+from attacks.optimization.matching.derivative import METHODS, MixedDerivative, make_derivative
+from attacks.optimization.matching.objectives import Cosine, Objective
+from attacks.optimization.matching.victim import make_victim, set_fused_attention
 from attacks.optimization.parametrisation import Parametrisation, Pixels
 from attacks.optimization.priors.base import Prior
 from attacks.optimization.problem import (
@@ -30,9 +28,11 @@ from attacks.optimization.problem import (
     with_clip,
 )
 from attacks.optimization.puzzle import masked_rows, of_pictures
-from attacks.optimization.schedule import Schedule, check_piecewise
-from attacks.optimization.search import Found, NotFiniteError, Search, SearchSettings
-from attacks.optimization.victim import make_victim, set_fused_attention
+from attacks.optimization.search.group import GroupConsistency
+from attacks.optimization.search.memory import candidate_bytes, chunk_size, default_budget
+from attacks.optimization.search.optimisers import OptimiserSettings
+from attacks.optimization.search.schedule import Schedule, check_piecewise
+from attacks.optimization.search.search import Found, NotFiniteError, Search, SearchSettings
 from attacks.session import Session
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attacks.analytic.patch_gradient import examples_behind
 from attacks.label import RecoverLabels
-from attacks.optimization.local_steps import (
+from attacks.optimization.matching.local_steps import (
     GradientMap,
     SurrogateWeights,
     UnrolledSteps,
@@ -20,10 +20,10 @@ from attacks.optimization.local_steps import (
     update_scale,
     weight_change,
 )
-from attacks.optimization.objectives import Clipped, Objective
+from attacks.optimization.matching.objectives import Clipped, Objective
+from attacks.optimization.matching.victim import Victim
 from attacks.optimization.parametrisation import Parametrisation, Space
 from attacks.optimization.priors.base import Prior, PriorTerm
-from attacks.optimization.victim import Victim
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import State

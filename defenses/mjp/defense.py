@@ -16,8 +16,8 @@ from defenses.mjp.localisation import COORDINATES, HEADS, LOCALISER, Localiser, 
 from defenses.mjp.mask import blockwise_masks
 from defenses.mjp.settings import option, scale, share, whole
 from defenses.mjp.tally import Tally
-from defenses.position import WithholdPositionEmbedding
-from defenses.withholding import Withhold
+from defenses.model.position import WithholdPositionEmbedding
+from defenses.update.withholding import Withhold
 from fedsim.effects import Effect, MasksPositions, TransformsImages
 from fedsim.errors import ConfigError
 from fedsim.update import State
@@ -118,7 +118,7 @@ class MaskedJigsawPuzzle(Defense):
 
     @property
     def per_picture(self) -> bool:
-        """It does no more than change each picture by itself, from draws that know none; see `defenses.dp_sgd`.
+        """It does no more than change each picture by itself, from draws that know none; see `defenses.privacy.dp_sgd`.
 
         `per=batch` too: what pictures share is drawn without them.
         """

@@ -45,8 +45,8 @@ from fedsim.settings.composition import Config
 from fedsim.simulation.shipping import absolute
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
-from server.results import Job, ResultWriter, has_pictures
-from server.summing import FEWEST, Sums, in_groups
+from server.attack_queue.results import Job, ResultWriter, has_pictures
+from server.sums.summing import FEWEST, Sums, in_groups
 
 logger = getLogger(__name__)
 

@@ -24,8 +24,8 @@ from fedsim.simulation.actor_pool import PooledWorker
 from fedsim.update import State
 from fedsim.wire.records import to_arrays, to_reply
 from fedsim.wire.reply_checks import MalformedReply, ReplyRules, check_shared
-from server.results import Job
-from server.summing import Contribution, RunningSum
+from server.attack_queue.results import Job
+from server.sums.summing import Contribution, RunningSum
 
 UNCOMPUTED = "the update could not be computed: "
 """How the reason of a result begins where there was nothing to attack."""

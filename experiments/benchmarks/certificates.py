@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from attacks.label.residual import certify_counts
 from attacks.label.rules import prior_counts
-from experiments.benchmarks.label_rules import Batch, feature_error
 from experiments.benchmarks.labels import CHUNK, Pictures, head_gradients, train
+from experiments.studies.gradinversion.label_rules import Batch, feature_error
 from fedsim.models import ModelSpec, Normaliser
 
 CLASSES = 10

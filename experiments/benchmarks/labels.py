@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.benchmarks.label_rules import RULES, Batch, Outcome, run_rule
+from experiments.studies.gradinversion.label_rules import RULES, Batch, Outcome, run_rule
 from fedsim.data import FederatedData, ImageFolder
 from fedsim.models import ModelSpec, Normaliser
 

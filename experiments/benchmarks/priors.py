@@ -18,11 +18,21 @@ from typing import Any
 
 from clients.app import resolve_device
 from experiments.audit.command import run_audit
-from experiments.benchmarks.free_pixels import best_setting
-from experiments.benchmarks.judge import Judge, train_judge
-from experiments.benchmarks.prior_cases import COMPARED, DEFENSES, FREE, FULL, ROWS, SMALL, Benchmark, Case, chosen
 from experiments.engine.setup import prepare
 from experiments.prior.command import run_prior
+from experiments.studies.priors_defended.cases import (
+    COMPARED,
+    DEFENSES,
+    FREE,
+    FULL,
+    ROWS,
+    SMALL,
+    Benchmark,
+    Case,
+    chosen,
+)
+from experiments.studies.priors_defended.free_pixels import best_setting
+from experiments.studies.priors_defended.judge import Judge, train_judge
 from fedsim.errors import ConfigError, RunError
 from fedsim.simulation.ray_cluster import quiet_environment
 from fedsim.storage import json_lines

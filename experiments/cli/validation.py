@@ -15,8 +15,8 @@ from fedsim.settings.components import check_settings
 from fedsim.settings.composition import Config
 from fedsim.simulation.placement import Placement, Request, describe_room, living_nodes
 from fedsim.wire.records import ARRAYS, CONFIG
-from server.scheduling import Crew
-from server.summing import FEWEST, Sums
+from server.attack_queue.scheduling import Crew
+from server.sums.summing import FEWEST, Sums
 
 RECORD_KEYS = {"arrayrecord_key": ARRAYS, "configrecord_key": CONFIG}
 """Settings of Flower's strategies that decide under which name a record travels."""

@@ -16,7 +16,7 @@ from clients.app import ClientRuntime
 from clients.replay import replay
 from defenses.base import DefenseChain, Plan
 from defenses.compose import build_chain, load_wrappers
-from defenses.secure_aggregation import SecureAggregation
+from defenses.update.secure_aggregation import SecureAggregation
 from experiments.cli.call import say_doing
 from experiments.cli.machine import cores
 from experiments.cli.validation import check_common, check_room, crews, placement, worker_counts
@@ -37,9 +37,9 @@ from fedsim.storage.observation_files import load_observation
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
 from fedsim.wire.reply_checks import ReplyRules
-from server.results import ResultWriter
-from server.scheduling import AttackScheduler, InlineAttacks, OnResult, RayAttacks
-from server.summing import Sums
+from server.attack_queue.results import ResultWriter
+from server.attack_queue.scheduling import AttackScheduler, InlineAttacks, OnResult, RayAttacks
+from server.sums.summing import Sums
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from defenses.leakage_gate import LeakageGate
+from defenses.update.leakage_gate import LeakageGate
 from experiments.audit.command import choose_pictures, divide, run_audit
 from experiments.cli import call as cli
 from experiments.cli.errors import ConfigFault, config_error, one_line

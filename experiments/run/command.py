@@ -58,11 +58,11 @@ from fedsim.storage.run_folder import RunFolder
 from fedsim.storage.sealed import SealedStates
 from fedsim.tracking import Trackers
 from server.app import ServerPlan, build_server_app
-from server.observing import ObservePolicy
-from server.pending import PendingObservations, record_observation
-from server.results import Job, ResultWriter
-from server.resume import ResumePoint, ResumePoints
-from server.scheduling import AttackScheduler, RayAttacks
+from server.attack_queue.pending import PendingObservations, record_observation
+from server.attack_queue.results import Job, ResultWriter
+from server.attack_queue.scheduling import AttackScheduler, RayAttacks
+from server.curious.policy import ObservePolicy
+from server.resume.points import ResumePoint, ResumePoints
 
 RunGrid = SimulatedGrid | NumberedGrid
 

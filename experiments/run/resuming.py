@@ -9,9 +9,9 @@ from experiments.engine.setup import Setup
 from fedsim.errors import ConfigError
 from fedsim.storage.run_folder import RunFolder
 from fedsim.storage.sealed import SealedStates
-from server.pending import PendingObservations
-from server.results import has_pictures
-from server.resume import ResumePoint, newest_point
+from server.attack_queue.pending import PendingObservations
+from server.attack_queue.results import has_pictures
+from server.resume.points import ResumePoint, newest_point
 
 STATES_IN_A_POINT = 4
 """The global state, and what a strategy may keep of its size: the weights before, momentum and variance."""

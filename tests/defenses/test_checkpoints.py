@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from defenses.base import DefenseChain
 from defenses.compose import build_chain
 from defenses.mjp import MaskedJigsawPuzzle
-from defenses.position import FixedPositionEmbedding
+from defenses.model.position import FixedPositionEmbedding
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, ModelSpec
 from fedsim.models.checkpoint import REDRAWN

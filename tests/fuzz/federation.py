@@ -15,9 +15,9 @@ from fedsim.simulation import InlineGrid, node_id_of, partition_of
 from fedsim.update import LocalProtocol, Update
 from fedsim.wire.records import ARRAYS, to_arrays, to_reply
 from fedsim.wire.reply_checks import ReplyRules
-from server.federation_replies import FederationReplies
+from server.curious.federation_replies import FederationReplies
+from server.curious.policy import ObservePolicy
 from server.fedsgd import FedSGD
-from server.observing import ObservePolicy
 from server.rounds import Rounds
 from server.screening import Screening
 

@@ -11,8 +11,8 @@ from fedsim.update import LocalProtocol, Update
 from fedsim.wire.records import from_arrays, to_arrays, to_reply
 from server.aggregation import aggregate, alone_in_group
 from server.fedsgd import FedSGD
-from server.summing import Sums
-from server.worker_sums import ask_for_sums
+from server.sums.on_workers import ask_for_sums
+from server.sums.summing import Sums
 
 STATE = {"weight": torch.tensor([1.0, 2.0]), "frozen": torch.tensor([7.0])}
 KINDS = ("gradient", "delta", "weights")

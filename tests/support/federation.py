@@ -17,8 +17,8 @@ from experiments.engine.setup import Setup
 from fedsim.determinism import seeded_globals
 from fedsim.simulation import InlineGrid
 from fedsim.wire.records import to_arrays
-from server.federation_replies import FederationReplies
-from server.observing import ObservePolicy
+from server.curious.federation_replies import FederationReplies
+from server.curious.policy import ObservePolicy
 from server.rounds import Rounds
 
 

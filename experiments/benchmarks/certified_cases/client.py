@@ -19,7 +19,7 @@ from fedsim.settings.composition import build_spec
 from fedsim.update import State
 from fedsim.wire.records import to_arrays, to_reply
 from fedsim.wire.reply_checks import check_shared
-from server.summing import Contribution, RunningSum
+from server.sums.summing import Contribution, RunningSum
 
 
 class Client:

@@ -1,4 +1,4 @@
-"""Lines of `attacks.jsonl` as `server.results` writes them, with whatever scores a case wants."""
+"""Lines of `attacks.jsonl` as `server.attack_queue.results` writes them, with whatever scores a case wants."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

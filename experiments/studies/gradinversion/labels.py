@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from experiments.benchmarks.label_rules import Batch, Outcome, run_rule
 from experiments.benchmarks.labels import CHUNK, REFERENCE, draw, head_features, head_gradients
 from experiments.engine.setup import Setup
+from experiments.studies.gradinversion.label_rules import Batch, Outcome, run_rule
 from experiments.studies.gradinversion.page import RULES_SHOWN
 from experiments.studies.harness.ledger import Entry
 from fedsim.data import ImageSet

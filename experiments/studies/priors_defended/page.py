@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.benchmarks.free_pixels import SETTINGS, TRIED
-from experiments.benchmarks.prior_cases import FREE
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Table, counted, spread_of
 from experiments.studies.harness.tables import Value, mean
+from experiments.studies.priors_defended.cases import FREE
+from experiments.studies.priors_defended.free_pixels import SETTINGS, TRIED
 from fedsim.metrics.perceptual import lpips_hint
 from fedsim.report.draw.png import COLOURS, drawing
 

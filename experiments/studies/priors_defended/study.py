@@ -19,9 +19,6 @@ from typing import Any
 import torch
 
 from attacks.running import run_attack
-from experiments.benchmarks.free_pixels import SETTINGS, best_setting
-from experiments.benchmarks.judge import Judge, train_judge
-from experiments.benchmarks.prior_cases import DEFENSES, FREE, FULL, SMALL, Benchmark, Case, chosen, composed
 from experiments.cli.call import console
 from experiments.engine.setup import prepare
 from experiments.prior.command import run_prior
@@ -31,6 +28,9 @@ from experiments.studies.harness.command import call
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Unit, carry_out, check, command_of, parser, publish, seeds
 from experiments.studies.harness.victims import finished, presets
+from experiments.studies.priors_defended.cases import DEFENSES, FREE, FULL, SMALL, Benchmark, Case, chosen, composed
+from experiments.studies.priors_defended.free_pixels import SETTINGS, best_setting
+from experiments.studies.priors_defended.judge import Judge, train_judge
 from experiments.studies.priors_defended.page import ATTACKS, DEFENDED, page
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.accuracy import mean_softmax

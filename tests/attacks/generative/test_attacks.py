@@ -9,7 +9,7 @@ import torch
 from attacks.generative import GGL, GIAS, GIFD, Generator, GeneratorSamples
 from attacks.optimization import Cosine, GradientMatching, OptimiserSettings, Schedule, SquaredL2
 from attacks.optimization.priors import TotalVariation
-from attacks.optimization.search import NotFiniteError
+from attacks.optimization.search.search import NotFiniteError
 from attacks.session import Session
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec

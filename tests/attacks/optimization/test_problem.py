@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.optimization.objectives import Clipped, Cosine, SquaredL2
+from attacks.optimization.matching.objectives import Clipped, Cosine, SquaredL2
 from attacks.optimization.problem import (
     blind,
     known_labels,

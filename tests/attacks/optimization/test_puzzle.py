@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from attacks.optimization.engine import GradientMatching, _alike
-from attacks.optimization.objectives import Cosine, SquaredL2
-from attacks.optimization.optimisers import OptimiserSettings
+from attacks.optimization.matching.objectives import Cosine, SquaredL2
+from attacks.optimization.matching.victim import make_victim
 from attacks.optimization.problem import shared_update
 from attacks.optimization.puzzle import masked_rows, of_pictures
-from attacks.optimization.victim import make_victim
+from attacks.optimization.search.optimisers import OptimiserSettings
 from clients.training import LossGradient
 from defenses import (
     Batch,

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from fedsim.storage.durable import locked
-from server.results import COLUMNS
+from server.attack_queue.results import COLUMNS
 from tests.experiments.run_files import SMALL_AUDIT as SMALL
 from tests.experiments.run_files import rows
 

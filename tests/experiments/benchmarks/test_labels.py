@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from experiments.benchmarks.label_rules import RULES, Batch, run_rule
 from experiments.benchmarks.labels import draw, head_features, head_gradients, tables
+from experiments.studies.gradinversion.label_rules import RULES, Batch, run_rule
 from fedsim.models import ModelSpec
 
 

@@ -17,7 +17,7 @@ from fedsim.metrics.records import ImageScore
 from fedsim.result import AttackResult
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
-from server.results import Job, ResultWriter
+from server.attack_queue.results import Job, ResultWriter
 
 CASES = [case for group in SYNTHETIC.values() for case in group]
 DRAWINGS = (

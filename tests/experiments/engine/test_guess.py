@@ -12,7 +12,7 @@ from fedsim.ground_truth import GroundTruth
 from fedsim.result import AttackResult
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
-from server.results import Job, ResultWriter
+from server.attack_queue.results import Job, ResultWriter
 
 
 class Pictures:

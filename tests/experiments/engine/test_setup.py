@@ -9,7 +9,7 @@ from experiments.engine import setup
 from fedsim.errors import ConfigError
 from fedsim.simulation import placement
 from fedsim.simulation.placement import Node
-from server.scheduling import InlineAttacks
+from server.attack_queue.scheduling import InlineAttacks
 
 SIMULATION = {
     "engine": "ray",

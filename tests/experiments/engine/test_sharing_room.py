@@ -6,7 +6,7 @@ import pytest
 
 from experiments.run import command as federated
 from fedsim.simulation import InlineGrid
-from server.scheduling import RayAttacks
+from server.attack_queue.scheduling import RayAttacks
 
 
 class Waiting(RayAttacks):

@@ -19,7 +19,7 @@ from experiments.matrix import units as matrix_units
 from fedsim.errors import ConfigError
 from fedsim.report.run.counts import Counts
 from fedsim.storage.durable import locked
-from server.results import ResultWriter
+from server.attack_queue.results import ResultWriter
 from tests.experiments.run_files import rows
 
 CHECKOUT = Path(__file__).parents[3]

@@ -54,7 +54,7 @@ TRAINS = "clients.app:ClientRuntime.train"
 """Three times a round."""
 SEALS = "fedsim.storage.sealed:_sha256"
 """Twice a point: arrays are written, what is not in arrays, then the manifest."""
-POINT = "server.resume:ResumePoints.after_round"
+POINT = "server.resume.points:ResumePoints.after_round"
 APPENDS = "fedsim.storage.json_lines:append_whole"
 """Metrics and timings of round 0, two results of attacks, metrics and timings of round 1, the same of round 2 …"""
 MOMENTS = {
@@ -63,8 +63,8 @@ MOMENTS = {
     "between a round and its resume point": (POINT, 2, "before"),
     "in a line of the metrics": (APPENDS, 9, "half"),
     "in a line of the attacks": (APPENDS, 8, "half"),
-    "between two attacks": ("server.results:ResultWriter.write", 3, "after"),
-    "between a picture and its line": ("server.results:save_png", 3, "after"),
+    "between two attacks": ("server.attack_queue.results:ResultWriter.write", 3, "after"),
+    "between a picture and its line": ("server.attack_queue.results:save_png", 3, "after"),
     "after the last round": (POINT, 4, "after"),
     "before the report": ("experiments.engine.reporting:end_with_report", 1, "before"),
 }

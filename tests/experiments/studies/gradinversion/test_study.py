@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from attacks.running import run_attack
-from experiments.benchmarks.label_rules import RULES
 from experiments.studies.gradinversion import study as gradinversion
+from experiments.studies.gradinversion.label_rules import RULES
 from experiments.studies.gradinversion.labels import batch_of, known_features
 from experiments.studies.gradinversion.page import ARMS, LAZY, REGISTERED, RULES_SHOWN, page
 from experiments.studies.gradinversion.study import SCALES, Scale, configuration, of_arm, plan, read_labels, train

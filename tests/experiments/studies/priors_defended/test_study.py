@@ -9,10 +9,10 @@ import torch
 
 from attacks.learned.checkpoint import load_trained
 from attacks.running import run_attack
-from experiments.benchmarks import judge
-from experiments.benchmarks.prior_cases import DEFENSES, Case
 from experiments.studies.harness.client import Client
+from experiments.studies.priors_defended import judge
 from experiments.studies.priors_defended import study as priors_defended
+from experiments.studies.priors_defended.cases import DEFENSES, Case
 from experiments.studies.priors_defended.page import ATTACKS, DEFENDED, PAPERS
 from experiments.studies.priors_defended.study import SCALES, Scale, configuration, plan
 from fedsim.errors import RunError

@@ -1,0 +1,1 @@
+"""What a search compares: the update of a candidate, its distance to the shared one, and the derivative of that."""

@@ -1,0 +1,189 @@
+"""From pictures to what a client shares, through one gradient or several local steps."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from attacks.optimization.matching.victim import Victim
+from fedsim.errors import NotApplicable
+from fedsim.observation import Observation
+from fedsim.update import LocalProtocol, State
+
+Variables = dict[str, Tensor]
+"""What the attack optimises, of one candidate: `images` [B,C,H,W], `labels` [B] or logits [B,classes], `alpha` []."""
+
+UNROLLED = ("sgd", "adam", "adamw")
+
+
+class UpdateMap(ABC):
+    """u(x): what the client would have shared for x, in units of a gradient, differentiable."""
+
+    plain = False
+    """Whether u(x) = ∂L/∂θ at the weights sent, which finite differences need."""
+
+    def __init__(self, victim: Victim) -> None:
+        self.victim = victim
+
+    @abstractmethod
+    def __call__(self, variables: Variables) -> State: ...
+
+
+class GradientMap(UpdateMap):
+    """∂L/∂θ at the weights that the server sent."""
+
+    plain = True
+
+    def __call__(self, variables: Variables) -> State:
+        return self.victim.gradient(self.victim.params, variables["images"], variables["labels"])
+
+
+class UnrolledSteps(UpdateMap):
+    """(θ_0 - θ_k)/s after the client's k steps, simulated; s makes it a gradient's size.
+
+    Each step takes the next `batch_size` pictures in their order, an epoch's last step those that are left, as the
+    client does. Later epochs take the same batches again: the client draws new ones, and nobody else knows which.
+    Where labels of several batches are given in another order than the client's, its pictures are no exact solution:
+    see `Problem.ordered`.
+
+    Raises:
+        NotApplicable: an optimiser that is not simulated.
+    """
+
+    def __init__(self, victim: Victim, protocol: LocalProtocol) -> None:
+        super().__init__(victim)
+        if protocol.optimizer not in UNROLLED:
+            raise NotApplicable(f"local steps of {protocol.optimizer} are not simulated (only {', '.join(UNROLLED)})")
+        self.protocol = protocol
+        self.scale = update_scale(protocol)
+
+    def __call__(self, variables: Variables) -> State:
+        images, labels = variables["images"], variables["labels"]
+        start = self.victim.params
+        params, first, second = dict(start), dict[str, Tensor](), dict[str, Tensor]()
+        size = self.protocol.batch_size
+        begins = range(0, len(images), size)
+        for step, lr in enumerate(self.protocol.lrs):
+            begin = begins[step % len(begins)]
+            part = slice(begin, begin + size)
+            gradient = self.victim.gradient(params, images[part], labels[part])
+            gradient = regularised(gradient, params, start, self.protocol)
+            if self.protocol.optimizer == "sgd":
+                params, first = self._sgd(params, gradient, first, lr)
+            else:
+                params, first, second = self._adam(params, gradient, first, second, lr, step + 1)
+        return {name: (start[name] - params[name]) / self.scale for name in start}
+
+    def _sgd(self, params: State, gradient: State, buffer: State, lr: float) -> tuple[State, State]:
+        """torch.optim.SGD's step, momentum and Nesterov included."""
+        momentum = self.protocol.momentum
+        if not momentum:
+            return {n: params[n] - lr * gradient[n] for n in params}, buffer
+        kept = 1.0 - self.protocol.dampening
+        moved = {n: momentum * buffer[n] + kept * g if buffer else g for n, g in gradient.items()}
+        step = {n: g + momentum * moved[n] if self.protocol.nesterov else moved[n] for n, g in gradient.items()}
+        return {n: params[n] - lr * step[n] for n in params}, moved
+
+    def _adam(
+        self, params: State, gradient: State, first: State, second: State, lr: float, step: int
+    ) -> tuple[State, State, State]:
+        """torch.optim.Adam's or AdamW's step."""
+        (beta1, beta2), eps = self.protocol.betas, self.protocol.eps
+        first = {n: (beta1 * first[n] if first else 0.0) + (1 - beta1) * g for n, g in gradient.items()}
+        second = {n: (beta2 * second[n] if second else 0.0) + (1 - beta2) * g.square() for n, g in gradient.items()}
+        shrink = 1.0 - lr * self.protocol.weight_decay if self.protocol.optimizer == "adamw" else 1.0
+        moved = {}
+        for name, value in params.items():
+            mean, power = first[name] / (1 - beta1**step), second[name] / (1 - beta2**step)
+            # The tiny term keeps the root's derivative finite where a gradient is exactly zero.
+            moved[name] = shrink * value - lr * mean / ((power + 1e-38).sqrt() + eps)
+        return moved, first, second
+
+
+class SurrogateWeights(UpdateMap):
+    """∂L/∂θ at (1 - α)·θ_0 + α·θ_k, a point between the weights sent and returned (Zhu et al. 2023, SME).
+
+    The mean of the gradients along the way, weight decay and FedProx's pull included, is matched by one at the best
+    such point; α is optimised too.
+    """
+
+    def __init__(self, victim: Victim, end: State, protocol: LocalProtocol) -> None:
+        super().__init__(victim)
+        self.protocol = protocol
+        self.change = {name: end[name] - start for name, start in victim.params.items()}
+
+    def __call__(self, variables: Variables) -> State:
+        alpha = variables["alpha"]
+        start = self.victim.params
+        params = {name: tensor + alpha * self.change[name] for name, tensor in start.items()}
+        gradient = self.victim.gradient(params, variables["images"], variables["labels"])
+        return regularised(gradient, params, start, self.protocol)
+
+
+def regularised(gradient: State, params: State, start: State, protocol: LocalProtocol) -> State:
+    """∂L/∂θ at `params` with weight decay, coupled as SGD and Adam have it, and FedProx's pull towards `start`."""
+    decay = 0.0 if protocol.optimizer == "adamw" else protocol.weight_decay
+    mu = protocol.proximal_mu
+    if not decay and not mu:
+        return gradient
+    return {n: g + decay * params[n] + mu * (params[n] - start[n]) for n, g in gradient.items()}
+
+
+@dataclass(frozen=True)
+class AdamGradient:
+    """A gradient read off Adam's first step; `resolved` marks the entries that could be."""
+
+    gradient: State
+    resolved: dict[str, Bool[Tensor, "..."]]
+
+    @property
+    def share(self) -> float:
+        entries = sum(mask.numel() for mask in self.resolved.values())
+        return sum(int(mask.sum()) for mask in self.resolved.values()) / max(1, entries)
+
+
+def invert_adam_first_step(delta: State, lr: float, eps: float, relative_error: float) -> AdamGradient:
+    """|g| = ε r/(1 - r) with r = |Δ|/lr, the sign being that of -Δ; elementwise.
+
+    The first step is lr·g/(|g| + ε) whatever the betas. Entries with |g| ≫ ε have r = 1 up to rounding: the
+    delta says their sign only. They are given the least gradient that would round so.
+
+    Args:
+        relative_error: of the delta's entries, of the size of the lr: the rounding of weights in the update's dtype.
+    """
+    gradient, resolved = {}, {}
+    for name, tensor in delta.items():
+        ratio = (tensor.double().abs() / lr).clamp(max=1.0)
+        rest = (1.0 - ratio).clamp(min=relative_error)
+        gradient[name] = -tensor.double().sign() * eps * ratio / rest
+        resolved[name] = (ratio > 2 * relative_error) & (1.0 - ratio > 2 * relative_error)
+    return AdamGradient(gradient, resolved)
+
+
+def update_scale(protocol: LocalProtocol) -> float:
+    """What divides a weight change to make it the size of a gradient (SGD), or of Adam's unit steps."""
+    return protocol.gradient_scale() if protocol.optimizer == "sgd" else max(sum(protocol.lrs), 1e-30)
+
+
+def weight_change(observation: Observation) -> dict[str, Float[Tensor, "..."]]:
+    """θ_k - θ_0 of what was shared, float64, by name.
+
+    Raises:
+        NotApplicable: a gradient was shared, not the outcome of local steps.
+    """
+    update = observation.update
+    if update.kind == "gradient":
+        raise NotApplicable("the client shared a gradient, not the outcome of local steps")
+    floating = {name: tensor.double() for name, tensor in update.tensors.items() if tensor.is_floating_point()}
+    if update.kind == "delta":
+        return floating
+    return {name: tensor - observation.global_state[name].double() for name, tensor in floating.items()}
+
+
+def rounding_of_delta(observation: Observation, lr: float) -> float:
+    """The relative error that float rounding of the weights leaves in an Adam step of size lr."""
+    weights = [tensor for tensor in observation.global_state.values() if tensor.is_floating_point()]
+    size = torch.stack([weight.double().abs().mean() for weight in weights if weight.numel()]).median()
+    return float(torch.finfo(weights[0].dtype).eps * size / lr)

@@ -1,0 +1,1 @@
+"""Defenses that change the images before the model sees them."""

@@ -1,0 +1,1 @@
+"""Defenses with a differential-privacy guarantee."""

@@ -1,0 +1,1 @@
+"""Attacks beside the training: queued on workers, resumed, and their results written."""

@@ -1,0 +1,1 @@
+"""What the server keeps of what clients send: replies as observations."""

@@ -1,0 +1,1 @@
+"""Sums over clients: those of secure aggregation, and those that workers add up."""

@@ -1,0 +1,115 @@
+"""Simulated local steps against torch's own optimisers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from attacks.optimization.matching.local_steps import (
+    SurrogateWeights,
+    UnrolledSteps,
+    invert_adam_first_step,
+    update_scale,
+)
+from fedsim.errors import NotApplicable
+
+CASES = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1}),
+    "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01}),
+    "nesterov": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    "adam": (torch.optim.Adam, {"lr": 0.01, "eps": 1e-4, "weight_decay": 0.01}),
+    "adamw": (torch.optim.AdamW, {"lr": 0.01, "eps": 1e-4, "betas": (0.8, 0.95), "weight_decay": 0.1}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_unrolled_steps_are_the_optimisers(small, victim_of, candidates, name):
+    make, settings = CASES[name]
+    observation, _ = small(dtype="float64")
+    victim, _ = victim_of(observation)
+    protocol = replace(
+        observation.protocol,
+        batch_size=2,
+        steps=3,
+        lrs=(settings["lr"],) * 3,
+        optimizer="sgd" if make is torch.optim.SGD else make.__name__.lower(),
+        momentum=settings.get("momentum", 0.0),
+        dampening=settings.get("dampening", 0.0),
+        nesterov=settings.get("nesterov", False),
+        weight_decay=settings.get("weight_decay", 0.0),
+        betas=settings.get("betas", (0.9, 0.999)),
+        eps=settings.get("eps", 1e-8),
+    )
+    images, labels = candidates(1, batch=4, dtype=torch.float64)[0], torch.tensor([1, 2, 3, 4])
+    found = UnrolledSteps(victim, protocol)({"images": images, "labels": labels})
+    model = observation.build_model()
+    optimiser = make(model.parameters(), **settings)
+    for part in (slice(0, 2), slice(2, 4), slice(0, 2)):
+        optimiser.zero_grad()
+        F.cross_entropy(model(images[part]), labels[part]).backward()
+        optimiser.step()
+    for key, parameter in model.named_parameters():
+        expected = (victim.params[key] - parameter.detach()) / update_scale(protocol)
+        torch.testing.assert_close(found[key], expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("pictures", "size", "steps"), [(12, 8, 2), (5, 2, 4), (3, 4, 2)])
+def test_the_last_batch_of_an_epoch_may_be_short(small, victim_of, candidates, pictures, size, steps):
+    """Batches as `clients.training.batches` makes them, in order; every picture has a derivative, mapped ones too."""
+    observation, _ = small(dtype="float64")
+    victim, _ = victim_of(observation)
+    protocol = replace(observation.protocol, batch_size=size, steps=steps, lrs=(0.1,) * steps, optimizer="sgd")
+    unrolled = UnrolledSteps(victim, protocol)
+    images, labels = candidates(2, batch=pictures, dtype=torch.float64), torch.arange(pictures) % 10
+    found = unrolled({"images": images[0], "labels": labels})
+    model = observation.build_model()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts = torch.arange(pictures).split(size)
+    for step in range(steps):
+        part = parts[step % len(parts)]
+        optimiser.zero_grad()
+        F.cross_entropy(model(images[0][part]), labels[part]).backward()
+        optimiser.step()
+    for key, parameter in model.named_parameters():
+        expected = (victim.params[key] - parameter.detach()) / update_scale(protocol)
+        torch.testing.assert_close(found[key], expected, rtol=1e-6, atol=1e-9)
+
+    def size_of(pixels):
+        return torch.stack([t.square().sum() for t in unrolled({"images": pixels, "labels": labels}).values()]).sum()
+
+    derivative = torch.func.vmap(torch.func.grad(size_of))(images)
+    assert bool((derivative.flatten(2).norm(dim=2) > 0).all())
+
+
+def test_unrolling_refuses_other_optimisers(small, victim_of):
+    observation, _ = small()
+    victim, _ = victim_of(observation)
+    with pytest.raises(NotApplicable, match="rmsprop"):
+        UnrolledSteps(victim, replace(observation.protocol, optimizer="rmsprop", lrs=(0.1,)))
+
+
+def test_the_surrogate_lies_between_the_weights(small, victim_of, candidates):
+    observation, _ = small()
+    victim, _ = victim_of(observation)
+    end = {n: t + 0.01 for n, t in victim.params.items()}
+    surrogate = SurrogateWeights(victim, end, observation.protocol)
+    variables = {"images": candidates(1)[0], "labels": torch.tensor([3])}
+    for alpha, params in ((0.0, victim.params), (1.0, end)):
+        found = surrogate({**variables, "alpha": torch.tensor(alpha)})
+        expected = victim.gradient(params, variables["images"], variables["labels"])
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-6)
+
+
+def test_adams_first_step_is_inverted_where_it_can_be():
+    gradient = torch.tensor([3e-7, -2e-6, 0.0, 5.0], dtype=torch.float64)
+    weights = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.Adam([weights], lr=1e-2, eps=1e-6)
+    weights.grad = gradient.clone()
+    optimiser.step()
+    found = invert_adam_first_step({"w": weights.detach()}, 1e-2, 1e-6, relative_error=1e-6)
+    torch.testing.assert_close(found.gradient["w"][:3], gradient[:3], rtol=1e-4, atol=1e-12)
+    assert found.resolved["w"].tolist() == [True, True, False, False]
+    assert 0 < found.gradient["w"][3] <= 5.0
+    assert found.share == 0.5

@@ -1,0 +1,65 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from attacks.optimization.matching.victim import make_victim
+from attacks.optimization.problem import shared_update
+from defenses import Precode
+from fedsim.errors import NotApplicable
+
+
+def test_its_gradient_is_the_clients(small, victim_of, tools):
+    observation, pictures = small(count=2, dtype="float64")
+    victim, target = victim_of(observation)
+    seen = (pictures - 0.5) / 0.5
+    found = victim.gradient(victim.params, seen, torch.tensor([3, 5]))
+    for name, tensor in target.items():
+        torch.testing.assert_close(found[name], tensor)
+
+
+def test_soft_labels_are_softmaxed_logits(small, victim_of, candidates):
+    observation, _ = small()
+    victim, _ = victim_of(observation)
+    images, logits = candidates(1)[0], torch.randn(1, 10, generator=torch.Generator().manual_seed(0))
+    model = observation.build_model()
+    expected = F.cross_entropy(model(images), logits.softmax(dim=-1))
+    torch.testing.assert_close(victim.loss(victim.params, images, logits), expected.detach())
+
+
+def test_dropout_is_left_out(tools, cpu):
+    spec = tools.tiny(img_size=16, kwargs={"depth": 1, "drop_rate": 0.5, "proj_drop_rate": 0.5, "drop_path_rate": 0.5})
+    observation = tools.observe(spec, tools.photographs(16)[:1], [3])
+    victim = make_victim(observation, observation.gradient, cpu, fused_attention=False)
+    images, labels = torch.zeros(1, 3, 16, 16), torch.tensor([3])
+    losses = {float(victim.loss(victim.params, images, labels)) for _ in range(3)}
+    assert len(losses) == 1
+
+
+def test_a_bottlenecks_noise_is_left_out(tools, cpu):
+    spec = tools.tiny(img_size=16, kwargs={"depth": 1})
+    observation = tools.observe(spec, tools.photographs(16)[:1], [3], defenses={"precode": Precode(k=8)})
+    victim = make_victim(observation, observation.gradient, cpu, fused_attention=False)
+    images, labels = torch.zeros(1, 3, 16, 16), torch.tensor([3])
+    assert len({float(victim.loss(victim.params, images, labels)) for _ in range(3)}) == 1
+    noisy = observation.build_model()
+    assert len({float(noisy(images)[0, 0].detach()) for _ in range(3)}) == 3
+
+
+def test_attention_is_fused_only_where_asked(small, cpu):
+    observation, _ = small()
+    for fused in (True, False):
+        victim = make_victim(observation, observation.gradient, cpu, fused)
+        assert victim.model.blocks[0].attn.fused_attn is fused
+
+
+def test_nothing_shared_is_refused(small, cpu):
+    observation, _ = small()
+    with pytest.raises(NotApplicable, match="no gradient"):
+        make_victim(observation, {}, cpu, fused_attention=False)
+
+
+def test_what_is_not_finite_is_refused(small, cpu):
+    observation, _ = small()
+    observation.update.tensors["norm.weight"][0] = torch.nan
+    with pytest.raises(NotApplicable, match="gradient is not finite"):
+        shared_update(observation, "gradient", cpu)
