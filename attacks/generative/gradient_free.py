@@ -22,7 +22,7 @@ from attacks.optimization.matching.objectives import Objective
 from attacks.optimization.priors.base import Prior
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.memory import candidate_bytes, chunk_size, default_budget
-from attacks.optimization.search.search import Found, NotFiniteError, SearchSettings
+from attacks.optimization.search.search import BestCandidate, NotFiniteError, SearchSettings
 from attacks.session import Session
 from fedsim.errors import ConfigError, NotApplicable
 
@@ -101,7 +101,7 @@ class GGL(GradientMatching):
         device: torch.device,
         session: Session,
         settings: SearchSettings | None = None,
-    ) -> list[Found]:
+    ) -> list[BestCandidate]:
         """Victim after victim; each generation is computed at once, as far as memory allows."""
         settings = settings or self.settings
         local = self._local(problems)
@@ -163,7 +163,7 @@ class GGL(GradientMatching):
         settings: SearchSettings,
         device: torch.device,
         session: Session,
-    ) -> Found:
+    ) -> BestCandidate:
         evolution = _Evolution(problem, self.covariance, self.sigma, self.population, seed, settings.steps)
         saved = session.load()
         if saved is not None:
@@ -258,7 +258,7 @@ class _Evolution:
             Frame(step, tensors[f"frame/{index}"], values) for index, (step, values) in enumerate(record["frames"])
         ]
 
-    def result(self, device: torch.device, dtype: torch.dtype) -> Found:
+    def result(self, device: torch.device, dtype: torch.dtype) -> BestCandidate:
         """Raises NotFiniteError where no candidate's objective was finite."""
         if not math.isfinite(self.best):
             raise NotFiniteError("the objective was finite for no candidate")
@@ -270,7 +270,7 @@ class _Evolution:
             "candidates": float(self._cma.population_size),
         }
         images, point = self._images(device, dtype), self._point.to(device)
-        return Found(images, self._problem.labels, values, point, self._rows, self._frames)
+        return BestCandidate(images, self._problem.labels, values, point, self._rows, self._frames)
 
     def _images(self, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "batch c h w"]:
         with torch.no_grad():

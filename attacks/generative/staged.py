@@ -22,19 +22,19 @@ from attacks.optimization.priors.base import Prior
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.optimisers import OptimiserSettings
 from attacks.optimization.search.schedule import Schedule
-from attacks.optimization.search.search import Found, SearchSettings
+from attacks.optimization.search.search import BestCandidate, SearchSettings
 from attacks.session import Session
 from fedsim.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Stage:
+class SearchStage:
     """One of the searches behind the first: its space, and how long and how fast it is searched."""
 
     name: str
     steps: int
     lr: float
-    space: Callable[[GeneratedSpace, Found], GeneratedSpace]
+    space: Callable[[GeneratedSpace, BestCandidate], GeneratedSpace]
 
 
 class StagedMatching(GradientMatching):
@@ -100,7 +100,7 @@ class StagedMatching(GradientMatching):
         return super().cost + sum(stage.steps for stage in self.stages())
 
     @abstractmethod
-    def stages(self) -> Sequence[Stage]:
+    def stages(self) -> Sequence[SearchStage]:
         """The searches behind that of the latent."""
 
     def _search(
@@ -110,7 +110,7 @@ class StagedMatching(GradientMatching):
         device: torch.device,
         session: Session,
         settings: SearchSettings | None = None,
-    ) -> list[Found]:
+    ) -> list[BestCandidate]:
         first = settings or self.settings
         found = super()._search(problems, rngs, device, session.part("latent"), first)
         kept, done = list(found), first.steps
@@ -176,10 +176,10 @@ class GIAS(StagedMatching):
             raise ConfigError("weight_lr", weight_lr, "a positive number")
         self.weight_steps, self.weight_lr = weight_steps, weight_lr
 
-    def stages(self) -> Sequence[Stage]:
+    def stages(self) -> Sequence[SearchStage]:
         if self.weight_steps == 0:
             return ()
-        return (Stage("weights", self.weight_steps, self.weight_lr, _weights_of),)
+        return (SearchStage("weights", self.weight_steps, self.weight_lr, _weights_of),)
 
 
 class GIFD(StagedMatching):
@@ -234,20 +234,20 @@ class GIFD(StagedMatching):
                 raise ConfigError(key, list(values), f"a positive number for each of the {len(numbers)} layers")
         self.plan = list(zip(numbers, radii, layer_steps, layer_lrs, strict=True))
 
-    def stages(self) -> Sequence[Stage]:
+    def stages(self) -> Sequence[SearchStage]:
         return [
-            Stage(f"layer-{layer}", int(steps), float(lr), _features_of(layer, float(radius)))
+            SearchStage(f"layer-{layer}", int(steps), float(lr), _features_of(layer, float(radius)))
             for layer, radius, steps, lr in self.plan
         ]
 
 
-def _weights_of(space: GeneratedSpace, found: Found) -> GeneratedSpace:
+def _weights_of(space: GeneratedSpace, found: BestCandidate) -> GeneratedSpace:
     assert isinstance(space, LatentSpace)
     return WeightSpace(space, found.point)
 
 
-def _features_of(layer: int, radius: float) -> Callable[[GeneratedSpace, Found], GeneratedSpace]:
-    def make(space: GeneratedSpace, found: Found) -> GeneratedSpace:
+def _features_of(layer: int, radius: float) -> Callable[[GeneratedSpace, BestCandidate], GeneratedSpace]:
+    def make(space: GeneratedSpace, found: BestCandidate) -> GeneratedSpace:
         return FeatureSpace(space, features_at(space, found.point, layer), layer, radius)
 
     return make
@@ -258,7 +258,7 @@ def _generated(problem: Problem) -> GeneratedSpace:
     return problem.space
 
 
-def _joined(before: Found, after: Found, done: int) -> Found:
+def _joined(before: BestCandidate, after: BestCandidate, done: int) -> BestCandidate:
     """`after` with the way that led to it in front; its steps are counted from the very first."""
     trace = [{**row, "step": row["step"] + done} for row in after.trace]
     frames = [replace(frame, step=frame.step + done) for frame in after.frames]
@@ -266,7 +266,7 @@ def _joined(before: Found, after: Found, done: int) -> Found:
     return replace(after, values=values, trace=before.trace + trace, frames=before.frames + frames)
 
 
-def _ending(frames: list[Frame], best: Found, problem: Problem) -> list[Frame]:
+def _ending(frames: list[Frame], best: BestCandidate, problem: Problem) -> list[Frame]:
     """The frames with the result as the last, where the last search is not the one that it came from."""
     if not frames or frames[-1].images is best.frames[-1].images:
         return frames

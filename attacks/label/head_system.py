@@ -48,7 +48,7 @@ class HeadSystem:
 
 
 @dataclass(frozen=True)
-class Solution:
+class CountSolution:
     """The best of the starts for each count vector.
 
     Attributes:
@@ -101,7 +101,7 @@ def solve_rows(
     rng: torch.Generator,
     first: Float[Tensor, "problems batch rank"] | None = None,
     every: bool = False,
-) -> Solution:
+) -> CountSolution:
     """Levenberg-Marquardt for all count vectors and starts at once, each until its residual falls below `enough`, or
     no further.
 
@@ -152,7 +152,7 @@ def solve_rows(
     least, best = residual.min(dim=1)
     at = best + starts * torch.arange(len(labels))
     share = (residual < enough).double().mean(dim=1)
-    return Solution(rows[at], errors[at], least, done.all(dim=1) | (least < enough), share)
+    return CountSolution(rows[at], errors[at], least, done.all(dim=1) | (least < enough), share)
 
 
 def normal_equations(

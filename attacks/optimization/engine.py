@@ -32,7 +32,7 @@ from attacks.optimization.search.group import GroupConsistency
 from attacks.optimization.search.memory import candidate_bytes, chunk_size, default_budget
 from attacks.optimization.search.optimisers import OptimiserSettings
 from attacks.optimization.search.schedule import Schedule, check_piecewise
-from attacks.optimization.search.search import Found, NotFiniteError, Search, SearchSettings
+from attacks.optimization.search.search import BestCandidate, NotFiniteError, SearchSettings, SearchState
 from attacks.session import Session
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
@@ -221,7 +221,7 @@ class GradientMatching(Attack):
         device: torch.device,
         session: Session,
         settings: SearchSettings | None = None,
-    ) -> list[Found]:
+    ) -> list[BestCandidate]:
         """One search; `settings` in place of the attack's own where it is not the first of several."""
         settings = settings or self.settings
         local = self._local(problems)
@@ -237,16 +237,16 @@ class GradientMatching(Attack):
         ]
         surrogate = local == "surrogate"
         if settings.optimiser.elementwise:
-            search = Search(problems, derivative, settings, generators, device, surrogate)
+            search = SearchState(problems, derivative, settings, generators, device, surrogate)
             search.chunk = self._chunk(search, derivative, method, device)
             if search.chunk == 1 and method in DIFFERENCES:
                 set_fused_attention(derivative.update.victim.model, True)
             return search.run(session)
         self._chunked = 1
         alone = replace(settings, restarts=1)
-        found: list[Found] = []
+        found: list[BestCandidate] = []
         for index, generator in enumerate(generators):
-            search = Search(problems, derivative, alone, [generator], device, surrogate)
+            search = SearchState(problems, derivative, alone, [generator], device, surrogate)
             try:
                 found += search.run(session.part(f"restart-{index}"))
             except NotFiniteError as error:
@@ -275,7 +275,7 @@ class GradientMatching(Attack):
         objective = with_clip(self.objective.prepare(observation), observation, local)
         return make_derivative(method, update, objective, self.difference_step), method
 
-    def _chunk(self, search: Search, derivative: MixedDerivative, method: str, device: torch.device) -> int:
+    def _chunk(self, search: SearchState, derivative: MixedDerivative, method: str, device: torch.device) -> int:
         if search.count == 1:
             self._chunked = 1
             return 1
@@ -287,7 +287,7 @@ class GradientMatching(Attack):
         return self._chunked
 
 
-def _reconstruction(problem: Problem, found: Found) -> Reconstruction:
+def _reconstruction(problem: Problem, found: BestCandidate) -> Reconstruction:
     labels = found.labels.argmax(dim=-1) if found.labels.is_floating_point() else found.labels
     reason = "a search: a low objective can belong to another picture"
     return Reconstruction(

@@ -135,13 +135,13 @@ class PatchRowSpace(Parametrisation):
         count: int,
         device: torch.device,
         labels: Int[Tensor, " batch"] | None = None,
-    ) -> "RowSpace":
+    ) -> "RowSpaceCoordinates":
         if count < 2:
             raise NotApplicable("one picture leaves nothing free in its row space: attack=[row_space] solves for it")
-        return RowSpace(self.scale, observation, count, device)
+        return RowSpaceCoordinates(self.scale, observation, count, device)
 
 
-class RowSpace(Space):
+class RowSpaceCoordinates(Space):
     """Coordinates of one victim's patches in their row space."""
 
     def __init__(self, scale: float, observation: Observation, count: int, device: torch.device) -> None:

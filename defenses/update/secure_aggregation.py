@@ -15,13 +15,13 @@ class SecureAggregation(Defense):
     """The curious server observes only the mean over a group of clients, weighted by examples, never one update.
 
     It changes nothing on a client, and no bit of the aggregation where every group has clients to sum:
-    `server.sums.summing` forms the sums where observations are made, one a group, and the whole group's pictures are what there is to
-    rebuild. The ideal protocol is simulated, with no masks, no key exchange and no dropout recovery; a client that
-    shares nothing is left out of the sum, and a group of which fewer than two clients share anything aborts: it shows
-    nothing, and is no part of the global model, whose step would show it (`server.aggregation`). The real protocol also
-    rounds updates to integers, which makes its sums a little harder to attack than these. It is in Flower as
-    `secaggplus_mod` (of `flwr.client.mod`) on clients with `SecAggPlusWorkflow` (of `flwr.server.workflow`) on the
-    server.
+    `server.sums.summing` forms the sums where observations are made, one a group, and the whole group's images are
+    what there is to rebuild. The ideal protocol is simulated, with no masks, no key exchange and no dropout recovery; a
+    client that shares nothing is left out of the sum, and a group of which fewer than two clients share anything
+    aborts: it shows nothing, and is no part of the global model, whose step would show it (`server.aggregation`). The
+    real protocol also rounds updates to integers, which makes its sums a little harder to attack than these. It is in
+    Flower as `secaggplus_mod` (of `flwr.client.mod`) on clients with `SecAggPlusWorkflow` (of `flwr.server.workflow`)
+    on the server.
 
     Args:
         clients: in one sum, at least: large federations sum within groups and only then over all (Bonawitz et al.

@@ -13,14 +13,14 @@ import torch
 from attacks.running import build_attack, check_fit
 from attacks.session import discard
 from defenses.compose import build_chain
-from experiments.audit.worker import UNCOMPUTED, AuditBatch, AuditWorker, Ended, failed
+from experiments.audit.worker import UNCOMPUTED, AuditBatch, AuditedAttack, AuditWorker, failed
 from experiments.cli.call import console, run_command, say_doing
 from experiments.cli.completeness import check_complete
 from experiments.cli.logs import log_to
 from experiments.cli.places import find_observations
 from experiments.cli.progress import Bars
 from experiments.cli.validation import attacks_timeout, check_audit, check_common, placement, worker_counts
-from experiments.commands.stage import Stage
+from experiments.commands.stage import CommandStage
 from experiments.engine.choice import estimate_audit, with_engine
 from experiments.engine.reporting import reported
 from experiments.engine.scratch import scratch_folder
@@ -55,7 +55,7 @@ Group = tuple[AuditBatch, ...]
 
 def main() -> None:
     """The command, called from Python: it exits."""
-    run_command(Stage("fedsim-audit"))
+    run_command(CommandStage("fedsim-audit"))
 
 
 def run_audit(config: Config, root: Path) -> None:
@@ -148,7 +148,7 @@ def _write_results(
         raise RunError(_all_failed(last, log))
 
 
-def _tell_failures(results: list[Ended], log: Path) -> None:
+def _tell_failures(results: list[AuditedAttack], log: Path) -> None:
     """On the console and in the log: each attack that failed, and once each update that there was none of."""
     told = set()
     for one in results:
@@ -174,7 +174,7 @@ def _because(result: AttackResult, log: Path) -> str:
     return f"{reason} (traceback: {log})" if result.fault else reason
 
 
-def _blamed(one: Ended, setup: Setup) -> str:
+def _blamed(one: AuditedAttack, setup: Setup) -> str:
     """A malformed update, and whose doing it is."""
     defenses = ", ".join(setup.config["defense"])
     doing = f"the training's doing, or that of defense=[{defenses}]" if defenses else "the training's own doing"
@@ -261,7 +261,9 @@ def _unfinished(
             yield AuditBatch(number, positions, attacks, first_client)
 
 
-def _results(setup: Setup, groups: list[Group], scratch: Path | None) -> Iterator[tuple[Group, list[Ended], int, bool]]:
+def _results(
+    setup: Setup, groups: list[Group], scratch: Path | None
+) -> Iterator[tuple[Group, list[AuditedAttack], int, bool]]:
     """Each group as it ends: its results, the attempts that they took, and whether it was stopped from outside."""
     config, simulation = setup.config, setup.config["simulation"]
     probs = None
@@ -293,7 +295,7 @@ def _results(setup: Setup, groups: list[Group], scratch: Path | None) -> Iterato
         for end in pool.wait(1.0) + pool.expire(limit):
             group, stopped = end.tag, end.error is not None
             lost = _lost(group, setup, end.error or "", end.seconds) if stopped else []
-            results: list[Ended] = lost or end.value or []
+            results: list[AuditedAttack] = lost or end.value or []
             for one in results:
                 if one.result.fault and not one.uncomputed:  # the worker's own log is not the run's
                     logger.error("attack %s failed:\n%s", one.job.attack, one.result.fault)
@@ -301,7 +303,7 @@ def _results(setup: Setup, groups: list[Group], scratch: Path | None) -> Iterato
     pool.close()
 
 
-def _lost(group: Group, setup: Setup, reason: str, seconds: float) -> list[Ended]:
+def _lost(group: Group, setup: Setup, reason: str, seconds: float) -> list[AuditedAttack]:
     """What was stopped; each attack on each update is said to have taken as long."""
     attacks = sum(len(batch.attacks) for batch in group)
     return [result for batch in group for result in failed(batch, setup, reason, seconds / max(attacks, 1))]

@@ -51,7 +51,7 @@ class AuditBatch:
 
 
 @dataclass(frozen=True)
-class Ended:
+class AuditedAttack:
     """What an attack made of one update, and the truth about it.
 
     Attributes:
@@ -109,14 +109,14 @@ class AuditWorker(PooledWorker):
     def _rules(self) -> ReplyRules:
         return self._setup.rules(simulated=False)
 
-    def run(self, batches: Sequence[AuditBatch]) -> list[Ended]:
+    def run(self, batches: Sequence[AuditBatch]) -> list[AuditedAttack]:
         """All attacks on these updates; every result is independent of which worker computed it, and beside which.
 
         Of a malformed update alone, where there is one.
         """
         torch.set_num_threads(self._config["simulation"]["threads"])
         observed: dict[int, tuple[Observation, GroundTruth]] = {}
-        results: dict[tuple[int, str], Ended] = {}
+        results: dict[tuple[int, str], AuditedAttack] = {}
         for batch in batches:
             try:
                 observed[batch.number] = self._observe(batch)
@@ -133,7 +133,7 @@ class AuditWorker(PooledWorker):
             for number, observation, result in zip(numbers, observations, found, strict=True):
                 job = Job(0, number, name, observation.protocol.batch_size, observation.summed)
                 truth = observed[number][1]
-                results[number, name] = Ended(job, score_against(result, truth), truth)
+                results[number, name] = AuditedAttack(job, score_against(result, truth), truth)
         return [results[batch.number, name] for batch in batches for name in batch.attacks]
 
     def _observe(self, batch: AuditBatch) -> tuple[Observation, GroundTruth]:
@@ -175,7 +175,7 @@ def where(error: Exception) -> str:
     return f"{type(error).__name__}: {error} in {own[-1].filename}:{own[-1].lineno}"
 
 
-def failed(batch: AuditBatch, setup: Setup, reason: str, seconds: float = 0.0, fault: str = "") -> list[Ended]:
+def failed(batch: AuditBatch, setup: Setup, reason: str, seconds: float = 0.0, fault: str = "") -> list[AuditedAttack]:
     """An update that no worker could compute: named in the table, and the audit goes on.
 
     Args:
@@ -188,5 +188,5 @@ def failed(batch: AuditBatch, setup: Setup, reason: str, seconds: float = 0.0, f
     for name in batch.attacks:
         job, attack = Job(0, batch.number, name, len(pictures)), build_attack(name, setup.config["attack"][name])
         result = ended(job.observation, name, attack, "failed", reason, seconds, fault)
-        lost.append(Ended(job, result, nothing_seen))
+        lost.append(AuditedAttack(job, result, nothing_seen))
     return lost

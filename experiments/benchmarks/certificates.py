@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from attacks.label.residual import certify_counts
 from attacks.label.rules import prior_counts
-from experiments.benchmarks.labels import CHUNK, Pictures, head_gradients, train
-from experiments.studies.gradinversion.label_rules import Batch, feature_error
+from experiments.benchmarks.labels import CHUNK, GroupedImages, head_gradients, train
+from experiments.studies.gradinversion.label_rules import HeadBatch, feature_error
 from fedsim.models import ModelSpec, Normaliser
 
 CLASSES = 10
@@ -56,7 +56,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Row:
+class CountedRow:
     """What became of the batches of one head and kind.
 
     Attributes:
@@ -83,7 +83,7 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
     rows = []
-    names = list(Row.__dataclass_fields__)
+    names = list(CountedRow.__dataclass_fields__)
     print("| " + " | ".join(names) + " |\n|" + " --- |" * len(names))
     for row in label_cases(options.pictures, options.batches, options.batch, options.limit, options.heads):
         rows.append(row)
@@ -100,9 +100,9 @@ def label_cases(
     sizes: Sequence[int] = (2, 4, 8),
     limit: int = 200,
     heads: Sequence[str] = ("mlp", "vit"),
-) -> Iterator[Row]:
+) -> Iterator[CountedRow]:
     """Every head of `heads`, kind of batch and batch size, for a folder with train/ and val/ of ten class folders."""
-    pictures = Pictures(folder, 32, CLASSES, limit)
+    pictures = GroupedImages(folder, 32, CLASSES, limit)
     vit = ModelSpec("vit_tiny_patch16_224", CLASSES, 32, 4, kwargs={"depth": 4})
     for name in heads:
         for head in trained(name, MLP if name == "mlp" else vit, pictures, adam if name == "mlp" else sgd):
@@ -113,7 +113,7 @@ def label_cases(
 
 
 def trained(
-    name: str, spec: ModelSpec, pictures: Pictures, fit: "Fit", steps: Sequence[int] = (0, 10, 30, 100, 300)
+    name: str, spec: ModelSpec, pictures: GroupedImages, fit: "Fit", steps: Sequence[int] = (0, 10, 30, 100, 300)
 ) -> Iterator[Head]:
     """The head after more and more training, on the images' labels and on random ones."""
     noise = torch.randint(CLASSES, pictures.labels.shape, generator=torch.Generator().manual_seed(7))
@@ -128,7 +128,7 @@ def trained(
             yield head_of(f"{name}, {target} steps{said}", model, pictures, labels)
 
 
-def head_of(name: str, model: nn.Module, pictures: Pictures, labels: Int[Tensor, "images"]) -> Head:
+def head_of(name: str, model: nn.Module, pictures: GroupedImages, labels: Int[Tensor, "images"]) -> Head:
     head: nn.Linear = model.get_classifier()  # type: ignore[operator]
     weight, bias = head.weight.detach().clone(), head.bias.detach().clone()
     normalise = Normaliser(model)
@@ -212,7 +212,7 @@ def _drawn(most: int, size: int, rng: torch.Generator) -> Int[Tensor, "size"]:
     return torch.randint(most, (size,), generator=rng)
 
 
-def measure(head: Head, kind: str, size: int, batches: int) -> Row:
+def measure(head: Head, kind: str, size: int, batches: int) -> CountedRow:
     """The figures of one kind of batch; draws are the same for all heads."""
     rng = torch.Generator().manual_seed(size)
     weight, bias = head.weight, head.bias
@@ -232,13 +232,13 @@ def measure(head: Head, kind: str, size: int, batches: int) -> Row:
         if not found.certified:
             reasons["".join(c for c in found.reason if not c.isdigit())] += 1
         elif right:
-            batch = Batch(labels, weight, bias, *gradients, head.mean_probs, head.features[:0], h)
+            batch = HeadBatch(labels, weight, bias, *gradients, head.mean_probs, head.features[:0], h)
             errors.append(feature_error(found, batch))
         around = certify_counts(weight, bias, *gradients, truth, size, eps=EPS, rng=rng, excluded=truth)
         outcomes["withheld"] += around.possible > 0
         outcomes["false"] += around.certified
     errors.sort()
-    return Row(
+    return CountedRow(
         head=head.name,
         accuracy=head.accuracy,
         labels=kind,

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from experiments.benchmarks.certified_cases.cells import Cell, cells
+from experiments.benchmarks.certified_cases.cells import CertifiedCell, cells
 from experiments.benchmarks.certified_cases.models import MODELS
 from experiments.benchmarks.certified_cases.page import certified, page, wrong
 from experiments.benchmarks.certified_cases.work import compute
@@ -44,7 +44,7 @@ def _run(options: argparse.Namespace) -> None:
     settings = {"pictures": pictures}
     trained = carry_out(trainings, compute, options, settings)
     units: list[Unit] = []
-    cell_of: dict[str, Cell] = {}
+    cell_of: dict[str, CertifiedCell] = {}
     entries: list[Entry] = []
     for number in itertools.count():
         told = {cell.key: cell for cell in cells(number)}

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.studies.gradinversion.label_rules import RULES, Batch, Outcome, run_rule
+from experiments.studies.gradinversion.label_rules import RULES, HeadBatch, RuleResult, run_rule
 from fedsim.data import FederatedData, ImageFolder
 from fedsim.models import ModelSpec, Normaliser
 
@@ -27,7 +27,7 @@ CHUNK = 64
 """Pictures run at once: for a ResNet in training mode, the batch of its normalisation."""
 
 
-class Pictures:
+class GroupedImages:
     """Private pictures with labels in `classes` groups, and auxiliary ones without."""
 
     def __init__(self, folder: Path, side: int, classes: int, limit: int) -> None:
@@ -51,7 +51,7 @@ def main() -> None:
     ):
         if folder is None:
             continue
-        pictures = Pictures(folder, side, classes, options.pictures)
+        pictures = GroupedImages(folder, side, classes, options.pictures)
         vit = ModelSpec("vit_tiny_patch16_224", classes, side, patch, kwargs={"depth": options.depth})
         for name, spec in (("vit_tiny", vit), ("resnet18", ModelSpec("resnet18", classes))):
             model = spec.build(0).train()
@@ -75,7 +75,7 @@ def write(rows: list[dict[str, object]], folder: Path) -> None:
         writer.writerows(rows)
 
 
-def measure(setting: str, model: nn.Module, pictures: Pictures, batches: int) -> list[dict[str, object]]:
+def measure(setting: str, model: nn.Module, pictures: GroupedImages, batches: int) -> list[dict[str, object]]:
     """All rules on the same batches."""
     head: nn.Linear = model.get_classifier()  # type: ignore[operator]
     weight, bias = head.weight.detach(), head.bias.detach()
@@ -89,7 +89,7 @@ def measure(setting: str, model: nn.Module, pictures: Pictures, batches: int) ->
     rows: list[dict[str, object]] = []
     for kind in ("distinct", "repeated"):
         for size in SIZES:
-            found: dict[str, list[Outcome]] = defaultdict(list)
+            found: dict[str, list[RuleResult]] = defaultdict(list)
             for _ in range(batches):
                 chosen = draw(pictures.labels, size, pictures.classes, kind, rng)
                 if chosen is None:
@@ -97,7 +97,7 @@ def measure(setting: str, model: nn.Module, pictures: Pictures, batches: int) ->
                 h, labels = features[chosen], pictures.labels[chosen].sort().values
                 h = h[pictures.labels[chosen].argsort()]
                 weight_grad, bias_grad = head_gradients(h, weight, bias, labels)
-                batch = Batch(labels, weight, bias, weight_grad, bias_grad, mean_probs, random, h)
+                batch = HeadBatch(labels, weight, bias, weight_grad, bias_grad, mean_probs, random, h)
                 for rule in RULES:
                     outcome = run_rule(rule, batch, rng)
                     if outcome is not None:

@@ -28,7 +28,7 @@ from experiments.studies.priors_defended.cases import (
     ROWS,
     SMALL,
     Benchmark,
-    Case,
+    DefendedCase,
     chosen,
 )
 from experiments.studies.priors_defended.free_pixels import best_setting
@@ -62,7 +62,7 @@ def main() -> None:
 
 def plan(arguments: argparse.Namespace) -> Benchmark:
     """Raises ConfigError: a class or a defense that there is not."""
-    cases = tuple(Case(batch, defense) for defense in arguments.defenses for batch in arguments.batches)
+    cases = tuple(DefendedCase(batch, defense) for defense in arguments.defenses for batch in arguments.batches)
     for case in cases:
         if case.defense not in DEFENSES:
             raise ConfigError("--defenses", case.defense, f"one of {', '.join(DEFENSES)}")
@@ -106,7 +106,7 @@ def run(benchmark: Benchmark) -> list[dict[str, Any]]:
     return rows
 
 
-def read(folder: Path, case: Case, judge: Judge) -> Iterator[dict[str, Any]]:
+def read(folder: Path, case: DefendedCase, judge: Judge) -> Iterator[dict[str, Any]]:
     """The scores of one audit; what was refused or failed is missing and counted as such in the table."""
     for result in json_lines.rows(folder / "attacks.jsonl"):
         for image in result.get("images") or []:

@@ -23,7 +23,7 @@ from flwr.app import ArrayRecord
 
 from experiments.benchmarks.simulation_apps import (
     FlowerClientApp,
-    Stopwatch,
+    RoundClock,
     make_client_app,
     make_server_app,
     make_state,
@@ -71,7 +71,7 @@ def measure(engine: str, clients: int, parameters: int, workers: int, rounds: in
     else:
         quiet_environment()
         keep_memory()
-    watch = Stopwatch()
+    watch = RoundClock()
     tensors = TENSORS.get(parameters, 10)
     if engine == "flower":
         _flower(clients, parameters, tensors, workers, rounds, watch)
@@ -86,7 +86,7 @@ def measure(engine: str, clients: int, parameters: int, workers: int, rounds: in
     return {"ms": 1000 * watch.round / clients, "server": own, "workers": others, "first": watch.first, "mib": peak}
 
 
-def _bare(clients: int, parameters: int, tensors: int, rounds: int, watch: Stopwatch) -> None:
+def _bare(clients: int, parameters: int, tensors: int, rounds: int, watch: RoundClock) -> None:
     """What the work itself costs: an update and its share of a mean, in one process."""
     state = make_state(parameters, tensors)
     watch(0, ArrayRecord())
@@ -99,7 +99,7 @@ def _bare(clients: int, parameters: int, tensors: int, rounds: int, watch: Stopw
 
 
 def _ours(
-    engine: str, clients: int, parameters: int, tensors: int, workers: int, rounds: int, watch: Stopwatch
+    engine: str, clients: int, parameters: int, tensors: int, workers: int, rounds: int, watch: RoundClock
 ) -> None:
     from flwr.app import Context, RecordDict
 
@@ -118,7 +118,7 @@ def _ours(
         grid.close()
 
 
-def _flower(clients: int, parameters: int, tensors: int, workers: int, rounds: int, watch: Stopwatch) -> None:
+def _flower(clients: int, parameters: int, tensors: int, workers: int, rounds: int, watch: RoundClock) -> None:
     from flwr.simulation import run_simulation
 
     run_simulation(

@@ -47,7 +47,7 @@ def make_client_app() -> ClientApp:
     return app
 
 
-class Stopwatch:
+class RoundClock:
     """When each round ended, and what processor time had gone into it by then."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ def seconds_of_descendants() -> float:
 
 
 def make_server_app(
-    parameters: int, tensors: int, rounds: int, watch: Stopwatch, observed: bool | None, clients: int
+    parameters: int, tensors: int, rounds: int, watch: RoundClock, observed: bool | None, clients: int
 ) -> ServerApp:
     """FedAvg over all clients, without evaluation.
 

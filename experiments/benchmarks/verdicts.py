@@ -37,7 +37,7 @@ LONGEST = 210
 
 
 @dataclass(frozen=True)
-class Answer:
+class CaseAnswer:
     """A case, what was said, and what of it must not be so."""
 
     case: Case
@@ -75,11 +75,11 @@ class Answer:
         return self.case.name, self.case.lie, cut + ("" if not self.wrong else f" NO: {'; '.join(self.wrong)}")
 
 
-def answer(case: Case, folder: Path) -> Answer:
+def answer(case: Case, folder: Path) -> CaseAnswer:
     """Build it in this folder, which must be empty, and hold its page against what is expected."""
     folder.mkdir(parents=True)
     said = case.make(folder)
-    return Answer(case, said, case.wrong(said))
+    return CaseAnswer(case, said, case.wrong(said))
 
 
 def stated(said: Said) -> str:
@@ -90,7 +90,7 @@ def stated(said: Said) -> str:
     return "–" if found is None else str(found)
 
 
-def to_markdown(answers: Iterable[Answer]) -> str:
+def to_markdown(answers: Iterable[CaseAnswer]) -> str:
     return _table(HEADS, (one.cells for one in answers))
 
 
@@ -105,7 +105,7 @@ def _cell(text: str) -> str:
     return escape(" ".join(text.split()), quote=False).replace("|", "\\|")
 
 
-def to_page(answers: Sequence[Answer]) -> str:
+def to_page(answers: Sequence[CaseAnswer]) -> str:
     """Short: the first words that a page says, and the rest in the table that `--out` holds."""
     held = sum(not one.wrong for one in answers)
     runs = [one for one in answers if one.said.page == "run" and one.said.terminal]

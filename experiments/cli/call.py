@@ -22,7 +22,7 @@ from experiments.commands.early import check_named
 from experiments.commands.flags import HELP, words, wrong_flag
 from experiments.commands.fresh import forget, remove_all_unused, remove_unused
 from experiments.commands.help import answer
-from experiments.commands.stage import Stage, shortest
+from experiments.commands.stage import CommandStage, shortest
 from experiments.commands.table import COMMANDS, Command, Config
 from fedsim.errors import RunError
 from fedsim.memory.kept import keep_memory
@@ -43,7 +43,7 @@ def say_doing(text: str) -> None:
     errors.print(f"{text} …", markup=False)
 
 
-def run_command(stage: Stage) -> None:
+def run_command(stage: CommandStage) -> None:
     """Compose the configuration from the command line and do the command's work; exit with 2 on a faulty setting."""
     quiet_environment()
     keep_memory()
@@ -83,7 +83,7 @@ def run_command(stage: Stage) -> None:
 class _Call:
     """One call of a command: its help, one run, or the runs of a sweep, some of which may be at fault."""
 
-    def __init__(self, stage: Stage, command: Command, arguments: list[str]) -> None:
+    def __init__(self, stage: CommandStage, command: Command, arguments: list[str]) -> None:
         self._stage, self._command, self._arguments = stage, command, arguments
         self.faulty = False
         stage.resumes, stage.discard = command.resumes, remove_all_unused

@@ -45,9 +45,9 @@ def start(name: str) -> NoReturn:
     code = 1
     try:
         from experiments.commands.interrupt import CtrlC
-        from experiments.commands.stage import Stage
+        from experiments.commands.stage import CommandStage
 
-        stage = Stage(name)
+        stage = CommandStage(name)
         CtrlC(stage)
         if name == "fedsim-report":
             from experiments.commands.report import run_report

@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-from experiments.commands.stage import Stage
+from experiments.commands.stage import CommandStage
 
 CODE = 130
 """As shells have it: 128 and the number of the signal."""
@@ -29,7 +29,7 @@ class CtrlC:
     imports keep Python from handling signals in the main one.
     """
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: CommandStage) -> None:
         self._stage = stage
         self._error = os.dup(2)  # libraries that are to be quiet have theirs turned elsewhere
         self._read, write = os.pipe()

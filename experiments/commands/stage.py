@@ -12,7 +12,7 @@ NO_POINTS = "resume_every_seconds: null"
 
 
 @dataclass
-class Stage:
+class CommandStage:
     """The one mutable thing that a command shares with whoever watches for Ctrl-C.
 
     Attributes:

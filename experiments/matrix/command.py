@@ -16,10 +16,10 @@ from experiments.cli.machine import cores
 from experiments.cli.progress import Bars
 from experiments.cli.validation import attacks_timeout, check_audit, check_federated, worker_counts
 from experiments.cli.values import STATES, check_matrix_values
-from experiments.commands.stage import Stage
+from experiments.commands.stage import CommandStage
 from experiments.engine.choice import Estimate, estimate_audit, estimate_jobs, estimate_run, on_engine, with_engine
 from experiments.engine.setup import Setup, engine, prepare
-from experiments.matrix.progress import Progress, Watch, describe_end, read_matrix
+from experiments.matrix.progress import MatrixProgress, Watch, describe_end, read_matrix
 from experiments.matrix.rows import (
     Composer,
     audit_config,
@@ -28,7 +28,7 @@ from experiments.matrix.rows import (
     read_rows,
     training_config,
 )
-from experiments.matrix.units import AUDIT, TRAINING, End, Unit, UnitWorker, check_unit, finished, run_unit
+from experiments.matrix.units import AUDIT, TRAINING, End, MatrixRun, UnitWorker, check_unit, finished, run_unit
 from fedsim.report.matrix.files import build_matrix_report, write_matrix
 from fedsim.report.matrix.verdict import verdicts
 from fedsim.report.matrix.wording import few
@@ -43,7 +43,7 @@ SECONDS_BETWEEN_LOOKS = 1.0
 
 def main() -> None:
     """The command, called from Python: it exits."""
-    run_command(Stage("fedsim-matrix"))
+    run_command(CommandStage("fedsim-matrix"))
 
 
 def run_matrix(config: Config, root: Path) -> None:
@@ -59,7 +59,7 @@ def run_matrix(config: Config, root: Path) -> None:
         _run(progress)
 
 
-def _run(progress: Progress) -> None:
+def _run(progress: MatrixProgress) -> None:
     config, root = progress.config, progress.root
     for unit in progress.units:
         check_unit(unit)
@@ -93,7 +93,7 @@ def _run(progress: Progress) -> None:
     console.print(str(root), markup=False)
 
 
-def plan_matrix(config: Config, root: Path) -> Progress:
+def plan_matrix(config: Config, root: Path) -> MatrixProgress:
     """Compose every run of the matrix; what no row could work with is refused here.
 
     Raises:
@@ -112,13 +112,13 @@ def plan_matrix(config: Config, root: Path) -> Progress:
     told = [described(column, attacks[column.name], column.name in blind) for column in columns]
     training, audit = prepare(training_config(plain)), prepare(audit_config(plain, attacks))
     chosen = choose_pictures(audit)
-    units: list[Unit] = []
+    units: list[MatrixRun] = []
     folder = root.resolve() / "rows"
     for row in rows:
         seeds = range(config["seed"], config["seed"] + matrix["seeds"])
         composed = [composer.row(row, seed) for seed in seeds]
         trainings = [
-            Unit(row.name, TRAINING, str(seed), folder / row.name / f"training-{seed}", training_config(settings))
+            MatrixRun(row.name, TRAINING, str(seed), folder / row.name / f"training-{seed}", training_config(settings))
             for seed, settings in zip(seeds, composed, strict=True)
         ]
         units += trainings
@@ -127,14 +127,14 @@ def plan_matrix(config: Config, root: Path) -> Progress:
             if state == "trained":
                 last = trainings[0].folder / "checkpoints" / f"round-{composed[0]['num_rounds']:05d}.safetensors"
             settings = audit_config(composed[0], attacks, None if last is None else str(last))
-            units.append(Unit(row.name, AUDIT, state, folder / row.name / f"audit-{state}", settings, last))
+            units.append(MatrixRun(row.name, AUDIT, state, folder / row.name / f"audit-{state}", settings, last))
     if config["simulation"]["engine"] == "auto":
         config = _with_engine(config, units, training, audit, len(chosen))
         units = [replace(unit, config=on_engine(unit.config, config["simulation"]["engine"])) for unit in units]
-    return Progress(config, root, rows, told, units, len(training.data.test))
+    return MatrixProgress(config, root, rows, told, units, len(training.data.test))
 
 
-def _with_engine(config: Config, units: Sequence[Unit], training: Setup, audit: Setup, images: int) -> Config:
+def _with_engine(config: Config, units: Sequence[MatrixRun], training: Setup, audit: Setup, images: int) -> Config:
     """One engine for all units, as if each took as long as the undefended ones."""
 
     def of_all() -> Estimate:
@@ -145,7 +145,7 @@ def _with_engine(config: Config, units: Sequence[Unit], training: Setup, audit: 
     return with_engine(config, count(len(units), "run"), of_all)
 
 
-def _ends(progress: Progress) -> Iterator[tuple[Unit, End]]:
+def _ends(progress: MatrixProgress) -> Iterator[tuple[MatrixRun, End]]:
     """Each unit as it ends. An audit of the trained model waits for its row's first training."""
     config = progress.config
     waiting = [unit for unit in progress.units if unit not in progress.ends]
@@ -157,7 +157,7 @@ def _ends(progress: Progress) -> Iterator[tuple[Unit, End]]:
         yield unit, _untrained(progress, unit) or run_unit(unit)
 
 
-def _side_by_side(progress: Progress, waiting: list[Unit]) -> Iterator[tuple[Unit, End]]:
+def _side_by_side(progress: MatrixProgress, waiting: list[MatrixRun]) -> Iterator[tuple[MatrixRun, End]]:
     """A unit for each worker, within one process: small runs spend most of their time starting workers otherwise."""
     import ray
 
@@ -167,7 +167,9 @@ def _side_by_side(progress: Progress, waiting: list[Unit]) -> Iterator[tuple[Uni
     workers = worker_counts({**progress.config, "attack": {}}, len(waiting))
     actor = ray.remote(UnitWorker).options(num_cpus=simulation["num_cpus"])
     progress.workers = max(1, workers)
-    pool: ActorPool[Unit] = ActorPool(lambda _: actor.remote(simulation["threads"]), workers, simulation["max_retries"])
+    pool: ActorPool[MatrixRun] = ActorPool(
+        lambda _: actor.remote(simulation["threads"]), workers, simulation["max_retries"]
+    )
     try:
         while waiting or pool.pending:
             for unit in list(waiting):
@@ -185,17 +187,17 @@ def _side_by_side(progress: Progress, waiting: list[Unit]) -> Iterator[tuple[Uni
         pool.close()
 
 
-def _alone(unit: Unit, simulation: Config) -> Unit:
+def _alone(unit: MatrixRun, simulation: Config) -> MatrixRun:
     """The unit for a worker, which runs it within its process, on a cluster in another working directory."""
     config = unit.config if unit.config["ray"]["address"] is None else absolute(unit.config)
     return replace(unit, config={**config, "simulation": {**simulation, "engine": "inline"}})
 
 
-def _run_on(unit: Unit, worker: Any) -> Any:
+def _run_on(unit: MatrixRun, worker: Any) -> Any:
     return worker.run.remote(unit)
 
 
-def _limit(progress: Progress) -> float:
+def _limit(progress: MatrixProgress) -> float:
     """Seconds that one unit may take: as long as all of its attacks, or all of its rounds, may take together."""
     config = progress.config
     updates = int(config["audit"]["num_images"])
@@ -204,13 +206,13 @@ def _limit(progress: Progress) -> float:
     return max(attacks, rounds)
 
 
-def _training(progress: Progress, audit: Unit) -> End | None:
+def _training(progress: MatrixProgress, audit: MatrixRun) -> End | None:
     """The end of the training whose checkpoint the audit needs."""
     training = next(unit for unit in progress.units if unit.row == audit.row and unit.kind == TRAINING)
     return progress.ends.get(training)
 
 
-def _untrained(progress: Progress, unit: Unit) -> End | None:
+def _untrained(progress: MatrixProgress, unit: MatrixRun) -> End | None:
     """Why an audit of a trained model cannot be: its training did not end well."""
     training = _training(progress, unit) if unit.checkpoint is not None else None
     if training is None or training.status == "done":

@@ -12,9 +12,9 @@ from typing import Self
 
 from experiments.cli.progress import Bars
 from experiments.cli.values import STATES
-from experiments.matrix.rows import Entry
-from experiments.matrix.units import AUDIT, TRAINING, End, Unit, judges_updates, updates_of
-from fedsim.report.matrix.cells import Cell, Column, Matrix, Row, Stage, with_front
+from experiments.matrix.rows import Asked
+from experiments.matrix.units import AUDIT, TRAINING, End, MatrixRun, judges_updates, updates_of
+from fedsim.report.matrix.cells import Matrix, MatrixCell, MatrixColumn, MatrixRow, RowState, with_front
 from fedsim.report.matrix.read import read_cells, read_counts, read_training
 from fedsim.report.matrix.wording import counts_text, leakage_text
 from fedsim.report.wording import count, duration, percent
@@ -24,7 +24,7 @@ SECONDS_BETWEEN_LOOKS = 1.0
 
 
 @dataclass
-class Progress:
+class MatrixProgress:
     """The runs of a matrix and what became of them.
 
     Attributes:
@@ -36,12 +36,12 @@ class Progress:
 
     config: Config
     root: Path
-    rows: Sequence[Entry]
-    columns: Sequence[Column]
-    units: Sequence[Unit]
+    rows: Sequence[Asked]
+    columns: Sequence[MatrixColumn]
+    units: Sequence[MatrixRun]
     test_pictures: int | None = None
-    ends: dict[Unit, End] = field(default_factory=dict)
-    running: list[Unit] = field(default_factory=list)
+    ends: dict[MatrixRun, End] = field(default_factory=dict)
+    running: list[MatrixRun] = field(default_factory=list)
     workers: int = 1
     start: float = field(default_factory=time.perf_counter)
     _seconds: dict[str, list[float]] = field(default_factory=lambda: {TRAINING: [], AUDIT: []})
@@ -60,7 +60,7 @@ class Progress:
         """Of all calls together."""
         return self._before + time.perf_counter() - self.start
 
-    def end(self, unit: Unit, end: End) -> None:
+    def end(self, unit: MatrixRun, end: End) -> None:
         """A unit has ended in this call."""
         self.ends[unit] = end
         if unit in self.running:
@@ -90,26 +90,26 @@ class Progress:
     def cells_in_all(self) -> int:
         return len(self.attacks) * sum(unit.kind == AUDIT for unit in self.units)
 
-    def cells(self, audit: Unit) -> list[Cell]:
+    def cells(self, audit: MatrixRun) -> list[MatrixCell]:
         updates = updates_of(audit)
         if updates is None:
-            cells = [Cell(attack, audit.label) for attack in self.attacks]
+            cells = [MatrixCell(attack, audit.label) for attack in self.attacks]
         else:
             cells = read_cells(audit.folder, audit.label, self.attacks, updates)
         return [replace(cell, blind=column.blind) for cell, column in zip(cells, self.columns, strict=True)]
 
-    def stage(self, unit: Unit) -> Stage:
+    def stage(self, unit: MatrixRun) -> RowState:
         """The unit as the page shows it."""
         end = self.ends.get(unit, End("pending"))
         page = unit.folder / "report.html"
         link = page.relative_to(self.root.resolve()).as_posix() if page.is_file() else None
-        return Stage(end.status, end.reason, end.seconds, link)
+        return RowState(end.status, end.reason, end.seconds, link)
 
 
 class Watch(threading.Thread):
     """Moves the bars while the runs keep this process busy, or run in others."""
 
-    def __init__(self, progress: Progress, bars: Bars) -> None:
+    def __init__(self, progress: MatrixProgress, bars: Bars) -> None:
         super().__init__(name="progress of the matrix", daemon=True)
         self._progress = progress
         self._bars = bars
@@ -142,7 +142,7 @@ class Watch(threading.Thread):
             self._bars.say_now_and_then(f"{trained}/{len(trainings)} trainings, {done}/{total} cells; running: {note}")
 
 
-def read_matrix(progress: Progress) -> Matrix:
+def read_matrix(progress: MatrixProgress) -> Matrix:
     """The numbers as the folders hold them now."""
     ended = [progress.ends.get(unit) for unit in progress.units]
     return Matrix(
@@ -157,7 +157,7 @@ def read_matrix(progress: Progress) -> Matrix:
     )
 
 
-def describe_end(progress: Progress, unit: Unit, end: End) -> str:
+def describe_end(progress: MatrixProgress, unit: MatrixRun, end: End) -> str:
     """`mjp, training 0: accuracy 91.2 %  (3/16 trainings, 21/112 cells, about 4 min left)`."""
     told = end.reason
     if end.status == "done":
@@ -172,7 +172,7 @@ def describe_end(progress: Progress, unit: Unit, end: End) -> str:
     return f"{unit.title}: {words}{told}  ({where}{rest})"
 
 
-def _describe_audit(row: Row, state: str) -> str:
+def _describe_audit(row: MatrixRow, state: str) -> str:
     strongest, seen = row.strongest_in(state), row.seen_in(state)
     told = "on average no attack does better than a guess"
     if seen is not None:
@@ -185,20 +185,20 @@ def _describe_audit(row: Row, state: str) -> str:
     return f"{told}; {', '.join(failed)} failed" if failed else told
 
 
-def _note(progress: Progress) -> str:
+def _note(progress: MatrixProgress) -> str:
     running = "; ".join(unit.title for unit in list(progress.running)[: progress.workers])
     left = progress.seconds_left()
     return running if left is None or not running else f"{running}; about {duration(left)} left"
 
 
-def _row(progress: Progress, entry: Entry) -> Row:
+def _row(progress: MatrixProgress, entry: Asked) -> MatrixRow:
     units = [unit for unit in progress.units if unit.row == entry.name]
     trainings = [unit for unit in units if unit.kind == TRAINING]
     audits = [unit for unit in units if unit.kind == AUDIT]
     trained = [unit for unit in trainings if (end := progress.ends.get(unit)) is not None and end.status == "done"]
     results = [read_training(unit.folder, unit.config["defense"]) for unit in trained]
     begun = [unit for unit in audits if unit not in progress.ends or progress.ends[unit].status == "done"]
-    return Row(
+    return MatrixRow(
         name=entry.name,
         settings=entry.settings,
         defended=any(unit.config["defense"] or unit.config["model"] != progress.config["model"] for unit in trainings),
@@ -214,7 +214,7 @@ def _row(progress: Progress, entry: Entry) -> Row:
     )
 
 
-def _mismatch(trainings: Sequence[Unit], audits: Sequence[Unit]) -> str:
+def _mismatch(trainings: Sequence[MatrixRun], audits: Sequence[MatrixRun]) -> str:
     """Why a row's accuracy is not that of what its audits attacked; empty where it is."""
     trained = {int(unit.config["client"]["batch_size"]) for unit in trainings}
     for audit in audits:
@@ -228,7 +228,7 @@ def _mismatch(trainings: Sequence[Unit], audits: Sequence[Unit]) -> str:
     return ""
 
 
-def _facts(progress: Progress) -> tuple[tuple[str, str], ...]:
+def _facts(progress: MatrixProgress) -> tuple[tuple[str, str], ...]:
     config = progress.config
     audit, client, model = config["audit"], config["client"], config["model"]
     pictures = len(audit["select"]) if isinstance(audit["select"], list) else audit["num_images"]

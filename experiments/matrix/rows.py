@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from experiments.cli.errors import ConfigFault, one_line
 from fedsim.errors import ConfigError, nearest
-from fedsim.report.matrix.cells import Column
+from fedsim.report.matrix.cells import MatrixColumn
 from fedsim.settings.composition import Config
 from fedsim.settings.knowledge import read_knowledge, without_knowledge
 
@@ -23,7 +23,7 @@ TRAINING = ("num_clients", "num_rounds", "partition", "strategy", "evaluate_ever
 
 
 @dataclass(frozen=True)
-class Entry:
+class Asked:
     """A row or a column as it was asked for.
 
     Attributes:
@@ -37,7 +37,7 @@ class Entry:
     settings: str = ""
 
 
-def read_rows(matrix: Config) -> list[Entry]:
+def read_rows(matrix: Config) -> list[Asked]:
     """The chosen rows: those that `matrix.defenses` names, then options of conf/defense as they come.
 
     Without a choice, those options that no row has by itself.
@@ -56,7 +56,7 @@ def read_rows(matrix: Config) -> list[Entry]:
     return [*rows, *(row for row in plain if matrix["every_defense"] and row.options not in named)]
 
 
-def read_columns(matrix: Config) -> list[Entry]:
+def read_columns(matrix: Config) -> list[Asked]:
     """The chosen columns.
 
     Raises:
@@ -77,7 +77,7 @@ class Composer:
         self._name = str(hydra.job.config_name)
         self._typed = [str(override) for override in hydra.overrides.task]
 
-    def row(self, row: Entry, seed: int) -> Config:
+    def row(self, row: Asked, seed: int) -> Config:
         """Resolved settings of a row.
 
         Raises:
@@ -85,7 +85,7 @@ class Composer:
         """
         return self._compose(f"matrix.defenses.{row.name}", row, [*row.overrides, f"seed={seed}"])
 
-    def attack(self, column: Entry) -> Config:
+    def attack(self, column: Asked) -> Config:
         """The settings of the column's attack.
 
         Raises:
@@ -97,7 +97,7 @@ class Composer:
         settings: Config = next(iter(attacks.values()))
         return settings
 
-    def _compose(self, key: str, entry: Entry, overrides: Iterable[str]) -> Config:
+    def _compose(self, key: str, entry: Asked, overrides: Iterable[str]) -> Config:
         overrides = list(overrides)
         try:
             config = compose(self._name, overrides=[*self._typed, *overrides])
@@ -108,10 +108,10 @@ class Composer:
         return {str(name): value for name, value in resolved.items()}
 
 
-def described(column: Entry, attack: Config, blind: bool = False) -> Column:
+def described(column: Asked, attack: Config, blind: bool = False) -> MatrixColumn:
     """The column for a reader: every setting of its attack, defaults included."""
     settings = ", ".join(f"{key}={value}" for key, value in _flat(without_knowledge(attack)))
-    return Column(column.name, column.settings, settings, blind, read_knowledge(f"attack.{column.name}", attack))
+    return MatrixColumn(column.name, column.settings, settings, blind, read_knowledge(f"attack.{column.name}", attack))
 
 
 def training_config(row: Config) -> Config:
@@ -144,7 +144,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
             yield f"{prefix}{key}", value
 
 
-def _entry(group: str, name: str, words: list[str]) -> Entry:
+def _entry(group: str, name: str, words: list[str]) -> Asked:
     options = tuple(word for word in words if "=" not in word)
     overrides = [f"{group}=[{','.join(options)}]"]
     for word in words:
@@ -152,7 +152,7 @@ def _entry(group: str, name: str, words: list[str]) -> Entry:
             sign = word[: len(word) - len(word.lstrip("+~"))]
             key = word.removeprefix(sign)
             overrides.append(f"{sign}{group}.{key}" if key.split(".", 1)[0] in options else word)
-    return Entry(name, options, tuple(overrides), ", ".join(words))
+    return Asked(name, options, tuple(overrides), ", ".join(words))
 
 
 def _named(key: str, entries: object) -> Iterable[tuple[str, list[str]]]:
@@ -167,7 +167,7 @@ def _named(key: str, entries: object) -> Iterable[tuple[str, list[str]]]:
         yield str(name), listed
 
 
-def _chosen(key: str, names: Any, entries: list[Entry]) -> list[Entry]:
+def _chosen(key: str, names: Any, entries: list[Asked]) -> list[Asked]:
     known = {entry.name: entry for entry in entries}
     if not isinstance(names, list) or not names:
         raise ConfigError(key, names, f"a list of some of {', '.join(known)}, or null for all")

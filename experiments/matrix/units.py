@@ -45,7 +45,7 @@ WITHOUT_EFFECT = ("run_dir", "simulation", "ray", "tracker", "attack", "round_ti
 
 
 @dataclass(frozen=True, eq=False)
-class Unit:
+class MatrixRun:
     """One run of the matrix.
 
     Attributes:
@@ -86,7 +86,7 @@ class End:
     seconds: float | None = None
 
 
-def finished(unit: Unit) -> End | None:
+def finished(unit: MatrixRun) -> End | None:
     """How an earlier call ended the unit; None if it did not, or if attacks are new to it."""
     sealed = _read(unit.folder / SEAL)
     if sealed is None or not set(unit.config["attack"]) <= set(sealed["attacks"]):
@@ -94,7 +94,7 @@ def finished(unit: Unit) -> End | None:
     return End("done", seconds=sealed["seconds"])
 
 
-def check_unit(unit: Unit) -> None:
+def check_unit(unit: MatrixRun) -> None:
     """Refuse a folder that holds the unit with other settings. A path and its absolute form, as on a cluster, are one.
 
     Raises:
@@ -118,10 +118,10 @@ def check_unit(unit: Unit) -> None:
             )
 
 
-def run_unit(unit: Unit) -> End:
+def run_unit(unit: MatrixRun) -> End:
     """Run it to its end, whatever that is, and seal its folder where nothing is left to do."""
     start = time.perf_counter()
-    run: Callable[[Unit], None] = _train if unit.kind == TRAINING else _audit
+    run: Callable[[MatrixRun], None] = _train if unit.kind == TRAINING else _audit
     try:
         run(unit)
     except ConfigFault as error:  # a defense's own refusal comes wrapped in Hydra's
@@ -144,17 +144,17 @@ class UnitWorker(PooledWorker):
         silence_libraries()
         torch.set_num_threads(threads)
 
-    def run(self, unit: Unit) -> End:
+    def run(self, unit: MatrixRun) -> End:
         return run_unit(unit)
 
 
-def updates_of(audit: Unit) -> int | None:
+def updates_of(audit: MatrixRun) -> int | None:
     """How many updates the server sees in this audit; None before it has begun."""
     asked = _read(audit.folder / ASKED)
     return None if asked is None else int(asked["updates"])
 
 
-def judges_updates(audit: Unit) -> bool:
+def judges_updates(audit: MatrixRun) -> bool:
     """Whether a defense decides by the update if it is shared, and so by the batch; False before it has begun."""
     asked = _read(audit.folder / ASKED)
     return asked is not None and bool(asked.get("judged", False))
@@ -188,7 +188,7 @@ def quiet() -> Iterator[None]:
             console.quiet = was
 
 
-def _train(unit: Unit) -> None:
+def _train(unit: MatrixRun) -> None:
     """From the start: a federated run cannot go on in its middle."""
     if unit.folder.exists():
         shutil.rmtree(unit.folder)
@@ -199,7 +199,7 @@ def _train(unit: Unit) -> None:
     _write(unit.folder / SEAL, {"attacks": [], "seconds": time.perf_counter() - start})
 
 
-def _audit(unit: Unit) -> None:
+def _audit(unit: MatrixRun) -> None:
     """On from where an earlier call stopped; sealed unless an attack failed, which is then tried again."""
     folder, start = unit.folder, time.perf_counter()
     config = unit.config | {"run_dir": str(folder)}

@@ -15,7 +15,7 @@ import yaml
 from experiments.cli.call import console, run_command, say_doing
 from experiments.cli.completeness import check_complete
 from experiments.cli.progress import Bars
-from experiments.commands.stage import Stage
+from experiments.commands.stage import CommandStage
 from experiments.measure.drawing import draw_all, embedding_view
 from experiments.measure.jigsawed import Answers, answer, layout, mask_embedding, measure_jigsaw, top1
 from experiments.measure.robust import (
@@ -41,7 +41,7 @@ Record = dict[str, Any]
 
 def main() -> None:
     """The command, called from Python: it exits."""
-    run_command(Stage("fedsim-measure"))
+    run_command(CommandStage("fedsim-measure"))
 
 
 def run_measure(config: Config, root: Path) -> None:
@@ -63,7 +63,7 @@ def run_measure(config: Config, root: Path) -> None:
         check_reference(reference, [subject.name for subject in subjects], tables)
     _open(config, root)
     with Bars(console) as bars:
-        progress = Progress(bars, _passes(subjects, config["measure"], plan))
+        progress = PassesBar(bars, _passes(subjects, config["measure"], plan))
         records = [measure_subject(subject, config, progress) for subject in subjects]
         if plan is not None:
             _measure_corruptions(subjects, records, plan, config["measure"]["batch_size"], progress)
@@ -79,7 +79,7 @@ def run_measure(config: Config, root: Path) -> None:
     console.print(str(root), markup=False)
 
 
-class Progress:
+class PassesBar:
     """One bar for all passes through the pictures."""
 
     def __init__(self, bars: Bars, total: int) -> None:
@@ -103,7 +103,7 @@ def _passes(subjects: Sequence[Subject], measure: Config, plan: CorruptionPlan |
     return total if plan is None else total + groups * len(plan.names) * len(plan.severities)
 
 
-def measure_subject(subject: Subject, config: Config, progress: Progress) -> Record:
+def measure_subject(subject: Subject, config: Config, progress: PassesBar) -> Record:
     """Everything but the corruptions, which several models look at together."""
     measure = config["measure"]
     progress.note(subject.name)
@@ -149,7 +149,7 @@ def _features(subject: Subject, clean: Answers) -> str:
 
 
 def _measure_jigsaw(
-    subject: Subject, clean: Answers, config: Config, progress: Progress, notes: list[str]
+    subject: Subject, clean: Answers, config: Config, progress: PassesBar, notes: list[str]
 ) -> Record | None:
     measure = config["measure"]
     try:
@@ -204,7 +204,7 @@ def _guess(count: int) -> float:
 
 
 def _measure_corruptions(
-    subjects: Sequence[Subject], records: Sequence[Record], plan: CorruptionPlan, batch_size: int, progress: Progress
+    subjects: Sequence[Subject], records: Sequence[Record], plan: CorruptionPlan, batch_size: int, progress: PassesBar
 ) -> None:
     """Models with the same pictures are shown the same corrupted ones."""
     groups: dict[int, list[int]] = {}

@@ -16,7 +16,7 @@ from experiments.cli.call import console, run_command, say_doing
 from experiments.cli.completeness import check_complete
 from experiments.cli.logs import log_to
 from experiments.cli.progress import Bars
-from experiments.commands.stage import Stage
+from experiments.commands.stage import CommandStage
 from experiments.engine.setup import Setup, prepare
 from experiments.prior.autoencoder import drawn, rebuilt, train_generator
 from experiments.prior.inversion import inverted, train_inversion
@@ -43,7 +43,7 @@ NAMES = {"generator": "generator.safetensors", "lti": "inversion.safetensors"}
 
 def main() -> None:
     """The command, called from Python: it exits."""
-    run_command(Stage("fedsim-prior"))
+    run_command(CommandStage("fedsim-prior"))
 
 
 def run_prior(config: Config, root: Path) -> None:

@@ -20,7 +20,7 @@ SHOWN = 16
 
 
 @dataclass(frozen=True)
-class Schedule:
+class TrainingSchedule:
     """How long and how fast a network is trained.
 
     Attributes:
@@ -61,8 +61,8 @@ class GeneratorSettings:
     save_every: int
 
     @property
-    def schedule(self) -> Schedule:
-        return Schedule(self.steps, self.batch_size, self.lr, self.save_every)
+    def schedule(self) -> TrainingSchedule:
+        return TrainingSchedule(self.steps, self.batch_size, self.lr, self.save_every)
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class InversionSettings:
         object.__setattr__(self, "network", chosen)
 
     @property
-    def schedule(self) -> Schedule:
-        return Schedule(self.steps, self.batch_size, self.lr, self.save_every)
+    def schedule(self) -> TrainingSchedule:
+        return TrainingSchedule(self.steps, self.batch_size, self.lr, self.save_every)
 
 
 def check_prior(config: Config) -> GeneratorSettings | InversionSettings:

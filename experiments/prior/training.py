@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from experiments.prior.settings import Schedule
+from experiments.prior.settings import TrainingSchedule
 from fedsim.errors import RunError
 from fedsim.storage.durable import write_whole
 
@@ -26,7 +26,7 @@ class Training:
     A step's randomness follows from its number, so weights, moments and the number are all there is to keep.
     """
 
-    def __init__(self, module: nn.Module, schedule: Schedule, path: Path) -> None:
+    def __init__(self, module: nn.Module, schedule: TrainingSchedule, path: Path) -> None:
         self.module, self.schedule, self.path = module, schedule, path
         self.step = 0
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]

@@ -27,7 +27,7 @@ from experiments.cli.validation import (
     takes_gradients,
     worker_counts,
 )
-from experiments.commands.stage import Stage
+from experiments.commands.stage import CommandStage
 from experiments.engine.choice import estimate_run, with_engine
 from experiments.engine.mishaps import Mishaps
 from experiments.engine.reporting import reported
@@ -74,7 +74,7 @@ SECONDS_BETWEEN_COLLECTIONS = 0.5
 
 def main() -> None:
     """The command, called from Python: it exits."""
-    run_command(Stage("fedsim"))
+    run_command(CommandStage("fedsim"))
 
 
 def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid] | None = None) -> None:

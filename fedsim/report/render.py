@@ -23,7 +23,7 @@ from fedsim.report.run.baseline import baselines, guessing, reading
 from fedsim.report.run.gallery import build_gallery
 from fedsim.report.run.label_attacks import labels_of
 from fedsim.report.run.leakage import summarise_leakage
-from fedsim.report.run.read import RunFolder, read_run
+from fedsim.report.run.read import RecordedRun, read_run
 from fedsim.report.run.searches import search_lines
 from fedsim.report.run.summary import (
     THRESHOLDS,
@@ -161,7 +161,7 @@ def _write(page: str, path: Path) -> Path:
     return path
 
 
-def _facts(run: RunFolder) -> list[tuple[str, str]]:
+def _facts(run: RecordedRun) -> list[tuple[str, str]]:
     """What was run, as far as the configuration says."""
     target = run.setting("data._target_")
     strategy = run.setting("strategy._target_") or run.setting("strategy.name") or run.setting("strategy")
@@ -188,7 +188,7 @@ def _last_part(dotted: object) -> str | None:
     return str(dotted).rsplit(".", 1)[-1] if dotted else None
 
 
-def _cards(run: RunFolder) -> list[tuple[str, str, str]]:
+def _cards(run: RecordedRun) -> list[tuple[str, str, str]]:
     """Key figures as (name, value, note)."""
     without, run, labels = guessing(run).attacks, reading(run), labels_of(run)
     rows, leakage, accuracy = summarise_attacks(run), summarise_leakage(run, without, labels), final_accuracy(run)
@@ -221,7 +221,7 @@ def _cards(run: RunFolder) -> list[tuple[str, str, str]]:
     return cards
 
 
-def _plots(run: RunFolder, rows: list[AttackSummary]) -> list[tuple[str, Chart]]:
+def _plots(run: RecordedRun, rows: list[AttackSummary]) -> list[tuple[str, Chart]]:
     """(caption, figure) of everything that there is data for."""
     accuracies = [(float(row.number), row.accuracy) for row in run.rounds if row.accuracy is not None]
     shown = [row.attack for row in rows if row.mean_leaked is not None][: len(figures.SERIES)]
@@ -247,7 +247,7 @@ def _time_figure(spent: TimeSpent) -> Chart | None:
     )
 
 
-def _search(run: RunFolder, attack: str) -> Chart | None:
+def _search(run: RecordedRun, attack: str) -> Chart | None:
     measure, values, psnr = search_lines(run, attack, limit=len(figures.SERIES))
     return figures.search_curve(
         attack, measure, [Series(*line) for line in values.items()], [Series(*line) for line in psnr.items()]

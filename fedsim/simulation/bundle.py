@@ -53,7 +53,7 @@ def key_of(metadata: Sequence[Metadata]) -> str:
 
 
 @dataclass
-class Answer:
+class BundleReplies:
     """A reply for each message of a bundle in their order, or for the first of them; states and sums besides.
 
     Attributes:
@@ -81,7 +81,7 @@ class Growing:
     def __init__(self, whole: frozenset[int] | None, rules: ReplyRules | None = None) -> None:
         self._whole = whole
         self._rules = rules
-        self._answer = Answer()
+        self._answer = BundleReplies()
         self._sums = PartialSums()
         self._lock = Lock()
         self._ended = False
@@ -114,7 +114,7 @@ class Growing:
             self._answer.replies.append(reply)
             return True
 
-    def end(self) -> Answer:
+    def end(self) -> BundleReplies:
         """The answer, of as many clients as there are."""
         with self._lock:
             self._ended = True
@@ -123,7 +123,7 @@ class Growing:
             return self._answer
 
 
-def run_bundle(app: ClientApp, messages: Sequence[Message], context_of: ContextOf, growing: Growing) -> Answer:
+def run_bundle(app: ClientApp, messages: Sequence[Message], context_of: ContextOf, growing: Growing) -> BundleReplies:
     """Deliver the messages in order, as many as are wanted of it."""
     for message in messages:
         if not growing.begin():

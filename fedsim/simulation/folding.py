@@ -7,7 +7,7 @@ from functools import partial
 
 from flwr.app import Message, RecordDict
 
-from fedsim.simulation.bundle import Answer, Bundle, summed
+from fedsim.simulation.bundle import Bundle, BundleReplies, summed
 from fedsim.simulation.delivery import malformed
 from fedsim.wire.contents import array_records, config_records, metric_records
 from fedsim.wire.partial_sums import Key, PartialSums
@@ -55,7 +55,7 @@ class Fold:
         self._sums: dict[int, tuple[int, PartialSums]] = {}  # by first group: how many groups, and their sum
         self._parts: dict[int, _Parts] = {}
 
-    def put(self, bundle: Bundle, answer: Answer) -> list[Message]:
+    def put(self, bundle: Bundle, answer: BundleReplies) -> list[Message]:
         """Take a group's sum, or one of its parts; the replies, without their updates."""
         if bundle.group not in self._parts:
             self._add(bundle.group, PartialSums.read(answer.sums))

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedsim.simulation.bundle import Answer, Bundle
+from fedsim.simulation.bundle import Bundle, BundleReplies
 from fedsim.simulation.delivery import FIRST_CLIENT_NODE_ID, error_reply, partition_of
 from fedsim.simulation.folding import Fold
 from fedsim.simulation.traffic import Traffic
@@ -42,7 +42,7 @@ class Ended:
     """A bundle that is no longer under way: answered, or lost with its worker."""
 
     bundle: Bundle
-    answer: Answer | None
+    answer: BundleReplies | None
     error: str = ""
 
 
@@ -204,7 +204,7 @@ class SimulatedGrid(Grid):
 
     def _taken(self, end: Ended, fold: Fold | None) -> list[Message]:
         """The replies of a bundle, once its sums are in the fold."""
-        answer = end.answer or Answer(self._replies(end))
+        answer = end.answer or BundleReplies(self._replies(end))
         self.states |= answer.states
         if answer.memory is not None:
             self.traffic.workers |= answer.memory

@@ -16,7 +16,7 @@ from fedsim.errors import ConfigError
 from fedsim.memory.kept import settle
 from fedsim.memory.peak import Meter
 from fedsim.simulation.actor_pool import ActorPool, Finished, PooledWorker
-from fedsim.simulation.bundle import Answer, Bundle, Growing, key_of, run_bundle
+from fedsim.simulation.bundle import Bundle, BundleReplies, Growing, key_of, run_bundle
 from fedsim.simulation.grid import ClientAppFactory, Ended, OnReply, SimulatedGrid, make_context
 from fedsim.simulation.placement import Request, anywhere, describe_room
 from fedsim.wire.reply_checks import ReplyRules
@@ -71,7 +71,7 @@ class ClientWorker(PooledWorker):
         metadata: list[Metadata],
         states: dict[int, RecordDict],
         whole: frozenset[int] | None,
-    ) -> Answer:
+    ) -> BundleReplies:
         growing = Growing(whole, self._rules)
         self._at = key_of(metadata), growing
         # In a list a reference arrives as a reference: fetched and decoded once a round, not once a message.
@@ -86,10 +86,10 @@ class ClientWorker(PooledWorker):
         answer.memory = self._meter.read()
         return answer
 
-    def so_far(self, key: str) -> Answer:
+    def so_far(self, key: str) -> BundleReplies:
         """What has come of this bundle, where it is at it; what comes later is lost."""
         at, growing = self._at
-        return growing.end() if at == key else Answer()
+        return growing.end() if at == key else BundleReplies()
 
     def stop_early(self, key: str) -> int | None:
         """How many messages of this bundle it will answer, at work on the last of them; None where it is done."""
@@ -207,7 +207,7 @@ class RayGrid(SimulatedGrid):
         return bundle if begun is None else replace(bundle, messages=bundle.messages[:begun])
 
     def _ended(self, end: Finished[Bundle]) -> Ended:
-        assert end.value is None or isinstance(end.value, Answer)
+        assert end.value is None or isinstance(end.value, BundleReplies)
         bundle, answer = self._kept(end.tag), end.value
         self._forget(bundle.key)
         if answer is not None and len(answer.replies) < len(bundle.messages):

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.analytic.row_space.first_norm import FirstNorm
-from attacks.analytic.row_space.subspace import RowSpace
+from attacks.analytic.row_space.subspace import Subspace
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def solution_set(
     return AffineSet(base, right[used:].T.contiguous(), gap)
 
 
-def affine_patches(norm: FirstNorm, picture: RowSpace, tokens: RowSpace, batch: int) -> AffineSet:
+def affine_patches(norm: FirstNorm, picture: Subspace, tokens: Subspace, batch: int) -> AffineSet:
     """p_n with LN1(W_p p_n + b_p + e_n) in the rows of ∂L/∂W_qkv, up to N(B - 1) directions."""
     count, pixels = len(norm.known), norm.patch_weight.shape[1]
     span = picture.basis.T
@@ -87,10 +87,10 @@ def affine_patches(norm: FirstNorm, picture: RowSpace, tokens: RowSpace, batch: 
 def affine_tokens(
     norm: FirstNorm,
     patches: AffineSet,
-    outputs: RowSpace,
+    outputs: Subspace,
     projection: tuple[Float[Tensor, "width width"], Float[Tensor, " width"]],
     second_norm: tuple[Float[Tensor, " width"], Float[Tensor, " width"]],
-    hidden: RowSpace,
+    hidden: Subspace,
     batch: int,
 ) -> AffineTokens:
     """(p_n, o_n) with LN2(z_n + W_o o_n + b_o) in the rows of ∂L/∂W_fc1 as well, up to T(B - 1) directions.
@@ -118,7 +118,7 @@ def _membership(
     known: Float[Tensor, "tokens width"],
     scale: Float[Tensor, " width"],
     shift: Float[Tensor, " width"],
-    inputs: RowSpace,
+    inputs: Subspace,
 ) -> tuple[Float[Tensor, "equations unknowns"], Float[Tensor, "tokens equations"]]:
     """γ∘C(known_n + reach x)/σ_n + β in the span of `inputs`; an unknown σ_n costs the one direction of β."""
     null = inputs.null

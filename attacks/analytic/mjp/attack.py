@@ -14,8 +14,8 @@ from attacks.analytic.row_space.attack import Spaces, gradient_spaces, make_read
 from attacks.analytic.row_space.completion import complete
 from attacks.analytic.row_space.first_norm import FirstNorm
 from attacks.analytic.row_space.later_norms import Readers
-from attacks.analytic.row_space.solution import Pixels, solve
-from attacks.analytic.row_space.subspace import RowSpace, row_space
+from attacks.analytic.row_space.solution import PatchPixels, solve
+from attacks.analytic.row_space.subspace import Subspace, row_space
 from attacks.analytic.row_space.system import patch_system
 from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
 from fedsim.errors import ConfigError, NotApplicable
@@ -38,7 +38,7 @@ class MaskedPatches:
     """
 
     base: Float[Tensor, "tokens pixels"]
-    span: RowSpace
+    span: Subspace
 
 
 def masked_positions(token_grads: Float[Tensor, "tokens width"]) -> Bool[Tensor, " tokens"]:
@@ -166,7 +166,9 @@ def _no_norm(weight_grad: Float[Tensor, "width pixels"], tokens: int) -> FirstNo
     return FirstNorm(torch.zeros_like(weight_grad), width.expand(tokens, -1), width, width, 0)
 
 
-def _smoothest(parts: MaskedPatches, masked: Bool[Tensor, " tokens"], pixels: Pixels) -> Float[Tensor, "tokens pixels"]:
+def _smoothest(
+    parts: MaskedPatches, masked: Bool[Tensor, " tokens"], pixels: PatchPixels
+) -> Float[Tensor, "tokens pixels"]:
     """By smoothness alone."""
     span = parts.span.basis
     unknown = span.new_full((len(span),), math.inf)

@@ -31,7 +31,7 @@ TWIN = 100.0
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ReadImage:
     """A picture in [0, 1] with the reading of the classifier that it came from.
 
     Attributes:
@@ -99,7 +99,7 @@ class RGap(Attack):
 
     def _candidate(
         self, observation: Observation, model: nn.Module, links: Sequence[Link], gradient: State, head: HeadInput
-    ) -> Candidate:
+    ) -> ReadImage:
         solutions = recurse(links, gradient, head)
         first = next(reversed(solutions.values())) if solutions else None
         seen = (head.input if first is None else first.input).reshape(1, *observation.image_shape)
@@ -110,13 +110,13 @@ class RGap(Attack):
         mismatch = gradient_mismatch(model, gradient, (image - mean) / std, head.label, smoothing)
         mse = math.nan if first is None else first.mse * float(std.square().mean())
         if self.levels is None:
-            return Candidate(image, head, solutions, mismatch, mse)
+            return ReadImage(image, head, solutions, mismatch, mse)
         whole = (image * self.levels).round() / self.levels
         rounded = gradient_mismatch(model, gradient, (whole - mean) / std, head.label, smoothing)
         # Errors of a level and more are as large after rounding; at a float32 gradient's own rounding all fit alike.
         if rounded <= 0.5 * mismatch or (rounded <= 2.0 * mismatch and mse < (0.1 / self.levels) ** 2):
-            return Candidate(whole, head, solutions, rounded, mse, whole=True)
-        return Candidate(image, head, solutions, mismatch, mse)
+            return ReadImage(whole, head, solutions, rounded, mse, whole=True)
+        return ReadImage(image, head, solutions, mismatch, mse)
 
 
 def recurse(links: Sequence[Link], gradient: State, head: HeadInput) -> dict[str, LayerInput]:
@@ -193,7 +193,7 @@ def _twins(head: Link, gradient: State, found: Sequence[HeadInput]) -> str:
     return f"the classifier can be read in {readings} ways: a twin of this image may fit too" if readings > 1 else ""
 
 
-def _certificate(found: Candidate, twins: str) -> Certificate:
+def _certificate(found: ReadImage, twins: str) -> Certificate:
     values = {"mismatch": found.mismatch, "missing": float(found.missing), "head_residual": found.head.residual}
     expected = psnr_of(found.mse)
     if math.isfinite(expected):

@@ -13,9 +13,15 @@ from attacks.analytic.patch_gradient import examples_behind, known_embedding
 from attacks.analytic.row_space.completion import complete
 from attacks.analytic.row_space.first_norm import FirstNorm, first_norm, plain_blocks, spanned_gradients
 from attacks.analytic.row_space.later_norms import Readers
-from attacks.analytic.row_space.solution import OPEN, Pixels, Solution, expected_psnr, open_directions, solve
-from attacks.analytic.row_space.subspace import RowSpace as Subspace
-from attacks.analytic.row_space.subspace import row_space
+from attacks.analytic.row_space.solution import (
+    OPEN,
+    PatchPixels,
+    RowSpaceSolution,
+    expected_psnr,
+    open_directions,
+    solve,
+)
+from attacks.analytic.row_space.subspace import Subspace, row_space
 from attacks.analytic.row_space.system import PatchSystem, Uncertainty, patch_system, uncertainty
 from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
 from attacks.certificate.linear import MARGIN, own_equations
@@ -158,18 +164,18 @@ def make_readers(observation: Observation, spaces: Spaces, later: int) -> Reader
     return Readers(spaces.norm, found, model, _prefix(model, observation))
 
 
-def pixels_of(observation: Observation, norm: FirstNorm) -> Pixels:
+def pixels_of(observation: Observation, norm: FirstNorm) -> PatchPixels:
     roles = observation.roles
     assert roles.grid is not None
     assert roles.patch is not None
     per_channel = norm.patch_weight.shape[1] // len(observation.std)
     mean = norm.known.new_tensor(observation.mean).repeat_interleave(per_channel)
     std = norm.known.new_tensor(observation.std).repeat_interleave(per_channel)
-    return Pixels(mean, std, roles.grid, roles.patch)
+    return PatchPixels(mean, std, roles.grid, roles.patch)
 
 
 def to_picture(
-    observation: Observation, patches: Float[Tensor, "tokens pixels"], pixels: Pixels
+    observation: Observation, patches: Float[Tensor, "tokens pixels"], pixels: PatchPixels
 ) -> Float[Tensor, "1 c h w"]:
     """In [0, 1]."""
     return observation.to_unit_range(unpatchify(patches, pixels.grid, pixels.patch)).clamp(0.0, 1.0)
@@ -192,7 +198,7 @@ def _free_directions(observation: Observation, spaces: Spaces, system: PatchSyst
     return open_
 
 
-def _mixture(observation: Observation, spaces: Spaces, system: PatchSystem, pixels: Pixels) -> Reconstruction:
+def _mixture(observation: Observation, spaces: Spaces, system: PatchSystem, pixels: PatchPixels) -> Reconstruction:
     """One picture for several: each patch up to the differences of their patches, the smoothest of them."""
     free = _free_directions(observation, spaces, system)
     start = system.patches(torch.where(free, 0.0, system.estimate))
@@ -207,7 +213,7 @@ def _mixture(observation: Observation, spaces: Spaces, system: PatchSystem, pixe
     )
 
 
-def _values(spaces: Spaces, system: PatchSystem, doubt: Uncertainty, pixels: Pixels) -> dict[str, float]:
+def _values(spaces: Spaces, system: PatchSystem, doubt: Uncertainty, pixels: PatchPixels) -> dict[str, float]:
     values = {
         "equations": float(system.equations.shape[0]),
         "unknowns": float(system.equations.shape[1]),
@@ -223,7 +229,7 @@ def _values(spaces: Spaces, system: PatchSystem, doubt: Uncertainty, pixels: Pix
 
 
 def _certificate(
-    observation: Observation, spaces: Spaces, system: PatchSystem, solution: Solution, pixels: Pixels
+    observation: Observation, spaces: Spaces, system: PatchSystem, solution: RowSpaceSolution, pixels: PatchPixels
 ) -> Certificate:
     """The claim that this is what the model saw, up to rounding to 8 bits, or why not; for one picture alone.
 

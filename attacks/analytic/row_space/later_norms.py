@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vjp
 
 from attacks.analytic.row_space.first_norm import FirstNorm
-from attacks.analytic.row_space.subspace import RowSpace
+from attacks.analytic.row_space.subspace import Subspace
 from attacks.forward_mode import jacobian_product
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Readers:
     """
 
     norm: FirstNorm
-    spaces: Sequence[RowSpace]
+    spaces: Sequence[Subspace]
     model: "VisionTransformer | None" = None
     prefix: Float[Tensor, "prefix width"] | None = None
 
@@ -119,7 +119,7 @@ def refine(
 
 
 def _stiffness(
-    centred: Float[Tensor, "unknowns width"], space: RowSpace, number: int
+    centred: Float[Tensor, "unknowns width"], space: Subspace, number: int
 ) -> Float[Tensor, "unknowns unknowns"]:
     """JᵀJ of one projection's equations, were it to read the embedding itself and γ = 1; speeds the solution up."""
     linear = centred @ space.null.T

@@ -10,7 +10,7 @@ from torch import Tensor
 from attacks.analytic.row_space.completion import complete
 from attacks.analytic.row_space.first_norm import FirstNorm
 from attacks.analytic.row_space.later_norms import Readers, Refined, refine
-from attacks.analytic.row_space.subspace import RowSpace
+from attacks.analytic.row_space.subspace import Subspace
 from attacks.analytic.row_space.system import PatchSystem, Uncertainty, uncertainty
 from attacks.analytic.row_space.whole_levels import MAX_EXCESS, MIN_POWER, WholeLevels, to_whole_levels
 from attacks.result import psnr_of
@@ -26,7 +26,7 @@ KNOWN = 0.02
 
 
 @dataclass(frozen=True)
-class Pixels:
+class PatchPixels:
     """How patches are pictures: normalisation for each entry of a patch, and the grid that they tile."""
 
     mean: Float[Tensor, " pixels"]
@@ -36,7 +36,7 @@ class Pixels:
 
 
 @dataclass(frozen=True)
-class Solution:
+class RowSpaceSolution:
     """Attributes:
     patches: normalised, float64.
     doubt: of the linear system alone.
@@ -58,13 +58,13 @@ class Solution:
 def solve(
     system: PatchSystem,
     norm: FirstNorm,
-    picture: RowSpace,
-    tokens: RowSpace,
-    pixels: Pixels,
+    picture: Subspace,
+    tokens: Subspace,
+    pixels: PatchPixels,
     make_readers: Callable[[bool], Readers | None],
     levels: int | None,
     torn: Float[Tensor, " tokens"] | None = None,
-) -> Solution:
+) -> RowSpaceSolution:
     """The patches of one picture.
 
     Args:
@@ -76,11 +76,11 @@ def solve(
     coordinates = smoothest(system, doubt, pixels, torn)
     short = open_directions(doubt) > 0
     refined = None
-    result = Solution(system.patches(coordinates), doubt, None, None)
+    result = RowSpaceSolution(system.patches(coordinates), doubt, None, None)
     first = Readers(norm, [tokens])
     whole = _round(system, coordinates, doubt.deviation, picture, first, pixels, levels)
     if whole is not None:
-        result = Solution(whole.patches, doubt, None, whole)
+        result = RowSpaceSolution(whole.patches, doubt, None, whole)
     readers = make_readers(short) if short or not result.levels_hold else None
     if readers is not None:
         refined = refine(
@@ -91,16 +91,16 @@ def solve(
             floors=GRADUAL if short else (1e-5, 1e-5),
             iterations=30 if short else 20,
         )
-        result = Solution(system.patches(refined.coordinates), doubt, refined, None)
+        result = RowSpaceSolution(system.patches(refined.coordinates), doubt, refined, None)
         deviation = doubt.deviation.clamp(max=KNOWN)
         whole = _round(system, refined.coordinates, deviation, picture, readers, pixels, levels)
         if whole is not None:
-            result = Solution(whole.patches, doubt, refined, whole)
+            result = RowSpaceSolution(whole.patches, doubt, refined, whole)
     return result
 
 
 def smoothest(
-    system: PatchSystem, doubt: Uncertainty, pixels: Pixels, torn: Float[Tensor, " tokens"] | None = None
+    system: PatchSystem, doubt: Uncertainty, pixels: PatchPixels, torn: Float[Tensor, " tokens"] | None = None
 ) -> Float[Tensor, "tokens unknowns"]:
     """Coordinates of the patches, those that the equations leave open by smoothness."""
     open_ = doubt.deviation > KNOWN
@@ -118,7 +118,7 @@ def open_directions(doubt: Uncertainty) -> int:
     return int((doubt.deviation > KNOWN).sum())
 
 
-def expected_psnr(system: PatchSystem, doubt: Uncertainty, pixels: Pixels) -> float:
+def expected_psnr(system: PatchSystem, doubt: Uncertainty, pixels: PatchPixels) -> float:
     """dB of the linear solution, from the noise of its equations and its singular values."""
     rounding = torch.finfo(torch.float64).eps * float(system.singular[0])
     growth = float(system.singular.clamp(min=rounding).reciprocal().square().mean()) * len(system.singular)
@@ -130,9 +130,9 @@ def _round(
     system: PatchSystem,
     coordinates: Float[Tensor, "tokens unknowns"],
     deviation: Float[Tensor, " unknowns"],
-    picture: RowSpace,
+    picture: Subspace,
     readers: Readers,
-    pixels: Pixels,
+    pixels: PatchPixels,
     levels: int | None,
 ) -> WholeLevels | None:
     """Whole pixel levels where they satisfy the equations of most patches, else None."""

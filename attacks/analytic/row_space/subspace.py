@@ -13,7 +13,7 @@ FLOORS = (1e-6, 3e-2, math.inf)
 
 
 @dataclass(frozen=True)
-class RowSpace:
+class Subspace:
     """An orthonormal basis of the rows of M, and what the singular values say about it.
 
     Attributes:
@@ -34,7 +34,7 @@ class RowSpace:
         return leaked
 
 
-def row_space(matrix: Float[Tensor, "rows width"], rank: int, complete: bool = True) -> RowSpace:
+def row_space(matrix: Float[Tensor, "rows width"], rank: int, complete: bool = True) -> Subspace:
     """The span of the `rank` strongest directions, in float64.
 
     Rows are weighed by their noise first, under the model of the noise that lifts the kept singular values highest
@@ -46,7 +46,7 @@ def row_space(matrix: Float[Tensor, "rows width"], rank: int, complete: bool = T
     M = matrix.double()
     norms = M.norm(dim=1)
     largest = norms.max()
-    best: tuple[float, RowSpace] | None = None
+    best: tuple[float, Subspace] | None = None
     for floor in FLOORS:
         weighed = M / (largest if floor == math.inf else norms.clamp(min=floor * largest)[:, None])
         found = _decompose(weighed, rank, complete and len(M) < M.shape[1])
@@ -60,7 +60,7 @@ def row_space(matrix: Float[Tensor, "rows width"], rank: int, complete: bool = T
     return best[1]
 
 
-def _decompose(M: Float[Tensor, "rows width"], rank: int, full: bool) -> RowSpace:
+def _decompose(M: Float[Tensor, "rows width"], rank: int, full: bool) -> Subspace:
     _, singular, right = torch.linalg.svd(M, full_matrices=full)
     dropped = singular[rank:]
     rounding = float(singular[0]) * torch.finfo(M.dtype).eps * math.sqrt(max(M.shape))
@@ -68,7 +68,7 @@ def _decompose(M: Float[Tensor, "rows width"], rank: int, full: bool) -> RowSpac
     spread = float(dropped.square().mean().sqrt()) / math.sqrt(len(M)) if len(dropped) else 0.0
     noise = max(spread, rounding / math.sqrt(len(M)))
     first = max(float(dropped[0]), rounding) if len(dropped) else 0.0
-    return RowSpace(
+    return Subspace(
         basis=right[:rank],
         null=right[rank:],
         singular=singular[:rank] / noise,

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.analytic.row_space.first_norm import FirstNorm
-from attacks.analytic.row_space.subspace import RowSpace
+from attacks.analytic.row_space.subspace import Subspace
 
 SPURIOUS = 0.2
 """Share of its squared noise by which a squared singular value must exceed it, for its direction to be reached."""
@@ -49,7 +49,7 @@ class PatchSystem:
 def patch_system(
     norm: FirstNorm,
     span: Float[Tensor, "unknowns pixels"],
-    tokens: RowSpace,
+    tokens: Subspace,
     base: Float[Tensor, "tokens pixels"] | None = None,
 ) -> PatchSystem:
     """The condition that u_n lies in the row space of ∂L/∂W_qkv, for p_n in the row space of ∂L/∂W_p.
@@ -94,7 +94,7 @@ class Uncertainty:
     residual: float
 
 
-def uncertainty(system: PatchSystem, norm: FirstNorm, tokens: RowSpace) -> Uncertainty:
+def uncertainty(system: PatchSystem, norm: FirstNorm, tokens: Subspace) -> Uncertainty:
     """The noise of the equations: what the gradient's own noise explains, or the residual where that is larger."""
     # Directions of hardly any weight would blow the tokens up that the leak is read from.
     steady = system.singular > 1e-3 * system.singular[0]

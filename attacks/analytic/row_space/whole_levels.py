@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.analytic.row_space.later_norms import Readers
-from attacks.analytic.row_space.subspace import RowSpace
+from attacks.analytic.row_space.subspace import Subspace
 from attacks.analytic.row_space.system import PatchSystem
 
 MAX_EXCESS = 4.0
@@ -40,7 +40,7 @@ def to_whole_levels(
     system: PatchSystem,
     coordinates: Float[Tensor, "tokens unknowns"],
     deviation: Float[Tensor, " unknowns"],
-    picture: RowSpace,
+    picture: Subspace,
     readers: Readers,
     step: Float[Tensor, " pixels"],
     offset: Float[Tensor, " pixels"],
@@ -73,7 +73,7 @@ def _nearest(patches: Tensor, step: Tensor, offset: Tensor, levels: int) -> Tens
 
 def _test(
     patches: Float[Tensor, "tokens pixels"],
-    picture: RowSpace,
+    picture: Subspace,
     readers: Readers,
     step: Float[Tensor, " pixels"],
 ) -> tuple[float, float, float]:

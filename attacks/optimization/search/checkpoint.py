@@ -8,13 +8,13 @@ from torch import Tensor
 from attacks.base import Frame
 
 if TYPE_CHECKING:
-    from attacks.optimization.search.search import Search
+    from attacks.optimization.search.search import SearchState
 
 MEASURES = ("best", "best_matching", "reference", "improved_at", "done", "restarted")
 """What a search knows of each candidate besides its variables."""
 
 
-def save_search(search: "Search") -> tuple[dict[str, Tensor], dict[str, Any]]:
+def save_search(search: "SearchState") -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Everything that `load_search` needs to go on with the same bits."""
     tensors = {name: getattr(search, name) for name in MEASURES}
     tensors |= {f"variables/{name}": variable.detach() for name, variable in search.variables.items()}
@@ -29,7 +29,7 @@ def save_search(search: "Search") -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, {"step": search.step, "rows": search.rows, "frames": frames_record, "weights": search.weights}
 
 
-def load_search(search: "Search", tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+def load_search(search: "SearchState", tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
     """Put back what `save_search` gave, into a search of the same settings."""
     search.step = int(record["step"])
     search.rows = record["rows"]

@@ -49,7 +49,7 @@ class SearchSettings:
 
 
 @dataclass
-class Found:
+class BestCandidate:
     """The best candidate of one victim, as the model's input, and how the search went.
 
     Attributes:
@@ -64,7 +64,7 @@ class Found:
     frames: list[Frame] = field(default_factory=list)
 
 
-class Search:
+class SearchState:
     """State of all candidates: rows `v·restarts + r` of every tensor belong to restart r of victim v.
 
     Args:
@@ -117,7 +117,7 @@ class Search:
         self.rows: list[list[dict[str, float]]] = [[] for _ in problems]
         self.frames: list[list[Frame]] = [[] for _ in problems]
 
-    def run(self, session: Session) -> list[Found]:
+    def run(self, session: Session) -> list[BestCandidate]:
         """Search to the end, or from where an earlier try had come."""
         saved = session.load()
         if saved is not None:
@@ -323,7 +323,7 @@ class Search:
                 images = observation.to_unit_range(self._best_images(row)).clamp(0, 1).float().cpu()
                 self.frames[victim].append(Frame(self.step, images, finite))
 
-    def _results(self) -> list[Found]:
+    def _results(self) -> list[BestCandidate]:
         found = []
         for victim, row in enumerate(self._choice()):
             if not bool(self.best[row].isfinite()):
@@ -339,7 +339,7 @@ class Search:
             if "alpha" in self.variables:
                 values["alpha"] = float(self.best_variables["alpha"][row])
             images, point = self._best_images(row), self.best_variables["point"][row].detach()
-            found.append(Found(images, labels, values, point, self.rows[victim], self.frames[victim]))
+            found.append(BestCandidate(images, labels, values, point, self.rows[victim], self.frames[victim]))
         return found
 
     def _rows(self, victim: int) -> slice:

@@ -36,7 +36,7 @@ RANDOM = 300
 
 
 @dataclass(frozen=True)
-class Cell:
+class CertifiedCell:
     """What one client computes batch after batch, and who attacks it.
 
     Attributes:
@@ -58,7 +58,7 @@ class Cell:
         return f"{self.number}/{self.purpose}/{self.model}/{self.state}/{self.defense}/{self.protocol}"
 
 
-def cells(number: int) -> list[Cell]:
+def cells(number: int) -> list[CertifiedCell]:
     """One pass over everything, in random order; another number is another pass."""
     parts = _by_state, _by_protocol, _by_defense, _first_block, _at_random
     found = [cell for part in parts for cell in part(number)]
@@ -72,11 +72,11 @@ def attacks_on(model: str, defense: str) -> tuple[str, ...]:
     return (*images, *(("mjp_adaptive",) if defense.startswith("mjp") and model.startswith("vit") else ()), *LABELS)
 
 
-def _cell(number: int, purpose: str, where: tuple[str, str, str, str], batches: list[tuple[str, int]]) -> Cell:
-    return Cell(*where, tuple(batches), attacks_on(where[0], where[2]), number, purpose)
+def _cell(number: int, purpose: str, where: tuple[str, str, str, str], batches: list[tuple[str, int]]) -> CertifiedCell:
+    return CertifiedCell(*where, tuple(batches), attacks_on(where[0], where[2]), number, purpose)
 
 
-def _by_state(number: int) -> Iterator[Cell]:
+def _by_state(number: int) -> Iterator[CertifiedCell]:
     """Every model in every state, undefended."""
     for model, state, protocol in product(MODELS, STATES, ("gradient", "delta_0.1")):
         rng = torch_generator(0, "states", number, model, state, protocol)
@@ -87,7 +87,7 @@ def _by_state(number: int) -> Iterator[Cell]:
         yield _cell(number, "states", (model, state, "none", protocol), batches)
 
 
-def _by_protocol(number: int) -> Iterator[Cell]:
+def _by_protocol(number: int) -> Iterator[CertifiedCell]:
     """Every protocol, with and without transformations that are drawn anew, in a state that changes with the pass."""
     for model, protocol, defense in product(CORE, PROTOCOLS, ("none", "ats_sharpness", "random_roll")):
         rng = torch_generator(0, "protocols", number, model, protocol, defense)
@@ -96,7 +96,7 @@ def _by_protocol(number: int) -> Iterator[Cell]:
         yield _cell(number, "protocols", (model, state, defense, protocol), batches)
 
 
-def _by_defense(number: int) -> Iterator[Cell]:
+def _by_defense(number: int) -> Iterator[CertifiedCell]:
     """Every defense on every model, untrained and in another state, under a gradient and another protocol."""
     for model, defense in product((*CORE, "cnn6"), DEFENSES):
         rng = torch_generator(0, "defenses", number, model, defense)
@@ -107,14 +107,14 @@ def _by_defense(number: int) -> Iterator[Cell]:
             yield _cell(number, "defenses", (model, state, defense, protocol), batches)
 
 
-def _first_block(number: int) -> Iterator[Cell]:
+def _first_block(number: int) -> Iterator[CertifiedCell]:
     """Seconds each, so a few."""
     for state, defense in product(("0", "100", "fitted"), ("none", "scaled_tensors_0.999", "noise_1e-6")):
         where = "vit_tiny_8", state, defense, "gradient"
-        yield Cell(*where, (("random", 2), ("mirrored", 2)), ("first_block",), number, "first_block")
+        yield CertifiedCell(*where, (("random", 2), ("mirrored", 2)), ("first_block",), number, "first_block")
 
 
-def _at_random(number: int) -> Iterator[Cell]:
+def _at_random(number: int) -> Iterator[CertifiedCell]:
     rng = torch_generator(0, "random", number)
     for place in range(RANDOM):
         model, state, defense, protocol = (

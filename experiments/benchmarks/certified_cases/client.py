@@ -6,7 +6,7 @@ from clients.app import ClientRuntime
 from defenses.base import Plan
 from defenses.compose import build_chain
 from experiments.benchmarks.certified_cases.defended import defense_config
-from experiments.benchmarks.certified_cases.images import Pool
+from experiments.benchmarks.certified_cases.images import ImagePool
 from experiments.benchmarks.certified_cases.models import fill, model_config
 from experiments.benchmarks.certified_cases.protocols import client_config
 from experiments.engine.setup import Setup
@@ -22,14 +22,16 @@ from fedsim.wire.reply_checks import check_shared
 from server.sums.summing import Contribution, RunningSum
 
 
-class Client:
+class StatedClient:
     """A model in one state behind one defense and protocol; batch after batch.
 
     Raises:
         ConfigError: these do not go together.
     """
 
-    def __init__(self, model: str, weights: State, defense: str, protocol: str, batch_size: int, pool: Pool) -> None:
+    def __init__(
+        self, model: str, weights: State, defense: str, protocol: str, batch_size: int, pool: ImagePool
+    ) -> None:
         config: dict[str, Any] = {
             "seed": 0,
             "model": model_config(model),

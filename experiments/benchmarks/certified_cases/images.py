@@ -20,7 +20,7 @@ twins: each image twice; burst: one image; shifted: each beside its copy a pixel
 image. faint: low contrast between the levels of 8 bits."""
 
 
-class Pool(FederatedData):
+class ImagePool(FederatedData):
     """A source whose classes are joined to fewer, and its first `POOL` images."""
 
     def __init__(self, source: Source, side: int, classes: int) -> None:
@@ -57,10 +57,10 @@ class Held(ImageSet):
 
 
 @lru_cache(maxsize=8)
-def pool(pictures: Path | None, side: int, classes: int) -> Pool:
+def pool(pictures: Path | None, side: int, classes: int) -> ImagePool:
     """Of a folder of class folders, or scikit-learn's digits."""
     source: Source = Digits(seed=0) if pictures is None else ImageFolder(str(pictures), seed=0, verify=False)
-    return Pool(source, side, classes)
+    return ImagePool(source, side, classes)
 
 
 def draw(images: Tensor, labels: Tensor, classes: int, kind: str, size: int, rng: torch.Generator) -> Held:

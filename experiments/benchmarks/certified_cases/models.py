@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from experiments.benchmarks.certified_cases.images import Pool
+from experiments.benchmarks.certified_cases.images import ImagePool
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.models import ModelSpec, Normaliser, architecture_seed
 from fedsim.update import State
@@ -55,7 +55,7 @@ def model_config(name: str) -> dict[str, Any]:
     return {**defaults, "variant": "stock", "dtype": "float32", "kwargs": {}, **MODELS[name]}
 
 
-def trained(name: str, state: str, pool: Pool, folder: Path) -> State:
+def trained(name: str, state: str, pool: ImagePool, folder: Path) -> State:
     """The model's weights in this state, read from the folder where they are there."""
     path = folder / f"{name}-{state}.safetensors"
     if not path.exists():
@@ -63,7 +63,7 @@ def trained(name: str, state: str, pool: Pool, folder: Path) -> State:
     return load_file(path)
 
 
-def train(name: str, pool: Pool, folder: Path) -> list[dict[str, Any]]:
+def train(name: str, pool: ImagePool, folder: Path) -> list[dict[str, Any]]:
     """All states of a model, written into the folder; for each the steps and the train accuracy that it has."""
     folder.mkdir(parents=True, exist_ok=True)
     config = model_config(name)
@@ -119,7 +119,7 @@ def _steps(model: nn.Module, images: Tensor, labels: Tensor, name: str) -> Itera
 
 
 @torch.no_grad()
-def _accuracy(model: nn.Module, pool: Pool, labels: Tensor) -> float:
+def _accuracy(model: nn.Module, pool: ImagePool, labels: Tensor) -> float:
     model.eval()
     inputs = Normaliser(model)(pool.images)
     return float((model(inputs).argmax(dim=1) == labels).double().mean())

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from attacks.running import run_attack
-from experiments.benchmarks.certified_cases.cells import Cell
-from experiments.benchmarks.certified_cases.client import Client
+from experiments.benchmarks.certified_cases.cells import CertifiedCell
+from experiments.benchmarks.certified_cases.client import StatedClient
 from experiments.benchmarks.certified_cases.defended import attack_config
 from experiments.benchmarks.certified_cases.images import draw, pool
 from experiments.benchmarks.certified_cases.judging import judge
@@ -40,7 +40,7 @@ def compute(unit: Unit) -> list[Entry]:
 
 
 def certificates(
-    cell: Cell, pictures: Path | None, states: Path, configs: Mapping[str, dict[str, Any]] | None = None
+    cell: CertifiedCell, pictures: Path | None, states: Path, configs: Mapping[str, dict[str, Any]] | None = None
 ) -> Iterator[Entry]:
     """An entry for each attack on each batch; a single one where the cell's parts do not go together.
 
@@ -51,7 +51,7 @@ def certificates(
     held = pool(pictures, config["img_size"], config["num_classes"])
     try:
         weights = _weights(cell.model, cell.state, pictures, states)
-        client = Client(cell.model, weights, cell.defense, cell.protocol, LARGEST, held)
+        client = StatedClient(cell.model, weights, cell.defense, cell.protocol, LARGEST, held)
     except ConfigError as error:
         yield {"status": "invalid", "reason": str(error)}
         return

@@ -50,7 +50,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """A run folder to be written.
 
     Attributes:
@@ -71,7 +71,7 @@ class Run:
     torn: str = ""
 
 
-def of_run(run: Run) -> Callable[[Path], Said]:
+def of_run(run: PlannedRun) -> Callable[[Path], Said]:
     """Its page, and what the command says at its end."""
 
     def make(folder: Path) -> Said:
@@ -81,7 +81,7 @@ def of_run(run: Run) -> Callable[[Path], Said]:
     return make
 
 
-def of_runs(**runs: Run) -> Callable[[Path], Said]:
+def of_runs(**runs: PlannedRun) -> Callable[[Path], Said]:
     """The page that compares several."""
 
     def make(folder: Path) -> Said:
@@ -106,7 +106,7 @@ def shown(terminal: str, folder: Path) -> str:
     return "\n".join(line for line in lines if not line.startswith(("report ", "RUN", "updates ")))
 
 
-def write(run: Run, folder: Path) -> str:
+def write(run: PlannedRun, folder: Path) -> str:
     """Write what a run leaves and end it as the command does; what the terminal shows is returned."""
     root = RunFolder(folder)
     names = dict.fromkeys(line["attack"] for line in run.lines)
@@ -122,7 +122,7 @@ def write(run: Run, folder: Path) -> str:
     return _end(root, run)
 
 
-def _end(root: RunFolder, run: Run) -> str:
+def _end(root: RunFolder, run: PlannedRun) -> str:
     tested = None if run.kind == "audit" else run.test_images
     with console.capture() as told, errors.capture() as failed:
         try:

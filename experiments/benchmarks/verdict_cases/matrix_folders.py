@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.benchmarks.verdict_cases.case import Run, read_run_page, write
+from experiments.benchmarks.verdict_cases.case import PlannedRun, read_run_page, write
 from experiments.benchmarks.verdict_cases.lines import Line
 from experiments.benchmarks.verdict_cases.pages import Said, read_matrix_page
-from fedsim.report.matrix.cells import Column, Matrix, Row, Stage, with_front
+from fedsim.report.matrix.cells import Matrix, MatrixColumn, MatrixRow, RowState, with_front
 from fedsim.report.matrix.files import build_matrix_report, write_matrix
 from fedsim.report.matrix.read import BASELINE, read_cells, read_counts
 from fedsim.report.matrix.verdict import verdicts
@@ -17,7 +17,7 @@ from fedsim.report.run.counts import Counts
 
 
 @dataclass(frozen=True)
-class Entry:
+class PlannedRow:
     """A row: the lines of its audits, in the order of the matrix's states.
 
     Attributes:
@@ -33,7 +33,7 @@ class Entry:
 
 
 def of_matrix(
-    rows: dict[str, Entry],
+    rows: dict[str, PlannedRow],
     attacks: Sequence[str] = ("rebuild",),
     blind: Sequence[str] = (),
     tested: int | None = 1400,
@@ -43,7 +43,7 @@ def of_matrix(
 
     def make(folder: Path) -> Said:
         states = ("initial", "trained")[: max(len(entry.audits) for entry in rows.values())]
-        columns = tuple(Column(name, name, "", name in blind) for name in attacks)
+        columns = tuple(MatrixColumn(name, name, "", name in blind) for name in attacks)
         made = [_row(folder, number, name, entry, states, columns) for number, (name, entry) in enumerate(rows.items())]
         finished = all(stage.status != "pending" for row in made for stage in row.audits.values())
         matrix = Matrix("m", (), columns, states, with_front(made), tested, finished, 12.0)
@@ -82,27 +82,29 @@ def _age(path: Path) -> None:
     path.write_text(json.dumps(values), encoding="utf-8")
 
 
-def _row(folder: Path, number: int, name: str, entry: Entry, states: Sequence[str], columns: Sequence[Column]) -> Row:
+def _row(
+    folder: Path, number: int, name: str, entry: PlannedRow, states: Sequence[str], columns: Sequence[MatrixColumn]
+) -> MatrixRow:
     accuracies = () if entry.accuracy is None else (entry.accuracy,)
     if entry.refused:
-        stopped = {state: Stage("refused", entry.refused) for state in states}
-        return Row(name, defended=entry.defended, accuracies=accuracies, audits=stopped, counts=Counts())
+        stopped = {state: RowState("refused", entry.refused) for state in states}
+        return MatrixRow(name, defended=entry.defended, accuracies=accuracies, audits=stopped, counts=Counts())
     cells, stages, audits = [], {}, []
     for state, lines in zip(states, entry.audits, strict=True):
         audit = folder / f"row-{number}-{state}"
-        write(Run(lines, kind="audit"), audit)
+        write(PlannedRun(lines, kind="audit"), audit)
         audits.append(audit)
         marks = {image["image"]: image["guess_psnr"] for one in lines for image in one["images"]}
         (audit / BASELINE).write_text(json.dumps(marks), encoding="utf-8")
         updates = entry.updates or len({one["observation"] for one in lines})
         found = read_cells(audit, state, [column.name for column in columns], updates)
         cells += [replace(cell, blind=column.blind) for cell, column in zip(found, columns, strict=True)]
-        stages[state] = Stage("done" if all(cell.status != "pending" for cell in found) else "pending")
-    return Row(
+        stages[state] = RowState("done" if all(cell.status != "pending" for cell in found) else "pending")
+    return MatrixRow(
         name,
         defended=entry.defended,
         accuracies=accuracies,
-        trainings={"0": Stage("done")},
+        trainings={"0": RowState("done")},
         audits=stages,
         cells=tuple(cells),
         counts=read_counts(audits, {column.name for column in columns if not column.blind}),

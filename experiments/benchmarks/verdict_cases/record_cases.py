@@ -1,6 +1,6 @@
 """Runs in which something is missing, torn, refused, or not what it looks like."""
 
-from experiments.benchmarks.verdict_cases.case import Case, Run, of_run
+from experiments.benchmarks.verdict_cases.case import Case, PlannedRun, of_run
 from experiments.benchmarks.verdict_cases.expectations import (
     card,
     column,
@@ -26,62 +26,67 @@ def _old() -> list[Line]:
 
 
 CASES = (
-    Case("no attack", "nothing can be learned", of_run(Run()), (level("not tested"), never("no image"))),
+    Case("no attack", "nothing can be learned", of_run(PlannedRun()), (level("not tested"), never("no image"))),
     Case(
         "attack never ran",
         "the attack that was configured found nothing",
-        of_run(Run(attack="{rebuild: {}}")),
+        of_run(PlannedRun(attack="{rebuild: {}}")),
         (level("not tested"),),
     ),
     Case(
         "all refused",
         "nothing was rebuilt: nothing was tried",
-        of_run(Run(refused(4))),
+        of_run(PlannedRun(refused(4))),
         (level("not tested"), says("refused"), never(r"none of the|0 of 4\b")),
     ),
     Case(
         "refused, and another failed",
         "nothing was rebuilt",
-        of_run(Run([*refused(4), *failed(4, "search")])),
+        of_run(PlannedRun([*refused(4), *failed(4, "search")])),
         (level("not tested"), says("refused"), says("fail")),
     ),
     Case(
-        "all failed", "nothing was rebuilt", of_run(Run(failed(4))), (level("not tested"), says("fail|came to an end"))
+        "all failed",
+        "nothing was rebuilt",
+        of_run(PlannedRun(failed(4))),
+        (level("not tested"), says("fail|came to an end")),
     ),
     Case(
         "half refused",
         "two of two updates that served is four of four",
-        of_run(Run([*ended([50.0, 51.0]), *refused(2, first=2)])),
+        of_run(PlannedRun([*ended([50.0, 51.0]), *refused(2, first=2)])),
         (level("open"), says(r"\b2 of (the )?(2|4)\b")),
     ),
     Case(
         "half refused, the rest not rebuilt",
         "none of four was rebuilt: two were never tried",
-        of_run(Run([*ended([12.0, 11.0]), *refused(2, first=2)])),
+        of_run(PlannedRun([*ended([12.0, 11.0]), *refused(2, first=2)])),
         (level("open"), says("refused"), never("0 of (the )?4|none of the 4")),
     ),
     Case(
         "half failed, the rest not rebuilt",
         "none of four was rebuilt: what two would have given is not known",
-        of_run(Run([*ended([12.0, 11.0]), *failed(2, first=2)])),
+        of_run(PlannedRun([*ended([12.0, 11.0]), *failed(2, first=2)])),
         (level("open"), says("failed"), never("0 of (the )?4|none of the 4")),
     ),
     Case(
         "labels alone",
         "the images are what was attacked",
-        of_run(Run(labels(4))),
+        of_run(PlannedRun(labels(4))),
         (level("not tested"), says("label")),
     ),
     Case(
         "a search without an image",
         "the search was a test: it ended without an image",
-        of_run(Run([line("search", n, [hidden(f"d/{n}")], trace=[{"step": 1.0, "loss": 2.0}]) for n in range(4)])),
+        of_run(
+            PlannedRun([line("search", n, [hidden(f"d/{n}")], trace=[{"step": 1.0, "loss": 2.0}]) for n in range(4)])
+        ),
         (level("not tested"), never("0 of 4|none of the")),
     ),
     Case(
         "PSNR is no number",
         "an image that could not be compared is not recognisable",
-        of_run(Run(ended([float("nan")] * 4))),
+        of_run(PlannedRun(ended([float("nan")] * 4))),
         (
             level("open", "not tested"),
             never(r"\bnan\b"),
@@ -93,7 +98,7 @@ CASES = (
     Case(
         "PSNR is infinite",
         "an exact copy is none, because its PSNR is no finite number",
-        of_run(Run(ended([float("inf")] * 4))),
+        of_run(PlannedRun(ended([float("inf")] * 4))),
         (
             level("open", "broken", "not tested"),
             never("0 of 4 .*recognis|none of the 4"),
@@ -103,20 +108,20 @@ CASES = (
     Case(
         "just below",
         "the best result is 20.0 dB",
-        of_run(Run(ended([19.97] * 4))),
+        of_run(PlannedRun(ended([19.97] * 4))),
         (level("open"), counts(0, 4), never(r"\b20\.0 dB"), never(r"\b20\.0 dB", "terminal")),
     ),
     Case(
         "fewer images told than were there",
         "one of one: the update held 8",
-        of_run(Run([line("rebuild", 0, [image(40.0, "digits/0")], batch_size=8)])),
+        of_run(PlannedRun([line("rebuild", 0, [image(40.0, "digits/0")], batch_size=8)])),
         (level("open"), counts(1, 8)),
     ),
     Case(
         "a sum of four clients",
         "two images are one, because two clients gave them one name",
         of_run(
-            Run(
+            PlannedRun(
                 [
                     line(
                         "rebuild",
@@ -133,55 +138,55 @@ CASES = (
     Case(
         "names that are HTML",
         "the page is what a client's file name makes of it",
-        of_run(Run([line(EVIL, n, [image(40.0, f"{EVIL}/{n}", guess=10 + n / 9)]) for n in range(4)])),
+        of_run(PlannedRun([line(EVIL, n, [image(40.0, f"{EVIL}/{n}", guess=10 + n / 9)]) for n in range(4)])),
         (level("broken"), counts(4, 4), no_element("img", "onerror")),
     ),
     Case(
         "an earlier version's folder",
         "its results were held against a guess",
-        of_run(Run(_old(), state="old")),
+        of_run(PlannedRun(_old(), state="old")),
         (counts(4, 4), says(r"no guess|guess (was|is|were) not|not held against a guess|without a guess|recorded")),
     ),
     Case(
         "unfinished",
         "the run tells all that it would have told",
-        of_run(Run(ended([12.0] * 4), state="unfinished")),
+        of_run(PlannedRun(ended([12.0] * 4), state="unfinished")),
         (level("open"), says("did not finish|unfinished"), says("unfinished", "terminal")),
     ),
     Case(
         "a torn line",
         "four updates were all",
-        of_run(Run(ended([12.0] * 4), torn='{"observation": "round-0000-client-0004", "att\n')),
+        of_run(PlannedRun(ended([12.0] * 4), torn='{"observation": "round-0000-client-0004", "att\n')),
         (level("open"), says("could not be read|damaged", "text")),
     ),
     Case(
         "four test images",
         "75 % is an accuracy that one can compare",
-        of_run(Run(ended([12.0] * 20), test_images=4)),
+        of_run(PlannedRun(ended([12.0] * 20), test_images=4)),
         (card("Final accuracy", r"\b4 test"), says(r"\b4 test images?"), says(r"\b4 test images?|^[^%]*$", "terminal")),
     ),
     Case(
         "unknown number of test images",
         "the accuracy rests on many",
-        of_run(Run(ended([12.0] * 20), state="old")),
+        of_run(PlannedRun(ended([12.0] * 20), state="old")),
         (card("Final accuracy", "not (known|recorded|stated)|unknown"),),
     ),
     Case(
         "an audit has no accuracy",
         "the model is as accurate as before",
-        of_run(Run(ended([12.0] * 20), kind="audit")),
+        of_run(PlannedRun(ended([12.0] * 20), kind="audit")),
         (level("open"), never(r"classified \d"), says("no accuracy")),
     ),
     Case(
         "two observed images",
         "two images are a study: tile, page and terminal say how many",
-        of_run(Run(ended([12.0, 11.0]))),
+        of_run(PlannedRun(ended([12.0, 11.0]))),
         (level("open"), counts(0, 2), counts(0, 2, "terminal"), card("Recognisable", "0 of 2")),
     ),
     Case(
         "half precision",
         "57 dB is less than 160: both are beyond what an eye sees",
-        of_run(Run(ended([57.0] * 4), "{half: {}}")),
+        of_run(PlannedRun(ended([57.0] * 4), "{half: {}}")),
         (level("broken"), counts(4, 4), column("Least PSNR", r"57\.0")),
     ),
 )

@@ -22,7 +22,7 @@ LABELS, GAP = 1.35, 0.15
 
 
 @dataclass(frozen=True)
-class Cell:
+class PictureCell:
     """A picture on disk, and what is below it."""
 
     path: Path
@@ -34,7 +34,7 @@ class Block:
     """Cells of each line, below one title."""
 
     title: str
-    lines: Sequence[Sequence[Cell]]
+    lines: Sequence[Sequence[PictureCell]]
 
 
 def draw_curves(entries: Sequence[Entry], path: Path) -> None:
@@ -139,12 +139,12 @@ def _block(
             text = "" if name == ORIGINAL else "not run" if entry is None else "refused"
             if entry is not None and entry["status"] == "done":
                 text = f"{entry['psnr']:.1f} dB\n{more(entry)}"
-            cells.append(Cell(picture_path(folder, {**any_other, key: name}), text))
+            cells.append(PictureCell(picture_path(folder, {**any_other, key: name}), text))
         lines.append(cells)
     return Block(title, lines)
 
 
-def _draw(axis: Any, cell: Cell) -> None:
+def _draw(axis: Any, cell: PictureCell) -> None:
     axis.set_axis_on()
     axis.set(xticks=[], yticks=[])
     axis.set_xlabel(cell.text, fontsize=8, color=INK, labelpad=3)

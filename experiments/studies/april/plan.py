@@ -40,7 +40,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchPlan:
     """Gradient matching: the model that it attacks, pictures, steps."""
 
     model: tuple[str, ...]
@@ -49,13 +49,13 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Scale:
+class AprilScale:
     """How much of everything."""
 
     seeds: int
     grids: tuple[Grid, ...]
-    matching: Search
-    fixed: Search
+    matching: SearchPlan
+    fixed: SearchPlan
 
 
 @dataclass(frozen=True)
@@ -94,18 +94,18 @@ def _grids(pictures: int, large: int, seeds: int | None, *more: Grid) -> tuple[G
     return (*tiny, Grid("ViT-S/16, 224 px", ("model=vit_small",), large, seeds), *more)
 
 
-SCALES: dict[str, Scale] = {
-    "small": Scale(
+SCALES: dict[str, AprilScale] = {
+    "small": AprilScale(
         seeds=2,
         grids=_grids(4, 1, 1),
-        matching=Search((TINY, "+model.kwargs.depth=2"), pictures=4, steps=500),
-        fixed=Search(("model=vit_small", "model.name=vit_small_patch32_224", "+model.kwargs.depth=2"), 3, 200),
+        matching=SearchPlan((TINY, "+model.kwargs.depth=2"), pictures=4, steps=500),
+        fixed=SearchPlan(("model=vit_small", "model.name=vit_small_patch32_224", "+model.kwargs.depth=2"), 3, 200),
     ),
-    "paper": Scale(
+    "paper": AprilScale(
         seeds=5,
         grids=_grids(100, 100, None, Grid("ViT-B/16, 224 px", ("model=vit_base",), 100)),
-        matching=Search((TINY,), pictures=20, steps=5000),
-        fixed=Search(("model=vit_base", "model.name=vit_base_patch32_224"), pictures=20, steps=5000),
+        matching=SearchPlan((TINY,), pictures=20, steps=5000),
+        fixed=SearchPlan(("model=vit_base", "model.name=vit_base_patch32_224"), pictures=20, steps=5000),
     ),
 }
 
@@ -138,7 +138,7 @@ def steps_of(options: argparse.Namespace) -> Mapping[str, int]:
 
 
 def _closed_forms(
-    options: argparse.Namespace, scale: Scale, seeds: Sequence[int], pictures: Sequence[int]
+    options: argparse.Namespace, scale: AprilScale, seeds: Sequence[int], pictures: Sequence[int]
 ) -> list[Unit]:
     """One unit for each grid, first block, precision of the gradients, and seed."""
     units = []
@@ -160,7 +160,7 @@ def _closed_forms(
     return units
 
 
-def _matching(options: argparse.Namespace, scale: Scale, arm: str, seed: int, pictures: Sequence[int]) -> Unit:
+def _matching(options: argparse.Namespace, scale: AprilScale, arm: str, seed: int, pictures: Sequence[int]) -> Unit:
     """One search of all its pictures together."""
     chosen = ARMS[arm]
     composed = _config(options, seed, *scale.matching.model, f"defense=[{chosen.defense or ''}]")
@@ -175,7 +175,7 @@ def _matching(options: argparse.Namespace, scale: Scale, arm: str, seed: int, pi
     return _unit(options, f"matching/{arm}/seed{seed}", found)
 
 
-def _fixed(options: argparse.Namespace, scale: Scale, seeds: Sequence[int], pictures: Sequence[int]) -> list[Unit]:
+def _fixed(options: argparse.Namespace, scale: AprilScale, seeds: Sequence[int], pictures: Sequence[int]) -> list[Unit]:
     """One unit for each kind of embedding, seed and picture."""
     steps, units = steps_of(options)["fixed"], []
     for seed in seeds:

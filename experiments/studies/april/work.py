@@ -37,7 +37,7 @@ SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Victim:
+class AprilVictim:
     """One picture of one client.
 
     Attributes:
@@ -123,13 +123,13 @@ def _fixed(unit: Unit, client: Client) -> Iterator[Entry]:
         _keep(unit, victim, {"attack": ORIGINAL}, victim.truth.originals)
 
 
-def _victims(unit: Unit, client: Client) -> Iterator[Victim]:
+def _victims(unit: Unit, client: Client) -> Iterator[AprilVictim]:
     for number, position in enumerate(unit.settings["positions"], unit.settings.get("first", 0)):
         observation, truth, _ = client.shares([position], number)
-        yield Victim(number, observation, truth)
+        yield AprilVictim(number, observation, truth)
 
 
-def _attack(unit: Unit, victim: Victim, name: str, settings: Mapping[str, Any] | None = None) -> AttackResult:
+def _attack(unit: Unit, victim: AprilVictim, name: str, settings: Mapping[str, Any] | None = None) -> AttackResult:
     chosen = (settings or unit.settings["attacks"])[name]
     seed = unit.settings["config"]["seed"]
     return finished(run_attack(victim.observation, name, chosen, seed, torch.device(unit.device)))
@@ -142,7 +142,7 @@ def guesses(client: Client) -> dict[str, Float[Tensor, "1 c h w"]]:
     return {GREY: torch.full_like(picture, 0.5)} | ({MEAN: picture} if len(data.auxiliary) else {})
 
 
-def _scored(victim: Victim, result: AttackResult | Tensor) -> Entry:
+def _scored(victim: AprilVictim, result: AttackResult | Tensor) -> Entry:
     entry: Entry = {"number": victim.number, "image": victim.truth.ids[0], "status": "done", "reason": ""}
     images = None
     if isinstance(result, Tensor):
@@ -157,7 +157,7 @@ def _scored(victim: Victim, result: AttackResult | Tensor) -> Entry:
     return entry | {"mse": found.mse, "psnr": found.psnr, "ssim": found.ssim}
 
 
-def _curve(victim: Victim, frames: tuple[Frame, ...], compare: "Losses") -> Entry:
+def _curve(victim: AprilVictim, frames: tuple[Frame, ...], compare: "Losses") -> Entry:
     """The best candidate on the way: PSNR in dB, and how far its gradient was from the client's."""
     losses = [compare(frame.images) for frame in frames]
     return {
@@ -167,7 +167,7 @@ def _curve(victim: Victim, frames: tuple[Frame, ...], compare: "Losses") -> Entr
     }
 
 
-def _keep(unit: Unit, victim: Victim, more: Mapping[str, Any], images: Tensor) -> None:
+def _keep(unit: Unit, victim: AprilVictim, more: Mapping[str, Any], images: Tensor) -> None:
     if victim.number < SHOWN:
         entry = {"part": unit.settings["part"], **unit.settings["tags"], **more, "number": victim.number}
         save_png(images[0], picture_path(unit.out, entry))
@@ -183,7 +183,7 @@ class Losses:
         prefix_share: of the squared norm of ∂L/∂E_pos, in the rows of prefix tokens.
     """
 
-    def __init__(self, victim: Victim) -> None:
+    def __init__(self, victim: AprilVictim) -> None:
         self._observation, self._labels = victim.observation, victim.truth.labels
         self._model = self._observation.build_model()
         self._normaliser = Normaliser(self._model)

@@ -18,7 +18,7 @@ CERTIFIABLE = 16
 
 
 @dataclass(frozen=True)
-class Batch:
+class HeadBatch:
     """A head's gradient with its truth, and what the server knows besides.
 
     Attributes:
@@ -42,7 +42,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RuleResult:
     """`overlap` is Σ_c min(n̂_c, n_c) / B; for rules that name sets it is that of the sets, over the larger."""
 
     exact: bool
@@ -52,7 +52,7 @@ class Outcome:
     feature_error: float | None = None
 
 
-def run_rule(rule: str, batch: Batch, rng: torch.Generator) -> Outcome | None:
+def run_rule(rule: str, batch: HeadBatch, rng: torch.Generator) -> RuleResult | None:
     """None where the rule does not apply."""
     start = time.perf_counter()
     found = RULES[rule](batch, rng)
@@ -67,11 +67,11 @@ def run_rule(rule: str, batch: Batch, rng: torch.Generator) -> Outcome | None:
     exact, overlap = torch.equal(labels, truth), float(shared) / max(len(labels), len(truth))
     if isinstance(found, CountCertificate):
         error = feature_error(found, batch) if found.certified and exact else None
-        return Outcome(exact, overlap, seconds, found.certified, error)
-    return Outcome(exact, overlap, seconds)
+        return RuleResult(exact, overlap, seconds, found.certified, error)
+    return RuleResult(exact, overlap, seconds)
 
 
-def feature_error(found: CountCertificate, batch: Batch) -> float:
+def feature_error(found: CountCertificate, batch: HeadBatch) -> float:
     """The largest ‖ĥ - h‖ / ‖h‖ of the batch, each feature matched to its own within its class."""
     truth = batch.features.double()
     distances = torch.cdist(found.features, truth, compute_mode="donot_use_mm_for_euclid_dist") / truth.norm(dim=1)
@@ -80,7 +80,7 @@ def feature_error(found: CountCertificate, batch: Batch) -> float:
     return float(distances[rows, columns].max())
 
 
-def _llg(batch: Batch, bias: bool, reference: bool) -> Tensor:
+def _llg(batch: HeadBatch, bias: bool, reference: bool) -> Tensor:
     scores = batch.bias_grad if bias else batch.weight_grad.sum(dim=1)
     if not reference:
         return counting.llg(scores, batch.size, counting.impact_of_scores(scores, batch.size))
@@ -89,28 +89,28 @@ def _llg(batch: Batch, bias: bool, reference: bool) -> Tensor:
     return counting.llg(scores, batch.size, counting.share_of_reference(probs, sums, batch.size))
 
 
-def _random_prior(batch: Batch, rng: torch.Generator) -> Tensor:
+def _random_prior(batch: HeadBatch, rng: torch.Generator) -> Tensor:
     probs = F.linear(batch.random_features, batch.weight, batch.bias).softmax(dim=1).mean(dim=0)
     return rules.bias_prior(batch.bias_grad, probs, batch.size)
 
 
-def _zlg(batch: Batch, rng: torch.Generator) -> Tensor:
+def _zlg(batch: HeadBatch, rng: torch.Generator) -> Tensor:
     mean_sum = float(batch.random_features.sum(dim=1).mean())
     return counting.labels_of(
         counting.zero_shot_counts(batch.weight_grad, batch.mean_probs, mean_sum, batch.size), batch.size
     )
 
 
-def _ilrg(batch: Batch, rng: torch.Generator) -> Tensor:
+def _ilrg(batch: HeadBatch, rng: torch.Generator) -> Tensor:
     counts = counting.ilrg_counts(batch.weight, batch.bias, batch.weight_grad, batch.bias_grad, batch.size)
     return counting.labels_of(counts, batch.size)
 
 
-def _rlg(batch: Batch, rng: torch.Generator) -> Tensor | None:
+def _rlg(batch: HeadBatch, rng: torch.Generator) -> Tensor | None:
     return rlg(batch.weight_grad, batch.size) if batch.size < len(batch.bias) - 1 else None
 
 
-def _certified(batch: Batch, rng: torch.Generator) -> CountCertificate | None:
+def _certified(batch: HeadBatch, rng: torch.Generator) -> CountCertificate | None:
     if batch.size > min(len(batch.bias) - 1, batch.weight.shape[1], CERTIFIABLE):
         return None
     start = rules.prior_counts(batch.bias_grad, batch.mean_probs, batch.size)
@@ -123,7 +123,7 @@ def _no_repeats(rule: Callable[[Tensor, int], Tensor]) -> "Rule":
     return lambda batch, rng: rule(batch.weight_grad, batch.size) if batch.size <= len(batch.bias) else None
 
 
-Rule = Callable[[Batch, torch.Generator], Tensor | CountCertificate | None]
+Rule = Callable[[HeadBatch, torch.Generator], Tensor | CountCertificate | None]
 RULES: dict[str, Rule] = {
     "idlg": lambda batch, rng: rules.idlg(batch.weight_grad) if batch.size == 1 else None,
     "gradinversion": _no_repeats(rules.gradinversion),

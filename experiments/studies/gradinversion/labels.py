@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from experiments.benchmarks.labels import CHUNK, REFERENCE, draw, head_features, head_gradients
 from experiments.engine.setup import Setup
-from experiments.studies.gradinversion.label_rules import Batch, Outcome, run_rule
+from experiments.studies.gradinversion.label_rules import HeadBatch, RuleResult, run_rule
 from experiments.studies.gradinversion.page import RULES_SHOWN
 from experiments.studies.harness.ledger import Entry
 from fedsim.data import ImageSet
@@ -69,7 +69,7 @@ def measure(
     """These rules on the same batches, the mean of each at each size; sizes that cannot be drawn are left out."""
     entries: list[Entry] = []
     for size in sizes:
-        found: dict[str, list[Outcome]] = defaultdict(list)
+        found: dict[str, list[RuleResult]] = defaultdict(list)
         for _ in range(batches):
             chosen = draw(known.labels, size, known.classes, kind, rng)
             if chosen is None:
@@ -83,15 +83,15 @@ def measure(
     return entries
 
 
-def batch_of(known: Known, chosen: Int[Tensor, "batch"]) -> Batch:
+def batch_of(known: Known, chosen: Int[Tensor, "batch"]) -> HeadBatch:
     """The head's gradient of these pictures with mean cross-entropy."""
     chosen = chosen[known.labels[chosen].argsort()]
     features, labels = known.features[chosen], known.labels[chosen]
     gradients = head_gradients(features, known.weight, known.bias, labels)
-    return Batch(labels, known.weight, known.bias, *gradients, known.mean_probs, known.random_features, features)
+    return HeadBatch(labels, known.weight, known.bias, *gradients, known.mean_probs, known.random_features, features)
 
 
-def _summary(outcomes: Sequence[Outcome]) -> Entry:
+def _summary(outcomes: Sequence[RuleResult]) -> Entry:
     count = len(outcomes)
     return {
         "batches": count,

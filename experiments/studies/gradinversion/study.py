@@ -52,7 +52,7 @@ ATTACK = "gradinversion"
 
 
 @dataclass(frozen=True)
-class Scale:
+class GradInversionScale:
     """How much is computed.
 
     Attributes:
@@ -80,7 +80,7 @@ class Scale:
 
 
 SCALES = {
-    "small": Scale(
+    "small": GradInversionScale(
         model=("model=resnet18_32", "+model.kwargs.channels=[16,32,64,128]", "+model.kwargs.layers=[1,1,1,1]"),
         training=300,
         states=tuple(STATES),
@@ -100,7 +100,7 @@ SCALES = {
         warmup=10,
         group_every=10,
     ),
-    "paper": Scale(
+    "paper": GradInversionScale(
         model=("model=resnet18_32", "model.name=resnet50"),
         training=0,
         states=("trained",),
@@ -148,7 +148,7 @@ def run(options: argparse.Namespace) -> None:
     publish(made, options, chosen, command_of("gradinversion", arguments(), options), entries)
 
 
-def budget(scale: Scale) -> str:
+def budget(scale: GradInversionScale) -> str:
     """What differs from the paper in size, in a sentence."""
     preset = presets(ATTACK)[ATTACK]
     search = {**preset, **scale.search}
@@ -168,7 +168,7 @@ def budget(scale: Scale) -> str:
     )
 
 
-def plan(options: argparse.Namespace, scale: Scale, chosen: list[int]) -> tuple[list[Unit], list[Unit]]:
+def plan(options: argparse.Namespace, scale: GradInversionScale, chosen: list[int]) -> tuple[list[Unit], list[Unit]]:
     """The training, where there is one, and what needs its weights."""
     checkpoint = options.checkpoint or options.out / "model.safetensors"
     common: dict[str, Any] = {
@@ -201,7 +201,7 @@ def work(unit: Unit) -> list[Entry]:
 
 def configuration(unit: Unit) -> Config:
     """Of audits of the ablation's batches; BatchNorm in evaluation mode, labels by the paper's rule."""
-    scale: Scale = unit.settings["scale"]
+    scale: GradInversionScale = unit.settings["scale"]
     batch = [f"audit.batch_size={scale.batch}", f"attack=[{ATTACK}]", "client.training_mode=false"]
     search = [f"attack.{ATTACK}.{name}={value}" for name, value in scale.search.items()]
     schedule = [
@@ -219,7 +219,7 @@ def configuration(unit: Unit) -> Config:
 
 def train(unit: Unit) -> list[Entry]:
     """SGD with momentum on the public pictures; the weights go to `checkpoint`."""
-    scale: Scale = unit.settings["scale"]
+    scale: GradInversionScale = unit.settings["scale"]
     setup = prepare(configuration(unit))
     model, public, seed = setup.model.to(unit.device).train(), setup.data.auxiliary, unit.settings["split"]
     normalise = Normaliser(model)
@@ -243,7 +243,7 @@ def train(unit: Unit) -> list[Entry]:
 def read_labels(unit: Unit) -> list[Entry]:
     """One entry for each rule and batch size."""
     settings = unit.settings
-    scale: Scale = settings["scale"]
+    scale: GradInversionScale = settings["scale"]
     client = Client(configuration(unit), settings["checkpoint"] if settings["state"] == "trained" else None)
     known = known_features(client.setup, scale.pictures, settings["split"], unit.device)
     rng = torch_generator(settings["seed"], "gradinversion-labels", settings["labels"])

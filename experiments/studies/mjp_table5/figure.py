@@ -9,7 +9,17 @@ import numpy as np
 from PIL import Image
 
 from experiments.studies.harness.ledger import Entry
-from experiments.studies.mjp_table5.rows import ADAPTIVE, APRIL, APRIL_TOLD, ATTACKS, GREY, MEAN, PATCH, PATCH_TOLD, Row
+from experiments.studies.mjp_table5.rows import (
+    ADAPTIVE,
+    APRIL,
+    APRIL_TOLD,
+    ATTACKS,
+    GREY,
+    MEAN,
+    PATCH,
+    PATCH_TOLD,
+    TableRow,
+)
 from experiments.studies.mjp_table5.tables import compared_pictures
 from fedsim.metrics.image import PSNR_CAP
 from fedsim.report.draw.png import MUTED, drawing
@@ -24,12 +34,12 @@ Results = Mapping[tuple[str, str, int], Entry]
 
 
 @dataclass(frozen=True)
-class Cell:
+class FigureCell:
     """Pictures of one folder; with a row, their PSNR above them."""
 
     folder: str
     title: str
-    row: Row | None = None
+    row: TableRow | None = None
 
 
 @dataclass(frozen=True)
@@ -37,10 +47,10 @@ class Strip:
     """A line of the figure: its cells by block."""
 
     label: str
-    cells: dict[int, Cell]
+    cells: dict[int, FigureCell]
 
 
-def write_figure(rows: Sequence[Row], entries: Sequence[Entry], shown: int, out: Path) -> None:
+def write_figure(rows: Sequence[TableRow], entries: Sequence[Entry], shown: int, out: Path) -> None:
     """`table5.png`: x and x̃ on top, then a strip for each model and input."""
     results = {(entry["case"], entry["attack"], entry["number"]): entry for entry in entries}
     strips = arrange(rows, {key[:2] for key, entry in results.items() if entry["status"] == "done"})
@@ -58,14 +68,14 @@ def write_figure(rows: Sequence[Row], entries: Sequence[Entry], shown: int, out:
                     _draw(line[block * shown + client], cell, client, results, out)
 
 
-def arrange(rows: Sequence[Row], done: set[tuple[str, str]]) -> list[Strip]:
+def arrange(rows: Sequence[TableRow], done: set[tuple[str, str]]) -> list[Strip]:
     """The strips in the order of the table; c shows the pictures of b.
 
     Args:
         done: cases and attacks that rebuilt a picture.
     """
     ratios = list(dict.fromkeys(row.case.ratio for row in rows if row.case.ratio is not None))
-    inputs = [Cell("x", "x"), *(Cell(f"jigsawed{ratio:g}", f"x̃, ratio {ratio:g}") for ratio in ratios)]
+    inputs = [FigureCell("x", "x"), *(FigureCell(f"jigsawed{ratio:g}", f"x̃, ratio {ratio:g}") for ratio in ratios)]
     top = Strip("clients' pictures", dict(enumerate(inputs[: 1 + max(BLOCKS.values())])))
     strips: dict[str, Strip] = {}
     for row in rows:
@@ -74,11 +84,11 @@ def arrange(rows: Sequence[Row], done: set[tuple[str, str]]) -> list[Strip]:
             continue
         label = row.label if guess else f"{row.label}\n{compared_pictures(row).split(', ')[0]}"
         strip = strips.setdefault(row.name, Strip(label, {}))
-        strip.cells[BLOCKS[row.attack]] = Cell(f"{row.case.name}-{row.attack}", ATTACKS[row.attack], row)
+        strip.cells[BLOCKS[row.attack]] = FigureCell(f"{row.case.name}-{row.attack}", ATTACKS[row.attack], row)
     return [top, *strips.values()]
 
 
-def _draw(axis: Any, cell: Cell, client: int, results: Results, out: Path) -> None:
+def _draw(axis: Any, cell: FigureCell, client: int, results: Results, out: Path) -> None:
     told = ""
     if cell.row is not None:
         entry = results.get((cell.row.case.name, cell.row.attack, client))

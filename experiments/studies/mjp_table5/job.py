@@ -13,8 +13,18 @@ from experiments.python.load_config import load_config
 from experiments.studies.harness.ledger import Entry, Ledger
 from experiments.studies.harness.study import digest
 from experiments.studies.harness.weights import class_count
-from experiments.studies.mjp_table5.rows import ADAPTIVE, APRIL, APRIL_TOLD, GROUPS, MEAN, PATCH, PATCH_TOLD, Case, Row
-from experiments.studies.mjp_table5.worker import Unit, Victim
+from experiments.studies.mjp_table5.rows import (
+    ADAPTIVE,
+    APRIL,
+    APRIL_TOLD,
+    GROUPS,
+    MEAN,
+    PATCH,
+    PATCH_TOLD,
+    TableCase,
+    TableRow,
+)
+from experiments.studies.mjp_table5.worker import TableUnit, TableVictim
 from fedsim.errors import ConfigError
 from fedsim.settings.composition import Config
 
@@ -28,15 +38,15 @@ PUBLISHED_APRIL = "experiments.studies.mjp_table5.attacks.PublishedApril"
 
 
 @dataclass(frozen=True)
-class Job:
+class TableJob:
     """One command, as asked for."""
 
     options: argparse.Namespace
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
     checkpoints: Mapping[str, Path]
 
     @property
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[TableCase]:
         return list(dict.fromkeys(row.case for row in self.rows))
 
     def settings(self, config: Config) -> dict[str, Any]:
@@ -52,7 +62,7 @@ class Job:
             **{f"attack.{name}.{key}": v for name, values in config["attack"].items() for key, v in values.items()},
         }
 
-    def config(self, case: Case) -> Config:
+    def config(self, case: TableCase) -> Config:
         """Of an audit of this case, with the attacks under the names that they have in the table."""
         options = self.options
         overrides = [
@@ -100,7 +110,7 @@ class Standing:
         self._ledger.add(entry)
         self._note(entry)
 
-    def pending(self, case: Case, attack: str, number: int) -> bool:
+    def pending(self, case: TableCase, attack: str, number: int) -> bool:
         """What failed is tried again."""
         if (case.name, attack, number) in self._ended:
             return False
@@ -121,14 +131,14 @@ class Standing:
 class Portion:
     """A unit, or nothing where all of its pictures are done; `done`: pictures up to and with it."""
 
-    unit: Unit | None
+    unit: TableUnit | None
     done: int
     note: str
 
 
 def portions(
-    job: Job,
-    configs: Mapping[Case, Config],
+    job: TableJob,
+    configs: Mapping[TableCase, Config],
     ids: Sequence[str],
     chosen: Sequence[int],
     standing: Standing,
@@ -144,10 +154,10 @@ def portions(
             for number in range(start, min(end, len(chosen))):
                 left = tuple(attack for attack in attacks[case] if standing.pending(case, attack, number))
                 if left:
-                    victims.append(Victim(number, chosen[number], ids[chosen[number]], left))
+                    victims.append(TableVictim(number, chosen[number], ids[chosen[number]], left))
             done += min(end, len(chosen)) - start
             folder, shown = options.out / "pictures", options.shown
-            unit = Unit(
+            unit = TableUnit(
                 case,
                 configs[case],
                 victims,

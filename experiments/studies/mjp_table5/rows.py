@@ -55,7 +55,7 @@ PAPER = {
 
 
 @dataclass(frozen=True)
-class Case:
+class TableCase:
     """What one client shares: a model, the picture's state, and the architecture of the first block.
 
     Attributes:
@@ -84,7 +84,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A line of the table.
 
     Attributes:
@@ -97,34 +97,34 @@ class Row:
     label: str
     setting: str
     attack: str
-    case: Case
+    case: TableCase
     against: Literal["private", "seen"]
     published: Published | None = None
     told: bool = True
 
 
-def plan(ratios: Sequence[float]) -> list[Row]:
+def plan(ratios: Sequence[float]) -> list[TableRow]:
     """All rows; the first ratio is the protocol's, each further one adds rows of MJP alone."""
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for group in GROUPS:
         rows += _attacked(f"{group}.a", group, "a", None, "private")
     for group in GROUPS:
         rows += _attacked(f"{group}.b", group, "b", ratios[0], "seen")
-    april = Case("mjp", "april", ratios[0])
+    april = TableCase("mjp", "april", ratios[0])
     label = f"{GROUPS['mjp']} (w/o)"
-    rows.append(Row("mjp_without.a", label, "a", APRIL, april, "seen", PAPER["mjp_without.a"], told=False))
+    rows.append(TableRow("mjp_without.a", label, "a", APRIL, april, "seen", PAPER["mjp_without.a"], told=False))
     rows += _attacked("mjp.c", "mjp", "c", ratios[0], "private")
     for ratio in ratios[1:]:
         rows += _attacked(f"mjp@{ratio:g}.b", "mjp", "b", ratio, "seen")
         rows += _attacked(f"mjp@{ratio:g}.c", "mjp", "c", ratio, "private")
-    jigsawed = Case("deit_s", "stock", ratios[0])
+    jigsawed = TableCase("deit_s", "stock", ratios[0])
     for attack in (MEAN, GREY):
-        rows.append(Row("baseline.a", "no gradient", "a", attack, jigsawed, "private"))
-        rows.append(Row("baseline.b", "no gradient", "b", attack, jigsawed, "seen"))
+        rows.append(TableRow("baseline.a", "no gradient", "a", attack, jigsawed, "private"))
+        rows.append(TableRow("baseline.b", "no gradient", "b", attack, jigsawed, "seen"))
     return rows
 
 
-def choose(rows: Sequence[Row], patterns: Sequence[str] | None) -> list[Row]:
+def choose(rows: Sequence[TableRow], patterns: Sequence[str] | None) -> list[TableRow]:
     """Rows whose name matches one of the globs.
 
     Raises:
@@ -140,14 +140,14 @@ def choose(rows: Sequence[Row], patterns: Sequence[str] | None) -> list[Row]:
 
 def _attacked(
     name: str, group: str, setting: str, ratio: float | None, against: Literal["private", "seen"]
-) -> list[Row]:
+) -> list[TableRow]:
     label = GROUPS[group] if "@" not in name else f"{GROUPS[group]}, ratio {ratio:g}"
-    april, stock = Case(group, "april", ratio), Case(group, "stock", ratio)
+    april, stock = TableCase(group, "april", ratio), TableCase(group, "stock", ratio)
     printed = APRIL_TOLD if group == "mjp" and ratio is not None else APRIL
     attacked = [(printed, april), (PATCH, stock)]
     if group == "mjp":
         attacked = [(printed, april), (APRIL_TOLD, april), (PATCH, stock), (PATCH_TOLD, stock), (ADAPTIVE, stock)]
     return [
-        Row(name, label, setting, attack, case, against, PAPER.get(name) if attack == printed else None)
+        TableRow(name, label, setting, attack, case, against, PAPER.get(name) if attack == printed else None)
         for attack, case in dict.fromkeys(attacked)
     ]

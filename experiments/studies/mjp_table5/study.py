@@ -26,8 +26,8 @@ from experiments.studies.harness.ledger import Ledger, alone, settle
 from experiments.studies.harness.processes import spread
 from experiments.studies.harness.study import code_and_machine
 from experiments.studies.mjp_table5.figure import write_figure
-from experiments.studies.mjp_table5.job import Job, Standing, check, portions, read_checkpoints
-from experiments.studies.mjp_table5.rows import GROUPS, MEAN, Case, choose, plan
+from experiments.studies.mjp_table5.job import Standing, TableJob, check, portions, read_checkpoints
+from experiments.studies.mjp_table5.rows import GROUPS, MEAN, TableCase, choose, plan
 from experiments.studies.mjp_table5.tables import write_table
 from experiments.studies.mjp_table5.worker import public_sum, results, run_unit
 from fedsim.settings.composition import Config
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
         RunError: a worker was killed.
     """
     check(options)
-    job = Job(options, choose(plan(options.ratio), options.rows), read_checkpoints(options.checkpoint))
+    job = TableJob(options, choose(plan(options.ratio), options.rows), read_checkpoints(options.checkpoint))
     configs = {case: job.config(case) for case in job.cases}
     setup = prepare(configs[job.cases[0]])
     chosen = choose_pictures(setup)
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> None:
         _carry_out(job, configs, setup, chosen)
 
 
-def _carry_out(job: Job, configs: Mapping[Case, Config], setup: Setup, chosen: Sequence[int]) -> None:
+def _carry_out(job: TableJob, configs: Mapping[TableCase, Config], setup: Setup, chosen: Sequence[int]) -> None:
     options = job.options
     settle(options.out / "settings.json", job.settings(configs[job.cases[0]]))
     for case, config in configs.items():

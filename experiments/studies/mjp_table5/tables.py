@@ -10,7 +10,7 @@ from statistics import fmean, pstdev
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import makers
 from experiments.studies.harness.tables import Value, markdown, mean, number, write_csv
-from experiments.studies.mjp_table5.rows import ADAPTIVE, ATTACKS, GREY, MEAN, PATCH, PATCH_TOLD, Case, Row
+from experiments.studies.mjp_table5.rows import ADAPTIVE, ATTACKS, GREY, MEAN, PATCH, PATCH_TOLD, TableCase, TableRow
 from experiments.studies.mjp_table5.worker import MEASURES
 from fedsim.metrics.perceptual import lpips_hint
 from fedsim.report.wording import percent
@@ -25,7 +25,7 @@ COMPARED = {"a": "Φ(x), x", "b": "Φ(x̃), x̃", "c": "Φ(x̃), x"}
 
 
 @dataclass(frozen=True)
-class Line:
+class MeasuredRow:
     """A row with what was measured.
 
     Attributes:
@@ -34,7 +34,7 @@ class Line:
         refused: the most frequent reason, where no picture was rebuilt.
     """
 
-    row: Row
+    row: TableRow
     pictures: int
     means: Mapping[str, float | None]
     psnr_std: float | None
@@ -44,7 +44,7 @@ class Line:
     refused: str
 
 
-def summarise(rows: Sequence[Row], entries: Sequence[Entry]) -> list[Line]:
+def summarise(rows: Sequence[TableRow], entries: Sequence[Entry]) -> list[MeasuredRow]:
     """One line for each row. A result that failed, and was got later, counts once."""
     latest = {(entry["case"], entry["attack"], entry["number"]): entry for entry in entries}
     by_attack: dict[tuple[str, str], list[Entry]] = {}
@@ -53,7 +53,7 @@ def summarise(rows: Sequence[Row], entries: Sequence[Entry]) -> list[Line]:
     return [_line(row, by_attack) for row in rows]
 
 
-def write_table(rows: Sequence[Row], entries: Sequence[Entry], out: Path, trained: bool) -> None:
+def write_table(rows: Sequence[TableRow], entries: Sequence[Entry], out: Path, trained: bool) -> None:
     """`table5.md` and `table5.csv`; the paper's numbers stand on the lines of its own attack."""
     lines = summarise(rows, entries)
     header = ["model", "set.", "compared", "closed form", "n", "acc", *COLUMNS.values(), "certified"]
@@ -67,24 +67,24 @@ def write_table(rows: Sequence[Row], entries: Sequence[Entry], out: Path, traine
     write_csv(out / "table5.csv", names, [_record(line) for line in lines])
 
 
-def compared_pictures(row: Row) -> str:
+def compared_pictures(row: TableRow) -> str:
     """What stands against what, `Φ(x), x`."""
     compared = COMPARED["b"] if not row.told else COMPARED[row.setting]
     return compared.split(", ")[1] if row.attack in (MEAN, GREY) else compared
 
 
-def _line(row: Row, by_attack: Mapping[tuple[str, str], Sequence[Entry]]) -> Line:
+def _line(row: TableRow, by_attack: Mapping[tuple[str, str], Sequence[Entry]]) -> MeasuredRow:
     found = by_attack.get((row.case.name, row.attack), [])
     done = [entry for entry in found if entry["status"] == "done"]
     scores = [entry[row.against] for entry in done]
     psnrs = [score["psnr"] for score in scores]
     told = "right" if row.told else "right_untold"
-    stock = Case(row.case.group, "stock", row.case.ratio).name
+    stock = TableCase(row.case.group, "stock", row.case.ratio).name
     answers = {
         e["number"]: e[told] for (case, _), group in by_attack.items() if case == stock for e in group if told in e
     }
     reasons = Counter(entry["reason"] for entry in found if entry["status"] != "done")
-    return Line(
+    return MeasuredRow(
         row,
         len(done),
         {name: mean(score[name] for score in scores) for name in MEASURES},
@@ -96,7 +96,7 @@ def _line(row: Row, by_attack: Mapping[tuple[str, str], Sequence[Entry]]) -> Lin
     )
 
 
-def _cells(line: Line) -> list[str]:
+def _cells(line: MeasuredRow) -> list[str]:
     row, paper = line.row, line.row.published
     compared = compared_pictures(row)
     own = [number(line.means[name], FORMS[name]) for name in MEASURES]
@@ -113,7 +113,7 @@ def _cells(line: Line) -> list[str]:
     return [row.label, row.setting, compared, ATTACKS[row.attack], str(line.pictures), acc, *own, certified, *printed]
 
 
-def _record(line: Line) -> list[Value]:
+def _record(line: MeasuredRow) -> list[Value]:
     row, paper = line.row, line.row.published
     printed: list[Value] = [None] * (1 + len(MEASURES))
     if paper is not None:
@@ -124,7 +124,7 @@ def _record(line: Line) -> list[Value]:
     return [row.name, row.label, row.setting, compared, row.attack, line.pictures, *measured, line.refused, *printed]
 
 
-def _notes(lines: Sequence[Line], trained: bool) -> list[str]:
+def _notes(lines: Sequence[MeasuredRow], trained: bool) -> list[str]:
     """What a reader of the table alone must know."""
     notes = [
         "Means over the pictures, compared in [0, 1] after rounding to 8 bits; a picture without any error counts as "

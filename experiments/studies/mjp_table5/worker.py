@@ -15,7 +15,7 @@ from defenses.mjp import MaskedJigsawPuzzle
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.mjp_table5.attacks import visible_mask
-from experiments.studies.mjp_table5.rows import GREY, MEAN, Case
+from experiments.studies.mjp_table5.rows import GREY, MEAN, TableCase
 from fedsim.data import ImageSet
 from fedsim.determinism import torch_generator
 from fedsim.ground_truth import GroundTruth
@@ -34,7 +34,7 @@ MEAN_OF = 512
 
 
 @dataclass(frozen=True)
-class Victim:
+class TableVictim:
     """One picture of one client.
 
     Attributes:
@@ -50,7 +50,7 @@ class Victim:
 
 
 @dataclass(frozen=True)
-class Unit:
+class TableUnit:
     """Victims of one case, that share a model.
 
     Attributes:
@@ -61,9 +61,9 @@ class Unit:
         device: of the attacks.
     """
 
-    case: Case
+    case: TableCase
     config: Config
-    victims: Sequence[Victim]
+    victims: Sequence[TableVictim]
     checkpoint: Path | None
     folder: Path
     shown: int
@@ -72,12 +72,12 @@ class Unit:
     threads: int
 
 
-def run_unit(unit: Unit) -> list[Entry]:
+def run_unit(unit: TableUnit) -> list[Entry]:
     """All results of a unit; a process of its own may run it."""
     return list(results(unit))
 
 
-def results(unit: Unit) -> Iterator[Entry]:
+def results(unit: TableUnit) -> Iterator[Entry]:
     """One entry for each victim and attack, as they come."""
     torch.set_num_threads(unit.threads)
     gc.collect()  # the models of the unit before refer to each other in circles, and are large
@@ -143,7 +143,9 @@ def public_positions(count: int, seed: int) -> list[int]:
     return order[:MEAN_OF]
 
 
-def _attack(unit: Unit, client: Client, victim: Victim, observation: Observation, attack: str) -> AttackResult:
+def _attack(
+    unit: TableUnit, client: Client, victim: TableVictim, observation: Observation, attack: str
+) -> AttackResult:
     if attack in (MEAN, GREY):
         pictures = client.setup.data.train
         shape = (1, *observation.image_shape)

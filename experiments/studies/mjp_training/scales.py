@@ -14,7 +14,7 @@ WARM_UP = 20 / 300
 
 
 @dataclass(frozen=True)
-class Scale:
+class TrainingScale:
     """A federated training with the paper's optimiser, and what is measured of its model.
 
     Clients share the gradient of one batch each, the server takes the step: together they are the paper's one batch.
@@ -116,7 +116,7 @@ class Scale:
 
 
 SCALES = {
-    "small": Scale(
+    "small": TrainingScale(
         model=(
             "model=vit_tiny_4_32",
             "model.img_size=24",
@@ -141,7 +141,7 @@ SCALES = {
             "384), but errors are of another size: a guess is 9 places off in 1D.",
         ),
     ),
-    "paper": Scale(
+    "paper": TrainingScale(
         model=("model=deit_small",),
         rounds=375_300,
         clients=8,

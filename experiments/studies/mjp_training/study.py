@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from experiments.studies.harness.command import call
 from experiments.studies.harness.study import Page, Unit, carry_out, check, command_of, parser, publish, seeds
 from experiments.studies.mjp_training.figures import draw, other_projection
-from experiments.studies.mjp_training.scales import SCALES, Scale
+from experiments.studies.mjp_training.scales import SCALES, TrainingScale
 from experiments.studies.mjp_training.tables import Measured, Record, tables
 from experiments.studies.mjp_training.unit import run_folder, run_unit
 from experiments.studies.mjp_training.variants import Variant, choose, plan
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> None:
 def units(
     variants: Sequence[Variant],
     drawn: Sequence[int],
-    scale: Scale,
+    scale: TrainingScale,
     training: Config,
     measuring: Config,
     options: argparse.Namespace,

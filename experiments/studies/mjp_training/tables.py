@@ -9,7 +9,7 @@ from defenses.mjp.mask import blockwise_masks
 from experiments.studies.harness.ranking import sentence
 from experiments.studies.harness.study import Table, spread_of
 from experiments.studies.harness.tables import Value
-from experiments.studies.mjp_training.scales import Scale
+from experiments.studies.mjp_training.scales import TrainingScale
 from experiments.studies.mjp_training.variants import (
     DIMENSIONS,
     RATIOS,
@@ -31,7 +31,7 @@ MASKS_DRAWN = 1000
 class Measured:
     """Records of the trained variants, one for each seed, in the order of the plan."""
 
-    scale: Scale
+    scale: TrainingScale
     variants: Sequence[Variant]
     records: Mapping[str, Sequence[Record]]
 
@@ -43,7 +43,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Column:
+class MeasureColumn:
     """Of a table: a measure of one record, and what the paper has for it.
 
     Attributes:
@@ -63,7 +63,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasureRow:
     """A line of a table.
 
     Attributes:
@@ -91,13 +91,13 @@ def tables(measured: Measured) -> tuple[list[Table], list[str]]:
     return made, said
 
 
-Built = tuple[str, str, list[str], list[Row], list[Column]]
+Built = tuple[str, str, list[str], list[MeasureRow], list[MeasureColumn]]
 
 
 def _table_3(measured: Measured) -> Built:
     ratio = measured.scale.ratio
     rows = [
-        Row(of_ratio(share, ratio), share, [f"{share:g}", f"{100 * true_share(measured.grid, share):.1f}"])
+        MeasureRow(of_ratio(share, ratio), share, [f"{share:g}", f"{100 * true_share(measured.grid, share):.1f}"])
         for share in RATIOS
     ]
     columns = [
@@ -110,7 +110,7 @@ def _table_3(measured: Measured) -> Built:
 
 def _table_4(measured: Measured) -> Built:
     labels = {variant.name: variant.label for variant in measured.variants}
-    rows = [Row(letter, letter, [letter, labels[letter]]) for letter in TABLE_4 if letter in labels]
+    rows = [MeasureRow(letter, letter, [letter, labels[letter]]) for letter in TABLE_4 if letter in labels]
     columns = [
         _top1({letter: numbers[0] for letter, numbers in TABLE_4.items()}),
         *_at_ratios(measured.scale, "consistency", "Consistency (%)", {k: v[1] for k, v in TABLE_4.items()}, 100.0),
@@ -121,7 +121,7 @@ def _table_4(measured: Measured) -> Built:
 
 def _table_6(measured: Measured) -> Built:
     columns = [
-        Column(
+        MeasureColumn(
             f"explained_variance_{count}",
             f"{count}D (%)",
             _scaled(("position", "explained_variance", str(count)), 100.0),
@@ -130,13 +130,13 @@ def _table_6(measured: Measured) -> Built:
         )
         for place, count in enumerate(DIMENSIONS)
     ]
-    rows = [Row(letter, letter, [letter]) for letter in TABLE_6]
+    rows = [MeasureRow(letter, letter, [letter]) for letter in TABLE_6]
     return "table6", "Table 6: variance of the position embeddings in 3 to 7 dimensions", ["variant"], rows, columns
 
 
 def _table_8(measured: Measured) -> Built:
     columns = [
-        Column(
+        MeasureColumn(
             f"mae_{side}",
             f"MAE {side.upper()}",
             _scaled(("position", f"mae_{side}", "mean")),
@@ -145,18 +145,18 @@ def _table_8(measured: Measured) -> Built:
         )
         for place, side in enumerate(("1d", "2d"))
     ]
-    rows = [Row(letter, letter, [letter]) for letter in TABLE_8]
+    rows = [MeasureRow(letter, letter, [letter]) for letter in TABLE_8]
     title = f"Table 8: position regression from the embeddings, {measured.scale.folds}-fold"
     return "table8", title, ["variant"], rows, columns
 
 
-def _top1(paper: Mapping[Any, float]) -> Column:
-    return Column("top1", "top-1 (%)", _scaled(("top1",), 100.0), paper)
+def _top1(paper: Mapping[Any, float]) -> MeasureColumn:
+    return MeasureColumn("top1", "top-1 (%)", _scaled(("top1",), 100.0), paper)
 
 
 def _at_ratios(
-    scale: Scale, key: str, title: str, paper: Mapping[Any, float], factor: float, form: str = ".1f"
-) -> list[Column]:
+    scale: TrainingScale, key: str, title: str, paper: Mapping[Any, float], factor: float, form: str = ".1f"
+) -> list[MeasureColumn]:
     """A column for each mask ratio of the jigsawed pictures, the paper's beside the headline's."""
 
     def of(ratio: float) -> Callable[[Record], float | None]:
@@ -167,7 +167,9 @@ def _at_ratios(
         return value
 
     return [
-        Column(f"{key}@{ratio:g}", f"{title} at {ratio:g}", of(ratio), paper if ratio == scale.headline else None, form)
+        MeasureColumn(
+            f"{key}@{ratio:g}", f"{title} at {ratio:g}", of(ratio), paper if ratio == scale.headline else None, form
+        )
         for ratio in scale.measured
     ]
 
@@ -183,7 +185,12 @@ def _scaled(keys: Sequence[str], factor: float = 1.0) -> Callable[[Record], floa
 
 
 def _table(
-    name: str, title: str, header: Sequence[str], rows: Sequence[Row], columns: Sequence[Column], measured: Measured
+    name: str,
+    title: str,
+    header: Sequence[str],
+    rows: Sequence[MeasureRow],
+    columns: Sequence[MeasureColumn],
+    measured: Measured,
 ) -> Table:
     heads, names = list(header), ["variant", "seed", "row"]
     for column in columns:
@@ -200,20 +207,20 @@ def _table(
     return Table(name, title, heads, texts, (names, record))
 
 
-def _cells(column: Column, row: Row, measured: Measured) -> list[str]:
+def _cells(column: MeasureColumn, row: MeasureRow, measured: Measured) -> list[str]:
     values = _values(column, row, measured)
     ours = spread_of(values, column.form) if values else "-"
     return [ours] if column.paper is None else [ours, format(column.paper[row.paper], column.form)]
 
 
-def _values(column: Column, row: Row, measured: Measured) -> list[float]:
+def _values(column: MeasureColumn, row: MeasureRow, measured: Measured) -> list[float]:
     """Over the seeds."""
     return [value for record in measured.records[row.variant] if (value := column.of(record)) is not None]
 
 
-def _orders(table: str, rows: Sequence[Row], columns: Sequence[Column], measured: Measured) -> list[str]:
+def _orders(table: str, rows: Sequence[MeasureRow], columns: Sequence[MeasureColumn], measured: Measured) -> list[str]:
     """A sentence for each measure that the paper has too."""
-    by_measure: dict[str, list[Column]] = {}
+    by_measure: dict[str, list[MeasureColumn]] = {}
     for column in columns:
         if column.paper is not None:
             by_measure.setdefault(column.measure or column.title, []).append(column)
@@ -228,7 +235,7 @@ def _orders(table: str, rows: Sequence[Row], columns: Sequence[Column], measured
     return said
 
 
-def _chance(table: str, rows: Sequence[Row], columns: Sequence[Column], measured: Measured) -> list[str]:
+def _chance(table: str, rows: Sequence[MeasureRow], columns: Sequence[MeasureColumn], measured: Measured) -> list[str]:
     """What accuracy cannot settle: the paper's models differ by little."""
     if columns[0].key != "top1":
         return []
@@ -242,7 +249,7 @@ def _chance(table: str, rows: Sequence[Row], columns: Sequence[Column], measured
     return [f"{table}, {columns[0].title}: {spread}, the paper's rows lie within {between:.1f}{told}."]
 
 
-def _of_paper(column: Column, row: Row) -> float:
+def _of_paper(column: MeasureColumn, row: MeasureRow) -> float:
     assert column.paper is not None
     return column.paper[row.paper]
 

@@ -9,7 +9,7 @@ from experiments.cli.call import console
 from experiments.cli.logs import silence_libraries
 from experiments.cli.progress import Bars
 from experiments.matrix.units import quiet
-from experiments.measure.command import Progress, measure_subject
+from experiments.measure.command import PassesBar, measure_subject
 from experiments.measure.subjects import Subject, load_subjects
 from experiments.run.command import run_federated
 from experiments.studies.harness.ledger import Entry
@@ -31,7 +31,7 @@ def run_unit(unit: Unit) -> list[Entry]:
         train(unit.settings["run"], folder)
         (subject,) = subjects(unit.settings["measure"], {unit.settings["name"]: folder})
         with Bars(console) as bars:
-            record = measure_subject(subject, unit.settings["measure"], Progress(bars, 1))
+            record = measure_subject(subject, unit.settings["measure"], PassesBar(bars, 1))
     return [{**record, "folder": str(folder.relative_to(unit.out))}]
 
 

@@ -57,7 +57,7 @@ PRESETS = {
 
 
 @dataclass(frozen=True)
-class Scale:
+class KnowledgeScale:
     """How much is computed.
 
     Attributes:
@@ -77,8 +77,8 @@ class Scale:
 
 VIT = ("model=vit_tiny", "model.img_size=32", "model.patch_size=8", "+model.kwargs.depth=2")
 SCALES = {
-    "small": Scale(("model=mlp", "model.kwargs.hidden=[512,256,128]"), VIT, (1, 2, 4, 8, 16), 400, 25, 4),
-    "paper": Scale(
+    "small": KnowledgeScale(("model=mlp", "model.kwargs.hidden=[512,256,128]"), VIT, (1, 2, 4, 8, 16), 400, 25, 4),
+    "paper": KnowledgeScale(
         ("model=mlp", "model.img_size=64", "model.kwargs.hidden=[1024,512,256]"),
         VIT,
         (1, 2, 4, 8, 16, 32, 64),
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> None:
     publish(page(entries, options.out, budget(scale)), options, chosen, command, entries)
 
 
-def budget(scale: Scale) -> str:
+def budget(scale: KnowledgeScale) -> str:
     """What differs from the post in pictures, network and steps, in a sentence."""
     return (
         "Pictures and network: the post takes Flowers-17; its widths, picture size and optimiser were not available. "
@@ -123,7 +123,7 @@ def budget(scale: Scale) -> str:
     )
 
 
-def plan(options: argparse.Namespace, scale: Scale, chosen: list[int]) -> list[Unit]:
+def plan(options: argparse.Namespace, scale: KnowledgeScale, chosen: list[int]) -> list[Unit]:
     """A unit for each batch: all methods attack the same."""
     units = []
     for seed in chosen:
@@ -176,7 +176,7 @@ def results(
         yield {"method": method, **entry, **_certified(result), "curve": _curve(result, truth)}
 
 
-def of_method(method: str, attacks: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
+def of_method(method: str, attacks: Mapping[str, Any], scale: KnowledgeScale) -> dict[str, Any]:
     """Its settings: every search has the same optimiser, no box and no prior, but for what its name says."""
     if method not in (SQUARED, COSINE, RANDOM, FEATURES, ROW_SPACE):
         return dict(attacks[PRESETS[method]])

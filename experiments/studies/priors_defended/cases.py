@@ -66,7 +66,7 @@ FULL: dict[str, list[str]] = {
 
 
 @dataclass(frozen=True)
-class Case:
+class DefendedCase:
     """One defense at one batch size."""
 
     batch: int
@@ -84,14 +84,14 @@ class Benchmark:
     data: Path
     out: Path
     held: tuple[str, ...]
-    cases: tuple[Case, ...]
+    cases: tuple[DefendedCase, ...]
     model: str
     pictures: int
     budgets: dict[str, list[str]]
     seed: int
     threads: int
 
-    def common(self, case: Case | None = None) -> list[str]:
+    def common(self, case: DefendedCase | None = None) -> list[str]:
         found = [
             "data=imagefolder",
             "data.verify=false",
@@ -106,7 +106,7 @@ class Benchmark:
     def generator(self) -> Config:
         return self._prior("generator", self.common(), self.out / "generator")
 
-    def lti(self, case: Case) -> Config:
+    def lti(self, case: DefendedCase) -> Config:
         return self._prior("lti", self.common(case), self.out / f"lti-{case.name}")
 
     def _prior(self, kind: str, settings: list[str], folder: Path) -> Config:
@@ -119,7 +119,7 @@ class Benchmark:
         data = {**config["data"], "path": str(self.data.resolve())}
         return {**config, "data": data, "run_dir": str(folder)}
 
-    def audit(self, case: Case, ids: list[str]) -> Config:
+    def audit(self, case: DefendedCase, ids: list[str]) -> Config:
         attacks = [name for name in ROWS if name != "generator_best"]
         checkpoint = (self.out / "generator" / NAMES["generator"]).resolve()
         network = (self.out / f"lti-{case.name}" / NAMES["lti"]).resolve()

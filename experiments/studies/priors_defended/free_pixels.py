@@ -10,7 +10,7 @@ from attacks.running import run_attack
 from experiments.engine.setup import prepare
 from experiments.prior.inversion import Simulator
 from experiments.prior.settings import public_pictures
-from experiments.studies.priors_defended.cases import FREE, Benchmark, Case
+from experiments.studies.priors_defended.cases import FREE, Benchmark, DefendedCase
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.accuracy import mean_softmax
 from fedsim.metrics.score import score
@@ -49,7 +49,7 @@ class Setting:
 SETTINGS = tuple(Setting(optimiser, weight) for optimiser in OPTIMISERS for weight in WEIGHTS)
 
 
-def best_setting(benchmark: Benchmark, case: Case, audit: Config, device: str) -> Setting:
+def best_setting(benchmark: Benchmark, case: DefendedCase, audit: Config, device: str) -> Setting:
     """The one that does best, in PSNR, on updates of public pictures behind the case's defense.
 
     The pictures are of classes that are not held out, and none that a prior was trained on.

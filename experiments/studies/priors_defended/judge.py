@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from experiments.engine.setup import Setup
-from experiments.prior.settings import Schedule
+from experiments.prior.settings import TrainingSchedule
 from experiments.prior.training import Training
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.metrics.features import feature_distance
@@ -63,7 +63,7 @@ def train_judge(setup: Setup, left_out: tuple[str, ...], folder: Path) -> Judge:
     pictures = data.auxiliary.subset(places)
     with seeded_globals(seed, "judge"):
         network = SmallClassifier(data.num_classes)
-    training = Training(network, Schedule(STEPS, BATCH, 2e-3), folder / "judge.safetensors")
+    training = Training(network, TrainingSchedule(STEPS, BATCH, 2e-3), folder / "judge.safetensors")
 
     def loss_at(step: int) -> Tensor:
         chosen = torch.randint(len(pictures), (BATCH,), generator=torch_generator(seed, "judge-step", step))

@@ -28,7 +28,16 @@ from experiments.studies.harness.command import call
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Unit, carry_out, check, command_of, parser, publish, seeds
 from experiments.studies.harness.victims import finished, presets
-from experiments.studies.priors_defended.cases import DEFENSES, FREE, FULL, SMALL, Benchmark, Case, chosen, composed
+from experiments.studies.priors_defended.cases import (
+    DEFENSES,
+    FREE,
+    FULL,
+    SMALL,
+    Benchmark,
+    DefendedCase,
+    chosen,
+    composed,
+)
 from experiments.studies.priors_defended.free_pixels import SETTINGS, best_setting
 from experiments.studies.priors_defended.judge import Judge, train_judge
 from experiments.studies.priors_defended.page import ATTACKS, DEFENDED, page
@@ -40,7 +49,7 @@ from fedsim.settings.composition import Config
 
 
 @dataclass(frozen=True)
-class Scale:
+class PriorsScale:
     """How much is computed.
 
     Attributes:
@@ -55,7 +64,7 @@ class Scale:
     seeds: int
 
 
-SCALES = {"small": Scale(SMALL, (1,), 8, 1), "paper": Scale(FULL, (1, 4), 100, 3)}
+SCALES = {"small": PriorsScale(SMALL, (1,), 8, 1), "paper": PriorsScale(FULL, (1, 4), 100, 3)}
 
 
 def main() -> None:
@@ -95,7 +104,7 @@ def run(options: argparse.Namespace) -> None:
     publish(made, options, used, command, entries)
 
 
-def budget(scale: Scale, model: str) -> list[str]:
+def budget(scale: PriorsScale, model: str) -> list[str]:
     """What differs from the papers in size, a sentence for each."""
     lti = load_config("prior", *scale.budgets["lti"])["prior"]["lti"]
     ggl = load_config("audit", f"attack=[{','.join(ATTACKS)}]", *_of(scale, ATTACKS))["attack"]["ggl"]
@@ -110,14 +119,14 @@ def budget(scale: Scale, model: str) -> list[str]:
     ]
 
 
-def _of(scale: Scale, attacks: Iterable[str]) -> list[str]:
+def _of(scale: PriorsScale, attacks: Iterable[str]) -> list[str]:
     """The budget's overrides of these attacks."""
     return [line for line in scale.budgets["attack"] if line.split(".")[1] in attacks]
 
 
-def plan(options: argparse.Namespace, scale: Scale, used: list[int]) -> tuple[list[Unit], list[Unit]]:
+def plan(options: argparse.Namespace, scale: PriorsScale, used: list[int]) -> tuple[list[Unit], list[Unit]]:
     """What is trained, and the attacks that need it; each seed has a folder of its own."""
-    cases = tuple(Case(batch, defense) for batch in scale.batches for defense in DEFENDED)
+    cases = tuple(DefendedCase(batch, defense) for batch in scale.batches for defense in DEFENDED)
     held = tuple(options.held.split(","))
     first, rest = [], []
     for seed in used:
@@ -133,7 +142,7 @@ def plan(options: argparse.Namespace, scale: Scale, used: list[int]) -> tuple[li
             options.threads,
         )
 
-        def unit(key: str, kind: str, case: Case | None = None, benchmark: Benchmark = benchmark) -> Unit:
+        def unit(key: str, kind: str, case: DefendedCase | None = None, benchmark: Benchmark = benchmark) -> Unit:
             settings = {"kind": kind, "benchmark": benchmark, "case": case}
             return Unit(f"{key}/seed {benchmark.seed}", settings, options.out, options.threads, options.device)
 
@@ -145,7 +154,7 @@ def plan(options: argparse.Namespace, scale: Scale, used: list[int]) -> tuple[li
 
 def _shorter(unit: Unit) -> bool:
     """What takes longest comes first, or one worker ends alone: Soteria costs a backward pass for each feature."""
-    case: Case | None = unit.settings["case"]
+    case: DefendedCase | None = unit.settings["case"]
     return case is None or case.defense != "soteria"
 
 
@@ -168,7 +177,7 @@ def work(unit: Unit) -> list[Entry]:
     return [{**summary, "kind": kind, "seed": benchmark.seed, "defense": None if case is None else case.defense}]
 
 
-def attacks(benchmark: Benchmark, case: Case, device: str) -> Iterator[Entry]:
+def attacks(benchmark: Benchmark, case: DefendedCase, device: str) -> Iterator[Entry]:
     """One entry for each picture and attack."""
     config = configuration(benchmark, case, device)
     judge, client = _judge(benchmark), Client(config)
@@ -195,7 +204,7 @@ def attacks(benchmark: Benchmark, case: Case, device: str) -> Iterator[Entry]:
                 yield {**known, **scored}
 
 
-def configuration(benchmark: Benchmark, case: Case, device: str) -> Config:
+def configuration(benchmark: Benchmark, case: DefendedCase, device: str) -> Config:
     """Of the audit, with the settings of every attack."""
     config = benchmark.audit(case, chosen(benchmark, benchmark.generator()))
     config["client"]["device"] = device

@@ -11,7 +11,7 @@ from attacks.analytic.row_space.attack import Spaces, make_readers, pixels_of, t
 from attacks.analytic.row_space.first_norm import FirstNorm, first_norm, plain_blocks
 from attacks.analytic.row_space.later_norms import Readers, refine
 from attacks.analytic.row_space.solution import solve
-from attacks.analytic.row_space.subspace import RowSpace, row_space
+from attacks.analytic.row_space.subspace import Subspace, row_space
 from attacks.analytic.row_space.system import patch_system
 from attacks.base import Attack, Certificate, Reconstruction
 from fedsim.errors import NotApplicable
@@ -125,13 +125,13 @@ def _direct(observation: Observation, spaces: Spaces) -> Reconstruction:
     return Reconstruction(images=to_picture(observation, patches, pixels_of(observation, norm)))
 
 
-def everything(width: int, device: torch.device) -> RowSpace:
+def everything(width: int, device: torch.device) -> Subspace:
     """The row space of a gradient that nobody shared: no equation."""
     one = torch.eye(width, dtype=torch.float64, device=device)
-    return RowSpace(one, one[:0], torch.ones(width, dtype=torch.float64, device=device), math.inf)
+    return Subspace(one, one[:0], torch.ones(width, dtype=torch.float64, device=device), math.inf)
 
 
-def _picture(observation: Observation, norm: FirstNorm, device: torch.device) -> RowSpace:
+def _picture(observation: Observation, norm: FirstNorm, device: torch.device) -> Subspace:
     """Where patches may lie: the row space of ∂L/∂W_p, or anywhere."""
     gradient = observation.gradient.get(str(observation.roles.patch_weight))
     if gradient is None or not bool(gradient.any()) or not bool(gradient.isfinite().all()):
@@ -140,7 +140,7 @@ def _picture(observation: Observation, norm: FirstNorm, device: torch.device) ->
     return row_space(flat, min(len(norm.known), *flat.shape), complete=False)
 
 
-def _searched(observation: Observation, norm: FirstNorm, picture: RowSpace, spaces: list[RowSpace]) -> Reconstruction:
+def _searched(observation: Observation, norm: FirstNorm, picture: Subspace, spaces: list[Subspace]) -> Reconstruction:
     model = plain_blocks(observation)
     if model is None:
         raise NotApplicable("the blocks are not timm's plain pre-norm blocks, or dropout makes them random")

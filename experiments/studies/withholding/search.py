@@ -191,7 +191,7 @@ def defended(observation: Observation, defense: Config) -> Observation:
 
 
 @dataclass(frozen=True)
-class Found:
+class SmallestSets:
     """What a search came to.
 
     Attributes:
@@ -205,7 +205,7 @@ class Found:
     tried: Sequence[Names]
 
 
-def search(audits: Audits, attacks: Sequence[str], margin: float, note: Callable[[str], None]) -> Found:
+def search(audits: Audits, attacks: Sequence[str], margin: float, note: Callable[[str], None]) -> SmallestSets:
     """All sets of the least size whose withholding stops every attack.
 
     Each attack that still succeeds is cut down to groups that are enough for it; a set that stops everything must
@@ -221,7 +221,7 @@ def search(audits: Audits, attacks: Sequence[str], margin: float, note: Callable
         proposed = smallest_hitting_sets(groups, family)
         for withheld in proposed:
             if len(withheld) == len(groups):
-                return Found(needs, [], tried)  # nothing would be shared
+                return SmallestSets(needs, [], tried)  # nothing would be shared
             if withheld not in tried:
                 tried.append(withheld)
             note(f"withheld {name_of(withheld)}")
@@ -235,7 +235,7 @@ def search(audits: Audits, attacks: Sequence[str], margin: float, note: Callable
             family[enough] = through[0]
             break
         else:
-            return Found(needs, stopped, tried)
+            return SmallestSets(needs, stopped, tried)
 
 
 def _enough(audits: Audits, withheld: Names, attack: str, margin: float, note: Callable[[str], None]) -> Names:

@@ -27,13 +27,13 @@ from pathlib import Path
 
 from experiments.cli.call import console
 from experiments.cli.progress import Bars
-from experiments.matrix.units import TRAINING, Unit, check_unit, finished, run_unit
+from experiments.matrix.units import TRAINING, MatrixRun, check_unit, finished, run_unit
 from experiments.python.load_config import load_config
 from experiments.studies.harness.command import call
 from experiments.studies.harness.ledger import Ledger, alone, settle
 from experiments.studies.withholding.hitting_set import Names
-from experiments.studies.withholding.search import LEVELS, OWN, Audits, Found, own_attacks, search
-from experiments.studies.withholding.tables import Cost, Line, never_applied, write_chart, write_tables
+from experiments.studies.withholding.search import LEVELS, OWN, Audits, SmallestSets, own_attacks, search
+from experiments.studies.withholding.tables import Cost, WithheldLine, never_applied, write_chart, write_tables
 from fedsim.errors import ConfigError
 from fedsim.report.matrix.read import read_training
 from fedsim.settings.composition import Config
@@ -63,8 +63,8 @@ def run(options: argparse.Namespace) -> None:
 def _carry_out(options: argparse.Namespace, audit: Mapping[str, Config], training: Config) -> None:
     settle(options.out / "settings.json", _settings(options))
     ledger = Ledger(options.out / "results.jsonl")
-    lines: list[Line] = []
-    found: dict[tuple[str, str], Found] = {}
+    lines: list[WithheldLine] = []
+    found: dict[tuple[str, str], SmallestSets] = {}
     left_out: dict[tuple[str, str], str] = {}
     costs: list[Cost] = []
     with Bars(console) as bars:
@@ -110,7 +110,9 @@ class Note:
         self.bars.say(f"attacks {done}, {self.title}: {text}")
 
 
-def table_lines(audits: Audits, variant: str, level: str, found: Found, margin: float, note: Note) -> list[Line]:
+def table_lines(
+    audits: Audits, variant: str, level: str, found: SmallestSets, margin: float, note: Note
+) -> list[WithheldLine]:
     """Nothing withheld, each group alone, and all sets that the search tried; in the order of their size."""
     alone = [frozenset({group}) for group in audits.groups]
     sets = sorted(dict.fromkeys([frozenset[str](), *alone, *found.tried]), key=len)
@@ -122,11 +124,11 @@ def table_lines(audits: Audits, variant: str, level: str, found: Found, margin: 
         size = sum(audits.sizes[group] for group in withheld)
         share = size / sum(audits.sizes.values())
         smallest = withheld in found.smallest
-        lines.append(Line(variant, level, withheld, leaks, audits.guesses, stops, smallest, share))
+        lines.append(WithheldLine(variant, level, withheld, leaks, audits.guesses, stops, smallest, share))
     return lines
 
 
-def inapplicable(level: str, lines: Sequence[Line]) -> str:
+def inapplicable(level: str, lines: Sequence[WithheldLine]) -> str:
     """Why the level is none of its own: none of its own attacks rebuilt anything, whatever was withheld."""
     refused = never_applied(lines)
     own = own_attacks(level)
@@ -137,7 +139,7 @@ def inapplicable(level: str, lines: Sequence[Line]) -> str:
 
 def training_runs(
     options: argparse.Namespace, training: Config, audits: Audits, sets: Sequence[Names]
-) -> list[tuple[Unit, Names, str]]:
+) -> list[tuple[MatrixRun, Names, str]]:
     """Undefended first, then each set in each mode, with every seed.
 
     Raises:
@@ -149,13 +151,13 @@ def training_runs(
             name = "-".join([*sorted(withheld), mode]) if withheld else "nothing"
             config = {**training, "seed": seed, "defense": audits.config(withheld, mode)}
             folder = (options.out / "trainings" / name / f"training-{seed}").resolve()
-            unit = Unit(name, TRAINING, str(seed), folder, config)
+            unit = MatrixRun(name, TRAINING, str(seed), folder, config)
             check_unit(unit)
             runs.append((unit, withheld, mode))
     return runs
 
 
-def train(unit: Unit, withheld: Names, mode: str) -> Cost:
+def train(unit: MatrixRun, withheld: Names, mode: str) -> Cost:
     """Run one training, unless an earlier call has."""
     end = finished(unit) or run_unit(unit)
     if end.status != "done":

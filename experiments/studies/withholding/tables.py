@@ -7,7 +7,7 @@ from statistics import fmean, pstdev
 
 from experiments.studies.harness.tables import Value, markdown, number, write_csv
 from experiments.studies.withholding.hitting_set import Names
-from experiments.studies.withholding.search import Found, Leak, name_of
+from experiments.studies.withholding.search import Leak, SmallestSets, name_of
 from fedsim.metrics.image import PSNR_CAP
 from fedsim.report.draw.png import COLOURS, GRID, drawing, shorten
 from fedsim.storage.durable import write_text
@@ -17,7 +17,7 @@ EXACT = 100.0
 
 
 @dataclass(frozen=True)
-class Line:
+class WithheldLine:
     """A set that was withheld.
 
     Attributes:
@@ -69,7 +69,7 @@ class Cost:
     reason: str
 
 
-def never_applied(lines: Sequence[Line]) -> dict[str, str]:
+def never_applied(lines: Sequence[WithheldLine]) -> dict[str, str]:
     """The attacks that rebuilt nothing on any of these lines, and why; no verdict rests on them."""
     leaks = [leak for line in lines for leak in line.leaks]
     running = {leak.attack for leak in leaks if leak.applies}
@@ -82,8 +82,8 @@ def never_applied(lines: Sequence[Line]) -> dict[str, str]:
 
 def write_tables(
     out: Path,
-    lines: Sequence[Line],
-    found: Mapping[tuple[str, str], Found],
+    lines: Sequence[WithheldLine],
+    found: Mapping[tuple[str, str], SmallestSets],
     left_out: Mapping[tuple[str, str], str],
     costs: Sequence[Cost],
 ) -> None:
@@ -115,7 +115,7 @@ def write_tables(
 HEADER = ["withheld", "parameters", "best PSNR", "least", "most", "certified", "by", "guess", "stops all"]
 
 
-def write_chart(out: Path, lines: Sequence[Line], costs: Sequence[Cost]) -> None:
+def write_chart(out: Path, lines: Sequence[WithheldLine], costs: Sequence[Cost]) -> None:
     """`withholding.png`: for each architecture, against its strongest attacker, the best PSNR by what is withheld.
 
     Not written where there is nothing to draw.
@@ -157,7 +157,7 @@ def write_chart(out: Path, lines: Sequence[Line], costs: Sequence[Cost]) -> None
             axis.grid(axis="x", color=GRID)
 
 
-def _verdict(found: Found, lines: Sequence[Line]) -> str:
+def _verdict(found: SmallestSets, lines: Sequence[WithheldLine]) -> str:
     """What the attacks need, which of them never ran, and how each smallest set stops the others."""
     told = [f"- {attack} needs {name_of(need)}" for attack, needs in found.needs.items() for need in needs]
     silent = never_applied(lines)
@@ -170,7 +170,7 @@ def _verdict(found: Found, lines: Sequence[Line]) -> str:
     return "\n".join([*told, *(_how(line, silent) for line in lines if line.smallest)])
 
 
-def _how(line: Line, silent: Collection[str]) -> str:
+def _how(line: WithheldLine, silent: Collection[str]) -> str:
     """`- a + b: fc_bias rebuilds 9.8 dB; refused by april (…)`; a mean below the guess is given as it was reached."""
     leaks = [leak for leak in line.leaks if leak.attack not in silent]
     ran = [f"{leak.attack} reaches {line.mean(leak):.1f} dB" for leak in leaks if leak.applies]
@@ -179,7 +179,7 @@ def _how(line: Line, silent: Collection[str]) -> str:
     return f"- {name_of(line.withheld)}: {'; '.join(told)}; a guess {fmean(line.guesses):.1f} dB"
 
 
-def _cells(line: Line) -> list[str]:
+def _cells(line: WithheldLine) -> list[str]:
     best = line.best
     verdict = "smallest" if line.smallest else "yes" if line.stops else ""
     numbers = [_decibels(fmean(best)), _decibels(min(best)), _decibels(max(best))]
@@ -192,7 +192,7 @@ def _decibels(psnr: float) -> str:
     return "exact" if psnr >= PSNR_CAP else f"{psnr:.1f}"
 
 
-def _record(line: Line) -> list[Value]:
+def _record(line: WithheldLine) -> list[Value]:
     best = line.best
     return [
         line.variant,

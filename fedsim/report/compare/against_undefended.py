@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from typing import Literal
 
 from fedsim.metrics.chance import clearly_fewer
-from fedsim.report.compare.pooling import Pool
+from fedsim.report.compare.pooling import PooledRuns
 from fedsim.report.run.counts import Counts
 
 Finding = Literal["less", "no less", "chance", "few", "nothing to stop", "unmatched", "untested", "unknown"]
 
 
-def held_against(pool: Pool, plains: Sequence[Pool]) -> Pool | None:
+def held_against(pool: PooledRuns, plains: Sequence[PooledRuns]) -> PooledRuns | None:
     """The undefended runs that tell most of the defense: with the same attacks, or else with as many as there are.
 
     Those by which nothing can be said come last; the order of the runs does not count.
     """
 
-    def telling(plain: Pool) -> tuple[bool, int, int, int, int, list[str]]:
+    def telling(plain: PooledRuns) -> tuple[bool, int, int, int, int, list[str]]:
         says = _by_counts(pool, plain) in ("less", "no less", "chance") and _same_by_both(pool, plain)
         common = len(plain.tried & pool.tried)
         return says, common, -len(plain.tried), plain.seeds, plain.leakage.counts.recognisable, sorted(plain.tried)
@@ -27,7 +27,7 @@ def held_against(pool: Pool, plains: Sequence[Pool]) -> Pool | None:
     return max(plains, key=telling, default=None)
 
 
-def compare(pool: Pool, plain: Pool | None, plains: Sequence[Pool]) -> Finding:
+def compare(pool: PooledRuns, plain: PooledRuns | None, plains: Sequence[PooledRuns]) -> Finding:
     """How many images are recognisable with the defense, against without it.
 
     Args:
@@ -49,7 +49,7 @@ def compare(pool: Pool, plain: Pool | None, plains: Sequence[Pool]) -> Finding:
     return "untested" if found == "less" and untested(pool, plains) else found
 
 
-def _by_counts(pool: Pool, plain: Pool) -> Finding:
+def _by_counts(pool: PooledRuns, plain: PooledRuns) -> Finding:
     if not measured(pool) or not measured(plain):
         return "unknown"
     here, there = pool.leakage.counts, plain.leakage.counts
@@ -74,7 +74,7 @@ def _fewer(shown: int, here: Counts, there: Counts) -> bool:
     return clearly_fewer(shown, here.images, there.recognisable, there.images)
 
 
-def _same_by_both(pool: Pool, plain: Pool) -> bool:
+def _same_by_both(pool: PooledRuns, plain: PooledRuns) -> bool:
     """Whether the attacks that came to an end on both sides say the same of the defense as all of them do.
 
     Where none breaks it, nothing has to be the same: `untested` looks after what was left out.
@@ -85,12 +85,12 @@ def _same_by_both(pool: Pool, plain: Pool) -> bool:
     return _by_counts(pool.only(common), plain.only(common)) == _by_counts(pool, plain)
 
 
-def _ended(pool: Pool) -> set[str]:
+def _ended(pool: PooledRuns) -> set[str]:
     """The attacks that came to an end on some update."""
     return {row.attack for row in pool.attacks if row.done + row.refused}
 
 
-def untested(pool: Pool, plains: Sequence[Pool]) -> bool:
+def untested(pool: PooledRuns, plains: Sequence[PooledRuns]) -> bool:
     """Whether an attack that may break the defense did not end on some update, or was not tried at all.
 
     One that rebuilt nothing recognisable without the defense, and did end there on every update, may not.
@@ -107,13 +107,13 @@ def untested(pool: Pool, plains: Sequence[Pool]) -> bool:
     return False
 
 
-def unended(pool: Pool) -> dict[str, int]:
+def unended(pool: PooledRuns) -> dict[str, int]:
     """On how many updates each attack failed or never ran."""
     ended = dict.fromkeys(sorted(pool.tried), 0) | {row.attack: row.done + row.refused for row in pool.attacks}
     updates = pool.leakage.observations
     return {attack: updates - number for attack, number in ended.items() if number < max(updates, 1)}
 
 
-def measured(pool: Pool) -> bool:
+def measured(pool: PooledRuns) -> bool:
     """Whether something was held against its original."""
     return pool.leakage.scored > 0

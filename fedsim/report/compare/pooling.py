@@ -16,7 +16,7 @@ from fedsim.report.compare.settings import (
 from fedsim.report.run.baseline import Baseline, best_baseline, needs_no_gradient
 from fedsim.report.run.label_attacks import after_labels
 from fedsim.report.run.leakage import Leakage, summarise_leakage
-from fedsim.report.run.read import RunFolder
+from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord
 from fedsim.report.run.summary import (
     AttackSummary,
@@ -33,7 +33,7 @@ STATUS = {"done": 2, "refused": 1}
 
 
 @dataclass(frozen=True)
-class Pool:
+class PooledRuns:
     """Runs alike in everything but the seed, their pictures together.
 
     Runs of one seed that differ in their attacks alone observed the same pictures: they count as one run.
@@ -54,7 +54,7 @@ class Pool:
 
     others: Settings
     defense: Settings
-    example: RunFolder
+    example: RecordedRun
     seeds: int
     tried: frozenset[str]
     labels: frozenset[str]
@@ -81,7 +81,7 @@ class Pool:
         """Of those that were scored."""
         return next((row for row in self.attacks if row.mean_leaked is not None), None)
 
-    def only(self, names: Set[str]) -> "Pool":
+    def only(self, names: Set[str]) -> "PooledRuns":
         """As if no other attacks had been tried."""
         records = tuple(record for record in self.records if record.attack in names)
         return replace(
@@ -94,17 +94,17 @@ class Pool:
         )
 
 
-def pool_runs(runs: Sequence[RunFolder]) -> list[Pool]:
+def pool_runs(runs: Sequence[RecordedRun]) -> list[PooledRuns]:
     """Each run is in one pool; runs with other attacks on another seed are in different ones.
 
     Attacks on labels alone make no difference: what is known about pictures is the same with them and without them.
     """
     names = _names(runs)
     labels = _labels(runs, names)
-    merged: dict[tuple[Settings, Settings, Settings], list[RunFolder]] = {}
+    merged: dict[tuple[Settings, Settings, Settings], list[RecordedRun]] = {}
     for run in runs:
         merged.setdefault((apart_from_defense(run), defense_settings(run), seeds(run)), []).append(run)
-    alike: dict[tuple[Settings, Settings, frozenset[str]], list[list[RunFolder]]] = {}
+    alike: dict[tuple[Settings, Settings, frozenset[str]], list[list[RecordedRun]]] = {}
     for (others, defense, _), group in merged.items():
         arms = frozenset(names[_arm(run, attack)] for run in group for attack in _attacks(run))
         alike.setdefault((others, defense, arms - labels), []).append(group)
@@ -114,10 +114,10 @@ def pool_runs(runs: Sequence[RunFolder]) -> list[Pool]:
 def _pool(
     others: Settings,
     defense: Settings,
-    groups: list[list[RunFolder]],
+    groups: list[list[RecordedRun]],
     names: Mapping[Arm, str],
     labels: frozenset[str],
-) -> Pool:
+) -> PooledRuns:
     found = _records(groups, names)
     records = tuple(record for record, blind in found if not blind)
     without = tuple(record for record, blind in found if blind)
@@ -133,7 +133,7 @@ def _pool(
         for attack in _attacks(run)
         if not needs_no_gradient(run, attack)
     }
-    return Pool(
+    return PooledRuns(
         others=others,
         defense=defense,
         example=groups[0][0],
@@ -150,7 +150,7 @@ def _pool(
     )
 
 
-def _records(groups: list[list[RunFolder]], names: Mapping[Arm, str]) -> list[tuple[AttackRecord, bool]]:
+def _records(groups: list[list[RecordedRun]], names: Mapping[Arm, str]) -> list[tuple[AttackRecord, bool]]:
     """Each update under each attack once, and whether the attack is a baseline by the settings of its own run."""
     best: dict[tuple[str, str], tuple[AttackRecord, bool]] = {}
     for seed, group in enumerate(groups):
@@ -169,12 +169,12 @@ def _rank(record: AttackRecord) -> tuple[int, float]:
     return STATUS.get(record.status, 0), mean(values) or 0.0
 
 
-def _attacks(run: RunFolder) -> dict[str, None]:
+def _attacks(run: RecordedRun) -> dict[str, None]:
     """Names of those that were configured, and of those that ran."""
     return dict.fromkeys([*run.names("attack"), *(record.attack for record in run.attacks)])
 
 
-def _arm(run: RunFolder, attack: str) -> Arm:
+def _arm(run: RecordedRun, attack: str) -> Arm:
     every = run.setting("attack")
     settings = every.get(attack) if isinstance(every, Mapping) else None
     if not isinstance(settings, Mapping):
@@ -183,16 +183,16 @@ def _arm(run: RunFolder, attack: str) -> Arm:
     return attack, frozenset((key, value) for key, value in flatten(settings).items() if key != KNOWS)
 
 
-def _labels(runs: Sequence[RunFolder], names: Mapping[Arm, str]) -> frozenset[str]:
+def _labels(runs: Sequence[RecordedRun], names: Mapping[Arm, str]) -> frozenset[str]:
     """Of the names those of attacks on labels alone, by all runs together: one that refuses here may have run there."""
-    made: dict[str, list[tuple[RunFolder, str]]] = {}
+    made: dict[str, list[tuple[RecordedRun, str]]] = {}
     for run in runs:
         for attack in _attacks(run):
             made.setdefault(names[_arm(run, attack)], []).append((run, attack))
     return frozenset(name for name, found in made.items() if after_labels(found))
 
 
-def _names(runs: Sequence[RunFolder]) -> dict[Arm, str]:
+def _names(runs: Sequence[RecordedRun]) -> dict[Arm, str]:
     """The name of each attack, with the settings in brackets that tell it from others of the same name."""
     arms = dict.fromkeys(_arm(run, attack) for run in runs for attack in _attacks(run))
     names = {}

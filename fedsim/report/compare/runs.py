@@ -12,7 +12,7 @@ from fedsim.report.compare.same_pictures import SamePicture, same_pictures
 from fedsim.report.compare.settings import HIDDEN_GROUPS, defense_name, flatten
 from fedsim.report.compare.verdict import DefenseVerdict, judge_defenses
 from fedsim.report.run.baseline import baselines
-from fedsim.report.run.read import RunFolder, read_run
+from fedsim.report.run.read import RecordedRun, read_run
 from fedsim.report.run.summary import AttackSummary, RunTimes, final_accuracy, run_times, summarise_attacks
 
 COLUMNS_SHOWN = 4
@@ -23,7 +23,7 @@ NAMED_GROUPS = ("defense", "attack")
 
 
 @dataclass(frozen=True)
-class Entry:
+class ComparedRun:
     """One run.
 
     Attributes:
@@ -52,10 +52,10 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One attack on one run, or a run without any (`attack` is None)."""
 
-    entry: Entry
+    entry: ComparedRun
     attack: AttackSummary | None
 
     @property
@@ -74,8 +74,8 @@ class Comparison:
     """
 
     name: str
-    entries: tuple[Entry, ...]
-    rows: tuple[Row, ...]
+    entries: tuple[ComparedRun, ...]
+    rows: tuple[ComparisonRow, ...]
     differing: tuple[str, ...]
     columns: tuple[str, ...]
     verdicts: tuple[DefenseVerdict, ...]
@@ -120,10 +120,10 @@ def compare_runs(folders: Sequence[Path], home: Path, name: str) -> Comparison:
     finished = {label: run for label, run in runs.items() if run.finished}
     flat = {label: flatten(run.config) for label, run in finished.items()}
     entries = [_entry(label, run, flat[label], home) for label, run in finished.items()]
-    attacks: list[tuple[Entry, AttackSummary | None]] = []
+    attacks: list[tuple[ComparedRun, AttackSummary | None]] = []
     for entry in entries:
         attacks += [(entry, attack) for attack in entry.attacks] or [(entry, None)]
-    rows = [Row(entry, attack) for entry, attack in attacks]
+    rows = [ComparisonRow(entry, attack) for entry, attack in attacks]
     differing = _differing(list(flat.values()))
     return Comparison(
         name=name,
@@ -147,10 +147,10 @@ def _names(folders: Sequence[Path], home: Path) -> list[str]:
     return [name if names.index(name) == place else f"{name} ({place + 1})" for place, name in enumerate(names)]
 
 
-def _entry(name: str, run: RunFolder, settings: Mapping[str, str], home: Path) -> Entry:
+def _entry(name: str, run: RecordedRun, settings: Mapping[str, str], home: Path) -> ComparedRun:
     page = run.path / "report.html"
     attacks, accuracy = tuple(summarise_attacks(run)), final_accuracy(run)
-    return Entry(
+    return ComparedRun(
         name=name,
         link=Path(os.path.relpath(page.resolve(), home.resolve())).as_posix() if page.is_file() else None,
         defense=defense_name(run),

@@ -7,7 +7,7 @@ from itertools import islice
 from fedsim.report.compare.settings import defense_name
 from fedsim.report.draw.pictures import EmbeddedPicture, embed_picture
 from fedsim.report.run.baseline import guessing, needs_no_gradient, reading
-from fedsim.report.run.read import RunFolder
+from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord, ImageRecord
 
 PICTURES_SHOWN = 6
@@ -39,7 +39,7 @@ class SamePicture:
     results: tuple[Rebuilt, ...]
 
 
-def same_pictures(runs: Mapping[str, RunFolder]) -> list[SamePicture]:
+def same_pictures(runs: Mapping[str, RecordedRun]) -> list[SamePicture]:
     """Pictures that at least two runs observed, those that most runs did first.
 
     Args:
@@ -55,7 +55,7 @@ def same_pictures(runs: Mapping[str, RunFolder]) -> list[SamePicture]:
     return [_row(image, best, runs) for image in shared[:PICTURES_SHOWN]]
 
 
-def _best(run: RunFolder) -> dict[str, tuple[AttackRecord, ImageRecord]]:
+def _best(run: RecordedRun) -> dict[str, tuple[AttackRecord, ImageRecord]]:
     """For each picture a result that is recognisable as the client's own, else as the model saw it, else any other; of
     several the one with the highest PSNR against the client's own. Unscored ones come last.
 
@@ -64,7 +64,7 @@ def _best(run: RunFolder) -> dict[str, tuple[AttackRecord, ImageRecord]]:
     return _highest(guessing(run)) | _highest(reading(run))
 
 
-def _highest(run: RunFolder) -> dict[str, tuple[AttackRecord, ImageRecord]]:
+def _highest(run: RecordedRun) -> dict[str, tuple[AttackRecord, ImageRecord]]:
     best: dict[str, tuple[AttackRecord, ImageRecord]] = {}
     for record in run.attacks:
         for image in record.images:
@@ -80,7 +80,7 @@ def _rank(image: ImageRecord) -> tuple[bool, bool, bool, float]:
 
 
 def _row(
-    name: str, best: Mapping[str, Mapping[str, tuple[AttackRecord, ImageRecord]]], runs: Mapping[str, RunFolder]
+    name: str, best: Mapping[str, Mapping[str, tuple[AttackRecord, ImageRecord]]], runs: Mapping[str, RecordedRun]
 ) -> SamePicture:
     results, original = [], None
     for run, pictures in best.items():

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedsim.report.run.read import RunFolder
+from fedsim.report.run.read import RecordedRun
 
 Settings = frozenset[tuple[str, str]]
 """Dotted keys and values."""
@@ -18,7 +18,7 @@ KNOWS = "knows"
 """The key under which an attack declares what it needs to know."""
 
 
-def knows(run: RunFolder, attack: str) -> tuple[str, ...]:
+def knows(run: RecordedRun, attack: str) -> tuple[str, ...]:
     """What the attack declares that it needs to know; nothing in folders of earlier versions."""
     settings = run.setting("attack")
     settings = settings.get(attack) if isinstance(settings, Mapping) else None
@@ -37,29 +37,29 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return values
 
 
-def defense_name(run: RunFolder) -> str:
+def defense_name(run: RecordedRun) -> str:
     """`mjp + fixed_pe`, or `none`."""
     return " + ".join(run.names("defense")) or "none"
 
 
-def apart_from_defense(run: RunFolder) -> Settings:
+def apart_from_defense(run: RecordedRun) -> Settings:
     """The settings that a fair comparison of defenses holds equal: all but defense, attack, seeds and engine."""
     return frozenset((key, value) for key, value in _of_the_pictures(run) if key.split(".")[-1] != "seed")
 
 
-def seeds(run: RunFolder) -> Settings:
+def seeds(run: RecordedRun) -> Settings:
     """The settings that decide the draws of a run, of its attacks' and defenses' own apart."""
     return frozenset((key, value) for key, value in _of_the_pictures(run) if key.split(".")[-1] == "seed")
 
 
-def _of_the_pictures(run: RunFolder) -> Settings:
+def _of_the_pictures(run: RecordedRun) -> Settings:
     left_out = (*HIDDEN_GROUPS, *ENGINE_GROUPS, "defense", "attack")
     return frozenset(
         (key, value) for key, value in flatten(run.config).items() if not key.split(".")[0].startswith(left_out)
     )
 
 
-def defense_settings(run: RunFolder) -> Settings:
+def defense_settings(run: RecordedRun) -> Settings:
     """Names and values of its defenses."""
     defense = run.setting("defense")
     return (

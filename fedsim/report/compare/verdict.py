@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from fedsim.metrics.chance import chance_between
 from fedsim.report.compare.against_undefended import Finding, compare, held_against, measured, unended
-from fedsim.report.compare.pooling import Pool, pool_runs
+from fedsim.report.compare.pooling import PooledRuns, pool_runs
 from fedsim.report.compare.settings import Settings, defense_name, own_settings
 from fedsim.report.level import Level
 from fedsim.report.level_wording import TAGS, few_images, few_test_images, judged, of_images
 from fedsim.report.run.baseline import against_guess
 from fedsim.report.run.certificates import certificate_sentences
-from fedsim.report.run.read import RunFolder
+from fedsim.report.run.read import RecordedRun
 from fedsim.report.wording import count, listed, percent
 
 
@@ -41,7 +41,7 @@ class DefenseVerdict:
         return TAGS[self.level]
 
 
-def judge_defenses(runs: Sequence[RunFolder]) -> list[DefenseVerdict]:
+def judge_defenses(runs: Sequence[RecordedRun]) -> list[DefenseVerdict]:
     """A verdict for each defense among the runs; the undefended ones are what it is held against.
 
     Two runs compare where they differ in defenses, attacks, seeds and engine alone.
@@ -55,7 +55,7 @@ def judge_defenses(runs: Sequence[RunFolder]) -> list[DefenseVerdict]:
     return sorted(told, key=lambda verdict: verdict.name)
 
 
-def _name(pool: Pool, pools: list[Pool]) -> str:
+def _name(pool: PooledRuns, pools: list[PooledRuns]) -> str:
     """The names of the defenses, what tells these settings from others of these names, and if need be the attacks."""
     name = defense_name(pool.example)
     own = own_settings(pool.defense, [one.defense for one in pools if _names(one.defense) == _names(pool.defense)])
@@ -69,7 +69,7 @@ def _names(defense: Settings) -> set[str]:
     return {value for key, value in defense if not key}
 
 
-def _judge(name: str, pool: Pool, plains: list[Pool]) -> DefenseVerdict:
+def _judge(name: str, pool: PooledRuns, plains: list[PooledRuns]) -> DefenseVerdict:
     plain = held_against(pool, plains)
     level = pool.leakage.counts.level
     details = [
@@ -92,7 +92,7 @@ def _judge(name: str, pool: Pool, plains: list[Pool]) -> DefenseVerdict:
     )
 
 
-def _untested(pool: Pool) -> str:
+def _untested(pool: PooledRuns) -> str:
     if not pool.attacks:
         return "Only labels were attacked." if pool.labels else "No attack has run on it."
     if all(row.refused == row.observations for row in pool.attacks):
@@ -102,7 +102,7 @@ def _untested(pool: Pool) -> str:
     return "No attack came to an end with an image."
 
 
-def _comparison(pool: Pool, plain: Pool, found: Finding) -> str:
+def _comparison(pool: PooledRuns, plain: PooledRuns, found: Finding) -> str:
     if not measured(pool) or not measured(plain):
         side = "on it" if measured(plain) else "without the defense"
         return f"Not compared with undefended: no image was measured {side}."
@@ -123,12 +123,12 @@ def _comparison(pool: Pool, plain: Pool, found: Finding) -> str:
     return told[found]
 
 
-def _few_test_images(pool: Pool) -> list[str]:
+def _few_test_images(pool: PooledRuns) -> list[str]:
     words = few_test_images(pool.accuracies, pool.test_images)
     return [f"The accuracy rests on {words}."] if words else []
 
 
-def _guess(pool: Pool) -> list[str]:
+def _guess(pool: PooledRuns) -> list[str]:
     if pool.strongest is None or pool.strongest.mean_leaked is None or pool.strongest.as_seen:
         return []
     if pool.baseline is None:
@@ -138,7 +138,7 @@ def _guess(pool: Pool) -> list[str]:
     return [against_guess(pool.strongest.attack, pool.baseline)]
 
 
-def _utility(pool: Pool, plain: Pool | None) -> list[str]:
+def _utility(pool: PooledRuns, plain: PooledRuns | None) -> list[str]:
     if pool.accuracy is None:
         return []
     text = f"Accuracy {percent(pool.accuracy)}"
@@ -151,7 +151,7 @@ def _utility(pool: Pool, plain: Pool | None) -> list[str]:
     return [f"{text} against {percent(plain.accuracy)} without it: {points} points ({seeds})."]
 
 
-def _refused(pool: Pool) -> list[str]:
+def _refused(pool: PooledRuns) -> list[str]:
     told = []
     names = [row.attack for row in pool.attacks if row.refused == row.observations]
     if names:
@@ -165,13 +165,13 @@ def _refused(pool: Pool) -> list[str]:
     return [*told, f"Refused on a part of the updates: {listed(part)}."] if part else told
 
 
-def _failed(pool: Pool, words: str) -> list[str]:
+def _failed(pool: PooledRuns, words: str) -> list[str]:
     updates = count(pool.leakage.observations, "update")
     found = [f"{attack} on {number:,} of {updates}" if number else attack for attack, number in unended(pool).items()]
     return [f"{words}: {listed(found)}; what they would have rebuilt is not known."] if found else []
 
 
-def _missing(pool: Pool, plains: list[Pool]) -> list[str]:
+def _missing(pool: PooledRuns, plains: list[PooledRuns]) -> list[str]:
     if not plains:
         return ["There is no undefended run with the same other settings among these: nothing to hold it against."]
     without = {attack for plain in plains for attack in plain.tried}

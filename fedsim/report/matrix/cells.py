@@ -12,7 +12,7 @@ from fedsim.report.thresholds import is_recognisable
 
 
 @dataclass(frozen=True)
-class Cell:
+class MatrixCell:
     """One attack against one defense in one state of the model.
 
     Attributes:
@@ -73,7 +73,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Stage:
+class RowState:
     """What became of one run of a row: `done`, `refused` or `failed` with a reason, or `pending`."""
 
     status: str = "pending"
@@ -83,7 +83,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Row:
+class MatrixRow:
     """One defense, or none.
 
     Attributes:
@@ -108,9 +108,9 @@ class Row:
     train_seconds: float | None = None
     measured: dict[str, float] = field(default_factory=dict)
     client_failures: int = 0
-    trainings: dict[str, Stage] = field(default_factory=dict)
-    audits: dict[str, Stage] = field(default_factory=dict)
-    cells: tuple[Cell, ...] = ()
+    trainings: dict[str, RowState] = field(default_factory=dict)
+    audits: dict[str, RowState] = field(default_factory=dict)
+    cells: tuple[MatrixCell, ...] = ()
     counts: Counts | None = None
     pareto: bool = False
 
@@ -139,11 +139,11 @@ class Row:
         return max((cell.batch for cell in self.cells if cell.batch is not None), default=None)
 
     @property
-    def strongest(self) -> Cell | None:
+    def strongest(self) -> MatrixCell | None:
         """The cell that leaked most, over all states."""
         return self.strongest_in(None)
 
-    def strongest_in(self, state: str | None) -> Cell | None:
+    def strongest_in(self, state: str | None) -> MatrixCell | None:
         """The cell that leaked most; None where no attack does better than the guess."""
         cells = [
             cell for cell in self._cells(state) if cell.leakage is not None and (cell.gain is None or cell.gain > 0)
@@ -181,7 +181,7 @@ class Row:
         """Pictures came out as the model saw them, changed by a defense: its leakage in dB does not tell."""
         return self.seen_in(None) is not None
 
-    def seen_in(self, state: str | None) -> Cell | None:
+    def seen_in(self, state: str | None) -> MatrixCell | None:
         """The cell in which most pictures came out as the model saw them; None where none did, or the row leaks more
         than that by PSNR.
         """
@@ -197,7 +197,7 @@ class Row:
         known = self.accuracy is not None and self.leakage is not None
         return known and not self.mismatch and not self.as_seen
 
-    def _cells(self, state: str | None) -> list[Cell]:
+    def _cells(self, state: str | None) -> list[MatrixCell]:
         """Those of attacks that read what was shared."""
         return [cell for cell in self.cells if state in (None, cell.state) and not cell.blind]
 
@@ -208,7 +208,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Column:
+class MatrixColumn:
     """One attack: as it was asked for, and every setting of it, budgets included.
 
     Attributes:
@@ -236,9 +236,9 @@ class Matrix:
 
     name: str
     facts: tuple[tuple[str, str], ...]
-    columns: tuple[Column, ...]
+    columns: tuple[MatrixColumn, ...]
     states: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[MatrixRow, ...]
     test_pictures: int | None = None
     finished: bool = False
     seconds: float | None = None
@@ -262,7 +262,7 @@ class Matrix:
         """Sizes of an update, the smallest first: rows of different ones are never held against each other."""
         return tuple(sorted({row.batch for row in self.rows}, key=lambda batch: (batch is None, batch)))
 
-    def rows_of(self, batch: int | None) -> tuple[Row, ...]:
+    def rows_of(self, batch: int | None) -> tuple[MatrixRow, ...]:
         return tuple(row for row in self.rows if row.batch == batch)
 
     def to_dict(self) -> dict[str, Any]:
@@ -281,7 +281,7 @@ class Matrix:
         return cls(
             **{key: values[key] for key in ("name", "test_pictures", "finished", "seconds")},
             facts=tuple((name, value) for name, value in values["facts"]),
-            columns=tuple(Column(**{**one, "knows": tuple(one.get("knows", ()))}) for one in values["columns"]),
+            columns=tuple(MatrixColumn(**{**one, "knows": tuple(one.get("knows", ()))}) for one in values["columns"]),
             states=tuple(values["states"]),
             rows=tuple(_row(row) for row in values["rows"]),
         )
@@ -291,7 +291,7 @@ FOLLOWS = ("level", "accuracy", "spread", "batch", "leakage", "gain", "recognise
 """Of a row: written for readers of the file, computed anew by whoever loads it."""
 
 
-def with_front(rows: Sequence[Row]) -> tuple[Row, ...]:
+def with_front(rows: Sequence[MatrixRow]) -> tuple[MatrixRow, ...]:
     """The rows with the defenses on the Pareto front marked: no other is as accurate and leaks less, or the reverse.
 
     A front for each size of an update. Undefended rows dominate others, and are never marked themselves.
@@ -315,27 +315,27 @@ def pareto_front(points: Iterable[tuple[float, float]]) -> set[tuple[float, floa
     return front
 
 
-def _point(row: Row) -> tuple[float, float]:
+def _point(row: MatrixRow) -> tuple[float, float]:
     assert row.accuracy is not None
     assert row.leakage is not None
     return row.accuracy, row.leakage
 
 
-def _row(values: Mapping[str, Any]) -> Row:
+def _row(values: Mapping[str, Any]) -> MatrixRow:
     plain = ("name", "settings", "defended", "mismatch", "train_seconds", "measured", "client_failures", "pareto")
-    return Row(
+    return MatrixRow(
         **{key: values[key] for key in plain},
         accuracies=tuple(values["accuracies"]),
-        trainings={name: Stage(**stage) for name, stage in values["trainings"].items()},
-        audits={name: Stage(**stage) for name, stage in values["audits"].items()},
+        trainings={name: RowState(**stage) for name, stage in values["trainings"].items()},
+        audits={name: RowState(**stage) for name, stage in values["audits"].items()},
         cells=tuple(_read_cell(cell) for cell in values["cells"]),
         counts=_counts(values),
     )
 
 
-def _read_cell(values: Mapping[str, Any]) -> Cell:
+def _read_cell(values: Mapping[str, Any]) -> MatrixCell:
     plain = {key: value for key, value in values.items() if key not in ("gain", "counts", "as_seen")}
-    return Cell(**plain, as_seen=values.get("as_seen") or 0, counts=_counts(values))
+    return MatrixCell(**plain, as_seen=values.get("as_seen") or 0, counts=_counts(values))
 
 
 def _counts(values: Mapping[str, Any]) -> Counts | None:

@@ -18,7 +18,7 @@ from fedsim.report.draw import figures
 from fedsim.report.draw.chart_data import Chart, table
 from fedsim.report.draw.figures import GRID, INK, LIMIT, SERIES, STYLE, SURFACE
 from fedsim.report.draw.name_places import Box, apart, crowding, place_names
-from fedsim.report.matrix.cells import Matrix, Row
+from fedsim.report.matrix.cells import Matrix, MatrixRow
 from fedsim.report.matrix.verdict import standard_error
 from fedsim.report.matrix.wording import LEVELS, cell_level, cell_text, leakage_level, leakage_text
 from fedsim.report.thresholds import EXACT, bar
@@ -288,5 +288,5 @@ def _png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def baseline_of(rows: Sequence[Row]) -> float | None:
+def baseline_of(rows: Sequence[MatrixRow]) -> float | None:
     return next((row.baseline for row in rows if row.baseline is not None), None)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from fedsim.report.matrix import wording as matrix_wording
-from fedsim.report.matrix.cells import Cell, Matrix, Row
+from fedsim.report.matrix.cells import Matrix, MatrixCell, MatrixRow
 from fedsim.report.matrix.figures import (
     FILLS,
     Point,
@@ -136,7 +136,7 @@ def _write_pictures(matrix: Matrix, plots: dict[str, tuple[int | None, list[Poin
     return list(pictures)
 
 
-def _csv_line(row: Row, cell: Cell) -> dict[str, object]:
+def _csv_line(row: MatrixRow, cell: MatrixCell) -> dict[str, object]:
     values = {column: getattr(cell, column, None) for column in COLUMNS}
     values |= _flat(cell.counts) | _flat(row.counts, "row_") | {"level": row.level}
     values |= {"defense": row.name, "accuracy": row.accuracy, "spread": row.spread, "train_seconds": row.train_seconds}

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedsim.report.matrix.cells import Cell
+from fedsim.report.matrix.cells import MatrixCell
 from fedsim.report.run.baseline import guessing, reading
 from fedsim.report.run.counts import Counts, count_images
 from fedsim.report.run.label_attacks import labels_of
-from fedsim.report.run.read import RunFolder, read_run
+from fedsim.report.run.read import RecordedRun, read_run
 from fedsim.report.run.records import AttackRecord, ImageRecord
 from fedsim.report.run.summary import final_accuracy
 from fedsim.report.thresholds import EXACT
@@ -36,7 +36,7 @@ def read_training(folder: Path, names: Iterable[str]) -> tuple[float | None, flo
     return final_accuracy(run), sum(run.round_seconds.values()), measured, raised
 
 
-def read_cells(folder: Path, state: str, attacks: Sequence[str], updates: int) -> list[Cell]:
+def read_cells(folder: Path, state: str, attacks: Sequence[str], updates: int) -> list[MatrixCell]:
     """A cell for each attack from an audit's folder, whatever state the audit is in.
 
     Args:
@@ -72,7 +72,7 @@ def _apart(records: Iterable[AttackRecord], audit: int) -> list[AttackRecord]:
     return [replace(one, observation=f"{audit}/{one.observation}") for one in records]
 
 
-def _audit(folder: Path) -> RunFolder | None:
+def _audit(folder: Path) -> RecordedRun | None:
     """Each image with its guess, from the audit's own where its line has none; None where it has not begun."""
     if not folder.is_dir():
         return None
@@ -92,7 +92,7 @@ def read_baseline(folder: Path) -> dict[str, float]:
     return {str(name): float(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
 
 
-def _cell(name: str, state: str, rows: list[AttackRecord], updates: int, guess: Mapping[str, float]) -> Cell:
+def _cell(name: str, state: str, rows: list[AttackRecord], updates: int, guess: Mapping[str, float]) -> MatrixCell:
     done = [row for row in rows if row.status == "done"]
     refused = [row for row in rows if row.status == "refused"]
     failed = [row for row in rows if row.status not in ("done", "refused")]
@@ -104,7 +104,7 @@ def _cell(name: str, state: str, rows: list[AttackRecord], updates: int, guess: 
     leaked = [image.guess_psnr or 0.0 if image.leaked is None else min(image.leaked, EXACT) for image in images]
     seen = [any(image.as_seen for image in forms) for row in done for forms in row.forms.values()]
     reasons = [row.reason or "no reason given" for row in failed or refused]
-    return Cell(
+    return MatrixCell(
         attack=name,
         state=state,
         status=status if len(rows) >= updates else "pending",

@@ -4,27 +4,27 @@ from typing import get_args
 
 from fedsim.metrics.chance import accuracy_error, accuracy_reach, chance_between
 from fedsim.report.level import Level
-from fedsim.report.matrix.cells import Matrix, Row
+from fedsim.report.matrix.cells import Matrix, MatrixRow
 from fedsim.report.matrix.wording import counts_text, leakage_text
 from fedsim.report.wording import count, listed, percent
 
 
-def standard_error(row: Row, test_pictures: int | None) -> float | None:
+def standard_error(row: MatrixRow, test_pictures: int | None) -> float | None:
     """Of the row's accuracy, in [0, 1], to be drawn; None where it is not known."""
     return accuracy_error(row.accuracies, test_pictures)
 
 
-def resolution(one: Row, other: Row, test_pictures: int | None) -> float | None:
+def resolution(one: MatrixRow, other: MatrixRow, test_pictures: int | None) -> float | None:
     """The smallest difference of two accuracies that chance does not explain; None where no error is known."""
     return chance_between(*(accuracy_reach(row.accuracies, test_pictures) for row in (one, other)))
 
 
-def reference(matrix: Matrix, batch: int | None) -> Row | None:
+def reference(matrix: Matrix, batch: int | None) -> MatrixRow | None:
     """The undefended row with updates of this size."""
     return next((row for row in matrix.rows_of(batch) if not row.defended), None)
 
 
-def difference(matrix: Matrix, row: Row) -> str:
+def difference(matrix: Matrix, row: MatrixRow) -> str:
     """Points of accuracy that the row has over its undefended one, with what chance may do: `-3.1 ± 4.2`."""
     against = reference(matrix, row.batch)
     if not row.defended or against is None or row.accuracy is None or against.accuracy is None:
@@ -46,7 +46,7 @@ def verdicts(matrix: Matrix) -> list[str]:
     return told or ["Nothing has been measured yet."]
 
 
-def why_unplaced(row: Row) -> str:
+def why_unplaced(row: MatrixRow) -> str:
     """Why the row has no place between accuracy and leakage; empty for one that has."""
     if row.placed:
         return ""
@@ -77,13 +77,13 @@ def _verdict(matrix: Matrix, batch: int | None) -> str:
     return text if not text or batch is None else f"Updates of {count(batch, 'image')}.\n{text}"
 
 
-def _waits(row: Row) -> bool:
+def _waits(row: MatrixRow) -> bool:
     """Nothing of it has been measured, and something is still to come."""
     statuses = [one.status for one in row.audits.values()] + [cell.status for cell in row.cells]
     return row.level == "not tested" and (not statuses or "pending" in statuses)
 
 
-def _of_level(level: Level, defenses: list[Row]) -> str:
+def _of_level(level: Level, defenses: list[MatrixRow]) -> str:
     rows = [row for row in defenses if row.level == level]
     if not rows:
         return ""
@@ -94,7 +94,7 @@ def _of_level(level: Level, defenses: list[Row]) -> str:
     return f"{of} (recognisable images: {named}){_of_open(rows) if level == 'open' else ''}."
 
 
-def _of_open(rows: list[Row]) -> str:
+def _of_open(rows: list[MatrixRow]) -> str:
     counts = [row.counts for row in rows if row.counts is not None]
     more = [one for one in counts if one.recognisable > one.guessed]
     told = ["none is certified"]
@@ -105,7 +105,7 @@ def _of_open(rows: list[Row]) -> str:
     return f": {', '.join(told)}; another attack may still break {'it' if len(rows) == 1 else 'them'}"
 
 
-def _counted(row: Row) -> str:
+def _counted(row: MatrixRow) -> str:
     """`mixup 3 of 8, without the update 1, 2 certified`, less what is nought."""
     if row.counts is None or not row.counts.ended:
         return row.name
@@ -122,7 +122,7 @@ def _as_seen(names: list[str]) -> str:
     )
 
 
-def _most_accurate(matrix: Matrix, rows: list[Row]) -> str:
+def _most_accurate(matrix: Matrix, rows: list[MatrixRow]) -> str:
     kept = [row for row in rows if row.accuracy is not None]
     if not kept:
         return ""
@@ -144,13 +144,13 @@ def _most_accurate(matrix: Matrix, rows: list[Row]) -> str:
     return f"{told}: {100 * (best.accuracy - against.accuracy):+.1f} points ({margin} by chance)."
 
 
-def _alike(one: Row, other: Row, test_pictures: int | None) -> bool:
+def _alike(one: MatrixRow, other: MatrixRow, test_pictures: int | None) -> bool:
     within = resolution(one, other, test_pictures)
     apart = abs((one.accuracy or 0.0) - (other.accuracy or 0.0))
     return apart == 0 if within is None else apart <= within
 
 
-def _undefended(row: Row) -> str:
+def _undefended(row: MatrixRow) -> str:
     assert row.counts is not None
     told = f"Without a defense: {row.level}, {counts_text(row.counts)}"
     if row.strongest is not None:

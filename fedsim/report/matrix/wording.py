@@ -1,7 +1,7 @@
 """The cells of a leakage matrix as people read them."""
 
 from fedsim.metrics.chance import accuracy_reach
-from fedsim.report.matrix.cells import Cell, Matrix
+from fedsim.report.matrix.cells import Matrix, MatrixCell
 from fedsim.report.run.counts import Counts
 from fedsim.report.thresholds import (
     EXACT,
@@ -49,7 +49,7 @@ def leakage_text(leakage: float | None) -> str:
     return below(leakage, RECOGNISABLE).removesuffix(" dB")
 
 
-def cell_level(cell: Cell) -> str:
+def cell_level(cell: MatrixCell) -> str:
     if cell.status != "done":
         return cell.status
     if cell.leakage is None:
@@ -60,7 +60,7 @@ def cell_level(cell: Cell) -> str:
     return "traces" if level == "guess" and cell.recognised else level  # a mean hides the one image that came out
 
 
-def cell_text(cell: Cell) -> str:
+def cell_text(cell: MatrixCell) -> str:
     """What stands in the square: dB, the share of labels, or a word."""
     if cell.status == "done":
         if cell.leakage is not None:
@@ -69,7 +69,7 @@ def cell_text(cell: Cell) -> str:
     return {"refused": "n/a", "failed": "failed"}.get(cell.status, "…")
 
 
-def cell_story(cell: Cell) -> str:
+def cell_story(cell: MatrixCell) -> str:
     """Everything about a cell in one line, for a tooltip and for who hears the page."""
     parts = []
     if cell.rebuilt:

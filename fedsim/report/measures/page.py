@@ -20,7 +20,7 @@ SPREAD_NOTE = "± is the standard deviation over runs, or of a single run over w
 
 
 @dataclass(frozen=True)
-class Table:
+class MeasureTable:
     """Headings, and a row of words for each model; `note` says how to read it."""
 
     title: str
@@ -34,10 +34,10 @@ class Table:
         return f"## {self.title}\n\n{body}\n\n{self.note}\n"
 
 
-def tables(measures: Record) -> list[Table]:
+def tables(measures: Record) -> list[MeasureTable]:
     """Everything that was measured; what was not has no table."""
     groups = grouped(measures["runs"])
-    made: list[Table | None] = [
+    made: list[MeasureTable | None] = [
         _accuracy(groups),
         *_jigsaw(groups),
         _position(groups),
@@ -47,16 +47,16 @@ def tables(measures: Record) -> list[Table]:
     return [table for table in made if table is not None]
 
 
-def _accuracy(groups: Mapping[str, Sequence[Record]]) -> Table:
+def _accuracy(groups: Mapping[str, Sequence[Record]]) -> MeasureTable:
     rows = []
     for name, runs in groups.items():
         facts = [str(runs[0]["model"]), str(len(runs)), _join(run.get("round") for run in runs)]
         rows.append((name, *facts, _percent(over_runs(r["top1"] for r in runs)), _join(r["pictures"] for r in runs)))
     columns = ("Model", "Architecture", "Runs", "Round", "Top-1 (%)", "Test pictures")
-    return Table("Accuracy", f"Whole pictures, no mask. {SPREAD_NOTE}", columns, tuple(rows))
+    return MeasureTable("Accuracy", f"Whole pictures, no mask. {SPREAD_NOTE}", columns, tuple(rows))
 
 
-def _jigsaw(groups: Mapping[str, Sequence[Record]]) -> list[Table]:
+def _jigsaw(groups: Mapping[str, Sequence[Record]]) -> list[MeasureTable]:
     runs = [run for members in groups.values() for run in members]
     shown = ratios(runs)
     if not shown:
@@ -79,11 +79,11 @@ def _jigsaw(groups: Mapping[str, Sequence[Record]]) -> list[Table]:
                 cells = [_percent(spread) for spread in spreads]
             rows.append((name, _join(at(r, "jigsaw", "mask_embedding") for r in members), *cells))
         columns = ("Model", "Masked positions take", *(f"ratio {ratio:g}" for ratio in shown))
-        made.append(Table(title, note, columns, tuple(rows)))
+        made.append(MeasureTable(title, note, columns, tuple(rows)))
     return made
 
 
-def _position(groups: Mapping[str, Sequence[Record]]) -> Table | None:
+def _position(groups: Mapping[str, Sequence[Record]]) -> MeasureTable | None:
     known = [run for members in groups.values() for run in members if run.get("position")]
     if not known:
         return None
@@ -102,10 +102,10 @@ def _position(groups: Mapping[str, Sequence[Record]]) -> Table | None:
         "each position predicted from the other folds; chance is the error of guessing the middle. PCA k: the variance "
         "within k components."
     )
-    return Table("Position embeddings", note, columns, tuple(rows))
+    return MeasureTable("Position embeddings", note, columns, tuple(rows))
 
 
-def _corruptions(groups: Mapping[str, Sequence[Record]]) -> Table | None:
+def _corruptions(groups: Mapping[str, Sequence[Record]]) -> MeasureTable | None:
     known = [run for members in groups.values() for run in members if run.get("corruptions")]
     if not known:
         return None
@@ -123,10 +123,10 @@ def _corruptions(groups: Mapping[str, Sequence[Record]]) -> Table | None:
         f"Errors on {facts['pictures']} corrupted test pictures, mean over severities "
         f"{_join(facts['severities'])}, with the numbers of {facts['table']}; mCE is {against}."
     )
-    return Table("Common corruptions", note, columns, tuple(rows))
+    return MeasureTable("Common corruptions", note, columns, tuple(rows))
 
 
-def _others(groups: Mapping[str, Sequence[Record]]) -> Table | None:
+def _others(groups: Mapping[str, Sequence[Record]]) -> MeasureTable | None:
     cells = {
         "hard pictures: top-1 (%)": ("hard", "top1"),
         "AURRA (%)": ("hard", "aurra"),
@@ -145,7 +145,7 @@ def _others(groups: Mapping[str, Sequence[Record]]) -> Table | None:
         "AURRA: area under the accuracy of the most confident answers, over the share that is answered. "
         "AUPR: average precision of finding foreign pictures by their low confidence."
     )
-    return Table("Hard and foreign pictures", note, ("Model", *shown), rows)
+    return MeasureTable("Hard and foreign pictures", note, ("Model", *shown), rows)
 
 
 def csv_text(measures: Record) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from fedsim.report.run.read import RunFolder
+from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord, ImageRecord
 from fedsim.report.thresholds import GUESS_MARGIN
 from fedsim.report.wording import count, decibels
@@ -32,7 +32,7 @@ class Baseline:
     of: int
 
 
-def needs_no_gradient(run: RunFolder, attack: str) -> bool:
+def needs_no_gradient(run: RecordedRun, attack: str) -> bool:
     """Whether the attack is a baseline, by its class or its settings: it never reads what was shared.
 
     A search at a random target, its labels given; the mean of a learned inversion's pictures; a generator's samples.
@@ -47,22 +47,22 @@ def needs_no_gradient(run: RunFolder, attack: str) -> bool:
     return settings.get("target") == "random" or settings.get("output") == "mean" or target == "GeneratorSamples"
 
 
-def baselines(run: RunFolder) -> frozenset[str]:
+def baselines(run: RecordedRun) -> frozenset[str]:
     """Names of the attacks of a run that are none."""
     return frozenset(name for name in {record.attack for record in run.attacks} if needs_no_gradient(run, name))
 
 
-def reading(run: RunFolder) -> RunFolder:
+def reading(run: RecordedRun) -> RecordedRun:
     """The run with the attacks alone that read what was shared."""
     return _without(run, baselines(run))
 
 
-def guessing(run: RunFolder) -> RunFolder:
+def guessing(run: RecordedRun) -> RecordedRun:
     """The run with its baselines alone."""
     return _without(run, {record.attack for record in run.attacks} - baselines(run))
 
 
-def _without(run: RunFolder, names: frozenset[str] | set[str]) -> RunFolder:
+def _without(run: RecordedRun, names: frozenset[str] | set[str]) -> RecordedRun:
     kept = tuple(record for record in run.attacks if record.attack not in names)
     return replace(run, attacks=kept) if names else run
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedsim.report.draw.pictures import EmbeddedPicture, embed_picture, embed_strip, embed_thumbnail
-from fedsim.report.run.read import RunFolder
+from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord, ImageRecord
 from fedsim.report.wording import decibels, likeness
 
@@ -65,7 +65,7 @@ Found = list[tuple[AttackRecord, ImageRecord]]
 Embed = Callable[[Path, str | None], EmbeddedPicture | None]
 
 
-def build_gallery(run: RunFolder, limit: int = PAIRS_SHOWN, held: int = THUMBNAILS_HELD) -> Gallery:
+def build_gallery(run: RecordedRun, limit: int = PAIRS_SHOWN, held: int = THUMBNAILS_HELD) -> Gallery:
     """Choose pairs: every attack gets its share; in it the best, the worst, and the rest spread over the rounds.
 
     Only reconstructions whose file lies in the run folder are counted and shown.
@@ -89,7 +89,7 @@ def _share_out(by_attack: dict[str, Found], limit: int) -> dict[str, Found]:
     return {attack: _choose(found, quotas[attack]) for attack, found in by_attack.items()}
 
 
-def _pairs(run: RunFolder, chosen: dict[str, Found], embed: Embed) -> list[Pair]:
+def _pairs(run: RecordedRun, chosen: dict[str, Found], embed: Embed) -> list[Pair]:
     pairs = []
     for record, image in (one for found in chosen.values() for one in found):
         reconstruction = embed(run.path, image.reconstruction)
@@ -98,7 +98,7 @@ def _pairs(run: RunFolder, chosen: dict[str, Found], embed: Embed) -> list[Pair]
     return pairs
 
 
-def _with_films(run: RunFolder, pairs: list[Pair]) -> list[Pair]:
+def _with_films(run: RecordedRun, pairs: list[Pair]) -> list[Pair]:
     """Films for the best of each attack: they are what makes a page large."""
     moving: dict[str, list[int]] = {}
     for index, pair in enumerate(pairs):
@@ -110,7 +110,7 @@ def _with_films(run: RunFolder, pairs: list[Pair]) -> list[Pair]:
     return pairs
 
 
-def _film(run: RunFolder, image: ImageRecord) -> Film | None:
+def _film(run: RecordedRun, image: ImageRecord) -> Film | None:
     frames = image.frames
     assert frames is not None
     strip = embed_strip(run.path, frames.strip, len(frames.strip_steps))

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from fedsim.report.run.read import RunFolder
+from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord
 
 
-def after_labels(runs: Iterable[tuple[RunFolder, str]]) -> bool:
+def after_labels(runs: Iterable[tuple[RecordedRun, str]]) -> bool:
     """Whether one attack, under the name that each of these runs gives it, never tries to rebuild a picture.
 
     Its results say what it is after, those that it refused too. One that says images and leaves labels alone on
@@ -17,7 +17,7 @@ def after_labels(runs: Iterable[tuple[RunFolder, str]]) -> bool:
     return _stated(records) or (bool(done) and all(record.labels_alone for record in done))
 
 
-def labels_of(run: RunFolder) -> frozenset[str]:
+def labels_of(run: RecordedRun) -> frozenset[str]:
     """Names of the run's attacks on labels alone."""
     names = {*run.names("attack"), *(record.attack for record in run.attacks)}
     return frozenset(name for name in names if after_labels([(run, name)]))

@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from fedsim.report.run.counts import Counts, count_images, on_images, rebuilt, recognised, sizes
-from fedsim.report.run.read import RunFolder
+from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord
 from fedsim.report.run.same_images import named, same_images
 from fedsim.report.run.summary import mean
@@ -45,7 +45,7 @@ class Leakage:
 
 
 def summarise_leakage(
-    run: RunFolder, without: Sequence[AttackRecord] = (), labels: AbstractSet[str] = frozenset()
+    run: RecordedRun, without: Sequence[AttackRecord] = (), labels: AbstractSet[str] = frozenset()
 ) -> Leakage:
     """Count images over all attacks, each image of each observation once.
 

@@ -34,7 +34,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class RoundRecord:
+class RecordedRound:
     """One evaluated round; round 0 is before training."""
 
     number: int
@@ -60,7 +60,7 @@ class TimingRecord:
 
 
 @dataclass(frozen=True)
-class RunFolder:
+class RecordedRun:
     """Everything that the page shows, as it was found.
 
     Attributes:
@@ -73,7 +73,7 @@ class RunFolder:
     path: Path
     config: dict[str, Any] = field(default_factory=dict)
     config_text: str = ""
-    rounds: tuple[RoundRecord, ...] = ()
+    rounds: tuple[RecordedRound, ...] = ()
     timings: tuple[TimingRecord, ...] = ()
     attacks: tuple[AttackRecord, ...] = ()
     summary: dict[str, Any] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class RunFolder:
         return tuple(str(key) for key in value) if isinstance(value, Mapping) else ()
 
 
-def read_run(folder: Path) -> RunFolder:
+def read_run(folder: Path) -> RecordedRun:
     """Read `config.yaml`, `metrics.jsonl`, `timings.jsonl`, `attacks.jsonl`, `summary.json` and `classes.json`.
 
     Where a resumed run wrote a round or an attack twice, the later line counts.
@@ -147,7 +147,7 @@ def read_run(folder: Path) -> RunFolder:
     attacks = _read_lines(folder / "attacks.jsonl", _attack, damaged)
     by_round = {record.number: record for record in rounds}
     measured = {record.number: record for record in timings}
-    return RunFolder(
+    return RecordedRun(
         path=folder,
         config=config,
         config_text=text,
@@ -225,12 +225,12 @@ def _read_lines(path: Path, parse: Callable[[Mapping[str, Any]], Record | None],
     return records
 
 
-def _round(values: Mapping[str, Any]) -> RoundRecord | None:
+def _round(values: Mapping[str, Any]) -> RecordedRound | None:
     number = _whole(values.get("round"))
     if number is None:
         return None
     failures = values.get("failures")
-    return RoundRecord(
+    return RecordedRound(
         number=number,
         accuracy=_share(values.get("accuracy")),
         loss=_number(values.get("loss")),

@@ -2,7 +2,7 @@
 
 import statistics
 
-from fedsim.report.run.read import RunFolder
+from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord
 
 MEASURES = ("objective", "loss", "matching")
@@ -11,7 +11,7 @@ MEASURES = ("objective", "loss", "matching")
 Lines = dict[str, list[tuple[float, float]]]
 
 
-def search_lines(run: RunFolder, attack: str, limit: int) -> tuple[str, Lines, Lines]:
+def search_lines(run: RecordedRun, attack: str, limit: int) -> tuple[str, Lines, Lines]:
     """The name of the measure, its lines, and those of the mean PSNR in dB: (step, value) by update.
 
     Only rows with a `step` are drawn, and only updates with two of them; at most `limit`, spread over the run.
@@ -48,7 +48,7 @@ def _drawable(lines: Lines) -> Lines:
     return {name: points for name, points in lines.items() if len(points) > 1}
 
 
-def _name(run: RunFolder, record: AttackRecord) -> str:
+def _name(run: RecordedRun, record: AttackRecord) -> str:
     if run.kind == "audit":
         return f"update {record.client}"
     return f"round {record.number}, client {record.client}"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedsim.report.run.read import RunFolder
+from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord, ImageRecord
 from fedsim.report.thresholds import EXACT, INDISTINGUISHABLE, RECOGNISABLE
 
@@ -116,7 +116,7 @@ class RunTimes:
     run: float | None
 
 
-def summarise_attacks(run: RunFolder) -> list[AttackSummary]:
+def summarise_attacks(run: RecordedRun) -> list[AttackSummary]:
     """One row per attack, strongest first: most recognisable pictures, then highest mean PSNR up to `EXACT`."""
     names = dict.fromkeys(record.attack for record in run.attacks)
     rows = [_summarise(name, [record for record in run.attacks if record.attack == name]) for name in names]
@@ -134,7 +134,7 @@ def strength(row: AttackSummary) -> tuple[int, float, float, int, float]:
     )
 
 
-def leakage_by_round(run: RunFolder, attack: str) -> list[tuple[int, float]]:
+def leakage_by_round(run: RecordedRun, attack: str) -> list[tuple[int, float]]:
     """(round, mean PSNR in dB against the clients' own pictures) of every round with a scored result."""
     values: dict[int, list[float]] = {}
     for record in run.attacks:
@@ -143,30 +143,30 @@ def leakage_by_round(run: RunFolder, attack: str) -> list[tuple[int, float]]:
     return [(number, statistics.fmean(found)) for number, found in sorted(values.items()) if found]
 
 
-def psnr_values(run: RunFolder, attack: str) -> list[float]:
+def psnr_values(run: RecordedRun, attack: str) -> list[float]:
     """Every scored picture of an attack, in dB."""
     return _psnrs([record for record in run.attacks if record.attack == attack and record.status == "done"])
 
 
-def final_accuracy(run: RunFolder) -> float | None:
+def final_accuracy(run: RecordedRun) -> float | None:
     """The accuracy of the last round that has one."""
     return next((record.accuracy for record in reversed(run.rounds) if record.accuracy is not None), None)
 
 
-def refusals(run: RunFolder) -> list[Group]:
+def refusals(run: RecordedRun) -> list[Group]:
     return _grouped(record for record in run.attacks if record.status == "refused")
 
 
-def attack_failures(run: RunFolder) -> list[Group]:
+def attack_failures(run: RecordedRun) -> list[Group]:
     """Attacks that raised or ran out of time. A status that is none of the known ones counts as failed."""
     return _grouped(record for record in run.attacks if record.status not in ("done", "refused"))
 
 
-def client_failures(run: RunFolder) -> list[ClientFailure]:
+def client_failures(run: RecordedRun) -> list[ClientFailure]:
     return [ClientFailure(row.number, failure.client, failure.error) for row in run.rounds for failure in row.failures]
 
 
-def run_times(run: RunFolder) -> RunTimes:
+def run_times(run: RecordedRun) -> RunTimes:
     seconds = run.round_seconds
     slowest = max(seconds, key=lambda number: seconds[number], default=None)
     return RunTimes(

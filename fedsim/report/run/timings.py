@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsim.report.run.read import RunFolder, TimingRecord
+from fedsim.report.run.read import RecordedRun, TimingRecord
 from fedsim.report.wording import count, duration, percent
 
 PARTS = {
@@ -64,7 +64,7 @@ class TimeSpent:
     facts: tuple[tuple[str, str], ...]
 
 
-def time_spent(run: RunFolder) -> TimeSpent | None:
+def time_spent(run: RecordedRun) -> TimeSpent | None:
     """None where no round of training told what it spent its time on."""
     if not any("train" in record.values for record in run.timings):
         return None

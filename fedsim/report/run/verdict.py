@@ -11,7 +11,7 @@ from fedsim.report.run.certificates import certificate_sentences
 from fedsim.report.run.counts import Counts
 from fedsim.report.run.label_attacks import labels_of
 from fedsim.report.run.leakage import Leakage, summarise_leakage
-from fedsim.report.run.read import RunFolder
+from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.summary import (
     AttackSummary,
     Group,
@@ -68,7 +68,7 @@ class Verdict:
         }
 
 
-def verdict(run: RunFolder) -> Verdict:
+def verdict(run: RecordedRun) -> Verdict:
     """Judge by the best result for each image, whichever attack it came from; baselines are no attacks.
 
     Attacks on labels alone decide nothing: the verdict is about images.
@@ -100,12 +100,12 @@ def verdict(run: RunFolder) -> Verdict:
     )
 
 
-def _compared(run: RunFolder) -> bool:
+def _compared(run: RecordedRun) -> bool:
     """Whether some result was held against its originals."""
     return any(record.scored for record in run.attacks if record.status == "done")
 
 
-def _untested(run: RunFolder, rows: list[AttackSummary], leakage: Leakage, every: Sequence[AttackSummary]) -> str:
+def _untested(run: RecordedRun, rows: list[AttackSummary], leakage: Leakage, every: Sequence[AttackSummary]) -> str:
     """Why nothing can be said of images.
 
     Args:
@@ -138,7 +138,7 @@ def _untested(run: RunFolder, rows: list[AttackSummary], leakage: Leakage, every
     return f"No image was rebuilt: {who}{why}."
 
 
-def _unended(run: RunFolder, rows: list[AttackSummary]) -> list[str]:
+def _unended(run: RecordedRun, rows: list[AttackSummary]) -> list[str]:
     """Attacks that failed, or never ran although others did: what they would have rebuilt is not known."""
     failed = [f"{row.attack} on {row.failed:,} of {_updates(row)}" for row in rows if row.failed]
     ran = {record.attack for record in run.attacks}
@@ -151,7 +151,7 @@ def _updates(row: AttackSummary) -> str:
     return count(row.observations, "observed update")
 
 
-def _refusals(run: RunFolder, on_images: list[AttackSummary], leakage: Leakage) -> list[str]:
+def _refusals(run: RecordedRun, on_images: list[AttackSummary], leakage: Leakage) -> list[str]:
     """Why attacks refused, where that decides the verdict: nothing recognisable came out."""
     if leakage.counts.recognisable or leakage.counts.certified:
         return []
@@ -181,7 +181,7 @@ def _labels(rows: list[AttackSummary]) -> list[str]:
     return [] if best is None else [f"{percent(best.label_share)} of the labels were recovered, by {best.attack}."]
 
 
-def _accuracy(run: RunFolder) -> list[str]:
+def _accuracy(run: RecordedRun) -> list[str]:
     accuracy = final_accuracy(run)
     if accuracy is None:
         return ["An audit trains nothing, so there is no accuracy."] if run.kind == "audit" else []
@@ -189,11 +189,11 @@ def _accuracy(run: RunFolder) -> list[str]:
     return [f"The model classified {percent(accuracy)} of the {images} correctly after round {_last(run)}."]
 
 
-def _few_test_images(run: RunFolder) -> list[str]:
+def _few_test_images(run: RecordedRun) -> list[str]:
     accuracy = final_accuracy(run)
     words = few_test_images([] if accuracy is None else [accuracy], run.test_pictures)
     return [f"The accuracy rests on {words}."] if words else []
 
 
-def _last(run: RunFolder) -> int:
+def _last(run: RecordedRun) -> int:
     return max(record.number for record in run.rounds if record.accuracy is not None)

@@ -5,7 +5,7 @@ import torch
 
 from attacks.base import Certificate
 from experiments.benchmarks.certified_cases import images, models
-from experiments.benchmarks.certified_cases.cells import Cell, cells
+from experiments.benchmarks.certified_cases.cells import CertifiedCell, cells
 from experiments.benchmarks.certified_cases.defended import DEFENSES, attack_config
 from experiments.benchmarks.certified_cases.images import SEVERAL, SINGLE, draw
 from experiments.benchmarks.certified_cases.judging import judge
@@ -98,7 +98,7 @@ def corner(states):
     """One image and two of one client."""
 
     def entries(state="0", defense="none", attacks=("patch_gradient",), configs=None):
-        cell = Cell("vit_nano", state, defense, "gradient", (("plain", 1), ("twins", 2)), attacks, 0, "test")
+        cell = CertifiedCell("vit_nano", state, defense, "gradient", (("plain", 1), ("twins", 2)), attacks, 0, "test")
         parts = {"model": cell.model, "state": state, "defense": defense, "protocol": "gradient"}
         return [{**parts, **entry} for entry in certificates(cell, None, states, configs)]
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from experiments.benchmarks.labels import draw, head_features, head_gradients, tables
-from experiments.studies.gradinversion.label_rules import RULES, Batch, run_rule
+from experiments.studies.gradinversion.label_rules import RULES, HeadBatch, run_rule
 from fedsim.models import ModelSpec
 
 
@@ -32,7 +32,7 @@ def test_every_rule_runs_and_exact_means_the_truth():
     weight, bias = 0.01 * torch.randn(20, 16, generator=rng), torch.zeros(20)
     labels = torch.tensor([0, 3, 7, 12])
     gradients = head_gradients(h, weight, bias, labels)
-    batch = Batch(labels, weight, bias, *gradients, torch.full((20,), 0.05), torch.rand(8, 16, generator=rng), h)
+    batch = HeadBatch(labels, weight, bias, *gradients, torch.full((20,), 0.05), torch.rand(8, 16, generator=rng), h)
     outcomes = {rule: run_rule(rule, batch, rng) for rule in RULES}
     assert outcomes["idlg"] is None
     for rule in ("gradinversion", "rlg", "bias_sign", "bias_corrected", "bias_prior", "certified"):

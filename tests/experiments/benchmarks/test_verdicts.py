@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmarks.verdict_cases.case import Case, Run, of_run
+from experiments.benchmarks.verdict_cases.case import Case, PlannedRun, of_run
 from experiments.benchmarks.verdict_cases.expectations import FORBIDDEN, level
 from experiments.benchmarks.verdict_cases.lines import ended, image
 from experiments.benchmarks.verdict_cases.pages import parse
@@ -70,7 +70,7 @@ def test_lines_are_those_that_the_server_writes(tmp_path):
 
 def test_what_is_untrue_is_found(tmp_path):
     """A wrong expectation does not hold, and a promise is seen wherever it stands."""
-    case = Case("wrong", "", of_run(Run(ended([160.0], certified=[0]))), (level("not tested"),))
+    case = Case("wrong", "", of_run(PlannedRun(ended([160.0], certified=[0]))), (level("not tested"),))
     one = answer(case, tmp_path / "case")
     assert "level: not tested" in one.wrong
     assert "NO: level: not tested" in to_markdown([one])

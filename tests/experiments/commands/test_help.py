@@ -9,7 +9,7 @@ from experiments.commands.catalogue import Catalogue
 from experiments.commands.families import FAMILIES
 from experiments.commands.help import WIDTH, answer
 from experiments.commands.screens import ALL
-from experiments.commands.stage import Stage
+from experiments.commands.stage import CommandStage
 from experiments.commands.table import COMMANDS
 
 LINES = 40
@@ -98,7 +98,7 @@ def test_options_of_ones_own_are_listed(tmp_path, monkeypatch, capsys):
     (tmp_path / "attack" / "mine.yaml").write_text("# My own attack. It is new.\nmine:\n  _target_: mine.Attack\n")
     monkeypatch.setattr("sys.path", list(sys.path))
     monkeypatch.setattr("sys.argv", ["fedsim", "--config-dir", str(tmp_path), "--help", "attack"])
-    run_command(Stage("fedsim"))
+    run_command(CommandStage("fedsim"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2] == "Others"
     assert lines[-1].split(maxsplit=1) == ["mine", "My own attack. It is new"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.commands.stage import Stage
+from experiments.commands.stage import CommandStage
 
 START = """
     import os, signal, sys, threading, time
@@ -77,7 +77,7 @@ def test_one_line_and_130(case, tmp_path):
 
 
 def test_what_is_said_of_a_federated_run(tmp_path):
-    stage = Stage("fedsim")
+    stage = CommandStage("fedsim")
     assert stage.interrupted() == "interrupted before anything started"
     stage.begin(tmp_path)
     assert "another run_dir begins anew" in stage.interrupted()

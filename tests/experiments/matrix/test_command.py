@@ -312,7 +312,9 @@ def test_workers_of_a_cluster_find_relative_paths_and_the_folder_stays_the_same_
         "simulation": {"engine": "ray", "threads": 2},
         "audit": {"victims": 1},
     }
-    unit = matrix_units.Unit("none", matrix_units.AUDIT, "untrained", tmp_path / "m" / "rows" / "none" / "a", config)
+    unit = matrix_units.MatrixRun(
+        "none", matrix_units.AUDIT, "untrained", tmp_path / "m" / "rows" / "none" / "a", config
+    )
     sent = leakage_matrix._alone(unit, config["simulation"])
     assert sent.config["simulation"] == {"engine": "inline", "threads": 2}
     assert sent.config["data"] == {"path": str(tmp_path / "pictures")}
@@ -321,7 +323,7 @@ def test_workers_of_a_cluster_find_relative_paths_and_the_folder_stays_the_same_
     unit.folder.mkdir(parents=True)
     (unit.folder / matrix_units.ASKED).write_text(json.dumps(asked))
     matrix_units.check_unit(unit)
-    here = matrix_units.Unit("none", unit.kind, unit.label, unit.folder, config | {"ray": {"address": None}})
+    here = matrix_units.MatrixRun("none", unit.kind, unit.label, unit.folder, config | {"ray": {"address": None}})
     assert leakage_matrix._alone(here, config["simulation"]).config["data"] == {"path": "pictures"}
 
 

@@ -5,7 +5,7 @@ import torch
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from experiments.matrix.rows import Entry, audit_config, described, read_columns, read_rows, training_config
+from experiments.matrix.rows import Asked, audit_config, described, read_columns, read_rows, training_config
 from experiments.studies.harness.client import Client
 
 PUZZLES = ("mjp", "mjp_jp", "mjp_jp_idx", "mjp_jp_unk", "mjp_linear", "mjp_pca", "mjp_spp")
@@ -63,7 +63,7 @@ def test_a_column_tells_all_its_settings():
         "steps": 200,
         "priors": {"tv": {"_target_": "attacks.TotalVariation", "weight": None}},
     }
-    column = described(Entry("search", ("search",), (), "search, search.steps=200"), attack)
+    column = described(Asked("search", ("search",), (), "search, search.steps=200"), attack)
     assert (column.name, column.asked) == ("search", "search, search.steps=200")
     told = "objective=Cosine, objective.alpha=2.0, steps=200, priors.tv=TotalVariation, priors.tv.weight=None"
     assert column.settings == told

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.prior.settings import Schedule
+from experiments.prior.settings import TrainingSchedule
 from experiments.prior.training import Training
 from fedsim.determinism import torch_generator
 from fedsim.errors import RunError
 
-SCHEDULE = Schedule(steps=12, batch_size=1, lr=0.1, save_every=5)
+SCHEDULE = TrainingSchedule(steps=12, batch_size=1, lr=0.1, save_every=5)
 
 
 def fresh():
@@ -73,7 +73,7 @@ def test_a_loss_that_is_not_finite_ends_it_and_is_not_kept(tmp_path):
 
 
 def test_the_rate_rises_and_falls_to_nothing():
-    schedule = Schedule(steps=100, batch_size=1, lr=1.0)
+    schedule = TrainingSchedule(steps=100, batch_size=1, lr=1.0)
     rates = [schedule.lr_at(step) for step in range(100)]
     assert rates[0] < rates[4] == max(rates) <= 1.0
     assert rates[-1] < 1e-3

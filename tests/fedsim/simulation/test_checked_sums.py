@@ -9,7 +9,7 @@ from flwr.app import Array, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedsim.simulation import InlineGrid, node_id_of
-from fedsim.simulation.bundle import Answer, Bundle, Growing, run_bundle
+from fedsim.simulation.bundle import Bundle, BundleReplies, Growing, run_bundle
 from fedsim.simulation.delivery import deliver, partition_of
 from fedsim.simulation.folding import Fold
 from fedsim.simulation.grid import make_context
@@ -136,7 +136,7 @@ def test_a_group_whose_worker_died_is_checked_where_its_sum_is_made():
     for part in fold.split(Bundle(messages, frozenset(), 0)):
         (message,) = part.messages
         reply = Message(contents[int(message.metadata.message_id)], reply_to=message)
-        light += fold.put(part, Answer([reply]))
+        light += fold.put(part, BundleReplies([reply]))
     assert [reply.has_error() for reply in light] == [False, True, False]
     _, sums = fold.result(messages, light)
     ((_, total),) = PartialSums.read(sums).by_key.items()
@@ -148,7 +148,7 @@ def test_of_a_split_group_that_runs_out_of_time_those_who_answered_are_in_the_su
     fold = Fold(frozenset(), rules)
     parts = fold.split(Bundle(messages, frozenset(), 0))
     for part, client in ((parts[2], 2), (parts[0], 0)):
-        assert fold.put(part, Answer([Message(honest("delta", client), reply_to=part.messages[0])])) == []
+        assert fold.put(part, BundleReplies([Message(honest("delta", client), reply_to=part.messages[0])])) == []
     light = fold.rest()
     assert [reply.metadata.reply_to_message_id for reply in light] == ["0", "2"]
     _, sums = fold.result([messages[0], messages[2]], light)

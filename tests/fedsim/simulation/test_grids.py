@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDic
 from flwr.clientapp import ClientApp
 
 from fedsim.simulation import InlineGrid, node_id_of, on_ray, partition_of
-from fedsim.simulation.bundle import Answer, Bundle
+from fedsim.simulation.bundle import Bundle, BundleReplies
 from fedsim.simulation.folding import Fold
 from fedsim.simulation.on_ray import ClientWorker, RayGrid
 from fedsim.simulation.placement import Request
@@ -184,7 +184,7 @@ def test_groups_are_added_in_a_fixed_order_and_held_as_few_sums(groups):
             reply = honest("delta", 0)
             reply[ARRAYS]["head.bias"] = to_array(values[group], copy=True)
             assert sums.add(reply)
-            fold.put(Bundle((), frozenset(), group), Answer(sums=sums.contents()))
+            fold.put(Bundle((), frozenset(), group), BundleReplies(sums=sums.contents()))
             most = max(most, len(fold._sums))
         _, (content,) = fold.result([], [])
         return from_arrays(content[SUM])["head.bias"], most

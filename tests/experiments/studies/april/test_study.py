@@ -13,18 +13,18 @@ from attacks.running import run_attack
 from experiments.studies.april import plan as april_plan
 from experiments.studies.april import study as april
 from experiments.studies.april import work as april_work
-from experiments.studies.april.plan import ARMS, Grid, Scale, Search
+from experiments.studies.april.plan import ARMS, AprilScale, Grid, SearchPlan
 from experiments.studies.april.tables import first_recognised, verdicts
 from experiments.studies.harness.client import Client
 from fedsim.errors import ConfigError
 from fedsim.metrics.image import psnr
 
 NANO = ("model=vit_nano", "attack.row_space.later=0")  # later projections take seconds behind sin-cos
-TINY = Scale(
+TINY = AprilScale(
     seeds=2,
     grids=(Grid("nano", NANO, pictures=2, seeds=1),),
-    matching=Search(NANO, pictures=2, steps=4),
-    fixed=Search(NANO, pictures=1, steps=3),
+    matching=SearchPlan(NANO, pictures=2, steps=4),
+    fixed=SearchPlan(NANO, pictures=1, steps=3),
 )
 
 
@@ -104,7 +104,7 @@ def test_a_picture_with_the_same_gradient_has_no_loss(asked):
     client = Client(unit.settings["config"])
     observation, truth, _ = client.shares([unit.settings["positions"][0]], 0)
     assert observation.roles.pos_embed not in observation.gradient
-    losses = april_work.Losses(april_work.Victim(0, observation, truth))
+    losses = april_work.Losses(april_work.AprilVictim(0, observation, truth))
     assert losses(truth.images) == {"loss": 0.0, "rest": 0.0, "position": 0.0}
     other = losses(torch.full_like(truth.images, 0.5))
     assert other["loss"] > 1e-4
@@ -116,7 +116,7 @@ def test_arms_with_and_without_a_gradient_are_compared_over_the_same_tensors(ask
     for arm in ("plain", "withheld"):
         unit = planned[f"matching/{arm}/seed0"]
         observation, truth, _ = Client(unit.settings["config"]).shares([unit.settings["positions"][0]], 0)
-        losses = april_work.Losses(april_work.Victim(0, observation, truth))
+        losses = april_work.Losses(april_work.AprilVictim(0, observation, truth))
         found[arm] = losses(torch.full_like(truth.images, 0.5))
     assert found["plain"]["rest"] == pytest.approx(found["withheld"]["rest"])
     assert found["withheld"]["rest"] == pytest.approx(found["withheld"]["loss"])

@@ -12,7 +12,15 @@ from experiments.studies.gradinversion import study as gradinversion
 from experiments.studies.gradinversion.label_rules import RULES
 from experiments.studies.gradinversion.labels import batch_of, known_features
 from experiments.studies.gradinversion.page import ARMS, LAZY, REGISTERED, RULES_SHOWN, page
-from experiments.studies.gradinversion.study import SCALES, Scale, configuration, of_arm, plan, read_labels, train
+from experiments.studies.gradinversion.study import (
+    SCALES,
+    GradInversionScale,
+    configuration,
+    of_arm,
+    plan,
+    read_labels,
+    train,
+)
 from experiments.studies.harness import victims
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.victims import draw_batch
@@ -22,7 +30,7 @@ from fedsim.errors import RunError
 from fedsim.metrics.scoring import score_against
 from fedsim.result import AttackResult
 
-TINY = Scale(
+TINY = GradInversionScale(
     model=("model=resnet18_32", "+model.kwargs.channels=[4,4,8,8]", "+model.kwargs.layers=[1,1,1,1]"),
     training=2,
     states=("initial", "trained"),

@@ -15,7 +15,7 @@ from experiments.measure import command as measure
 from experiments.run import command as federated
 from experiments.studies.mjp_training import study as mjp_training
 from experiments.studies.mjp_training import unit as mjp_unit
-from experiments.studies.mjp_training.scales import SCALES, Scale
+from experiments.studies.mjp_training.scales import SCALES, TrainingScale
 from experiments.studies.mjp_training.variants import (
     LETTERS,
     RATIOS,
@@ -28,7 +28,7 @@ from experiments.studies.mjp_training.variants import (
     plan,
 )
 
-TINY = Scale(
+TINY = TrainingScale(
     model=("model=vit_nano", "data.test_fraction=0.5"),
     rounds=2,
     clients=2,

@@ -27,14 +27,14 @@ from experiments.studies.prior_knowledge.page import (
     page,
     wrong,
 )
-from experiments.studies.prior_knowledge.study import SCALES, Scale, evenly, of_method, plan
+from experiments.studies.prior_knowledge.study import SCALES, KnowledgeScale, evenly, of_method, plan
 from fedsim.determinism import torch_generator
 from fedsim.metrics.accuracy import mean_softmax
 from fedsim.metrics.scoring import score_against
 from fedsim.result import AttackResult
 
 VIT = ("model=vit_tiny", "model.img_size=32", "model.patch_size=16", "+model.kwargs.depth=1")
-TINY = Scale(("model=mlp", "model.kwargs.hidden=[64,32,16]"), VIT, (1, 3), 3, 2, 1)
+TINY = KnowledgeScale(("model=mlp", "model.kwargs.hidden=[64,32,16]"), VIT, (1, 3), 3, 2, 1)
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ from attacks.running import run_attack
 from experiments.studies.harness.client import Client
 from experiments.studies.priors_defended import judge
 from experiments.studies.priors_defended import study as priors_defended
-from experiments.studies.priors_defended.cases import DEFENSES, Case
+from experiments.studies.priors_defended.cases import DEFENSES, DefendedCase
 from experiments.studies.priors_defended.page import ATTACKS, DEFENDED, PAPERS
-from experiments.studies.priors_defended.study import SCALES, Scale, configuration, plan
+from experiments.studies.priors_defended.study import SCALES, PriorsScale, configuration, plan
 from fedsim.errors import RunError
 from fedsim.metrics.scoring import score_against
 from fedsim.result import AttackResult
 
-TINY = Scale(
+TINY = PriorsScale(
     {
         "generator": [
             "prior.validation=4", "prior.generator.steps=2", "prior.generator.channels=[8,8,8]",
@@ -89,7 +89,7 @@ def test_the_whole_study(tiny, study, refuse_work, six_classes, tmp_path, monkey
 def _same_as_the_attack_called_directly(lines, given):
     """LTI's network is the one that was trained for this defense."""
     benchmark = plan(given, TINY, [0])[1][0].settings["benchmark"]
-    config = configuration(benchmark, Case(1, "prune"), "cpu")
+    config = configuration(benchmark, DefendedCase(1, "prune"), "cpu")
     network = load_trained(Path(config["attack"]["lti"]["checkpoint"]))
     assert [defense["name"] for defense in network.circumstances.defenses] == ["topk"]
     client = Client(config)
@@ -119,10 +119,10 @@ def test_an_attack_that_fails_is_tried_again(tiny, six_classes, tmp_path, monkey
 def test_paths_may_have_any_characters(six_classes, tmp_path):
     odd = tmp_path / "a, (b) ['c']"
     benchmark = replace(plan(options(six_classes, tmp_path), TINY, [0])[0][0].settings["benchmark"], data=odd, out=odd)
-    audit = benchmark.audit(Case(1, "none"), ["x"])
+    audit = benchmark.audit(DefendedCase(1, "none"), ["x"])
     assert benchmark.generator()["data"]["path"] == audit["data"]["path"] == str(odd)
     assert audit["attack"]["ggl"]["generator"]["checkpoint"].startswith(f"{odd}/generator/")
-    assert benchmark.lti(Case(1, "none"))["run_dir"] == f"{odd}/lti-none-batch-1"
+    assert benchmark.lti(DefendedCase(1, "none"))["run_dir"] == f"{odd}/lti-none-batch-1"
 
 
 def test_other_defenses_want_another_folder(tiny, study, monkeypatch):

@@ -2,16 +2,16 @@
 
 import pytest
 
-from experiments.studies.withholding.search import LEVELS, Found, Leak, own_attacks
+from experiments.studies.withholding.search import LEVELS, Leak, SmallestSets, own_attacks
 from experiments.studies.withholding.study import inapplicable
-from experiments.studies.withholding.tables import Line, never_applied, write_chart, write_tables
+from experiments.studies.withholding.tables import WithheldLine, never_applied, write_chart, write_tables
 
 GUESSES = (10.0, 12.0)
 REFUSED = "needs another model"
 
 
 def line(*leaks, withheld=(), smallest=False):
-    return Line("stock", "published", frozenset(withheld), leaks, GUESSES, smallest, smallest, 0.1)
+    return WithheldLine("stock", "published", frozenset(withheld), leaks, GUESSES, smallest, smallest, 0.1)
 
 
 def test_a_picture_is_known_as_well_as_a_guess_knows_it():
@@ -59,7 +59,7 @@ def test_the_verdict_names_who_refused_and_levels_that_were_left_out(tmp_path):
             smallest=True,
         ),
     ]
-    found = {("stock", "published"): Found({"a": [some]}, [some], [some])}
+    found = {("stock", "published"): SmallestSets({"a": [some]}, [some], [some])}
     write_tables(tmp_path, lines, found, {("april", "search"): "it is not modelled"}, [])
     told = (tmp_path / "withholding.md").read_text()
     assert "- c applied to nothing, and says nothing here: needs another model" in told

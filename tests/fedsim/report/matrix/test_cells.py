@@ -6,12 +6,12 @@ from itertools import product
 import pytest
 import torch
 
-from fedsim.report.matrix.cells import Cell, Row, Stage, pareto_front, with_front
+from fedsim.report.matrix.cells import MatrixCell, MatrixRow, RowState, pareto_front, with_front
 from fedsim.report.run.counts import Counts
 
 
 def cell(leakage, attack="x", state="initial", status="done", **values):
-    return Cell(attack, state, status, leakage=leakage, baseline=11.0, **values)
+    return MatrixCell(attack, state, status, leakage=leakage, baseline=11.0, **values)
 
 
 def test_the_front_is_what_no_other_point_dominates():
@@ -29,11 +29,13 @@ def test_the_front_is_what_no_other_point_dominates():
 def test_rows_that_were_not_measured_are_never_on_the_front():
     rows = with_front(
         [
-            Row("measured", accuracies=(0.5,), cells=(cell(20.0),)),
-            Row("worse", accuracies=(0.4,), cells=(cell(20.0),)),
-            Row("untrained", cells=(cell(20.0),)),
-            Row("unaudited", accuracies=(0.9,)),
-            Row("of two things", accuracies=(0.9,), cells=(cell(11.0),), mismatch="trained with 16, audited with 1"),
+            MatrixRow("measured", accuracies=(0.5,), cells=(cell(20.0),)),
+            MatrixRow("worse", accuracies=(0.4,), cells=(cell(20.0),)),
+            MatrixRow("untrained", cells=(cell(20.0),)),
+            MatrixRow("unaudited", accuracies=(0.9,)),
+            MatrixRow(
+                "of two things", accuracies=(0.9,), cells=(cell(11.0),), mismatch="trained with 16, audited with 1"
+            ),
         ]
     )
     assert [row.pareto for row in rows] == [True, False, False, False, False]
@@ -41,8 +43,11 @@ def test_rows_that_were_not_measured_are_never_on_the_front():
 
 def test_no_attack_leaks_less_than_the_guess_that_it_could_submit_instead():
     """Attacks that do worse than the guess earn no place on the front."""
-    bad, worse = Row("bad", accuracies=(0.9,), cells=(cell(9.8),)), Row("worse", accuracies=(0.8,), cells=(cell(8.5),))
-    refuses = Row("refuses", accuracies=(0.95,), cells=(cell(None, status="refused"),))
+    bad, worse = (
+        MatrixRow("bad", accuracies=(0.9,), cells=(cell(9.8),)),
+        MatrixRow("worse", accuracies=(0.8,), cells=(cell(8.5),)),
+    )
+    refuses = MatrixRow("refuses", accuracies=(0.95,), cells=(cell(None, status="refused"),))
     assert [row.leakage for row in (bad, worse, refuses)] == [11.0, 11.0, 11.0]
     assert bad.leakage_in("initial") == 11.0
     assert bad.strongest is None
@@ -52,7 +57,7 @@ def test_no_attack_leaks_less_than_the_guess_that_it_could_submit_instead():
 
 def test_a_row_that_was_not_tested_leaks_no_number():
     """The guess alone is no leakage of a defense."""
-    refused = Row("refused", accuracies=(0.9,), cells=(cell(None, status="refused"),), counts=Counts(refused=8))
+    refused = MatrixRow("refused", accuracies=(0.9,), cells=(cell(None, status="refused"),), counts=Counts(refused=8))
     assert (refused.level, refused.leakage, refused.gain, refused.placed) == ("not tested", None, None, False)
     assert not with_front([refused])[0].pareto
 
@@ -60,54 +65,54 @@ def test_a_row_that_was_not_tested_leaks_no_number():
 @pytest.mark.parametrize("status", ["failed", "pending"])
 def test_a_row_of_which_an_attack_is_missing_is_unknown(status):
     """Else a crash of the strongest attack would protect."""
-    missing = Row("missing", accuracies=(0.9,), cells=(cell(60.0, "strong", status=status), cell(11.5, "weak")))
-    whole = Row("whole", accuracies=(0.8,), cells=(cell(30.0, "strong"), cell(11.5, "weak")))
+    missing = MatrixRow("missing", accuracies=(0.9,), cells=(cell(60.0, "strong", status=status), cell(11.5, "weak")))
+    whole = MatrixRow("whole", accuracies=(0.8,), cells=(cell(30.0, "strong"), cell(11.5, "weak")))
     assert (missing.leakage, missing.recognised, missing.placed) == (None, None, False)
     assert [row.pareto for row in with_front([missing, whole])] == [False, True]
 
 
 def test_a_row_of_which_an_audit_is_missing_is_unknown():
-    audits = {"initial": Stage("done"), "trained": Stage("failed", "boom")}
-    row = Row("r", cells=(cell(20.0),), audits=audits)
+    audits = {"initial": RowState("done"), "trained": RowState("failed", "boom")}
+    row = MatrixRow("r", cells=(cell(20.0),), audits=audits)
     assert (row.leakage, row.leakage_in("initial"), row.leakage_in("trained")) == (None, 20.0, None)
 
 
 def test_a_row_that_no_attack_gets_into_leaks_the_guess():
     labels = cell(None, "labels", label_share=1.0)
-    assert Row("r", cells=(labels, cell(None, status="refused"))).leakage == 11.0
-    assert Row("r").leakage is None
+    assert MatrixRow("r", cells=(labels, cell(None, status="refused"))).leakage == 11.0
+    assert MatrixRow("r").leakage is None
 
 
 def test_a_baseline_is_shown_and_counts_for_nothing():
     blind = cell(25.0, "samples", recognised=1.0, blind=True)
-    row = Row("r", accuracies=(0.9,), cells=(blind, cell(15.0, recognised=0.0)))
+    row = MatrixRow("r", accuracies=(0.9,), cells=(blind, cell(15.0, recognised=0.0)))
     assert row.strongest is not None
     assert (row.strongest.attack, row.leakage, row.recognised) == ("x", 15.0, 0.0)
-    assert Row("failed", cells=(cell(None, "samples", status="failed", blind=True), cell(15.0))).leakage == 15.0
-    alone = Row("alone", accuracies=(0.9,), cells=(blind,))
+    assert MatrixRow("failed", cells=(cell(None, "samples", status="failed", blind=True), cell(15.0))).leakage == 15.0
+    alone = MatrixRow("alone", accuracies=(0.9,), cells=(blind,))
     assert (alone.leakage, alone.placed) == (None, False)
 
 
 def test_rows_whose_updates_hold_other_numbers_of_pictures_do_not_compete():
-    one = Row("one", accuracies=(0.9,), cells=(cell(40.0, batch=1),))
-    two = Row("two", accuracies=(0.95,), cells=(cell(12.0, batch=2), cell(None, "y", status="refused")))
-    eight = Row("eight", accuracies=(0.99,), cells=(cell(11.0, batch=8),))
+    one = MatrixRow("one", accuracies=(0.9,), cells=(cell(40.0, batch=1),))
+    two = MatrixRow("two", accuracies=(0.95,), cells=(cell(12.0, batch=2), cell(None, "y", status="refused")))
+    eight = MatrixRow("eight", accuracies=(0.99,), cells=(cell(11.0, batch=8),))
     assert [row.batch for row in (one, two, eight)] == [1, 2, 8]
     assert [row.pareto for row in with_front([one, two, eight])] == [True, True, True]
 
 
 def test_an_undefended_row_is_never_on_the_front_and_dominates_all_the_same():
-    none = Row("none", defended=False, accuracies=(0.9,), cells=(cell(60.0, batch=1),))
-    none_2 = Row("none_batch_2", defended=False, accuracies=(0.9,), cells=(cell(19.0, batch=2),))
+    none = MatrixRow("none", defended=False, accuracies=(0.9,), cells=(cell(60.0, batch=1),))
+    none_2 = MatrixRow("none_batch_2", defended=False, accuracies=(0.9,), cells=(cell(19.0, batch=2),))
     assert [row.pareto for row in with_front([none, none_2])] == [False, False]
-    useless = Row("useless", accuracies=(0.8,), cells=(cell(60.0, batch=1),))
-    useful = Row("useful", accuracies=(0.8,), cells=(cell(30.0, batch=1),))
+    useless = MatrixRow("useless", accuracies=(0.8,), cells=(cell(60.0, batch=1),))
+    useful = MatrixRow("useful", accuracies=(0.8,), cells=(cell(30.0, batch=1),))
     assert [row.pareto for row in with_front([none, none_2, useless, useful])] == [False, False, False, True]
 
 
 def test_the_strongest_is_taken_over_both_states():
     cells = (cell(20.0, "x"), cell(30.0, "y", "trained"))
-    row = Row("r", accuracies=(0.5, 0.7), cells=cells)
+    row = MatrixRow("r", accuracies=(0.5, 0.7), cells=cells)
     assert row.strongest == cells[1]
     assert row.strongest_in("initial") == cells[0]
     assert (row.leakage, row.leakage_in("initial")) == (30.0, 20.0)

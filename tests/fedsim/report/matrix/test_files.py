@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fedsim.report.matrix.cells import Cell, Column, Matrix, Row, Stage, with_front
+from fedsim.report.matrix.cells import Matrix, MatrixCell, MatrixColumn, MatrixRow, RowState, with_front
 from fedsim.report.matrix.files import COLUMNS, build_matrix_report, write_matrix
 from fedsim.report.matrix.wording import leakage_level
 from fedsim.report.run.counts import Counts
@@ -49,15 +49,15 @@ def small_matrix(name="m", evil=""):
         counts = Counts(0, batch * (leakage >= 20), 0, batch, 1)
         none = {"refused": 1, "pictures": batch, "baseline": 10.0, "batch": batch}
         cells = (
-            Cell(
+            MatrixCell(
                 "patch_gradient", "initial", "done", leakage=leakage, baseline=10.0, batch=batch, counts=counts, **done
             ),
-            Cell("april", "initial", "refused", f"needs its own model{evil}", **none),
+            MatrixCell("april", "initial", "refused", f"needs its own model{evil}", **none),
         )
-        audits = {"initial": Stage("done", "", 1.0, f"rows/{defense}/audit-initial/report.html")}
-        trainings = {"0": Stage("done", "", 2.0, None)}
+        audits = {"initial": RowState("done", "", 1.0, f"rows/{defense}/audit-initial/report.html")}
+        trainings = {"0": RowState("done", "", 2.0, None)}
         told = {"settings": f"settings{evil}", "measured": {"eps": 1.5}, "trainings": trainings, "audits": audits}
-        return Row(
+        return MatrixRow(
             defense,
             accuracies=(accuracy,),
             train_seconds=2.0,
@@ -68,18 +68,18 @@ def small_matrix(name="m", evil=""):
             **values,
         )
 
-    stopped = {"initial": Stage("refused", f"the server sees sums alone{evil}")}
+    stopped = {"initial": RowState("refused", f"the server sees sums alone{evil}")}
     rows = [
         row("none", 0.9, 60.0, defended=False),
         row(f"noise{evil}", 0.8, 15.0),
         row("worse", 0.7, 33.0),
         row("mixup", 0.85, 8.0, batch=2),
-        Row("secure_aggregation", accuracies=(0.9,), trainings={"0": Stage("done")}, audits=stopped),
+        MatrixRow("secure_aggregation", accuracies=(0.9,), trainings={"0": RowState("done")}, audits=stopped),
     ]
     facts = (("Model", f"vit{evil}"),)
     columns = (
-        Column("patch_gradient", "patch_gradient", f"rcond=None{evil}", knows=(f"the model{evil}", "one image")),
-        Column("april", "april", "levels=255"),
+        MatrixColumn("patch_gradient", "patch_gradient", f"rcond=None{evil}", knows=(f"the model{evil}", "one image")),
+        MatrixColumn("april", "april", "levels=255"),
     )
     return Matrix(name, facts, columns, ("initial",), with_front(rows), 400, True, 12.0)
 
@@ -229,8 +229,8 @@ def test_a_plot_that_is_none_any_more_is_removed(tmp_path):
 
 
 def test_a_matrix_of_which_nothing_is_known_is_drawn_all_the_same(tmp_path):
-    rows = (Row("none", trainings={"0": Stage()}, audits={"initial": Stage()}),)
-    write_matrix(Matrix("m", (), (Column("x", "x", ""),), ("initial",), rows), tmp_path)
+    rows = (MatrixRow("none", trainings={"0": RowState()}, audits={"initial": RowState()}),)
+    write_matrix(Matrix("m", (), (MatrixColumn("x", "x", ""),), ("initial",), rows), tmp_path)
     text = build_matrix_report(tmp_path).read_text()
     assert "Nothing has been measured yet" in text
     assert not (tmp_path / "privacy_utility.png").exists()
@@ -263,9 +263,9 @@ def _page(folder):
 
 
 def test_the_summary_says_what_the_model_saw(tmp_path):
-    cell = Cell("x", "initial", "done", done=8, pictures=8, rebuilt=8, leakage=8.0, baseline=11.0, recognised=0.0)
-    ats = Row("ats", accuracies=(0.9,), cells=(replace(cell, as_seen=8),), audits={"initial": Stage("done")})
-    write_matrix(Matrix("m", (), (Column("x", "", ""),), ("initial",), (ats,), 100), tmp_path)
+    cell = MatrixCell("x", "initial", "done", done=8, pictures=8, rebuilt=8, leakage=8.0, baseline=11.0, recognised=0.0)
+    ats = MatrixRow("ats", accuracies=(0.9,), cells=(replace(cell, as_seen=8),), audits={"initial": RowState("done")})
+    write_matrix(Matrix("m", (), (MatrixColumn("x", "", ""),), ("initial",), (ats,), 100), tmp_path)
     page = build_matrix_report(tmp_path).read_text(encoding="utf-8")
     (summary,) = re.findall(r'<td class="sum level-as-seen"[^>]*>', page)
     assert "x: 8 of 8 pictures rebuilt" in summary

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedsim.report.matrix.cells import Cell, Column, Matrix, Row, Stage
+from fedsim.report.matrix.cells import Matrix, MatrixCell, MatrixColumn, MatrixRow, RowState
 from fedsim.report.matrix.verdict import difference, resolution, standard_error, verdicts, why_unplaced
 from fedsim.report.matrix.wording import few
 from fedsim.report.run.counts import Counts
@@ -13,13 +13,13 @@ from fedsim.report.run.counts import Counts
 
 def row(name, accuracies, leakage, batch=1, recognised=0.0, status="done", **values):
     one = isinstance(accuracies, float)
-    cells = (Cell("x", "initial", status, leakage=leakage, baseline=11.0, recognised=recognised, batch=batch),)
+    cells = (MatrixCell("x", "initial", status, leakage=leakage, baseline=11.0, recognised=recognised, batch=batch),)
     counts = Counts(0, round(8 * recognised), 0, 8, 8) if status == "done" else Counts()
-    return Row(name, accuracies=(accuracies,) if one else accuracies, cells=cells, **{"counts": counts, **values})
+    return MatrixRow(name, accuracies=(accuracies,) if one else accuracies, cells=cells, **{"counts": counts, **values})
 
 
 def matrix(*rows, test_pictures=359):
-    return Matrix("m", (), (Column("x", "", ""),), ("initial",), rows, test_pictures)
+    return Matrix("m", (), (MatrixColumn("x", "", ""),), ("initial",), rows, test_pictures)
 
 
 NONE = row("none", 0.908, 60.0, recognised=1.0, defended=False)
@@ -110,12 +110,12 @@ def test_a_row_that_is_unknown_or_of_two_things_is_no_answer():
 
 
 def test_the_reason_why_a_row_has_no_place():
-    stopped = Row("r", audits={"initial": Stage("refused", "sums alone")})
+    stopped = MatrixRow("r", audits={"initial": RowState("refused", "sums alone")})
     assert why_unplaced(stopped) == "audit, initial: refused, sums alone"
-    cells = (Cell("x", "initial", "failed", "boom", done=1, failed=3),)
-    assert why_unplaced(Row("r", accuracies=(0.9,), cells=cells)) == "x (initial) failed on 3 of 4: boom"
+    cells = (MatrixCell("x", "initial", "failed", "boom", done=1, failed=3),)
+    assert why_unplaced(MatrixRow("r", accuracies=(0.9,), cells=cells)) == "x (initial) failed on 3 of 4: boom"
     assert why_unplaced(row("gate", 0.9, 11.0, mismatch="of two things")) == "of two things"
-    assert why_unplaced(Row("r", accuracies=(0.9,))) == "not finished yet"
+    assert why_unplaced(MatrixRow("r", accuracies=(0.9,))) == "not finished yet"
     untested = row("gate", 0.9, 11.0, status="refused", counts=Counts())
     assert why_unplaced(untested) == "not tested: no attack came to an end with an image"
     assert why_unplaced(NONE) == ""
@@ -133,38 +133,38 @@ def test_a_difference_is_to_the_undefended_row_of_the_same_size():
 
 
 def test_baselines_alone_are_told_as_such():
-    cells = (Cell("x", "initial", "done", leakage=20.0, baseline=11.0, recognised=1.0, batch=1, blind=True),)
-    alone = Row("none", accuracies=(0.9,), cells=cells, defended=False)
-    blind = Matrix("m", (), (Column("x", "", "", blind=True),), ("initial",), (alone,), 359)
+    cells = (MatrixCell("x", "initial", "done", leakage=20.0, baseline=11.0, recognised=1.0, batch=1, blind=True),)
+    alone = MatrixRow("none", accuracies=(0.9,), cells=cells, defended=False)
+    blind = Matrix("m", (), (MatrixColumn("x", "", "", blind=True),), ("initial",), (alone,), 359)
     assert verdicts(blind) == ["No attack was asked for, baselines alone."]
     assert why_unplaced(alone) == "baselines alone"
 
 
 def test_what_came_out_as_the_model_saw_it_counts():
-    cells = (Cell("x", "initial", "done", leakage=8.0, baseline=11.0, recognised=0.0, batch=1, as_seen=8),)
-    ats = Row("ats", accuracies=(0.95,), cells=cells, counts=Counts(0, 8, 0, 8, 8))
+    cells = (MatrixCell("x", "initial", "done", leakage=8.0, baseline=11.0, recognised=0.0, batch=1, as_seen=8),)
+    ats = MatrixRow("ats", accuracies=(0.95,), cells=cells, counts=Counts(0, 8, 0, 8, 8))
     (told,) = verdicts(matrix(NONE, ats, row("noise", 0.8, 11.0)))
     assert told.startswith("Updates of 1 image.\nBroken: 1 of 2 defenses (recognisable images: ats 8 of 8).")
     assert "the most accurate is noise" in told
     assert "Under ats images came out as the model saw them, transformed: look at them" in told
     assert "as the model saw them" in why_unplaced(ats)
     assert not ats.placed
-    other = Cell("y", "initial", "done", leakage=12.0, baseline=11.0, recognised=0.125, batch=1, as_seen=0)
+    other = MatrixCell("y", "initial", "done", leakage=12.0, baseline=11.0, recognised=0.125, batch=1, as_seen=0)
     assert not replace(ats, cells=(cells[0], other)).placed  # 12 dB are not what leaks
     assert replace(ats, cells=(cells[0], replace(other, leakage=40.0))).placed
 
 
 def test_what_came_out_is_told_of_the_state_in_which_it_did():
-    first = Cell("x", "initial", "done", leakage=8.0, baseline=11.0, recognised=0.0, batch=1, as_seen=8)
+    first = MatrixCell("x", "initial", "done", leakage=8.0, baseline=11.0, recognised=0.0, batch=1, as_seen=8)
     last = replace(first, state="trained", leakage=12.5, as_seen=0)
-    ats = Row("ats", accuracies=(0.95,), cells=(first, last))
+    ats = MatrixRow("ats", accuracies=(0.95,), cells=(first, last))
     assert (ats.seen_in("initial"), ats.seen_in("trained")) == (first, None)
     assert not ats.placed
 
 
 def test_a_matrix_of_an_earlier_version_says_that_it_did_not_count():
-    cells = (Cell("x", "initial", "done", leakage=8.0, baseline=11.0, recognised=0.0, batch=1, rebuilt=8),)
-    old = Row("ats", accuracies=(0.95,), cells=cells)
+    cells = (MatrixCell("x", "initial", "done", leakage=8.0, baseline=11.0, recognised=0.0, batch=1, rebuilt=8),)
+    old = MatrixRow("ats", accuracies=(0.95,), cells=cells)
     assert old.level is None
     told = verdicts(matrix(replace(NONE, counts=None), old))
     assert told == ["An earlier version counted less: call fedsim-matrix again here, and the levels are counted anew."]
@@ -179,4 +179,4 @@ def test_few_images_are_told():
     ]
     many = row("a", 0.9, 11.0, counts=Counts(0, 0, 0, 20, 20))
     assert few(matrix(many, test_pictures=100)) == []
-    assert few(matrix(Row("none"), test_pictures=None)) == []
+    assert few(matrix(MatrixRow("none"), test_pictures=None)) == []
