@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from attacks.running import build_attack
-from experiments.benchmarks.priors import FULL, ROWS, SMALL, Benchmark, Case, chosen, markdown
+from experiments.benchmarks.priors import FULL, ROWS, SMALL, Benchmark, DefendedCase, chosen, markdown
 from experiments.prior.settings import check_prior
 from fedsim.errors import ConfigError
 from fedsim.models.generator import ConvGenerator, save_generator
@@ -25,7 +25,7 @@ def test_every_case_composes(benchmark_of, tmp_path, budgets):
     (tmp_path / "generator").mkdir()
     save_generator(ConvGenerator(8, 32, [16, 8]), tmp_path / "generator" / "generator.safetensors")
     check_prior(plan.generator())
-    for case in (Case(1, "none"), Case(4, "noise"), Case(4, "topk")):
+    for case in (DefendedCase(1, "none"), DefendedCase(4, "noise"), DefendedCase(4, "topk")):
         network, audit = plan.lti(case), plan.audit(case, ["a", "b"])
         check_prior(network)
         # LTI is trained for exactly what is attacked.
@@ -49,7 +49,7 @@ def test_only_pictures_of_the_classes_held_out_are_attacked(benchmark_of, cifar1
 
 
 def test_the_table_has_a_row_for_each_attack_and_says_where_there_is_no_result(benchmark_of):
-    plan = benchmark_of(SMALL, cases=(Case(1, "none"), Case(4, "topk")), pictures=2)
+    plan = benchmark_of(SMALL, cases=(DefendedCase(1, "none"), DefendedCase(4, "topk")), pictures=2)
     scores = ((20.0, 0.5, 0.1), (24.0, 0.7, 0.3))
     rows = [
         {"case": "none-batch-1", "attack": "gias", "picture": str(n), "psnr": p, "ssim": s, "feature": f}

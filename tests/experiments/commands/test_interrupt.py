@@ -14,10 +14,10 @@ START = """
     import os, signal, sys, threading, time
     from pathlib import Path
     from experiments.commands import interrupt
-    from experiments.commands.stage import Stage
+    from experiments.commands.stage import CommandStage
 
     interrupt.SECONDS_TO_CLOSE = 0.3
-    stage = Stage("fedsim-audit", resumes=True)
+    stage = CommandStage("fedsim-audit", resumes=True)
     interrupt.CtrlC(stage)
 
     def begun():

@@ -44,7 +44,7 @@ CALLS = """
     import contextlib, io, json, sys
     from experiments.cli.call import run_command
     from experiments.commands.report import run_report
-    from experiments.commands.stage import Stage
+    from experiments.commands.stage import CommandStage
 
     answers = []
     for line in json.loads(sys.argv[1]):
@@ -52,7 +52,7 @@ CALLS = """
         code = 0
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
             try:
-                run_report() if sys.argv[0] == "fedsim-report" else run_command(Stage(sys.argv[0]))
+                run_report() if sys.argv[0] == "fedsim-report" else run_command(CommandStage(sys.argv[0]))
             except SystemExit as stop:
                 code = stop.code or 0
         answers.append([code, out.getvalue(), [name for name in HEAVY if name in sys.modules]])
