@@ -50,6 +50,7 @@ def families(folder: str) -> Iterator[tuple[str, list[str]]]:
     return in_families((name, str(settings(folder, name).get("_target_"))) for name in options(folder))
 
 
+@cache
 def settings(folder: str, name: str) -> dict[str, Any]:
     """The option's settings, below its own name."""
     found: dict[str, Any] = yaml.safe_load(_text(folder, name))[name]

@@ -124,7 +124,7 @@ class RayGrid(SimulatedGrid):
     ) -> None:
         super().__init__(num_clients, on_reply, work_of, rules)
         self._request = request or Request()
-        actor = ray.remote(concurrency_groups={WATCH: 1})(ClientWorker)  # type: ignore[call-overload]  # absent from its stubs
+        actor = ray.remote(concurrency_groups={WATCH: 1})(ClientWorker)
         self._workers = workers
 
         def start(number: int) -> Any:
