@@ -1,29 +1,10 @@
 """Both commands as a user calls them, in this process, and folders of runs that nobody ran."""
 
-import copy
-from importlib import import_module
-
 import pytest
 
 from tests.experiments.run_files import SMALL_AUDIT
 
-COMPOSED = {}
 SMALL = ["num_clients=4", "num_rounds=3", "evaluate_every=1", "observe.every=2"]
-
-
-@pytest.fixture(autouse=True)
-def composed_once(monkeypatch):
-    """`load_config` asks Hydra for the same settings in many tests, a fifth of a second each time."""
-    module = import_module("experiments.python.load_config")
-    compose = module.compose
-
-    def kept(name, overrides):
-        key = name, *overrides
-        if key not in COMPOSED:
-            COMPOSED[key] = compose(name, overrides)
-        return copy.deepcopy(COMPOSED[key])
-
-    monkeypatch.setattr(module, "compose", kept)
 
 
 @pytest.fixture
