@@ -13,6 +13,7 @@ import pytest
 from tests.support.preloaded_workers import preloaded_workers
 from tests.support.process_guard import ProcessGuard
 from tests.support.remembered_settings import remember
+from tests.support.shapes import check_stated_alone
 from tests.support.slow import read as slow_tests
 
 COMMANDS = {
@@ -27,6 +28,7 @@ STARTS = {"ray_on_this_machine": "ray", "mortal": "subprocess", "site": "subproc
 # Ray's workers are nice by 15: beside the tests of other processes they would wait for minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")
 guard = ProcessGuard()
+check_stated_alone()  # before any package of ours is imported
 set_aside = {"modules": 0}
 collect_ignore = ["plugin_example"]  # a package of its own: test_plugin.py installs it and runs its tests
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
