@@ -13,6 +13,7 @@ from torch import nn
 from fedsim.determinism import derive_seed, seeded_globals
 from fedsim.errors import ConfigError, nearest
 from fedsim.models.checkpoint import read_checkpoint, redrawn_mark
+from fedsim.models.copies import Copies
 from fedsim.models.zoo.april import read_embedding_directly
 from fedsim.settings.places import check_model_file
 from fedsim.settings.plugins import load_plugins
@@ -202,15 +203,15 @@ class _Kept:
     """The model that was built last, where a copy is as good as another: models of others may hold on to themselves."""
 
     def __init__(self) -> None:
-        self._last: tuple[ModelSpec, int, nn.Module] | None = None
+        self._last: tuple[ModelSpec, int, Copies] | None = None
 
     def copy_of(self, spec: ModelSpec, seed: int) -> nn.Module:
         if self._last is None or self._last[:2] != (spec, seed):
             model = spec.build(seed)
             if spec.checkpoint is not None or not type(model).__module__.startswith(("timm.", "fedsim.")):
                 return model
-            self._last = copy.deepcopy(spec), seed, model
-        return copy.deepcopy(self._last[2])
+            self._last = copy.deepcopy(spec), seed, Copies(model)
+        return self._last[2].one()
 
 
 _kept = _Kept()

@@ -41,7 +41,7 @@ def observe(
     """One client's update on [B,C,H,W] pictures in [0, 1]: a gradient, or what SGD at `lr` makes of it."""
     chain = DefenseChain(defenses)
     architecture = Architecture(spec, (chain,), seed)
-    model = architecture.build().train()
+    model = architecture.build(keep=True).train()
     mean, std = normalisation(model)
     start = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     side = input_size(model)
