@@ -23,6 +23,9 @@ REFUSALS = (TypeError, AssertionError, ValueError, RuntimeError, ArithmeticError
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 VARIANTS = ("stock", "april")
 
+KEPT, SMALL = 4, 1_000_000
+"""So many models of so many parameters are kept, to be copied; a larger one alone."""
+
 
 @runtime_checkable
 class ModelWrapper(Protocol):
@@ -200,18 +203,26 @@ class Architecture:
 
 
 class _Kept:
-    """The model that was built last, where a copy is as good as another: models of others may hold on to themselves."""
+    """The models that were built last, a large one or some small ones, where a copy is as good as another.
+
+    Models of others may hold on to themselves.
+    """
 
     def __init__(self) -> None:
-        self._last: tuple[ModelSpec, int, Copies] | None = None
+        self._last: list[tuple[ModelSpec, int, Copies, int]] = []
 
     def copy_of(self, spec: ModelSpec, seed: int) -> nn.Module:
-        if self._last is None or self._last[:2] != (spec, seed):
-            model = spec.build(seed)
-            if spec.checkpoint is not None or not type(model).__module__.startswith(("timm.", "fedsim.")):
-                return model
-            self._last = copy.deepcopy(spec), seed, Copies(model)
-        return self._last[2].one()
+        for known, drawn, copies, _ in self._last:
+            if (known, drawn) == (spec, seed):
+                return copies.one()
+        model = spec.build(seed)
+        if spec.checkpoint is not None or not type(model).__module__.startswith(("timm.", "fedsim.")):
+            return model
+        size = parameter_count(model)
+        small = [one for one in self._last if max(one[-1], size) <= SMALL]
+        copies = Copies(model)
+        self._last = [(copy.deepcopy(spec), seed, copies, size), *small[: KEPT - 1]]
+        return copies.one()
 
 
 _kept = _Kept()
