@@ -60,5 +60,6 @@ class _Together(pickle.Unpickler):
         self._tensors = tensors
         self._copied: dict[int, Any] = {}
 
-    def persistent_load(self, place: Any) -> torch.Tensor:
-        return copy.deepcopy(self._tensors[place], self._copied)
+    def persistent_load(self, place: int) -> torch.Tensor:
+        copied: torch.Tensor = copy.deepcopy(self._tensors[place], self._copied)
+        return copied

@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> dict:
-    """What the examples before the run of a federation leave behind; with two steps of 50, one audited image of four."""
+    """What the examples before the run of a federation leave behind; two steps of 50, one audited image of four."""
     monkeypatch.chdir(tmp_path)
     left: dict = {"__name__": "page"}
     with mpl.rc_context({"backend": "agg"}):
