@@ -1,25 +1,25 @@
-"""A test without the marker of those that start processes cannot start one."""
+"""A test without a marker starts no Python."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+STARTS = {
+    "a list": lambda: subprocess.run([sys.executable, "-c", ""], check=True),
+    "a path": lambda: subprocess.Popen(Path(sys.executable)),
+    "by name": lambda: subprocess.check_output(args=["x"], executable=sys.executable),
+    "a fork": lambda: os.fork() or os._exit(0),
+}
 
-def test_neither_python_nor_a_fork():
-    with pytest.raises(AssertionError, match=r"starts .* it needs the marker `ray` or `subprocess`"):
-        subprocess.run([sys.executable, "-c", ""], check=False)
-    with pytest.raises(AssertionError, match="needs the marker"):
-        subprocess.Popen("pretend", executable=sys.executable)
-    with pytest.raises(AssertionError, match="needs the marker"):
-        os.fork()
+
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_a_test_without_a_marker_starts_no_python(start):
+    with pytest.raises(AssertionError, match="it needs the marker `ray` or `subprocess`"):
+        start()
 
 
 def test_other_programs_may_start():
     assert subprocess.run(["true"], check=False).returncode == 0
-
-
-@pytest.mark.subprocess
-def test_a_marked_test_starts_python():
-    assert subprocess.run([sys.executable, "-c", ""], check=False).returncode == 0

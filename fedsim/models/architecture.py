@@ -13,6 +13,7 @@ from torch import nn
 from fedsim.determinism import derive_seed, seeded_globals
 from fedsim.errors import ConfigError, nearest
 from fedsim.models.checkpoint import read_checkpoint, redrawn_mark
+from fedsim.models.copies import Copies
 from fedsim.models.zoo.april import read_embedding_directly
 from fedsim.settings.places import check_model_file
 from fedsim.settings.plugins import load_plugins
@@ -21,6 +22,9 @@ from fedsim.settings.plugins import load_plugins
 REFUSALS = (TypeError, AssertionError, ValueError, RuntimeError, ArithmeticError, LookupError, AttributeError)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 VARIANTS = ("stock", "april")
+
+KEPT, SMALL = 4, 1_000_000
+"""So many models of so many parameters are kept, to be copied; a larger one alone."""
 
 
 @runtime_checkable
@@ -199,18 +203,26 @@ class Architecture:
 
 
 class _Kept:
-    """The model that was built last, where a copy is as good as another: models of others may hold on to themselves."""
+    """The models that were built last, a large one or some small ones, where a copy is as good as another.
+
+    Models of others may hold on to themselves.
+    """
 
     def __init__(self) -> None:
-        self._last: tuple[ModelSpec, int, nn.Module] | None = None
+        self._last: list[tuple[ModelSpec, int, Copies, int]] = []
 
     def copy_of(self, spec: ModelSpec, seed: int) -> nn.Module:
-        if self._last is None or self._last[:2] != (spec, seed):
-            model = spec.build(seed)
-            if spec.checkpoint is not None or not type(model).__module__.startswith(("timm.", "fedsim.")):
-                return model
-            self._last = copy.deepcopy(spec), seed, model
-        return copy.deepcopy(self._last[2])
+        for known, drawn, copies, _ in self._last:
+            if (known, drawn) == (spec, seed):
+                return copies.one()
+        model = spec.build(seed)
+        if spec.checkpoint is not None or not type(model).__module__.startswith(("timm.", "fedsim.")):
+            return model
+        size = parameter_count(model)
+        small = [one for one in self._last if max(one[-1], size) <= SMALL]
+        copies = Copies(model)
+        self._last = [(copy.deepcopy(spec), seed, copies, size), *small[: KEPT - 1]]
+        return copies.one()
 
 
 _kept = _Kept()

@@ -9,24 +9,25 @@ import pytest
 from tests.docs.blocks import ROOT, blocks
 
 STEPS = " steps=50)", " steps=2)"
+AUDITED = "num_images=4)", "num_images=1)"
 EXAMPLES = [block.body for block in blocks("python") if block.path == "docs/python.md"]
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> dict:
-    """What the examples before the run of a federation leave behind; a search takes two steps of the page's 50."""
+    """What the examples before the run of a federation leave behind; two steps of 50, one audited image of four."""
     monkeypatch.chdir(tmp_path)
     left: dict = {"__name__": "page"}
     with mpl.rc_context({"backend": "agg"}):
         for number, code in enumerate(EXAMPLES):
             if "fedsim.run(" not in code:
-                exec(compile(code.replace(*STEPS), f"docs/python.md:{number}", "exec"), left)
+                exec(compile(code.replace(*STEPS).replace(*AUDITED), f"docs/python.md:{number}", "exec"), left)
     return left
 
 
 def test_they_run_and_find_what_the_page_says(names, capsys, tmp_path):
-    assert PAGE.count(STEPS[0]) == 1
+    assert PAGE.count(STEPS[0]) == PAGE.count(AUDITED[0]) == 1
     said = capsys.readouterr().out
     (shown,) = re.findall(r"```text\n(.*?)```", PAGE, flags=re.DOTALL)
     assert said.startswith(shown.rpartition(", ")[0])

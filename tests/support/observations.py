@@ -23,8 +23,9 @@ SAMPLES = Path(find_spec("sklearn").origin).parent / "datasets" / "images"
 
 
 def tiny(**settings: object) -> ModelSpec:
-    """ViT-Ti/4 at 32 px: 64 patch tokens, width 192, 12 blocks."""
-    return replace(ModelSpec("vit_tiny_patch16_224", num_classes=10, img_size=32, patch_size=4), **settings)
+    """ViT-Ti/4 at 32 px: 64 patch tokens, width 192; four blocks, for what closed forms read is in the first."""
+    spec = ModelSpec("vit_tiny_patch16_224", num_classes=10, img_size=32, patch_size=4, kwargs={"depth": 4})
+    return replace(spec, **settings)
 
 
 def observe(
@@ -41,7 +42,7 @@ def observe(
     """One client's update on [B,C,H,W] pictures in [0, 1]: a gradient, or what SGD at `lr` makes of it."""
     chain = DefenseChain(defenses)
     architecture = Architecture(spec, (chain,), seed)
-    model = architecture.build().train()
+    model = architecture.build(keep=True).train()
     mean, std = normalisation(model)
     start = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     side = input_size(model)

@@ -184,7 +184,7 @@ def defended(observation: Observation, defense: Config) -> Observation:
     """What the server would see of the same gradient, were it shared through defenses that change updates alone."""
     chain = build_chain(defense)
     architecture = replace(observation.architecture, wrappers=(chain,))
-    architecture.build()  # the defenses learn the names of the parameters
+    architecture.build(keep=True)  # the defenses learn the names of the parameters
     update = chain.transform_update(observation.update, torch.Generator())
     described = tuple({"name": name, **settings} for name, settings in defense.items())
     return replace(observation, architecture=architecture, update=update, defenses=described)

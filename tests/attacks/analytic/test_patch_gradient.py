@@ -121,7 +121,7 @@ def test_a_random_gradient_is_worth_nothing(clean, tools, rng, cpu):
 @pytest.mark.parametrize(("relative_norm", "decibel"), [(1e-6, 91), (1e-4, 51), (1e-3, 32)])
 def test_noise(relative_norm, decibel, tools, rng, cpu):
     defenses = {"gradient_noise": GradientNoise(relative_norm=relative_norm)}
-    observation = tools.observe(tools.tiny(), tools.detailed(), [3], defenses=defenses)
+    observation = tools.observe(tools.tiny(kwargs={}), tools.detailed(), [3], defenses=defenses)
     result = PLAIN(observation, rng, cpu)
     assert tools.psnr(result.images, tools.detailed()) == pytest.approx(decibel, abs=3)
     assert result.certificate.status == "uncertified", "noise cannot be computed once more"

@@ -26,10 +26,10 @@ def test_reference_is_the_models_own_answer_and_replays(tools, cpu):
 
 
 def test_counts_of_a_resnet(tools, rng, cpu):
-    observation = tools.observe(ModelSpec("resnet10t", 10), tools.detailed(8, 32), LABELS)
+    observation = tools.observe(ModelSpec("resnet10t", 10, 32), tools.detailed(8, 32), LABELS)
     for rule in ("llg", "llg_bias", "zlg", "ilrg"):
         assert RecoverLabels(rule)(observation, rng, cpu).labels.tolist() == LABELS, rule
-    distinct = tools.observe(ModelSpec("resnet10t", 10), tools.detailed(4, 32), [0, 2, 5, 8])
+    distinct = tools.observe(ModelSpec("resnet10t", 10, 32), tools.detailed(4, 32), [0, 2, 5, 8])
     for rule in ("gradinversion_sum", "llg", "rlg"):
         assert RecoverLabels(rule)(distinct, rng, cpu).labels.tolist() == [0, 2, 5, 8], rule
 

@@ -168,6 +168,7 @@ def test_the_whole_page(asked, tmp_path, capsys):
 
 
 def test_goes_on_and_takes_parts_later(asked, tmp_path, monkeypatch):
+    monkeypatch.setattr(april, "FIGURES", {})
     april.run(asked("--parts", "fixed_pe", "--seeds", "1", photos=True))
     results = tmp_path / "out" / "results.jsonl"
     lines = results.read_text().splitlines(keepends=True)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from experiments.measure import command as measure
 from experiments.run import command as federated
+from experiments.studies.mjp_training import figures
 from experiments.studies.mjp_training import study as mjp_training
 from experiments.studies.mjp_training import unit as mjp_unit
 from experiments.studies.mjp_training.scales import SCALES, TrainingScale
@@ -48,6 +49,7 @@ TRAINED = ("A", "B", "D", "J")
 def call(pictures, out, *arguments, scale=TINY):
     """Exit code; the pages go to standard output."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "MASKS_SHOWN", 2)
         patch.setitem(SCALES, "small", scale)
         fixed = ["--pictures", str(pictures), "--out", str(out), "--workers", "1"]
         patch.setattr(sys, "argv", ["mjp_training", *fixed, *arguments])
@@ -190,7 +192,7 @@ def test_goes_on_where_it_was_killed(done, pictures, tmp_path, monkeypatch):
 
 
 def test_an_interrupted_training_goes_on_with_its_learning_rate(pictures, tmp_path, monkeypatch):
-    scale = replace(TINY, rounds=3, overrides=("resume_every_seconds=0",))
+    scale = replace(TINY, rounds=3, overrides=("resume_every_seconds=0",), measured=(0.5,), draws=1, folds=2)
     monkeypatch.setattr("experiments.studies.mjp_training.figures.draw_all", lambda *_: [])
     show, shown = federated._Run._show_round, []
 

@@ -10,7 +10,7 @@ import torch
 from attacks.learned.checkpoint import load_trained
 from attacks.running import run_attack
 from experiments.studies.harness.client import Client
-from experiments.studies.priors_defended import judge
+from experiments.studies.priors_defended import free_pixels, judge
 from experiments.studies.priors_defended import study as priors_defended
 from experiments.studies.priors_defended.cases import DEFENSES, DefendedCase
 from experiments.studies.priors_defended.page import ATTACKS, DEFENDED, PAPERS
@@ -26,7 +26,7 @@ TINY = PriorsScale(
             "prior.generator.latent=4", "prior.generator.batch_size=4",
         ],
         "lti": [
-            "prior.validation=4", "prior.lti.updates=4", "prior.lti.steps=2", "prior.lti.bins=16",
+            "prior.validation=2", "prior.lti.updates=2", "prior.lti.steps=2", "prior.lti.bins=16",
             "prior.lti.hidden=8", "prior.lti.batch_size=4",
         ],
         "attack": [
@@ -45,6 +45,7 @@ def tiny(monkeypatch):
     monkeypatch.setitem(SCALES, "small", TINY)
     monkeypatch.setattr(judge, "STEPS", 2)
     monkeypatch.setattr(judge, "BATCH", 4)
+    monkeypatch.setattr(free_pixels, "SETTINGS", free_pixels.SETTINGS[::5])  # one of each optimiser
 
 
 def options(six_classes, tmp_path, *arguments):

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from experiments.studies.withholding import search as withholding_search
 from experiments.studies.withholding import study as withholding
 
 FAST = ["--count", "2", "--variants", "stock", "--rounds", "0"]
@@ -45,6 +46,19 @@ def withhold(monkeypatch, capsys, tmp_path):
     return call
 
 
+@pytest.fixture
+def few_groups(monkeypatch):
+    """All but three groups are withheld together: what one of them stops, all of them stop. Each is an audit more."""
+    candidates = withholding_search.candidates
+
+    def merged(model):
+        groups = candidates(model)
+        alone = {name: groups.pop(name) for name in ("pos_embed", "patch_weight", "qkv_weight")}
+        return {**alone, "rest": tuple(name for names in groups.values() for name in names)}
+
+    monkeypatch.setattr(withholding_search, "candidates", merged)
+
+
 def lines_of(out, name="withholding.csv"):
     with (out / name).open() as file:
         return list(csv.DictReader(file))
@@ -54,7 +68,7 @@ def smallest(lines, level):
     return {line["withheld"] for line in lines if line["level"] == level and line["smallest"] == "1"}
 
 
-def test_the_answer_depends_on_who_attacks(withhold, tmp_path, digits):
+def test_the_answer_depends_on_who_attacks(few_groups, withhold, tmp_path, digits):
     arguments = ["--count", "1", "--variants", "stock", "--levels", "published", "linear", "--pictures", str(digits)]
     code, _, err = withhold(*arguments, "--rounds", "1", "--clients", "2", "--seeds", "1", "--train", "1")
     assert code == 0, err
@@ -100,7 +114,7 @@ def test_a_level_that_would_repeat_the_one_before_is_left_out(withhold, tmp_path
     assert all(float(line["best_mean"]) >= float(line["guess"]) for line in lines_of(tmp_path / "out"))
 
 
-def test_goes_on_where_it_was_killed(withhold, tmp_path):
+def test_goes_on_where_it_was_killed(few_groups, withhold, tmp_path):
     assert withhold(*FAST, "--levels", "published")[0] == 0
     results, whole = tmp_path / "out" / "results.jsonl", (tmp_path / "out" / "withholding.csv").read_bytes()
     (nothing,) = [line for line in lines_of(tmp_path / "out") if line["withheld"] == "nothing"]
