@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import remembered_pictures, remembered_settings
 from tests.support.preloaded_workers import preloaded_workers
 from tests.support.process_guard import ProcessGuard
-from tests.support.remembered_settings import remember
 from tests.support.slow import read as slow_tests
 
 COMMANDS = {
@@ -62,7 +62,8 @@ def _folder(name: str) -> Path:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     may = any(item.get_closest_marker(name) for name in ("ray", "subprocess"))
     guard.test = None if may else item.nodeid
-    remember()
+    remembered_settings.remember()
+    remembered_pictures.remember()
     try:
         return (yield)
     finally:

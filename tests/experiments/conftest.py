@@ -26,6 +26,15 @@ def composed_once(monkeypatch):
     monkeypatch.setattr(module, "compose", kept)
 
 
+@pytest.fixture(scope="session")
+def mortal():
+    """One server of processes that may die, for the whole test run."""
+    from tests.experiments.mortal_runs import MortalRuns
+
+    with MortalRuns() as runs:
+        yield runs
+
+
 @pytest.fixture
 def fedsim(command, tmp_path):
     """A small federated run; gives its folder."""
