@@ -109,9 +109,11 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
 
 
 def _shared(item: pytest.Function) -> str | None:
-    """What several tests would otherwise make once in each of xdist's processes: a Ray, a fixture of their module."""
+    """What several tests would otherwise make in each of xdist's processes: a Ray, a server, a module's fixture."""
     if item.get_closest_marker("ray"):
         return "ray for commands" if "/experiments/" in item.nodeid else "ray"
+    if "mortal" in item.fixturenames:
+        return "mortal"
     fixtures = [found[-1] for found in item._fixtureinfo.name2fixturedefs.values()]
     return item.nodeid.partition("::")[0] if any(one.scope == "module" for one in fixtures) else None
 
