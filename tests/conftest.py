@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import remembered_pictures, remembered_settings
 from tests.support.preloaded_workers import preloaded_workers
 from tests.support.process_guard import ProcessGuard
-from tests.support.remembered_settings import remember
 from tests.support.shapes import check_stated_alone
 from tests.support.slow import read as slow_tests
 
@@ -64,7 +64,8 @@ def _folder(name: str) -> Path:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     may = any(item.get_closest_marker(name) for name in ("ray", "subprocess"))
     guard.test = None if may else item.nodeid
-    remember()
+    remembered_settings.remember()
+    remembered_pictures.remember()
     try:
         return (yield)
     finally:
@@ -98,7 +99,6 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
             item.add_marker("slow")
         if (group := _shared(item)) is not None:
             item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: item.get_closest_marker("subprocess") is None)  # they wait: none should be the last
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return
@@ -109,10 +109,18 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
+@pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")  # after the shuffle
+def who_waits_comes_first(items: list[pytest.Function]) -> None:
+    """Rays and processes, of which one that began late would end alone."""
+    items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in ("ray", "subprocess")))
+
+
 def _shared(item: pytest.Function) -> str | None:
-    """What several tests would otherwise make once in each of xdist's processes: a Ray, a fixture of their module."""
+    """What several tests would otherwise make in each of xdist's processes: a Ray, a server, a module's fixture."""
     if item.get_closest_marker("ray"):
         return "ray for commands" if "/experiments/" in item.nodeid else "ray"
+    if "mortal" in item.fixturenames:
+        return "mortal"
     fixtures = [found[-1] for found in item._fixtureinfo.name2fixturedefs.values()]
     return item.nodeid.partition("::")[0] if any(one.scope == "module" for one in fixtures) else None
 

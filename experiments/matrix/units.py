@@ -15,10 +15,11 @@ import yaml
 from torch import Tensor
 
 from defenses.update.leakage_gate import LeakageGate
-from experiments.audit.command import choose_pictures, divide, run_audit
+from experiments.audit.command import audit_prepared, choose_pictures, divide, run_audit
 from experiments.cli import call as cli
 from experiments.cli.errors import ConfigFault, config_error, one_line
 from experiments.cli.logs import silence_libraries
+from experiments.cli.validation import check_audit
 from experiments.engine.guess import public_mean
 from experiments.engine.setup import Setup, bits_of, prepare
 from experiments.run.command import run_federated
@@ -204,6 +205,7 @@ def _audit(unit: MatrixRun) -> None:
     folder, start = unit.folder, time.perf_counter()
     config = unit.config | {"run_dir": str(folder)}
     asked = _read(folder / ASKED)
+    setup = None
     if asked is None:
         setup = prepare(config)
         updates = divide(choose_pictures(setup), config["audit"]["batch_size"], setup.sums)
@@ -215,7 +217,11 @@ def _audit(unit: MatrixRun) -> None:
     if recorded.exists():  # with fewer attacks, or from where the matrix's folder stood before
         _write_text(recorded, yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False))
     with quiet():
-        run_audit(config, folder)
+        if setup is None:
+            run_audit(config, folder)
+        else:  # what is at hand is neither read nor built again
+            check_audit(config)
+            audit_prepared(setup, folder, start)
     cells = read_cells(folder, unit.label, list(config["attack"]), asked["updates"])
     if not any(cell.failed for cell in cells):
         sealed = _read(folder / SEAL) or {"attacks": [], "seconds": 0.0}

@@ -7,6 +7,15 @@ from tests.experiments.run_files import SMALL_AUDIT
 SMALL = ["num_clients=4", "num_rounds=3", "evaluate_every=1", "observe.every=2"]
 
 
+@pytest.fixture(scope="session")
+def mortal():
+    """One server of processes that may die, for the whole test run."""
+    from tests.experiments.mortal_runs import MortalRuns
+
+    with MortalRuns() as runs:
+        yield runs
+
+
 @pytest.fixture
 def fedsim(command, tmp_path):
     """A small federated run; gives its folder."""

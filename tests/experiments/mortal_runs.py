@@ -152,9 +152,28 @@ def _call(asked: dict[str, Any]) -> int:
     return 0
 
 
-def serve() -> None:
+def warm() -> None:
+    """What each child would otherwise compute anew for more than half of its time: settings read, digits decoded."""
+    from hydra import compose, initialize_config_module
+    from hydra._internal.hydra import Hydra
+
+    from fedsim.data import FederatedData
+    from fedsim.data.embedded import Digits
+    from tests.support import remembered_pictures, remembered_settings
+
     for module in [*COMMANDS.values(), *LIBRARIES]:
         importlib.import_module(module)
+    remembered_settings.remember()
+    remembered_pictures.remember()
+    with initialize_config_module("conf", version_base=None):
+        compose("config", ["run_dir=unused", "simulation=inline", "tracker=[]"], return_hydra_config=True)
+    Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign,assignment] - composes all to see `hydra.mode`
+    pictures = FederatedData(Digits(), None, 8).train
+    pictures.images(range(len(pictures)))
+
+
+def serve() -> None:
+    warm()
     gc.collect()
     gc.freeze()  # a child searches, and copies, none of it
     for line in sys.stdin:

@@ -87,6 +87,7 @@ def _serve(address: str) -> None:
     del sys.path[0]  # this folder, whose modules are no libraries
     for name in PRELOADED:
         import_module(name)
+    sys.modules["fedsim.data.embedded"].Digits().load()  # kept: each worker would encode them anew
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no worker of the past stays a zombie

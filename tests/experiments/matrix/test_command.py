@@ -2,34 +2,34 @@
 
 import csv
 import json
-import os
-import signal
 import statistics
-import subprocess
-import sys
-import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
 from experiments.matrix import command as leakage_matrix
 from experiments.matrix import units as matrix_units
 from fedsim.errors import ConfigError
+from fedsim.report.matrix import figures as matrix_figures
+from fedsim.report.matrix import files as matrix_files
 from fedsim.report.run.counts import Counts
 from fedsim.storage.durable import locked
 from server.attack_queue.results import ResultWriter
 from tests.experiments.run_files import rows
 
-CHECKOUT = Path(__file__).parents[3]
-SMALL = ["num_clients=3", "num_rounds=1", "client.batch_size=4", "audit.num_images=2", "simulation=inline"]
+FEW = ["data.test_fraction=0.05", "data.auxiliary_fraction=0.05"]
+SMALL = ["num_clients=3", "num_rounds=1", "client.batch_size=4", "audit.num_images=2", "simulation=inline", *FEW]
 ROWS = ["matrix.every_defense=false", "matrix.rows=[none,noise_1e-1]", "matrix.columns=[patch_gradient,labels]"]
 
 
 @pytest.fixture
-def matrix(command, tmp_path):
+def matrix(command, tmp_path, request, monkeypatch):
     """A small matrix as a user calls it; gives its folder, output and errors, and checks the exit code."""
+    if "plots" not in request.fixturenames:  # as `command` does; tests/fedsim/report draws and reads them
+        monkeypatch.setattr(matrix_files, "_write_pictures", lambda *_: [])
+        monkeypatch.setattr(matrix_figures, "_scatter", lambda *_: Figure())
 
     def call(*arguments, folder=None, code=0):
         root = folder or tmp_path / "matrix"
@@ -65,13 +65,31 @@ def cells(root):
     return {(row["name"], cell["state"], cell["attack"]): cell for row in content["rows"] for cell in row["cells"]}
 
 
+@pytest.fixture
+def whole(matrix, known, tmp_path):
+    """The numbers of the matrix that is computed in this process and in one go, once."""
+
+    def call():
+        if not known:
+            root, *_ = matrix(folder=tmp_path / "whole")
+            known.append(numbers(root))
+        return known[0]
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def known():
+    return []
+
+
 def numbers(root):
     """Everything but times."""
     with (root / "matrix.csv").open(newline="") as file:
         return [{k: v for k, v in line.items() if "seconds" not in k} for line in csv.DictReader(file)]
 
 
-def test_cells_hold_what_the_runs_on_their_own_give(matrix, command, tmp_path):
+def test_cells_hold_what_the_runs_on_their_own_give(matrix, command, plots, tmp_path):
     refused = "+matrix.defenses.refused=[gradient_clip,'gradient_clip.max_norm=-1']"
     broken = (
         "+matrix.defenses.broken=['+defense.broken._target_=tests.experiments.faulty_defense.FailsAtBatch',"
@@ -83,6 +101,7 @@ def test_cells_hold_what_the_runs_on_their_own_give(matrix, command, tmp_path):
     command(
         "fedsim-audit",
         f"run_dir={tmp_path}/audit",
+        *FEW,
         "data=digits",
         "model=vit_nano",
         "simulation=inline",
@@ -143,12 +162,12 @@ def test_rows_compare_where_updates_hold_as_many_pictures_and_accuracy_is_of_wha
     assert found["leakage_gate"]["mismatch"] == ""
     assert not any(row["pareto"] for row in found.values())  # nothing was shared that an attack could be tested on
     assert [found[name]["level"] for name in ("none", "gate", "leakage_gate")] == ["broken", "not tested", "not tested"]
-    assert content["test_pictures"] == 359
+    assert content["test_pictures"] == 90
     assert content["columns"][0]["name"] == "patch_gradient"
     assert "trained with 4, audited with 1 pictures" in (root / "matrix.html").read_text()
 
 
-def test_killed_between_any_two_results_nothing_finished_is_repeated(matrix, computed, monkeypatch):
+def test_killed_between_any_two_results_nothing_finished_is_repeated(matrix, whole, computed, monkeypatch):
     """An interruption instead of each third result, three calls long; then one that ends and one with nothing to do."""
     counted = ResultWriter.write
     written = []
@@ -173,8 +192,7 @@ def test_killed_between_any_two_results_nothing_finished_is_repeated(matrix, com
     assert not computed
     assert "4 of 4 runs were finished earlier" in out
     assert numbers(root) == first
-    whole, *_ = matrix(folder=root.with_name("whole"))
-    assert numbers(whole) == first
+    assert first == whole()
 
 
 def test_a_training_that_did_not_finish_is_done_again_from_its_start(matrix, computed, monkeypatch):
@@ -259,12 +277,11 @@ def test_one_clear_line_before_anything_starts(matrix, computed, settings, parts
     assert not (root / "matrix.json").exists()
 
 
-def test_ray_gives_the_numbers_of_the_inline_matrix(matrix, ray_on_this_machine, tmp_path):
-    inline, *_ = matrix()
+def test_ray_gives_the_numbers_of_the_inline_matrix(matrix, whole, ray_on_this_machine, tmp_path):
     settings = ["simulation=ray", "simulation.workers=2", "matrix.state=both"]
     on_ray, *_ = matrix(*settings, folder=tmp_path / "ray")
     shared = [line for line in numbers(on_ray) if line["state"] == "initial"]
-    assert [without(line) for line in shared] == [without(line) for line in numbers(inline)]
+    assert [without(line) for line in shared] == [without(line) for line in whole()]
 
 
 def test_one_engine_is_chosen_for_all_runs(matrix):
@@ -279,17 +296,11 @@ def without(line):
     return {key: value for key, value in line.items() if key != "pareto"}
 
 
-@pytest.mark.subprocess
-def test_sigkill_in_the_middle(matrix, tmp_path):
+def test_sigkill_in_the_middle(mortal, matrix, whole, tmp_path):
     """A call in a process of its own is killed after its first sealed run; the next one repeats no finished run."""
     root = tmp_path / "killed"
-    line = [sys.executable, "-m", "experiments.matrix", f"run_dir={root}", *SMALL, *ROWS]
-    process = subprocess.Popen(line, cwd=CHECKOUT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not list(root.glob("rows/*/*/sealed.json")) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    written = "server.attack_queue.results:ResultWriter.write"
+    mortal.run(f"run_dir={root}", *SMALL, *ROWS, at=written, call=3, command="fedsim-matrix")
     before = {path: path.stat().st_mtime_ns for path in root.glob("rows/*/*/sealed.json")}
     assert 0 < len(before) < 4
     matrix(folder=root)
@@ -297,8 +308,7 @@ def test_sigkill_in_the_middle(matrix, tmp_path):
     assert len(list(root.glob("rows/*/*/sealed.json"))) == 4
     lines = [(r["observation"], r["attack"]) for r in rows(root / "rows" / "none" / "audit-initial", "attacks")]
     assert len(lines) == len(set(lines)) == 4
-    whole, *_ = matrix()
-    assert numbers(whole) == numbers(root)
+    assert numbers(root) == whole()
 
 
 def test_workers_of_a_cluster_find_relative_paths_and_the_folder_stays_the_same_matrix(tmp_path, monkeypatch):
@@ -333,10 +343,10 @@ def test_a_trained_model_of_a_defense_that_adds_parameters_is_audited(matrix):
 
 
 def test_a_checkpoint_that_cannot_be_read_is_a_failure(matrix, monkeypatch):
-    def unread(config, root):
+    def unread(config):
         raise ConfigError("model.checkpoint", "x", "no state dict that fits the model")
 
-    monkeypatch.setattr(matrix_units, "run_audit", unread)
+    monkeypatch.setattr(matrix_units, "prepare", unread)
     _, _, err = matrix("matrix.rows=[none]", "matrix.state=trained")
     assert "failed, and tried again by the next call: none, audit trained" in err
 

@@ -22,7 +22,6 @@ from fedsim.errors import ConfigError
 from fedsim.simulation import SimulatedGrid
 from fedsim.storage.run_folder import RunFolder
 from fedsim.storage.sealed import ARRAYS, SealedStates
-from tests.experiments.mortal_runs import MortalRuns
 from tests.experiments.run_files import rows
 
 SMALL = [
@@ -69,12 +68,6 @@ MOMENTS = {
     "before the report": ("experiments.engine.reporting:end_with_report", 1, "before"),
 }
 AFTER_ROUND_3 = (POINT, 3, "after")
-
-
-@pytest.fixture(scope="module")
-def mortal():
-    with MortalRuns() as runs:
-        yield runs
 
 
 @pytest.fixture(scope="module")
