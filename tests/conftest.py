@@ -110,7 +110,7 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
 
 
 @pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")  # after the shuffle
-def who_waits_comes_first(items: list[pytest.Function]) -> None:
+def pytest_who_waits_comes_first(items: list[pytest.Function]) -> None:
     """Rays and processes, of which one that began late would end alone."""
     items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in ("ray", "subprocess")))
 
