@@ -27,12 +27,12 @@ from attacks.optimization.problem import (
     shared_update,
     with_clip,
 )
-from attacks.optimization.puzzle import masked_rows, of_pictures
 from attacks.optimization.search.group import GroupConsistency
 from attacks.optimization.search.memory import candidate_bytes, chunk_size, default_budget
 from attacks.optimization.search.optimisers import OptimiserSettings
 from attacks.optimization.search.schedule import Schedule, check_piecewise
 from attacks.optimization.search.search import BestCandidate, NotFiniteError, SearchSettings, SearchState
+from attacks.positions import masked_rows, of_images
 from attacks.session import Session
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
@@ -197,7 +197,7 @@ class GradientMatching(Attack):
         labels = known_labels(self.labels, observation, rng)
         labels = None if labels is None else labels.to(device)
         shared = shared_update(observation, local_updates(self.local_updates, observation), device)
-        target = of_pictures(observation, shared)
+        target = of_images(observation, shared)
         if self.target == "observed":
             problem = make_problem(observation, target, labels, self.parametrisation, self.priors, device)
         else:
