@@ -12,6 +12,7 @@ from attacks.optimization import GradientMatching, SquaredL2
 from attacks.optimization.matching.objectives import Clipped
 from attacks.optimization.problem import shared_update, with_clip
 from attacks.positions import masked_rows
+from attacks.session import Session
 from defenses import Defense
 from fedsim.effects import AddsNoise, Clips, Effect, MasksPositions, Quantises, Unpublished, Withholds
 from fedsim.errors import NotApplicable
@@ -136,7 +137,8 @@ def test_a_mask_of_ones_own_is_in_the_victims_model(plain, cpu):
     assert masked_rows(plain) is None
     assert masked_rows(seen).nonzero().flatten().tolist() == [5]
     matching = GradientMatching(labels="joint")
-    victim = matching._derivative(seen, seen.gradient, "gradient", 1, cpu)[0].update.victim
+    problem = matching._problem(seen, torch.Generator(), cpu)
+    victim = matching._task([problem], cpu, Session()).derivative("auto")[0].update.victim
     assert victim.embeddings == ("pos_embed", "blank")
     images = torch.rand(1, 3, 16, 16)
     other = {**victim.params, "pos_embed": victim.params["pos_embed"].clone()}

@@ -11,6 +11,7 @@ from attacks.optimization.matching.victim import make_victim
 from attacks.optimization.problem import shared_update
 from attacks.optimization.search.optimisers import OptimiserSettings
 from attacks.positions import masked_rows, of_images
+from attacks.session import Session
 from clients.training import LossGradient
 from defenses import (
     Batch,
@@ -87,10 +88,10 @@ def observe(labels=(2,), spec=SPEC, steps=0, beside=(), kind="delta", server_rou
 
 def distance(observation, batch, objective=None, target=None, masked=True, local="gradient"):
     """D at what the model saw, as the engine has it."""
-    attack = GradientMatching(objective or SquaredL2(relative=True), labels="joint", local_updates=local)
-    if target is None:
-        target = attack._problem(observation, torch.Generator().manual_seed(0), CPU).target
-    derivative, _ = attack._derivative(observation, target, local, 1, CPU)
+    attack = GradientMatching(objective=objective or SquaredL2(relative=True), labels="joint", local_updates=local)
+    problem = attack._problem(observation, torch.Generator().manual_seed(0), CPU)
+    target = problem.target if target is None else target
+    derivative, _ = attack._task([replace(problem, target=target)], CPU, Session()).derivative("auto")
     update = derivative.update
     if not masked:
         update.victim = replace(update.victim, masked=None)
@@ -239,5 +240,5 @@ def test_a_baseline_sees_no_mask():
     attack = GradientMatching(labels="joint", target="random")
     problem = attack._problem(observation, torch.Generator().manual_seed(0), CPU)
     assert masked_rows(problem.observation) is None
-    derivative, _ = attack._derivative(problem.observation, problem.target, "gradient", 1, CPU)
+    derivative, _ = attack._task([problem], CPU, Session()).derivative("auto")
     assert derivative.update.victim.masked is None
