@@ -1,7 +1,7 @@
 """What is public about a defense, in words that attacks may ask for: how it acts, never what it drew."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 Part = Literal["images", "gradient", "equations", "head"]
@@ -143,20 +143,15 @@ class Unpublished(Effect):
 
 def effects_to_records(effects: Iterable[Effect]) -> list[dict[str, Any]]:
     """For JSON; an effect that is none of the above is recorded as `Unpublished`."""
-    known = (one if _own(type(one).__name__) is type(one) else Unpublished(type(one).__name__) for one in effects)
-    return [{"effect": type(one).__name__, **asdict(one)} for one in known]  # type: ignore[call-overload]
+    known = (one if type(one) in KINDS.values() else Unpublished(type(one).__name__) for one in effects)
+    return [{"effect": type(one).__name__, **vars(one)} for one in known]
 
 
 def effects_of_records(records: Iterable[Mapping[str, Any]]) -> tuple[Effect, ...]:
     """What `effects_to_records` wrote; an effect of another version is `Unpublished`."""
-    found: list[Effect] = []
-    for record in records:
-        kind = _own(str(record["effect"]))
-        settings = {key: value for key, value in record.items() if key != "effect"}
-        found.append(Unpublished(str(record["effect"])) if kind is None else kind(**settings))
-    return tuple(found)
+    each = ((str(record["effect"]), {k: v for k, v in record.items() if k != "effect"}) for record in records)
+    return tuple(KINDS[name](**fields) if name in KINDS else Unpublished(name) for name, fields in each)
 
 
-def _own(name: str) -> type[Effect] | None:
-    found = globals().get(name)
-    return found if isinstance(found, type) and issubclass(found, Effect) and found is not Effect else None
+KINDS = {kind.__name__: kind for kind in Effect.__subclasses__()}
+"""The effects above, by name."""

@@ -20,8 +20,8 @@ from attacks.optimization.matching.derivative import MixedDerivative
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, NotFiniteError, Search, SearchTask
 from attacks.optimization.search.memory import candidate_bytes, chunk_size, default_budget
-from attacks.optimization.settings import Budget, Matching, check
-from fedsim.errors import NotApplicable
+from attacks.optimization.settings import Budget, Matching
+from fedsim.errors import NotApplicable, one_of, require
 from fedsim.settings.groups import grouped
 
 logger = getLogger(__name__)
@@ -52,11 +52,11 @@ class Evolution(Search):
 
     def __post_init__(self) -> None:
         size = self.population
-        check("generations", self.generations, self.generations >= 1, "1 or more")
-        check("population", size, size is None or size >= 4, "4 or more, or null")
-        check("sigma", self.sigma, self.sigma > 0, "a positive number")
-        check("covariance", self.covariance, self.covariance in COVARIANCES, f"one of {', '.join(COVARIANCES)}")
-        check("restarts", self.restarts, self.restarts >= 1, "1 or more")
+        require("generations", self.generations, self.generations >= 1, "1 or more")
+        require("population", size, size is None or size >= 4, "4 or more, or null")
+        require("sigma", self.sigma, self.sigma > 0, "a positive number")
+        one_of("covariance", self.covariance, COVARIANCES)
+        require("restarts", self.restarts, self.restarts >= 1, "1 or more")
 
     @property
     def cost(self) -> float:
@@ -119,9 +119,9 @@ class GGL(GradientMatching):
     ) -> None:
         super().__init__(problem, search or Evolution(), budget, latent)
         labels, updates, scale = self.problem.labels, self.problem.local_updates, latent.latent_scale
-        check("labels", labels, labels != "joint", "a rule: soft labels would need a derivative")
-        check("local_updates", updates, updates != "surrogate", "auto, gradient or unroll")
-        check("latent_scale", scale, scale == 1.0, "left out: sigma is the standard deviation that it starts with")
+        require("labels", labels, labels != "joint", "a rule: soft labels would need a derivative")
+        require("local_updates", updates, updates != "surrogate", "auto, gradient or unroll")
+        require("latent_scale", scale, scale == 1.0, "left out: sigma is the standard deviation that it starts with")
 
 
 def _evaluation(problem: Problem, derivative: MixedDerivative, method: str, task: SearchTask) -> Evaluation:

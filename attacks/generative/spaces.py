@@ -8,7 +8,7 @@ from torch.func import functional_call, vmap
 from attacks.generative.ball import project_l1
 from attacks.generative.generator import Generator
 from attacks.optimization.parametrisation import Parametrisation, Space
-from fedsim.errors import ConfigError, NotApplicable
+from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation
 from fedsim.settings.groups import Group
 
@@ -29,8 +29,7 @@ class GeneratorLatent(Parametrisation, Group):
         norm_weight: float | int = 0.0,
         conditional: bool = True,
     ) -> None:
-        if not norm_weight >= 0:
-            raise ConfigError("parametrisation.norm_weight", norm_weight, "a number that is not negative")
+        require("parametrisation.norm_weight", norm_weight, norm_weight >= 0, "a number that is not negative")
         self.generator, self.latent_scale, self.norm_weight = generator, float(latent_scale), float(norm_weight)
         self.conditional = conditional
 

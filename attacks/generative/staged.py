@@ -19,7 +19,8 @@ from attacks.optimization.engine import GradientMatching
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, Search, SearchTask
 from attacks.optimization.search.descent import Descent
-from attacks.optimization.settings import Budget, Matching, check
+from attacks.optimization.settings import Budget, Matching
+from fedsim.errors import require
 from fedsim.settings.groups import Group, grouped
 
 
@@ -52,8 +53,8 @@ class StagedDescent(Search):
 
     def __post_init__(self) -> None:
         optimiser = self.first.moves
-        check("optimiser.name", optimiser.name, optimiser.elementwise, "adam, signed_adam or sgd")
-        check("group", self.first.group, self.first.group is None, "null: one candidate alone goes on")
+        require("optimiser.name", optimiser.name, optimiser.elementwise, "adam, signed_adam or sgd")
+        require("group", self.first.group, self.first.group is None, "null: one candidate alone goes on")
 
     @property
     def cost(self) -> float:
@@ -93,8 +94,8 @@ class WeightStage(Group):
     weight_lr: float = 1e-3
 
     def __post_init__(self) -> None:
-        check("weight_steps", self.weight_steps, self.weight_steps >= 0, "0 or more")
-        check("weight_lr", self.weight_lr, self.weight_lr > 0, "a positive number")
+        require("weight_steps", self.weight_steps, self.weight_steps >= 0, "0 or more")
+        require("weight_lr", self.weight_lr, self.weight_lr > 0, "a positive number")
 
     def stages(self) -> Sequence[SearchStage]:
         return (SearchStage("weights", self.weight_steps, self.weight_lr, _weights_of),) if self.weight_steps else ()
@@ -118,14 +119,14 @@ class LayerStages(Group):
     def stages(self, generator: Generator) -> Sequence[SearchStage]:
         """Raises ConfigError for layers that the generator does not have."""
         count = len(generator.stages)
-        check("generator.module", type(generator.module).__name__, count >= 2, "a generator with `stages`")
+        require("generator.module", type(generator.module).__name__, count >= 2, "a generator with `stages`")
         numbers = [int(layer) for layer in self.layers]
         good = numbers and numbers == sorted(set(numbers)) and numbers[0] >= 1 and numbers[-1] < count
-        check("layers", list(self.layers), bool(good), f"ascending numbers of stages, from 1 to {count - 1}")
+        require("layers", list(self.layers), bool(good), f"ascending numbers of stages, from 1 to {count - 1}")
         for key in ("radii", "layer_steps", "layer_lrs"):
             values = list(getattr(self, key))
             good = len(values) == len(numbers) and all(value > 0 for value in values)
-            check(key, values, good, f"a positive number for each of the {len(numbers)} layers")
+            require(key, values, good, f"a positive number for each of the {len(numbers)} layers")
         plan = zip(numbers, self.radii, self.layer_steps, self.layer_lrs, strict=True)
         return [SearchStage(f"layer-{n}", int(s), float(lr), _features_of(n, float(r))) for n, r, s, lr in plan]
 

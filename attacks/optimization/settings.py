@@ -7,7 +7,7 @@ from attacks.label.recover import RULES
 from attacks.optimization.matching.objectives import Objective
 from attacks.optimization.priors.base import Prior
 from attacks.optimization.problem import LOCAL_UPDATES
-from fedsim.errors import ConfigError
+from fedsim.errors import one_of, require
 from fedsim.settings.groups import Group
 
 TARGETS = ("observed", "random")
@@ -36,13 +36,12 @@ class Matching(Group):
     target: str = "observed"
 
     def __post_init__(self) -> None:
-        updates, rules = ", ".join(LOCAL_UPDATES), ", ".join(RULES)
-        check("local_updates", self.local_updates, self.local_updates in LOCAL_UPDATES, f"one of {updates}")
-        check("target", self.target, self.target in TARGETS, "observed or random")
-        check("labels", self.labels, self.labels in ("joint", *RULES), f"joint, or one of {rules}")
+        one_of("local_updates", self.local_updates, LOCAL_UPDATES)
+        require("target", self.target, self.target in TARGETS, "observed or random")
+        require("labels", self.labels, self.labels in ("joint", *RULES), f"joint, or one of {', '.join(RULES)}")
         for name, prior in (self.priors or {}).items():
             good = prior is None or isinstance(prior, Prior)
-            check(f"priors.{name}", prior, good, "a prior with its _target_, or null")
+            require(f"priors.{name}", prior, good, "a prior with its _target_, or null")
 
     @property
     def terms(self) -> dict[str, Prior]:
@@ -66,12 +65,6 @@ class Budget(Group):
 
     def __post_init__(self) -> None:
         given = self.memory_gib
-        check("memory_gib", given, given is None or given > 0, "a positive number of GiB, or null")
-        check("frames", self.frames, self.frames >= 0, "0 or more")
-        check("save_every", self.save_every, self.save_every >= 0, "0 or more")
-
-
-def check(key: str, value: object, good: bool, expected: str) -> None:
-    """Raises ConfigError for what is not good."""
-    if not good:
-        raise ConfigError(key, value, expected)
+        require("memory_gib", given, given is None or given > 0, "a positive number of GiB, or null")
+        require("frames", self.frames, self.frames >= 0, "0 or more")
+        require("save_every", self.save_every, self.save_every >= 0, "0 or more")

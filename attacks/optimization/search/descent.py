@@ -15,7 +15,7 @@ from attacks.optimization.search.memory import candidate_bytes, chunk_size, defa
 from attacks.optimization.search.optimisers import OptimiserSettings
 from attacks.optimization.search.schedule import Schedule, check_piecewise
 from attacks.optimization.search.search import SearchState
-from attacks.optimization.settings import check
+from fedsim.errors import one_of, require
 
 logger = getLogger(__name__)
 
@@ -47,15 +47,15 @@ class Descent(Search):
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        check("steps", self.steps, self.steps >= 1, "1 or more")
-        check("restarts", self.restarts, self.restarts >= 1, "1 or more")
-        check("derivative", self.derivative, self.derivative in METHODS, f"one of {', '.join(METHODS)}")
-        check("difference_step", self.difference_step, self.difference_step > 0, "a positive number")
-        check("patience", self.patience, self.patience is None or self.patience >= 1, "a number of steps, or null")
-        check("group", self.group, self.group is None or self.restarts > 1, "null, or restarts of 2 or more")
+        require("steps", self.steps, self.steps >= 1, "1 or more")
+        require("restarts", self.restarts, self.restarts >= 1, "1 or more")
+        one_of("derivative", self.derivative, METHODS)
+        require("difference_step", self.difference_step, self.difference_step > 0, "a positive number")
+        require("patience", self.patience, self.patience is None or self.patience >= 1, "a number of steps, or null")
+        require("group", self.group, self.group is None or self.restarts > 1, "null, or restarts of 2 or more")
         check_piecewise("matching_weight", self.matching_weight)
         if not self.moves.elementwise:
-            check("group", self.group, self.group is None, "null for L-BFGS, whose candidates do not see one another")
+            require("group", self.group, self.group is None, "null for L-BFGS, whose candidates do not see one another")
 
     @property
     def moves(self) -> OptimiserSettings:
