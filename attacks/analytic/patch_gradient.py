@@ -15,7 +15,7 @@ from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from attacks.label.single import single_label
 from attacks.positions import without_regression
 from fedsim.effects import AddsPositions
-from fedsim.errors import ConfigError, NotApplicable
+from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation
 
 LOCALISATIONS = ("subtract", "keep")
@@ -47,8 +47,7 @@ class PatchGradient(Attack):
         levels: int | None = 255,
         localisation: str = "subtract",
     ) -> None:
-        if localisation not in LOCALISATIONS:
-            raise ConfigError("attack.patch_gradient.localisation", localisation, "subtract or keep")
+        require("attack.patch_gradient.localisation", localisation, localisation in LOCALISATIONS, "subtract or keep")
         self.rcond = rcond
         self.equilibrate = equilibrate
         self.weigh = weigh

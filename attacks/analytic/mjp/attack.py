@@ -19,7 +19,7 @@ from attacks.analytic.row_space.subspace import Subspace, row_space
 from attacks.analytic.row_space.system import patch_system
 from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
 from fedsim.effects import MasksPositions
-from fedsim.errors import ConfigError, NotApplicable
+from fedsim.errors import ConfigError, NotApplicable, require
 from fedsim.observation import Observation
 
 ZERO = 1e-9
@@ -82,8 +82,7 @@ class MJPAdaptive(Attack):
     needs = Needs(roles=("pos_embed", "patch_weight"), max_batch_size=1)
 
     def __init__(self, later: int = 0, levels: int | None = 255) -> None:
-        if later < 0:
-            raise ConfigError("attack.mjp_adaptive.later", later, "0 or more")
+        require("attack.mjp_adaptive.later", later, later >= 0, "0 or more")
         if levels is not None and levels < 1:
             raise ConfigError("attack.mjp_adaptive.levels", levels, "the largest pixel value, such as 255, or null")
         self.later = later
