@@ -1,37 +1,157 @@
 """What is public about a defense, in words that attacks may ask for: how it acts, never what it drew."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
+
+Part = Literal["images", "gradient", "equations", "head"]
+"""What an effect may leave as it was.
+
+`images`: the model sees those that the client holds, in every local step the same. `gradient`: what is shared is that
+of the classification loss. `equations`: it still is the gradient of one image but for one factor, with no jumps and
+nothing cut off. `head`: the classifier's gradient is that of what it read and of the labels, its scale too.
+"""
+
+
+class Effect:
+    """One thing that a defense does. Subclass it where none below says it: attacks ask `keeps`, and trust nothing more.
+
+    Attributes:
+        KEEPS: what stays as it was.
+    """
+
+    KEEPS: ClassVar[tuple[Part, ...]] = ()
+
+    def keeps(self, part: Part) -> bool:
+        """Whether that stays as it was."""
+        return part in self.KEEPS
 
 
 @dataclass(frozen=True)
-class Clips:
-    """What is shared is scaled down to an L2 norm: by one factor, or by one for each example or tensor."""
+class Clips(Effect):
+    """What is shared is scaled down to an L2 norm: by one factor, or by one for each example or tensor, or both."""
 
     max_norm: float
-    per: Literal["update", "example", "tensor"]
+    per: Literal["update", "example", "tensor", "example_and_tensor"]
+    KEEPS = ("images", "equations")
+
+    def keeps(self, part: Part) -> bool:
+        return super().keeps(part) and not (part == "equations" and self.per.endswith("tensor"))
 
 
 @dataclass(frozen=True)
-class TransformsImages:
+class AddsNoise(Effect):
+    """Independent noise of one standard deviation in every coordinate, `gaussian` or `laplace`.
+
+    Attributes:
+        std: of a coordinate; `relative`: the norm of all noise, as a multiple of the norm of what is shared.
+    """
+
+    std: float
+    relative: bool = False
+    distribution: str = "gaussian"
+    KEEPS = ("images",)
+
+
+@dataclass(frozen=True)
+class Sparsifies(Effect):
+    """Zeros stand for all but this share of the coordinates: the largest `per` update, or tensor."""
+
+    share: float
+    per: str = "update"
+    KEEPS = ("images",)
+
+
+@dataclass(frozen=True)
+class Quantises(Effect):
+    """Coordinates take the nearest, or a neighbouring, of values a step apart.
+
+    Attributes:
+        step: as a multiple of the coordinate itself, or of a norm of the update or of its tensor.
+    """
+
+    step: float
+    per: Literal["coordinate", "update", "tensor"]
+    KEEPS = ("images",)
+
+
+@dataclass(frozen=True)
+class TransformsImages(Effect):
     """Each image is changed by itself before the model sees it, its label is not."""
 
-
-@dataclass(frozen=True)
-class MasksPositions:
-    """Some positions take another embedding than their own, and the embeddings may have a loss of their own."""
+    KEEPS = ("gradient", "equations", "head")
 
 
 @dataclass(frozen=True)
-class Withholds:
+class MasksPositions(Effect):
+    """Some positions of an image take one learnable embedding that all share, in place of their own.
+
+    Attributes:
+        embedding: the parameter's name.
+    """
+
+    embedding: str
+    KEEPS = ("equations", "head")
+
+
+@dataclass(frozen=True)
+class AddsPositions(Effect):
+    """Tokens take a second embedding of their position besides.
+
+    Attributes:
+        embedding: the name of the parameter, of the position embedding's shape.
+    """
+
+    embedding: str
+    KEEPS = ("equations", "head")
+
+
+@dataclass(frozen=True)
+class AddsRegression(Effect):
+    """The loss has a further term λ·m(e, s) in the unmasked rows e of the position embedding, and in no image.
+
+    Attributes:
+        module: the name of m among the model's modules. It is given [tokens, width] embeddings and the [tokens] share
+            of each in the mean, zero where masked; `m.weight.at(server_round)` is λ.
+    """
+
+    module: str
+    KEEPS = ("equations", "head")
+
+
+@dataclass(frozen=True)
+class Withholds(Effect):
     """Tensors are not shared, or have no gradient; the others are what they were."""
 
+    KEEPS = ("images", "gradient", "equations", "head")
+
 
 @dataclass(frozen=True)
-class Unpublished:
+class SumsClients(Effect):
+    """The server sees sums over this many clients at least, None: over all; `Observation.summed` counts them."""
+
+    clients: int | None = None
+    KEEPS = ("images", "gradient", "equations", "head")
+
+
+@dataclass(frozen=True)
+class Unpublished(Effect):
     """A defense that does not say how it acts: everything that it could do is possible."""
 
     defense: str
 
 
-Effect = Clips | TransformsImages | MasksPositions | Withholds | Unpublished
+def effects_to_records(effects: Iterable[Effect]) -> list[dict[str, Any]]:
+    """For JSON; an effect that is none of the above is recorded as `Unpublished`."""
+    known = (one if type(one) in KINDS.values() else Unpublished(type(one).__name__) for one in effects)
+    return [{"effect": type(one).__name__, **vars(one)} for one in known]
+
+
+def effects_of_records(records: Iterable[Mapping[str, Any]]) -> tuple[Effect, ...]:
+    """What `effects_to_records` wrote; an effect of another version is `Unpublished`."""
+    each = ((str(record["effect"]), {k: v for k, v in record.items() if k != "effect"}) for record in records)
+    return tuple(KINDS[name](**fields) if name in KINDS else Unpublished(name) for name, fields in each)
+
+
+KINDS = {kind.__name__: kind for kind in Effect.__subclasses__()}
+"""The effects above, by name."""

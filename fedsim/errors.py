@@ -1,7 +1,7 @@
 """The two ways in which fedsim says no."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class ConfigError(Exception):
@@ -15,6 +15,17 @@ class ConfigError(Exception):
 
     def __reduce__(self) -> tuple[type["ConfigError"], tuple[str, object, str]]:
         return ConfigError, (self.key, str(self.value), self.expected)
+
+
+def require(key: str, value: object, good: bool, expected: str) -> None:
+    """Raises ConfigError for what is not good."""
+    if not good:
+        raise ConfigError(key, value, expected)
+
+
+def one_of(key: str, value: object, options: Collection[str]) -> None:
+    """Raises ConfigError for anything but one of the options."""
+    require(key, value, value in options, f"one of {', '.join(options)}")
 
 
 class RunError(Exception):

@@ -4,15 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from fedsim.effects import Clips, Effect, Unpublished, Withholds
+from fedsim.effects import Effect, Part, Unpublished
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import Architecture, Statistics, ViTRoles, own_architecture, recover_statistics
 from fedsim.update import LocalProtocol, State, Update
+
+Kind = TypeVar("Kind", bound=Effect)
 
 Replayer = Callable[["Observation", Tensor, Tensor], Update | None]
 """A client's computation once more: see `Observation.replay`."""
@@ -29,6 +31,7 @@ class Observation:
         mean, std: normalisation, per channel, of pictures in [0, 1].
         defenses: the defenses that run on the client, as configured: public, less their randomness.
         auxiliary_probs: [classes] mean softmax of the global model over pictures that no client holds.
+        recorded_effects: of the defenses, from a file; None where only the defenses themselves can say.
         summed: clients whose updates were summed before the server saw anything.
         replayer: how a client computes, attached by whoever made the observation; None where that is not known.
     """
@@ -45,6 +48,7 @@ class Observation:
     std: tuple[float, ...]
     num_classes: int
     defenses: tuple[dict[str, Any], ...] = ()
+    recorded_effects: tuple[Effect, ...] | None = None
     auxiliary_probs: Tensor | None = field(default=None)
     summed: int = 1
     replayer: Replayer | None = field(default=None, repr=False, compare=False)
@@ -153,10 +157,20 @@ class Observation:
         """What the client's defenses do to its update, as they publish it; `Unpublished` for one that does not say."""
         wrappers = self.architecture.wrappers
         if not self._defenses_at_hand:
+            if self.recorded_effects is not None:
+                return self.recorded_effects
             return tuple(Unpublished(str(defense.get("name", ""))) for defense in self.defenses)
         each = (getattr(wrapper, "effects", None) for wrapper in wrappers)
         unknown = (Unpublished(""),)
         return tuple(effect for publish in each for effect in (unknown if publish is None else publish()))
+
+    def effect(self, kind: type[Kind]) -> Kind | None:
+        """The first of this kind that a defense of the client has; None where none says so."""
+        return next((effect for effect in self.effects if isinstance(effect, kind)), None)
+
+    def keeps(self, part: Part) -> bool:
+        """Whether every defense of the client says that it leaves that as it was."""
+        return all(effect.keeps(part) for effect in self.effects)
 
     @property
     def repeatable(self) -> bool:
@@ -166,7 +180,7 @@ class Observation:
         """
         if self.replayer is None or self.summed != 1 or not self._defenses_at_hand:
             return False
-        if self.protocol.steps > 1 and not all(isinstance(effect, Clips | Withholds) for effect in self.effects):
+        if self.protocol.steps > 1 and not self.keeps("images"):
             return False
         return all(getattr(wrapper, "repeatable", False) for wrapper in self.architecture.wrappers)
 

@@ -15,7 +15,7 @@ from attacks.base import Attack, Bound, Certificate, Reconstruction
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from attacks.label.single import single_label
 from attacks.result import psnr_of
-from fedsim.errors import ConfigError, NotApplicable
+from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation
 
 MAX_RESIDUAL = 1e-2
@@ -44,10 +44,8 @@ class FullyConnectedBias(Attack):
     """
 
     def __init__(self, tolerance: float = 1e-4, levels: int | None = 255) -> None:
-        if not 0 < tolerance < 1:
-            raise ConfigError("attack.fc_bias.tolerance", tolerance, "a sine above 0 and below 1")
-        if levels is not None and levels < 1:
-            raise ConfigError("attack.fc_bias.levels", levels, "1 or more, or null")
+        require("attack.fc_bias.tolerance", tolerance, 0 < tolerance < 1, "a sine above 0 and below 1")
+        require("attack.fc_bias.levels", levels, levels is None or levels >= 1, "1 or more, or null")
         self.tolerance = tolerance
         self.levels = levels
 

@@ -10,17 +10,15 @@ from attacks.analytic.linear.certificate import finite, judge, relative_error, s
 from attacks.analytic.linear.least_squares import PatchSolution, solve_patches
 from attacks.analytic.linear.patches import patchify, unpatchify
 from attacks.analytic.linear.pixel_grid import EXCESS, MAX_WRONG, GridSolution, round_to_grid
-from attacks.analytic.mjp.localisation import without_localisation
 from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from attacks.label.single import single_label
-from fedsim.errors import ConfigError, NotApplicable
+from attacks.positions import without_regression
+from fedsim.effects import AddsPositions
+from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation
 
 LOCALISATIONS = ("subtract", "keep")
-
-INDEX = "index_embed"
-"""A second table that mjp's IDX adds to `pos_embed`; attacks and defenses import nothing from each other."""
 
 
 class PatchGradient(Attack):
@@ -35,7 +33,7 @@ class PatchGradient(Attack):
         weigh: weigh the equations by their rounding errors where these dominate.
         levels: the largest pixel value of pictures whose pixels are whole numbers (255 for 8 bits): the solution is
             rounded to them where these satisfy all equations; None: never.
-        localisation: what becomes of the term that a position regression (the defense mjp) adds to the gradient:
+        localisation: what becomes of the term that a position regression (MJP's, say) adds to the gradient:
             `subtract`, as a server does that knows the defense, or `keep`, for one that is told nothing of it.
     """
 
@@ -49,8 +47,7 @@ class PatchGradient(Attack):
         levels: int | None = 255,
         localisation: str = "subtract",
     ) -> None:
-        if localisation not in LOCALISATIONS:
-            raise ConfigError("attack.patch_gradient.localisation", localisation, "subtract or keep")
+        require("attack.patch_gradient.localisation", localisation, localisation in LOCALISATIONS, "subtract or keep")
         self.rcond = rcond
         self.equilibrate = equilibrate
         self.weigh = weigh
@@ -151,19 +148,20 @@ def known_embedding(observation: Observation) -> Float[Tensor, "rows width"]:
     state, position = observation.global_state, observation.roles.pos_embed
     assert position is not None
     embedding = state[position].double()
-    if INDEX in state:
-        embedding = embedding + state[INDEX].double()
+    for effect in observation.effects:
+        if isinstance(effect, AddsPositions):
+            embedding = embedding + state[effect.embedding].double()
     return embedding.reshape(-1, embedding.shape[-1])
 
 
 def embedding_rows(observation: Observation) -> Float[Tensor, "rows width"]:
-    """`shared_rows` less what a localisation regression added: ∂L/∂pos_embed of the classification loss alone.
+    """`shared_rows` less what a regression of the embeddings added: ∂L/∂pos_embed of the classification loss alone.
 
     Raises:
         NotApplicable: as there.
     """
     rows, prefix = shared_rows(observation), observation.roles.embedded_prefix_tokens
-    return torch.cat([rows[:prefix], without_localisation(observation, rows[prefix:])])
+    return torch.cat([rows[:prefix], without_regression(observation, rows[prefix:])])
 
 
 def shared_rows(observation: Observation) -> Float[Tensor, "rows width"]:

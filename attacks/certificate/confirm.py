@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from attacks.result import Bound, Certificate, Reconstruction, uncertified
-from fedsim.effects import Clips, Effect, MasksPositions, TransformsImages, Withholds
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 
@@ -37,7 +36,7 @@ def confirmed(observation: Observation, result: Reconstruction, bound: BoundOf) 
         return uncertified(result, _unrepeatable(observation))
     if result.images is None:
         return result
-    if not all(_keeps_equations(effect) for effect in observation.effects):
+    if not observation.keeps("equations"):  # images near each other can share one update to the bit
         return uncertified(
             result, "a defense changes tensors apart, or does not say how: other images may give the same"
         )
@@ -59,16 +58,6 @@ def confirmed(observation: Observation, result: Reconstruction, bound: BoundOf) 
     reason = f"computed once more, it gives the shared update up to {off:.0e}; {psnr:.0f} dB at least by {found.how}"
     values = {**claim.values, "replayed": off, "promised_psnr": psnr}
     return replace(result, certificate=Certificate("certified", f"{claim.reason}; {reason}", values))
-
-
-def _keeps_equations(effect: Effect) -> bool:
-    """Whether what was shared still is the gradient of one image, but for one factor: no jumps, nothing cut off.
-
-    Where an entry is rounded, dropped or scaled by itself, images near each other can share one update to the bit.
-    """
-    if isinstance(effect, Clips):
-        return effect.per != "tensor"
-    return isinstance(effect, MasksPositions | TransformsImages | Withholds)
 
 
 def mismatch(observation: Observation, again: Observation) -> float:

@@ -11,7 +11,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.forward_mode import jacobian
 from attacks.result import Bound, Reconstruction, psnr_of
-from fedsim.effects import TransformsImages, Withholds
 from fedsim.observation import Observation
 from fedsim.update import State
 
@@ -40,7 +39,7 @@ def jacobian_bound(observation: Observation, result: Reconstruction, again: Obse
     For one gradient that no defense changed; None otherwise, for more than `MAX_PIXELS` pixels, and where J bends too
     much over that distance.
     """
-    changed = not all(isinstance(effect, TransformsImages | Withholds) for effect in observation.effects)
+    changed = not observation.keeps("gradient")
     if observation.update.kind != "gradient" or changed or result.images is None or result.labels is None:
         return None
     if result.images.numel() > MAX_PIXELS:

@@ -1,8 +1,8 @@
 """GGL: a search of the generator's latent that needs no derivative (Li et al. 2022)."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from logging import getLogger
 from typing import Any
 
@@ -14,17 +14,15 @@ from torch import Tensor
 from torch.func import vmap
 
 from attacks.base import Frame
-from attacks.generative.generator import Generator
 from attacks.generative.spaces import GeneratorLatent
 from attacks.optimization.engine import GradientMatching
 from attacks.optimization.matching.derivative import MixedDerivative
-from attacks.optimization.matching.objectives import Objective
-from attacks.optimization.priors.base import Prior
 from attacks.optimization.problem import Problem
+from attacks.optimization.search.base import BestCandidate, NotFiniteError, Search, SearchTask
 from attacks.optimization.search.memory import candidate_bytes, chunk_size, default_budget
-from attacks.optimization.search.search import BestCandidate, NotFiniteError, SearchSettings
-from attacks.session import Session
-from fedsim.errors import ConfigError, NotApplicable
+from attacks.optimization.settings import Budget, Matching
+from fedsim.errors import NotApplicable, one_of, require
+from fedsim.settings.groups import grouped
 
 logger = getLogger(__name__)
 
@@ -34,90 +32,49 @@ WORST = 1e30
 """What a candidate is worth whose objective is not finite."""
 
 
-class GGL(GradientMatching):
-    """CMA-ES over the latents of a generator that is asked for the recovered labels.
+@dataclass(frozen=True)
+class Evolution(Search):
+    """CMA-ES: a search that needs no derivative.
 
-    Args:
-        generator: the prior; of a batch all latents are searched together.
+    Attributes:
+        generations: of candidates.
         population: candidates of a generation; None: 4 + 3 ln(dimensions), rounded down.
         sigma: standard deviation of the first generation.
         covariance: `full`, or `diagonal`, which learns faster where there are hundreds of dimensions.
-        norm_weight: factor on the latent's mean square, which keeps it likely.
-        conditional: ask for the recovered labels, where the generator knows classes.
-        generations: of candidates.
-
-    The others are those of `GradientMatching`.
+        restarts: the one of least objective is the result.
     """
 
-    def __init__(
-        self,
-        generator: Generator,
-        objective: Objective | None = None,
-        priors: Mapping[str, Prior | None] | None = None,
-        generations: int = 500,
-        population: int | None = None,
-        sigma: float = 1.0,
-        covariance: str = "diagonal",
-        norm_weight: float | int = 0.0,
-        conditional: bool = True,
-        restarts: int = 1,
-        labels: str = "auto",
-        local_updates: str = "auto",
-        memory_gib: float | int | None = None,
-        frames: int = 10,
-        save_every: int = 50,
-        target: str = "observed",
-    ) -> None:
-        for key, value, good, expected in (
-            ("generations", generations, generations >= 1, "1 or more"),
-            ("population", population, population is None or population >= 4, "4 or more, or null"),
-            ("sigma", sigma, sigma > 0, "a positive number"),
-            ("covariance", covariance, covariance in COVARIANCES, f"one of {', '.join(COVARIANCES)}"),
-            ("labels", labels, labels != "joint", "a rule: soft labels would need a derivative"),
-            ("local_updates", local_updates, local_updates != "surrogate", "auto, gradient or unroll"),
-        ):
-            if not good:
-                raise ConfigError(key, value, expected)
-        super().__init__(
-            objective=objective,
-            parametrisation=GeneratorLatent(generator, norm_weight=norm_weight, conditional=conditional),
-            priors=priors,
-            steps=generations,
-            restarts=restarts,
-            labels=labels,
-            derivative="double_backward",
-            local_updates=local_updates,
-            memory_gib=memory_gib,
-            frames=frames,
-            save_every=save_every,
-            target=target,
-        )
-        self.population, self.sigma, self.covariance = population, float(sigma), covariance
+    generations: int = 500
+    population: int | None = None
+    sigma: float | int = 1.0
+    covariance: str = "diagonal"
+    restarts: int = 1
 
-    def _search(
-        self,
-        problems: list[Problem],
-        rngs: Sequence[torch.Generator],
-        device: torch.device,
-        session: Session,
-        settings: SearchSettings | None = None,
-    ) -> list[BestCandidate]:
+    def __post_init__(self) -> None:
+        size = self.population
+        require("generations", self.generations, self.generations >= 1, "1 or more")
+        require("population", size, size is None or size >= 4, "4 or more, or null")
+        require("sigma", self.sigma, self.sigma > 0, "a positive number")
+        one_of("covariance", self.covariance, COVARIANCES)
+        require("restarts", self.restarts, self.restarts >= 1, "1 or more")
+
+    @property
+    def cost(self) -> float:
+        return float(self.generations * self.restarts)
+
+    def run(self, task: SearchTask, rngs: Sequence[torch.Generator]) -> list[BestCandidate]:
         """Victim after victim; each generation is computed at once, as far as memory allows."""
-        settings = settings or self.settings
-        local = self._local(problems)
-        derivative, method = self._derivative(problems[0].observation, problems[0].target, local, 1, device)
-        trained = derivative.update.victim.params
+        derivative, method = task.derivative("double_backward")
         results = []
-        for index, (problem, rng) in enumerate(zip(problems, rngs, strict=True)):
+        for index, (problem, rng) in enumerate(zip(task.ordered(derivative), rngs, strict=True)):
             if problem.labels is None:
                 raise NotApplicable("a search without derivatives needs the labels first")
-            target = {name: problem.target[name] for name in trained if name in problem.target}
-            evaluate = self._evaluation(replace(problem, target=target), derivative, method, device)
+            evaluate = _evaluation(problem, derivative, method, task)
             tries = []
-            for restart, seed in enumerate(torch.randint(2**31, (settings.restarts,), generator=rng).tolist()):
-                part = session.part(f"victim-{index}-restart-{restart}")
+            for restart, seed in enumerate(torch.randint(2**31, (self.restarts,), generator=rng).tolist()):
+                part = task.part(f"victim-{index}-restart-{restart}")
                 try:
-                    tries.append(self._evolve(problem, evaluate, seed, settings, device, part))
+                    tries.append(self.evolve(problem, evaluate, seed, part))
                 except NotFiniteError as error:
                     logger.warning("restart %d: %s", restart, error)
             if not tries:
@@ -125,61 +82,74 @@ class GGL(GradientMatching):
             results.append(min(tries, key=lambda one: one.values["objective"]))
         return results
 
-    def _evaluation(
-        self, problem: Problem, derivative: MixedDerivative, method: str, device: torch.device
-    ) -> Evaluation:
-        """(objective, distance of the gradients) of [candidates, batch, latent], at a fraction of the run."""
-        assert problem.labels is not None
-        labels = problem.labels
-        one = {"images": torch.zeros(problem.count, *problem.observation.image_shape, device=device), "labels": labels}
-        each = candidate_bytes(derivative, method, one, problem.observation.protocol.steps)
-        weight = self.settings.matching_weight
-
-        def distance(images: Tensor) -> Tensor:
-            return derivative.objective(derivative.update({"images": images, "labels": labels}), problem.target)
-
-        def evaluate(points: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
-            found, priors = [], []
-            budget = self.memory_gib or default_budget(device)
-            for part in points.split(chunk_size(len(points), each, budget)):
-                with torch.no_grad():
-                    images = problem.space.images(part)
-                found.append(vmap(distance)(images).detach())
-                total = problem.space.penalty(part)
-                for prior, term in problem.terms.values():
-                    if (factor := prior.weight_at(fraction)) > 0:
-                        total = total + factor * torch.stack([term(picture) for picture in images]).detach()
-                priors.append(total.detach())
-            matching = torch.cat(found)
-            return weight * matching + torch.cat(priors), matching
-
-        return evaluate
-
-    def _evolve(
-        self,
-        problem: Problem,
-        evaluate: Evaluation,
-        seed: int,
-        settings: SearchSettings,
-        device: torch.device,
-        session: Session,
-    ) -> BestCandidate:
-        evolution = _Evolution(problem, self.covariance, self.sigma, self.population, seed, settings.steps)
+    def evolve(self, problem: Problem, evaluate: Evaluation, seed: int, task: SearchTask) -> BestCandidate:
+        """One restart."""
+        budget, device, session = task.budget, task.device, task.session
+        evolution = _Evolution(problem, self, seed)
         saved = session.load()
         if saved is not None:
             evolution.replay(*saved)
-        every = max(1, settings.steps // max(1, settings.frames))
+        every = max(1, self.generations // max(1, budget.frames))
         dtype = next(iter(problem.target.values())).dtype
-        while evolution.generation < settings.steps:
+        while evolution.generation < self.generations:
             points = evolution.ask()
             objective, matching = evaluate(points.to(device=device, dtype=dtype), evolution.fraction)
             evolution.tell(objective.double().cpu(), matching.double().cpu())
-            if evolution.generation % every == 0 or evolution.generation == settings.steps:
-                evolution.record(settings.frames > 0, device, dtype)
-            if settings.save_every and evolution.generation % settings.save_every == 0:
+            if evolution.generation % every == 0 or evolution.generation == self.generations:
+                evolution.record(budget.frames > 0, device, dtype)
+            if budget.save_every and evolution.generation % budget.save_every == 0:
                 session.save(*evolution.memory())
-            session.progress(evolution.generation, settings.steps, {"objective": evolution.best})
+            session.progress(evolution.generation, self.generations, {"objective": evolution.best})
         return evolution.result(device, dtype)
+
+
+class GGL(GradientMatching):
+    """CMA-ES over the latents of a generator that is asked for the recovered labels; a batch's are searched together.
+
+    Its derivative-free search leaves no room for soft labels and for surrogates, whose α it would have to learn.
+    """
+
+    @grouped
+    def __init__(
+        self,
+        latent: GeneratorLatent,
+        search: Evolution | None = None,
+        problem: Matching | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        super().__init__(problem, search or Evolution(), budget, latent)
+        labels, updates, scale = self.problem.labels, self.problem.local_updates, latent.latent_scale
+        require("labels", labels, labels != "joint", "a rule: soft labels would need a derivative")
+        require("local_updates", updates, updates != "surrogate", "auto, gradient or unroll")
+        require("latent_scale", scale, scale == 1.0, "left out: sigma is the standard deviation that it starts with")
+
+
+def _evaluation(problem: Problem, derivative: MixedDerivative, method: str, task: SearchTask) -> Evaluation:
+    """(objective, distance of the gradients) of [candidates, batch, latent], at a fraction of the run."""
+    assert problem.labels is not None
+    labels, device = problem.labels, task.device
+    one = {"images": torch.zeros(problem.count, *problem.observation.image_shape, device=device), "labels": labels}
+    each = candidate_bytes(derivative, method, one, problem.observation.protocol.steps)
+
+    def distance(images: Tensor) -> Tensor:
+        return derivative.objective(derivative.update({"images": images, "labels": labels}), problem.target)
+
+    def evaluate(points: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
+        found, priors = [], []
+        room = task.budget.memory_gib or default_budget(device)
+        for part in points.split(chunk_size(len(points), each, room)):
+            with torch.no_grad():
+                images = problem.space.images(part)
+            found.append(vmap(distance)(images).detach())
+            total = problem.space.penalty(part)
+            for prior, term in problem.terms.values():
+                if (factor := prior.weight_at(fraction)) > 0:
+                    total = total + factor * torch.stack([term(picture) for picture in images]).detach()
+            priors.append(total.detach())
+        matching = torch.cat(found)
+        return matching + torch.cat(priors), matching
+
+    return evaluate
 
 
 class _Evolution:
@@ -189,15 +159,14 @@ class _Evolution:
     search goes on by hearing them again, without computing any gradient.
     """
 
-    def __init__(
-        self, problem: Problem, covariance: str, sigma: float, population: int | None, seed: int, generations: int
-    ) -> None:
+    def __init__(self, problem: Problem, settings: Evolution, seed: int) -> None:
         space: Any = problem.space
-        self._generations = generations
+        self._generations = settings.generations
         self._problem, self._shape = problem, (problem.count, space.generator.latent)
         dimensions = math.prod(self._shape)
-        size = population or 4 + math.floor(3 * math.log(dimensions))
-        self._cma = COVARIANCES[covariance](np.zeros(dimensions), sigma, seed=seed, population_size=size)
+        size = settings.population or 4 + math.floor(3 * math.log(dimensions))
+        make = COVARIANCES[settings.covariance]
+        self._cma = make(np.zeros(dimensions), float(settings.sigma), seed=seed, population_size=size)
         self._asked: list[np.ndarray] = []
         self._told: list[Float[Tensor, " population"]] = []
         self.best, self._matching = math.inf, math.inf

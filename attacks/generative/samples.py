@@ -5,7 +5,7 @@ import torch
 from attacks.analytic.patch_gradient import examples_behind
 from attacks.base import Attack, Certificate, Reconstruction
 from attacks.generative.generator import Generator
-from fedsim.errors import ConfigError
+from fedsim.errors import one_of, require
 from fedsim.observation import Observation
 
 PICKS = ("mean", "best")
@@ -23,10 +23,8 @@ class GeneratorSamples(Attack):
     baseline = True
 
     def __init__(self, generator: Generator, samples: int = 64, pick: str = "mean") -> None:
-        if samples < 1:
-            raise ConfigError("samples", samples, "1 or more")
-        if pick not in PICKS:
-            raise ConfigError("pick", pick, f"one of {', '.join(PICKS)}")
+        require("samples", samples, samples >= 1, "1 or more")
+        one_of("pick", pick, PICKS)
         self.generator, self.samples, self.pick = generator, samples, pick
 
     def fits(self, image_shape: tuple[int, ...]) -> None:

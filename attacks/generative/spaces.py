@@ -8,15 +8,16 @@ from torch.func import functional_call, vmap
 from attacks.generative.ball import project_l1
 from attacks.generative.generator import Generator
 from attacks.optimization.parametrisation import Parametrisation, Space
-from fedsim.errors import ConfigError, NotApplicable
+from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation
+from fedsim.settings.groups import Group
 
 
-class GeneratorLatent(Parametrisation):
+class GeneratorLatent(Parametrisation, Group):
     """The latent of a generator.
 
     Args:
-        scale: standard deviation of the start.
+        latent_scale: standard deviation of the start.
         norm_weight: factor on the mean square of the latent, which is 1 for a likely one; 0 leaves it free.
         conditional: ask for pictures of the recovered labels, where the generator knows classes.
     """
@@ -24,13 +25,12 @@ class GeneratorLatent(Parametrisation):
     def __init__(
         self,
         generator: Generator,
-        scale: float | int = 1.0,
+        latent_scale: float | int = 1.0,
         norm_weight: float | int = 0.0,
         conditional: bool = True,
     ) -> None:
-        if not norm_weight >= 0:
-            raise ConfigError("parametrisation.norm_weight", norm_weight, "a number that is not negative")
-        self.generator, self.scale, self.norm_weight = generator, float(scale), float(norm_weight)
+        require("parametrisation.norm_weight", norm_weight, norm_weight >= 0, "a number that is not negative")
+        self.generator, self.latent_scale, self.norm_weight = generator, float(latent_scale), float(norm_weight)
         self.conditional = conditional
 
     def fits(self, image_shape: tuple[int, ...]) -> None:
@@ -90,7 +90,7 @@ class LatentSpace(GeneratedSpace):
         self._settings = settings
 
     def initial(self, rng: torch.Generator) -> Float[Tensor, "*shape"]:
-        return self._settings.scale * torch.randn(self.count, self.generator.latent, generator=rng)
+        return self._settings.latent_scale * torch.randn(self.count, self.generator.latent, generator=rng)
 
     def images(self, point: Float[Tensor, "candidates *shape"]) -> Float[Tensor, "candidates batch c h w"]:
         labels = self.every_label(len(point))

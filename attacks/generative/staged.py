@@ -1,7 +1,6 @@
 """Searches one after another, each from where the best of the one before ended: GIAS and GIFD."""
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,14 +16,12 @@ from attacks.generative.spaces import (
     features_at,
 )
 from attacks.optimization.engine import GradientMatching
-from attacks.optimization.matching.objectives import Objective
-from attacks.optimization.priors.base import Prior
 from attacks.optimization.problem import Problem
-from attacks.optimization.search.optimisers import OptimiserSettings
-from attacks.optimization.search.schedule import Schedule
-from attacks.optimization.search.search import BestCandidate, SearchSettings
-from attacks.session import Session
-from fedsim.errors import ConfigError
+from attacks.optimization.search.base import BestCandidate, Search, SearchTask
+from attacks.optimization.search.descent import Descent
+from attacks.optimization.settings import Budget, Matching
+from fedsim.errors import require
+from fedsim.settings.groups import Group, grouped
 
 
 @dataclass(frozen=True)
@@ -37,93 +34,45 @@ class SearchStage:
     space: Callable[[GeneratedSpace, BestCandidate], GeneratedSpace]
 
 
-class StagedMatching(GradientMatching):
-    """Gradient matching over a generator's latent, then over more of the generator.
+@dataclass(frozen=True)
+class StagedDescent(Search):
+    """A search of a generator's latent, then of more of the generator.
 
     Restarts are of the latent alone: its best candidate goes on, with its labels. The trace and the frames are those
     of all searches, one behind the other.
 
-    Args:
-        generator: the prior.
-        norm_weight: factor on the latent's mean square.
-        conditional: ask for the recovered labels, where the generator knows classes.
-        latent_scale: standard deviation of the latent's start.
-
-    The others are those of `GradientMatching`.
+    Attributes:
+        first: of the latent.
+        stages: the searches behind it.
+        keep_least: the search of least gradient distance is the result, or else the last.
     """
 
-    keep_least = False
-    """Whether the search of least gradient distance is the result, or else the last."""
+    first: Descent
+    stages: Sequence[SearchStage]
+    keep_least: bool = False
 
-    def __init__(
-        self,
-        generator: Generator,
-        objective: Objective | None = None,
-        priors: Mapping[str, Prior | None] | None = None,
-        optimiser: OptimiserSettings | None = None,
-        schedule: Schedule | None = None,
-        steps: int = 500,
-        restarts: int = 1,
-        labels: str = "auto",
-        norm_weight: float | int = 0.0,
-        conditional: bool = True,
-        latent_scale: float | int = 1.0,
-        derivative: str = "auto",
-        local_updates: str = "auto",
-        memory_gib: float | int | None = None,
-        frames: int = 10,
-        save_every: int = 100,
-        target: str = "observed",
-    ) -> None:
-        super().__init__(
-            objective=objective,
-            parametrisation=GeneratorLatent(generator, latent_scale, norm_weight, conditional),
-            priors=priors,
-            optimiser=optimiser,
-            schedule=schedule,
-            steps=steps,
-            restarts=restarts,
-            labels=labels,
-            derivative=derivative,
-            local_updates=local_updates,
-            memory_gib=memory_gib,
-            frames=frames,
-            save_every=save_every,
-            target=target,
-        )
-        if not self.settings.optimiser.elementwise:
-            raise ConfigError("optimiser.name", self.settings.optimiser.name, "adam, signed_adam or sgd")
-        self.generator = generator
+    def __post_init__(self) -> None:
+        optimiser = self.first.moves
+        require("optimiser.name", optimiser.name, optimiser.elementwise, "adam, signed_adam or sgd")
+        require("group", self.first.group, self.first.group is None, "null: one candidate alone goes on")
 
     @property
-    def cost(self) -> float:  # type: ignore[override]
-        return super().cost + sum(stage.steps for stage in self.stages())
+    def cost(self) -> float:
+        return self.first.cost + sum(stage.steps for stage in self.stages)
 
-    @abstractmethod
-    def stages(self) -> Sequence[SearchStage]:
-        """The searches behind that of the latent."""
-
-    def _search(
-        self,
-        problems: list[Problem],
-        rngs: Sequence[torch.Generator],
-        device: torch.device,
-        session: Session,
-        settings: SearchSettings | None = None,
-    ) -> list[BestCandidate]:
-        first = settings or self.settings
-        found = super()._search(problems, rngs, device, session.part("latent"), first)
-        kept, done = list(found), first.steps
+    def run(self, task: SearchTask, rngs: Sequence[torch.Generator]) -> list[BestCandidate]:
+        found = self.first.run(task.part("latent"), rngs)
+        problems, kept, done = list(task.problems), list(found), self.first.steps
         for one in kept:
             one.values["stage"] = 0.0
-        for number, stage in enumerate(self.stages(), start=1):
+        for number, stage in enumerate(self.stages, start=1):
             spaces = [stage.space(_generated(p), f) for p, f in zip(problems, found, strict=True)]
             # The labels too are those that the point was found with, in their order; soft ones move no more.
             ends = zip(problems, spaces, found, strict=True)
             problems = [replace(p, space=space, labels=f.labels) for p, space, f in ends]
-            optimiser = replace(first.optimiser, lr=stage.lr)
-            again = replace(first, optimiser=optimiser, steps=stage.steps, restarts=1)
-            later = super()._search(problems, rngs, device, session.part(stage.name), again)
+            optimiser = replace(self.first.moves, lr=stage.lr)
+            again = replace(self.first, optimiser=optimiser, steps=stage.steps, restarts=1)
+            later = again.run(task.part(stage.name, problems), rngs)
             found = [_joined(before, after, done) for before, after in zip(found, later, strict=True)]
             done += stage.steps
             for index, one in enumerate(found):
@@ -137,108 +86,84 @@ class StagedMatching(GradientMatching):
         ]
 
 
-class GIAS(StagedMatching):
-    """The latent, then the generator's weights with the latent held (Jeon et al. 2021, algorithm 1).
+@dataclass(frozen=True)
+class WeightStage(Group):
+    """The search over the generator's weights; 0 steps leave it out."""
 
-    Args:
-        weight_steps, weight_lr: of the search over the weights; 0 steps leave it out.
-    """
+    weight_steps: int = 500
+    weight_lr: float = 1e-3
 
-    def __init__(
-        self,
-        generator: Generator,
-        objective: Objective | None = None,
-        priors: Mapping[str, Prior | None] | None = None,
-        optimiser: OptimiserSettings | None = None,
-        schedule: Schedule | None = None,
-        steps: int = 500,
-        weight_steps: int = 500,
-        weight_lr: float = 1e-3,
-        restarts: int = 1,
-        labels: str = "auto",
-        norm_weight: float | int = 0.0,
-        conditional: bool = True,
-        latent_scale: float | int = 1.0,
-        derivative: str = "auto",
-        local_updates: str = "auto",
-        memory_gib: float | int | None = None,
-        frames: int = 10,
-        save_every: int = 100,
-        target: str = "observed",
-    ) -> None:
-        super().__init__(
-            generator, objective, priors, optimiser, schedule, steps, restarts, labels, norm_weight, conditional,
-            latent_scale, derivative, local_updates, memory_gib, frames, save_every, target,
-        )  # fmt: skip
-        if weight_steps < 0:
-            raise ConfigError("weight_steps", weight_steps, "0 or more")
-        if not weight_lr > 0:
-            raise ConfigError("weight_lr", weight_lr, "a positive number")
-        self.weight_steps, self.weight_lr = weight_steps, weight_lr
+    def __post_init__(self) -> None:
+        require("weight_steps", self.weight_steps, self.weight_steps >= 0, "0 or more")
+        require("weight_lr", self.weight_lr, self.weight_lr > 0, "a positive number")
 
     def stages(self) -> Sequence[SearchStage]:
-        if self.weight_steps == 0:
-            return ()
-        return (SearchStage("weights", self.weight_steps, self.weight_lr, _weights_of),)
+        return (SearchStage("weights", self.weight_steps, self.weight_lr, _weights_of),) if self.weight_steps else ()
 
 
-class GIFD(StagedMatching):
-    """The latent, then what inner stages read, each within an L1 ball around where it starts (Fang et al. 2023).
+@dataclass(frozen=True)
+class LayerStages(Group):
+    """The searches of what inner stages of the generator read.
 
-    The result is that of the search with the least gradient distance.
-
-    Args:
+    Attributes:
         layers: numbers of the stages whose input is searched, ascending, 1 or more.
         radii: of the balls, one a layer, as multiples of the L1 norm of the features that a search starts with.
         layer_steps, layer_lrs: one a layer.
     """
 
-    keep_least = True
+    layers: Sequence[int]
+    radii: Sequence[float]
+    layer_steps: Sequence[int]
+    layer_lrs: Sequence[float]
 
+    def stages(self, generator: Generator) -> Sequence[SearchStage]:
+        """Raises ConfigError for layers that the generator does not have."""
+        count = len(generator.stages)
+        require("generator.module", type(generator.module).__name__, count >= 2, "a generator with `stages`")
+        numbers = [int(layer) for layer in self.layers]
+        good = numbers and numbers == sorted(set(numbers)) and numbers[0] >= 1 and numbers[-1] < count
+        require("layers", list(self.layers), bool(good), f"ascending numbers of stages, from 1 to {count - 1}")
+        for key in ("radii", "layer_steps", "layer_lrs"):
+            values = list(getattr(self, key))
+            good = len(values) == len(numbers) and all(value > 0 for value in values)
+            require(key, values, good, f"a positive number for each of the {len(numbers)} layers")
+        plan = zip(numbers, self.radii, self.layer_steps, self.layer_lrs, strict=True)
+        return [SearchStage(f"layer-{n}", int(s), float(lr), _features_of(n, float(r))) for n, r, s, lr in plan]
+
+
+class GIAS(GradientMatching):
+    """The latent, then the generator's weights with the latent held (Jeon et al. 2021, algorithm 1)."""
+
+    @grouped
     def __init__(
         self,
-        generator: Generator,
-        layers: Sequence[int],
-        radii: Sequence[float],
-        layer_steps: Sequence[int],
-        layer_lrs: Sequence[float],
-        objective: Objective | None = None,
-        priors: Mapping[str, Prior | None] | None = None,
-        optimiser: OptimiserSettings | None = None,
-        schedule: Schedule | None = None,
-        steps: int = 500,
-        restarts: int = 1,
-        labels: str = "auto",
-        norm_weight: float | int = 0.0,
-        conditional: bool = True,
-        latent_scale: float | int = 1.0,
-        derivative: str = "auto",
-        local_updates: str = "auto",
-        memory_gib: float | int | None = None,
-        frames: int = 10,
-        save_every: int = 100,
-        target: str = "observed",
+        latent: GeneratorLatent,
+        weights: WeightStage | None = None,
+        problem: Matching | None = None,
+        search: Descent | None = None,
+        budget: Budget | None = None,
     ) -> None:
-        super().__init__(
-            generator, objective, priors, optimiser, schedule, steps, restarts, labels, norm_weight, conditional,
-            latent_scale, derivative, local_updates, memory_gib, frames, save_every, target,
-        )  # fmt: skip
-        count = len(generator.stages)
-        if count < 2:
-            raise ConfigError("generator.module", type(generator.module).__name__, "a generator with `stages`")
-        numbers = [int(layer) for layer in layers]
-        if not numbers or numbers != sorted(set(numbers)) or numbers[0] < 1 or numbers[-1] >= count:
-            raise ConfigError("layers", list(layers), f"ascending numbers of stages, from 1 to {count - 1}")
-        for key, values in (("radii", radii), ("layer_steps", layer_steps), ("layer_lrs", layer_lrs)):
-            if len(values) != len(numbers) or not all(value > 0 for value in values):
-                raise ConfigError(key, list(values), f"a positive number for each of the {len(numbers)} layers")
-        self.plan = list(zip(numbers, radii, layer_steps, layer_lrs, strict=True))
+        staged = StagedDescent(search or Descent(), (weights or WeightStage()).stages())
+        super().__init__(problem, staged, budget, latent)
 
-    def stages(self) -> Sequence[SearchStage]:
-        return [
-            SearchStage(f"layer-{layer}", int(steps), float(lr), _features_of(layer, float(radius)))
-            for layer, radius, steps, lr in self.plan
-        ]
+
+class GIFD(GradientMatching):
+    """The latent, then what inner stages read, each within an L1 ball around where it starts (Fang et al. 2023).
+
+    The result is that of the search with the least gradient distance.
+    """
+
+    @grouped
+    def __init__(
+        self,
+        latent: GeneratorLatent,
+        inner: LayerStages,
+        problem: Matching | None = None,
+        search: Descent | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        staged = StagedDescent(search or Descent(), inner.stages(latent.generator), keep_least=True)
+        super().__init__(problem, staged, budget, latent)
 
 
 def _weights_of(space: GeneratedSpace, found: BestCandidate) -> GeneratedSpace:

@@ -11,7 +11,7 @@ from attacks.base import Attack, Certificate, Needs, Reconstruction
 from attacks.label.head import bias_rounding, head_is_exact, rounding, shared, single_head
 from attacks.label.residual import CountCertificate, certify_counts
 from attacks.label.rules import prior_counts
-from fedsim.errors import ConfigError, NotApplicable
+from fedsim.errors import ConfigError, NotApplicable, require
 from fedsim.observation import Observation
 
 
@@ -28,8 +28,7 @@ class CertifiedLabels(Attack):
     def __init__(self, max_candidates: int = 64, max_batch_size: int = 16) -> None:
         if max_candidates < 1:
             raise ConfigError("attack.labels_certified.max_candidates", max_candidates, "at least 1 count vector")
-        if max_batch_size < 1:
-            raise ConfigError("attack.labels_certified.max_batch_size", max_batch_size, "at least 1")
+        require("attack.labels_certified.max_batch_size", max_batch_size, max_batch_size >= 1, "at least 1")
         self.max_candidates = max_candidates
         self.needs = Needs(max_batch_size=max_batch_size, auxiliary=True)
 

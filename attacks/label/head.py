@@ -5,12 +5,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.label.rules import head_gradient
-from fedsim.effects import MasksPositions, TransformsImages, Withholds
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
-
-HEADS_OWN = (TransformsImages, MasksPositions, Withholds)
-"""Effects behind which the head's gradient is that of what the head read, and of the labels."""
 
 
 def shared(observation: Observation, part: str) -> Float[Tensor, "..."]:
@@ -98,7 +94,7 @@ def head_is_exact(observation: Observation) -> str:
 
     By what defenses publish of themselves: one that clips, or does not say how it acts, may have scaled or changed it.
     """
-    if not all(isinstance(effect, HEADS_OWN) for effect in observation.effects):
+    if not observation.keeps("head"):
         return "a defense ran on the client: whether it left the head's gradient as it was, its scale too, is unknown"
     if observation.summed > 1:
         return f"the updates of {observation.summed} clients were summed: the head's gradient is no single batch's"

@@ -12,7 +12,7 @@ from attacks.label.membership import rlg
 from attacks.label.reference import random_reference
 from attacks.label.rules import head_gradient
 from attacks.label.single import label_of_one, relative_sum
-from fedsim.errors import ConfigError, NotApplicable, nearest
+from fedsim.errors import ConfigError, NotApplicable, nearest, require
 from fedsim.observation import Observation
 
 FROM_WEIGHT = ("idlg", "gradinversion", "gradinversion_sum", "rlg")
@@ -45,8 +45,7 @@ class RecoverLabels(Attack):
     recovers = "labels"
 
     def __init__(self, rule: str = "auto", reference: bool = True) -> None:
-        if rule not in RULES:
-            raise ConfigError("attack.labels.rule", rule, f"one of {', '.join(RULES)}.{nearest(str(rule), RULES)}")
+        require("attack.labels.rule", rule, rule in RULES, f"one of {', '.join(RULES)}.{nearest(str(rule), RULES)}")
         if rule == "zlg" and not reference:
             raise ConfigError("attack.labels.reference", reference, "true: zlg knows no features without it")
         self.rule = rule

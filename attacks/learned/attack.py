@@ -7,7 +7,7 @@ import torch
 from attacks.base import Attack, Certificate, Reconstruction
 from attacks.learned.checkpoint import load_trained
 from attacks.learned.circumstances import Circumstances, change
-from fedsim.errors import ConfigError, NotApplicable
+from fedsim.errors import ConfigError, NotApplicable, one_of
 from fedsim.observation import Observation
 
 OUTPUTS = ("network", "mean")
@@ -25,8 +25,7 @@ class LearnedInversion(Attack):
     def __init__(self, checkpoint: str | None = None, output: str = "network", any_weights: bool = False) -> None:
         if checkpoint is None:
             raise ConfigError("checkpoint", None, "inversion.safetensors, which fedsim-prior kind=lti writes")
-        if output not in OUTPUTS:
-            raise ConfigError("output", output, f"one of {', '.join(OUTPUTS)}")
+        one_of("output", output, OUTPUTS)
         self.trained = load_trained(Path(checkpoint).expanduser())
         self.output, self.any_weights = output, any_weights
         self.baseline = output == "mean"

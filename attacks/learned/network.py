@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, one_of
 from fedsim.models.generator import ConvGenerator
 
 DECODERS = ("linear", "conv")
@@ -38,8 +38,7 @@ class InversionNetwork(nn.Module):
         code: int = 256,
     ) -> None:
         super().__init__()
-        if decoder not in DECODERS:
-            raise ConfigError("network.decoder", decoder, f"one of {', '.join(DECODERS)}")
+        one_of("network.decoder", decoder, DECODERS)
         if hidden < 1 or depth < 1 or code < 1:
             raise ConfigError("network", f"hidden {hidden}, depth {depth}, code {code}", "1 or more of each")
         channels, height, width = image_shape

@@ -13,17 +13,22 @@ from attacks.optimization.matching.objectives import (
 )
 from attacks.optimization.matching.signs import SignCosine
 from attacks.optimization.parametrisation import Parametrisation, PatchRowSpace, Pixels
+from attacks.optimization.search.descent import Descent
 from attacks.optimization.search.group import GroupConsistency
 from attacks.optimization.search.optimisers import OptimiserSettings
 from attacks.optimization.search.schedule import Schedule
+from attacks.optimization.settings import Budget, Matching
 
 __all__ = [
     "L1",
+    "Budget",
     "Cosine",
+    "Descent",
     "GradientMatching",
     "GroupConsistency",
     "LayerCosine",
     "LayerL2",
+    "Matching",
     "Objective",
     "OptimiserSettings",
     "Parametrisation",

@@ -1,155 +1,81 @@
 """Gradient matching: x* = argmin D(u(x), u') + Σ α_i R_i(x). The published attacks are settings of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from logging import getLogger
 from typing import Any
 
 import torch
 
 from attacks.analytic.patch_gradient import examples_behind
 from attacks.base import Attack, Certificate, Needs, Reconstruction
-from attacks.label.recover import RULES
-from attacks.optimization.matching.derivative import METHODS, MixedDerivative, make_derivative
 from attacks.optimization.matching.objectives import Cosine, Objective
-from attacks.optimization.matching.victim import make_victim, set_fused_attention
 from attacks.optimization.parametrisation import Parametrisation, Pixels
-from attacks.optimization.priors.base import Prior
 from attacks.optimization.problem import (
-    LOCAL_UPDATES,
     Problem,
     blind,
     known_labels,
     local_updates,
     make_problem,
-    make_update_map,
     random_target,
     shared_update,
-    with_clip,
 )
-from attacks.optimization.puzzle import masked_rows, of_pictures
-from attacks.optimization.search.group import GroupConsistency
-from attacks.optimization.search.memory import candidate_bytes, chunk_size, default_budget
-from attacks.optimization.search.optimisers import OptimiserSettings
-from attacks.optimization.search.schedule import Schedule, check_piecewise
-from attacks.optimization.search.search import BestCandidate, NotFiniteError, SearchSettings, SearchState
+from attacks.optimization.search.base import BestCandidate, Search, SearchTask
+from attacks.optimization.search.descent import Descent
+from attacks.optimization.search.memory import default_budget
+from attacks.optimization.settings import Budget, Matching
+from attacks.positions import masked_rows, of_images
 from attacks.session import Session
-from fedsim.errors import ConfigError, NotApplicable
+from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
-from fedsim.update import State
-
-logger = getLogger(__name__)
-
-DIFFERENCES = ("finite_difference", "central_difference")
+from fedsim.settings.groups import grouped
 
 
 class GradientMatching(Attack):
-    """Search for the pictures whose update is the one that was shared.
+    """Search for the images whose update is the one that was shared.
+
+    The settings of the first three may be given side by side, as the files of `conf/attack` have them:
+    `GradientMatching(steps=100, frames=0)`.
 
     Args:
-        objective: the distance D of updates.
-        parametrisation: what is varied.
-        priors: the terms R_i by name, each with its weight; None drops one.
-        optimiser, schedule: how candidates move.
-        steps: steps of each candidate (L-BFGS: outer steps).
-        restarts: candidates of each victim; the one of least objective is the result.
-        labels: a rule of `RecoverLabels`, or `joint`: soft labels searched for together with the pictures.
-        derivative: how ∂x D is computed: `double_backward`, `finite_difference`, `central_difference`, `compiled`, or
-            `auto`: exact for L-BFGS, several local steps, float64 and models without attention; else
-            finite differences.
-        difference_step: ‖εv‖ of finite differences.
-        local_updates: `gradient` (a weight change is its scaled gradient), `unroll` (simulate the local steps),
-            `surrogate` (the gradient between the weights sent and returned), or `auto`: gradient for one step,
-            unroll for several.
-        matching_weight: factor on D, a number or [[0, number], [fraction of the run, number], …].
-        group: GradInversion's group consistency, or None.
-        patience: steps without progress after which a candidate stops, None for never.
-        memory_gib: memory for candidates that are computed together; None: half of a GPU's, 4 on a CPU.
-        frames: pictures kept of the way.
-        save_every: steps after which an interrupted attack can go on; 0 saves nothing.
-        target: `observed`, or `random`, the baseline: noise of the same norms in place of what was shared, for the
-            distance, the search space, the priors and the model's mask. Its labels are given: those that the rule
-            reads off the true update. A prior that finds nothing in noise is left out.
+        problem: what is minimised.
+        search: how candidates move.
+        budget: how it is run.
+        parametrisation: what is varied; None: pixels.
     """
 
     needs = Needs(auxiliary=True)
-    _chunked = 2
+    _together = 2
     """Candidates that were computed together when it was last tried, while there is hope for fewer."""
 
+    @grouped
     def __init__(
         self,
-        objective: Objective | None = None,
+        problem: Matching | None = None,
+        search: Descent | Search | None = None,
+        budget: Budget | None = None,
         parametrisation: Parametrisation | None = None,
-        priors: Mapping[str, Prior | None] | None = None,
-        optimiser: OptimiserSettings | None = None,
-        schedule: Schedule | None = None,
-        steps: int = 1000,
-        restarts: int = 1,
-        labels: str = "auto",
-        derivative: str = "auto",
-        difference_step: float = 1e-2,
-        local_updates: str = "auto",
-        matching_weight: Any = 1.0,
-        group: GroupConsistency | None = None,
-        patience: int | None = None,
-        memory_gib: float | int | None = None,
-        frames: int = 10,
-        save_every: int = 100,
-        target: str = "observed",
     ) -> None:
-        _check("steps", steps, steps >= 1, "1 or more")
-        _check("restarts", restarts, restarts >= 1, "1 or more")
-        _check("derivative", derivative, derivative in METHODS, f"one of {', '.join(METHODS)}")
-        _check("local_updates", local_updates, local_updates in LOCAL_UPDATES, f"one of {', '.join(LOCAL_UPDATES)}")
-        _check("target", target, target in ("observed", "random"), "observed or random")
-        _check("difference_step", difference_step, difference_step > 0, "a positive number")
-        _check("memory_gib", memory_gib, memory_gib is None or memory_gib > 0, "a positive number of GiB, or null")
-        _check("patience", patience, patience is None or patience >= 1, "a number of steps, or null")
-        _check("group", group, group is None or restarts > 1, "null, or restarts of 2 or more")
-        _check("labels", labels, labels in ("joint", *RULES), f"joint, or one of {', '.join(RULES)}")
-        _check("frames", frames, frames >= 0, "0 or more")
-        _check("save_every", save_every, save_every >= 0, "0 or more")
-        check_piecewise("matching_weight", matching_weight)
-        for name, prior in (priors or {}).items():
-            _check(
-                f"priors.{name}", prior, prior is None or isinstance(prior, Prior), "a prior with its _target_, or null"
-            )
-        self.objective = objective or Cosine()
+        self.problem = problem or Matching()
+        self.search: Search = search or Descent()
+        self.budget = budget or Budget()
         self.parametrisation = parametrisation or Pixels()
-        self.priors = {name: prior for name, prior in (priors or {}).items() if prior is not None}
-        self.labels = labels
-        self.derivative = derivative
-        self.difference_step = difference_step
-        self.local_updates = local_updates
-        self.memory_gib = memory_gib
-        self.target = target
-        self.baseline = target == "random"
-        self.settings = SearchSettings(
-            optimiser or OptimiserSettings(),
-            schedule or Schedule(),
-            steps,
-            restarts,
-            matching_weight,
-            group,
-            patience,
-            frames,
-            save_every,
-        )
-        if not self.settings.optimiser.elementwise:
-            _check("group", group, group is None, "null for L-BFGS, whose candidates do not see one another")
+        self.baseline = self.problem.target == "random"
+
+    @property
+    def objective(self) -> Objective:
+        """The distance of updates, the cosine's by default."""
+        return self.problem.objective or Cosine()
 
     @property
     def cost(self) -> float:  # type: ignore[override]
-        """In steps of one candidate."""
-        steps = self.settings.steps * self.settings.restarts
-        return float(steps if self.settings.optimiser.elementwise else steps * self.settings.optimiser.inner)
+        return self.search.cost
 
     def shrink(self, device: torch.device) -> str:
         """Fewer candidates together; nothing where there was only one."""
-        if self._chunked < 2:
+        if self._together < 2:
             return ""
-        self.memory_gib = (self.memory_gib or default_budget(device)) / 2
-        return f"memory_gib={self.memory_gib:g}"
+        self.budget = replace(self.budget, memory_gib=(self.budget.memory_gib or default_budget(device)) / 2)
+        return f"memory_gib={self.budget.memory_gib:g}"
 
     def fits(self, image_shape: tuple[int, ...]) -> None:
         self.parametrisation.fits(image_shape)
@@ -178,15 +104,14 @@ class GradientMatching(Attack):
                     ready.append(index)
                 except NotApplicable as refusal:
                     outcomes[index] = refusal
-            # L-BFGS chooses its step from all that it is given: one candidate at a time.
-            alone = not self.settings.optimiser.elementwise or self._local(problems) == "surrogate"
+            alone = self.search.alone or self._local(problems) == "surrogate"
             batches = [[index] for index in range(len(ready))] if alone else [list(range(len(ready)))]
             for part, batch in enumerate(batches):
                 if not batch:
                     continue
                 chosen = [problems[index] for index in batch]
                 session = self.session.part(f"{number}-{part}") if len(observations) > 1 else self.session
-                results = self._search(chosen, [rngs[ready[index]] for index in batch], device, session)
+                results = self.search.run(self._task(chosen, device, session), [rngs[ready[index]] for index in batch])
                 for index, result in zip(batch, results, strict=True):
                     outcomes[ready[index]] = _reconstruction(problems[index], result)
         return [outcome for outcome in outcomes if outcome is not None]
@@ -194,97 +119,31 @@ class GradientMatching(Attack):
     def _problem(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Problem:
         self.check(observation)
         self.objective.prepare(observation)
-        labels = known_labels(self.labels, observation, rng)
+        labels = known_labels(self.problem.labels, observation, rng)
         labels = None if labels is None else labels.to(device)
-        shared = shared_update(observation, local_updates(self.local_updates, observation), device)
-        target = of_pictures(observation, shared)
-        if self.target == "observed":
-            problem = make_problem(observation, target, labels, self.parametrisation, self.priors, device)
+        shared = shared_update(observation, local_updates(self.problem.local_updates, observation), device)
+        target = of_images(observation, shared)
+        if self.problem.target == "observed":
+            problem = make_problem(observation, target, labels, self.parametrisation, self.problem.terms, device)
         else:
             noise, target = blind(observation, rng), random_target(target, rng)
             problem = make_problem(
-                noise, target, labels, self.parametrisation, self.priors, device, blind_of=observation
+                noise, target, labels, self.parametrisation, self.problem.terms, device, blind_of=observation
             )
-        batches = local_updates(self.local_updates, observation) == "unroll"
+        batches = local_updates(self.problem.local_updates, observation) == "unroll"
         batches = batches and observation.protocol.batch_size < problem.count
         # A group compares pictures place by place, and so does a generator that is asked for classes.
-        free = labels is not None and self.settings.group is None and problem.space.labels is None
+        free = labels is not None and not self.search.comparing and problem.space.labels is None
         return replace(problem, ordered=not (batches and free))
 
+    def _task(self, problems: Sequence[Problem], device: torch.device, session: Session) -> SearchTask:
+        def told(candidates: int) -> None:
+            self._together = candidates
+
+        return SearchTask(problems, self.objective, self._local(problems), self.budget, device, session, told)
+
     def _local(self, problems: Sequence[Problem]) -> str:
-        return local_updates(self.local_updates, problems[0].observation) if problems else "gradient"
-
-    def _search(
-        self,
-        problems: list[Problem],
-        rngs: Sequence[torch.Generator],
-        device: torch.device,
-        session: Session,
-        settings: SearchSettings | None = None,
-    ) -> list[BestCandidate]:
-        """One search; `settings` in place of the attack's own where it is not the first of several."""
-        settings = settings or self.settings
-        local = self._local(problems)
-        together = len(problems) * settings.restarts if settings.optimiser.elementwise else 1
-        derivative, method = self._derivative(problems[0].observation, problems[0].target, local, together, device)
-        trained = derivative.update.victim.params
-        # In the model's order, which observations read from disk have lost.
-        problems = [replace(p, target={name: p.target[name] for name in trained if name in p.target}) for p in problems]
-        generators = [
-            torch.Generator().manual_seed(int(seed))
-            for rng in rngs
-            for seed in torch.randint(2**62, (settings.restarts,), generator=rng)
-        ]
-        surrogate = local == "surrogate"
-        if settings.optimiser.elementwise:
-            search = SearchState(problems, derivative, settings, generators, device, surrogate)
-            search.chunk = self._chunk(search, derivative, method, device)
-            if search.chunk == 1 and method in DIFFERENCES:
-                set_fused_attention(derivative.update.victim.model, True)
-            return search.run(session)
-        self._chunked = 1
-        alone = replace(settings, restarts=1)
-        found: list[BestCandidate] = []
-        for index, generator in enumerate(generators):
-            search = SearchState(problems, derivative, alone, [generator], device, surrogate)
-            try:
-                found += search.run(session.part(f"restart-{index}"))
-            except NotFiniteError as error:
-                logger.warning("restart %d: %s", index, error)
-        if not found:
-            raise NotFiniteError("the objective was not finite in any restart")
-        return [min(found, key=lambda one: one.values["objective"])]
-
-    def _derivative(
-        self, observation: Observation, shared: State, local: str, candidates: int, device: torch.device
-    ) -> tuple[MixedDerivative, str]:
-        """The mixed derivative and the name of its method, `auto` resolved."""
-        plain = local == "gradient"
-        method = self.derivative
-        if method == "auto":
-            exact = not plain or not self.settings.optimiser.elementwise or observation.roles.qkv_weight is None
-            double = next(iter(shared.values())).dtype == torch.float64
-            method = "double_backward" if exact or double else "finite_difference"
-        by_difference = method in DIFFERENCES
-        if by_difference and not plain:
-            raise NotApplicable(f"derivative={method} sees one gradient, local_updates={local} needs double_backward")
-        # torch maps fused attention over candidates on a GPU alone; elsewhere it falls back on a loop.
-        fused = by_difference and (candidates == 1 or device.type == "cuda")
-        victim = make_victim(observation, shared, device, fused)
-        update = make_update_map(local, victim, observation)
-        objective = with_clip(self.objective.prepare(observation), observation, local)
-        return make_derivative(method, update, objective, self.difference_step), method
-
-    def _chunk(self, search: SearchState, derivative: MixedDerivative, method: str, device: torch.device) -> int:
-        if search.count == 1:
-            self._chunked = 1
-            return 1
-        budget = self.memory_gib or default_budget(device)
-        one = {name: variable[0].detach() for name, variable in search.variables.items() if name != "point"}
-        one["images"] = search.images()[0].detach()
-        steps = 1 if derivative.update.plain else search.problems[0].observation.protocol.steps
-        self._chunked = chunk_size(search.count, candidate_bytes(derivative, method, one, steps), budget)
-        return self._chunked
+        return local_updates(self.problem.local_updates, problems[0].observation) if problems else "gradient"
 
 
 def _reconstruction(problem: Problem, found: BestCandidate) -> Reconstruction:
@@ -316,8 +175,3 @@ def _alike(observations: Sequence[Observation]) -> list[list[int]]:
         )
         groups.setdefault(key, []).append(index)
     return list(groups.values())
-
-
-def _check(key: str, value: object, good: bool, expected: str) -> None:
-    if not good:
-        raise ConfigError(key, value, expected)

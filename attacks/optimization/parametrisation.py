@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attacks.analytic.linear.patches import unpatchify
 from attacks.analytic.row_space.attack import batch_subspace
-from fedsim.errors import ConfigError, NotApplicable
+from fedsim.errors import NotApplicable, one_of
 from fedsim.observation import Observation
 
 INITIAL = ("normal", "uniform", "gray", "zeros")
@@ -73,8 +73,7 @@ class Pixels(Parametrisation):
     """
 
     def __init__(self, init: str = "normal", scale: float | int = 1.0, boxed: bool = False) -> None:
-        if init not in INITIAL:
-            raise ConfigError("parametrisation.init", init, f"one of {', '.join(INITIAL)}")
+        one_of("parametrisation.init", init, INITIAL)
         self.init, self.scale, self.boxed = init, float(scale), boxed
 
     def prepare(

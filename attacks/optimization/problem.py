@@ -24,6 +24,7 @@ from attacks.optimization.matching.objectives import Clipped, Objective
 from attacks.optimization.matching.victim import Victim
 from attacks.optimization.parametrisation import Parametrisation, Space
 from attacks.optimization.priors.base import Prior, PriorTerm
+from fedsim.effects import Clips
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import State
@@ -94,7 +95,7 @@ def shared_update(observation: Observation, choice: str, device: torch.device) -
 
 def _adam_gradient(observation: Observation) -> State:
     protocol = observation.protocol
-    if any(str(defense.get("_target_", "")).endswith(".GradientClip") for defense in observation.defenses):
+    if _clip_bounds(observation):
         raise NotApplicable(f"a clipped step of {protocol.optimizer}: its size, which tells the gradient, is lost")
     if protocol.steps != 1:
         raise NotApplicable(f"{protocol.steps} steps of {protocol.optimizer}: local_updates=unroll simulates them")
@@ -121,17 +122,19 @@ def _less_decay(gradient: State, observation: Observation) -> State:
 
 def with_clip(objective: Objective, observation: Observation, choice: str) -> Objective:
     """The distance with the client's clipping, whose bound is public, built in; a cosine does not see it."""
-    bounds = [
-        float(defense.get("max_norm", math.inf))
-        for defense in observation.defenses
-        if str(defense.get("_target_", "")).endswith(".GradientClip")
-    ]
-    if not bounds or math.isinf(min(bounds)) or objective.scale_invariant:
+    bounds = _clip_bounds(observation)
+    if not bounds or objective.scale_invariant:
         return objective
     protocol = observation.protocol
     plain = observation.update.kind == "gradient"
     scale = 1.0 if plain else update_scale(protocol) if choice != "gradient" else protocol.gradient_scale()
     return Clipped(objective, min(bounds) / scale)
+
+
+def _clip_bounds(observation: Observation) -> list[float]:
+    """The norms that defenses scale the whole update down to."""
+    clips = (effect for effect in observation.effects if isinstance(effect, Clips) and effect.per == "update")
+    return [clip.max_norm for clip in clips if math.isfinite(clip.max_norm)]
 
 
 def make_update_map(choice: str, victim: Victim, observation: Observation) -> UpdateMap:

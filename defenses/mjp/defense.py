@@ -18,7 +18,7 @@ from defenses.mjp.settings import option, scale, share, whole
 from defenses.mjp.tally import Tally
 from defenses.model.position import WithholdPositionEmbedding
 from defenses.update.withholding import Withhold
-from fedsim.effects import Effect, MasksPositions, TransformsImages
+from fedsim.effects import AddsPositions, AddsRegression, Clips, Effect, MasksPositions, TransformsImages
 from fedsim.errors import ConfigError
 from fedsim.update import State
 
@@ -130,7 +130,10 @@ class MaskedJigsawPuzzle(Defense):
         return True
 
     def effects(self) -> tuple[Effect, ...]:
-        return (TransformsImages(), MasksPositions()) if self.needs_positions else (TransformsImages(),)
+        found: list[Effect] = [TransformsImages()]
+        found += [MasksPositions(UNKNOWN)] if self.embedding == "unknown" else []
+        found += [AddsPositions(INDEX)] if self.embedding == "indexed" else []
+        return (*found, *([] if self.dal == "none" else [AddsRegression(LOCALISER)]))
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """Raises ConfigError for models without learnable position embeddings, unless only pictures are changed."""
@@ -170,7 +173,8 @@ class MaskedJigsawPuzzle(Defense):
             raise ConfigError("defense", f"[{', '.join(variants)}]", "one of them: each is a variant of mjp")
         place = list(plan.defenses.values()).index(self)
         for name, other in plan.defenses.items():
-            if type(other).__name__.lower() == "dpsgd" and self.needs_positions:
+            alone = any(isinstance(one, Clips) and one.per.startswith("example") for one in other.effects())
+            if alone and self.needs_positions:
                 expected = f"embedding=own dal=none beside {name}: gradients of single pictures know no mask"
                 raise ConfigError("defense.mjp.embedding", self.embedding, expected)
             later = name in names[place + 1 :]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 POSITION = "pos_embed"
 UNKNOWN = "unknown_embed"
-"""The shared embedding. Attacks look for it by this name, as they do for timm's."""
+"""The shared embedding."""
 
 INDEX = "index_embed"
 """The second table of Table 4's IDX, added to `pos_embed`; zeros at first."""

@@ -3,34 +3,25 @@
 import math
 from collections.abc import Sequence
 
-from fedsim.errors import ConfigError
+from defenses.settings import choice, number
+from defenses.settings import whole as whole_number
 
 
 def share(key: str, value: object) -> float:
     """From 0 to 1."""
-    return _number(key, value, 1.0, "0 to 1")
+    return number(f"defense.mjp.{key}", value, "0 to 1", lambda v: 0.0 <= v <= 1.0)
 
 
 def scale(key: str, value: object) -> float:
     """0 or more."""
-    return _number(key, value, math.inf, "0 or more")
+    return number(f"defense.mjp.{key}", value, "0 or more", lambda v: 0.0 <= v < math.inf)
 
 
 def whole(key: str, value: object, low: int) -> int:
     """A whole number, `low` or more."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ConfigError(f"defense.mjp.{key}", value, f"a whole number, {low} or more")
-    return value
+    return whole_number(f"defense.mjp.{key}", value, f"a whole number, {low} or more", lambda v: v >= low)
 
 
 def option(key: str, value: object, options: Sequence[str]) -> str:
     """One of the options."""
-    if not isinstance(value, str) or value not in options:
-        raise ConfigError(f"defense.mjp.{key}", value, f"one of {', '.join(options)}")
-    return value
-
-
-def _number(key: str, value: object, high: float, expected: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= high or value == math.inf:
-        raise ConfigError(f"defense.mjp.{key}", value, expected)
-    return float(value)
+    return choice(f"defense.mjp.{key}", value, options)

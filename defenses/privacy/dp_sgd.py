@@ -12,7 +12,7 @@ from defenses.base import Batch, BatchGradient, ClientRound, Defense, Plan
 from defenses.privacy.accounting import gaussian_epsilon, rdp_epsilon, sampled_gaussian_rdp
 from defenses.settings import choice, flag, number, whole
 from fedsim.bounds.privacy import FIRST_ROUND
-from fedsim.effects import Clips, Effect
+from fedsim.effects import AddsNoise, Clips, Effect
 from fedsim.errors import ConfigError
 from fedsim.update import State
 
@@ -74,9 +74,9 @@ class DPSGD(Defense):
         return self.noise_multiplier == 0.0
 
     def effects(self) -> tuple[Effect, ...]:
-        if not self.repeatable:
-            return super().effects()
-        return (Clips(self.max_grad_norm, "tensor" if self.per_layer else "example"),)
+        clips = Clips(self.max_grad_norm, "example_and_tensor" if self.per_layer else "example")
+        noise = AddsNoise(self.noise_multiplier * self.max_grad_norm)  # on the sum over a batch
+        return (clips,) if self.repeatable else (clips, noise)
 
     def check(self, plan: Plan) -> None:
         """Refuses whatever lets a picture enter more than its own clipped gradient.

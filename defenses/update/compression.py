@@ -14,6 +14,7 @@ from torch import Tensor
 from defenses.base import ClientRound, Defense, Plan
 from defenses.settings import choice, flag, number, whole
 from defenses.update.perturbation import require_change, warn_of_statistics
+from fedsim.effects import Effect, Quantises, Sparsifies
 from fedsim.errors import ConfigError
 from fedsim.update import State, Update
 
@@ -78,6 +79,9 @@ class TopK(Compression):
         super().__init__(error_feedback)
         self.ratio = number("defense.topk.ratio", ratio, "more than 0 and at most 1", lambda v: 0.0 < v <= 1.0)
         self.per = choice("defense.topk.per", per, PER)
+
+    def effects(self) -> tuple[Effect, ...]:
+        return () if self.ratio == 1.0 else (Sparsifies(self.ratio, self.per),)
 
     def compress(self, tensors: State, rng: torch.Generator) -> State:
         if self.ratio == 1.0:
@@ -147,6 +151,9 @@ class QSGD(Compression):
     def repeatable(self) -> bool:
         return self.levels is None and super().repeatable
 
+    def effects(self) -> tuple[Effect, ...]:
+        return () if self.levels is None else (Quantises(1.0 / self.levels, "tensor"),)
+
     def compress(self, tensors: State, rng: torch.Generator) -> State:
         if self.levels is None:
             return tensors
@@ -168,6 +175,9 @@ class Half(Compression):
         super().__init__(error_feedback)
         # YAML users write none for null.
         self.dtype = None if dtype in (None, "none") else choice("defense.half.dtype", dtype, ("none", *HALVES))
+
+    def effects(self) -> tuple[Effect, ...]:
+        return () if self.dtype is None else (Quantises(torch.finfo(HALVES[self.dtype]).eps, "coordinate"),)
 
     def compress(self, tensors: State, rng: torch.Generator) -> State:
         if self.dtype is None:

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from defenses.base import Defense, Plan
 from defenses.settings import choice, number
-from fedsim.effects import Clips, Effect
+from fedsim.effects import AddsNoise, Clips, Effect
 from fedsim.errors import ConfigError
 from fedsim.update import Update
 
@@ -51,7 +51,10 @@ class GradientNoise(Defense):
         return self.std == 0.0 and not self.relative_norm
 
     def effects(self) -> tuple[Effect, ...]:
-        return () if self.repeatable else super().effects()
+        if self.repeatable:
+            return ()
+        size = self.std if self.relative_norm is None else self.relative_norm
+        return (AddsNoise(size, self.relative_norm is not None, self.distribution),)
 
     def check(self, plan: Plan) -> None:
         warn_of_statistics(plan, "gradient_noise")

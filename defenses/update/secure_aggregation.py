@@ -2,7 +2,7 @@
 
 from defenses.base import Defense, Plan
 from defenses.settings import whole
-from fedsim.effects import Effect
+from fedsim.effects import Effect, SumsClients
 from fedsim.errors import ConfigError
 
 SINGLE = ("Krum", "MultiKrum", "Bulyan", "FedMedian", "FedTrimmedAvg", "QFedAvg")
@@ -42,7 +42,7 @@ class SecureAggregation(Defense):
         return True
 
     def effects(self) -> tuple[Effect, ...]:
-        return ()
+        return (SumsClients(self.clients),)
 
     def check(self, plan: Plan) -> None:
         """Refuses strategies that need single updates, and a second secure aggregation.

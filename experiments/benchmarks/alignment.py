@@ -19,7 +19,17 @@ from rich.progress import track
 from torch import Tensor
 
 from attacks.base import NotApplicable
-from attacks.optimization import GradientMatching, OptimiserSettings, Pixels, PositionAlignment, Schedule, SquaredL2
+from attacks.optimization import (
+    Budget,
+    Descent,
+    GradientMatching,
+    Matching,
+    OptimiserSettings,
+    Pixels,
+    PositionAlignment,
+    Schedule,
+    SquaredL2,
+)
 from attacks.optimization.priors import TotalVariation
 from clients.app import ClientRuntime
 from experiments.engine.setup import prepare
@@ -87,16 +97,12 @@ def attack(
     align, position, target = ARMS[arm]
     if position == "withheld":
         observations = [_without_position_gradient(observation) for observation in observations]
+    objective = SquaredL2(relative=True) if align is None else PositionAlignment(arguments.alpha, align)
     matching = GradientMatching(
-        objective=SquaredL2(relative=True) if align is None else PositionAlignment(arguments.alpha, align),
-        parametrisation=Pixels(boxed=True),
-        priors={"total_variation": TotalVariation(arguments.tv)},
-        optimiser=OptimiserSettings("signed_adam", 0.1),
-        schedule=Schedule("cosine"),
-        steps=arguments.steps,
-        target=target,
-        frames=25,
-        save_every=0,
+        Matching(objective, {"total_variation": TotalVariation(arguments.tv)}, target=target),
+        Descent(OptimiserSettings("signed_adam", 0.1), Schedule("cosine"), arguments.steps),
+        Budget(frames=25, save_every=0),
+        Pixels(boxed=True),
     )
     rngs = [torch_generator(arguments.seed, "alignment", o.client) for o in observations]
     found = matching.run_many(observations, rngs, torch.device("cpu"))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from fedsim.effects import Clips, Effect, effects_of_records, effects_to_records
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, ModelSpec, OwnArchitecture, ViTRoles
 from fedsim.models.architecture import ModelWrapper
@@ -56,6 +58,7 @@ def save_observation(observation: Observation, folder: Path) -> None:
         "std": list(observation.std),
         "num_classes": observation.num_classes,
         "defenses": list(observation.defenses),
+        "effects": effects_to_records(observation.effects),
     }
     write_text(folder / "observation.json", json.dumps(record, indent=1))
 
@@ -104,6 +107,7 @@ def load_observation(
             std=tuple(record["std"]),
             num_classes=record["num_classes"],
             defenses=defenses,
+            recorded_effects=_effects(record),
             auxiliary_probs=tensors.get("auxiliary_probs"),
             summed=record.get("summed", 1),
             replayer=replayer,
@@ -112,6 +116,15 @@ def load_observation(
         raise ConfigError("observation", folder, f"no complete observation: {error.filename} is missing") from error
     except (KeyError, TypeError, ValueError, SafetensorError) as error:
         raise ConfigError("observation", folder, f"the record is damaged: {error}") from error
+
+
+def _effects(record: dict[str, Any]) -> tuple[Effect, ...] | None:
+    """As recorded; files of before they were name the defenses alone, of which a clip's settings say all of it."""
+    if "effects" in record:
+        return effects_of_records(record["effects"])
+    clips = (one for one in record["defenses"] if one.get("_target_") == "defenses.GradientClip")
+    known = tuple(Clips(float(one.get("max_norm", math.inf)), "update") for one in clips)
+    return known if known and len(known) == len(record["defenses"]) else None
 
 
 def _write_tensors(tensors: State, path: Path) -> None:

@@ -59,7 +59,7 @@ def test_gradvit_asks_for_its_image_prior():
         build_attack("gradvit", settings)
     settings["priors"]["image_prior"] = None
     attack = build_attack("gradvit", settings)
-    assert set(attack.priors) == {"patch_seam", "image_norm", "total_variation"}
+    assert set(attack.problem.terms) == {"patch_seam", "image_norm", "total_variation"}
 
 
 @pytest.mark.parametrize("name", ["gias", "gifd", "ggl", "generator_samples", "lti", "lti_mean"])

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from defenses import MaskedJigsawPuzzle
+from fedsim.effects import Effect
 
 
 class Indexed(MaskedJigsawPuzzle):
@@ -11,6 +12,9 @@ class Indexed(MaskedJigsawPuzzle):
 
     def __init__(self) -> None:
         super().__init__(ratio=0.2, embedding="indexed")
+
+    def effects(self) -> tuple[Effect, ...]:
+        return super().effects()
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         index = super().wrap_model(model).get_parameter("index_embed")

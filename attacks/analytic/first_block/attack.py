@@ -16,7 +16,7 @@ from attacks.analytic.row_space.first_norm import FirstNorm, first_norm, spanned
 from attacks.analytic.row_space.subspace import row_space
 from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
 from attacks.certificate.linear import MARGIN, own_equations
-from fedsim.errors import ConfigError, NotApplicable
+from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation
 
 NOISE_FACTOR = 20.0
@@ -48,10 +48,8 @@ class FirstBlock(Attack):
 
     def __init__(self, starts: int = 40, steps: int = 30, levels: int | None = 255) -> None:
         for key, value in (("starts", starts), ("steps", steps)):
-            if value < 1:
-                raise ConfigError(f"attack.first_block.{key}", value, "1 or more")
-        if levels is not None and levels < 1:
-            raise ConfigError("attack.first_block.levels", levels, "1 or more, or null")
+            require(f"attack.first_block.{key}", value, value >= 1, "1 or more")
+        require("attack.first_block.levels", levels, levels is None or levels >= 1, "1 or more, or null")
         self.starts = starts
         self.steps = steps
         self.levels = levels

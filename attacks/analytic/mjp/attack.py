@@ -18,11 +18,9 @@ from attacks.analytic.row_space.solution import PatchPixels, solve
 from attacks.analytic.row_space.subspace import Subspace, row_space
 from attacks.analytic.row_space.system import patch_system
 from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
-from fedsim.errors import ConfigError, NotApplicable
+from fedsim.effects import MasksPositions
+from fedsim.errors import ConfigError, NotApplicable, require
 from fedsim.observation import Observation
-
-UNKNOWN = "unknown_embed"
-"""The parameter that the defense adds; attacks and defenses import nothing from each other."""
 
 ZERO = 1e-9
 """Share of the median row's norm: a masked position's embedding was not read, so its gradient is zero exactly."""
@@ -84,8 +82,7 @@ class MJPAdaptive(Attack):
     needs = Needs(roles=("pos_embed", "patch_weight"), max_batch_size=1)
 
     def __init__(self, later: int = 0, levels: int | None = 255) -> None:
-        if later < 0:
-            raise ConfigError("attack.mjp_adaptive.later", later, "0 or more")
+        require("attack.mjp_adaptive.later", later, later >= 0, "0 or more")
         if levels is not None and levels < 1:
             raise ConfigError("attack.mjp_adaptive.levels", levels, "the largest pixel value, such as 255, or null")
         self.later = later
@@ -94,8 +91,7 @@ class MJPAdaptive(Attack):
 
     def check(self, observation: Observation) -> None:
         check_embedding(observation)
-        if UNKNOWN not in observation.global_state:
-            raise NotApplicable(f"the model has no {UNKNOWN}: the client does not run mjp")
+        shared_embedding(observation)
         super().check(observation)
 
     def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
@@ -134,12 +130,24 @@ class MJPAdaptive(Attack):
         )
 
 
+def shared_embedding(observation: Observation) -> str:
+    """The name of the embedding that masked positions take.
+
+    Raises:
+        NotApplicable: the client masks none.
+    """
+    effect = observation.effect(MasksPositions)
+    if effect is None:
+        raise NotApplicable("the model has no unknown_embed: the client does not run mjp")
+    return effect.embedding
+
+
 def _refuse_full_mask(observation: Observation) -> None:
     """Raises NotApplicable where every patch took the shared embedding: no position's gradient is left to start from.
 
     An embedding that was not trained looks alike but for the shared one, whose gradient is zero then too.
     """
-    shared, unknown = observation.gradient_of("pos_embed"), observation.gradient.get(UNKNOWN)
+    shared, unknown = observation.gradient_of("pos_embed"), observation.gradient.get(shared_embedding(observation))
     rows = shared.reshape(-1, shared.shape[-1])
     trained = bool(rows.any()) or (unknown is not None and bool(unknown.any()))
     patches = rows[observation.roles.embedded_prefix_tokens :]
@@ -156,7 +164,7 @@ def _spaces(observation: Observation, masked: Bool[Tensor, " tokens"], device: t
     state, roles = observation.global_state, observation.roles
     bias = 0.0 if roles.patch_bias is None else state[roles.patch_bias].double().to(device)
     known = spaces.norm.known.clone()
-    known[masked] = state[UNKNOWN].double().to(device) + bias
+    known[masked] = state[shared_embedding(observation)].double().to(device) + bias
     return replace(spaces, norm=replace(spaces.norm, known=known))
 
 
@@ -186,7 +194,7 @@ def _certificate(
     count = int(masked.sum())
     values = {"masked": float(count), "span_gap": parts.span.gap, "intersected": float(intersected)}
     roles, gradient = observation.roles, observation.gradient
-    unknown = gradient.get(UNKNOWN)
+    unknown = gradient.get(shared_embedding(observation))
     bias = gradient.get(roles.patch_bias) if roles.patch_bias else None
     if unknown is not None and bias is not None:
         values["identity"] = relative_error((token_grads.sum(dim=0).cpu() + unknown.cpu()), bias.cpu())

@@ -16,7 +16,7 @@ from attacks.analytic.rgap.chain import Link, layer_chain
 from attacks.analytic.rgap.inversion import HeadInput, LayerInput, read_head, solve_conv, solve_linear
 from attacks.base import Attack, Certificate, Needs, Reconstruction
 from attacks.result import psnr_of
-from fedsim.errors import ConfigError, NotApplicable
+from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation
 from fedsim.update import State
 
@@ -66,8 +66,7 @@ class RGap(Attack):
     needs = Needs(max_batch_size=1)
 
     def __init__(self, levels: int | None = 255) -> None:
-        if levels is not None and levels < 1:
-            raise ConfigError("attack.rgap.levels", levels, "1 or more, or null")
+        require("attack.rgap.levels", levels, levels is None or levels >= 1, "1 or more, or null")
         self.levels = levels
 
     def check(self, observation: Observation) -> None:

@@ -25,7 +25,7 @@ from attacks.analytic.row_space.subspace import Subspace, row_space
 from attacks.analytic.row_space.system import PatchSystem, Uncertainty, patch_system, uncertainty
 from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
 from attacks.certificate.linear import MARGIN, own_equations
-from fedsim.errors import ConfigError, NotApplicable
+from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation
 
 MIN_GAP = 2.0
@@ -48,10 +48,8 @@ class RowSpace(Attack):
     needs = Needs(roles=("patch_weight", "qkv_weight"))
 
     def __init__(self, later: int = 2, levels: int | None = 255) -> None:
-        if later < 0:
-            raise ConfigError("attack.row_space.later", later, "0 or more")
-        if levels is not None and levels < 1:
-            raise ConfigError("attack.row_space.levels", levels, "1 or more, or null")
+        require("attack.row_space.later", later, later >= 0, "0 or more")
+        require("attack.row_space.levels", levels, levels is None or levels >= 1, "1 or more, or null")
         self.later = later
         self.levels = levels
         self.cost = 20.0 * later

@@ -16,7 +16,7 @@ from torch.func import grad_and_value, vmap
 
 from attacks.optimization.matching.local_steps import UpdateMap, Variables
 from attacks.optimization.matching.objectives import TINY, Objective
-from fedsim.errors import ConfigError
+from fedsim.errors import require
 from fedsim.update import State
 
 METHODS = ("auto", "double_backward", "finite_difference", "central_difference", "compiled")
@@ -100,8 +100,7 @@ class FiniteDifference(MixedDerivative):
 
     def __init__(self, update: UpdateMap, objective: Objective, step: float = 1e-2, central: bool = False) -> None:
         super().__init__(update, objective)
-        if not update.plain:
-            raise ConfigError("derivative", "finite_difference", "double_backward for several local steps")
+        require("derivative", "finite_difference", update.plain, "double_backward for several local steps")
         self.step = step
         self.central = central
 

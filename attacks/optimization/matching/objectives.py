@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsim.errors import ConfigError
+from fedsim.errors import require
 from fedsim.observation import Observation
 from fedsim.update import State
 
@@ -33,8 +33,7 @@ class Objective(ABC):
         self.layer_weights = dict(layer_weights or {})
         self.mask_zeros = mask_zeros
         for pattern, weight in self.layer_weights.items():
-            if not weight >= 0:
-                raise ConfigError(f"objective.layer_weights.{pattern}", weight, "a number that is not negative")
+            require(f"objective.layer_weights.{pattern}", weight, weight >= 0, "a number that is not negative")
 
     def prepare(self, observation: Observation) -> "Objective":
         """Look up what the distance needs to know of the observed model.
@@ -202,8 +201,7 @@ class PositionAlignment(Objective):
         mask_zeros: bool = False,
     ) -> None:
         super().__init__(layer_weights, mask_zeros)
-        if align not in ("all", "patch", "row"):
-            raise ConfigError("objective.align", align, "one of all, patch, row")
+        require("objective.align", align, align in ("all", "patch", "row"), "one of all, patch, row")
         self.alpha = alpha
         self.align = align
         self._name = ""

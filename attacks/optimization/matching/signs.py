@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.optimization.matching.objectives import TINY, Cosine
-from fedsim.errors import ConfigError
+from fedsim.errors import require
 from fedsim.update import State
 
 
@@ -28,8 +28,7 @@ class SignCosine(Cosine):
         mask_zeros: bool = False,
     ) -> None:
         super().__init__(layer_weights, mask_zeros)
-        if not temperature > 0:
-            raise ConfigError("objective.temperature", temperature, "a positive number")
+        require("objective.temperature", temperature, temperature > 0, "a positive number")
         self.temperature = temperature
 
     def value(self, found: State, target: State) -> Float[Tensor, ""]:

@@ -1,7 +1,7 @@
 """The client's side of gradient matching: what it computed from its pictures, as a pure function of them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -9,13 +9,11 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 from torch.func import functional_call, grad, replace_all_batch_norm_modules_
 
-from attacks.analytic.mjp.attack import UNKNOWN
-from attacks.optimization.puzzle import masked_rows
+from attacks.positions import masked_rows
+from fedsim.effects import MasksPositions
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import State
-
-POSITION = "pos_embed"
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,8 @@ class Victim:
     Attributes:
         params: those whose update was shared, by name.
         fixed: all other parameters and buffers.
-        masked: rows of `pos_embed` whose place the unknown embedding takes, where the client runs a masked jigsaw.
+        masked: rows of the position embedding in whose place the client's model took one that all share.
+        embeddings: the names of the two, where rows are masked.
     """
 
     model: nn.Module
@@ -33,6 +32,7 @@ class Victim:
     fixed: State = field(repr=False)
     label_smoothing: float = 0.0
     masked: Bool[Tensor, " rows"] | None = None
+    embeddings: tuple[str, str] = ("", "")
 
     def loss(
         self, params: State, images: Float[Tensor, "batch channels height width"], labels: Shaped[Tensor, "batch *c"]
@@ -46,7 +46,8 @@ class Victim:
         """What the model says of the pictures, with the client's mask."""
         state = {**self.fixed, **params}
         if self.masked is not None:
-            state[POSITION] = torch.where(self.masked[:, None], state[UNKNOWN], state[POSITION])
+            position, shared = self.embeddings
+            state[position] = torch.where(self.masked[:, None], state[shared], state[position])
         found: Tensor = functional_call(self.model, state, (images,))
         return found
 
@@ -63,7 +64,7 @@ def make_victim(
 
     Dropout is left out, since nobody but the client knows its masks, and so is the noise of a defense's modules, which
     have a method `without_noise` for it. BatchNorm in training mode keeps no running
-    statistics, which have no part in the gradient. A masked jigsaw's mask, where it shows, is in its place.
+    statistics, which have no part in the gradient. A mask of positions, where it shows, is in its place.
 
     Args:
         shared: names what was shared.
@@ -86,9 +87,11 @@ def make_victim(
         raise NotApplicable("no gradient of a trained parameter was shared")
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     fixed = {name: tensor.detach() for name, tensor in named.items() if name not in params}
-    masked = masked_rows(observation)
-    masked = None if masked is None else masked.to(device)
-    return Victim(model.requires_grad_(False), params, fixed, observation.protocol.label_smoothing, masked)
+    victim = Victim(model.requires_grad_(False), params, fixed, observation.protocol.label_smoothing)
+    masked, effect = masked_rows(observation), observation.effect(MasksPositions)
+    if masked is None or effect is None or observation.roles.pos_embed is None:
+        return victim
+    return replace(victim, masked=masked.to(device), embeddings=(observation.roles.pos_embed, effect.embedding))
 
 
 def set_fused_attention(model: nn.Module, on: bool) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, require
 from fedsim.observation import Observation
 
 PriorTerm = Callable[[Tensor], Tensor]
@@ -28,8 +28,7 @@ class Prior(ABC):
     """
 
     def __init__(self, weight: float | int, start: float | int = 0.0, end: float | int = 1.0) -> None:
-        if not 0 <= weight < float("inf"):
-            raise ConfigError("prior.weight", weight, "a finite number, 0 or more")
+        require("prior.weight", weight, 0 <= weight < float("inf"), "a finite number, 0 or more")
         if not 0 <= start < end <= 1:
             raise ConfigError("prior.start", f"{start}, prior.end={end}", "fractions of the run, 0 <= start < end <= 1")
         self.weight = float(weight)

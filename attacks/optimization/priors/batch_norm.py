@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from attacks.optimization.priors.base import TINY, Prior, PriorTerm
 from attacks.optimization.priors.recorded_inputs import recorded_inputs
-from fedsim.errors import ConfigError, NotApplicable, nearest
+from fedsim.errors import ConfigError, NotApplicable, nearest, one_of, require
 from fedsim.models import ModelSpec, normalisation
 from fedsim.models.architecture import DTYPES
 from fedsim.observation import Observation
@@ -45,8 +45,7 @@ class BatchNormStatistics(Prior):
         end: float | int = 1.0,
     ) -> None:
         super().__init__(weight, start, end)
-        if source not in SOURCES:
-            raise ConfigError("prior.source", source, f"one of {', '.join(SOURCES)}")
+        one_of("prior.source", source, SOURCES)
         if (network is None) != (source == "victim"):
             raise ConfigError("prior.network", network, "a network with source=network, none with source=victim")
         if not 0 <= first_layer_factor < float("inf"):
@@ -158,8 +157,7 @@ def _check_network(network: Mapping[str, Any]) -> ModelSpec:
     """Whoever gives no number of classes gets ImageNet's: the head is not used, but must fit a checkpoint."""
     known = ModelSpec.__dataclass_fields__
     for key in network:
-        if key not in known:
-            raise ConfigError(f"prior.network.{key}", network[key], f"no such setting of a model.{nearest(key, known)}")
+        require(f"prior.network.{key}", network[key], key in known, f"no such setting of a model.{nearest(key, known)}")
     if "name" not in network:
         raise ConfigError("prior.network", dict(network), "a mapping with a name")
     spec = ModelSpec.from_dict({"num_classes": 1000, **network})

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from attacks.optimization.matching.victim import make_victim
 from attacks.optimization.priors.base import Prior, PriorTerm
 from attacks.optimization.priors.recorded_inputs import recorded_inputs
-from fedsim.errors import ConfigError, NotApplicable
+from fedsim.errors import NotApplicable, one_of
 from fedsim.observation import Observation
 
 MAX_FEATURE_ERROR = 0.1
@@ -31,8 +31,7 @@ class FeatureTarget(Prior):
         self, weight: float | int, source: str = "head_rows", start: float | int = 0.0, end: float | int = 1.0
     ) -> None:
         super().__init__(weight, start, end)
-        if source not in SOURCES:
-            raise ConfigError("prior.source", source, f"one of {', '.join(SOURCES)}")
+        one_of("prior.source", source, SOURCES)
         self.source = source
 
     def prepare(self, observation: Observation, labels: Tensor | None, device: torch.device) -> PriorTerm:

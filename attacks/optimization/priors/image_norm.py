@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.optimization.priors.base import TINY, Prior, PriorTerm
-from fedsim.errors import ConfigError
+from fedsim.errors import one_of
 from fedsim.observation import Observation
 
 KINDS = ("mean_square", "square", "norm")
@@ -22,8 +22,7 @@ class ImageNorm(Prior):
         self, weight: float | int, kind: str = "square", start: float | int = 0.0, end: float | int = 1.0
     ) -> None:
         super().__init__(weight, start, end)
-        if kind not in KINDS:
-            raise ConfigError("prior.kind", kind, f"one of {', '.join(KINDS)}")
+        one_of("prior.kind", kind, KINDS)
         self.kind = kind
 
     def prepare(self, observation: Observation, labels: Tensor | None, device: torch.device) -> PriorTerm:

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.optimization.priors.base import TINY, Prior, PriorTerm
-from fedsim.errors import ConfigError, NotApplicable
+from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation
 
 
@@ -20,8 +20,7 @@ class PatchSeam(Prior):
         self, weight: float | int, patch: int | None = None, start: float | int = 0.0, end: float | int = 1.0
     ) -> None:
         super().__init__(weight, start, end)
-        if patch is not None and patch < 1:
-            raise ConfigError("prior.patch", patch, "a positive number of pixels")
+        require("prior.patch", patch, patch is None or patch >= 1, "a positive number of pixels")
         self.patch = patch
 
     def prepare(self, observation: Observation, labels: Tensor | None, device: torch.device) -> PriorTerm:

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.optimization.priors.base import Prior, PriorTerm
-from fedsim.errors import ConfigError, NotApplicable
+from fedsim.errors import NotApplicable, one_of
 from fedsim.observation import Observation
 
 KINDS = ("anisotropic", "isotropic", "squared")
@@ -30,8 +30,7 @@ class TotalVariation(Prior):
         end: float | int = 1.0,
     ) -> None:
         super().__init__(weight, start, end)
-        if kind not in KINDS:
-            raise ConfigError("prior.kind", kind, f"one of {', '.join(KINDS)}")
+        one_of("prior.kind", kind, KINDS)
         self.kind = kind
         self.double_opponents = double_opponents
 

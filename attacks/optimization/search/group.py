@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attacks.optimization.search.registration import group_distance, group_targets
-from fedsim.errors import ConfigError
+from fedsim.errors import require
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,16 @@ class GroupConsistency:
     register: bool = True
 
     def __post_init__(self) -> None:
-        if not self.weight >= 0:
-            raise ConfigError("group.weight", self.weight, "a number that is not negative")
-        if self.every < 1:
-            raise ConfigError("group.every", self.every, "a number of steps, 1 or more")
-        if not 0 <= self.start <= 1:
-            raise ConfigError("group.start", self.start, "a fraction of the run, 0 to 1")
+        require("group.weight", self.weight, self.weight >= 0, "a number that is not negative")
+        require("group.every", self.every, self.every >= 1, "a number of steps, 1 or more")
+        require("group.start", self.start, 0 <= self.start <= 1, "a fraction of the run, 0 to 1")
 
 
 class GroupState:
     """The means of all victims, and when they were taken."""
 
     def __init__(self, settings: GroupConsistency, victims: int, restarts: int) -> None:
-        if restarts < 2:
-            raise ConfigError("restarts", restarts, "2 or more for a group to agree")
+        require("restarts", restarts, restarts >= 2, "2 or more for a group to agree")
         self.settings = settings
         self.victims, self.restarts = victims, restarts
         self.means: Float[Tensor, "victims seeds batch c h w"] | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.errors import ConfigError
+from fedsim.errors import one_of, require
 
 NAMES = ("adam", "signed_adam", "sgd", "lbfgs")
 SCALES = {"alpha": 0.01}
@@ -39,24 +39,19 @@ class OptimiserSettings:
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in NAMES:
-            raise ConfigError("optimiser.name", self.name, f"one of {', '.join(NAMES)}")
-        if not self.lr > 0:
-            raise ConfigError("optimiser.lr", self.lr, "a positive number")
-        if self.langevin < 0:
-            raise ConfigError("optimiser.langevin", self.langevin, "a number that is not negative")
-        if len(self.betas) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in self.betas):
-            raise ConfigError("optimiser.betas", self.betas, "two numbers, 0 or more and less than 1")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError("optimiser.momentum", self.momentum, "0 or more and less than 1")
-        if self.inner < 1 or self.history < 1:
-            raise ConfigError("optimiser.inner", f"{self.inner}, optimiser.history={self.history}", "1 or more")
-        if self.clip is not None and not self.clip > 0:
-            raise ConfigError("optimiser.clip", self.clip, "a positive norm, or null")
-        if self.weight_decay and self.name not in ("adam", "signed_adam"):
-            raise ConfigError("optimiser.weight_decay", self.weight_decay, f"0 for {self.name}: Adam alone has it")
-        if self.langevin and self.name == "lbfgs":
-            raise ConfigError("optimiser.langevin", self.langevin, "0 for L-BFGS, whose steps noise would mislead")
+        one_of("optimiser.name", self.name, NAMES)
+        require("optimiser.lr", self.lr, self.lr > 0, "a positive number")
+        require("optimiser.langevin", self.langevin, self.langevin >= 0, "a number that is not negative")
+        good = len(self.betas) == 2 and all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in self.betas)
+        require("optimiser.betas", self.betas, good, "two numbers, 0 or more and less than 1")
+        require("optimiser.momentum", self.momentum, 0 <= self.momentum < 1, "0 or more and less than 1")
+        calls = f"{self.inner}, optimiser.history={self.history}"
+        require("optimiser.inner", calls, min(self.inner, self.history) >= 1, "1 or more")
+        require("optimiser.clip", self.clip, self.clip is None or self.clip > 0, "a positive norm, or null")
+        decay, quiet = self.weight_decay, self.elementwise or not self.langevin
+        adam = not decay or self.name in ("adam", "signed_adam")
+        require("optimiser.weight_decay", decay, adam, f"0 for {self.name}: Adam alone has it")
+        require("optimiser.langevin", self.langevin, quiet, "0 for L-BFGS, whose steps noise would mislead")
 
     @property
     def elementwise(self) -> bool:

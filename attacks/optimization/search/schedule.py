@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsim.errors import ConfigError
+from fedsim.errors import one_of, require
 
 KINDS = ("constant", "cosine", "step")
 
@@ -25,14 +25,11 @@ class Schedule:
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigError("schedule.kind", self.kind, f"one of {', '.join(KINDS)}")
-        if not all(isinstance(fraction, int | float) and 0 <= fraction <= 1 for fraction in self.milestones):
-            raise ConfigError("schedule.milestones", self.milestones, "fractions of the run, 0 to 1")
-        if not self.factor > 0:
-            raise ConfigError("schedule.factor", self.factor, "a positive number")
-        if self.warmup < 0:
-            raise ConfigError("schedule.warmup", self.warmup, "a number of steps, 0 or more")
+        one_of("schedule.kind", self.kind, KINDS)
+        good = all(isinstance(fraction, int | float) and 0 <= fraction <= 1 for fraction in self.milestones)
+        require("schedule.milestones", self.milestones, good, "fractions of the run, 0 to 1")
+        require("schedule.factor", self.factor, self.factor > 0, "a positive number")
+        require("schedule.warmup", self.warmup, self.warmup >= 0, "a number of steps, 0 or more")
 
     def __call__(self, step: int, steps: int) -> float:
         """The factor at `step` of 0 … steps - 1."""
@@ -66,5 +63,4 @@ def check_piecewise(key: str, value: object) -> None:
         good = bool(starts) and starts[0] == 0.0 and starts == sorted(starts)
     except (TypeError, ValueError):
         good = False
-    if not good:
-        raise ConfigError(key, value, "a number, or [[0, number], [fraction of the run, number], …]")
+    require(key, value, good, "a number, or [[0, number], [fraction of the run, number], …]")

@@ -1,9 +1,8 @@
 """The search for pictures whose gradient is the shared one: all candidates of all victims at once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from logging import getLogger
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -14,12 +13,17 @@ from attacks.base import Frame
 from attacks.optimization.matching.derivative import MixedDerivative
 from attacks.optimization.matching.local_steps import Variables
 from attacks.optimization.problem import Problem
+from attacks.optimization.search.base import BestCandidate, NotFiniteError
 from attacks.optimization.search.checkpoint import load_search, save_search
-from attacks.optimization.search.group import GroupConsistency, GroupState
-from attacks.optimization.search.optimisers import Optimiser, OptimiserSettings
+from attacks.optimization.search.group import GroupState
+from attacks.optimization.search.optimisers import Optimiser
 from attacks.optimization.search.schedule import Schedule, piecewise
+from attacks.optimization.settings import Budget
 from attacks.session import Session
 from fedsim.update import State
+
+if TYPE_CHECKING:
+    from attacks.optimization.search.descent import Descent
 
 logger = getLogger(__name__)
 
@@ -27,41 +31,6 @@ MAX_RESTARTS = 10
 """How often one candidate may start anew after a value that was not finite."""
 IMPROVEMENT = 1e-4
 """The relative fall of the objective that counts as progress."""
-
-
-class NotFiniteError(RuntimeError):
-    """No start of a candidate led to a finite objective."""
-
-
-@dataclass(frozen=True)
-class SearchSettings:
-    """See `GradientMatching`, whose settings these are."""
-
-    optimiser: OptimiserSettings
-    schedule: Schedule
-    steps: int
-    restarts: int
-    matching_weight: Any
-    group: GroupConsistency | None
-    patience: int | None
-    frames: int
-    save_every: int
-
-
-@dataclass
-class BestCandidate:
-    """The best candidate of one victim, as the model's input, and how the search went.
-
-    Attributes:
-        point: the same in the space that was searched.
-    """
-
-    images: Float[Tensor, "batch c h w"]
-    labels: Tensor
-    values: dict[str, float]
-    point: Tensor
-    trace: list[dict[str, float]] = field(default_factory=list)
-    frames: list[Frame] = field(default_factory=list)
 
 
 class SearchState:
@@ -78,14 +47,15 @@ class SearchState:
         self,
         problems: Sequence[Problem],
         derivative: MixedDerivative,
-        settings: SearchSettings,
+        settings: "Descent",
+        budget: Budget,
         generators: Sequence[torch.Generator],
         device: torch.device,
         surrogate: bool,
     ) -> None:
         self.problems = problems
         self.derivative = derivative
-        self.settings = settings
+        self.settings, self.budget = settings, budget
         self.generators = generators
         self.chunk = 1
         self.device = device
@@ -102,7 +72,7 @@ class SearchState:
         given = {"labels"} if problems[0].labels is not None else set()
         moving = {name: v for name, v in self.variables.items() if v.is_floating_point() and name not in given}
         self.smooth = {name: variable.requires_grad_() for name, variable in moving.items()}
-        self.optimiser = Optimiser(settings.optimiser, self.smooth)
+        self.optimiser = Optimiser(settings.moves, self.smooth)
         self.targets, self.shared_target = _stack([problem.target for problem in problems])
         infinity = torch.full((self.count,), torch.inf, dtype=self.dtype, device=device)
         self.best, self.best_matching = infinity.clone(), infinity.clone()
@@ -123,9 +93,10 @@ class SearchState:
         if saved is not None:
             load_search(self, *saved)
         steps = self.settings.steps
-        every = max(1, steps // max(1, self.settings.frames))
+        schedule = self.settings.schedule or Schedule()
+        every = max(1, steps // max(1, self.budget.frames))
         while self.step < steps and not bool(self.done.all()):
-            factor = self.settings.schedule(self.step, steps)
+            factor = schedule(self.step, steps)
             if self.group is not None:
                 labels = [problem.labels for problem in self.problems]
                 self.group.update(self.step, steps, self.images().detach(), labels)
@@ -137,9 +108,9 @@ class SearchState:
             self.step += 1
             # L-BFGS has a memory of its own that torch does not give out: such a search starts anew.
             if (
-                self.settings.optimiser.elementwise
-                and self.settings.save_every
-                and self.step % self.settings.save_every == 0
+                self.settings.moves.elementwise
+                and self.budget.save_every
+                and self.step % self.budget.save_every == 0
                 and self.step < steps
             ):
                 session.save(*save_search(self))
@@ -314,11 +285,11 @@ class SearchState:
                 "objective": float(self.last["objective"][row]),
                 "best": float(self.best[row]),
                 "matching": float(self.last["matching"][row]),
-                "lr": self.settings.optimiser.lr * factor,
+                "lr": self.settings.moves.lr * factor,
             }
             finite = {name: value for name, value in values.items() if abs(value) < float("inf")}
             self.rows[victim].append({"step": float(self.step), **finite})
-            if self.settings.frames:
+            if self.budget.frames:
                 observation = self.problems[victim].observation
                 images = observation.to_unit_range(self._best_images(row)).clamp(0, 1).float().cpu()
                 self.frames[victim].append(Frame(self.step, images, finite))

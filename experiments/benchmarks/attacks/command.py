@@ -17,7 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from attacks.optimization import Cosine, GradientMatching, OptimiserSettings, Pixels, Schedule
+from attacks.optimization import (
+    Budget,
+    Cosine,
+    Descent,
+    GradientMatching,
+    Matching,
+    OptimiserSettings,
+    Pixels,
+    Schedule,
+)
 from attacks.optimization.matching.victim import set_fused_attention
 from attacks.optimization.priors import TotalVariation
 from clients.app import ClientRuntime
@@ -98,17 +107,10 @@ def matching(
 ) -> GradientMatching:
     """The settings of `plain_loop.invert`."""
     return GradientMatching(
-        Cosine(),
+        Matching(Cosine(), {"total_variation": TotalVariation(0.2)}),
+        Descent(OptimiserSettings("signed_adam", 0.1), Schedule("step"), steps, restarts, derivative),
+        Budget(memory_gib, frames=0, save_every=0),
         Pixels(boxed=True),
-        {"total_variation": TotalVariation(0.2)},
-        OptimiserSettings("signed_adam", 0.1),
-        Schedule("step"),
-        steps,
-        restarts,
-        derivative=derivative,
-        memory_gib=memory_gib,
-        frames=0,
-        save_every=0,
     )
 
 

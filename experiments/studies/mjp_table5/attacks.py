@@ -6,9 +6,10 @@ from torch import Tensor
 
 from attacks.analytic.april import patches_of_tokens, solve_tokens
 from attacks.analytic.linear.patches import unpatchify
-from attacks.analytic.mjp.attack import UNKNOWN, masked_positions
+from attacks.analytic.mjp.attack import masked_positions, shared_embedding
 from attacks.analytic.patch_gradient import check_embedding, embedding_rows, shared_rows
 from attacks.base import Attack, Needs, Reconstruction
+from fedsim.effects import MasksPositions
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 
@@ -46,7 +47,9 @@ class PublishedApril(Attack):
         embedding = state[str(roles.pos_embed)].double().flatten(0, -2).to(device).clone()
         hidden = visible_mask(observation) if self.told else None
         if hidden is not None:
-            embedding[roles.embedded_prefix_tokens :][hidden.to(device)] = state[UNKNOWN].double().to(device)
+            embedding[roles.embedded_prefix_tokens :][hidden.to(device)] = (
+                state[shared_embedding(observation)].double().to(device)
+            )
         embedded = (tokens - embedding)[roles.prefix_tokens :]
         if roles.patch_bias is not None:
             embedded = embedded - state[roles.patch_bias].double().to(device)
@@ -57,6 +60,6 @@ class PublishedApril(Attack):
 
 def visible_mask(observation: Observation) -> Bool[Tensor, " tokens"] | None:
     """Which positions share the unknown embedding; None where no position can."""
-    if UNKNOWN not in observation.global_state:
+    if observation.effect(MasksPositions) is None:
         return None
     return masked_positions(shared_rows(observation)[observation.roles.embedded_prefix_tokens :])

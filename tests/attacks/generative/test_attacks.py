@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from attacks.generative import GGL, GIAS, GIFD, Generator, GeneratorSamples
-from attacks.optimization import Cosine, GradientMatching, OptimiserSettings, Schedule, SquaredL2
+from attacks.generative.gradient_free import Evolution
+from attacks.optimization import Cosine, Descent, OptimiserSettings, Schedule, SquaredL2
 from attacks.optimization.priors import TotalVariation
 from attacks.optimization.search.search import NotFiniteError
 from attacks.session import Session
@@ -57,12 +58,22 @@ def searches(generator, steps=40):
         "save_every": max(1, steps // 4),
     }
     return {
-        "gias": GIAS(generator, weight_steps=steps // 2, weight_lr=1e-3, **common),
+        "gias": GIAS(generator=generator, weight_steps=steps // 2, weight_lr=1e-3, **common),
         "gifd": GIFD(
-            generator, layers=[1, 2], radii=[0.5, 0.5], layer_steps=[steps // 2] * 2, layer_lrs=[0.01, 0.01], **common
+            generator=generator,
+            layers=[1, 2],
+            radii=[0.5, 0.5],
+            layer_steps=[steps // 2] * 2,
+            layer_lrs=[0.01, 0.01],
+            **common,
         ),
         "ggl": GGL(
-            generator, SquaredL2(relative=True), generations=steps, population=16, frames=3, save_every=steps // 4
+            generator=generator,
+            objective=SquaredL2(relative=True),
+            generations=steps,
+            population=16,
+            frames=3,
+            save_every=steps // 4,
         ),
     }
 
@@ -78,7 +89,7 @@ def test_it_finds_what_the_generator_can_make(scene, tools, cpu, rng, name):
     assert steps == sorted(steps)
     torch.testing.assert_close(found.frames[-1].images, found.images.float(), atol=1e-5, rtol=0)
     random = searches(generator)[name]
-    random.target = "random"
+    random.problem = replace(random.problem, target="random")
     blind = random(observation, torch.Generator().manual_seed(0), cpu)
     assert tools.psnr(blind.images, pictures) < reached - 3
 
@@ -107,13 +118,13 @@ def test_the_feature_search_keeps_the_best_layer_and_the_weight_search_its_last(
     observation, _, generator = scene
     # Features can be smoother than any latent's, which the prior rewards more than what they lose in matching.
     common = {"priors": {"smooth": TotalVariation(10.0)}, "optimiser": OptimiserSettings(lr=0.05), "frames": 2}
-    harmful = GIFD(generator, layers=[1], radii=[5.0], layer_steps=[5], layer_lrs=[0.1], steps=40, **common)
+    harmful = GIFD(generator=generator, layers=[1], radii=[5.0], layer_steps=[5], layer_lrs=[0.1], steps=40, **common)
     kept = harmful(observation, torch.Generator().manual_seed(0), cpu).certificate.values
-    harmful.keep_least = False
+    harmful.search = replace(harmful.search, keep_least=False)
     last = harmful(observation, torch.Generator().manual_seed(0), cpu).certificate.values
     assert (kept["stage"], last["stage"]) == (0.0, 1.0)
     assert kept["matching"] < last["matching"]
-    weights = GIAS(generator, steps=10, weight_steps=2, weight_lr=0.1, **common)
+    weights = GIAS(generator=generator, steps=10, weight_steps=2, weight_lr=0.1, **common)
     assert weights(observation, torch.Generator().manual_seed(0), cpu).certificate.values["stage"] == 1.0
 
 
@@ -122,16 +133,16 @@ def test_soft_labels_are_searched_for_once(scene, cpu, monkeypatch, name):
     """The searches behind the first have its labels, which its pictures were found with."""
     observation, _, generator = scene
     chosen = searches(generator, steps=10)[name]
-    chosen.labels = "joint"
+    chosen.problem = replace(chosen.problem, labels="joint")
     given, found = [], []
-    search = GradientMatching._search
+    search = Descent.run
 
-    def watched(self, problems, *rest, **others):
-        given.append(problems[0].labels)
-        found.append(search(self, problems, *rest, **others))
+    def watched(self, task, rngs):
+        given.append(task.problems[0].labels)
+        found.append(search(self, task, rngs))
         return found[-1]
 
-    monkeypatch.setattr(GradientMatching, "_search", watched)
+    monkeypatch.setattr(Descent, "run", watched)
     result = chosen(observation, torch.Generator().manual_seed(0), cpu)
     assert given[0] is None
     assert all(torch.equal(labels, found[0][0].labels) for labels in (*given[1:], found[-1][0].labels))
@@ -145,7 +156,7 @@ def test_a_prior_that_starts_late_counts_from_there(scene, cpu):
     found = {}
     for start, end in ((0.0, 0.5), (0.5, 1.0)):
         priors = {"smooth": TotalVariation(10.0, start=start, end=end)}
-        ggl = GGL(generator, SquaredL2(relative=True), priors, generations=20, population=8)
+        ggl = GGL(generator=generator, objective=SquaredL2(relative=True), priors=priors, generations=20, population=8)
         values = ggl(observation, torch.Generator().manual_seed(0), cpu).certificate.values
         found[start] = values["objective"] - values["matching"]
     assert found[0.0] == pytest.approx(0.0, abs=1e-6)
@@ -154,15 +165,15 @@ def test_a_prior_that_starts_late_counts_from_there(scene, cpu):
 
 def test_a_restart_without_a_finite_candidate_costs_no_other(scene, cpu, monkeypatch, caplog):
     observation, _, generator = scene
-    ggl = GGL(generator, SquaredL2(relative=True), generations=3, population=8, restarts=2)
-    evolve, bad = GGL._evolve, [True, False]
+    ggl = GGL(generator=generator, objective=SquaredL2(relative=True), generations=3, population=8, restarts=2)
+    evolve, bad = Evolution.evolve, [True, False]
 
     def faulty(self, problem, evaluate, *rest):
         broken = bad.pop(0)
         lost = torch.full((8,), torch.nan)
         return evolve(self, problem, lambda *asked: (lost, lost) if broken else evaluate(*asked), *rest)
 
-    monkeypatch.setattr(GGL, "_evolve", faulty)
+    monkeypatch.setattr(Evolution, "evolve", faulty)
     assert ggl(observation, torch.Generator().manual_seed(0), cpu).images.isfinite().all()
     assert "restart 0" in caplog.text
     bad[:] = [True, True]
@@ -224,8 +235,10 @@ def test_a_foreign_generator_that_is_told_no_class_is_refused(scene, cpu, settin
     generator = Generator(module=Painter(settings.pop("num_classes")))
     rng = torch.Generator().manual_seed(0)
     with pytest.raises(NotApplicable, match="must be told one of its"):
-        GIAS(generator, steps=3, weight_steps=3, **settings)(observation, rng, cpu)
-    assert GIAS(Generator(module=Painter(4)), steps=3, weight_steps=3)(observation, rng, cpu).images is not None
+        GIAS(generator=generator, steps=3, weight_steps=3, **settings)(observation, rng, cpu)
+    assert (
+        GIAS(generator=Generator(module=Painter(4)), steps=3, weight_steps=3)(observation, rng, cpu).images is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -240,20 +253,20 @@ def test_a_foreign_generator_that_is_told_no_class_is_refused(scene, cpu, settin
 def test_wrong_layers_are_named(painter, settings, key):
     good = {"layers": [1, 2], "radii": [1.0, 1.0], "layer_steps": [5, 5], "layer_lrs": [0.1, 0.1]}
     with pytest.raises(ConfigError, match=key):
-        GIFD(Generator(module=painter()), **{**good, **settings})
+        GIFD(generator=Generator(module=painter()), **{**good, **settings})
 
 
 def test_wrong_settings_are_named(painter):
     generator = Generator(module=painter())
     for settings, key in (({"covariance": "round"}, "covariance"), ({"population": 2}, "population")):
         with pytest.raises(ConfigError, match=key):
-            GGL(generator, **settings)
+            GGL(generator=generator, **settings)
     for settings, key in (({"labels": "joint"}, "labels"), ({"sigma": 0.0}, "sigma")):
         with pytest.raises(ConfigError, match=key):
-            GGL(generator, **settings)
+            GGL(generator=generator, **settings)
     with pytest.raises(ConfigError, match="weight_lr"):
-        GIAS(generator, weight_lr=0.0)
+        GIAS(generator=generator, weight_lr=0.0)
     with pytest.raises(ConfigError, match="adam"):
-        GIAS(generator, optimiser=OptimiserSettings("lbfgs"))
+        GIAS(generator=generator, optimiser=OptimiserSettings("lbfgs"))
     with pytest.raises(ConfigError, match="pick"):
         GeneratorSamples(generator, pick="worst")

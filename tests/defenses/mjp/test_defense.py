@@ -19,6 +19,7 @@ from defenses import (
 )
 from defenses.mjp import UNKNOWN
 from defenses.mjp.mask import CHUNK
+from fedsim.effects import Clips
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
 from tests.defenses.mjp import slow
@@ -265,8 +266,11 @@ class Mixing(Defense):
         return batch
 
 
-class DpSgd(Defense):
-    """By name alone."""
+class OneByOne(Defense):
+    """DP-SGD by what it says of itself alone."""
+
+    def effects(self):
+        return (Clips(1.0, "example"),)
 
 
 def check(**defenses):
@@ -279,7 +283,7 @@ def test_checks_what_it_works_with():
     for defenses in (
         {"mixup": Mixing(), "mjp": MaskedJigsawPuzzle()},
         {"mjp": MaskedJigsawPuzzle(), "withhold_pe": WithholdPositionEmbedding()},
-        {"mjp_jp": MaskedJigsawPuzzle(embedding="own"), "no_pe": NoPositionEmbedding(), "dp_sgd": DpSgd()},
+        {"mjp_jp": MaskedJigsawPuzzle(embedding="own"), "no_pe": NoPositionEmbedding(), "dp_sgd": OneByOne()},
         {"fixed_pe": FixedPositionEmbedding(), "mjp_jp": MaskedJigsawPuzzle(embedding="own")},
         {"mjp_jp_unk": MaskedJigsawPuzzle(), "withhold": Withhold(["pos_embed"])},
         {"mjp": MaskedJigsawPuzzle(dal="linear"), "withhold": Withhold(["patch_weight", "dal.*", "unknown_embed"])},
@@ -296,8 +300,8 @@ def test_checks_what_it_works_with():
         ({"no_pe": NoPositionEmbedding(), "mjp": MaskedJigsawPuzzle()}, "learnable .*embedding=own"),
         ({"mjp": MaskedJigsawPuzzle(), "fixed_pe": FixedPositionEmbedding()}, "learnable .*embedding=own"),
         ({"fixed_pe": FixedPositionEmbedding(), "mjp": MaskedJigsawPuzzle()}, "learnable .*embedding=own"),
-        ({"mjp": MaskedJigsawPuzzle(), "dp_sgd": DpSgd()}, "beside dp_sgd: gradients of single pictures"),
-        ({"dp_sgd": DpSgd(), "mjp": MaskedJigsawPuzzle(embedding="own", dal="linear")}, "beside dp_sgd"),
+        ({"mjp": MaskedJigsawPuzzle(), "dp_sgd": OneByOne()}, "beside dp_sgd: gradients of single pictures"),
+        ({"dp_sgd": OneByOne(), "mjp": MaskedJigsawPuzzle(embedding="own", dal="linear")}, "beside dp_sgd"),
         ({"mjp": MaskedJigsawPuzzle(), "mixup": Mixing()}, r"\[mjp, mixup\]: mixup first"),
         ({"mjp": MaskedJigsawPuzzle(), "mjp_jp": MaskedJigsawPuzzle(embedding="own")}, r"\[mjp, mjp_jp\]: one of them"),
         (

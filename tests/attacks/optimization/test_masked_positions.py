@@ -9,8 +9,9 @@ from attacks.optimization.engine import GradientMatching, _alike
 from attacks.optimization.matching.objectives import Cosine, SquaredL2
 from attacks.optimization.matching.victim import make_victim
 from attacks.optimization.problem import shared_update
-from attacks.optimization.puzzle import masked_rows, of_pictures
 from attacks.optimization.search.optimisers import OptimiserSettings
+from attacks.positions import masked_rows, of_images
+from attacks.session import Session
 from clients.training import LossGradient
 from defenses import (
     Batch,
@@ -87,10 +88,10 @@ def observe(labels=(2,), spec=SPEC, steps=0, beside=(), kind="delta", server_rou
 
 def distance(observation, batch, objective=None, target=None, masked=True, local="gradient"):
     """D at what the model saw, as the engine has it."""
-    attack = GradientMatching(objective or SquaredL2(relative=True), labels="joint", local_updates=local)
-    if target is None:
-        target = attack._problem(observation, torch.Generator().manual_seed(0), CPU).target
-    derivative, _ = attack._derivative(observation, target, local, 1, CPU)
+    attack = GradientMatching(objective=objective or SquaredL2(relative=True), labels="joint", local_updates=local)
+    problem = attack._problem(observation, torch.Generator().manual_seed(0), CPU)
+    target = problem.target if target is None else target
+    derivative, _ = attack._task([replace(problem, target=target)], CPU, Session()).derivative("auto")
     update = derivative.update
     if not masked:
         update.victim = replace(update.victim, masked=None)
@@ -137,12 +138,12 @@ def test_in_float32_it_is_rounding():
 def test_the_head_leaves_the_target_and_the_rest_stays_as_it_was():
     observation, _, _ = observe(dal="nonlinear")
     target = shared_update(observation, "gradient", CPU)
-    kept = of_pictures(observation, target)
+    kept = of_images(observation, target)
     assert target.keys() - kept.keys() == {f"dal.layers.{n}.{kind}" for n in (0, 2) for kind in ("weight", "bias")}
     assert all(kept[name] is target[name] for name in kept if name != "pos_embed")
     plain, _, _ = observe(dal="none")
     same = shared_update(plain, "gradient", CPU)
-    kept = of_pictures(plain, same)
+    kept = of_images(plain, same)
     assert all(kept[name] is same[name] for name in same)
 
 
@@ -165,7 +166,7 @@ def test_a_batch_of_several_masks_keeps_little_of_the_term():
     with mjp.masking(mask):
         loss = torch.nn.functional.cross_entropy(model(batch.images), batch.labels)
         (expected,) = torch.autograd.grad(loss, model.pos_embed)
-    before, after = (target["pos_embed"] - expected, of_pictures(observation, target)["pos_embed"] - expected)
+    before, after = (target["pos_embed"] - expected, of_images(observation, target)["pos_embed"] - expected)
     assert float(after.norm()) < 0.3 * float(before.norm())
 
 
@@ -183,9 +184,9 @@ def test_a_withheld_head_leaves_the_public_weight():
 
 def test_a_term_that_was_taken_out_is_not_taken_twice():
     observation, batch, _ = observe(dal="nonlinear")
-    rest = of_pictures(observation, observation.update.tensors)
+    rest = of_images(observation, observation.update.tensors)
     cleaned = replace(observation, update=replace(observation.update, tensors=rest))
-    assert of_pictures(cleaned, rest)["pos_embed"] is rest["pos_embed"]
+    assert of_images(cleaned, rest)["pos_embed"] is rest["pos_embed"]
     assert distance(cleaned, batch) < 1e-20
 
 
@@ -194,11 +195,11 @@ def test_pruned_and_withheld_embeddings_show_no_mask():
     shared = pruned.update.tensors["pos_embed"]
     assert not shared.any(dim=-1).all()
     assert masked_rows(pruned) is None
-    kept = of_pictures(pruned, shared_update(pruned, "gradient", CPU))["pos_embed"]
+    kept = of_images(pruned, shared_update(pruned, "gradient", CPU))["pos_embed"]
     assert not kept[shared == 0].any()
     withheld, _, _ = observe(beside=[WithholdPositionEmbedding()])
     assert masked_rows(withheld) is None
-    assert "pos_embed" not in of_pictures(withheld, shared_update(withheld, "gradient", CPU))
+    assert "pos_embed" not in of_images(withheld, shared_update(withheld, "gradient", CPU))
 
 
 def test_several_steps_keep_little_of_the_term():
@@ -207,7 +208,7 @@ def test_several_steps_keep_little_of_the_term():
     left = distance(observation, batch, local="unroll")
     assert left < 0.05 * distance(observation, batch, target=raw, local="unroll")
     adam = replace(observation, protocol=replace(observation.protocol, optimizer="adam"))
-    kept = of_pictures(adam, raw)
+    kept = of_images(adam, raw)
     assert not any(name.startswith("dal.") for name in kept)
     assert kept["pos_embed"] is raw["pos_embed"]
 
@@ -239,5 +240,5 @@ def test_a_baseline_sees_no_mask():
     attack = GradientMatching(labels="joint", target="random")
     problem = attack._problem(observation, torch.Generator().manual_seed(0), CPU)
     assert masked_rows(problem.observation) is None
-    derivative, _ = attack._derivative(problem.observation, problem.target, "gradient", 1, CPU)
+    derivative, _ = attack._task([problem], CPU, Session()).derivative("auto")
     assert derivative.update.victim.masked is None

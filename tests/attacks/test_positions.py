@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from attacks.analytic import PatchGradient
-from attacks.analytic.mjp.localisation import LOCALISER, without_localisation
+from attacks.positions import without_regression
 from clients.app import ClientRuntime
 from defenses.compose import build_chain
+from defenses.mjp import LOCALISER
 from fedsim.observation import Observation
 from fedsim.settings.composition import build_data
 from tests.support.federation import settings
@@ -31,8 +32,8 @@ def test_rows_are_those_without_the_regression(head: str) -> None:
     without, _ = observed("defense=[mjp]", "defense.mjp.probability=0.0", "defense.mjp.dal=none")
     rows, plain = (o.gradient_of("pos_embed").flatten(0, -2)[-16:] for o in (with_dal, without))
     assert not torch.allclose(rows, plain, rtol=1e-3, atol=1e-6)
-    torch.testing.assert_close(without_localisation(with_dal, rows), plain, rtol=1e-3, atol=1e-6)
-    assert without_localisation(without, plain) is plain
+    torch.testing.assert_close(without_regression(with_dal, rows), plain, rtol=1e-3, atol=1e-6)
+    assert without_regression(without, plain) is plain
 
 
 def test_clean_pictures_of_an_mjp_model_come_out_exact() -> None:
