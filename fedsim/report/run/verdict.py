@@ -18,6 +18,7 @@ from fedsim.report.run.summary import (
     final_accuracy,
     refusals,
     summarise_attacks,
+    uncertified,
 )
 from fedsim.report.wording import count, listed, percent
 
@@ -34,6 +35,7 @@ class Verdict:
         sentence: what was rebuilt, of how much, and what is without the update; or why nothing was tested.
         cautions: what few images leave open.
         details: what a reader asks next.
+        uncertified: why nothing is certified, where that could have been; the page says it beside each image.
     """
 
     level: Level
@@ -42,6 +44,7 @@ class Verdict:
     details: tuple[str, ...]
     counts: Counts
     by_eye: bool = False
+    uncertified: str = ""
 
     @property
     def tag(self) -> str:
@@ -50,7 +53,8 @@ class Verdict:
     @property
     def line(self) -> str:
         """For a terminal."""
-        return " ".join([f"{self.tag.lower()}: {self.sentence}", *self.cautions])
+        parts = [f"{self.tag.lower()}: {self.sentence}", self.uncertified, *self.cautions]
+        return " ".join(part for part in parts if part)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON, as it stands in `summary.json`."""
@@ -97,6 +101,7 @@ def verdict(run: RecordedRun) -> Verdict:
         tuple(details),
         leakage.counts,
         by_eye,
+        "" if leakage.counts.certified else _uncertified(run),
     )
 
 
@@ -164,6 +169,11 @@ def _refusals(run: RecordedRun, on_images: list[AttackSummary], leakage: Leakage
     if leakage.scored or (on_images and all(row.refused == row.observations for row in on_images)):
         sentences.append("That holds for the attacks that ran, not for every attack that exists.")
     return sentences
+
+
+def _uncertified(run: RecordedRun) -> str:
+    groups = uncertified(run)
+    return f"{groups[0].attack} is not certified: {_reason(groups[0])}." if groups else ""
 
 
 def _reason(group: Group) -> str:
