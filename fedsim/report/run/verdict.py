@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedsim.metrics.chance import only_guessed
 from fedsim.report.level import Level
 from fedsim.report.level_wording import TAGS, few_images, few_test_images, judged
 from fedsim.report.run.baseline import Baseline, against_guess, best_baseline, guessing, needs_no_gradient, reading
@@ -196,7 +197,16 @@ def _accuracy(run: RecordedRun) -> list[str]:
     if accuracy is None:
         return ["An audit trains nothing, so there is no accuracy."] if run.kind == "audit" else []
     images = "test images" if run.test_pictures is None else count(run.test_pictures, "test image")
-    return [f"The model classified {percent(accuracy)} of the {images} correctly after round {_last(run)}."]
+    return [
+        f"The model classified {percent(accuracy)} of the {images} correctly after round {_last(run)}.",
+        *_guessed(run, accuracy),
+    ]
+
+
+def _guessed(run: RecordedRun, accuracy: float) -> list[str]:
+    if not only_guessed([accuracy], run.test_pictures, run.commonest_class):
+        return []
+    return [f"No more than guessing: always naming the commonest class is right for {percent(run.commonest_class)}."]
 
 
 def _few_test_images(run: RecordedRun) -> list[str]:
