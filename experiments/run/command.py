@@ -122,7 +122,8 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
             scratch_folder(folder, bars, resumable=False) as scratch,
             engine(config, config["num_clients"], folder=root),
         ):
-            say_doing(f"training: {count(config['num_clients'], 'client')}, {count(config['num_rounds'], 'round')}")
+            work = f"{count(config['num_clients'], 'client')}, {count(config['num_rounds'], 'round')}"
+            say_doing(f"training: {work}, in {folder.root}")  # who is killed says nothing at the end
             writer = make_writer(config, folder, trackers, setup)
             mishaps = Mishaps(_tell)
 
