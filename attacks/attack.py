@@ -65,7 +65,7 @@ def attack(
     >>> import fedsim, torch
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 5))
     >>> seen = fedsim.observe(model, torch.rand(1, 3, 4, 4), [3])
-    >>> fedsim.attack("patch_gradient", seen).reason
+    >>> fedsim.attack("patch_gradient", seen).reason.partition(";")[0]
     "Sequential has no patch embedding: a Conv2d at `patch_embed.proj`, as timm's ViTs"
     """
     built, name = _built(attack, settings)

@@ -35,6 +35,7 @@ def observe(
     training_mode: bool | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    roles: Mapping[str, str] | None = None,
     seed: int = 0,
     server_round: int = 0,
     client: int = 0,
@@ -54,6 +55,8 @@ def observe(
         lr: of torch's SGD; another optimiser by `optimizer={"_target_": "torch.optim.Adam", "lr": 0.001}`.
         training_mode: `model.train()` or `model.eval()` while training; None: as the model is.
         mean, std: normalisation per channel; None: timm's where it is timm's model, else none.
+        roles: of a ViT whose parts have other names than timm's: parameter names of `patch_weight` (a Conv2d's),
+            `pos_embed`, `class_token`.
         seed: of every random draw: the order of batches, defenses.
 
     Raises:
@@ -66,7 +69,7 @@ def observe(
     (['1.bias', '1.weight'], 5)
     """
     held = _held(images, labels)
-    architecture = own_architecture(model, held_shape(held), None, mean, std)
+    architecture = own_architecture(model, held_shape(held), None, mean, std, roles)
     _check_labels(held.labels, architecture.spec.num_classes)
     mode = model.training if training_mode is None else training_mode
     client_settings = _client(share, batch_size or len(held), local_epochs, local_steps, label_smoothing, mode)

@@ -100,6 +100,8 @@ def run_demo(
 def _run(task: tuple[Path, Config, bool]) -> None:
     folder, config, quiet = task
     folder.mkdir(parents=True, exist_ok=True)
+    if not console.is_terminal:  # there the bar tells
+        console.print(f"{folder.name} begins", markup=False)
     run = run_federated if folder.name == TRAINING else run_audit
     config = {**config, "run_dir": str(folder)}
     if not quiet:

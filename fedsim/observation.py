@@ -11,7 +11,16 @@ from torch import Tensor, nn
 
 from fedsim.effects import Effect, Part, Unpublished
 from fedsim.errors import ConfigError, NotApplicable
-from fedsim.models import Architecture, Statistics, ViTRoles, own_architecture, recover_statistics
+from fedsim.models import (
+    Architecture,
+    OwnArchitecture,
+    Statistics,
+    ViTRoles,
+    find_roles,
+    own_architecture,
+    recover_statistics,
+)
+from fedsim.models.roles import STATED
 from fedsim.update import LocalProtocol, State, Update
 
 Kind = TypeVar("Kind", bound=Effect)
@@ -68,6 +77,7 @@ class Observation:
         num_classes: int | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
+        roles: Mapping[str, str] | None = None,
         auxiliary_probs: Tensor | None = None,
         replayer: Replayer | None = None,
         server_round: int = 0,
@@ -85,6 +95,8 @@ class Observation:
             num_examples: images that the client holds; None: those of its steps.
             image_shape: (channels, height, width) that the model reads; None asks a model of timm's.
             mean, std: normalisation per channel of images in [0, 1]; None: timm's where it is timm's model, else none.
+            roles: of a ViT whose parts have other names than timm's: parameter names of `patch_weight` (a Conv2d's),
+                `pos_embed`, `class_token`.
             auxiliary_probs: [classes] mean softmax of the model over images that no client holds, for label attacks.
             replayer: `fedsim.replay` where clients do nothing but what `protocol` says; without it nothing is
                 certified.
@@ -104,7 +116,8 @@ class Observation:
 
         given = {"gradients": gradients, "delta": delta, "weights": weights}
         stated = protocol or LocalProtocol(batch_size, training_mode=model.training)
-        about = {"image_shape": image_shape, "num_classes": num_classes, "mean": mean, "std": std}
+        about: dict[str, Any] = {"image_shape": image_shape, "num_classes": num_classes, "mean": mean, "std": std}
+        about["roles"] = roles
         seen = observation_of(model, given, stated, protocol is not None, num_examples, about)
         named = {"server_round": server_round, "client": client, "replayer": replayer}
         return replace(seen, auxiliary_probs=auxiliary_probs, **named)  # type: ignore[arg-type]
@@ -141,8 +154,11 @@ class Observation:
         loaded = load_observation(Path(folder), None, replayer)
         if model is None:
             return loaded
+        usual, parameters = find_roles(model), dict(model.named_parameters())
+        recorded = {role: getattr(loaded.roles, role) for role in STATED}
+        stated = {role: name for role, name in recorded.items() if name in parameters and name != getattr(usual, role)}
         about = loaded.image_shape, loaded.num_classes, loaded.mean, loaded.std
-        architecture = own_architecture(model, *about)
+        architecture = own_architecture(model, *about, stated or None)
         state = architecture.build().state_dict()
         strange = [] if loaded.defenses else sorted(loaded.global_state.keys() ^ state.keys())  # they change the model
         shared = loaded.global_state.keys() & state.keys()
@@ -234,6 +250,8 @@ class Observation:
             why = f": removed by {removed_by}" if removed_by else ""
             if role == "pos_embed" and not why and self.roles.rotary:
                 why = ": its positions are rotary"
+            elif role in STATED and not why and isinstance(self.architecture, OwnArchitecture):
+                why = f": state it, roles={{'{role}': NAME}}, where it has another name"
             raise NotApplicable(f"the model has no {role}{why}")
         return tuple(self.gradient_named(name) for name in names)
 

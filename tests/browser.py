@@ -23,6 +23,27 @@ KEYS = {
     "ArrowDown": {"code": "ArrowDown", "windowsVirtualKeyCode": 40},
 }
 
+REACHABLE = """
+    [...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, summary, [tabindex="0"]')]
+      .filter(one => one.checkVisibility({visibilityProperty: true}) && one.getClientRects().length && !one.disabled)
+      .filter(one => one.tabIndex >= 0)
+"""
+SCROLLS = """
+    [...document.querySelectorAll('body *')].filter(one => {
+      const wide = one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0;
+      return wide && one.checkVisibility() && ['auto', 'scroll'].includes(getComputedStyle(one).overflowX);
+    })
+"""
+FOCUSED = """
+    (() => {
+      const one = document.activeElement, style = getComputedStyle(one);
+      if (one === document.body) return false;
+      const seen = style.outlineStyle !== 'none' || style.boxShadow !== 'none';
+      one.dataset.reached = seen ? 'seen' : 'unseen';
+      return true;
+    })()
+"""
+
 
 def find_browser() -> str | None:
     """The command of an installed Chromium or Chrome."""
@@ -66,6 +87,10 @@ class Page:
             event = {"key": key, **KEYS.get(key, {"text": key})}
             self.call("Input.dispatchKeyEvent", type="keyDown", **event)
             self.call("Input.dispatchKeyEvent", type="keyUp", **event)
+
+    def width(self, pixels: int) -> None:
+        """Of the window, in CSS pixels."""
+        self.call("Emulation.setDeviceMetricsOverride", width=pixels, height=900, deviceScaleFactor=1, mobile=False)
 
     def prefer(self, **features: str) -> None:
         """Media features such as `prefers_color_scheme="dark"`."""
@@ -144,3 +169,18 @@ def browser(command: str, profile: Path) -> Iterator[Browser]:
         connection.close()
         os.kill(started, signal.SIGTERM)
         os.waitpid(started, 0)
+
+
+def check_by_keyboard(page: Page) -> None:
+    """All that can be worked or scrolled is reached by Tab, with a focus that one sees; the page keeps its width."""
+    assert page.run("document.documentElement.scrollWidth <= innerWidth"), "the page itself scrolls sideways"
+    unnamed = f"{SCROLLS}.filter(one => one.tabIndex < 0 || !one.getAttribute('aria-label'))"
+    assert page.run(f"{unnamed}.map(one => one.outerHTML.slice(0, 160))") == []
+    page.run("for (const one of document.querySelectorAll('details')) one.open = true")
+    page.run("document.activeElement.blur()")
+    for _ in range(1000):
+        page.press("Tab")
+        if not page.run(FOCUSED):
+            break
+    missed = f"{REACHABLE}.filter(one => one.dataset.reached !== 'seen')"
+    assert page.run(f"{missed}.map(one => one.outerHTML.slice(0, 160))") == []

@@ -105,7 +105,7 @@ def audit_prepared(setup: Setup, root: Path, start: float) -> None:
             scratch_folder(folder, bars, resumable=True) as scratch,
         ):
             try:
-                say_doing(f"computing and attacking {count(left, 'update')}")
+                say_doing(f"computing and attacking {count(left, 'update')}, in {root}")
                 with engine(config, len(groups), attackers=False, folder=folder.root):
                     _write_results(setup, groups, writer, bars, total, scratch, folder.log)
             finally:

@@ -7,7 +7,25 @@ row; without the position embedding's gradient (twin data), and from a random gr
 fedsim-audit; --steps, --out, --alpha stand before them.
 """
 
+# ruff: noqa: E402 - the options are read before anything heavy is imported
 import argparse
+
+
+def _arguments() -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--alpha", type=float, default=10.0, help="weight of the alignment")
+    parser.add_argument("--tv", type=float, default=0.01, help="weight of total variation")
+    parser.add_argument("--victims", type=int, default=10, help="pictures attacked together")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", default="runs/alignment", help="folder for curves.csv and curves.png")
+    return parser.parse_known_args()
+
+
+if __name__ == "__main__":
+    _arguments()
+
 import csv
 import statistics
 from dataclasses import replace
@@ -153,18 +171,6 @@ def draw(curves: dict[str, list[list[tuple[int, float]]]], path: Path) -> None:
     axes.legend(frameon=False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
-
-
-def _arguments() -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--alpha", type=float, default=10.0, help="weight of the alignment")
-    parser.add_argument("--tv", type=float, default=0.01, help="weight of total variation")
-    parser.add_argument("--victims", type=int, default=10, help="pictures attacked together")
-    parser.add_argument("--threads", type=int, default=2, help="torch threads")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", default="runs/alignment", help="folder for curves.csv and curves.png")
-    return parser.parse_known_args()
 
 
 if __name__ == "__main__":

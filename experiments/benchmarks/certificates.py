@@ -8,12 +8,30 @@ bursts of one image. Then the true counts are withheld, and all others that are 
 that certifies would be a false certificate.
 """
 
+# ruff: noqa: E402 - the options are read before anything heavy is imported
 import argparse
+from pathlib import Path
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pictures", type=Path, required=True, help="folder with train/ and val/ of ten class folders")
+    parser.add_argument("--batches", type=int, default=20, help="for each line")
+    parser.add_argument("--batch", type=int, nargs="+", default=[2, 4, 8], help="batch sizes; at most classes - 1")
+    parser.add_argument("--heads", nargs="+", default=["mlp", "vit"], choices=["mlp", "vit"])
+    parser.add_argument("--limit", type=int, default=200, help="private images")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("runs/certificates.json"))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    _options()
+
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -247,18 +265,6 @@ def measure(head: Head, kind: str, size: int, batches: int) -> CountedRow:
         error=f"{errors[len(errors) // 2]:.1g} / {errors[-1]:.1g}" if errors else "-",
         uncertified_for=reasons.most_common(1)[0][0] if reasons else "-",
     )
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pictures", type=Path, required=True, help="folder with train/ and val/ of ten class folders")
-    parser.add_argument("--batches", type=int, default=20, help="for each line")
-    parser.add_argument("--batch", type=int, nargs="+", default=[2, 4, 8], help="batch sizes; at most classes - 1")
-    parser.add_argument("--heads", nargs="+", default=["mlp", "vit"], choices=["mlp", "vit"])
-    parser.add_argument("--limit", type=int, default=200, help="private images")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("runs/certificates.json"))
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -4,8 +4,19 @@ python -m experiments.benchmarks.closed_form model=vit_small simulation.threads=
 python -m experiments.benchmarks.closed_form model=vit_tiny_32 attack=[labels_certified] audit.batch_size=8
 """
 
+# ruff: noqa: E402 - the options are read before anything heavy is imported
+import argparse
+
+
+def _overrides() -> list[str]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    return parser.parse_known_args()[1]
+
+
+if __name__ == "__main__":
+    _overrides()
+
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +36,7 @@ REPEATS = 5
 def main() -> None:
     """Time all in turn, so that a machine that slows down slows all."""
     quiet_environment()
-    config = load_config("audit", "simulation=inline", *sys.argv[1:])
+    config = load_config("audit", "simulation=inline", *_overrides())
     threads = int(config["simulation"]["threads"])
     torch.set_num_threads(threads)
     setup = prepare(config)

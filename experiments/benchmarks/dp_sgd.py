@@ -7,7 +7,27 @@ pictures are noise, whose values cost nothing. Within a pair the order alternate
 meanwhile favours neither. One thread on a CPU is measured in seconds of that CPU, anything else by the clock.
 """
 
+# ruff: noqa: E402 - the options are read before anything heavy is imported
 import argparse
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="vit_tiny_patch16_224")
+    parser.add_argument("--img-size", type=int, default=32)
+    parser.add_argument("--patch-size", type=int, default=4)
+    parser.add_argument("--depth", type=int, default=12)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--chunks", type=int, nargs="+", default=[8], help="pictures at once; 0: the whole batch")
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    _options()
+
 import resource
 import statistics
 import time
@@ -90,20 +110,6 @@ def _seconds(step: Callable[[], None], clock: Callable[[], float]) -> float:
 def _synchronise() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="vit_tiny_patch16_224")
-    parser.add_argument("--img-size", type=int, default=32)
-    parser.add_argument("--patch-size", type=int, default=4)
-    parser.add_argument("--depth", type=int, default=12)
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[8, 32])
-    parser.add_argument("--chunks", type=int, nargs="+", default=[8], help="pictures at once; 0: the whole batch")
-    parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="cpu")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

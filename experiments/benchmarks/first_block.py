@@ -3,10 +3,31 @@
 python -m experiments.benchmarks.first_block --pictures DIR --model vit_tiny_patch16_224 --img-size 32 --patch-size 8
 """
 
+# ruff: noqa: E402 - the options are read before anything heavy is imported
 import argparse
+from pathlib import Path
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pictures", type=Path, required=True, help="a folder of class folders of .jpg files")
+    parser.add_argument("--model", default="vit_small_patch32_224")
+    parser.add_argument("--img-size", type=int, default=None, help="side of the pictures, the model's own by default")
+    parser.add_argument("--patch-size", type=int, default=None, help="side of a patch, the model's own by default")
+    parser.add_argument("--pool", default="token", choices=("token", "avg"))
+    parser.add_argument("--depth", type=int, default=2, help="blocks; more cost the client time, the attack none")
+    parser.add_argument("--batch", type=int, nargs="+", default=[2])
+    parser.add_argument("--dtype", nargs="+", default=["float64"], help="of the client's gradient")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--starts", type=int, default=40)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    _arguments()
+
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,18 +44,7 @@ from fedsim.update import LocalProtocol, Update
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pictures", type=Path, required=True, help="a folder of class folders of .jpg files")
-    parser.add_argument("--model", default="vit_small_patch32_224")
-    parser.add_argument("--img-size", type=int, default=None, help="side of the pictures, the model's own by default")
-    parser.add_argument("--patch-size", type=int, default=None, help="side of a patch, the model's own by default")
-    parser.add_argument("--pool", default="token", choices=("token", "avg"))
-    parser.add_argument("--depth", type=int, default=2, help="blocks; more cost the client time, the attack none")
-    parser.add_argument("--batch", type=int, nargs="+", default=[2])
-    parser.add_argument("--dtype", nargs="+", default=["float64"], help="of the client's gradient")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--starts", type=int, default=40)
-    arguments = parser.parse_args()
+    arguments = _arguments()
     print(
         "model pool B dtype seed | status found forward_residual tolerance attention_error | "
         "PSNR_min mean_picture random_gradient | seconds",

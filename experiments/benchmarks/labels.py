@@ -7,11 +7,34 @@ float32 as it would be shared. Trained means `--steps` of SGD on the same pictur
 ImageNet's folders are joined in their order to C = 100 groups of related classes, at 64 px.
 """
 
+# ruff: noqa: E402 - the options are read before anything heavy is imported
 import argparse
+from pathlib import Path
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cifar10", type=Path, help="folder with train/ and val/ of ten class folders")
+    parser.add_argument("--imagenet", type=Path, help="folder of class folders, at least a hundred")
+    parser.add_argument("--batches", type=int, default=20, help="batches for each cell")
+    parser.add_argument("--pictures", type=int, default=720, help="private pictures")
+    parser.add_argument("--depth", type=int, default=4, help="blocks of the ViT")
+    parser.add_argument("--steps", type=int, default=100, help="of training, batches of 32")
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("runs/labels"), help="folder of labels.csv and labels.md")
+    options = parser.parse_args()
+    if options.cifar10 is None and options.imagenet is None:
+        parser.error("give --cifar10 DIR, --imagenet DIR or both")
+    return options
+
+
+if __name__ == "__main__":
+    _options()
+
 import csv
 import time
 from collections import defaultdict
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -189,23 +212,6 @@ def _cell(row: dict[str, object] | None) -> str:
 
 def _mean(values: list[bool] | list[float]) -> float:
     return sum(values) / len(values)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cifar10", type=Path, help="folder with train/ and val/ of ten class folders")
-    parser.add_argument("--imagenet", type=Path, help="folder of class folders, at least a hundred")
-    parser.add_argument("--batches", type=int, default=20, help="batches for each cell")
-    parser.add_argument("--pictures", type=int, default=720, help="private pictures")
-    parser.add_argument("--depth", type=int, default=4, help="blocks of the ViT")
-    parser.add_argument("--steps", type=int, default=100, help="of training, batches of 32")
-    parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("runs/labels"), help="folder of labels.csv and labels.md")
-    options = parser.parse_args()
-    if options.cifar10 is None and options.imagenet is None:
-        parser.error("give --cifar10 DIR, --imagenet DIR or both")
-    return options
 
 
 if __name__ == "__main__":

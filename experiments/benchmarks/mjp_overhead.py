@@ -4,7 +4,24 @@ python -m experiments.benchmarks.mjp_overhead                             ViT-Ti
 python -m experiments.benchmarks.mjp_overhead --model deit_small --batch 8 --pairs 20 --defense mjp mjp_jp_unk
 """
 
+# ruff: noqa: E402 - the options are read before anything heavy is imported
 import argparse
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="vit_tiny_4_32", help="name of conf/model")
+    parser.add_argument("--defense", nargs="+", default=["mjp"], help="names of conf/defense")
+    parser.add_argument("--batch", type=int, default=16, help="pictures of a step")
+    parser.add_argument("--pairs", type=int, default=60, help="of steps")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    _arguments()
+
 import statistics
 import time
 from collections.abc import Callable
@@ -102,17 +119,6 @@ def _seconds(step: Step, device: torch.device) -> float:
     step()
     torch.cuda.synchronize(device)
     return time.perf_counter() - start
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="vit_tiny_4_32", help="name of conf/model")
-    parser.add_argument("--defense", nargs="+", default=["mjp"], help="names of conf/defense")
-    parser.add_argument("--batch", type=int, default=16, help="pictures of a step")
-    parser.add_argument("--pairs", type=int, default=60, help="of steps")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -7,12 +7,38 @@ DIR is a folder of class folders. Priors are trained on public pictures of all o
 held out are attacked. The same --out goes on where an earlier call stopped.
 """
 
+# ruff: noqa: E402 - the options are read before anything heavy is imported
 import argparse
+from pathlib import Path
+
+from experiments.studies.priors_defended.options import COMPARED, DEFENSES
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="a folder of class folders")
+    parser.add_argument("--out", type=Path, required=True, help="everything is kept here")
+    parser.add_argument("--small", action="store_true", help="small budgets")
+    parser.add_argument("--held", default="cat,ship", help="classes whose pictures are attacked")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--defenses", nargs="+", default=list(COMPARED), help=f"of {', '.join(DEFENSES)}")
+    parser.add_argument("--model", default="lenet_dlg", help="of conf/model: lenet_dlg, mlp, vit_tiny_4_32 …")
+    parser.add_argument("--pictures", type=int, default=None, help="to attack; 8 with --small, else 32")
+    parser.add_argument(
+        "--set", nargs="*", default=[], help="further settings: prior.lti.steps=100 attack.gias.steps=50"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    _arguments()
+
 import csv
 import sys
 from collections.abc import Iterator
 from math import isfinite
-from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
@@ -21,8 +47,6 @@ from experiments.audit.command import run_audit
 from experiments.engine.setup import prepare
 from experiments.prior.command import run_prior
 from experiments.studies.priors_defended.cases import (
-    COMPARED,
-    DEFENSES,
     FREE,
     FULL,
     ROWS,
@@ -145,24 +169,6 @@ def _cell(rows: list[dict[str, Any]], pictures: int) -> str:
 
 def _belongs(setting: str, kind: str) -> bool:
     return setting.startswith(f"prior.{kind}." if kind != "attack" else "attack.")
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="a folder of class folders")
-    parser.add_argument("--out", type=Path, required=True, help="everything is kept here")
-    parser.add_argument("--small", action="store_true", help="small budgets")
-    parser.add_argument("--held", default="cat,ship", help="classes whose pictures are attacked")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--defenses", nargs="+", default=list(COMPARED), help=f"of {', '.join(DEFENSES)}")
-    parser.add_argument("--model", default="lenet_dlg", help="of conf/model: lenet_dlg, mlp, vit_tiny_4_32 …")
-    parser.add_argument("--pictures", type=int, default=None, help="to attack; 8 with --small, else 32")
-    parser.add_argument(
-        "--set", nargs="*", default=[], help="further settings: prior.lti.steps=100 attack.gias.steps=50"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

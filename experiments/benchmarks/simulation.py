@@ -10,7 +10,26 @@ server's process, and of those that it started. Memory is the peak of the server
 Ray's store.
 """
 
+# ruff: noqa: E402 - the options are read before anything heavy is imported
 import argparse
+
+ENGINES = ("flower", "whole", "observed", "sums", "inline", "bare")
+"""Flower's own; updates whole, added up by Flower's FedAvg or where it was made; sums alone; one process; no Grid."""
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=["100x100k", "1000x100k", "100x5M"], help="CLIENTSxPARAMETERS")
+    parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--one", nargs=2, metavar=("ENGINE", "CASE"), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    _arguments()
+
 import json
 import os
 import resource
@@ -32,8 +51,6 @@ from experiments.benchmarks.simulation_apps import (
 from fedsim.memory.kept import keep_memory, settled
 from fedsim.simulation.ray_cluster import quiet_environment, ray_cluster
 
-ENGINES = ("flower", "whole", "observed", "sums", "inline", "bare")
-"""Flower's own; updates whole, added up by Flower's FedAvg or where it was made; sums alone; one process; no Grid."""
 OBSERVED = {"whole": None, "observed": True, "sums": False, "inline": False}
 TENSORS = {100_000: 10, 5_000_000: 150, 22_000_000: 150}
 UNITS = {"k": 1_000, "M": 1_000_000}
@@ -151,16 +168,6 @@ def _in_process(engine: str, case: str, arguments: argparse.Namespace) -> dict[s
 
 def _tail(text: str) -> Iterable[str]:
     return text.strip().splitlines()[-5:]
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", default=["100x100k", "1000x100k", "100x5M"], help="CLIENTSxPARAMETERS")
-    parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--one", nargs=2, metavar=("ENGINE", "CASE"), help=argparse.SUPPRESS)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -7,12 +7,26 @@ python -m experiments.benchmarks.verdicts --out DIR --page FILE           the ta
 Ends with 1 where something that must hold does not.
 """
 
+# ruff: noqa: E402 - the options are read before anything heavy is imported
 import argparse
+from pathlib import Path
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="an empty or new folder for what is built")
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="cases whose names hold one of these")
+    parser.add_argument("--page", type=Path, help="write the table as a page of the documentation")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    _arguments()
+
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
 from experiments.benchmarks.verdict_cases import (
     audit_cases,
@@ -138,11 +152,7 @@ def chosen(words: Sequence[str]) -> list[Case]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="an empty or new folder for what is built")
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="cases whose names hold one of these")
-    parser.add_argument("--page", type=Path, help="write the table as a page of the documentation")
-    arguments = parser.parse_args()
+    arguments = _arguments()
     answers = []
     for number, case in enumerate(chosen(arguments.only)):
         one = answer(case, arguments.out / f"{number:03d}")

@@ -20,11 +20,18 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 @contextmanager
-def reported(folder: RunFolder, kind: str, start: float, test_pictures: int | None = None) -> Iterator[None]:
+def reported(
+    folder: RunFolder,
+    kind: str,
+    start: float,
+    test_pictures: int | None = None,
+    commonest_class: float | None = None,
+) -> Iterator[None]:
     """Whatever becomes of the run in the block, its folder gets a report; it is printed with the folder last.
 
     Args:
         test_pictures: how many the accuracy is a share of; None where none is measured.
+        commonest_class: the share of them that is of one class, at most.
 
     Raises:
         RunError: the disk is full.
@@ -34,7 +41,7 @@ def reported(folder: RunFolder, kind: str, start: float, test_pictures: int | No
         seconds = time.perf_counter() - start
         facts = {"kind": kind, "finished": True, "seconds": seconds, "lpips": lpips_hint()}
         if test_pictures is not None:
-            facts["test_pictures"] = test_pictures
+            facts |= {"test_pictures": test_pictures, "commonest_class": commonest_class}
         judged = verdict(replace(read_run(folder.root), summary=facts))
         folder.write_json("summary.json", facts | {"verdict": judged.to_dict()})
     except BaseException as error:

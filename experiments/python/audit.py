@@ -98,6 +98,7 @@ def audit(
     image_shape: Sequence[int] | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    roles: Mapping[str, str] | None = None,
     run_dir: Path | str | None = None,
 ) -> Audit:
     """Attack what clients would share of these images, undefended and behind defenses, and score the results.
@@ -111,6 +112,7 @@ def audit(
         num_images, batch_size: how many images, and how many in one update.
         share, local_steps, lr: what clients share, as for `fedsim.observe`.
         image_shape: (channels, height, width); None: timm's model says it, or the first image does.
+        roles: of a ViT whose parts have other names than timm's, as for `fedsim.observe`.
         run_dir: a folder that keeps the runs; called again with the same arguments it goes on where it stopped. None:
             a temporary folder.
 
@@ -124,7 +126,7 @@ def audit(
     [4.0, 1.0]
     """
     shape = image_shape if image_shape is not None else _first_shape(model, dataset)
-    architecture = own_architecture(model, shape, None, mean, std)
+    architecture = own_architecture(model, shape, None, mean, std, roles)
     data = own_data(dataset, architecture.image_shape, architecture.spec.num_classes, num_images, select, seed)
     client = {"share": share, "local_steps": local_steps, "training_mode": model.training}
     if share == "gradient" and local_steps is not None:
@@ -189,6 +191,8 @@ def _digest(architecture: OwnArchitecture, data: OwnData, chain: DefenseChain) -
     """Of what a run folder's results depend on and no setting names: weights, images, attributes of defenses."""
     found = hashlib.blake2b(digest_size=16)
     assert architecture.module is not None
+    if roles := getattr(architecture.module, "pretrained_cfg", {}).get("roles"):
+        found.update(json.dumps(sorted(roles.items())).encode())
     tensors = dict(architecture.module.state_dict()) | {"labels": data.train.labels}
     tensors["images"] = data.train.images(range(len(data.train)))
     for name in sorted(tensors):

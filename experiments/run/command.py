@@ -12,6 +12,8 @@ from typing import Any
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from hydra.utils import instantiate
+from jaxtyping import Int
+from torch import Tensor
 
 from clients.app import build_client_app
 from experiments.cli.call import console, run_command, say_doing
@@ -114,13 +116,14 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
         trackers = Trackers(config["tracker"], root)
         with (
             trackers,
-            reported(folder, "federated", start, len(setup.data.test)),
+            reported(folder, "federated", start, len(setup.data.test), _commonest_class(setup.data.test.labels)),
             log_to(folder.log),
             Bars(console) as bars,
             scratch_folder(folder, bars, resumable=False) as scratch,
             engine(config, config["num_clients"], folder=root),
         ):
-            say_doing(f"training: {count(config['num_clients'], 'client')}, {count(config['num_rounds'], 'round')}")
+            work = f"{count(config['num_clients'], 'client')}, {count(config['num_rounds'], 'round')}"
+            say_doing(f"training: {work}, in {folder.root}")  # who is killed says nothing at the end
             writer = make_writer(config, folder, trackers, setup)
             mishaps = Mishaps(_tell)
 
@@ -140,6 +143,11 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
                 run.grid.close()
                 scheduler.close()
         shutil.rmtree(folder.resume_points, ignore_errors=True)
+
+
+def _commonest_class(labels: Int[Tensor, "images"]) -> float | None:
+    """The accuracy of who always names it."""
+    return float(labels.bincount().max()) / len(labels) if len(labels) else None
 
 
 def make_grid(setup: Setup) -> SimulatedGrid:

@@ -32,6 +32,12 @@ def accuracy_reach(accuracies: Sequence[float], test_pictures: int | None) -> fl
     return max((error * times for error, times in _errors(accuracies, test_pictures)), default=None)
 
 
+def only_guessed(accuracies: Sequence[float], test_pictures: int | None, guess: float | None) -> bool:
+    """Whether chance explains what their mean lies above that of a guess; False where that is not known."""
+    reach = accuracy_reach(accuracies, test_pictures)
+    return reach is not None and guess is not None and fmean(accuracies) - guess <= reach
+
+
 def accuracy_span(accuracies: Sequence[tuple[float, float | None]]) -> tuple[float, float]:
     """Ends of an axis for these (accuracy, standard error), in [0, 1], on which chance does not look like a difference.
 

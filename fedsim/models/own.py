@@ -1,15 +1,17 @@
 """A module that timm does not know, as a recipe."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from fedsim.errors import ConfigError
 from fedsim.models.architecture import Architecture, ModelSpec, input_size, normalisation
+from fedsim.models.stated import check_stated
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ def own_architecture(
     num_classes: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    roles: Mapping[str, str] | None = None,
 ) -> OwnArchitecture:
     """The recipe of `model`, which stays as it is.
 
@@ -48,6 +51,7 @@ def own_architecture(
         num_classes: None asks the model, by a forward pass.
         mean, std: per channel, of the normalisation of images in [0, 1]; None: timm's where it is timm's model, else
             none.
+        roles: names of parameters by their role, of `STATED`; None: where timm's ViTs have them.
 
     Raises:
         ConfigError: the module cannot be copied or does not read such images, or what it gives is no [1,classes].
@@ -64,10 +68,14 @@ def own_architecture(
     for key, value in values.items():
         if len(value) != shape[0]:
             raise ConfigError(key, value, f"one number for each of {shape[0]} channels")
-    module.pretrained_cfg = {**known, **values, "input_size": shape}  # type: ignore[assignment]
+    about: dict[str, Any] = {**known, **values, "input_size": shape}
+    module.pretrained_cfg = about  # type: ignore[assignment]
     classes, classifier = _outputs(module, shape)
     if classifier is not None:
-        module.pretrained_cfg = {**known, **values, "input_size": shape, "classifier": classifier}  # type: ignore[assignment]
+        about["classifier"] = classifier
+    if roles is not None:
+        about["roles"] = roles
+        about["roles"] = check_stated(module, roles, shape[0])
     if num_classes is not None and num_classes != classes:
         raise ConfigError("num_classes", num_classes, f"{classes}: so many outputs has the model")
     name = str(known.get("architecture") or type(model).__name__)

@@ -1,12 +1,21 @@
 """Where the parts of a vision transformer live: the one place that knows timm's names."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
 
 from fedsim.models.zoo.april import reads_embedding_directly
+
+STATED = ("patch_weight", "pos_embed", "class_token")
+"""Roles that the owner of a module may state, as `pretrained_cfg["roles"]` keeps them: the rest follows from these."""
+
+LOOKED_FOR = (
+    "a Conv2d at `patch_embed.proj`, as timm's ViTs; where its parts have other names state them: "
+    "roles={'patch_weight': NAME, 'pos_embed': NAME, 'class_token': NAME}"
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,18 @@ class ViTRoles:
 
 
 def find_roles(model: nn.Module) -> ViTRoles:
-    """Look the parts up in any timm model; a model that is no ViT gets empty roles and an obstacle."""
+    """Look the parts up in any timm model, and where they were stated; one that is no ViT gets an obstacle."""
+    known = getattr(model, "pretrained_cfg", None) or {}
+    found = _as_timm(model)
+    return _stated(model, found, known["roles"], known["input_size"]) if known.get("roles") else found
+
+
+def owner_of(model: nn.Module, name: str) -> nn.Module:
+    """The module that holds the parameter of this name."""
+    return model.get_submodule(name.rpartition(".")[0])
+
+
+def _as_timm(model: nn.Module) -> ViTRoles:
     patch_embed = getattr(model, "patch_embed", None)
     projection = getattr(patch_embed, "proj", None)
     pos_embed = getattr(model, "pos_embed", None)
@@ -80,6 +100,35 @@ def find_roles(model: nn.Module) -> ViTRoles:
         direct_attention=reads_embedding_directly(model),
         rotary=getattr(model, "rope", None) is not None,
         obstacles=_obstacles(model, patch_embed, projection),
+    )
+
+
+def _stated(
+    model: nn.Module, found: ViTRoles, stated: Mapping[str, str], image_shape: tuple[int, int, int]
+) -> ViTRoles:
+    """What was stated in place of what was found; None where a defense has removed the parameter since."""
+    parameters = dict(model.named_parameters())
+    names = {role: name if name in parameters else None for role, name in stated.items()}
+    found = replace(found, **names)  # type: ignore[arg-type]
+    projection = owner_of(model, found.patch_weight) if found.patch_weight else None
+    if not isinstance(projection, nn.Conv2d):
+        return found
+    rows, columns = _pair(projection.kernel_size) or (1, 1)
+    grid = image_shape[1] // rows, image_shape[2] // columns
+    token = parameters.get(found.class_token or "")
+    if names.get("class_token") and token is not None:
+        prefix = token.numel() // token.shape[-1]
+        found = replace(found, prefix_tokens=prefix, prefix_names=(str(found.class_token),))
+    embedding = parameters.get(found.pos_embed or "")
+    if "patch_weight" in stated:
+        alone = SimpleNamespace(proj=projection)
+        found = replace(found, obstacles=_obstacles(model, alone, projection))
+    return replace(
+        found,
+        patch_bias=_name(model, projection.bias),
+        embedded_prefix_tokens=_embedded_prefix(embedding, grid, found.prefix_tokens),
+        grid=grid,
+        patch=(rows, columns),
     )
 
 
@@ -135,7 +184,7 @@ def _pair(value: object) -> tuple[int, int] | None:
 
 def _obstacles(model: nn.Module, patch_embed: object, projection: object) -> tuple[str, ...]:
     if patch_embed is None or projection is None:
-        return (f"{type(model).__name__} has no patch embedding: a Conv2d at `patch_embed.proj`, as timm's ViTs",)
+        return (f"{type(model).__name__} has no patch embedding: {LOOKED_FOR}",)
     found = []
     if not isinstance(projection, nn.Conv2d):
         found.append("the patch embedding is not one linear projection (convolutional or hybrid stem)")

@@ -11,7 +11,7 @@ from fedsim.report.run.counts import Counts
 from fedsim.report.run.leakage import Leakage
 from fedsim.report.run.summary import AttackSummary
 from fedsim.report.thresholds import FEW_OBSERVED_IMAGES, FEW_TEST_IMAGES, GUESS_MARGIN, RECOGNISABLE
-from fedsim.report.wording import below, count, decibels, listed
+from fedsim.report.wording import below, count, decibels, listed, percent
 
 TAGS: Mapping[Level, str] = {"broken": "Broken", "open": "Open", "not tested": "Not tested"}
 
@@ -77,6 +77,12 @@ def few_test_images(accuracies: Sequence[float], test_images: int | None) -> str
     if not accuracies or test_images is None or test_images >= FEW_TEST_IMAGES:
         return ""
     return f"{count(test_images, 'test image')}: ± {100 * (reach or 0.0):.0f} points"
+
+
+def nothing_learned(who: str, guess: float | None) -> str:
+    """Of runs whose accuracies chance explains by a guess, and are compared."""
+    always = f"always naming the commonest class is right for {percent(guess)}"
+    return f"{who} learned more than guessing ({always}), so their difference in accuracy says nothing"
 
 
 def without_update(counts: Counts) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from experiments.studies.april.plan import ARMS, FIXED_PE, KINDS, PART_ARMS
+from experiments.studies.april.options import FIXED_PE
+from experiments.studies.april.plan import ARMS, KINDS, PART_ARMS
 from experiments.studies.april.tables import ATTACKS, KIND_LABELS, published
 from experiments.studies.april.work import MEAN, ORIGINAL, SHOWN, picture_path
 from experiments.studies.harness.ledger import Entry

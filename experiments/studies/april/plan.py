@@ -8,12 +8,10 @@ from typing import Any
 from experiments.audit.command import choose_pictures
 from experiments.engine.setup import prepare
 from experiments.python.load_config import load_config
+from experiments.studies.april.options import CLOSED_FORM, CURVES, FIXED_PE, TWINS
 from experiments.studies.harness.study import Unit
 from fedsim.errors import ConfigError
 from fedsim.settings.composition import Config
-
-CLOSED_FORM, CURVES, TWINS, FIXED_PE = "closed_form", "curves", "twins", "fixed_pe"
-PARTS = (CLOSED_FORM, CURVES, TWINS, FIXED_PE)
 
 KINDS = ("frozen", "sincos")
 """Of `fixed_pe`: the values that the model was built with, or MAE's."""

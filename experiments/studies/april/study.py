@@ -1,17 +1,6 @@
 """APRIL (Lu et al. 2022): its closed form, its optimisation, twin data, and its defense, by one command.
 
-python -m experiments.studies.april --pictures DIR --out DIR
-python -m experiments.studies.april --data photos --parts fixed_pe --out DIR      no pictures of your own
-python -m experiments.studies.april --pictures DIR --out DIR --scale paper --device cuda --workers 2
-
-closed_form  the closed form on its own architecture by size of the grid, patch_gradient and row_space on stock models
-curves       gradient matching: plain, aligned as published, over the patch rows, row by row
-twins        plain matching where the position embedding's gradient is withheld, beside the same where it is shared
-fixed_pe     a position embedding that is never trained, against published attacks and against row_space
-
-Each picture is one client's batch of one, its gradient taken by the client's own code on a model as it is initialised.
-Seeds draw the model and where searches start; the pictures stay. Beside every attack stands what one has without any
-gradient. The same command goes on where an earlier call stopped; parts and seeds may be asked for later.
+Its options are in `options`.
 """
 
 import argparse
@@ -19,11 +8,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from experiments.studies.april.figures import draw_curves, draw_fixed, draw_twins
-from experiments.studies.april.plan import CURVES, FIXED_PE, PARTS, SCALES, TWINS, plan, search, steps_of
+from experiments.studies.april.options import CURVES, FIXED_PE, PARTS, TWINS, arguments
+from experiments.studies.april.plan import SCALES, plan, search, steps_of
 from experiments.studies.april.tables import tables, verdicts
 from experiments.studies.april.work import work
 from experiments.studies.harness.command import call
-from experiments.studies.harness.study import Page, carry_out, check, command_of, folder, parser, publish, seeds
+from experiments.studies.harness.study import Page, carry_out, check, command_of, publish, seeds
 from experiments.studies.harness.victims import presets
 from fedsim.errors import ConfigError
 
@@ -83,20 +73,6 @@ def run(options: argparse.Namespace) -> None:
     differs = [*verdicts(entries, parts), *_differs()]
     page = Page("april", "APRIL, reproduced", INTRODUCTION, tables(entries, parts), differs, figures)
     publish(page, options, drawn, command_of("april", arguments(), options), entries)
-
-
-def arguments() -> argparse.ArgumentParser:
-    found = parser(__doc__ or "")
-    found.add_argument(
-        "--pictures", type=folder, help="folder with one folder of pictures per class; needed for --data folder"
-    )
-    found.add_argument(
-        "--data", choices=("folder", "photos"), default="folder", help="photos: crops of scikit-learn's two photographs"
-    )
-    found.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
-    found.add_argument("--count", type=int, help="pictures of each part, at most; default: those of the scale")
-    found.add_argument("--steps", type=int, help="of the searches; default: those of the scale")
-    return found
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 
-from experiments.studies.april.plan import ARMS, CLOSED_FORM, FIXED_PE, KINDS, PART_ARMS, TWINS
+from experiments.studies.april.options import CLOSED_FORM, FIXED_PE, TWINS
+from experiments.studies.april.plan import ARMS, KINDS, PART_ARMS
 from experiments.studies.april.work import GREY, MEAN
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Table, spread_of

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from attacks.base import Frame
 from attacks.running import run_attack, run_attack_on_many
 from experiments.engine.guess import public_mean
-from experiments.studies.april.plan import CLOSED_FORM, FIXED_PE
+from experiments.studies.april.options import CLOSED_FORM, FIXED_PE
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Unit

@@ -1,13 +1,6 @@
 """GradInversion (Yin et al. 2021): which labels a batch's gradient tells, and what each prior adds, by one command.
 
-python -m experiments.studies.gradinversion --pictures DIR --out DIR
-python -m experiments.studies.gradinversion --pictures DIR --out DIR --scale paper --checkpoint FILE --device cuda
-
-Labels: every rule on the head's gradient of the same batches, distinct labels and repeated ones. Features are computed
-once in evaluation mode, as the paper's pretrained network is used; a batch's gradient follows from them in closed form.
-Ablation: gradient matching alone, with smoothness, with BatchNorm statistics too (the fidelity priors), with the lazy
-group, with the registered one; all from the same candidates, beside the same search for a random gradient and the mean
-public picture. Without --checkpoint the network is first trained on the public half of the pictures.
+Its options are in `options`.
 """
 
 import argparse
@@ -22,6 +15,7 @@ from safetensors.torch import save
 
 from experiments.engine.setup import prepare
 from experiments.studies.gradinversion.labels import known_features, measure
+from experiments.studies.gradinversion.options import arguments
 from experiments.studies.gradinversion.page import (
     ARMS,
     FIDELITY,
@@ -38,7 +32,7 @@ from experiments.studies.gradinversion.page import (
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.command import call
 from experiments.studies.harness.ledger import Entry
-from experiments.studies.harness.study import Unit, carry_out, check, command_of, digest, folder, parser, publish, seeds
+from experiments.studies.harness.study import Unit, carry_out, check, command_of, digest, publish, seeds
 from experiments.studies.harness.victims import attack_batch, audit, draw_batch, guess, presets
 from experiments.studies.harness.weights import class_count
 from fedsim.determinism import seeded_globals, torch_generator
@@ -280,9 +274,3 @@ def of_arm(arm: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         RANDOM: {"target": "random"},
     }
     return {**settings, **changes[arm]}
-
-
-def arguments() -> argparse.ArgumentParser:
-    found = parser(__doc__, "folder with one folder of pictures per class")
-    found.add_argument("--checkpoint", type=folder, help="trained weights of the network; default: train it first")
-    return found

@@ -7,15 +7,14 @@ from collections.abc import Callable
 from experiments.cli.call import errors
 from experiments.cli.errors import ConfigFault, one_line
 from experiments.cli.logs import silence_libraries
+from experiments.studies.harness.options import parsed
 from fedsim.errors import RunError
 from fedsim.simulation.ray_cluster import quiet_environment
 
 
 def call(run: Callable[[argparse.Namespace], None], parser: argparse.ArgumentParser) -> None:
     """Run it with the options of the command line; what it had finished when it was stopped is on disk."""
-    if (spec := sys.modules["__main__"].__spec__) is not None and spec.name.endswith(".__main__"):
-        parser.prog = f"python -m {spec.parent}"
-    options = parser.parse_args()
+    options = parsed(parser)
     quiet_environment()
     silence_libraries()
     try:

@@ -25,12 +25,12 @@ from experiments.cli.call import console
 from experiments.cli.machine import cores
 from experiments.cli.progress import Bars
 from experiments.studies.harness.ledger import Entry, Ledger, alone, settle
+from experiments.studies.harness.options import folder as folder
+from experiments.studies.harness.options import parser as parser
 from experiments.studies.harness.processes import spread
 from experiments.studies.harness.tables import Value, markdown, write_csv
 from fedsim.errors import ConfigError, RunError
 from fedsim.storage.durable import write_text
-
-SCALES = ("small", "paper")
 
 
 @dataclass(frozen=True)
@@ -81,32 +81,6 @@ class Page:
     tables: Sequence[Table]
     differs: Sequence[str]
     figures: Mapping[str, str] = field(default_factory=dict)
-
-
-def parser(doc: str, pictures: str | None = None) -> argparse.ArgumentParser:
-    """The options that all studies have.
-
-    Args:
-        pictures: what `--pictures` has to be; None: the study needs none.
-    """
-    found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    if pictures is not None:
-        found.add_argument("--pictures", type=folder, required=True, help=pictures)
-    found.add_argument("--out", type=Path, required=True, help="folder for the page, its tables and figures, results")
-    found.add_argument(
-        "--scale", choices=SCALES, default="small", help="small: for two CPU cores; paper: the full protocol"
-    )
-    found.add_argument("--seed", type=int, default=0, help="the first of the seeds")
-    found.add_argument("--seeds", type=int, help="how many; default: that of the scale")
-    found.add_argument("--threads", type=int, default=1, help="of torch, in each process")
-    found.add_argument("--workers", type=int, help="processes; default: the CPU cores, or 1 with --device cuda")
-    found.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    return found
-
-
-def folder(text: str) -> Path:
-    """A path of the command line."""
-    return Path(text).expanduser()
 
 
 def check(options: argparse.Namespace) -> None:

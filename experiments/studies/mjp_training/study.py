@@ -1,20 +1,15 @@
 """MJP's Tables 3, 4, 6 and 8 and its figures of trained models (Ren et al. 2023), by one command.
 
-python -m experiments.studies.mjp_training --pictures DIR --out DIR
-python -m experiments.studies.mjp_training --pictures DIR --out DIR --scale paper --device cuda --workers 1
-python -m experiments.studies.mjp_training --pictures DIR --out DIR --variants A J 'J@*' --seeds 3
-
-Every model is trained in a federation and measured by the code of `fedsim-measure`; its run stays below
-`OUT/runs`. The same command goes on where an earlier call stopped, in the middle of a training too; more variants and
-seeds may be asked for later. Figures of attention maps show pictures of DIR.
+Its options are in `options`.
 """
 
 import argparse
 from collections.abc import Sequence
 
 from experiments.studies.harness.command import call
-from experiments.studies.harness.study import Page, Unit, carry_out, check, command_of, parser, publish, seeds
+from experiments.studies.harness.study import Page, Unit, carry_out, check, command_of, publish, seeds
 from experiments.studies.mjp_training.figures import draw, other_projection
+from experiments.studies.mjp_training.options import arguments
 from experiments.studies.mjp_training.scales import SCALES, TrainingScale
 from experiments.studies.mjp_training.tables import Measured, Record, tables
 from experiments.studies.mjp_training.unit import run_folder, run_unit
@@ -116,9 +111,3 @@ def missing(measured: Measured) -> list[str]:
 def projections() -> list[str]:
     """Where the figures' projection is not the paper's."""
     return ["UMAP is not installed: t-SNE is drawn beside PCA."] if other_projection() == "tsne" else []
-
-
-def arguments() -> argparse.ArgumentParser:
-    found = parser(__doc__ or "", "folder of class folders, or train/ and val/ that hold one folder per class")
-    found.add_argument("--variants", nargs="+", help="globs on A to J (Table 4) and J@RATIO (Table 3); default: all")
-    return found

@@ -1,11 +1,6 @@
 """Gradient inversion seen by its prior knowledge (a blog post): an MLP's gradient without any prior, by one command.
 
-python -m experiments.studies.prior_knowledge --pictures DIR --out DIR
-python -m experiments.studies.prior_knowledge --pictures DIR --out DIR --scale paper --device cuda
-
-One picture of known label: L2 and cosine matching without priors, and the fully connected layer's closed form. Then
-larger batches, in which information is lost, and the problem that the post leaves open: samples that share a label.
-There each method also says what it certifies, on the MLP and for pairs of pictures on a small ViT.
+Its options are in `options`.
 """
 
 import argparse
@@ -18,8 +13,9 @@ import torch
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.command import call
 from experiments.studies.harness.ledger import Entry
-from experiments.studies.harness.study import Unit, carry_out, check, command_of, parser, publish, seeds
+from experiments.studies.harness.study import Unit, carry_out, check, command_of, publish, seeds
 from experiments.studies.harness.victims import attack_batch, audit, draw_batch, guess, presets
+from experiments.studies.prior_knowledge.options import arguments
 from experiments.studies.prior_knowledge.page import (
     CERTIFYING,
     CLOSED,
@@ -217,7 +213,3 @@ def _curve(result: AttackResult, truth: GroundTruth) -> list[list[float]]:
     if len(truth.labels) > 1:
         return []
     return [[frame.step, float(psnr(frame.images.clamp(0, 1), truth.images.cpu())[0])] for frame in result.frames]
-
-
-def arguments() -> argparse.ArgumentParser:
-    return parser(__doc__, "folder with one folder of pictures per class")

@@ -7,26 +7,12 @@ import torch
 
 from experiments.prior.command import NAMES
 from experiments.python.load_config import load_config
+from experiments.studies.priors_defended.options import COMPARED as COMPARED
+from experiments.studies.priors_defended.options import DEFENSES as DEFENSES
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError, nearest
 from fedsim.settings.composition import Config, build_data
 
-DEFENSES = {
-    "none": ["defense=[]"],
-    "noise": ["defense=[gradient_noise]", "defense.gradient_noise.relative_norm=0.1"],
-    "topk": ["defense=[topk]", "defense.topk.ratio=0.1", "defense.topk.error_feedback=false"],
-    "sign": ["defense=[sign]", "defense.sign.scale=none", "defense.sign.error_feedback=false"],
-    "prune": ["defense=[topk]", "defense.topk.ratio=0.01", "defense.topk.error_feedback=false"],
-    "gauss": [
-        "defense=[gradient_noise]",
-        "defense.gradient_noise.std=0.1",
-        "defense.gradient_noise.relative_norm=null",
-    ],
-    "clip": ["defense=[gradient_clip]", "defense.gradient_clip.max_norm=4.0"],
-    "soteria": ["defense=[soteria]", "defense.soteria.prune_rate=0.8"],
-}
-"""`noise` of a tenth of the update's norm, `gauss` of 0.1 in each entry; `topk` keeps 10 %, `prune` 1 %."""
-COMPARED = ("none", "noise", "topk")
 PRUNED = ("topk", "prune", "soteria")
 """Zeros of their updates say nothing: the server knows the defense, and its searches leave them out."""
 

@@ -1,11 +1,6 @@
 """Do defenses stop LTI (Wu et al. 2023) and GGL (Li et al. 2022)? Their papers' defenses, by one command.
 
-python -m experiments.studies.priors_defended --pictures DIR --out DIR --held cat,ship
-python -m experiments.studies.priors_defended --pictures DIR --out DIR --scale paper --device cuda
-
-LTI's network is trained on public pictures through the very defense that clients use; GGL searches the latent of one
-generator for all defenses. Both are trained without the classes held out, whose pictures are attacked, beside free
-pixels and what each prior gives without any gradient.
+Its options are in `options`.
 """
 
 import argparse
@@ -26,7 +21,7 @@ from experiments.python.load_config import load_config
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.command import call
 from experiments.studies.harness.ledger import Entry
-from experiments.studies.harness.study import Unit, carry_out, check, command_of, parser, publish, seeds
+from experiments.studies.harness.study import Unit, carry_out, check, command_of, publish, seeds
 from experiments.studies.harness.victims import finished, presets
 from experiments.studies.priors_defended.cases import (
     DEFENSES,
@@ -40,6 +35,7 @@ from experiments.studies.priors_defended.cases import (
 )
 from experiments.studies.priors_defended.free_pixels import SETTINGS, best_setting
 from experiments.studies.priors_defended.judge import Judge, train_judge
+from experiments.studies.priors_defended.options import arguments
 from experiments.studies.priors_defended.page import ATTACKS, DEFENDED, page
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.accuracy import mean_softmax
@@ -237,10 +233,3 @@ def _silence() -> Iterator[None]:
         yield
     finally:
         console.quiet = before
-
-
-def arguments() -> argparse.ArgumentParser:
-    found = parser(__doc__, "folder with one folder of pictures per class")
-    found.add_argument("--held", default="cat,ship", help="classes whose pictures are attacked; no prior learns them")
-    found.add_argument("--model", default="lenet_dlg", help="of conf/model; the papers: LeNet (LTI), ResNet-18 (GGL)")
-    return found

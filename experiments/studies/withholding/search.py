@@ -14,21 +14,12 @@ from experiments.matrix.units import guess
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.ledger import Entry, Ledger
 from experiments.studies.withholding.hitting_set import Names, smallest_hitting_sets
+from experiments.studies.withholding.options import LEVELS
 from fedsim.errors import RunError
 from fedsim.metrics.score import score
 from fedsim.models import find_roles
 from fedsim.observation import Observation
 from fedsim.settings.composition import Config
-
-LEVELS = {
-    "published": ("patch_gradient", "april", "row_space", "fc_bias"),
-    "linear": ("patch_gradient", "april", "row_space", "fc_bias", "qkv_row_space"),
-    "search": ("patch_gradient", "april", "row_space", "fc_bias", "qkv_row_space", "later_row_spaces"),
-}
-"""Who attacks: the closed forms of `conf/attack`; one more that is linear; and a local search where those end.
-
-Each has all attacks of those before it. Where none of its own runs, it is no level of its own.
-"""
 
 OWN = {
     "qkv_row_space": {"_target_": "experiments.studies.withholding.attacks.RowSpaces", "search": False},

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from fedsim.metrics.chance import accuracy_reach
+from fedsim.metrics.chance import accuracy_reach, only_guessed
 from fedsim.report.compare.settings import (
     KNOWS,
     Settings,
@@ -50,6 +50,7 @@ class PooledRuns:
         baseline: what the strongest is held against.
         accuracies: one for each seed that has any, in [0, 1].
         test_images: the fewest that one of them is a share of; None where nothing says.
+        guess: the accuracy of who always names the commonest class of the test images; None where nothing says.
     """
 
     others: Settings
@@ -65,6 +66,12 @@ class PooledRuns:
     baseline: Baseline | None
     accuracies: tuple[float, ...]
     test_images: int | None
+    guess: float | None
+
+    @property
+    def only_guessed(self) -> bool:
+        """Whether these runs learned no more than guessing."""
+        return only_guessed(self.accuracies, self.test_images, self.guess)
 
     @property
     def accuracy(self) -> float | None:
@@ -147,6 +154,7 @@ def _pool(
         baseline=best_baseline(strongest, records, without),
         accuracies=tuple(value for value in means if value is not None),
         test_images=min(tested, default=None),
+        guess=max((run.commonest_class for group in groups for run in group if run.commonest_class), default=None),
     )
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsim.metrics.chance import accuracy_error
+from fedsim.metrics.chance import accuracy_error, only_guessed
 from fedsim.report.compare.same_pictures import SamePicture, same_pictures
 from fedsim.report.compare.settings import HIDDEN_GROUPS, defense_name, flatten
 from fedsim.report.compare.verdict import DefenseVerdict, judge_defenses
+from fedsim.report.level_wording import nothing_learned
 from fedsim.report.run.baseline import baselines
 from fedsim.report.run.read import RecordedRun, read_run
 from fedsim.report.run.summary import AttackSummary, RunTimes, final_accuracy, run_times, summarise_attacks
@@ -71,6 +72,7 @@ class Comparison:
         differing: keys of all settings that differ.
         columns: those of them that get a column in the first table.
         unfinished: runs that are left out because they did not finish.
+        nothing_learned: said where there are several accuracies, and none is more than a guess's.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Comparison:
     verdicts: tuple[DefenseVerdict, ...]
     pictures: tuple[SamePicture, ...]
     unfinished: tuple[str, ...]
+    nothing_learned: str = ""
 
     @property
     def attack_names(self) -> list[str]:
@@ -134,7 +137,16 @@ def compare_runs(folders: Sequence[Path], home: Path, name: str) -> Comparison:
         verdicts=tuple(judge_defenses(list(finished.values()))),
         pictures=tuple(same_pictures({entry.name: finished[entry.name] for entry in entries})),
         unfinished=tuple(label for label, run in runs.items() if not run.finished),
+        nothing_learned=_nothing_learned(list(finished.values())),
     )
+
+
+def _nothing_learned(runs: Sequence[RecordedRun]) -> str:
+    known = [(accuracy, run) for run in runs if (accuracy := final_accuracy(run)) is not None]
+    if len(known) < 2 or not all(only_guessed([one], run.test_pictures, run.commonest_class) for one, run in known):
+        return ""
+    guess = max(run.commonest_class or 0.0 for _, run in known)
+    return f"{nothing_learned('Neither run' if len(known) == 2 else 'No run', guess)}."
 
 
 def _names(folders: Sequence[Path], home: Path) -> list[str]:

@@ -8,7 +8,7 @@ from fedsim.report.compare.against_undefended import Finding, compare, held_agai
 from fedsim.report.compare.pooling import PooledRuns, pool_runs
 from fedsim.report.compare.settings import Settings, defense_name, own_settings
 from fedsim.report.level import Level
-from fedsim.report.level_wording import TAGS, few_images, few_test_images, judged, of_images
+from fedsim.report.level_wording import TAGS, few_images, few_test_images, judged, nothing_learned, of_images
 from fedsim.report.run.baseline import against_guess
 from fedsim.report.run.certificates import certificate_sentences
 from fedsim.report.run.read import RecordedRun
@@ -148,7 +148,8 @@ def _utility(pool: PooledRuns, plain: PooledRuns | None) -> list[str]:
     if (within := chance_between(pool.accuracy_reach, plain.accuracy_reach)) is not None:
         points = f"{points} ± {100 * within:.1f}"
     seeds = f"{count(pool.seeds, 'seed')} against {count(plain.seeds, 'seed')}"
-    return [f"{text} against {percent(plain.accuracy)} without it: {points} points ({seeds})."]
+    told = [f"{text} against {percent(plain.accuracy)} without it: {points} points ({seeds})."]
+    return [*told, f"{nothing_learned('Neither', plain.guess)}."] if pool.only_guessed and plain.only_guessed else told
 
 
 def _refused(pool: PooledRuns) -> list[str]:

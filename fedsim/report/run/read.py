@@ -109,6 +109,11 @@ class RecordedRun:
         return int(number) if number is not None and number >= 1 else None
 
     @property
+    def commonest_class(self) -> float | None:
+        """The accuracy of who always names the commonest class of the test images; None where the run did not say."""
+        return _share(self.summary.get("commonest_class"))
+
+    @property
     def finished(self) -> bool:
         return self.summary.get("finished") is True
 

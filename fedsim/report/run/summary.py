@@ -4,7 +4,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord, ImageRecord
@@ -160,6 +160,15 @@ def refusals(run: RecordedRun) -> list[Group]:
 def attack_failures(run: RecordedRun) -> list[Group]:
     """Attacks that raised or ran out of time. A status that is none of the known ones counts as failed."""
     return _grouped(record for record in run.attacks if record.status not in ("done", "refused"))
+
+
+def uncertified(run: RecordedRun) -> list[Group]:
+    """Images that an attack returned and did not vouch for, by the reason that its certificate gives."""
+    return _grouped(
+        replace(record, reason=record.certificate_reason)
+        for record in run.attacks
+        if record.status == "done" and record.certificate == "uncertified" and any(i.rebuilt for i in record.images)
+    )
 
 
 def client_failures(run: RecordedRun) -> list[ClientFailure]:

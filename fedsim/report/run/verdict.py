@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedsim.metrics.chance import only_guessed
 from fedsim.report.level import Level
 from fedsim.report.level_wording import TAGS, few_images, few_test_images, judged
 from fedsim.report.run.baseline import Baseline, against_guess, best_baseline, guessing, needs_no_gradient, reading
@@ -18,6 +19,7 @@ from fedsim.report.run.summary import (
     final_accuracy,
     refusals,
     summarise_attacks,
+    uncertified,
 )
 from fedsim.report.wording import count, listed, percent
 
@@ -34,6 +36,7 @@ class Verdict:
         sentence: what was rebuilt, of how much, and what is without the update; or why nothing was tested.
         cautions: what few images leave open.
         details: what a reader asks next.
+        uncertified: why nothing is certified, where that could have been; the page says it beside each image.
     """
 
     level: Level
@@ -42,6 +45,7 @@ class Verdict:
     details: tuple[str, ...]
     counts: Counts
     by_eye: bool = False
+    uncertified: str = ""
 
     @property
     def tag(self) -> str:
@@ -50,7 +54,8 @@ class Verdict:
     @property
     def line(self) -> str:
         """For a terminal."""
-        return " ".join([f"{self.tag.lower()}: {self.sentence}", *self.cautions])
+        parts = [f"{self.tag.lower()}: {self.sentence}", self.uncertified, *self.cautions]
+        return " ".join(part for part in parts if part)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON, as it stands in `summary.json`."""
@@ -97,6 +102,7 @@ def verdict(run: RecordedRun) -> Verdict:
         tuple(details),
         leakage.counts,
         by_eye,
+        "" if leakage.counts.certified else _uncertified(run),
     )
 
 
@@ -166,6 +172,11 @@ def _refusals(run: RecordedRun, on_images: list[AttackSummary], leakage: Leakage
     return sentences
 
 
+def _uncertified(run: RecordedRun) -> str:
+    groups = uncertified(run)
+    return f"{groups[0].attack} is not certified: {_reason(groups[0])}." if groups else ""
+
+
 def _reason(group: Group) -> str:
     return f"{group.reason} (one of {count(group.wordings, 'wording')})" if group.wordings > 1 else group.reason
 
@@ -186,7 +197,16 @@ def _accuracy(run: RecordedRun) -> list[str]:
     if accuracy is None:
         return ["An audit trains nothing, so there is no accuracy."] if run.kind == "audit" else []
     images = "test images" if run.test_pictures is None else count(run.test_pictures, "test image")
-    return [f"The model classified {percent(accuracy)} of the {images} correctly after round {_last(run)}."]
+    return [
+        f"The model classified {percent(accuracy)} of the {images} correctly after round {_last(run)}.",
+        *_guessed(run, accuracy),
+    ]
+
+
+def _guessed(run: RecordedRun, accuracy: float) -> list[str]:
+    if not only_guessed([accuracy], run.test_pictures, run.commonest_class):
+        return []
+    return [f"No more than guessing: always naming the commonest class is right for {percent(run.commonest_class)}."]
 
 
 def _few_test_images(run: RecordedRun) -> list[str]:

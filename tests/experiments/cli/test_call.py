@@ -130,7 +130,7 @@ def test_a_sweep_writes_one_comparison_page_and_outlives_a_faulty_run(command, t
     assert code == 2
     assert err.count("client.batch_size=0") == 2
     assert err.count("reading the data, building the model …") == 2, "of the runs that begin"
-    assert err.count("training: 2 clients, 1 round …") == 2
+    assert err.count("training: 2 clients, 1 round, in ") == 2
     titles = [line.split(" num_clients")[0] for line in out.splitlines() if line.startswith("#")]
     assert titles[1:] == [
         "#1 defense=[] client.batch_size=0",

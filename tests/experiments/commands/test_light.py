@@ -72,3 +72,44 @@ def test_mistakes_and_help_import_no_library(tmp_path):
         assert words in text, f"{line}: {text}"
         assert code == 0 or len(text.splitlines()) == 1, f"{line}: {text}"
     assert list(tmp_path.iterdir()) == [], "nothing is left of runs that never began"
+
+
+OPTIONS = """
+    import contextlib, io, json, runpy, sys
+
+    answers = []
+    for module, word in json.loads(sys.argv[1]):
+        sys.argv = [module, word]
+        code = None
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+            try:
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
+            except SystemExit as stop:
+                code = stop.code or 0
+        answers.append([code, out.getvalue(), [name for name in HEAVY if name in sys.modules]])
+    print(json.dumps(answers))
+"""
+
+ROOT = Path(__file__).parents[3]
+NO_COMMAND = "simulation_apps"
+SETTINGS = ("alignment", "closed_form")
+"""Benchmarks whose further words are settings of an audit, which Hydra reads."""
+
+
+@pytest.mark.subprocess
+def test_studies_and_benchmarks_read_their_options_before_they_import_a_library(tmp_path):
+    studies = sorted(path.parent for path in ROOT.glob("experiments/studies/*/__main__.py"))
+    benchmarks = sorted(path for path in ROOT.glob("experiments/benchmarks/[a-z]*.py") if path.stem != NO_COMMAND)
+    assert len(studies) >= 7
+    assert len(benchmarks) >= 12
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in [*studies, *benchmarks]]
+    asked = [(name, "--help") for name in names]
+    asked += [(name, "--no-such-option") for name in names if not name.endswith(SETTINGS)]
+    calls = f"HEAVY = {HEAVY}\n{textwrap.dedent(OPTIONS)}"
+    command = [sys.executable, "-c", calls, json.dumps(asked)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for (name, word), (code, text, heavy) in zip(asked, json.loads(done.stdout), strict=True):
+        assert (code, heavy) == (0 if word == "--help" else 2, []), f"{name} {word}: {text}"
+        assert text.startswith("usage: "), f"{name} {word}: {text}"

@@ -174,6 +174,7 @@ def run(write_run: Any, records: Any) -> Any:
         config = JUDGED.format(seed=seed, defense=defense, attack=settings) + values.get("more", "")
         rounds = [{"round": 2, "accuracy": values.get("accuracy", 0.75)}]
         summary = {"kind": "federated", "finished": True, "test_pictures": values.get("test_pictures")}
+        summary["commonest_class"] = values.get("commonest_class")
         return read_run(write_run(rows, config=config, name=f"run-{next(count)}", rounds=rounds, summary=summary))
 
     return make

@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
+from fedsim.report.compare.runs import compare_runs
 from fedsim.report.compare.verdict import judge_defenses
+from fedsim.report.render import build_comparison
 from fedsim.report.run.baseline import GUESS, against_guess, best_baseline, guessing, needs_no_gradient, reading
+from fedsim.report.run.verdict import verdict as verdict_of
 
 
 def test_a_defense_has_the_level_of_its_own_runs(run: Any) -> None:
@@ -45,6 +48,28 @@ def test_a_difference_of_accuracies_says_what_chance_may_do(run: Any, of: Any, t
     plain = run("{}", {"a": [80.0]}, accuracy=0.8, test_pictures=of)
     (verdict,) = judge_defenses([plain, run("{d: {}}", {"a": [25.0]}, test_pictures=of)])
     assert f"Accuracy 75.0 % against 80.0 % without it: {told} points (1 seed against 1 seed)." in verdict.details
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "guess", "said"), [((0.12, 0.1), 0.1, True), ((0.12, 0.3), 0.1, False), ((0.12, 0.1), None, False)]
+)
+def test_runs_that_only_guess_are_not_told_apart_by_accuracy(run: Any, accuracies: Any, guess: Any, said: bool) -> None:
+    known = {"test_pictures": 400, "commonest_class": guess}
+    runs = [
+        run(defense, {"a": [25.0]}, accuracy=one, **known)
+        for defense, one in zip(("{}", "{d: {}}"), accuracies, strict=True)
+    ]
+    told = (
+        "learned more than guessing (always naming the commonest class is right for 10.0 %), so their difference in "
+        "accuracy says nothing."
+    )
+    (found,) = judge_defenses(runs)
+    assert (f"Neither {told}" in found.details) is said
+    folders, home = [one.path for one in runs], runs[0].path.parent
+    assert compare_runs(folders, home, "two").nothing_learned == (f"Neither run {told}" if said else "")
+    assert (f"Neither run {told}" in build_comparison(folders, home / "page.html").read_text()) is said
+    alone = "No more than guessing: always naming the commonest class is right for 10.0 %."
+    assert [alone in verdict_of(one).details for one in runs] == [guess is not None, said]
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,20 @@ def test_one_recognisable_image_may_be_chance(write_run: Any, records: Any) -> N
     )
 
 
+def test_the_terminal_says_why_nothing_is_certified(write_run: Any, records: Any) -> None:
+    rows = [
+        records.attack(1, k, records.image(25.0, f"i/{k}", guess_psnr=10.0), certificate=certificate)
+        for k, certificate in enumerate(
+            [{"status": "none"}, *({"status": "uncertified", "reason": f"off by {n} dB"} for n in (3, 3, 7))]
+        )
+    ]
+    found = verdict(read_run(write_run(rows)))
+    told = "patch_gradient is not certified: off by 3 dB (one of 2 wordings)."
+    assert found.line == " ".join([f"{found.tag.lower()}: {found.sentence}", told, *found.cautions])
+    proven = verdict(read_run(write_run([*rows, records.attack(1, 9, records.image(90.0, "i/9"))], name="proven")))
+    assert "is not certified" not in proven.line
+
+
 @pytest.mark.parametrize(("hits", "level"), [(4, "open"), (5, "broken")])
 def test_more_than_the_guess_gives_by_chance(write_run: Any, records: Any, hits: int, level: str) -> None:
     rows = [

@@ -1,0 +1,20 @@
+"""MJP's Tables 3, 4, 6 and 8 and its figures of trained models (Ren et al. 2023), by one command.
+
+python -m experiments.studies.mjp_training --pictures DIR --out DIR
+python -m experiments.studies.mjp_training --pictures DIR --out DIR --scale paper --device cuda --workers 1
+python -m experiments.studies.mjp_training --pictures DIR --out DIR --variants A J 'J@*' --seeds 3
+
+Every model is trained in a federation and measured by the code of `fedsim-measure`; its run stays below
+`OUT/runs`. The same command goes on where an earlier call stopped, in the middle of a training too; more variants and
+seeds may be asked for later. Figures of attention maps show pictures of DIR.
+"""
+
+import argparse
+
+from experiments.studies.harness.options import parser
+
+
+def arguments() -> argparse.ArgumentParser:
+    found = parser(__doc__, "folder of class folders, or train/ and val/ that hold one folder per class")
+    found.add_argument("--variants", nargs="+", help="globs on A to J (Table 4) and J@RATIO (Table 3); default: all")
+    return found
