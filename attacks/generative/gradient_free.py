@@ -22,7 +22,7 @@ from attacks.optimization.search.base import BestCandidate, NotFiniteError, Sear
 from attacks.optimization.search.memory import candidate_bytes, chunk_size, default_budget
 from attacks.optimization.settings import Budget, Matching
 from fedsim.errors import NotApplicable, one_of, require
-from fedsim.settings.groups import grouped
+from fedsim.settings.grouped import grouped
 
 logger = getLogger(__name__)
 

@@ -10,7 +10,7 @@ from attacks.generative.generator import Generator
 from attacks.optimization.parametrisation import Parametrisation, Space
 from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation
-from fedsim.settings.groups import Group
+from fedsim.settings.grouped import Group
 
 
 class GeneratorLatent(Parametrisation, Group):

@@ -21,7 +21,7 @@ from attacks.optimization.search.base import BestCandidate, Search, SearchTask
 from attacks.optimization.search.descent import Descent
 from attacks.optimization.settings import Budget, Matching
 from fedsim.errors import require
-from fedsim.settings.groups import Group, grouped
+from fedsim.settings.grouped import Group, grouped
 
 
 @dataclass(frozen=True)

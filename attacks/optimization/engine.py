@@ -27,7 +27,7 @@ from attacks.positions import masked_rows, of_images
 from attacks.session import Session
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
-from fedsim.settings.groups import grouped
+from fedsim.settings.grouped import grouped
 
 
 class GradientMatching(Attack):

@@ -8,7 +8,7 @@ from attacks.optimization.matching.objectives import Objective
 from attacks.optimization.priors.base import Prior
 from attacks.optimization.problem import LOCAL_UPDATES
 from fedsim.errors import one_of, require
-from fedsim.settings.groups import Group
+from fedsim.settings.grouped import Group
 
 TARGETS = ("observed", "random")
 

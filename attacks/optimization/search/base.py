@@ -16,7 +16,7 @@ from attacks.optimization.problem import Problem, make_update_map, with_clip
 from attacks.optimization.settings import Budget
 from attacks.session import Session
 from fedsim.errors import NotApplicable
-from fedsim.settings.groups import Group
+from fedsim.settings.grouped import Group
 
 DIFFERENCES = ("finite_difference", "central_difference")
 

@@ -9,7 +9,7 @@ from attacks.generative import GGL, GIAS, GIFD
 from attacks.optimization import Budget, Descent, GradientMatching, Matching
 from fedsim.errors import ConfigError
 from fedsim.settings.components import build_component, check_settings
-from fedsim.settings.groups import Group, grouped
+from fedsim.settings.grouped import Group, grouped
 
 
 @dataclass(frozen=True)
