@@ -122,8 +122,7 @@ class _Call:
         stage, root = self._stage, shortest(folder)
         stage.reach(whole or folder, partial(remove_unused, folder))
         try:
-            config = settings()
-            self._command.check(config, root)
+            config = self._command.parse(settings(), root)
             if "torch" not in sys.modules:
                 say_doing("loading PyTorch, timm and Flower")
             check_named(config)

@@ -6,9 +6,9 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import yaml
@@ -19,6 +19,7 @@ from experiments.audit.command import choose_pictures, divide, run_audit
 from experiments.cli import call as cli
 from experiments.cli.errors import ConfigFault, config_error, one_line
 from experiments.cli.logs import silence_libraries
+from experiments.engine.choice import device_on
 from experiments.engine.guess import public_mean
 from experiments.engine.setup import Setup, bits_of, prepare
 from experiments.run.command import run_federated
@@ -64,6 +65,12 @@ class MatrixRun:
     @property
     def title(self) -> str:
         return f"{self.row}, {self.kind} {self.label}"
+
+    def on(self, engine: str) -> Self:
+        """The run on the engine that `auto` was found to stand for."""
+        simulation, client = {**self.config["simulation"], "engine": engine}, self.config["client"]
+        client = {**client, "device": device_on(engine, client["device"])}
+        return replace(self, config={**self.config, "simulation": simulation, "client": client})
 
     @property
     def settings(self) -> Config:
