@@ -6,13 +6,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from experiments.commands import early
 from experiments.run.resumed import read_resumed
-from fedsim.settings.commands import JobConfig, MeasureConfig
+from fedsim.settings.commands import AuditConfig, JobConfig, MatrixConfig, MeasureConfig, PriorConfig, RunConfig
 
 Config = dict[str, Any]
 Read = Callable[[Sequence[str]], tuple[Config, Path] | None]
-Parse = Callable[[Config, Path], JobConfig | MeasureConfig]
 
 
 def _nothing_read(arguments: Sequence[str]) -> None:
@@ -26,7 +24,7 @@ class Command:
     Attributes:
         config: the name of its main configuration, `conf/CONFIG.yaml`.
         task: module and function that do its work; imported once the settings are known to be right.
-        parse: the settings as one typed object, or why they cannot work, without any library.
+        kind: of its settings, once they are parsed.
         read: asked first; what it gives is run without Hydra.
         resumes: the same call on the same folder goes on where it stopped.
     """
@@ -34,7 +32,7 @@ class Command:
     name: str
     config: str
     task: str
-    parse: Parse
+    kind: type[JobConfig | MeasureConfig]
     read: Read = _nothing_read
     resumes: bool = False
 
@@ -48,10 +46,10 @@ class Command:
 COMMANDS = {
     command.name: command
     for command in (
-        Command("fedsim", "config", "experiments.run.command:run_federated", early.read_run, read_resumed),
-        Command("fedsim-audit", "audit", "experiments.audit.command:run_audit", early.read_audit, resumes=True),
-        Command("fedsim-measure", "measure", "experiments.measure.command:run_measure", early.read_measure),
-        Command("fedsim-matrix", "matrix", "experiments.matrix.command:run_matrix", early.read_matrix, resumes=True),
-        Command("fedsim-prior", "prior", "experiments.prior.command:run_prior", early.read_prior, resumes=True),
+        Command("fedsim", "config", "experiments.run.command:run_federated", RunConfig, read_resumed),
+        Command("fedsim-audit", "audit", "experiments.audit.command:run_audit", AuditConfig, resumes=True),
+        Command("fedsim-measure", "measure", "experiments.measure.command:run_measure", MeasureConfig),
+        Command("fedsim-matrix", "matrix", "experiments.matrix.command:run_matrix", MatrixConfig, resumes=True),
+        Command("fedsim-prior", "prior", "experiments.prior.command:run_prior", PriorConfig, resumes=True),
     )
 }

@@ -127,15 +127,18 @@ def audit(
     shape = image_shape if image_shape is not None else _first_shape(model, dataset)
     architecture = own_architecture(model, shape, None, mean, std)
     data = own_data(dataset, architecture.image_shape, architecture.spec.num_classes, num_images, select, seed)
-    client = {"share": share, "local_steps": local_steps, "training_mode": model.training}
     if share == "gradient" and local_steps is not None:
         raise ConfigError(
             "local_steps", local_steps, "share='delta' or 'weights' with it: a gradient is taken of one batch"
         )
-    config = load_config("audit", "simulation=inline", "attack=[]", "data=photos", seed=seed, client=client)
-    config["client"] |= {"batch_size": batch_size, "optimizer": {"_target_": "torch.optim.SGD", "lr": lr}}
-    config["audit"] |= {"num_images": num_images, "batch_size": batch_size, "select": "first"}
-    config["attack"] = _attacks(attacks)
+    sgd = {"_target_": "torch.optim.SGD", "lr": lr}
+    client: dict[str, Any] = {"share": share, "local_steps": local_steps, "batch_size": batch_size, "optimizer": sgd}
+    client["training_mode"] = model.training
+    audited = {"num_images": num_images, "batch_size": batch_size, "select": "first"}
+    fixed = ("simulation=inline", "attack=[]", "data=photos")
+    given = load_config("audit", *fixed, seed=seed, client=client, audit=audited)
+    config = parse(AuditConfig, {**given, "attack": _attacks(attacks)})
+    config.check_attacks()
     setups = {name: _setup(config, chosen, architecture, data) for name, chosen in _named(defenses).items()}
     root = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="fedsim-audit-"))
     safe = {name: re.sub(r"[^A-Za-z0-9_+.=-]+", "_", name)[:80] for name in setups}
@@ -201,17 +204,13 @@ def _digest(architecture: OwnArchitecture, data: OwnData, chain: DefenseChain) -
     return found.hexdigest()
 
 
-def _setup(
-    config: dict[str, Any], chosen: Named | Sequence[Named], architecture: OwnArchitecture, data: OwnData
-) -> Setup:
+def _setup(config: AuditConfig, chosen: Named | Sequence[Named], architecture: OwnArchitecture, data: OwnData) -> Setup:
     chain, described = chain_of(chosen)
-    own = parse(AuditConfig, {**config, "defense": described})
-    own.check_attacks()
-    check_gpus(own)
+    check_gpus(config)
     # What the record and the report name: the module and the data set are nobody's by name.
-    named = {**own.model, "name": architecture.spec.name, "num_classes": architecture.spec.num_classes}
+    named = {**config.model, "name": architecture.spec.name, "num_classes": architecture.spec.num_classes}
     digested = {"_target_": "fedsim.data.own.OwnData", "digest": _digest(architecture, data, chain)}
-    own = replace(own, model=named, data=digested)
+    own = replace(config, defense=described, model=named, data=digested)
     if own.client.share != "gradient":
         own.client.optimisers  # noqa: B018 - refuses what torch refuses
     defended = OwnArchitecture(architecture.spec, (chain,), module=architecture.module)

@@ -23,8 +23,6 @@ Component = dict[str, Any]
 Chosen = Annotated[dict[str, Component], options]
 """Components by their names, of a group of which several options stand side by side."""
 
-CLIENT_WORKERS = "simulation.num_gpus and its like"
-
 
 @dataclass(frozen=True, kw_only=True)
 class LocalConfig:
@@ -107,11 +105,10 @@ class AuditConfig(JobConfig):
         super().check()
         if self.observation is not None:
             return
-        for name, crew in self.simulation.attack_crews.items():
-            for key in crew:
-                if key != "timeout":
-                    wanted = f"left out: here the workers of clients attack, as {CLIENT_WORKERS} set them"
-                    raise ConfigError(f"simulation.attack_crews.{name}.{key}", crew[key], wanted)
+        crews = self.simulation.attack_crews.items()
+        for name, key, value in [(name, *one) for name, crew in crews for one in crew.items() if one[0] != "timeout"]:
+            wanted = "left out: here the workers of clients attack, as simulation.num_gpus and its like set them"
+            raise ConfigError(f"simulation.attack_crews.{name}.{key}", value, wanted)
         for key in ("workers", "num_cpus", "num_gpus", "threads", "resources"):  # who computed an update attacks it
             given, usual = getattr(self.simulation, f"attack_{key}"), usual_simulation()[f"attack_{key}"]
             if given != usual:
@@ -196,14 +193,6 @@ class PriorConfig(JobConfig):
             raise ConfigError("prior.validation", held, f"at least the {batch} pictures of a batch")
 
 
-COMMANDS: Mapping[str, type[RunConfig | AuditConfig | PriorConfig]] = {
-    "observe": RunConfig,
-    "prior": PriorConfig,
-    "observation": AuditConfig,
-}
-"""Of commands with clients, by a setting that no other has."""
-
-
 def config_of(given: LocalConfig | Mapping[str, Any]) -> LocalConfig:
     """Settings of whatever command with clients; parsed ones come back as they are.
 
@@ -212,4 +201,4 @@ def config_of(given: LocalConfig | Mapping[str, Any]) -> LocalConfig:
     """
     if isinstance(given, LocalConfig):
         return given
-    return parse(next((kind for key, kind in COMMANDS.items() if key in given), AuditConfig), given)
+    return parse(RunConfig if "observe" in given else PriorConfig if "prior" in given else AuditConfig, given)

@@ -4,23 +4,19 @@ A field's type is a plain one, a `Literal` of words, another such dataclass, or 
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from fedsim.errors import ConfigError, nearest
 from fedsim.settings.components import expected, fits
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-class Schema(Protocol):
-    """Any dataclass of settings."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-
-Settings = TypeVar("Settings", bound=Schema)
+Settings = TypeVar("Settings", bound="DataclassInstance")
 Check = Callable[[str, Any], None]
 
 
@@ -120,15 +116,10 @@ def parse(kind: type[Settings], given: Any, key: str = "") -> Settings:
     return parsed
 
 
-def plain(settings: Schema) -> dict[str, Any]:
+def plain(settings: "DataclassInstance") -> dict[str, Any]:
     """The mapping that `parse` takes, as a file or a message holds it."""
-    return dict(_plain(settings))
-
-
-def _plain(settings: Schema) -> Iterator[tuple[str, Any]]:
-    for name in _fields(type(settings)):
-        value = getattr(settings, name)
-        yield name, plain(value) if is_dataclass(value) and not isinstance(value, type) else value
+    values = {name: getattr(settings, name) for name in _fields(type(settings))}
+    return {key: plain(one) if is_dataclass(one) and not isinstance(one, type) else one for key, one in values.items()}
 
 
 def _value(key: str, value: Any, hint: Any) -> Any:
@@ -147,10 +138,10 @@ def _value(key: str, value: Any, hint: Any) -> Any:
 
 
 @cache
-def _fields(kind: type[Schema]) -> Mapping[str, Field[Any]]:
+def _fields(kind: type["DataclassInstance"]) -> Mapping[str, Field[Any]]:
     return {field.name: field for field in fields(kind) if field.init}
 
 
 @cache
-def _hints(kind: type[Schema]) -> Mapping[str, Any]:
+def _hints(kind: type["DataclassInstance"]) -> Mapping[str, Any]:
     return get_type_hints(kind, include_extras=True)
