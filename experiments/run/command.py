@@ -63,7 +63,6 @@ from server.app import ServerPlan, build_server_app
 from server.attack_queue.pending import PendingObservations, record_observation
 from server.attack_queue.results import Job, ResultWriter
 from server.attack_queue.scheduling import AttackScheduler, RayAttacks
-from server.curious.policy import ObservePolicy
 from server.resume.points import ResumePoint, ResumePoints
 
 RunGrid = SimulatedGrid | NumberedGrid
@@ -226,7 +225,6 @@ class _Run:
         """All rounds, or those after the resume point."""
         config, setup, bars = _federated(self.setup), self.setup, self.bars
         rounds, clients = config.num_rounds, config.num_clients
-        policy = ObservePolicy(**plain(config.observe))
         replies = {"round": 0}
 
         def on_reply(_: object) -> None:
@@ -238,7 +236,7 @@ class _Run:
             self._show_round(server_round, rounds, metrics)
 
         def on_observation(observation: Observation, truth: GroundTruth | None) -> None:
-            if policy.save:
+            if config.observe.save:
                 _save(observation, self.folder)
             self._attack(observation, truth)
 
@@ -264,7 +262,7 @@ class _Run:
             round_timeout=config.round_timeout,
             checkpoint_every=config.checkpoint_every,
             checkpoint_mark=setup.architecture.redrawn() if config.defense else "",
-            observe=policy if config.attack or policy.save else None,
+            observe=config.observe if config.attack or config.observe.save else None,
             sums=setup.sums,
             worker_sums=config.simulation.worker_sums,
             factory=setup.factory(),

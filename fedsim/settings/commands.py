@@ -41,7 +41,7 @@ class LocalConfig:
 class JobConfig(LocalConfig):
     """What commands with clients have in common."""
 
-    run_dir: str | None = None
+    run_dir: Any = None  # a folder may be called 0
     ray: RaySettings
     attack: Chosen
     simulation: SimulationSettings
@@ -166,7 +166,7 @@ class MeasureConfig:
     """`fedsim-measure`."""
 
     seed: Annotated[int, at_least(0)]
-    run_dir: str | None = None
+    run_dir: Any = None  # a folder may be called 0
     runs: Annotated[list[Any], list_of(lambda _: True, "a list of folders, as in runs=[DIR,DIR]")]
     names: Annotated[list[Any] | None, list_of(lambda _: True, "a list of names, as in names=[baseline,mjp], or null")]
     device: Device

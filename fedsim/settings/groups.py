@@ -1,6 +1,6 @@
 """Groups of settings that several commands have: clients, Ray, the simulation and what is audited or observed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
@@ -135,7 +135,10 @@ class ObserveSettings:
     """Whose updates the curious server keeps and attacks.
 
     Attributes:
-        clients: how many of a round's clients, a list of partition ids, or `all`.
+        every: attack in round 1 and each multiple of this number; 0 observes nothing.
+        clients: how many of a round's clients (those with the lowest partition ids), a list of
+            partition ids, or `all`. Under secure aggregation: how many of the round's sums, or `all`.
+        save: write observations to disk, so that they can be attacked again later.
     """
 
     every: Annotated[int, at_least(0)]
@@ -147,6 +150,16 @@ class ObserveSettings:
         ),
     ]
     save: bool
+
+    def wants_round(self, server_round: int) -> bool:
+        return self.every > 0 and (server_round == 1 or server_round % self.every == 0)
+
+    def choose(self, candidates: Iterable[int]) -> set[int]:
+        """The ids to observe among those that there are."""
+        ordered = sorted(candidates)
+        if isinstance(self.clients, list):
+            return set(ordered) & set(self.clients)
+        return set(ordered if self.clients == "all" else ordered[: self.clients])
 
 
 SELECT = one_of("random", "per_class", "first")

@@ -15,10 +15,10 @@ from clients.app import build_client_app
 from experiments.cli.validation import takes_gradients
 from experiments.engine.setup import Setup
 from fedsim.determinism import seeded_globals
+from fedsim.settings.groups import ObserveSettings
 from fedsim.simulation import InlineGrid
 from fedsim.wire.records import to_arrays
 from server.curious.federation_replies import FederationReplies
-from server.curious.policy import ObservePolicy
 from server.rounds import Rounds
 
 
@@ -35,6 +35,11 @@ def _composed(name, overrides):
     with initialize_config_module("conf", version_base=None):
         # Without Hydra's own entry point nothing resolves `now`.
         return OmegaConf.to_container(compose(name, overrides=["run_dir=unused", *overrides]), resolve=True)
+
+
+def observing(**changes):
+    """`cfg.observe`: everybody in every round, less what is changed."""
+    return ObserveSettings(**{"every": 1, "clients": "all", "save": True, **changes})
 
 
 @dataclass
@@ -58,7 +63,7 @@ class Federation:
     def observed(self, seen, policy=None, *, strategy=None, sums=None, **settings):
         """Rounds whose observations, each with its truth, are added to `seen`."""
         keep = partial(_keep, seen)
-        observer = FederationReplies(self.setup.factory(), policy or ObservePolicy(), keep, sums=sums)
+        observer = FederationReplies(self.setup.factory(), policy or observing(), keep, sums=sums)
         return self.rounds(strategy, observer=observer, sums=sums, **settings)
 
     def start(self, rounds, num_rounds=2) -> ArrayRecord:

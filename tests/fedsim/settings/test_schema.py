@@ -34,6 +34,7 @@ def test_what_a_command_composes_is_its_schema_and_comes_back_as_it_was(name, gi
     assert plain(config) == given(name)
     assert parse(KINDS[name], plain(config)) == config
     assert parse(KINDS[name], config) is config
+    assert parse(KINDS[name], given(name) | {"run_dir": 0}).run_dir == 0  # a folder called so
 
 
 def test_a_message_is_read_by_what_only_one_command_has(given):
