@@ -1,7 +1,7 @@
 """The Flower ClientApp: train, evaluate, share."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from clients.replay import replay
-from clients.training import ClientSettings, LocalResult, train_locally
+from clients.training import LocalResult, train_locally
 from defenses.base import ClientRound, DefenseChain
 from defenses.compose import build_chain
 from fedsim.data import FederatedData, ImageSet
@@ -21,7 +21,8 @@ from fedsim.metrics.accuracy import evaluate
 from fedsim.models import Architecture, Normaliser, OwnArchitecture, architecture_seed
 from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
-from fedsim.settings.composition import Config, build_data, build_spec, image_side
+from fedsim.settings.commands import LocalConfig, config_of
+from fedsim.settings.composition import build_data, build_spec, image_side
 from fedsim.update import State, Update
 from fedsim.wire.contents import array_records, config_records
 from fedsim.wire.records import (
@@ -38,6 +39,9 @@ from fedsim.wire.records import (
     to_reply,
 )
 
+AnyConfig = LocalConfig | Mapping[str, Any]
+"""Settings, or as a message to another process holds them."""
+
 MEMORY = "fedsim.memory"
 """Where a client's context keeps what its defenses remember between rounds."""
 
@@ -50,10 +54,12 @@ class ClientRuntime:
         given: a module of the user's own, with its defenses, in place of `cfg.model` and `cfg.defense`.
     """
 
-    def __init__(self, config: Config, data: FederatedData | None = None, given: OwnArchitecture | None = None) -> None:
-        self.config = config
-        self.settings = ClientSettings(**config["client"])
-        self.seed = int(config["seed"])
+    def __init__(
+        self, config: AnyConfig, data: FederatedData | None = None, given: OwnArchitecture | None = None
+    ) -> None:
+        self.config = config_of(config)
+        self.settings = self.config.client
+        self.seed = self.config.seed
         self._data = data
         self._given = given
         self._view: Callable[[Update], Observation] | None = None
@@ -73,7 +79,7 @@ class ClientRuntime:
     def _chain(self) -> DefenseChain:
         """The defenses as nobody has used them."""
         if self._given is None:
-            return build_chain(self.config["defense"])
+            return build_chain(self.config.defense)
         (chain,) = self._given.wrappers
         assert isinstance(chain, DefenseChain)
         return copy.deepcopy(chain)
@@ -81,7 +87,7 @@ class ClientRuntime:
     def _architecture(self, defenses: DefenseChain) -> Architecture:
         if self._given is not None:
             return replace(self._given, wrappers=(defenses,))
-        return Architecture(build_spec(self.config, self.data), (defenses,), architecture_seed(self.seed))
+        return Architecture(build_spec(self.config.model, self.data), (defenses,), architecture_seed(self.seed))
 
     @cached_property
     def _tensors(self) -> State:
@@ -99,8 +105,7 @@ class ClientRuntime:
     @cached_property
     def onlooker(self) -> ObservationFactory:
         """The server's view of this client. Its defenses are not those at work: an attack builds models with them."""
-        configured = self.config["defense"]
-        described = [{"name": name, **settings} for name, settings in (configured or {}).items()]
+        described = [{"name": name, **settings} for name, settings in self.config.defense.items()]
         architecture = self._architecture(self._chain())
         return ObservationFactory(architecture, self.model, self._image_shape, described, replay)
 
@@ -108,7 +113,7 @@ class ClientRuntime:
     def _image_shape(self) -> tuple[int, int, int]:
         if self._given is not None:
             return self._given.image_shape
-        side = image_side(self.config["model"])
+        side = image_side(self.config.model)
         return 3, side, side
 
     def load(self, state: State) -> None:
@@ -183,7 +188,7 @@ def resolve_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def build_client_app(config: Config, data: FederatedData | None = None) -> ClientApp:
+def build_client_app(config: AnyConfig, data: FederatedData | None = None) -> ClientApp:
     """A ClientApp for this configuration; the Grid that carries it is not its business.
 
     Args:
@@ -202,7 +207,7 @@ def build_client_app(config: Config, data: FederatedData | None = None) -> Clien
         runtime.load(state)
         proximal_mu = float(instructions.get("proximal-mu", 0.0))  # type: ignore[arg-type]
         # Asked for by the operator of the simulation, and only in rounds that the server observes.
-        audit = config["audit"] is True and bool(instructions.get(AUDITED, False))
+        audit = runtime.config.audit is True and bool(instructions.get(AUDITED, False))
         memory = _memory(context)
         result = runtime.train(pictures, partition_id, server_round, proximal_mu, audit, memory)
         num_examples = result.protocol.batch_size if runtime.settings.share == "gradient" else len(pictures)

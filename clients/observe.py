@@ -7,13 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from clients.app import ClientRuntime
-from clients.training import ClientSettings
 from defenses.base import Plan
 from defenses.named import Named, chain_of
 from fedsim.data.tensors import TensorImages
 from fedsim.errors import ConfigError
 from fedsim.models import OwnArchitecture, own_architecture
 from fedsim.observation import Observation
+from fedsim.settings.commands import LocalConfig
+from fedsim.settings.groups import ClientSettings
+from fedsim.settings.schema import parse, plain
 from fedsim.update import State
 
 SGD = "torch.optim.SGD"
@@ -71,29 +73,24 @@ def observe(
     held = _held(images, labels)
     architecture = own_architecture(model, held_shape(held), None, mean, std, roles)
     _check_labels(held.labels, architecture.spec.num_classes)
-    mode = model.training if training_mode is None else training_mode
-    client_settings = _client(share, batch_size or len(held), local_epochs, local_steps, label_smoothing, mode)
-    client_settings["optimizer"] = dict(optimizer) if optimizer is not None else {"_target_": SGD, "lr": lr}
-    return observe_images(architecture, held, client_settings, defense, seed, server_round, client)
-
-
-def observe_images(
-    architecture: OwnArchitecture,
-    held: TensorImages,
-    client_settings: dict[str, Any],
-    defense: Named | Sequence[Named],
-    seed: int,
-    server_round: int,
-    client: int,
-) -> Observation:
-    """`observe`, with everything resolved but the defenses."""
+    settings = _client(
+        {
+            "share": share,
+            "batch_size": batch_size or len(held),
+            "local_epochs": local_epochs,
+            "local_steps": local_steps,
+            "optimizer": dict(optimizer) if optimizer is not None else {"_target_": SGD, "lr": lr},
+            "label_smoothing": float(label_smoothing),
+            "training_mode": model.training if training_mode is None else training_mode,
+        }
+    )
     chain, described = chain_of(defense)
-    config: dict[str, Any] = {"client": client_settings, "seed": seed, "defense": described}
+    config = LocalConfig(client=settings, seed=seed, defense=described, data={}, model={})
     defended = OwnArchitecture(architecture.spec, (chain,), module=architecture.module)
-    if client_settings["share"] != "gradient":
-        ClientSettings(**client_settings).optimisers  # noqa: B018 - refuses what torch refuses
+    if settings.share != "gradient":
+        settings.optimisers  # noqa: B018 - refuses what torch refuses
     runtime = ClientRuntime(config, given=defended)
-    chain.check(Plan(runtime.model, client_settings, {}, chain.defenses))
+    chain.check(Plan(runtime.model, plain(settings), {}, chain.defenses))
     state: State = {name: tensor.detach().cpu().clone() for name, tensor in runtime.model.state_dict().items()}
     try:
         result = runtime.train(held, client, server_round)
@@ -102,7 +99,7 @@ def observe_images(
             raise
         expected = "more images, larger ones, or model.eval(): BatchNorm cannot train on one value a channel"
         raise ConfigError("images", f"{len(held)} of {held_shape(held)}", expected) from error
-    count = result.protocol.batch_size if client_settings["share"] == "gradient" else len(held)
+    count = result.protocol.batch_size if settings.share == "gradient" else len(held)
     update = runtime.share(result, state, count, client, server_round)
     return runtime.onlooker.make(server_round, client, state, update, result.protocol, None)
 
@@ -133,19 +130,12 @@ def _check_labels(labels: Tensor, num_classes: int) -> None:
         raise ConfigError("labels", strange[0], expected)
 
 
-def _client(
-    share: str, batch_size: int, local_epochs: int, local_steps: int | None, label_smoothing: float, mode: bool
-) -> dict[str, Any]:
+def _client(given: Mapping[str, Any]) -> ClientSettings:
+    share, steps, epochs = given["share"], given["local_steps"], given["local_epochs"]
     if share not in ("gradient", "delta", "weights"):
         raise ConfigError("share", share, "gradient, delta or weights")
-    counts = {"batch_size": batch_size, "local_epochs": local_epochs, "local_steps": local_steps}
-    for key, value in counts.items():
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ConfigError(key, value, "a whole number of at least 1")
-    if share == "gradient" and (local_steps is not None or local_epochs != 1):
-        key, value = ("local_steps", local_steps) if local_steps is not None else ("local_epochs", local_epochs)
+    settings = parse(ClientSettings, {**given, "scheduler": None, "device": "auto"})
+    if share == "gradient" and (steps is not None or epochs != 1):
+        key, value = ("local_steps", steps) if steps is not None else ("local_epochs", epochs)
         raise ConfigError(key, value, "share='delta' or 'weights' with it: a gradient is taken of one batch")
-    if not 0 <= label_smoothing < 1:
-        raise ConfigError("label_smoothing", label_smoothing, "a number from 0 up to, not including, 1")
-    rest = {"scheduler": None, "label_smoothing": float(label_smoothing), "training_mode": mode, "device": "auto"}
-    return {"share": share, **counts, **rest}
+    return settings

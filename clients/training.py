@@ -4,8 +4,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int64
@@ -18,39 +17,8 @@ from defenses.base import Batch, Defense
 from fedsim.data import ImageSet
 from fedsim.ground_truth import GroundTruth
 from fedsim.models import Normaliser
-from fedsim.settings.optimizers import OptimizerFactory, optimizer_factory
+from fedsim.settings.groups import ClientSettings
 from fedsim.update import LocalProtocol, State, Update
-
-
-@dataclass(frozen=True)
-class ClientSettings:
-    """`cfg.client`: how clients train and what they share.
-
-    Attributes:
-        share: `gradient` (one batch, no step), `delta` or `weights` (after local steps).
-        batch_size: pictures a step; a client with fewer takes all it has.
-        local_epochs: passes over the client's pictures; ignored where `local_steps` is set.
-        local_steps: a fixed number of steps instead.
-        optimizer: Hydra config of a torch optimiser, without its parameters.
-        scheduler: Hydra config of a torch scheduler, stepped after each local step, or None.
-        training_mode: `model.train()` (dropout, drop path) or `model.eval()` while the gradient is taken.
-        device: `auto` takes CUDA where Ray gave the worker a GPU.
-    """
-
-    share: str
-    batch_size: int
-    local_epochs: int
-    local_steps: int | None
-    optimizer: dict[str, Any]
-    scheduler: dict[str, Any] | None
-    label_smoothing: float
-    training_mode: bool
-    device: str
-
-    @cached_property
-    def optimisers(self) -> OptimizerFactory:
-        """Raises `ConfigError` where torch refuses the settings."""
-        return optimizer_factory("client", self.optimizer, self.scheduler)
 
 
 @dataclass(frozen=True)

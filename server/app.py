@@ -21,13 +21,13 @@ from fedsim.metrics.accuracy import evaluate, mean_softmax
 from fedsim.models.checkpoint import REDRAWN
 from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
+from fedsim.settings.groups import ObserveSettings
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
 from fedsim.update import State
 from fedsim.wire.records import from_arrays, to_arrays
 from fedsim.wire.reply_checks import ReplyRules
 from server.curious.federation_replies import FederationReplies, OnObservation
-from server.curious.policy import ObservePolicy
 from server.resume.points import ResumePoint, ResumePoints
 from server.rounds import Rounds, WorkerSums
 from server.screening import Screening
@@ -77,7 +77,7 @@ class ServerPlan:
     round_timeout: float = 3600.0
     checkpoint_every: int = 0
     checkpoint_mark: str = ""
-    observe: ObservePolicy | None = None
+    observe: ObserveSettings | None = None
     sums: Sums | None = None
     worker_sums: int | Literal["auto"] = 0
     factory: ObservationFactory | None = None

@@ -1,7 +1,7 @@
 """`fedsim-audit`: no federation; what would each shared update give away?"""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from logging import getLogger
@@ -15,11 +15,10 @@ from attacks.session import discard
 from defenses.compose import build_chain
 from experiments.audit.worker import UNCOMPUTED, AuditBatch, AuditedAttack, AuditWorker, failed
 from experiments.cli.call import console, run_command, say_doing
-from experiments.cli.completeness import check_complete
 from experiments.cli.logs import log_to
 from experiments.cli.places import find_observations
 from experiments.cli.progress import Bars
-from experiments.cli.validation import attacks_timeout, check_audit, check_common, placement, worker_counts
+from experiments.cli.validation import attacks_timeout, check_gpus, placement, worker_counts
 from experiments.commands.stage import CommandStage
 from experiments.engine.choice import estimate_audit, with_engine
 from experiments.engine.reporting import reported
@@ -41,7 +40,8 @@ from fedsim.metrics.accuracy import mean_softmax
 from fedsim.observation import Observation, observation_name
 from fedsim.report.wording import count
 from fedsim.result import AttackResult
-from fedsim.settings.composition import Config
+from fedsim.settings.commands import AuditConfig, JobConfig
+from fedsim.settings.schema import parse, plain
 from fedsim.simulation.shipping import absolute
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
@@ -58,19 +58,25 @@ def main() -> None:
     run_command(CommandStage("fedsim-audit"))
 
 
-def run_audit(config: Config, root: Path) -> None:
-    """One audit, from checked settings to the report.
+def run_audit(given: AuditConfig | Mapping[str, Any], root: Path) -> None:
+    """One audit, from its settings to the report.
 
     Raises:
         ConfigError: a setting cannot work; nothing has been started then.
     """
     start = time.perf_counter()
-    if config.get("observation") is not None:
-        _attack_recorded(config, root, start)
+    config = parse(AuditConfig, given)
+    config.check_attacks()
+    if config.observation is not None:
+        _attack_recorded(config, config.observation, root, start)
         return
-    check_audit(config)
     say_doing("reading the data, building the model")
     audit_prepared(prepare(config), root, start)
+
+
+def _audited(setup: Setup) -> AuditConfig:
+    assert isinstance(setup.config, AuditConfig)
+    return setup.config
 
 
 def audit_prepared(setup: Setup, root: Path, start: float) -> None:
@@ -79,15 +85,15 @@ def audit_prepared(setup: Setup, root: Path, start: float) -> None:
     Args:
         start: `time.perf_counter()` when it began.
     """
-    config = setup.config
-    victims = config["audit"]["victims"]
-    updates = divide(choose_pictures(setup), config["audit"]["batch_size"], setup.sums)
+    config = _audited(setup)
+    victims = config.audit.victims
+    updates = divide(choose_pictures(setup), config.audit.batch_size, setup.sums)
     of_all = partial(estimate_audit, setup, -(-len(updates) // victims))
     config = with_engine(config, count(len(updates), "update"), of_all)
     setup = replace(setup, config=config)
     with RunFolder(root).locked():
         folder = open_or_resume(config, root)
-        trackers = Trackers(config["tracker"], root)
+        trackers = Trackers(config.tracker, root)
         writer = make_writer(config, folder, trackers, setup)
         batches = list(_unfinished(config, updates, writer))
         total, left = len(updates), len(batches)
@@ -176,7 +182,7 @@ def _because(result: AttackResult, log: Path) -> str:
 
 def _blamed(one: AuditedAttack, setup: Setup) -> str:
     """A malformed update, and whose doing it is."""
-    defenses = ", ".join(setup.config["defense"])
+    defenses = ", ".join(setup.config.defense)
     doing = f"the training's doing, or that of defense=[{defenses}]" if defenses else "the training's own doing"
     return f"update {one.job.client}: {' '.join(one.result.reason.split())} ({doing})"
 
@@ -195,17 +201,17 @@ def choose_pictures(setup: Setup) -> list[int]:
     Raises:
         ConfigError: more are asked for than there are, or one that there is not.
     """
-    audit, pictures = setup.config["audit"], setup.data.train
-    if isinstance(audit["select"], list):
-        return [_position(str(name), pictures) for name in audit["select"]]
-    count = audit["num_images"]
+    audit, pictures = _audited(setup).audit, setup.data.train
+    if isinstance(audit.select, list):
+        return [_position(str(name), pictures) for name in audit.select]
+    count = audit.num_images
     held = "test_fraction and data.auxiliary_fraction"
     if count > len(pictures):
         raise ConfigError("audit.num_images", count, f"at most {len(pictures)}: data.{held} keep the others back")
-    if audit["select"] == "first":
+    if audit.select == "first":
         return sorted(range(len(pictures)), key=lambda position: pictures.ids[position])[:count]
-    order = torch.randperm(len(pictures), generator=torch_generator(setup.config["seed"], "audit")).tolist()
-    if audit["select"] == "random":
+    order = torch.randperm(len(pictures), generator=torch_generator(setup.config.seed, "audit")).tolist()
+    if audit.select == "random":
         return order[:count]
     turns: dict[int, int] = {}
     ranked = []
@@ -222,7 +228,7 @@ def _position(name: str, pictures: ImageSet) -> int:
     return pictures.ids.index(name)
 
 
-def open_or_resume(config: Config, root: Path) -> RunFolder:
+def open_or_resume(config: JobConfig, root: Path) -> RunFolder:
     """A new run folder, or the one of an earlier call with the same settings.
 
     Raises:
@@ -252,11 +258,11 @@ def divide(chosen: list[int], batch_size: int, sums: Sums | None) -> list[tuple[
 
 
 def _unfinished(
-    config: Config, updates: list[tuple[int, tuple[int, ...]]], writer: ResultWriter
+    config: JobConfig, updates: list[tuple[int, tuple[int, ...]]], writer: ResultWriter
 ) -> Iterator[AuditBatch]:
     for number, (first_client, positions) in enumerate(updates):
         name = observation_name(0, number)
-        attacks = tuple(attack for attack in config["attack"] if (name, attack) not in writer.done)
+        attacks = tuple(attack for attack in config.attack if (name, attack) not in writer.done)
         if attacks:
             yield AuditBatch(number, positions, attacks, first_client)
 
@@ -265,12 +271,12 @@ def _results(
     setup: Setup, groups: list[Group], scratch: Path | None
 ) -> Iterator[tuple[Group, list[AuditedAttack], int, bool]]:
     """Each group as it ends: its results, the attempts that they took, and whether it was stopped from outside."""
-    config, simulation = setup.config, setup.config["simulation"]
+    config, simulation = _audited(setup), setup.config.simulation
     probs = None
     if setup.wants_auxiliary and len(setup.data.auxiliary) and groups:
-        with seeded_globals(config["seed"], "auxiliary", 0):
-            probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, config["client"]["training_mode"])
-    if simulation["engine"] == "inline" or not groups:
+        with seeded_globals(config.seed, "auxiliary", 0):
+            probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, config.client.training_mode)
+    if simulation.engine == "inline" or not groups:
         worker = AuditWorker(config, auxiliary_probs=probs, setup=setup, scratch=scratch)
         for group in groups:
             yield group, worker.run(group), 1, False
@@ -279,19 +285,19 @@ def _results(
 
     from fedsim.simulation.actor_pool import ActorPool
 
-    shipped = absolute(config) if config["ray"]["address"] is not None else config
+    shipped = absolute(plain(config)) if config.ray.address is not None else config
     actor = ray.remote(AuditWorker).options(**placement(config).clients.options())
-    workers = worker_counts({**config, "attack": {}}, len(groups))
+    workers = worker_counts(config, len(groups), attackers=False)
     pool: ActorPool[Group] = ActorPool(
-        lambda _: actor.remote(shipped, simulation["num_gpus"], probs, None, scratch),
+        lambda _: actor.remote(shipped, simulation.num_gpus, probs, None, scratch),
         workers,
-        simulation["max_retries"],
+        simulation.max_retries,
     )
     for group in groups:
         pool.submit(group, partial(_run_on, group))
     while pool.pending:
         # One call may take as long as its attacks on all of its updates may take together.
-        limit = attacks_timeout(config, config["attack"]) * config["audit"]["victims"]
+        limit = attacks_timeout(config, config.attack) * config.audit.victims
         for end in pool.wait(1.0) + pool.expire(limit):
             group, stopped = end.tag, end.error is not None
             lost = _lost(group, setup, end.error or "", end.seconds) if stopped else []
@@ -313,18 +319,15 @@ def _run_on(group: Group, worker: Any) -> Any:
     return worker.run.remote(group)
 
 
-def _attack_recorded(config: Config, root: Path, start: float) -> None:
+def _attack_recorded(config: AuditConfig, place: str, root: Path, start: float) -> None:
     """Attack what a past run captured; there is no truth, so nothing is scored.
 
     A record imports no class, and names only what is loaded: a defense of the user's own is loaded by choosing it.
     """
-    check_complete(config, "audit")
-    check_common(config)
-    if not isinstance(config["observation"], str):
-        raise ConfigError("observation", config["observation"], "a folder of observations, or null")
-    attacks = {name: build_attack(name, settings) for name, settings in config["attack"].items()}
-    build_chain(config["defense"])
-    paths = list(find_observations(Path(config["observation"])))
+    check_gpus(config)
+    attacks = {name: build_attack(name, settings) for name, settings in config.attack.items()}
+    build_chain(config.defense)
+    paths = list(find_observations(Path(place)))
     first = load_recorded(paths[0])
     for name, attack in attacks.items():
         check_fit(name, attack, first.image_shape)
@@ -333,7 +336,7 @@ def _attack_recorded(config: Config, root: Path, start: float) -> None:
     recorded = _as_recorded(config, first)
     with RunFolder(root).locked():
         folder = open_or_resume(recorded, root)
-        trackers = Trackers(config["tracker"], root)
+        trackers = Trackers(config.tracker, root)
         writer = make_writer(recorded, folder, trackers)
         with (
             trackers,
@@ -360,7 +363,7 @@ def _attack_recorded(config: Config, root: Path, start: float) -> None:
                     observation = load_recorded(path)
                     finished = frozenset(attack for name, attack in writer.done if name == path.name)
                     scheduler.submit(observation, None, finished)
-                    bars.set("attacks", scheduler.finished, len(paths) * len(config["attack"]))
+                    bars.set("attacks", scheduler.finished, len(paths) * len(config.attack))
                 scheduler.drain(lambda: bars.set("attacks", scheduler.finished, scheduler.submitted))
             finally:
                 scheduler.close()
@@ -369,14 +372,14 @@ def _attack_recorded(config: Config, root: Path, start: float) -> None:
                 raise RunError(_all_failed(last, folder.log))
 
 
-def _as_recorded(config: Config, observation: Observation) -> Config:
+def _as_recorded(config: AuditConfig, observation: Observation) -> AuditConfig:
     """The settings that the report names, from the record instead of this call."""
     spec, size = observation.architecture.spec, observation.protocol.batch_size
-    return {
-        **config,
-        "model": spec.to_dict(),
-        "data": {"_target_": "recorded"},
-        "defense": {settings["name"]: dict(settings) for settings in observation.defenses},
-        "client": {**config["client"], "share": observation.update.kind, "batch_size": size},
-        "audit": {**config["audit"], "batch_size": size},
-    }
+    return replace(
+        config,
+        model=spec.to_dict(),
+        data={"_target_": "recorded"},
+        defense={settings["name"]: dict(settings) for settings in observation.defenses},
+        client=replace(config.client, share=observation.update.kind, batch_size=size),
+        audit=replace(config.audit, batch_size=size),
+    )

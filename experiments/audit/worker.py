@@ -2,10 +2,11 @@
 
 import sysconfig
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord
@@ -19,7 +20,8 @@ from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.scoring import score_against
 from fedsim.observation import Observation
 from fedsim.result import AttackResult
-from fedsim.settings.composition import Config
+from fedsim.settings.commands import AuditConfig
+from fedsim.settings.schema import parse
 from fedsim.simulation.actor_pool import PooledWorker
 from fedsim.update import State
 from fedsim.wire.records import to_arrays, to_reply
@@ -77,13 +79,13 @@ class AuditWorker(PooledWorker):
 
     def __init__(
         self,
-        config: Config,
+        config: AuditConfig | Mapping[str, Any],
         num_gpus: float = 0.0,
         auxiliary_probs: Tensor | None = None,
         setup: Setup | None = None,
         scratch: Path | None = None,
     ) -> None:
-        self._config = config
+        self._config = parse(AuditConfig, config)
         self._device = attack_device(num_gpus)
         self._auxiliary_probs = auxiliary_probs
         self._given = setup
@@ -114,7 +116,7 @@ class AuditWorker(PooledWorker):
 
         Of a malformed update alone, where there is one.
         """
-        torch.set_num_threads(self._config["simulation"]["threads"])
+        torch.set_num_threads(self._config.simulation.threads)
         observed: dict[int, tuple[Observation, GroundTruth]] = {}
         results: dict[tuple[int, str], AuditedAttack] = {}
         for batch in batches:
@@ -126,10 +128,10 @@ class AuditWorker(PooledWorker):
             except Exception as error:  # noqa: BLE001 - defenses are plug-ins: their faults are results too
                 for lost in failed(batch, self._setup, UNCOMPUTED + where(error), fault=traceback.format_exc()):
                     results[batch.number, lost.job.attack] = replace(lost, uncomputed=True)
-        for name, settings in self._config["attack"].items():
+        for name, settings in self._config.attack.items():
             numbers = [batch.number for batch in batches if name in batch.attacks and batch.number in observed]
             observations = [observed[number][0] for number in numbers]
-            found = run_attack_on_many(observations, name, settings, self._config["seed"], self._device, self._scratch)
+            found = run_attack_on_many(observations, name, settings, self._config.seed, self._device, self._scratch)
             for number, observation, result in zip(numbers, observations, found, strict=True):
                 job = Job(0, number, name, observation.protocol.batch_size, observation.summed)
                 truth = observed[number][1]
@@ -149,7 +151,7 @@ class AuditWorker(PooledWorker):
         sums = self._setup.sums
         if sums is None:
             return self._shared(batch.positions, batch.first_client)
-        total, size = RunningSum(sums.by), self._config["audit"]["batch_size"]
+        total, size = RunningSum(sums.by), self._config.audit.batch_size
         for number, start in enumerate(range(0, len(batch.positions), size), batch.first_client):
             total.add(self._shared(batch.positions[start : start + size], number))
         return total.result()
@@ -186,7 +188,7 @@ def failed(batch: AuditBatch, setup: Setup, reason: str, seconds: float = 0.0, f
     nothing_seen = GroundTruth(torch.empty(0), pictures.labels, pictures.ids)
     lost = []
     for name in batch.attacks:
-        job, attack = Job(0, batch.number, name, len(pictures)), build_attack(name, setup.config["attack"][name])
+        job, attack = Job(0, batch.number, name, len(pictures)), build_attack(name, setup.config.attack[name])
         result = ended(job.observation, name, attack, "failed", reason, seconds, fault)
         lost.append(AuditedAttack(job, result, nothing_seen))
     return lost

@@ -115,7 +115,7 @@ def run(benchmark: Benchmark) -> list[dict[str, Any]]:
     config = benchmark.generator()
     ids = chosen(benchmark, config)
     run_prior(config, Path(config["run_dir"]))
-    judge = train_judge(prepare({**config, "attack": {}}), benchmark.held, benchmark.out)
+    judge = train_judge(prepare(config), benchmark.held, benchmark.out)
     rows: list[dict[str, Any]] = []
     for case in benchmark.cases:
         trained = benchmark.lti(case)

@@ -18,7 +18,7 @@ from experiments.cli.errors import ConfigFault, one_line, own_folder
 from experiments.cli.launcher import SideBySide, register
 from experiments.cli.logs import silence_libraries
 from experiments.commands.catalogue import Catalogue
-from experiments.commands.early import check_named
+from experiments.commands.early import check_early, check_named
 from experiments.commands.flags import HELP, words, wrong_flag
 from experiments.commands.fresh import forget, remove_all_unused, remove_unused
 from experiments.commands.help import answer
@@ -27,6 +27,7 @@ from experiments.commands.table import COMMANDS, Command, Config
 from fedsim.errors import RunError
 from fedsim.memory.kept import keep_memory
 from fedsim.settings.ray_address import quiet_environment
+from fedsim.settings.schema import parse
 
 console = Console(highlight=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -122,8 +123,8 @@ class _Call:
         stage, root = self._stage, shortest(folder)
         stage.reach(whole or folder, partial(remove_unused, folder))
         try:
-            config = settings()
-            self._command.check(config, root)
+            config = parse(self._command.kind, settings())
+            check_early(config, root)
             if "torch" not in sys.modules:
                 say_doing("loading PyTorch, timm and Flower")
             check_named(config)

@@ -2,24 +2,22 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from fedsim.errors import ConfigError
+from fedsim.settings.commands import JobConfig, MeasureConfig
 from fedsim.settings.places import check_model_file, picture_folder
-
-Config = dict[str, Any]
 
 IMAGE_FOLDER = "fedsim.data.ImageFolder"
 
 
-def check_sources(config: Config) -> None:
+def check_sources(config: JobConfig) -> None:
     """What data and model are read from is there.
 
     Raises:
         ConfigError: naming the key, the value and what would be right.
     """
     _check_data(config)
-    if isinstance(checkpoint := config["model"].get("checkpoint"), str):
+    if isinstance(checkpoint := config.model.get("checkpoint"), str):
         check_model_file(checkpoint)
 
 
@@ -67,26 +65,25 @@ def find_runs(folder: Path) -> list[Path]:
     return found
 
 
-def check_measured(config: Config) -> None:
+def check_measured(config: MeasureConfig) -> None:
     """What `fedsim-measure` reads is there.
 
     Raises:
         ConfigError: naming the key, the value and what would be right.
     """
-    measure = config["measure"]
-    for folder in config["runs"] if isinstance(config["runs"], list) else []:
+    measure = config.measure
+    for folder in config.runs:
         find_runs(Path(str(folder)).expanduser())
-    for key in ("hard", "foreign"):
-        _folder(f"measure.{key}", measure[key], "a folder of class folders; there is none")
-    frost = measure["corruptions"]["frost"]
-    _folder("measure.corruptions.frost", frost, "a folder of photographs of frost; there is none")
+    for key, path in (("hard", measure.hard), ("foreign", measure.foreign)):
+        _folder(f"measure.{key}", path, "a folder of class folders; there is none")
+    _folder("measure.corruptions.frost", measure.corruptions.frost, "a folder of photographs of frost; there is none")
     _check_data(config)
-    if isinstance(checkpoint := config["model"].get("checkpoint"), str):
+    if isinstance(checkpoint := config.model.get("checkpoint"), str):
         check_model_file(Path(checkpoint).expanduser())
 
 
-def _check_data(config: Config) -> None:
-    data = config["data"]
+def _check_data(config: JobConfig | MeasureConfig) -> None:
+    data = config.data
     if data.get("_target_") == IMAGE_FOLDER and isinstance(data.get("path"), str | None):
         picture_folder(data.get("path"))
 

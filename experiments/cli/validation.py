@@ -8,11 +8,12 @@ import torch
 from hydra.utils import get_class
 
 from experiments.cli.machine import cores
-from experiments.cli.values import at_least, check_audit_values, check_common_values, check_federated_values
 from experiments.engine.ray_only import needs_ray
 from fedsim.errors import ConfigError
+from fedsim.settings.commands import JobConfig, RunConfig
 from fedsim.settings.components import check_settings
-from fedsim.settings.composition import Config
+from fedsim.settings.groups import CREW
+from fedsim.settings.schema import at_least
 from fedsim.simulation.placement import Placement, Request, describe_room, living_nodes
 from fedsim.wire.records import ARRAYS, CONFIG
 from server.attack_queue.scheduling import Crew
@@ -20,16 +21,6 @@ from server.sums.summing import FEWEST, Sums
 
 RECORD_KEYS = {"arrayrecord_key": ARRAYS, "configrecord_key": CONFIG}
 """Settings of Flower's strategies that decide under which name a record travels."""
-
-
-def check_common(config: Config) -> None:
-    """What holds for federated runs and audits alike, devices included.
-
-    Raises:
-        ConfigError: naming the key, the value and what would be right.
-    """
-    check_common_values(config)
-    _check_gpus(config)
 
 
 def check_strategy(strategy: Any, num_clients: int) -> None:
@@ -43,26 +34,25 @@ def check_strategy(strategy: Any, num_clients: int) -> None:
         keys.append("min_evaluate_nodes")
     for key in keys:
         nodes = getattr(strategy, key, 0)
-        at_least(f"strategy.{key}", nodes, 0)
+        at_least(0)(f"strategy.{key}", nodes)
         if nodes > num_clients:
             raise ConfigError(f"strategy.{key}", nodes, f"at most num_clients={num_clients}")
 
 
-def check_federated(config: Config) -> None:
-    """What holds for federated runs.
+def check_federated(config: RunConfig) -> None:
+    """What holds for federated runs, the strategy's class and devices included.
 
     Raises:
         ConfigError: naming the key, the value and what would be right.
     """
-    check_federated_values(config)
-    _check_gpus(config)
-    strategy = config["strategy"]
+    check_gpus(config)
+    strategy = config.strategy
     if not any(isinstance(value, Mapping) for value in strategy.values()):  # what is nested checks itself
         check_settings("strategy", strategy)
     for key, right in RECORD_KEYS.items():
         if strategy.get(key, right) != right:
             raise ConfigError(f"strategy.{key}", strategy[key], f"{right}: fedsim's clients use that name")
-    share, gradients = config["client"]["share"], takes_gradients(config)
+    share, gradients = config.client.share, takes_gradients(strategy)
     name = strategy["_target_"].rsplit(".", 1)[-1]
     if gradients and share != "gradient":
         raise ConfigError("client.share", share, f"gradient, which is what {name} averages")
@@ -70,17 +60,7 @@ def check_federated(config: Config) -> None:
         raise ConfigError("client.share", share, f"weights or delta with {name}; strategy=fedsgd takes gradients")
 
 
-def check_audit(config: Config) -> None:
-    """What holds for audits.
-
-    Raises:
-        ConfigError: naming the key, the value and what would be right.
-    """
-    check_audit_values(config)
-    _check_gpus(config)
-
-
-def check_observed(config: Config, sums: Sums | None) -> None:
+def check_observed(config: RunConfig, sums: Sums | None) -> None:
     """What holds for federated runs in which the server sees sums; None: it sees each client.
 
     Raises:
@@ -88,48 +68,41 @@ def check_observed(config: Config, sums: Sums | None) -> None:
     """
     if sums is None:
         return
-    sums.check_observed(config["observe"]["clients"])
-    clients, fewest = config["num_clients"], sums.clients or FEWEST
+    sums.check_observed(config.observe.clients)
+    clients, fewest = config.num_clients, sums.clients or FEWEST
     if clients < fewest:
         raise ConfigError("num_clients", clients, f"at least {fewest}: {sums.by} sums over them")
     if clients_a_round(config) < fewest:
-        fraction = config["strategy"].get("fraction_train")
+        fraction = config.strategy.get("fraction_train")
         expected = f"enough for {fewest} of {clients} clients in each round: {sums.by} sums over them"
         raise ConfigError("strategy.fraction_train", fraction, expected)
 
 
-def clients_a_round(config: Config) -> int:
+def clients_a_round(config: RunConfig) -> int:
     """How many of the clients train in a round, as Flower's strategies sample them; 1 and 2 are their defaults."""
-    strategy = config["strategy"]
-    sampled = int(config["num_clients"] * strategy.get("fraction_train", 1.0))
+    strategy = config.strategy
+    sampled = int(config.num_clients * strategy.get("fraction_train", 1.0))
     return max(sampled, int(strategy.get("min_train_nodes", 2)))
 
 
-def takes_gradients(config: Config) -> bool:
+def takes_gradients(strategy: Mapping[str, Any]) -> bool:
     """Whether the strategy averages gradients itself."""
-    target = config["strategy"].get("_target_", "")
+    target = strategy.get("_target_", "")
     try:
         return bool(getattr(get_class(target), "shares_gradients", False))
     except (ImportError, ValueError, AttributeError) as error:
         raise ConfigError("strategy._target_", target, f"a Flower strategy class ({error})") from error
 
 
-def crews(config: Config) -> tuple[Crew, dict[str, Crew]]:
+def crews(config: JobConfig) -> tuple[Crew, dict[str, Crew]]:
     """The workers of attacks, and those that single attacks have for themselves, by their names."""
-    simulation = config["simulation"]
-    common = {
-        "workers": simulation["attack_workers"],
-        "num_cpus": simulation["attack_num_cpus"],
-        "num_gpus": simulation["attack_num_gpus"],
-        "resources": simulation["attack_resources"],
-        "threads": simulation["attack_threads"],
-        "timeout": simulation["attack_timeout"],
-    }
-    own = {name: _crew({**common, **crew}) for name, crew in simulation["attack_crews"].items()}
+    simulation = config.simulation
+    common = {key: getattr(simulation, f"attack_{key}") for key in CREW}
+    own = {name: _crew({**common, **crew}) for name, crew in simulation.attack_crews.items()}
     return _crew(common), own
 
 
-def attacks_timeout(config: Config, attacks: Iterable[str]) -> float:
+def attacks_timeout(config: JobConfig, attacks: Iterable[str]) -> float:
     """Seconds that these attacks may take one after the other, each as long as its workers would let it."""
     common, own = crews(config)
     return sum(own.get(name, common).timeout for name in attacks)
@@ -140,16 +113,16 @@ def _crew(settings: dict[str, Any]) -> Crew:
     return Crew(int(settings["workers"]), request, int(settings["threads"]), float(settings["timeout"]))
 
 
-def placement(config: Config) -> Placement:
-    """What all workers of a run ask for."""
-    simulation = config["simulation"]
-    clients = Request(float(simulation["num_cpus"]), float(simulation["num_gpus"]), simulation["resources"])
+def placement(config: JobConfig, attackers: bool = True) -> Placement:
+    """What all workers of a run ask for; `attackers`: attacks have workers of their own."""
+    simulation = config.simulation
+    clients = Request(float(simulation.num_cpus), float(simulation.num_gpus), simulation.resources)
     common, own = crews(config)
-    needed = dict.fromkeys(own.get(name, common) for name in config["attack"])
+    needed = dict.fromkeys(own.get(name, common) for name in (config.attack if attackers else ()))
     return Placement(clients, tuple((crew.request, crew.workers) for crew in needed))
 
 
-def check_room(config: Config, attackers: bool = True) -> None:
+def check_room(config: JobConfig, attackers: bool = True) -> None:
     """Where no further node can come: every worker must fit on what is there.
 
     Args:
@@ -160,8 +133,8 @@ def check_room(config: Config, attackers: bool = True) -> None:
     """
     common, own = crews(config)
     _refuse_homeless(placement(config).clients, "simulation.")
-    for name in config["attack"] if attackers else ():
-        request, apart = own.get(name, common).request, config["simulation"]["attack_crews"].get(name, {})
+    for name in config.attack if attackers else ():
+        request, apart = own.get(name, common).request, config.simulation.attack_crews.get(name, {})
         prefixes = dict.fromkeys(apart, f"simulation.attack_crews.{name}.")
         _refuse_homeless(request, "simulation.attack_", prefixes)
 
@@ -178,13 +151,13 @@ def _refuse_homeless(request: Request, prefix: str, prefixes: Mapping[str, str] 
     raise ConfigError(f"{prefixes.get(key, prefix)}{key}", value, expected)
 
 
-def worker_counts(config: Config, jobs: int) -> int:
+def worker_counts(config: JobConfig, jobs: int, attackers: bool = True) -> int:
     """Client workers: as configured, or what this machine, or the cluster, can carry beside the attack workers."""
-    workers = config["simulation"]["workers"]
+    workers = config.simulation.workers
     if workers != "auto":
         return int(workers)
-    wanted = placement(config)
-    if config["ray"]["address"] is not None:
+    wanted = placement(config, attackers)
+    if config.ray.address is not None:
         return max(1, min(jobs, wanted.room_for_clients()))
     free = cores() - sum(request.cpus * count for request, count in wanted.attacks)
     fitting = min(jobs, int(free / max(wanted.clients.cpus, 1e-3)))
@@ -194,23 +167,23 @@ def worker_counts(config: Config, jobs: int) -> int:
     return max(1, fitting)
 
 
-def _check_gpus(config: Config) -> None:
-    simulation = config["simulation"]
-    engine = simulation["engine"]
+def check_gpus(config: JobConfig) -> None:
+    simulation = config.simulation
+    engine = simulation.engine
     on_ray = needs_ray(config) is not None if engine == "auto" else engine == "ray"
     for key in ("num_gpus", "attack_num_gpus"):
-        if simulation[key] > 0 and config["ray"]["address"] is None and not torch.cuda.is_available():
-            raise ConfigError(f"simulation.{key}", simulation[key], "it must be 0, this machine has no CUDA device")
-    if config["client"]["device"] == "cuda":
+        if (gpus := getattr(simulation, key)) > 0 and config.ray.address is None and not torch.cuda.is_available():
+            raise ConfigError(f"simulation.{key}", gpus, "it must be 0, this machine has no CUDA device")
+    if config.client.device == "cuda":
         if not on_ray and not torch.cuda.is_available():
             raise ConfigError("client.device", "cuda", "auto or cpu: this machine has no CUDA device")
-        if on_ray and not simulation["num_gpus"]:
+        if on_ray and not simulation.num_gpus:
             raise ConfigError("client.device", "cuda", "auto, or simulation.num_gpus above 0 so that workers get a GPU")
-    if config["ray"]["address"] is None and on_ray:
+    if config.ray.address is None and on_ray:
         attacks = placement(config).attacks
-        wanted = worker_counts(config, 1) * simulation["num_gpus"] + sum(r.gpus * count for r, count in attacks)
+        wanted = worker_counts(config, 1) * simulation.num_gpus + sum(r.gpus * count for r, count in attacks)
         if wanted > torch.cuda.device_count():
             there = torch.cuda.device_count()
             raise ConfigError(
-                "simulation.num_gpus", simulation["num_gpus"], f"less: all workers ask for {wanted:g} of {there}"
+                "simulation.num_gpus", simulation.num_gpus, f"less: all workers ask for {wanted:g} of {there}"
             )

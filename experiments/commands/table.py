@@ -6,12 +6,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from experiments.commands import early
 from experiments.run.resumed import read_resumed
+from fedsim.settings.commands import AuditConfig, JobConfig, MatrixConfig, MeasureConfig, PriorConfig, RunConfig
 
 Config = dict[str, Any]
 Read = Callable[[Sequence[str]], tuple[Config, Path] | None]
-Check = Callable[[Config, Path], None]
 
 
 def _nothing_read(arguments: Sequence[str]) -> None:
@@ -25,7 +24,7 @@ class Command:
     Attributes:
         config: the name of its main configuration, `conf/CONFIG.yaml`.
         task: module and function that do its work; imported once the settings are known to be right.
-        check: looks at the settings before, without any library.
+        kind: of its settings, once they are parsed.
         read: asked first; what it gives is run without Hydra.
         resumes: the same call on the same folder goes on where it stopped.
     """
@@ -33,24 +32,24 @@ class Command:
     name: str
     config: str
     task: str
-    check: Check
+    kind: type[JobConfig | MeasureConfig]
     read: Read = _nothing_read
     resumes: bool = False
 
-    def load(self) -> Callable[[Config, Path], None]:
+    def load(self) -> Callable[[Any, Path], None]:
         """The function that does its work."""
         module, _, function = self.task.partition(":")
-        task: Callable[[Config, Path], None] = getattr(import_module(module), function)
+        task: Callable[[Any, Path], None] = getattr(import_module(module), function)
         return task
 
 
 COMMANDS = {
     command.name: command
     for command in (
-        Command("fedsim", "config", "experiments.run.command:run_federated", early.check_federated, read_resumed),
-        Command("fedsim-audit", "audit", "experiments.audit.command:run_audit", early.check_audit, resumes=True),
-        Command("fedsim-measure", "measure", "experiments.measure.command:run_measure", early.check_measure),
-        Command("fedsim-matrix", "matrix", "experiments.matrix.command:run_matrix", early.check_matrix, resumes=True),
-        Command("fedsim-prior", "prior", "experiments.prior.command:run_prior", early.check_prior, resumes=True),
+        Command("fedsim", "config", "experiments.run.command:run_federated", RunConfig, read_resumed),
+        Command("fedsim-audit", "audit", "experiments.audit.command:run_audit", AuditConfig, resumes=True),
+        Command("fedsim-measure", "measure", "experiments.measure.command:run_measure", MeasureConfig),
+        Command("fedsim-matrix", "matrix", "experiments.matrix.command:run_matrix", MatrixConfig, resumes=True),
+        Command("fedsim-prior", "prior", "experiments.prior.command:run_prior", PriorConfig, resumes=True),
     )
 }

@@ -4,9 +4,9 @@ The bits of results are the same. Nothing is timed: the same settings on as many
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -17,7 +17,11 @@ from experiments.cli.machine import cores
 from experiments.cli.validation import clients_a_round, worker_counts
 from experiments.engine.ray_only import needs_ray
 from experiments.engine.setup import Setup
-from fedsim.settings.composition import Config, image_side
+from fedsim.settings.commands import AuditConfig, JobConfig, RunConfig
+from fedsim.settings.composition import image_side
+from fedsim.settings.groups import Device, Engine
+
+Job = TypeVar("Job", bound=JobConfig)
 
 RAY_SECONDS = 12.0
 """Until Ray has started, and a worker has imported what it needs."""
@@ -48,35 +52,38 @@ class Estimate:
     workers: int
 
 
-def with_engine(config: Config, work: str, estimate: Callable[[], Estimate] | None = None) -> Config:
+def with_engine(config: Job, work: str, estimate: Callable[[], Estimate] | None = None) -> Job:
     """The settings with `auto` replaced by its choice, which is printed; as they are where an engine was named.
 
     Args:
         work: what is to be done, for people: `16 updates`.
         estimate: asked where neither settings nor the machine decide; None where Ray would have one worker.
     """
-    if config["simulation"]["engine"] != "auto":
+    if config.simulation.engine != "auto":
         return config
     engine, words = _choice(config, work, estimate)
     console.print(words, markup=False)
     return on_engine(config, engine)
 
 
-def on_engine(config: Config, engine: str) -> Config:
+def on_engine(config: Job, engine: Engine) -> Job:
     """The settings with the engine that `auto` was found to stand for.
 
     In this process clients have the CPU, as on workers whose settings ask for no GPU.
     """
-    chosen = {**config, "simulation": {**config["simulation"], "engine": engine}}
-    if engine == "inline" and config["client"]["device"] == "auto" and torch.cuda.is_available():
-        chosen["client"] = {**config["client"], "device": "cpu"}
-    return chosen
+    client = replace(config.client, device=device_on(engine, config.client.device))
+    return replace(config, client=client, simulation=replace(config.simulation, engine=engine))
 
 
-def _choice(config: Config, work: str, estimate: Callable[[], Estimate] | None) -> tuple[str, str]:
+def device_on(engine: str, device: Device) -> Device:
+    """Where clients compute on this engine, of what `client.device` says."""
+    return "cpu" if engine == "inline" and device == "auto" and torch.cuda.is_available() else device
+
+
+def _choice(config: JobConfig, work: str, estimate: Callable[[], Estimate] | None) -> tuple[Engine, str]:
     if (setting := needs_ray(config)) is not None:
         return "ray", f"on Ray, as {setting} asks: {work}"
-    if config["client"]["device"] == "cuda":
+    if config.client.device == "cuda":
         return "inline", f"in this process, which has the GPU: {work}; simulation.num_gpus shares it between workers"
     if cores() == 1:
         return "inline", f"in this process, on one core: {work}"
@@ -89,37 +96,39 @@ def _choice(config: Config, work: str, estimate: Callable[[], Estimate] | None) 
 def estimate_audit(setup: Setup, groups: int) -> Estimate:
     """Of so many groups of `audit.victims` updates each."""
     config = setup.config
-    client, audit = config["client"], config["audit"]
-    steps = 1 if client["share"] == "gradient" else client["local_steps"] or client["local_epochs"]
-    step = _step_seconds(setup, audit["batch_size"])
-    one = audit["victims"] * step * (steps + _attack_steps(setup))
-    workers = _at_once({**config, "attack": {}}, groups)  # who computed an update attacks it
+    assert isinstance(config, AuditConfig)
+    client, audit = config.client, config.audit
+    steps = 1 if client.share == "gradient" else client.local_steps or client.local_epochs
+    step = _step_seconds(setup, audit.batch_size)
+    one = audit.victims * step * (steps + _attack_steps(setup))
+    workers = _at_once(config, groups, attackers=False)  # who computed an update attacks it
     return Estimate(groups * one, RAY_SECONDS + ceil(groups / workers) * one, workers)
 
 
 def estimate_run(setup: Setup) -> Estimate:
     """Of all rounds and their attacks, on workers of their own beside those of the clients."""
     config = setup.config
-    client, observe, rounds = config["client"], config["observe"], config["num_rounds"]
+    assert isinstance(config, RunConfig)
+    client, observe, rounds = config.client, config.observe, config.num_rounds
     a_round = clients_a_round(config)
-    pictures = max(1, len(setup.data.train) // config["num_clients"])
-    batch = min(client["batch_size"], pictures)
-    steps = client["local_steps"] or client["local_epochs"] * ceil(pictures / batch)
+    pictures = max(1, len(setup.data.train) // config.num_clients)
+    batch = min(client.batch_size, pictures)
+    steps = client.local_steps or client.local_epochs * ceil(pictures / batch)
     step = _step_seconds(setup, batch)
     turns = rounds * a_round
-    training = turns * step * (1 if client["share"] == "gradient" else steps)
-    observed_rounds = 1 + rounds // observe["every"] if observe["every"] else 0
-    observed = observed_rounds * _observed_clients(observe["clients"], a_round)
+    training = turns * step * (1 if client.share == "gradient" else steps)
+    observed_rounds = 1 + rounds // observe.every if observe.every else 0
+    observed = observed_rounds * _observed_clients(observe.clients, a_round)
     attack = step * _attack_steps(setup)
     alone, workers = training + observed * attack, _at_once(config, a_round)
     shared = max(training / workers, alone / min(cores(), workers + 1), attack if observed else 0.0)
     return Estimate(alone, RAY_SECONDS + turns * MESSAGE_SECONDS + shared, workers)
 
 
-def estimate_jobs(config: Config, each: Iterable[float]) -> Estimate:
+def estimate_jobs(config: JobConfig, each: Iterable[float]) -> Estimate:
     """Of jobs that take so many seconds in one process, each on a worker."""
     seconds = list(each)
-    workers = _at_once({**config, "attack": {}}, len(seconds))
+    workers = _at_once(config, len(seconds), attackers=False)
     shared = max([sum(seconds) / workers, *seconds])
     return Estimate(sum(seconds), RAY_SECONDS + shared, workers)
 
@@ -131,9 +140,9 @@ def _observed_clients(clients: Any, a_round: int) -> int:
     return min(len(clients) if isinstance(clients, list) else int(clients), a_round)
 
 
-def _at_once(config: Config, jobs: int) -> int:
+def _at_once(config: JobConfig, jobs: int, attackers: bool = True) -> int:
     """Workers of Ray on this machine that find a core for each of their threads."""
-    return max(1, min(worker_counts(config, jobs), cores() // int(config["simulation"]["threads"])))
+    return max(1, min(worker_counts(config, jobs, attackers), cores() // int(config.simulation.threads)))
 
 
 def _attack_steps(setup: Setup) -> float:
@@ -142,8 +151,8 @@ def _attack_steps(setup: Setup) -> float:
 
 
 def _step_seconds(setup: Setup, batch: int) -> float:
-    flops = 3 * forward_flops(setup.model, image_side(setup.config["model"]))  # backward takes two forwards
-    return STEP_SECONDS + batch * flops / FLOPS / int(setup.config["simulation"]["threads"])
+    flops = 3 * forward_flops(setup.model, image_side(setup.config.model))  # backward takes two forwards
+    return STEP_SECONDS + batch * flops / FLOPS / int(setup.config.simulation.threads)
 
 
 def forward_flops(model: nn.Module, side: int) -> float:

@@ -19,7 +19,7 @@ from defenses.compose import build_chain, load_wrappers
 from defenses.update.secure_aggregation import SecureAggregation
 from experiments.cli.call import say_doing
 from experiments.cli.machine import cores
-from experiments.cli.validation import check_common, check_room, crews, placement, worker_counts
+from experiments.cli.validation import check_gpus, check_room, crews, placement, worker_counts
 from experiments.engine.guess import public_mean
 from fedsim.data import FederatedData
 from fedsim.errors import ConfigError
@@ -27,12 +27,13 @@ from fedsim.models import Architecture, Normaliser, OwnArchitecture, architectur
 from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
 from fedsim.report.wording import count
-from fedsim.settings.composition import Config, build_data, build_spec, image_side
+from fedsim.settings.commands import FederatedConfig, JobConfig, config_of
+from fedsim.settings.composition import build_data, build_spec, image_side
 from fedsim.settings.knowledge import without_knowledge
-from fedsim.settings.optimizers import optimizer_factory
+from fedsim.settings.schema import plain
 from fedsim.simulation.placement import anywhere
 from fedsim.simulation.ray_cluster import ray_cluster
-from fedsim.simulation.shipping import absolute, runtime_env
+from fedsim.simulation.shipping import absolute_checkpoints, runtime_env
 from fedsim.storage.observation_files import load_observation
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
@@ -46,7 +47,7 @@ from server.sums.summing import Sums
 class Setup:
     """The objects of one run, in the server's process."""
 
-    config: Config
+    config: JobConfig
     data: FederatedData
     defenses: DefenseChain
     architecture: Architecture
@@ -74,18 +75,18 @@ class Setup:
                 its pictures, its batch size, and whether it sends what its model saw.
         """
         config = self.config
-        known: dict[str, Any] = {"defenses": tuple(config["defense"]), "image_shape": self.image_shape}
+        known: dict[str, Any] = {"defenses": tuple(config.defense), "image_shape": self.image_shape}
         if simulated:
-            known["batch_size"] = config["client"]["batch_size"]
+            known["batch_size"] = config.client.batch_size
             sizes = self.data.partition_sizes()
             known |= {"most_examples": max(sizes), "partition_sizes": tuple(sizes)}
-            if config["audit"] is not True:
+            if config.audit is not True:
                 known["image_shape"] = None
-        return ReplyRules.of(self.model, config["client"]["share"], **known)
+        return ReplyRules.of(self.model, config.client.share, **known)
 
     def factory(self) -> ObservationFactory:
         config = self.config
-        described = [{"name": name, **settings} for name, settings in config["defense"].items()]
+        described = [{"name": name, **settings} for name, settings in config.defense.items()]
         return ObservationFactory(self.architecture, self.model, self.image_shape, described, replay)
 
     def runtime(self) -> ClientRuntime:
@@ -98,7 +99,7 @@ class Setup:
         """(channels, height, width) of what the model reads."""
         if isinstance(self.architecture, OwnArchitecture):
             return self.architecture.image_shape
-        side = image_side(self.config["model"])
+        side = image_side(self.config.model)
         return 3, side, side
 
 
@@ -111,34 +112,37 @@ def load_recorded(folder: Path) -> Observation:
     return load_observation(folder, load_wrappers, replay)
 
 
-def prepare(config: Config) -> Setup:
+def prepare(given: JobConfig | Mapping[str, Any]) -> Setup:
     """Check the settings and build everything that can be built without workers.
 
     Raises:
         ConfigError: something cannot work; nothing has been started then.
     """
-    check_common(config)
-    if config["client"]["share"] != "gradient":
-        optimizer_factory("client", config["client"]["optimizer"], config["client"]["scheduler"])
-    attacks = {name: build_attack(name, settings) for name, settings in config["attack"].items()}
-    defenses = build_chain(config["defense"])
-    side = image_side(config["model"])  # a model that timm does not know is refused before any data are read
+    config = config_of(given)
+    assert isinstance(config, JobConfig)
+    check_gpus(config)
+    if config.client.share != "gradient":
+        config.client.optimisers  # noqa: B018 - refuses what torch refuses
+    attacks = {name: build_attack(name, settings) for name, settings in config.attack.items()}
+    defenses = build_chain(config.defense)
+    side = image_side(config.model)  # a model that timm does not know is refused before any data are read
     for name, attack in attacks.items():
         check_fit(name, attack, (3, side, side))
     data = build_data(config)
-    data.check(config.get("num_clients"))
-    if config.get("num_clients") is not None and len(data.test) == 0:
-        fraction = config["data"].get("test_fraction")
+    data.check(config.num_clients if isinstance(config, FederatedConfig) else None)
+    if isinstance(config, FederatedConfig) and len(data.test) == 0:
+        fraction = config.data.get("test_fraction")
         raise ConfigError("data.test_fraction", fraction, "enough for one test picture: the server evaluates on them")
-    architecture = Architecture(build_spec(config, data), (defenses,), architecture_seed(config["seed"]))
+    architecture = Architecture(build_spec(config.model, data), (defenses,), architecture_seed(config.seed))
     model = architecture.build()
-    defenses.check(Plan(model, config["client"], config.get("strategy") or {}, defenses.defenses))
+    strategy = config.strategy if isinstance(config, FederatedConfig) else {}
+    defenses.check(Plan(model, plain(config.client), strategy, defenses.defenses))
     wants_auxiliary = any(attack.needs.auxiliary for attack in attacks.values())
     costs = tuple(float(attack.cost) for attack in attacks.values())
     return Setup(config, data, defenses, architecture, model, Normaliser(model), wants_auxiliary, costs)
 
 
-def open_folder(config: Config, root: Path, expected: str | None = None) -> RunFolder:
+def open_folder(config: JobConfig, root: Path, expected: str | None = None) -> RunFolder:
     """Create the run folder and write the resolved configuration into it.
 
     Args:
@@ -147,7 +151,7 @@ def open_folder(config: Config, root: Path, expected: str | None = None) -> RunF
     Raises:
         ConfigError: the earlier call had other settings.
     """
-    text = yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
+    text = yaml.safe_dump(json.loads(json.dumps(plain(config))), sort_keys=False)
     if expected is not None and (other := _difference(_comparable(text), _comparable(expected), "")):
         raise ConfigError("run_dir", root, f"choose a new folder, this one holds a run with other settings: {other}")
     folder = RunFolder(root)
@@ -163,9 +167,9 @@ def _difference(new: Any, old: Any, key: str) -> str:
     return "" if new == old else f"{key}={new} now, {old} there"
 
 
-def _comparable(text: str) -> Config:
+def _comparable(text: str) -> dict[str, Any]:
     """The settings that results depend on."""
-    config: Config = yaml.safe_load(text)
+    config: dict[str, Any] = yaml.safe_load(text)
     if isinstance(config.get("audit"), dict):  # how many updates an attack gets at once changes rounding alone
         config["audit"].pop("victims", None)
     kept = {key: value for key, value in config.items() if key not in ("run_dir", "simulation", "ray", "tracker")}
@@ -178,7 +182,7 @@ def bits_of(simulation: Mapping[str, Any]) -> dict[str, Any]:
     return {key: simulation[key] for key in ("threads", "worker_sums") if key in simulation}
 
 
-def make_writer(config: Config, folder: RunFolder, trackers: Trackers, setup: Setup | None = None) -> ResultWriter:
+def make_writer(config: JobConfig, folder: RunFolder, trackers: Trackers, setup: Setup | None = None) -> ResultWriter:
     """The run's only writer of results.
 
     Args:
@@ -187,28 +191,28 @@ def make_writer(config: Config, folder: RunFolder, trackers: Trackers, setup: Se
     if setup is not None:
         folder.write_text("classes.json", json.dumps(setup.data.class_names))
     guess = None if setup is None else setup.guess
-    return ResultWriter(folder, trackers, config["model"]["name"], list(config["defense"]), guess)
+    return ResultWriter(folder, trackers, config.model["name"], list(config.defense), guess)
 
 
-def make_scheduler(config: Config, on_result: OnResult, scratch: Path | None = None) -> AttackScheduler:
+def make_scheduler(config: JobConfig, on_result: OnResult, scratch: Path | None = None) -> AttackScheduler:
     """Attacks on Ray, or in the process.
 
     Args:
         scratch: where unfinished attacks keep their state.
     """
-    simulation = config["simulation"]
-    if simulation["engine"] == "inline":
-        return InlineAttacks(config["attack"], config["seed"], on_result, simulation["attack_threads"], scratch)
+    simulation = config.simulation
+    if simulation.engine == "inline":
+        return InlineAttacks(config.attack, config.seed, on_result, simulation.attack_threads, scratch)
     crew, own = crews(config)
-    on_cluster = config["ray"]["address"] is not None
+    on_cluster = config.ray.address is not None
     return RayAttacks(
-        absolute(config)["attack"] if on_cluster else config["attack"],
-        config["seed"],
+        absolute_checkpoints(config.attack) if on_cluster else config.attack,
+        config.seed,
         on_result,
         crew=crew,
         crews=own,
-        backlog=simulation["attack_backlog"],
-        max_retries=simulation["attack_retries"],
+        backlog=simulation.attack_backlog,
+        max_retries=simulation.attack_retries,
         scratch=scratch,
         lazy=on_cluster,
         place=placement(config).attack if on_cluster else anywhere,
@@ -216,7 +220,7 @@ def make_scheduler(config: Config, on_result: OnResult, scratch: Path | None = N
 
 
 @contextmanager
-def engine(config: Config, jobs: int, attackers: bool = True, folder: Path | None = None) -> Iterator[None]:
+def engine(config: JobConfig, jobs: int, attackers: bool = True, folder: Path | None = None) -> Iterator[None]:
     """Ray for the block where the simulation wants it: on this machine with room for all workers, or the cluster.
 
     Args:
@@ -228,25 +232,27 @@ def engine(config: Config, jobs: int, attackers: bool = True, folder: Path | Non
         ConfigError: a worker that nothing has room for, on this machine or a cluster that will not grow: it would
             wait without end.
     """
-    if config["simulation"]["engine"] == "inline" or not jobs:
+    if config.simulation.engine == "inline" or not jobs:
         yield
         return
-    ray = config["ray"]
-    if ray["address"] is not None:
-        path = config.get("data", {}).get("path")
+    ray = config.ray
+    if ray.address is not None:
+        path = config.data.get("path")
         kept_back = [Path(path)] if isinstance(path, str) else []
         kept_back += [folder] if folder is not None else []
-        say_doing(f"joining the cluster at {ray['address']}")
-        with ray_cluster(ray["address"], 0, 0, runtime_env=runtime_env(Path(__file__).parents[2], config, kept_back)):
-            if not ray["grows"]:
+        say_doing(f"joining the cluster at {ray.address}")
+        with ray_cluster(
+            ray.address, 0, 0, runtime_env=runtime_env(Path(__file__).parents[2], plain(config), kept_back)
+        ):
+            if not ray.grows:
                 check_room(config, attackers)
             yield
         return
-    wanted = placement(config if attackers else {**config, "attack": {}})
-    workers = worker_counts(config if attackers else {**config, "attack": {}}, jobs)
+    wanted = placement(config, attackers)
+    workers = worker_counts(config, jobs, attackers)
     cpus = workers * wanted.clients.cpus + sum(request.cpus * count for request, count in wanted.attacks)
     gpus = workers * wanted.clients.gpus + sum(request.gpus * count for request, count in wanted.attacks)
     say_doing(f"starting Ray and {count(workers, 'worker')}")
-    with ray_cluster(None, max(cores(), ceil(cpus)), ceil(gpus), ray["dashboard"]):
+    with ray_cluster(None, max(cores(), ceil(cpus)), ceil(gpus), ray.dashboard):
         check_room(config, attackers)
         yield

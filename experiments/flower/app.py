@@ -44,7 +44,7 @@ def introduce(message: Message, context: Context) -> Message:
     try:
         with told_in_one_line(context.run_config, context.node_config):
             config = client_config(context.run_config, context.node_config)
-            number = partition_id(context.node_config, config["num_clients"])
+            number = partition_id(context.node_config, config.num_clients)
         record = ConfigRecord({PARTITION_ID: number, VERSION: fedsim.__version__})
     except RunError as refusal:
         # As an error it would arrive with a traceback, and on Flower's simulation runtime within two others.

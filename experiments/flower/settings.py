@@ -14,20 +14,20 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from experiments.cli.completeness import check_known
 from experiments.cli.errors import ConfigFault, one_line
 from fedsim.errors import ConfigError, RunError
+from fedsim.settings.commands import RunConfig
+from fedsim.settings.schema import parse
 
 OVERRIDES, PARTITION_ID, NUM_PARTITIONS = "overrides", "partition-id", "num-partitions"
 INTRODUCTION, VERSION, REFUSAL = "fedsim.introduction", "version", "refusal"
 NO_PICTURES = "audit=false"
 SERVER_DEFAULTS = ("simulation=inline", "resume_every_seconds=null")
 
-Config = dict[str, Any]
 FlatConfig = Mapping[str, Any]
 
 
-def server_config(run_config: FlatConfig) -> Config:
+def server_config(run_config: FlatConfig) -> RunConfig:
     """The configuration of the ServerApp.
 
     Unless the overrides say otherwise, attacks run in its process, and it leaves no resume points: a run that
@@ -37,27 +37,25 @@ def server_config(run_config: FlatConfig) -> Config:
         ConfigError: the overrides ask clients for what their models saw, which is not the server's to decide.
         ConfigFault: Hydra's complaint about an override.
     """
-    config = _compose([*SERVER_DEFAULTS, NO_PICTURES, *split(run_config)])
-    if config["audit"] is not False:
+    given = _compose([*SERVER_DEFAULTS, NO_PICTURES, *split(run_config)])
+    if given["audit"] is not False:
         expected = "false: a SuperNode sends what its model saw only where its own --node-config says audit=true"
-        raise ConfigError("audit", str(config["audit"]).lower(), expected)
-    return config
+        raise ConfigError("audit", str(given["audit"]).lower(), expected)
+    return parse(RunConfig, given)
 
 
-def client_config(run_config: FlatConfig, node_config: FlatConfig) -> Config:
+def client_config(run_config: FlatConfig, node_config: FlatConfig) -> RunConfig:
     """The configuration of one client: the run's overrides, then those of its SuperNode, which win.
 
     Where the SuperNode chooses another option of a group, the run's settings of its own option go with that.
     Whatever the run asks for, `audit` is false unless the SuperNode's own overrides set it.
 
     Raises:
-        ConfigError: a quotation without end, or a setting that there is not.
+        ConfigError: a quotation without end, or a setting that cannot work.
         ConfigFault: Hydra's complaint about an override.
     """
     run, node = split(run_config), split(node_config)
-    config = _compose([*_still_meant(run, node), NO_PICTURES, *node])
-    check_known(config, "config")
-    return config
+    return parse(RunConfig, _compose([*_still_meant(run, node), NO_PICTURES, *node]))
 
 
 def partition_id(node_config: FlatConfig, num_clients: int) -> int:
@@ -130,7 +128,7 @@ def _parsed(text: str) -> Override:
     return OverridesParser.create().parse_override(text)
 
 
-def _compose(overrides: list[str]) -> Config:
+def _compose(overrides: list[str]) -> dict[str, Any]:
     GlobalHydra.instance().clear()
     with initialize_config_module("conf", version_base=None):
         try:

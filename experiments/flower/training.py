@@ -39,5 +39,5 @@ def answer(message: Message, context: Context) -> Message:
 def _prepared(run_overrides: str, node_overrides: str) -> tuple[ClientApp, int]:
     """The client with what it keeps between messages, and its torch threads."""
     config = client_config({OVERRIDES: run_overrides}, {OVERRIDES: node_overrides})
-    own = None if config["partition"] else OwnPictures(build_source(config), None, image_side(config["model"]))
-    return build_client_app(config, own), config["simulation"]["threads"]
+    own = None if config.partition else OwnPictures(build_source(config.data), None, image_side(config.model))
+    return build_client_app(config, own), config.simulation.threads

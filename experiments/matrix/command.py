@@ -1,6 +1,6 @@
 """`fedsim-matrix`: every attack against every defense, beside what each defense costs in accuracy."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -14,10 +14,9 @@ from experiments.audit.command import choose_pictures
 from experiments.cli.call import console, errors, run_command, say_doing
 from experiments.cli.machine import cores
 from experiments.cli.progress import Bars
-from experiments.cli.validation import attacks_timeout, check_audit, check_federated, worker_counts
-from experiments.cli.values import STATES, check_matrix_values
+from experiments.cli.validation import attacks_timeout, check_federated, worker_counts
 from experiments.commands.stage import CommandStage
-from experiments.engine.choice import Estimate, estimate_audit, estimate_jobs, estimate_run, on_engine, with_engine
+from experiments.engine.choice import Estimate, estimate_audit, estimate_jobs, estimate_run, with_engine
 from experiments.engine.setup import Setup, engine, prepare
 from experiments.matrix.progress import MatrixProgress, Watch, describe_end, read_matrix
 from experiments.matrix.rows import (
@@ -33,7 +32,8 @@ from fedsim.report.matrix.files import build_matrix_report, write_matrix
 from fedsim.report.matrix.verdict import verdicts
 from fedsim.report.matrix.wording import few
 from fedsim.report.wording import count
-from fedsim.settings.composition import Config
+from fedsim.settings.commands import AuditConfig, MatrixConfig, RunConfig
+from fedsim.settings.schema import parse, plain
 from fedsim.simulation.shipping import absolute
 from fedsim.storage.durable import locked
 
@@ -46,14 +46,14 @@ def main() -> None:
     run_command(CommandStage("fedsim-matrix"))
 
 
-def run_matrix(config: Config, root: Path) -> None:
+def run_matrix(given: MatrixConfig | Mapping[str, Any], root: Path) -> None:
     """All rows, from checked settings to the page; goes on where an earlier call in the same folder stopped.
 
     Raises:
         ConfigError: a setting that no row can work with; nothing has been started then.
     """
     say_doing("composing the runs of all rows and columns")
-    progress = plan_matrix(config, root)
+    progress = plan_matrix(parse(MatrixConfig, given), root)
     root.mkdir(parents=True, exist_ok=True)
     with locked(root):
         _run(progress)
@@ -72,7 +72,7 @@ def _run(progress: MatrixProgress) -> None:
     screen = Console(highlight=False, soft_wrap=True)  # of its own: those of the runs are quiet
     try:
         with (
-            engine({**config, "attack": {}}, min(left, cores()), attackers=False, folder=root),
+            engine(config, min(left, cores()), attackers=False, folder=root),
             Bars(screen) as bars,
             Watch(progress, bars),
         ):
@@ -93,52 +93,52 @@ def _run(progress: MatrixProgress) -> None:
     console.print(str(root), markup=False)
 
 
-def plan_matrix(config: Config, root: Path) -> MatrixProgress:
+def plan_matrix(config: MatrixConfig, root: Path) -> MatrixProgress:
     """Compose every run of the matrix; what no row could work with is refused here.
 
     Raises:
         ConfigError: naming the setting.
     """
-    check_matrix_values(config)
-    matrix = config["matrix"]
-    states = STATES[matrix["state"]]
+    matrix = config.matrix
     rows, columns = read_rows(matrix), read_columns(matrix)
     composer = Composer()
     attacks = {column.name: composer.attack(column) for column in columns}
-    plain = {**config, "defense": {}}
-    check_federated(training_config(plain))
-    check_audit(audit_config(plain, attacks))
+    undefended = plain(config)
+    federated = parse(RunConfig, training_config(undefended))
+    check_federated(federated)
     blind = {name for name, settings in attacks.items() if build_attack(name, settings).baseline}
     told = [described(column, attacks[column.name], column.name in blind) for column in columns]
-    training, audit = prepare(training_config(plain)), prepare(audit_config(plain, attacks))
+    training, audit = prepare(federated), prepare(parse(AuditConfig, audit_config(undefended, attacks)))
     chosen = choose_pictures(audit)
     units: list[MatrixRun] = []
     folder = root.resolve() / "rows"
     for row in rows:
-        seeds = range(config["seed"], config["seed"] + matrix["seeds"])
+        seeds = range(config.seed, config.seed + matrix.seeds)
         composed = [composer.row(row, seed) for seed in seeds]
         trainings = [
             MatrixRun(row.name, TRAINING, str(seed), folder / row.name / f"training-{seed}", training_config(settings))
             for seed, settings in zip(seeds, composed, strict=True)
         ]
         units += trainings
-        for state in states:
+        for state in matrix.states:
             last = None
             if state == "trained":
                 last = trainings[0].folder / "checkpoints" / f"round-{composed[0]['num_rounds']:05d}.safetensors"
             settings = audit_config(composed[0], attacks, None if last is None else str(last))
             units.append(MatrixRun(row.name, AUDIT, state, folder / row.name / f"audit-{state}", settings, last))
-    if config["simulation"]["engine"] == "auto":
+    if config.simulation.engine == "auto":
         config = _with_engine(config, units, training, audit, len(chosen))
-        units = [replace(unit, config=on_engine(unit.config, config["simulation"]["engine"])) for unit in units]
+        units = [unit.on(config.simulation.engine) for unit in units]
     return MatrixProgress(config, root, rows, told, units, len(training.data.test))
 
 
-def _with_engine(config: Config, units: Sequence[MatrixRun], training: Setup, audit: Setup, images: int) -> Config:
+def _with_engine(
+    config: MatrixConfig, units: Sequence[MatrixRun], training: Setup, audit: Setup, images: int
+) -> MatrixConfig:
     """One engine for all units, as if each took as long as the undefended ones."""
 
     def of_all() -> Estimate:
-        groups = ceil(images / config["audit"]["batch_size"] / config["audit"]["victims"])
+        groups = ceil(images / config.audit.batch_size / config.audit.victims)
         seconds = {TRAINING: estimate_run(training).alone, AUDIT: estimate_audit(audit, groups).alone}
         return estimate_jobs(config, [seconds[unit.kind] for unit in units])
 
@@ -149,7 +149,7 @@ def _ends(progress: MatrixProgress) -> Iterator[tuple[MatrixRun, End]]:
     """Each unit as it ends. An audit of the trained model waits for its row's first training."""
     config = progress.config
     waiting = [unit for unit in progress.units if unit not in progress.ends]
-    if waiting and config["matrix"]["parallel"] and config["simulation"]["engine"] == "ray":
+    if waiting and config.matrix.parallel and config.simulation.engine == "ray":
         yield from _side_by_side(progress, waiting)
         return
     for unit in waiting:
@@ -163,13 +163,11 @@ def _side_by_side(progress: MatrixProgress, waiting: list[MatrixRun]) -> Iterato
 
     from fedsim.simulation.actor_pool import ActorPool
 
-    simulation = progress.config["simulation"]
-    workers = worker_counts({**progress.config, "attack": {}}, len(waiting))
-    actor = ray.remote(UnitWorker).options(num_cpus=simulation["num_cpus"])
+    simulation = progress.config.simulation
+    workers = worker_counts(progress.config, len(waiting))
+    actor = ray.remote(UnitWorker).options(num_cpus=simulation.num_cpus)
     progress.workers = max(1, workers)
-    pool: ActorPool[MatrixRun] = ActorPool(
-        lambda _: actor.remote(simulation["threads"]), workers, simulation["max_retries"]
-    )
+    pool: ActorPool[MatrixRun] = ActorPool(lambda _: actor.remote(simulation.threads), workers, simulation.max_retries)
     try:
         while waiting or pool.pending:
             for unit in list(waiting):
@@ -179,7 +177,7 @@ def _side_by_side(progress: MatrixProgress, waiting: list[MatrixRun]) -> Iterato
                 if (end := _untrained(progress, unit)) is not None:
                     yield unit, end
                     continue
-                pool.submit(unit, partial(_run_on, _alone(unit, simulation)))
+                pool.submit(unit, partial(_run_on, _alone(unit, plain(simulation))))
                 progress.running.append(unit)
             for ended in pool.wait(SECONDS_BETWEEN_LOOKS) + pool.expire(_limit(progress)):
                 yield ended.tag, ended.value or End("failed", ended.error or "")
@@ -187,7 +185,7 @@ def _side_by_side(progress: MatrixProgress, waiting: list[MatrixRun]) -> Iterato
         pool.close()
 
 
-def _alone(unit: MatrixRun, simulation: Config) -> MatrixRun:
+def _alone(unit: MatrixRun, simulation: Mapping[str, Any]) -> MatrixRun:
     """The unit for a worker, which runs it within its process, on a cluster in another working directory."""
     config = unit.config if unit.config["ray"]["address"] is None else absolute(unit.config)
     return replace(unit, config={**config, "simulation": {**simulation, "engine": "inline"}})
@@ -200,9 +198,9 @@ def _run_on(unit: MatrixRun, worker: Any) -> Any:
 def _limit(progress: MatrixProgress) -> float:
     """Seconds that one unit may take: as long as all of its attacks, or all of its rounds, may take together."""
     config = progress.config
-    updates = int(config["audit"]["num_images"])
+    updates = config.audit.num_images
     attacks = attacks_timeout(config, {name for unit in progress.units for name in unit.config["attack"]}) * updates
-    rounds = float(config["round_timeout"]) * int(config["num_rounds"])
+    rounds = config.round_timeout * config.num_rounds
     return max(attacks, rounds)
 
 

@@ -11,14 +11,13 @@ from types import TracebackType
 from typing import Self
 
 from experiments.cli.progress import Bars
-from experiments.cli.values import STATES
 from experiments.matrix.rows import Asked
 from experiments.matrix.units import AUDIT, TRAINING, End, MatrixRun, judges_updates, updates_of
 from fedsim.report.matrix.cells import Matrix, MatrixCell, MatrixColumn, MatrixRow, RowState, with_front
 from fedsim.report.matrix.read import read_cells, read_counts, read_training
 from fedsim.report.matrix.wording import counts_text, leakage_text
 from fedsim.report.wording import count, duration, percent
-from fedsim.settings.composition import Config
+from fedsim.settings.commands import MatrixConfig
 
 SECONDS_BETWEEN_LOOKS = 1.0
 
@@ -34,7 +33,7 @@ class MatrixProgress:
         workers: how many run side by side.
     """
 
-    config: Config
+    config: MatrixConfig
     root: Path
     rows: Sequence[Asked]
     columns: Sequence[MatrixColumn]
@@ -149,7 +148,7 @@ def read_matrix(progress: MatrixProgress) -> Matrix:
         name=progress.root.resolve().name,
         facts=_facts(progress),
         columns=tuple(progress.columns),
-        states=STATES[progress.config["matrix"]["state"]],
+        states=progress.config.matrix.states,
         rows=with_front([_row(progress, entry) for entry in progress.rows]),
         test_pictures=progress.test_pictures,
         finished=all(end is not None and end.status != "failed" for end in ended),
@@ -201,7 +200,7 @@ def _row(progress: MatrixProgress, entry: Asked) -> MatrixRow:
     return MatrixRow(
         name=entry.name,
         settings=entry.settings,
-        defended=any(unit.config["defense"] or unit.config["model"] != progress.config["model"] for unit in trainings),
+        defended=any(unit.config["defense"] or unit.config["model"] != progress.config.model for unit in trainings),
         mismatch=_mismatch(trainings, begun),
         accuracies=tuple(accuracy for accuracy, _, _, _ in results if accuracy is not None),
         train_seconds=statistics.fmean(seconds for _, seconds, _, _ in results) if results else None,
@@ -230,18 +229,18 @@ def _mismatch(trainings: Sequence[MatrixRun], audits: Sequence[MatrixRun]) -> st
 
 def _facts(progress: MatrixProgress) -> tuple[tuple[str, str], ...]:
     config = progress.config
-    audit, client, model = config["audit"], config["client"], config["model"]
-    pictures = len(audit["select"]) if isinstance(audit["select"], list) else audit["num_images"]
-    rounds = f"{config['num_clients']} clients, {config['num_rounds']} rounds"
+    audit, client, model = config.audit, config.client, config.model
+    pictures = len(audit.select) if isinstance(audit.select, list) else audit.num_images
+    rounds = f"{config.num_clients} clients, {config.num_rounds} rounds"
     facts = {
         "Model": model["name"],
-        "Data": str(config["data"].get("_target_", "")).rsplit(".", 1)[-1],
-        "Strategy": str(config["strategy"].get("_target_", "")).rsplit(".", 1)[-1],
-        "Training": f"{rounds}, batches of {client['batch_size']}",
-        "Trainings a row": config["matrix"]["seeds"],
+        "Data": str(config.data.get("_target_", "")).rsplit(".", 1)[-1],
+        "Strategy": str(config.strategy.get("_target_", "")).rsplit(".", 1)[-1],
+        "Training": f"{rounds}, batches of {client.batch_size}",
+        "Trainings a row": config.matrix.seeds,
         "Test pictures": progress.test_pictures,
-        "Audited": f"{pictures} pictures in updates of {audit['batch_size']}, where a row says nothing else",
-        "Shared": client["share"],
-        "Seed": config["seed"],
+        "Audited": f"{pictures} pictures in updates of {audit.batch_size}, where a row says nothing else",
+        "Shared": client.share,
+        "Seed": config.seed,
     }
     return tuple((name, str(value)) for name, value in facts.items())

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from experiments.cli.errors import ConfigFault, one_line
 from fedsim.errors import ConfigError, nearest
 from fedsim.report.matrix.cells import MatrixColumn
+from fedsim.settings.commands import MatrixSettings
 from fedsim.settings.composition import Config
 from fedsim.settings.knowledge import read_knowledge, without_knowledge
 
@@ -37,7 +38,7 @@ class Asked:
     settings: str = ""
 
 
-def read_rows(matrix: Config) -> list[Asked]:
+def read_rows(matrix: MatrixSettings) -> list[Asked]:
     """The chosen rows: those that `matrix.defenses` names, then options of conf/defense as they come.
 
     Without a choice, those options that no row has by itself.
@@ -45,28 +46,26 @@ def read_rows(matrix: Config) -> list[Asked]:
     Raises:
         ConfigError: a row that cannot be read, or one chosen that there is not.
     """
-    rows = [_entry("defense", name, words) for name, words in _named("matrix.defenses", matrix["defenses"])]
-    if not isinstance(matrix["every_defense"], bool):
-        raise ConfigError("matrix.every_defense", matrix["every_defense"], "true or false")
+    rows = [_entry("defense", name, words) for name, words in _named("matrix.defenses", matrix.defenses)]
     taken = {row.name for row in rows}
     plain = [_entry("defense", option, [option]) for option in _options("defense") if option not in taken]
-    if matrix["rows"] is not None:
-        return _chosen("matrix.rows", matrix["rows"], [*rows, *plain])
+    if matrix.rows is not None:
+        return _chosen("matrix.rows", matrix.rows, [*rows, *plain])
     named = {row.options for row in rows}
-    return [*rows, *(row for row in plain if matrix["every_defense"] and row.options not in named)]
+    return [*rows, *(row for row in plain if matrix.every_defense and row.options not in named)]
 
 
-def read_columns(matrix: Config) -> list[Asked]:
+def read_columns(matrix: MatrixSettings) -> list[Asked]:
     """The chosen columns.
 
     Raises:
         ConfigError: a column that cannot be read or is not one attack, or one chosen that there is not.
     """
-    columns = [_entry("attack", name, words) for name, words in _named("matrix.attacks", matrix["attacks"])]
+    columns = [_entry("attack", name, words) for name, words in _named("matrix.attacks", matrix.attacks)]
     for column in columns:
         if len(column.options) != 1:
             raise ConfigError(f"matrix.attacks.{column.name}", column.settings, "one option of conf/attack")
-    return columns if matrix["columns"] is None else _chosen("matrix.columns", matrix["columns"], columns)
+    return columns if matrix.columns is None else _chosen("matrix.columns", matrix.columns, columns)
 
 
 class Composer:

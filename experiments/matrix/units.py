@@ -6,9 +6,9 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import yaml
@@ -19,15 +19,17 @@ from experiments.audit.command import audit_prepared, choose_pictures, divide, r
 from experiments.cli import call as cli
 from experiments.cli.errors import ConfigFault, config_error, one_line
 from experiments.cli.logs import silence_libraries
-from experiments.cli.validation import check_audit
+from experiments.engine.choice import device_on
 from experiments.engine.guess import public_mean
 from experiments.engine.setup import Setup, bits_of, prepare
 from experiments.run.command import run_federated
 from fedsim.errors import ConfigError, RunError
 from fedsim.metrics.image import psnr
 from fedsim.report.matrix.read import BASELINE, read_cells
+from fedsim.settings.commands import AuditConfig
 from fedsim.settings.composition import Config
 from fedsim.settings.knowledge import without_knowledge
+from fedsim.settings.schema import parse
 from fedsim.simulation.actor_pool import PooledWorker
 from fedsim.simulation.ray_cluster import quiet_environment
 from fedsim.simulation.shipping import absolute, absolute_checkpoints
@@ -65,6 +67,12 @@ class MatrixRun:
     @property
     def title(self) -> str:
         return f"{self.row}, {self.kind} {self.label}"
+
+    def on(self, engine: str) -> Self:
+        """The run on the engine that `auto` was found to stand for."""
+        simulation, client = {**self.config["simulation"], "engine": engine}, self.config["client"]
+        client = {**client, "device": device_on(engine, client["device"])}
+        return replace(self, config={**self.config, "simulation": simulation, "client": client})
 
     @property
     def settings(self) -> Config:
@@ -220,7 +228,7 @@ def _audit(unit: MatrixRun) -> None:
         if setup is None:
             run_audit(config, folder)
         else:  # what is at hand is neither read nor built again
-            check_audit(config)
+            parse(AuditConfig, config).check_attacks()
             audit_prepared(setup, folder, start)
     cells = read_cells(folder, unit.label, list(config["attack"]), asked["updates"])
     if not any(cell.failed for cell in cells):

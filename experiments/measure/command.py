@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import torch.nn.functional as F
 import yaml
 
 from experiments.cli.call import console, run_command, say_doing
-from experiments.cli.completeness import check_complete
 from experiments.cli.progress import Bars
 from experiments.commands.stage import CommandStage
 from experiments.measure.drawing import draw_all, embedding_view
@@ -33,7 +32,9 @@ from fedsim.metrics.position import explained_variance, position_errors, svd_ene
 from fedsim.metrics.robustness import ALEXNET, mean_corruption_error
 from fedsim.report.measures.page import build_measures_page
 from fedsim.report.measures.wording import cautions, findings
-from fedsim.settings.composition import Config
+from fedsim.settings.commands import MeasureConfig
+from fedsim.settings.measured import MeasureSettings
+from fedsim.settings.schema import parse, plain
 from fedsim.storage.durable import write_text
 
 Record = dict[str, Any]
@@ -44,34 +45,34 @@ def main() -> None:
     run_command(CommandStage("fedsim-measure"))
 
 
-def run_measure(config: Config, root: Path) -> None:
+def run_measure(given: MeasureConfig | Mapping[str, Any], root: Path) -> None:
     """From checked settings to the page.
 
     Raises:
         ConfigError: a setting cannot work; nothing has been measured then.
     """
     start = time.perf_counter()
-    check_complete(config, "measure")
+    config = parse(MeasureConfig, given)
     plan = check_measure(config)
-    if config["threads"] is not None:
-        torch.set_num_threads(config["threads"])
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
     say_doing("loading models and test images")
     subjects = load_subjects(config)
-    reference = config["measure"]["corruptions"]["reference"]
+    reference = config.measure.corruptions.reference
     if plan is not None:
         tables = {plan.table_of(_side(subject)) for subject in subjects}
         check_reference(reference, [subject.name for subject in subjects], tables)
     _open(config, root)
     with Bars(console) as bars:
-        progress = PassesBar(bars, _passes(subjects, config["measure"], plan))
+        progress = PassesBar(bars, _passes(subjects, config.measure, plan))
         records = [measure_subject(subject, config, progress) for subject in subjects]
         if plan is not None:
-            _measure_corruptions(subjects, records, plan, config["measure"]["batch_size"], progress)
+            _measure_corruptions(subjects, records, plan, config.measure.batch_size, progress)
             _normalise(records, reference)
         progress.note("figures")
         figures = draw_all(subjects, records, config, root)
     seconds = time.perf_counter() - start
-    measures = {"runs": records, "figures": figures, "settings": config["measure"], "seed": config["seed"]}
+    measures = {"runs": records, "figures": figures, "settings": plain(config.measure), "seed": config.seed}
     _write_json(root / "measures.json", {**measures, "seconds": seconds})
     page = build_measures_page(root)
     console.print(" ".join([findings(measures)[0], *cautions(measures)]), markup=False)
@@ -96,18 +97,18 @@ class PassesBar:
             self._bars.say(f"measures {self._done}/{self._total}")
 
 
-def _passes(subjects: Sequence[Subject], measure: Config, plan: CorruptionPlan | None) -> int:
-    each = 2 + len(measure["ratios"]) * measure["draws"] + sum(measure[key] is not None for key in ("hard", "foreign"))
+def _passes(subjects: Sequence[Subject], measure: MeasureSettings, plan: CorruptionPlan | None) -> int:
+    each = 2 + len(measure.ratios) * measure.draws + sum(path is not None for path in (measure.hard, measure.foreign))
     groups = len({id(subject.pictures) for subject in subjects})
     total: int = each * len(subjects)
     return total if plan is None else total + groups * len(plan.names) * len(plan.severities)
 
 
-def measure_subject(subject: Subject, config: Config, progress: PassesBar) -> Record:
+def measure_subject(subject: Subject, config: MeasureConfig, progress: PassesBar) -> Record:
     """Everything but the corruptions, which several models look at together."""
-    measure = config["measure"]
+    measure = config.measure
     progress.note(subject.name)
-    clean = answer(subject, measure["batch_size"])
+    clean = answer(subject, measure.batch_size)
     progress.step()
     origin = subject.origin
     notes: list[str] = []
@@ -127,13 +128,13 @@ def measure_subject(subject: Subject, config: Config, progress: PassesBar) -> Re
     record["jigsaw"] = _measure_jigsaw(subject, clean, config, progress, notes)
     record["position"] = _measure_position(subject, config, notes)
     progress.step()
-    if measure["hard"] is not None:
-        folder = open_folder(measure["hard"], subject, "measure.hard", must_match=True)
-        record["hard"] = asdict(measure_hard(subject, folder, measure["batch_size"]))
+    if measure.hard is not None:
+        folder = open_folder(measure.hard, subject, "measure.hard", must_match=True)
+        record["hard"] = asdict(measure_hard(subject, folder, measure.batch_size))
         progress.step()
-    if measure["foreign"] is not None:
-        folder = open_folder(measure["foreign"], subject, "measure.foreign", must_match=False)
-        record["foreign"] = asdict(measure_foreign(subject, clean, folder, measure["batch_size"]))
+    if measure.foreign is not None:
+        folder = open_folder(measure.foreign, subject, "measure.foreign", must_match=False)
+        record["foreign"] = asdict(measure_foreign(subject, clean, folder, measure.batch_size))
         progress.step()
     return record
 
@@ -149,27 +150,27 @@ def _features(subject: Subject, clean: Answers) -> str:
 
 
 def _measure_jigsaw(
-    subject: Subject, clean: Answers, config: Config, progress: PassesBar, notes: list[str]
+    subject: Subject, clean: Answers, config: MeasureConfig, progress: PassesBar, notes: list[str]
 ) -> Record | None:
-    measure = config["measure"]
+    measure = config.measure
     try:
-        size = layout(subject, measure["patch_size"])
+        size = layout(subject, measure.patch_size)
     except ConfigError as error:
-        if measure["patch_size"] is not None:
+        if measure.patch_size is not None:
             raise
         notes.append(f"jigsawed pictures: set {error.key} to a number of {error.expected}")
-        for _ in range(len(measure["ratios"]) * measure["draws"]):
+        for _ in range(len(measure.ratios) * measure.draws):
             progress.step()
         return None
     points = measure_jigsaw(
         subject,
         clean,
-        measure["ratios"],
-        measure["draws"],
+        measure.ratios,
+        measure.draws,
         size=size,
-        min_block=measure["min_block"],
-        seed=config["seed"],
-        batch_size=measure["batch_size"],
+        min_block=measure.min_block,
+        seed=config.seed,
+        batch_size=measure.batch_size,
         done=progress.step,
     )
     embedding, (grid, patch) = mask_embedding(subject), size
@@ -177,16 +178,16 @@ def _measure_jigsaw(
     return {"grid": list(grid), "patch": list(patch), "mask_embedding": embedding, "points": rows}
 
 
-def _measure_position(subject: Subject, config: Config, notes: list[str]) -> Record | None:
-    measure, view = config["measure"], embedding_view(subject)
+def _measure_position(subject: Subject, config: MeasureConfig, notes: list[str]) -> Record | None:
+    measure, view = config.measure, embedding_view(subject)
     if view is None:
         notes.append("position embeddings: it has none for each patch")
         return None
-    if len(view.patches) < measure["folds"]:
-        raise ConfigError("measure.folds", measure["folds"], f"at most {len(view.patches)}, the number of patches")
-    found = position_errors(view.patches, view.grid, measure["folds"], measure["repeats"], config["seed"])
+    if len(view.patches) < measure.folds:
+        raise ConfigError("measure.folds", measure.folds, f"at most {len(view.patches)}, the number of patches")
+    found = position_errors(view.patches, view.grid, measure.folds, measure.repeats, config.seed)
     rows, columns = view.grid
-    variance = explained_variance(view.patches, measure["dimensions"])
+    variance = explained_variance(view.patches, measure.dimensions)
     return {
         "grid": list(view.grid),
         "mae_1d": asdict(Spread.of(found.index)),
@@ -252,13 +253,13 @@ def _normalise(records: Sequence[Record], reference: str | None) -> None:
             raise ConfigError("measure.corruptions.reference", reference, f"another model: {error}") from error
 
 
-def _open(config: Config, root: Path) -> None:
+def _open(config: MeasureConfig, root: Path) -> None:
     """Raises ConfigError: the folder holds measures or a run, or cannot be written to."""
     if any((root / name).exists() for name in ("measures.json", "metrics.jsonl", "attacks.jsonl")):
         raise ConfigError("run_dir", root, "choose a new folder, this one holds measures or a run already")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
+        text = yaml.safe_dump(json.loads(json.dumps(plain(config))), sort_keys=False)
         (root / "config.yaml").write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError("run_dir", root, f"a folder that can be written to ({error.strerror})") from error

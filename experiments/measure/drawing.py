@@ -13,6 +13,8 @@ from fedsim.errors import NotApplicable
 from fedsim.report.draw import attention, embeddings
 from fedsim.report.draw.embeddings import EmbeddingView
 from fedsim.report.measures import figures as measure_figures
+from fedsim.settings.commands import MeasureConfig
+from fedsim.settings.measured import MeasureSettings
 
 Figure = dict[str, str]
 MODELS_DRAWN = 8
@@ -40,10 +42,10 @@ def embedding_view(subject: Subject) -> EmbeddingView | None:
 
 
 def draw_all(
-    subjects: Sequence[Subject], records: Sequence[dict[str, Any]], config: dict[str, Any], root: Path
+    subjects: Sequence[Subject], records: Sequence[dict[str, Any]], config: MeasureConfig, root: Path
 ) -> list[Figure]:
     """Write the figures below `root`, and tell the page what each shows."""
-    measure, figures = config["measure"], []
+    measure, figures = config.measure, []
     shown = list({subject.name: subject for subject in reversed(subjects)}.values())[::-1][:MODELS_DRAWN]
     if measure_figures.draw_jigsaw(records, root / "figures" / "jigsaw.png"):
         hint = "Bars are standard deviations, over runs of one name or, of a single run, over draws of the masks."
@@ -51,8 +53,8 @@ def draw_all(
     if measure_figures.draw_corruptions(records, root / "figures" / "corruptions.png"):
         figures.append(_figure("corruptions", "Errors on corrupted pictures", "Mean over the severities."))
     views = [view for subject in shown if (view := embedding_view(subject)) is not None]
-    for method in measure["projections"] if views else []:
-        embeddings.draw_projections(views, method, root / "figures" / f"projection-{method}.png", config["seed"])
+    for method in measure.projections if views else []:
+        embeddings.draw_projections(views, method, root / "figures" / f"projection-{method}.png", config.seed)
         hint = (
             "A point is the embedding of one position: red grows to the right, blue downwards, lines join neighbours, "
             "the corners have their index. A grid that can be recognised tells where patches belong."
@@ -74,21 +76,21 @@ def _figure(name: str, caption: str, hint: str) -> Figure:
     return {"file": f"figures/{name}.png", "caption": caption, "hint": hint}
 
 
-def _attention(subjects: Sequence[Subject], config: dict[str, Any], root: Path) -> list[Figure]:
+def _attention(subjects: Sequence[Subject], config: MeasureConfig, root: Path) -> list[Figure]:
     """One figure for each patch grid: models with the same grid see the same x̃."""
-    measure = config["measure"]
+    measure = config.measure
     groups: dict[Any, list[Subject]] = {}
     for subject in subjects:
-        if measure["attention"] and subject.roles.grid is not None and subject.roles.patch is not None:
+        if measure.attention and subject.roles.grid is not None and subject.roles.patch is not None:
             groups.setdefault((subject.roles.grid, subject.roles.patch), []).append(subject)
     figures = []
     for number, members in enumerate(groups.values()):
         name = f"attention-{number}"
-        if not _draw_group(members, measure, config["seed"], root / "figures" / f"{name}.png"):
+        if not _draw_group(members, measure, config.seed, root / "figures" / f"{name}.png"):
             continue
         caption = "What the class token looks at in the last layer, mean over heads"
         hint = (
-            f"Left whole pictures, right the same with masks of ratio {measure['attention_ratio']:g}, shuffled. Bright "
+            f"Left whole pictures, right the same with masks of ratio {measure.attention_ratio:g}, shuffled. Bright "
             "patches get the most attention; each map has its own scale. Without a class token: what patches get."
         )
         figures.append(_figure(name, caption, hint))
@@ -96,12 +98,12 @@ def _attention(subjects: Sequence[Subject], config: dict[str, Any], root: Path) 
 
 
 @torch.no_grad()
-def _draw_group(subjects: Sequence[Subject], measure: dict[str, Any], seed: int, path: Path) -> bool:
+def _draw_group(subjects: Sequence[Subject], measure: MeasureSettings, seed: int, path: Path) -> bool:
     first = subjects[0]
-    count = min(measure["attention"], len(first.pictures))
+    count = min(measure.attention, len(first.pictures))
     whole = first.pictures.images.images(range(count))
     size = layout(first, None)
-    jigsaw = draw_jigsaw(count, *size, measure["attention_ratio"], measure["min_block"], seed, 0)
+    jigsaw = draw_jigsaw(count, *size, measure.attention_ratio, measure.min_block, seed, 0)
     jigsawed = jigsaw.shuffled(whole, 0)
     views = []
     for subject in subjects:

@@ -18,6 +18,7 @@ from fedsim.data import FederatedData, ImageSet
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, Normaliser, ViTRoles, architecture_seed, find_roles, load_checkpoint
+from fedsim.settings.commands import MeasureConfig
 from fedsim.settings.composition import Config, build_source, build_spec, image_side
 
 HOUSEKEEPING = (
@@ -92,7 +93,7 @@ class PictureShelf:
     def data(self, settings: Config, side: int) -> FederatedData:
         key = json.dumps([settings, side], sort_keys=True)
         if key not in self._data:
-            self._data[key] = FederatedData(build_source({"data": settings}), None, side)
+            self._data[key] = FederatedData(build_source(settings), None, side)
         return self._data[key]
 
     def pictures(self, settings: Config, side: int) -> Pictures:
@@ -114,27 +115,27 @@ class PictureShelf:
         return self._pictures[key]
 
 
-def load_subjects(config: Config) -> list[Subject]:
+def load_subjects(config: MeasureConfig) -> list[Subject]:
     """Everything that is to be measured, in the order given.
 
     Raises:
         ConfigError: a folder holds no finished run, weights do not fit, or there is nothing to measure.
     """
-    origins = [_origin(folder, config["measure"]["round"]) for folder in _folders(config["runs"])]
-    if config["model"]:
+    origins = [_origin(folder, config.measure.round) for folder in _folders(config.runs)]
+    if config.model:
         if origins:
-            raise ConfigError("model.name", config["model"].get("name"), "no model beside runs: a run has its own")
-        if not config["data"]:
+            raise ConfigError("model.name", config.model.get("name"), "no model beside runs: a run has its own")
+        if not config.data:
             raise ConfigError("data", None, "the data to measure a model on, as in data=imagefolder data.path=DIR")
-        settings = {key: config[key] for key in ("model", "data", "defense", "seed")}
-        given = config["model"].get("checkpoint")
+        settings = {key: getattr(config, key) for key in ("model", "data", "defense", "seed")}
+        given = config.model.get("checkpoint")
         origins = [Origin(settings, None, Path(given).expanduser() if given else None, None)]
     elif not origins:
         raise ConfigError("runs", "[]", "folders of fedsim runs, as in runs=[DIR,DIR], or a model: model=vit_small")
-    shelf = PictureShelf(config["measure"]["num_images"], config["seed"])
-    names = _names([origin.config for origin in origins], config["names"])
+    shelf = PictureShelf(config.measure.num_images, config.seed)
+    names = _names([origin.config for origin in origins], config.names)
     return [
-        _load(name, origin, config["data"] or origin.config["data"], shelf, config["device"])
+        _load(name, origin, config.data or origin.config["data"], shelf, config.device)
         for name, origin in zip(names, origins, strict=True)
     ]
 
@@ -182,7 +183,7 @@ def _load(name: str, origin: Origin, data: Config, shelf: PictureShelf, device: 
     run = {**origin.config, "model": {**origin.config["model"], "checkpoint": None}}
     side = image_side(run["model"])
     pictures = shelf.pictures(data, side)
-    spec = build_spec(run, shelf.data(run["data"], side))
+    spec = build_spec(run["model"], shelf.data(run["data"], side))
     if len(pictures.class_names) > spec.num_classes:
         expected = f"data of at most {spec.num_classes} classes, as many as {name} tells apart"
         raise ConfigError("data", f"{len(pictures.class_names)} classes", expected)

@@ -7,11 +7,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from experiments.prior.settings import GeneratorSettings, PublicPictures
+from experiments.prior.settings import PublicPictures
 from experiments.prior.training import Training
 from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.models.generator import UNTOLD, ConvGenerator, Encoder
+from fedsim.settings.trained import GeneratorSettings
 
 ENCODED_AT_ONCE = 256
 JITTER = 1e-4
@@ -61,7 +62,7 @@ def train_generator(
         model = Autoencoder(ConvGenerator(settings.latent, side, settings.channels, classes)).to(device)
     if settings.conditional:
         model.generator.trained_on[list(pictures.classes)] = True
-    training = Training(model, settings.schedule, folder / "training.safetensors")
+    training = Training(model, settings, folder / "training.safetensors")
 
     def loss_at(step: int) -> Tensor:
         rng = torch_generator(seed, "prior-step", step)

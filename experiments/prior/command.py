@@ -4,6 +4,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
@@ -13,7 +14,6 @@ from attacks.learned.checkpoint import save_trained
 from clients.app import resolve_device
 from experiments.audit.command import open_or_resume
 from experiments.cli.call import console, run_command, say_doing
-from experiments.cli.completeness import check_complete
 from experiments.cli.logs import log_to
 from experiments.cli.progress import Bars
 from experiments.commands.stage import CommandStage
@@ -22,10 +22,8 @@ from experiments.prior.autoencoder import drawn, rebuilt, train_generator
 from experiments.prior.inversion import inverted, train_inversion
 from experiments.prior.settings import (
     SHOWN,
-    GeneratorSettings,
-    InversionSettings,
     PublicPictures,
-    check_prior,
+    chosen_network,
     public_pictures,
 )
 from experiments.prior.sheet import write_sheet
@@ -33,7 +31,10 @@ from fedsim.data import ImageSet
 from fedsim.errors import ConfigError
 from fedsim.metrics.image import psnr
 from fedsim.models.generator import save_generator
-from fedsim.settings.composition import Config, image_side
+from fedsim.settings.commands import PriorConfig
+from fedsim.settings.composition import image_side
+from fedsim.settings.schema import parse
+from fedsim.settings.trained import GeneratorSettings, InversionSettings
 from fedsim.storage.run_folder import RunFolder
 
 Figures = dict[str, float | int]
@@ -46,31 +47,31 @@ def main() -> None:
     run_command(CommandStage("fedsim-prior"))
 
 
-def run_prior(config: Config, root: Path) -> None:
+def run_prior(given: PriorConfig | Mapping[str, Any], root: Path) -> None:
     """Train, or go on with a training that was killed; nothing is done twice.
 
     Raises:
         ConfigError: a setting cannot work; nothing has been started then.
     """
-    check_complete(config, "prior")
-    settings = check_prior(config)
+    config = parse(PriorConfig, given)
+    settings = chosen_network(config)
     say_doing("reading the data, building the model")
-    setup = prepare({**config, "attack": {}})
-    if setup.sums is not None and config["kind"] == "lti":
+    setup = prepare(config)
+    if setup.sums is not None and config.kind == "lti":
         raise ConfigError("defense", setup.sums.by, "one under which the server sees single clients: LTI undoes those")
     pictures = public_pictures(setup)
-    result = root / NAMES[config["kind"]]
+    result = root / NAMES[config.kind]
     with RunFolder(root).locked():
         folder = open_or_resume(config, root)
         if (root / "summary.json").is_file() and result.is_file():
             console.print("finished by an earlier call", markup=False)
         else:
-            torch.set_num_threads(config["threads"])
+            torch.set_num_threads(config.threads)
             start = time.perf_counter()
             with log_to(folder.log), Bars(console) as bars:
                 figures = _train(setup, settings, pictures, folder, bars)
             seconds = time.perf_counter() - start
-            folder.write_json("summary.json", {"kind": config["kind"], **figures, "seconds": seconds})
+            folder.write_json("summary.json", {"kind": config.kind, **figures, "seconds": seconds})
             _say(figures)
     _tell_use(config, result)
     console.print(str(root), markup=False)
@@ -84,7 +85,7 @@ def _train(
     bars: Bars,
 ) -> Figures:
     config = setup.config
-    device = resolve_device(config["client"]["device"])
+    device = resolve_device(config.client.device)
     total = settings.steps
 
     def progress(step: int, loss: float) -> None:
@@ -94,16 +95,16 @@ def _train(
 
     known: list[Tensor] = [pictures.validation.images(range(len(pictures.validation)))]
     if isinstance(settings, GeneratorSettings):
-        side = image_side(config["model"])
+        side = image_side(config.model)
         model = train_generator(
-            pictures, settings, config["seed"], side, setup.data.num_classes, folder.checkpoints, progress, device
+            pictures, settings, config.seed, side, setup.data.num_classes, folder.checkpoints, progress, device
         )
         save_generator(model.generator, folder.root / NAMES["generator"])
         other = pictures.excluded.images(range(len(pictures.excluded)))
         made = [
             rebuilt(model, part, device) if len(part) else other for part in (pictures.validation, pictures.excluded)
         ]
-        samples = drawn(model.generator, 2 * SHOWN, config["seed"])
+        samples = drawn(model.generator, 2 * SHOWN, config.seed)
         originals = [*known, other]
         rows = [originals[0], made[0], originals[1], made[1], samples[:SHOWN], samples[SHOWN:]]
     else:
@@ -146,14 +147,14 @@ def _say(figures: Figures) -> None:
             console.print(f"{title}: {found:.2f} dB, the mean picture {mean:.2f} dB", markup=False)
 
 
-def _tell_use(config: Config, result: Path) -> None:
+def _tell_use(config: PriorConfig, result: Path) -> None:
     """The audit in which the result is of use: on the same pictures, of the same model."""
     if not HydraConfig.initialized():  # called from Python, not by the command
         return
     hydra = HydraConfig.get()
-    used = use(config["kind"], result, config["client"]["batch_size"], hydra.runtime.choices, hydra.overrides.task)
+    used = use(config.kind, result, config.client.batch_size, hydra.runtime.choices, hydra.overrides.task)
     console.print(used, markup=False)
-    if config["kind"] == "generator":
+    if config.kind == "generator":
         console.print("gifd, ggl and generator_samples take the same file", markup=False)
 
 

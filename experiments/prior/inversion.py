@@ -17,12 +17,13 @@ from attacks.learned.loss import best_orders, matched_mse
 from attacks.learned.network import InversionNetwork
 from clients.app import ClientRuntime
 from experiments.engine.setup import Setup
-from experiments.prior.settings import InversionSettings, PublicPictures
+from experiments.prior.settings import PublicPictures
 from experiments.prior.training import Training
 from fedsim.data import ImageSet
 from fedsim.determinism import derive_seed, seeded_globals, torch_generator
 from fedsim.errors import ConfigError
 from fedsim.observation import Observation
+from fedsim.settings.trained import InversionSettings
 from fedsim.storage.durable import write_whole
 
 CHUNK = 256
@@ -38,7 +39,7 @@ class Simulator:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._runtime = ClientRuntime(setup.config, setup.data)
-        self._runtime.seed = derive_seed(setup.config["seed"], "prior-clients")
+        self._runtime.seed = derive_seed(setup.config.seed, "prior-clients")
         self._state = {name: tensor.detach().clone() for name, tensor in setup.model.state_dict().items()}
         self._factory = setup.factory()
 
@@ -76,7 +77,7 @@ def simulate(
         ConfigError: the defense shares nothing, or now this and now that.
     """
     simulator, count = Simulator(setup), settings.updates
-    seed, batch = setup.config["seed"], setup.config["client"]["batch_size"]
+    seed, batch = setup.config.seed, setup.config.client.batch_size
 
     def observed(number: int) -> tuple[Observation, list[int]]:
         rng = torch_generator(seed, "prior-batch", number)
@@ -90,7 +91,7 @@ def simulate(
     first = next((seen for number in tried if (seen := observed(number)[0]).update.tensors), None)
     if first is None:
         wanted = f"one that shares updates: none of {len(tried)} was"
-        raise ConfigError("defense", list(setup.config["defense"]), wanted)
+        raise ConfigError("defense", list(setup.config.defense), wanted)
     circumstances = Circumstances.of(first)
     hashing = UpdateHash({name: t.numel() for name, t in first.update.tensors.items()}, settings.bins, hash_seed)
     parts: list[Updates] = []
@@ -151,7 +152,7 @@ def train_inversion(
     device: torch.device,
 ) -> Trained:
     """From the seed alone, whatever kills it on the way."""
-    seed = setup.config["seed"]
+    seed = setup.config.seed
     hash_seed = derive_seed(seed, "prior-hash")
     updates, circumstances, hashing = simulate(setup, pictures.train, settings, hash_seed, folder, simulated)
     batch = updates.positions.shape[1]
@@ -161,7 +162,7 @@ def train_inversion(
     shown = pictures.train.images(range(len(pictures.train)))
     network.mean_picture.copy_(shown.mean(dim=0))
     network.to(device)
-    training = Training(network, settings.schedule, folder / "training.safetensors")
+    training = Training(network, settings, folder / "training.safetensors")
 
     def loss_at(step: int) -> Tensor:
         rng = torch_generator(seed, "prior-step", step)

@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from experiments.prior.settings import TrainingSchedule
 from fedsim.errors import RunError
+from fedsim.settings.trained import TrainingSchedule
 from fedsim.storage.durable import write_whole
 
 logger = getLogger(__name__)

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,7 @@ from defenses.base import Defense, DefenseChain, Plan
 from defenses.named import Named, chain_of
 from experiments.audit.command import audit_prepared
 from experiments.cli.call import console, errors
-from experiments.cli.validation import check_audit
+from experiments.cli.validation import check_gpus
 from experiments.engine.setup import Setup
 from experiments.python.load_config import load_config
 from experiments.python.results import attack_table, read_results
@@ -32,8 +32,9 @@ from fedsim.report.render import build_comparison, build_report
 from fedsim.report.run.read import read_run
 from fedsim.report.run.verdict import verdict
 from fedsim.result import AttackResult
-from fedsim.settings.optimizers import optimizer_factory
+from fedsim.settings.commands import AuditConfig
 from fedsim.settings.options import option
+from fedsim.settings.schema import parse, plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,15 +129,18 @@ def audit(
     shape = image_shape if image_shape is not None else _first_shape(model, dataset)
     architecture = own_architecture(model, shape, None, mean, std, roles)
     data = own_data(dataset, architecture.image_shape, architecture.spec.num_classes, num_images, select, seed)
-    client = {"share": share, "local_steps": local_steps, "training_mode": model.training}
     if share == "gradient" and local_steps is not None:
         raise ConfigError(
             "local_steps", local_steps, "share='delta' or 'weights' with it: a gradient is taken of one batch"
         )
-    config = load_config("audit", "simulation=inline", "attack=[]", "data=photos", seed=seed, client=client)
-    config["client"] |= {"batch_size": batch_size, "optimizer": {"_target_": "torch.optim.SGD", "lr": lr}}
-    config["audit"] |= {"num_images": num_images, "batch_size": batch_size, "select": "first"}
-    config["attack"] = _attacks(attacks)
+    sgd = {"_target_": "torch.optim.SGD", "lr": lr}
+    client: dict[str, Any] = {"share": share, "local_steps": local_steps, "batch_size": batch_size, "optimizer": sgd}
+    client["training_mode"] = model.training
+    audited = {"num_images": num_images, "batch_size": batch_size, "select": "first"}
+    fixed = ("simulation=inline", "attack=[]", "data=photos")
+    given = load_config("audit", *fixed, seed=seed, client=client, audit=audited)
+    config = parse(AuditConfig, {**given, "attack": _attacks(attacks)})
+    config.check_attacks()
     setups = {name: _setup(config, chosen, architecture, data) for name, chosen in _named(defenses).items()}
     root = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="fedsim-audit-"))
     safe = {name: re.sub(r"[^A-Za-z0-9_+.=-]+", "_", name)[:80] for name in setups}
@@ -204,22 +208,20 @@ def _digest(architecture: OwnArchitecture, data: OwnData, chain: DefenseChain) -
     return found.hexdigest()
 
 
-def _setup(
-    config: dict[str, Any], chosen: Named | Sequence[Named], architecture: OwnArchitecture, data: OwnData
-) -> Setup:
+def _setup(config: AuditConfig, chosen: Named | Sequence[Named], architecture: OwnArchitecture, data: OwnData) -> Setup:
     chain, described = chain_of(chosen)
-    own = {**config, "defense": described}
-    check_audit(own)
+    check_gpus(config)
     # What the record and the report name: the module and the data set are nobody's by name.
-    own["model"] = {**own["model"], "name": architecture.spec.name, "num_classes": architecture.spec.num_classes}
-    own["data"] = {"_target_": "fedsim.data.own.OwnData", "digest": _digest(architecture, data, chain)}
-    if own["client"]["share"] != "gradient":
-        optimizer_factory("client", own["client"]["optimizer"], None)
+    named = {**config.model, "name": architecture.spec.name, "num_classes": architecture.spec.num_classes}
+    digested = {"_target_": "fedsim.data.own.OwnData", "digest": _digest(architecture, data, chain)}
+    own = replace(config, defense=described, model=named, data=digested)
+    if own.client.share != "gradient":
+        own.client.optimisers  # noqa: B018 - refuses what torch refuses
     defended = OwnArchitecture(architecture.spec, (chain,), module=architecture.module)
     model = defended.build()
-    chain.check(Plan(model, own["client"], {}, chain.defenses))
-    attacks: list[Attack] = [build_attack(name, settings) for name, settings in own["attack"].items()]
-    for name, settings in own["attack"].items():
+    chain.check(Plan(model, plain(own.client), {}, chain.defenses))
+    attacks: list[Attack] = [build_attack(name, settings) for name, settings in own.attack.items()]
+    for name, settings in own.attack.items():
         check_fit(name, build_attack(name, settings), defended.image_shape)
     wants = any(attack.needs.auxiliary for attack in attacks)
     return Setup(own, data, chain, defended, model, Normaliser(model), wants)

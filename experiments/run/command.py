@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from logging import getLogger
@@ -15,7 +15,7 @@ from hydra.utils import instantiate
 from jaxtyping import Int
 from torch import Tensor
 
-from clients.app import build_client_app
+from clients.app import AnyConfig, build_client_app
 from experiments.cli.call import console, run_command, say_doing
 from experiments.cli.logs import log_to
 from experiments.cli.places import refuse_used
@@ -51,7 +51,9 @@ from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation, observation_name
 from fedsim.report.wording import count
 from fedsim.result import AttackResult
-from fedsim.settings.composition import Config, build_data
+from fedsim.settings.commands import RunConfig
+from fedsim.settings.composition import build_data
+from fedsim.settings.schema import parse, plain
 from fedsim.simulation import InlineGrid, SimulatedGrid, partition_of
 from fedsim.simulation.placement import anywhere
 from fedsim.simulation.shipping import absolute
@@ -63,7 +65,6 @@ from server.app import ServerPlan, build_server_app
 from server.attack_queue.pending import PendingObservations, record_observation
 from server.attack_queue.results import Job, ResultWriter
 from server.attack_queue.scheduling import AttackScheduler, RayAttacks
-from server.curious.policy import ObservePolicy
 from server.resume.points import ResumePoint, ResumePoints
 
 RunGrid = SimulatedGrid | NumberedGrid
@@ -79,8 +80,10 @@ def main() -> None:
     run_command(CommandStage("fedsim"))
 
 
-def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid] | None = None) -> None:
-    """One run, from checked settings to the report; with `resume` the rest of one, from its last resume point.
+def run_federated(
+    given: RunConfig | Mapping[str, Any], root: Path, grid_of: Callable[[Setup], RunGrid] | None = None
+) -> None:
+    """One run, from its settings to the report; with `resume` the rest of one, from its last resume point.
 
     Args:
         grid_of: makes the Grid once the settings are checked; None: the simulation that they describe.
@@ -89,7 +92,8 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
         ConfigError: a setting cannot work; nothing has been started then.
     """
     start = time.perf_counter()
-    resumed = config.get("resume") is not None
+    config = parse(RunConfig, given)
+    resumed = config.resume is not None
     check_federated(config)
     check_resume(config, root)
     if resumed and finished(root):
@@ -97,32 +101,32 @@ def run_federated(config: Config, root: Path, grid_of: Callable[[Setup], RunGrid
     if not resumed:
         refuse_used(root)
     say_doing("reading the data, building the model")
-    strategy = instantiate(config["strategy"], _recursive_=False, _convert_="all")
-    check_strategy(strategy, config["num_clients"])
+    strategy = instantiate(config.strategy, _recursive_=False, _convert_="all")
+    check_strategy(strategy, config.num_clients)
     setup = prepare(config)
     check_observed(config, setup.sums)
     clients = count(clients_a_round(config), "client")
-    config = with_engine(config, f"{count(config['num_rounds'], 'round')} of {clients}", partial(estimate_run, setup))
+    config = with_engine(config, f"{count(config.num_rounds, 'round')} of {clients}", partial(estimate_run, setup))
     setup = replace(setup, config=config)
     folder = RunFolder(root)
     with folder.locked():
         if not resumed:
             refuse_used(root)
             open_folder(config, root)
-        check_room(folder, setup)
+        check_room(folder, setup.model, config.resume_every_seconds)
         pending = PendingObservations(folder.resume_points / "pending", folder.observations, load_recorded)
-        point = go_back(folder, pending, config["resume_every_seconds"]) if resumed else None
+        point = go_back(folder, pending, config.resume_every_seconds) if resumed else None
         start -= 0.0 if point is None else point.seconds
-        trackers = Trackers(config["tracker"], root)
+        trackers = Trackers(config.tracker, root)
         with (
             trackers,
             reported(folder, "federated", start, len(setup.data.test), _commonest_class(setup.data.test.labels)),
             log_to(folder.log),
             Bars(console) as bars,
             scratch_folder(folder, bars, resumable=False) as scratch,
-            engine(config, config["num_clients"], folder=root),
+            engine(config, config.num_clients, folder=root),
         ):
-            work = f"{count(config['num_clients'], 'client')}, {count(config['num_rounds'], 'round')}"
+            work = f"{count(config.num_clients, 'client')}, {count(config.num_rounds, 'round')}"
             say_doing(f"training: {work}, in {folder.root}")  # who is killed says nothing at the end
             writer = make_writer(config, folder, trackers, setup)
             mishaps = Mishaps(_tell)
@@ -150,44 +154,49 @@ def _commonest_class(labels: Int[Tensor, "images"]) -> float | None:
     return float(labels.bincount().max()) / len(labels) if len(labels) else None
 
 
+def _federated(setup: Setup) -> RunConfig:
+    assert isinstance(setup.config, RunConfig)
+    return setup.config
+
+
 def make_grid(setup: Setup) -> SimulatedGrid:
     """The configured Grid, with a node for each partition."""
-    config, simulation = setup.config, setup.config["simulation"]
-    if simulation["engine"] == "inline":
+    config, simulation = _federated(setup), setup.config.simulation
+    if simulation.engine == "inline":
         make_app = partial(build_client_app, config, setup.data)
         return InlineGrid(
-            config["num_clients"],
+            config.num_clients,
             make_app,
-            simulation["threads"],
+            simulation.threads,
             work_of=_work(setup),
             rules=setup.rules(simulated=True),
         )
     from fedsim.simulation.on_ray import RayGrid
 
     wanted = placement(config)
-    on_cluster = config["ray"]["address"] is not None
+    on_cluster = config.ray.address is not None
     return RayGrid(
-        config["num_clients"],
-        partial(_client_app, build_client_app, absolute(config) if on_cluster else config),
-        workers=worker_counts(config, config["num_clients"]),
-        threads=simulation["threads"],
+        config.num_clients,
+        partial(_client_app, build_client_app, absolute(plain(config)) if on_cluster else config),
+        workers=worker_counts(config, config.num_clients),
+        threads=simulation.threads,
         request=wanted.clients,
-        max_retries=simulation["max_retries"],
+        max_retries=simulation.max_retries,
         work_of=_work(setup),
         place=wanted.client if on_cluster else anywhere,
         rules=setup.rules(simulated=True),
     )
 
 
-def _client_app(build: Callable[[Config, FederatedData], ClientApp], config: Config) -> ClientApp:
+def _client_app(build: Callable[[AnyConfig, FederatedData], ClientApp], config: AnyConfig) -> ClientApp:
     """With the data loaded: a worker that lacks them fails as it starts, not in a round."""
     return build(config, build_data(config))
 
 
 def _work(setup: Setup) -> Callable[[int], float] | None:
     """What a client has to do, in pictures; None where all do the same."""
-    client = setup.config["client"]
-    if client["share"] == "gradient" or client["local_steps"] is not None:
+    client = setup.config.client
+    if client.share == "gradient" or client.local_steps is not None:
         return None
     return setup.data.partition_sizes().__getitem__
 
@@ -222,9 +231,8 @@ class _Run:
 
     def train(self, strategy: Any, point: ResumePoint | None) -> None:
         """All rounds, or those after the resume point."""
-        config, setup, bars = self.setup.config, self.setup, self.bars
-        rounds, clients = config["num_rounds"], config["num_clients"]
-        policy = ObservePolicy(**config["observe"])
+        config, setup, bars = _federated(self.setup), self.setup, self.bars
+        rounds, clients = config.num_rounds, config.num_clients
         replies = {"round": 0}
 
         def on_reply(_: object) -> None:
@@ -236,7 +244,7 @@ class _Run:
             self._show_round(server_round, rounds, metrics)
 
         def on_observation(observation: Observation, truth: GroundTruth | None) -> None:
-            if policy.save:
+            if config.observe.save:
                 _save(observation, self.folder)
             self._attack(observation, truth)
 
@@ -244,31 +252,31 @@ class _Run:
         if isinstance(self.grid, SimulatedGrid):
             self.grid.on_look = _Throttled(self.scheduler.collect, SECONDS_BETWEEN_COLLECTIONS)
         self._share_the_cluster()
-        if config.get("resume") is not None:
+        if config.resume is not None:
             self._take_up(point)
-        every = config.get("resume_every_seconds")
+        every = config.resume_every_seconds
         plan = ServerPlan(
             model=setup.model,
             strategy=strategy,
-            shares_gradients=takes_gradients(config),
+            shares_gradients=takes_gradients(config.strategy),
             rules=setup.rules(simulated=isinstance(self.grid, SimulatedGrid)),
             num_rounds=rounds,
-            seed=config["seed"],
+            seed=config.seed,
             folder=self.folder,
             trackers=self.trackers,
             test=setup.data.test,
             normalise=setup.normaliser,
-            evaluate_every=config["evaluate_every"],
-            round_timeout=config["round_timeout"],
-            checkpoint_every=config["checkpoint_every"],
-            checkpoint_mark=setup.architecture.redrawn() if config["defense"] else "",
-            observe=policy if config["attack"] or policy.save else None,
+            evaluate_every=config.evaluate_every,
+            round_timeout=config.round_timeout,
+            checkpoint_every=config.checkpoint_every,
+            checkpoint_mark=setup.architecture.redrawn() if config.defense else "",
+            observe=config.observe if config.attack or config.observe.save else None,
             sums=setup.sums,
-            worker_sums=config["simulation"]["worker_sums"],
+            worker_sums=config.simulation.worker_sums,
             factory=setup.factory(),
             on_observation=on_observation,
             auxiliary=setup.data.auxiliary if setup.wants_auxiliary else None,
-            training_mode=config["client"]["training_mode"],
+            training_mode=config.client.training_mode,
             on_round=on_round,
             gauges=self._backlog,
             client_of=partition_of,
@@ -280,9 +288,9 @@ class _Run:
 
     def finish_attacks(self) -> None:
         """Wait for the attacks; the cores that the clients have left help."""
-        config, scheduler = self.setup.config, self.scheduler
+        config, scheduler = _federated(self.setup), self.scheduler
         if isinstance(scheduler, RayAttacks):
-            scheduler.help(worker_counts(config, config["num_clients"]))
+            scheduler.help(worker_counts(config, config.num_clients))
         scheduler.drain(lambda: self.bars.set("attacks", scheduler.finished, scheduler.submitted))
         told = f"attacks {scheduler.finished}/{scheduler.submitted}{self.mishaps}"
         console.print(told, markup=False) if str(self.mishaps) else self.bars.say(told)
@@ -290,7 +298,7 @@ class _Run:
     def _share_the_cluster(self) -> None:
         """Whoever waits for room says so, and on a cluster clients come first: without them nothing goes on."""
         grid, scheduler = self.grid, self.scheduler
-        on_cluster = self.setup.config["ray"]["address"] is not None  # a Ray of one's own has room for all workers
+        on_cluster = self.setup.config.ray.address is not None  # a Ray of one's own has room for all workers
         if isinstance(scheduler, RayAttacks):
             scheduler.on_waiting = self._say
         if not isinstance(grid, SimulatedGrid):

@@ -8,6 +8,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedsim.errors import ConfigError, nearest
+from fedsim.settings.commands import RunConfig
 
 Config = dict[str, Any]
 
@@ -82,14 +83,11 @@ def _override(config: Config, argument: str) -> None:
     settings[last] = override.value()
 
 
-def check_resume(config: Config, root: Path) -> None:
-    """Raises ConfigError where `resume_every_seconds` is no number of seconds, or `resume` names another folder.
+def check_resume(config: RunConfig, root: Path) -> None:
+    """Raises ConfigError where `resume` names another folder.
 
     Of a run that is resumed all settings are read from its folder; a `resume` from a YAML file has done nothing so far.
     """
-    resume = config.get("resume")
+    resume = config.resume
     if resume is not None and Path(str(resume)).expanduser().resolve() != root.resolve():
         raise ConfigError("resume", resume, "null in a file: fedsim resume=RUN goes on with a run, on the command line")
-    every = config.get("resume_every_seconds")
-    if every is not None and (not isinstance(every, int | float) or isinstance(every, bool) or not every >= 0):
-        raise ConfigError("resume_every_seconds", every, "a number of at least 0, or null for no resume points")

@@ -3,9 +3,10 @@
 import shutil
 from pathlib import Path
 
+from torch import nn
+
 from experiments.cli.call import console
 from experiments.engine.reporting import end_with_report
-from experiments.engine.setup import Setup
 from fedsim.errors import ConfigError
 from fedsim.storage.run_folder import RunFolder
 from fedsim.storage.sealed import SealedStates
@@ -60,10 +61,10 @@ def go_back(folder: RunFolder, pending: PendingObservations, every: float | None
     return point
 
 
-def check_room(folder: RunFolder, setup: Setup) -> None:
+def check_room(folder: RunFolder, model: nn.Module, every: float | None) -> None:
     """Raises ConfigError where the disk has less room than one resume point, or one checkpoint, takes."""
-    size = sum(tensor.numel() * tensor.element_size() for tensor in setup.model.state_dict().values())
-    if setup.config.get("resume_every_seconds") is None:
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+    if every is None:
         folder.check_room(size, "a checkpoint")
     else:
         folder.check_room(STATES_IN_A_POINT * size, "a resume point")

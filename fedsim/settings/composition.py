@@ -1,5 +1,6 @@
-"""From a resolved configuration (plain dicts) to objects; workers repeat it and get the same objects."""
+"""From a resolved configuration to objects; workers repeat it and get the same objects."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from hydra.utils import instantiate
@@ -7,12 +8,13 @@ from hydra.utils import instantiate
 from fedsim.data import FederatedData, Source
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
+from fedsim.settings.commands import LocalConfig, config_of
 from fedsim.settings.components import build_component, check_arguments, check_settings
 
 Config = dict[str, Any]
 
 
-def image_side(model: Config) -> int:
+def image_side(model: Mapping[str, Any]) -> int:
     """The side in pixels of the pictures that the configured model reads, without building it.
 
     Raises:
@@ -35,37 +37,35 @@ def image_side(model: Config) -> int:
     return int(default.input_size[-1]) if default is not None else 224
 
 
-def build_source(config: Config) -> Source:
+def build_source(data: Mapping[str, Any]) -> Source:
     """The configured source, unread.
 
     Raises:
         ConfigError: a setting of `data` that it does not have, or of another type.
     """
-    return build_component("data", config["data"], Source)  # type: ignore[type-abstract]
+    return build_component("data", data, Source)  # type: ignore[type-abstract]
 
 
-def build_data(config: Config) -> FederatedData:
+def build_data(given: LocalConfig | Mapping[str, Any]) -> FederatedData:
     """The configured source, split among clients where the configuration has a partition.
 
     Raises:
         ConfigError: a setting of `data` or `partition` that their class does not have, or of another type.
     """
-    partitioner = None
-    if config.get("partition"):
-        check_settings("partition", config["partition"])
-        partitioner = instantiate(config["partition"])
-    return FederatedData(build_source(config), partitioner, image_side(config["model"]))
+    config, partitioner = config_of(given), None
+    if config.partition:
+        check_settings("partition", config.partition)
+        partitioner = instantiate(config.partition)
+    return FederatedData(build_source(config.data), partitioner, image_side(config.model))
 
 
-def build_spec(config: Config, data: FederatedData) -> ModelSpec:
+def build_spec(model: Mapping[str, Any], data: FederatedData) -> ModelSpec:
     """The configured model; it has a class for each of the data's unless the configuration says otherwise.
 
     Raises:
         ConfigError: fewer classes than the data have.
     """
-    model = dict(config["model"])
     classes = data.num_classes if model.get("num_classes") is None else model["num_classes"]
-    model["num_classes"] = classes
     if classes < data.num_classes:
         raise ConfigError("model.num_classes", classes, f"at least {data.num_classes}, the classes of the data")
-    return ModelSpec.from_dict(model)
+    return ModelSpec.from_dict({**model, "num_classes": classes})

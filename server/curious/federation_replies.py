@@ -9,10 +9,10 @@ from torch import Tensor
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
+from fedsim.settings.groups import ObserveSettings
 from fedsim.update import State
 from fedsim.wire.contents import array_records, config_records
 from fedsim.wire.records import ARRAYS, AUDITED, UPDATE, from_arrays, from_reply, take_ground_truth
-from server.curious.policy import ObservePolicy
 from server.sums.summing import Contribution, RunningSum, Sums, in_groups
 
 logger = getLogger(__name__)
@@ -38,7 +38,7 @@ class FederationReplies:
     def __init__(
         self,
         factory: ObservationFactory,
-        policy: ObservePolicy,
+        policy: ObserveSettings,
         on_observation: OnObservation,
         auxiliary_probs: AuxiliaryProbs | None = None,
         sums: Sums | None = None,

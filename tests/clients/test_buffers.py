@@ -53,7 +53,7 @@ def observed(client, start, result, update):
 
 
 def client_spec(client):
-    return build_spec(client.config, client.data)
+    return build_spec(client.config.model, client.data)
 
 
 @pytest.mark.parametrize("share", ["gradient", "delta"])

@@ -16,10 +16,10 @@ from fedsim.update import LocalProtocol, Update
 from fedsim.wire.records import ARRAYS, to_arrays, to_reply
 from fedsim.wire.reply_checks import ReplyRules
 from server.curious.federation_replies import FederationReplies
-from server.curious.policy import ObservePolicy
 from server.fedsgd import FedSGD
 from server.rounds import Rounds
 from server.screening import Screening
+from tests.support.federation import observing
 
 CLIENTS, SIDE, PICTURES = 3, 4, 2
 DEFENSES = ("fixed_pe", "local_dp")
@@ -94,7 +94,7 @@ class Server:
             inner_strategy(kind) if inner is None else inner,
             completes=kind != "gradient",
             screening=Screening(make_rules(kind), partition_of) if guarded else None,
-            observer=FederationReplies(factory, ObservePolicy(), on_observation),
+            observer=FederationReplies(factory, observing(), on_observation),
             client_of=partition_of,
         )
 

@@ -15,10 +15,10 @@ from clients.app import build_client_app
 from experiments.cli.validation import takes_gradients
 from experiments.engine.setup import Setup
 from fedsim.determinism import seeded_globals
+from fedsim.settings.groups import ObserveSettings
 from fedsim.simulation import InlineGrid
 from fedsim.wire.records import to_arrays
 from server.curious.federation_replies import FederationReplies
-from server.curious.policy import ObservePolicy
 from server.rounds import Rounds
 
 
@@ -37,6 +37,11 @@ def _composed(name, overrides):
         return OmegaConf.to_container(compose(name, overrides=["run_dir=unused", *overrides]), resolve=True)
 
 
+def observing(**changes):
+    """`cfg.observe`: everybody in every round, less what is changed."""
+    return ObserveSettings(**{"every": 1, "clients": "all", "save": True, **changes})
+
+
 @dataclass
 class Federation:
     """Runs a strategy over the configured clients."""
@@ -52,13 +57,13 @@ class Federation:
 
     def rounds(self, strategy=None, **settings):
         """Around the configured strategy, or around this one."""
-        settings = {"completes": not takes_gradients(self.config), **settings}
+        settings = {"completes": not takes_gradients(self.config["strategy"]), **settings}
         return Rounds(self.strategy() if strategy is None else strategy, **settings)
 
     def observed(self, seen, policy=None, *, strategy=None, sums=None, **settings):
         """Rounds whose observations, each with its truth, are added to `seen`."""
         keep = partial(_keep, seen)
-        observer = FederationReplies(self.setup.factory(), policy or ObservePolicy(), keep, sums=sums)
+        observer = FederationReplies(self.setup.factory(), policy or observing(), keep, sums=sums)
         return self.rounds(strategy, observer=observer, sums=sums, **settings)
 
     def start(self, rounds, num_rounds=2) -> ArrayRecord:

@@ -1,6 +1,7 @@
 """One client by the code that runs in a federation, and what the server observes of it."""
 
-from typing import Any
+from dataclasses import replace
+from functools import cache
 
 from clients.app import ClientRuntime
 from defenses.base import Plan
@@ -10,16 +11,26 @@ from experiments.benchmarks.certified_cases.images import ImagePool
 from experiments.benchmarks.certified_cases.models import fill, model_config
 from experiments.benchmarks.certified_cases.protocols import client_config
 from experiments.engine.setup import Setup
+from experiments.python.load_config import load_config
 from fedsim.data import ImageSet
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
 from fedsim.models import Architecture, Normaliser, architecture_seed
 from fedsim.observation import Observation
+from fedsim.settings.commands import AuditConfig
 from fedsim.settings.composition import build_spec
+from fedsim.settings.groups import ClientSettings
+from fedsim.settings.schema import parse, plain
 from fedsim.update import State
 from fedsim.wire.records import to_arrays, to_reply
 from fedsim.wire.reply_checks import check_shared
 from server.sums.summing import Contribution, RunningSum
+
+
+@cache
+def _audit() -> AuditConfig:
+    """An audit's settings, of which client, model and defense are replaced."""
+    return parse(AuditConfig, load_config("audit"))
 
 
 class StatedClient:
@@ -32,17 +43,17 @@ class StatedClient:
     def __init__(
         self, model: str, weights: State, defense: str, protocol: str, batch_size: int, pool: ImagePool
     ) -> None:
-        config: dict[str, Any] = {
-            "seed": 0,
-            "model": model_config(model),
-            "defense": defense_config(defense),
-            "client": client_config(protocol, batch_size),
-        }
-        defenses = build_chain(config["defense"])
-        architecture = Architecture(build_spec(config, pool), (defenses,), architecture_seed(0))
+        config = replace(
+            _audit(),
+            model=model_config(model),
+            defense=defense_config(defense),
+            client=parse(ClientSettings, client_config(protocol, batch_size)),
+        )
+        defenses = build_chain(config.defense)
+        architecture = Architecture(build_spec(config.model, pool), (defenses,), architecture_seed(0))
         built = architecture.build()
         fill(built, weights)
-        defenses.check(Plan(built, config["client"], {}, defenses.defenses))
+        defenses.check(Plan(built, plain(config.client), {}, defenses.defenses))
         self._setup = Setup(config, pool, defenses, architecture, built, Normaliser(built), wants_auxiliary=False)
         self._runtime = ClientRuntime(config, pool)
         self._state = {name: tensor.detach().clone() for name, tensor in built.state_dict().items()}

@@ -14,7 +14,9 @@ from experiments.studies.mjp_training.unit import subjects
 from experiments.studies.mjp_training.variants import RATIOS, TABLE_3, of_ratio
 from fedsim.determinism import torch_generator
 from fedsim.report.draw.png import COLOURS, INK, MARKERS, MUTED, drawing
+from fedsim.settings.commands import MeasureConfig
 from fedsim.settings.composition import Config
+from fedsim.settings.schema import parse
 
 MASKS_SHOWN = 6
 COMPARED = ("A", "I", "J")
@@ -43,7 +45,7 @@ def draw(measured: Measured, folders: Mapping[str, Path], measuring: Config, out
     shown = [name for name in COMPARED if name in folders] or list(folders)[:1]
     members = subjects(measuring, {f"{name}: {_label(measured, name)}": folders[name] for name in shown})
     records = [dict(record) for name in shown for record in measured.records[name]]
-    for figure in draw_all(members, records, with_projections(measuring), out):
+    for figure in draw_all(members, records, parse(MeasureConfig, with_projections(measuring)), out):
         found[figure["file"]] = figure["caption"]
     return found
 

@@ -14,7 +14,9 @@ from experiments.measure.subjects import Subject, load_subjects
 from experiments.run.command import run_federated
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Unit
+from fedsim.settings.commands import MeasureConfig
 from fedsim.settings.composition import Config
+from fedsim.settings.schema import parse
 from fedsim.simulation.ray_cluster import quiet_environment
 
 
@@ -31,7 +33,7 @@ def run_unit(unit: Unit) -> list[Entry]:
         train(unit.settings["run"], folder)
         (subject,) = subjects(unit.settings["measure"], {unit.settings["name"]: folder})
         with Bars(console) as bars:
-            record = measure_subject(subject, unit.settings["measure"], PassesBar(bars, 1))
+            record = measure_subject(subject, parse(MeasureConfig, unit.settings["measure"]), PassesBar(bars, 1))
     return [{**record, "folder": str(folder.relative_to(unit.out))}]
 
 
@@ -51,4 +53,4 @@ def train(config: Config, folder: Path) -> None:
 def subjects(measuring: Config, folders: dict[str, Path]) -> list[Subject]:
     """The models of finished runs, by the names to show."""
     named: dict[str, Any] = {"runs": [str(folder) for folder in folders.values()], "names": list(folders)}
-    return load_subjects({**measuring, **named})
+    return load_subjects(parse(MeasureConfig, {**measuring, **named}))

@@ -58,8 +58,8 @@ def best_setting(benchmark: Benchmark, case: DefendedCase, audit: Config, device
         audit: of the case; its settings of free pixels are those that are varied.
     """
     setup = prepare({**audit, "attack": {}})
-    pictures = public_pictures(prepare({**benchmark.generator(), "attack": {}})).validation
-    probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, setup.config["client"]["training_mode"])
+    pictures = public_pictures(prepare(benchmark.generator())).validation
+    probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, setup.config.client.training_mode)
     simulator = Simulator(setup)
     seen: list[tuple[Observation, GroundTruth]] = []
     for number in range(TRIED):

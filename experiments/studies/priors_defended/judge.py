@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from experiments.engine.setup import Setup
-from experiments.prior.settings import TrainingSchedule
 from experiments.prior.training import Training
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.metrics.features import feature_distance
+from fedsim.settings.trained import TrainingSchedule
 
 STEPS, BATCH = 800, 64
 
@@ -57,7 +57,7 @@ class Judge:
 
 def train_judge(setup: Setup, left_out: tuple[str, ...], folder: Path) -> Judge:
     """On the public pictures of all classes but those left out; goes on where an earlier call stopped."""
-    data, seed = setup.data, setup.config["seed"]
+    data, seed = setup.data, setup.config.seed
     names = {data.class_names.index(name) for name in left_out}
     places = [place for place, label in enumerate(data.auxiliary.labels.tolist()) if label not in names]
     pictures = data.auxiliary.subset(places)

@@ -222,7 +222,7 @@ def _scored(result: AttackResult, truth: GroundTruth, judge: Judge) -> Iterator[
 def _judge(benchmark: Benchmark) -> Judge:
     """Trained once; later calls read it."""
     config: dict[str, Any] = benchmark.generator()
-    return train_judge(prepare({**config, "attack": {}}), benchmark.held, benchmark.out)
+    return train_judge(prepare(config), benchmark.held, benchmark.out)
 
 
 @contextmanager

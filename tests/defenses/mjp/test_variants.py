@@ -120,7 +120,7 @@ def test_identity_shares_the_bits_of_the_undefended_client(share, data):
 
 def test_a_recorded_defense_builds_the_same_model(data):
     config = configuration("mjp")
-    spec = build_spec(config, data)
+    spec = build_spec(config["model"], data)
     described = [{"name": name, **values} for name, values in config["defense"].items()]
     rebuilt, expected = (
         Architecture(spec, wrappers).build().state_dict()

@@ -5,9 +5,11 @@ import pytest
 
 from attacks.running import build_attack
 from experiments.benchmarks.priors import FULL, ROWS, SMALL, Benchmark, DefendedCase, chosen, markdown
-from experiments.prior.settings import check_prior
+from experiments.prior.settings import chosen_network
 from fedsim.errors import ConfigError
 from fedsim.models.generator import ConvGenerator, save_generator
+from fedsim.settings.commands import PriorConfig
+from fedsim.settings.schema import parse
 
 
 @pytest.fixture
@@ -24,10 +26,10 @@ def test_every_case_composes(benchmark_of, tmp_path, budgets):
     plan = benchmark_of(budgets)
     (tmp_path / "generator").mkdir()
     save_generator(ConvGenerator(8, 32, [16, 8]), tmp_path / "generator" / "generator.safetensors")
-    check_prior(plan.generator())
+    chosen_network(parse(PriorConfig, plan.generator()))
     for case in (DefendedCase(1, "none"), DefendedCase(4, "noise"), DefendedCase(4, "topk")):
         network, audit = plan.lti(case), plan.audit(case, ["a", "b"])
-        check_prior(network)
+        chosen_network(parse(PriorConfig, network))
         # LTI is trained for exactly what is attacked.
         for key in ("client", "defense", "model", "data", "seed"):
             assert network[key] == audit[key]

@@ -2,7 +2,9 @@
 
 import pytest
 
-from experiments.cli.completeness import check_known
+from experiments.python.load_config import load_config
+from fedsim.settings.commands import MatrixConfig, RunConfig
+from fedsim.settings.schema import parse, plain
 
 
 @pytest.mark.parametrize(
@@ -75,8 +77,11 @@ def test_a_key_that_was_added_and_that_nobody_reads_is_refused(command, tmp_path
 
 
 def test_what_classes_and_users_name_is_left_open():
-    name_of = {"_target_": "torch.optim.SGD", "nesterov": True}
-    client = {"optimizer": name_of, "scheduler": {"_target_": "x", "y": 1}}
-    own = {"client": client, "defense": {"mine": {"z": 1}}, "simulation": {"resources": {"big": 1}}, "data": {"w": 2}}
-    check_known(own, "config")
-    check_known({"matrix": {"defenses": {"mine": ["mjp"]}, "attacks": {"mine": ["dlg"]}}}, "matrix")
+    given = load_config("run")
+    given["client"] |= {"optimizer": {"_target_": "torch.optim.SGD", "nesterov": True}, "scheduler": {"y": 1}}
+    given["simulation"]["resources"] = {"big": 1}
+    given |= {"defense": {"mine": {"z": 1}}, "data": {"w": 2}}
+    assert plain(parse(RunConfig, given)) == given
+    matrix = load_config("matrix")
+    matrix["matrix"] |= {"defenses": {"mine": ["mjp"]}, "attacks": {"mine": ["dlg"]}}
+    assert plain(parse(MatrixConfig, matrix)) == matrix

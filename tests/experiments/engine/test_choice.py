@@ -11,6 +11,8 @@ from experiments.engine.ray_only import KEYS
 from experiments.engine.setup import prepare
 from experiments.python.load_config import load_config
 from fedsim.errors import ConfigError
+from fedsim.settings.commands import MatrixConfig, config_of
+from fedsim.settings.schema import parse
 from tests.experiments.audit.test_command import table
 from tests.experiments.run_files import rows, same_state
 
@@ -32,7 +34,7 @@ def machine(monkeypatch):
 
 
 def chosen(config, estimate):
-    return with_engine(config, "4 updates", lambda: estimate)["simulation"]["engine"]
+    return with_engine(config_of(config), "4 updates", lambda: estimate).simulation.engine
 
 
 @pytest.mark.parametrize("name", ["run", "audit", "matrix"])
@@ -52,7 +54,7 @@ def test_what_should_end_sooner_is_chosen_and_said(machine, capsys):
 
 @pytest.mark.parametrize("engine", ["ray", "inline"])
 def test_an_engine_that_was_named_is_taken(machine, capsys, engine):
-    config = load_config("audit", *AUDIT, f"simulation={engine}", "simulation.workers=2")
+    config = config_of(load_config("audit", *AUDIT, f"simulation={engine}", "simulation.workers=2"))
     assert with_engine(config, "4 updates", lambda: pytest.fail("asked")) is config
     assert capsys.readouterr().out == ""
 
@@ -79,11 +81,11 @@ def test_what_only_ray_can_serve_chooses_ray(machine, capsys, key):
 
 def test_in_this_process_clients_have_no_gpu_that_workers_would_not_have(machine):
     machine(4, gpu=True)
-    config = load_config("audit", *AUDIT)
-    assert with_engine(config, "4 updates", lambda: SHORT)["client"]["device"] == "cpu"
-    assert with_engine(config, "4 updates", lambda: LONG)["client"]["device"] == "auto"
-    wanted = with_engine(load_config("audit", *AUDIT, "client.device=cuda"), "4 updates", lambda: LONG)
-    assert (wanted["simulation"]["engine"], wanted["client"]["device"]) == ("inline", "cuda")
+    config = config_of(load_config("audit", *AUDIT))
+    assert with_engine(config, "4 updates", lambda: SHORT).client.device == "cpu"
+    assert with_engine(config, "4 updates", lambda: LONG).client.device == "auto"
+    wanted = with_engine(config_of(load_config("audit", *AUDIT, "client.device=cuda")), "4 updates", lambda: LONG)
+    assert (wanted.simulation.engine, wanted.client.device) == ("inline", "cuda")
 
 
 def test_a_gpu_that_is_not_there_is_refused(machine):
@@ -133,7 +135,7 @@ def test_observed_clients_count(machine):
 
 
 def test_jobs_take_at_least_as_long_as_the_longest(machine):
-    config = load_config("matrix")
+    config = parse(MatrixConfig, load_config("matrix"))
     assert estimate_jobs(config, [60.0, 1.0, 1.0]).on_ray == engine_choice.RAY_SECONDS + 60.0
     assert estimate_jobs(config, [30.0] * 8).on_ray == engine_choice.RAY_SECONDS + 60.0
 

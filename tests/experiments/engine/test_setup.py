@@ -1,30 +1,19 @@
 """What no worker can ever get is refused, where no node can come that has it."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 
 from experiments.cli import validation
 from experiments.engine import setup
+from experiments.python.load_config import load_config
 from fedsim.errors import ConfigError
+from fedsim.settings.commands import RunConfig
+from fedsim.settings.schema import parse
 from fedsim.simulation import placement
 from fedsim.simulation.placement import Node
 from server.attack_queue.scheduling import InlineAttacks
-
-SIMULATION = {
-    "engine": "ray",
-    "workers": 1,
-    "num_cpus": 1.0,
-    "num_gpus": 0.0,
-    "resources": {},
-    "attack_workers": 1,
-    "attack_num_cpus": 1.0,
-    "attack_num_gpus": 0.0,
-    "attack_resources": {},
-    "attack_threads": 1,
-    "attack_timeout": 60.0,
-    "attack_crews": {},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -36,12 +25,10 @@ def ray_of_ones_own(monkeypatch):
 
 
 def config(address=None, grows=True, **simulation):
-    attacks = {"a": {}, "b": {}}
-    return {
-        "attack": attacks,
-        "ray": {"address": address, "dashboard": False, "grows": grows},
-        "simulation": SIMULATION | simulation,
-    }
+    given = load_config("run", "simulation=ray", "simulation.workers=1", "simulation.attack_timeout=60.0")
+    given["simulation"] |= simulation
+    ray = {"address": address, "dashboard": False, "grows": grows}
+    return parse(RunConfig, given | {"attack": {"a": {}, "b": {}}, "ray": ray})
 
 
 @pytest.mark.parametrize(
@@ -80,8 +67,8 @@ def test_attack_workers_of_a_cluster_find_relative_checkpoints(address, tmp_path
     monkeypatch.chdir(tmp_path)
     (tmp_path / "g.safetensors").touch()
     monkeypatch.setattr(setup, "RayAttacks", lambda *given, **_: InlineAttacks(*given))
-    settings = config(address, attack_backlog=1, attack_retries=0) | {"seed": 0, "data": {}}
-    settings["attack"] = {"a": {"generator": {"checkpoint": "g.safetensors"}}}
+    settings = config(address, attack_backlog=1, attack_retries=0)
+    settings = replace(settings, attack={"a": {"generator": {"checkpoint": "g.safetensors"}}})
     attacks = setup.make_scheduler(settings, lambda *_: None).attacks
     there = "g.safetensors" if address is None else str(tmp_path / "g.safetensors")
     assert attacks == {"a": {"generator": {"checkpoint": there}}}

@@ -25,7 +25,11 @@ def test_attacks_give_way_only_where_clients_get_their_room(address, times, monk
     monkeypatch.setattr(federated._Run, "_say", lambda self, text: said.append(text))
     run = object.__new__(federated._Run)
     grid, scheduler = object.__new__(InlineGrid), Waiting()
-    run.__dict__.update(setup=SimpleNamespace(config={"ray": {"address": address}}), grid=grid, scheduler=scheduler)
+    run.__dict__.update(
+        setup=SimpleNamespace(config=SimpleNamespace(ray=SimpleNamespace(address=address))),
+        grid=grid,
+        scheduler=scheduler,
+    )
     run._share_the_cluster()
     grid.on_waiting("no client worker has started for 30 s")
     assert said == ["no client worker has started for 30 s"]

@@ -8,47 +8,47 @@ from fedsim.errors import ConfigError, RunError
 
 def test_the_overrides_compose_as_on_the_command_line():
     config = server_config({"overrides": "data=digits num_rounds=7 attack=[patch_gradient] run_dir='a folder/b'"})
-    assert config["num_rounds"] == 7
-    assert list(config["attack"]) == ["patch_gradient"]
-    assert config["run_dir"] == "a folder/b"
-    assert config["simulation"]["engine"] == "inline"
-    assert server_config({"overrides": "simulation=ray"})["simulation"]["engine"] == "ray"
-    assert server_config({})["num_rounds"] == server_config({"overrides": ""})["num_rounds"] > 0
+    assert config.num_rounds == 7
+    assert list(config.attack) == ["patch_gradient"]
+    assert config.run_dir == "a folder/b"
+    assert config.simulation.engine == "inline"
+    assert server_config({"overrides": "simulation=ray"}).simulation.engine == "ray"
+    assert server_config({}).num_rounds == server_config({"overrides": ""}).num_rounds > 0
 
 
 def test_a_supernode_says_more_about_itself_than_the_run_does():
     run = {"overrides": "client.device=cuda seed=3"}
     node = {"partition-id": 0, "overrides": "client.device=cpu data=imagefolder data.path=/srv/pictures ~partition"}
     config = client_config(run, node)
-    assert config["client"]["device"] == "cpu"
-    assert config["seed"] == 3
-    assert config["data"]["path"] == "/srv/pictures"
-    assert config["partition"] == {}
+    assert config.client.device == "cpu"
+    assert config.seed == 3
+    assert config.data["path"] == "/srv/pictures"
+    assert config.partition == {}
 
 
 def test_settings_of_an_option_go_with_it_where_a_supernode_chooses_another():
     run = {"overrides": "partition=dirichlet partition.alpha=0.1 defense=[gradient_noise] defense.gradient_noise.std=1"}
     site = client_config(run, {"overrides": "data=imagefolder data.path=/srv ~partition defense=[local_dp]"})
-    assert site["partition"] == {}
-    assert list(site["defense"]) == ["local_dp"]
+    assert site.partition == {}
+    assert list(site.defense) == ["local_dp"]
     same = client_config(run, {"overrides": "partition=dirichlet defense=[gradient_noise,local_dp]"})
-    assert same["partition"]["alpha"] == 0.1
-    assert same["defense"]["gradient_noise"]["std"] == 1
-    assert client_config(run, {"overrides": "partition.alpha=0.2"})["partition"]["alpha"] == 0.2
+    assert same.partition["alpha"] == 0.1
+    assert same.defense["gradient_noise"]["std"] == 1
+    assert client_config(run, {"overrides": "partition.alpha=0.2"}).partition["alpha"] == 0.2
 
 
 @pytest.mark.parametrize("asked", ["", "audit=true", "seed=1 audit=true audit=true"])
 def test_no_run_makes_a_client_send_its_pictures(asked):
-    assert client_config({"overrides": asked}, {"partition-id": 0})["audit"] is False
-    assert client_config({"overrides": asked}, {"overrides": "client.device=cpu"})["audit"] is False
-    assert client_config({"overrides": asked}, {"overrides": "audit=true"})["audit"] is True
+    assert client_config({"overrides": asked}, {"partition-id": 0}).audit is False
+    assert client_config({"overrides": asked}, {"overrides": "client.device=cpu"}).audit is False
+    assert client_config({"overrides": asked}, {"overrides": "audit=true"}).audit is True
 
 
 @pytest.mark.parametrize("asked", ["audit=true", "audit=yes", "audit=1"])
 def test_a_server_that_asks_for_pictures_is_told_whose_they_are(asked):
     with pytest.raises(ConfigError, match=r"^audit=.*: false: .*--node-config"):
         server_config({"overrides": asked})
-    assert server_config({"overrides": ""})["audit"] is False
+    assert server_config({"overrides": ""}).audit is False
 
 
 @pytest.mark.parametrize(

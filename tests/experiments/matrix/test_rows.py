@@ -7,6 +7,8 @@ from omegaconf import OmegaConf
 
 from experiments.matrix.rows import Asked, audit_config, described, read_columns, read_rows, training_config
 from experiments.studies.harness.client import Client
+from fedsim.settings.commands import MatrixConfig
+from fedsim.settings.schema import parse
 
 PUZZLES = ("mjp", "mjp_jp", "mjp_jp_idx", "mjp_jp_unk", "mjp_linear", "mjp_pca", "mjp_spp")
 
@@ -15,19 +17,22 @@ PUZZLES = ("mjp", "mjp_jp", "mjp_jp_idx", "mjp_jp_unk", "mjp_linear", "mjp_pca",
 def rows():
     """Name → resolved settings of each row."""
     with initialize_config_module("conf", version_base=None):
-        entries = read_rows(resolved())
-        return {entry.name: resolved(*entry.overrides, part=None) for entry in entries}
+        entries = read_rows(notation())
+        return {entry.name: resolved(*entry.overrides) for entry in entries}
 
 
 @pytest.fixture(scope="module")
 def columns():
     with initialize_config_module("conf", version_base=None):
-        return read_columns(resolved())
+        return read_columns(notation())
 
 
-def resolved(*overrides, part="matrix"):
-    config = OmegaConf.to_container(compose("matrix", overrides=["run_dir=x", *overrides]), resolve=True)
-    return config if part is None else config[part]
+def notation():
+    return parse(MatrixConfig, resolved()).matrix
+
+
+def resolved(*overrides):
+    return OmegaConf.to_container(compose("matrix", overrides=["run_dir=x", *overrides]), resolve=True)
 
 
 def test_every_defense_has_an_undefended_row_whose_updates_hold_as_many_pictures(rows):

@@ -1,18 +1,21 @@
-from pathlib import Path
-
 import pytest
-import yaml
 
-from experiments.measure.settings import check_measure, check_reference
+from experiments.measure.settings import check_measure as check
+from experiments.measure.settings import check_reference
+from experiments.python.load_config import load_config
 from fedsim.data.corruptions import NAMES
 from fedsim.errors import ConfigError
+from fedsim.settings.commands import MeasureConfig
+from fedsim.settings.schema import parse
 
-CONF = Path(__file__).parents[3] / "conf" / "measure.yaml"
+
+def check_measure(given):
+    return check(parse(MeasureConfig, given))
 
 
 def configured(**settings):
     """conf/measure.yaml with some keys changed; `a__b` is the key a.b."""
-    config = yaml.safe_load(CONF.read_text())
+    config = load_config("measure")
     for key, value in settings.items():
         *path, last = key.split("__")
         place = config

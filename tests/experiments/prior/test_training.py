@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.prior.settings import TrainingSchedule
 from experiments.prior.training import Training
 from fedsim.determinism import torch_generator
 from fedsim.errors import RunError
+from fedsim.settings.trained import TrainingSchedule
 
 SCHEDULE = TrainingSchedule(steps=12, batch_size=1, lr=0.1, save_every=5)
 

@@ -7,11 +7,10 @@ from flwr.serverapp.strategy import FedAvg, FedMedian
 
 from fedsim.wire.partial_sums import SUM
 from fedsim.wire.records import ARRAYS, AUDIT, from_arrays, to_arrays
-from server.curious.policy import ObservePolicy
 from server.rounds import WorkerSums
 from server.sums.on_workers import group_size, is_weighted_mean
 from tests.server.test_strategies import FEW, MLP, VIT
-from tests.support.federation import Seeded
+from tests.support.federation import Seeded, observing
 
 
 class Sparing(ClientApp):
@@ -55,7 +54,7 @@ def test_neither_who_is_observed_nor_the_observer_changes_a_bit(federate, same_b
     federation = federate("strategy=fedavg", "num_clients=8", *VIT, *FEW)
     alone = federation.start(federation.rounds(worker_sums=sums(3)))
     seen, plain = [], []
-    policy = ObservePolicy(clients=[1, 5])
+    policy = observing(clients=[1, 5])
     observed = federation.start(federation.observed(seen, policy, worker_sums=sums(3, {1, 5})))
     assert same_bits(alone, observed)
     assert [observation.client for observation, _ in seen] == [1, 5] * 2

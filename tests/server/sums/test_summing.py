@@ -7,8 +7,8 @@ from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
 from fedsim.update import LocalProtocol, Update
 from fedsim.wire.records import from_arrays
-from server.curious.policy import ObservePolicy
 from server.sums.summing import Contribution, RunningSum, Sums, in_groups, joint_protocol
+from tests.support.federation import observing
 
 
 def contribution(seed, examples, kind="gradient", lrs=(), withheld=None, silent=False):
@@ -166,10 +166,10 @@ def test_the_sum_of_a_round_is_the_gradient_of_all_pictures_together(federate):
 def test_a_number_of_sums_is_observed_and_single_clients_are_refused(federate):
     federation = federate("num_clients=6")
     seen = []
-    federation.start(federation.observed(seen, ObservePolicy(clients=2), sums=Sums(clients=2)), num_rounds=1)
+    federation.start(federation.observed(seen, observing(clients=2), sums=Sums(clients=2)), num_rounds=1)
     assert [observation.client for observation, _ in seen] == [0, 2]
     with pytest.raises(ConfigError, match=r"observe\.clients=\[3\]: a number of sums, or all: .* no single client"):
-        federation.observed([], ObservePolicy(clients=[3]), sums=Sums(clients=2))
+        federation.observed([], observing(clients=[3]), sums=Sums(clients=2))
 
 
 @pytest.mark.parametrize("strategy", ["fedsgd", "fedavg"])

@@ -1,0 +1,204 @@
+"""All settings of each command as one object, and what must hold between its groups."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from fedsim.errors import ConfigError, nearest
+from fedsim.settings.groups import (
+    AuditedPictures,
+    ClientSettings,
+    Device,
+    ObserveSettings,
+    RaySettings,
+    SimulationSettings,
+    usual_simulation,
+)
+from fedsim.settings.measured import MeasureSettings
+from fedsim.settings.schema import Rule, at_least, list_of, number, options, parse
+from fedsim.settings.trained import LearnedSettings
+
+Component = dict[str, Any]
+"""Settings of what a `_target_` names, which is checked against the signature of that class."""
+Chosen = Annotated[dict[str, Component], options]
+"""Components by their names, of a group of which several options stand side by side."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalConfig:
+    """What a client computes with."""
+
+    seed: int
+    audit: object = field(init=False, default_factory=dict)  # no setting here
+    client: ClientSettings
+    data: Component
+    partition: Component = field(init=False, default_factory=dict)  # no setting here
+    model: Component
+    defense: Chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobConfig(LocalConfig):
+    """What commands with clients have in common."""
+
+    run_dir: Any = None  # a folder may be called 0
+    ray: RaySettings
+    attack: Chosen
+    simulation: SimulationSettings
+
+    def check(self) -> None:
+        """Raises ConfigError where settings of several groups do not go together."""
+        for name, crew in self.simulation.attack_crews.items():
+            if name not in self.attack and (hint := nearest(str(name), self.attack)):
+                raise ConfigError(f"simulation.attack_crews.{name}", crew, f"the name of an attack.{hint}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederatedConfig(JobConfig):
+    """What commands that train a federation have in common."""
+
+    num_clients: Annotated[int, at_least(1)]
+    num_rounds: Annotated[int, at_least(1)]
+    evaluate_every: Annotated[int, at_least(0)]
+    checkpoint_every: Annotated[int, at_least(0)]
+    round_timeout: Annotated[float, number(0.001)]
+    partition: Component
+    strategy: Component
+    tracker: Chosen
+
+    def check(self) -> None:
+        super().check()
+        for key in ("fraction_train", "fraction_evaluate"):
+            number(0.0, 1.0)(f"strategy.{key}", self.strategy.get(key, 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(FederatedConfig):
+    """`fedsim`."""
+
+    audit: bool
+    observe: ObserveSettings
+    resume: Any = None
+    resume_every_seconds: Annotated[
+        float | None, number(0.0, words="a number of at least 0, or null for no resume points")
+    ] = None
+
+    def check(self) -> None:
+        super().check()
+        clients = self.observe.clients
+        ids = range(self.num_clients)
+        odd = [one for one in clients if type(one) is not int or one not in ids] if isinstance(clients, list) else []
+        if odd:
+            wanted = f"partition ids from 0 to {self.num_clients - 1}; {odd[0]!r} is none"
+            raise ConfigError("observe.clients", clients, wanted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditConfig(JobConfig):
+    """`fedsim-audit`."""
+
+    observation: Annotated[str | None, Rule("a folder of observations, or null", lambda value: isinstance(value, str))]
+    audit: AuditedPictures
+    tracker: Chosen
+
+    def check(self) -> None:
+        super().check()
+        if self.observation is not None:
+            return
+        crews = self.simulation.attack_crews.items()
+        for name, key, value in [(name, *one) for name, crew in crews for one in crew.items() if one[0] != "timeout"]:
+            wanted = "left out: here the workers of clients attack, as simulation.num_gpus and its like set them"
+            raise ConfigError(f"simulation.attack_crews.{name}.{key}", value, wanted)
+        for key in ("workers", "num_cpus", "num_gpus", "threads", "resources"):  # who computed an update attacks it
+            given, usual = getattr(self.simulation, f"attack_{key}"), usual_simulation()[f"attack_{key}"]
+            if given != usual:
+                wanted = f"{usual} in an audit: its workers attack too, and simulation.{key} is of them"
+                raise ConfigError(f"simulation.attack_{key}", given, wanted)
+
+    def check_attacks(self) -> None:
+        """Raises ConfigError where there is none, which a part of an audit can do without."""
+        if not self.attack:
+            raise ConfigError("attack", "[]", "at least one attack, for example attack=[patch_gradient]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixSettings:
+    """Rows and columns; what these hold is read where they are composed.
+
+    Attributes:
+        state: the weights that the audited clients get.
+        seeds: trainings of each row.
+        parallel: a run for each worker.
+    """
+
+    state: Literal["initial", "trained", "both"]
+    seeds: Annotated[int, at_least(1)]
+    parallel: bool
+    defenses: Any
+    every_defense: bool
+    attacks: Any
+    rows: Any
+    columns: Any
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        return ("initial", "trained") if self.state == "both" else (self.state,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixConfig(FederatedConfig):
+    """`fedsim-matrix`."""
+
+    matrix: MatrixSettings
+    audit: AuditedPictures
+
+    def check(self) -> None:
+        super().check()
+        for group, chosen in (("defense", self.defense), ("attack", self.attack)):
+            if chosen:
+                raise ConfigError(group, list(chosen), f"[]: matrix.{group}s names them")
+        if self.matrix.parallel and self.simulation.engine != "inline" and self.simulation.num_gpus:
+            raise ConfigError("matrix.parallel", "true", "false where simulation.num_gpus gives each worker a GPU")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureConfig:
+    """`fedsim-measure`."""
+
+    seed: Annotated[int, at_least(0)]
+    run_dir: Any = None  # a folder may be called 0
+    runs: Annotated[list[Any], list_of(lambda _: True, "a list of folders, as in runs=[DIR,DIR]")]
+    names: Annotated[list[Any] | None, list_of(lambda _: True, "a list of names, as in names=[baseline,mjp], or null")]
+    device: Device
+    threads: Annotated[int | None, at_least(1)]
+    measure: MeasureSettings
+    data: Component
+    model: Component
+    defense: Chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorConfig(JobConfig):
+    """`fedsim-prior`."""
+
+    kind: Literal["generator", "lti"]
+    threads: Annotated[int, at_least(1)]
+    attack: Chosen = field(init=False, default_factory=dict)  # no setting here
+    prior: LearnedSettings
+
+    def check(self) -> None:
+        super().check()
+        batch, held = self.client.batch_size, self.prior.validation
+        if self.kind == "lti" and held < batch:
+            raise ConfigError("prior.validation", held, f"at least the {batch} pictures of a batch")
+
+
+def config_of(given: LocalConfig | Mapping[str, Any]) -> LocalConfig:
+    """Settings of whatever command with clients; parsed ones come back as they are.
+
+    Raises:
+        ConfigError: naming the key, the value and what would be right.
+    """
+    if isinstance(given, LocalConfig):
+        return given
+    return parse(RunConfig if "observe" in given else PriorConfig if "prior" in given else AuditConfig, given)

@@ -1,0 +1,181 @@
+"""Groups of settings that several commands have: clients, Ray, the simulation and what is audited or observed."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.resources import files
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from omegaconf import OmegaConf
+
+from fedsim.errors import ConfigError, nearest
+from fedsim.settings.ray_address import check_address
+from fedsim.settings.schema import Check, Rule, at_least, auto_or, number, one_of
+
+if TYPE_CHECKING:
+    from fedsim.settings.optimizers import OptimizerFactory
+
+Device = Literal["auto", "cpu", "cuda"]
+Engine = Literal["auto", "ray", "inline"]
+
+
+def amounts(key: str, value: Any) -> None:
+    """Raises ConfigError where these are no amounts of Ray's custom resources."""
+    if not isinstance(value, dict):
+        raise ConfigError(key, value, "amounts of Ray's custom resources by name")
+    for name, amount in value.items():
+        if name in ("CPU", "GPU"):
+            raise ConfigError(f"{key}.{name}", amount, "no custom resource: num_cpus and num_gpus set it")
+        number(0.0001)(f"{key}.{name}", amount)
+
+
+CREW: Mapping[str, Check] = {
+    "workers": at_least(1),
+    "num_cpus": number(0.001),
+    "num_gpus": number(0.0),
+    "resources": amounts,
+    "threads": at_least(1),
+    "timeout": number(0.001),
+}
+"""What workers of a single attack may have; what is not given is as for all attacks."""
+
+
+def crews(key: str, value: Any) -> None:
+    """Raises ConfigError where these are not attacks, each with settings of its workers."""
+    if not isinstance(value, dict) or not all(isinstance(crew, dict) for crew in value.values()):
+        raise ConfigError(key, value, "names of attacks, each with settings of its workers")
+    for name, crew in value.items():
+        for setting, given in crew.items():
+            if setting not in CREW:
+                wanted = f"one of {', '.join(CREW)}.{nearest(str(setting), CREW)}"
+                raise ConfigError(f"{key}.{name}.{setting}", given, wanted)
+            CREW[setting](f"{key}.{name}.{setting}", given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientSettings:
+    """How clients train and what they share.
+
+    Attributes:
+        share: `gradient` (one batch, no step), `delta` or `weights` (after local steps).
+        batch_size: pictures a step; a client with fewer takes all it has.
+        local_epochs: passes over the client's pictures; ignored where `local_steps` is set.
+        local_steps: a fixed number of steps instead.
+        optimizer: Hydra config of a torch optimiser, without its parameters.
+        scheduler: Hydra config of a torch scheduler, stepped after each local step, or None.
+        training_mode: `model.train()` (dropout, drop path) or `model.eval()` while the gradient is taken.
+        device: `auto` takes CUDA where Ray gave the worker a GPU.
+    """
+
+    share: Literal["gradient", "delta", "weights"]
+    batch_size: Annotated[int, at_least(1)]
+    local_epochs: Annotated[int, at_least(1)]
+    local_steps: Annotated[int | None, at_least(1)]
+    optimizer: dict[str, Any]
+    scheduler: dict[str, Any] | None
+    label_smoothing: Annotated[float, number(0.0, 0.999)]
+    training_mode: bool
+    device: Device
+
+    @cached_property
+    def optimisers(self) -> "OptimizerFactory":
+        """Raises `ConfigError` where torch refuses the settings."""
+        from fedsim.settings.optimizers import optimizer_factory
+
+        return optimizer_factory("client", self.optimizer, self.scheduler)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaySettings:
+    """Where Ray runs.
+
+    Attributes:
+        address: of a running cluster; None: Ray on this machine.
+        grows: nodes may join the cluster, so that what none can hold is waited for.
+    """
+
+    address: Annotated[str | None, lambda _, value: check_address(value)]
+    dashboard: bool
+    grows: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationSettings:
+    """Workers of clients and of attacks; `conf/simulation/ray.yaml` says what each is."""
+
+    engine: Engine
+    workers: Annotated[int | Literal["auto"], auto_or(at_least(1))]
+    threads: Annotated[int, at_least(1)]
+    num_cpus: Annotated[float, number(0.001)]
+    num_gpus: Annotated[float, number(0.0)]
+    resources: Annotated[dict[str, float], amounts]
+    worker_sums: Annotated[int | Literal["auto"], auto_or(at_least(0))]
+    max_retries: Annotated[int, at_least(0)]
+    attack_workers: Annotated[int, at_least(1)]
+    attack_threads: Annotated[int, at_least(1)]
+    attack_num_cpus: Annotated[float, number(0.001)]
+    attack_num_gpus: Annotated[float, number(0.0)]
+    attack_resources: Annotated[dict[str, float], amounts]
+    attack_crews: Annotated[dict[str, dict[str, Any]], crews]
+    attack_timeout: Annotated[float, number(0.001)]
+    attack_retries: Annotated[int, at_least(0)]
+    attack_backlog: Annotated[int, at_least(1)]
+
+
+@cache
+def usual_simulation() -> dict[str, Any]:
+    """The simulation as it is where nobody sets anything."""
+    text = files("conf").joinpath("simulation/ray.yaml").read_text("utf-8")
+    usual: Any = OmegaConf.to_container(OmegaConf.create(text))
+    return dict(usual)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObserveSettings:
+    """Whose updates the curious server keeps and attacks.
+
+    Attributes:
+        every: attack in round 1 and each multiple of this number; 0 observes nothing.
+        clients: how many of a round's clients (those with the lowest partition ids), a list of
+            partition ids, or `all`. Under secure aggregation: how many of the round's sums, or `all`.
+        save: write observations to disk, so that they can be attacked again later.
+    """
+
+    every: Annotated[int, at_least(0)]
+    clients: Annotated[
+        int | list[int] | Literal["all"],
+        Rule(
+            "a number of at least 0, a list of partition ids, or all",
+            lambda value: value == "all" or isinstance(value, list) or (type(value) is int and value >= 0),
+        ),
+    ]
+    save: bool
+
+    def wants_round(self, server_round: int) -> bool:
+        return self.every > 0 and (server_round == 1 or server_round % self.every == 0)
+
+    def choose(self, candidates: Iterable[int]) -> set[int]:
+        """The ids to observe among those that there are."""
+        ordered = sorted(candidates)
+        if isinstance(self.clients, list):
+            return set(ordered) & set(self.clients)
+        return set(ordered if self.clients == "all" else ordered[: self.clients])
+
+
+SELECT = one_of("random", "per_class", "first")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditedPictures:
+    """Which pictures an audit takes, and how many of them one update and one attack get.
+
+    Attributes:
+        select: how they are chosen, or a list of their ids.
+    """
+
+    num_images: Annotated[int, at_least(1)]
+    batch_size: Annotated[int, at_least(1)]
+    victims: Annotated[int, at_least(1)]
+    select: Annotated[
+        str | list[Any], Rule(SELECT.words, lambda v: isinstance(v, list) or SELECT.valid(v), SELECT.options)
+    ]

@@ -1,0 +1,87 @@
+"""Settings of every command: there and back, and one line for what cannot be."""
+
+from copy import deepcopy
+
+import pytest
+
+from experiments.python.load_config import COMMANDS, load_config
+from fedsim.errors import ConfigError
+from fedsim.settings.commands import AuditConfig, MatrixConfig, MeasureConfig, PriorConfig, RunConfig, config_of
+from fedsim.settings.schema import parse, plain
+
+KINDS = {
+    "run": RunConfig,
+    "audit": AuditConfig,
+    "measure": MeasureConfig,
+    "matrix": MatrixConfig,
+    "prior": PriorConfig,
+}
+
+
+@pytest.fixture(scope="module")
+def composed():
+    return {name: load_config(name) for name in COMMANDS}
+
+
+@pytest.fixture
+def given(composed):
+    return lambda name: deepcopy(composed[name])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_a_command_composes_is_its_schema_and_comes_back_as_it_was(name, given):
+    config = parse(KINDS[name], given(name))
+    assert plain(config) == given(name)
+    assert parse(KINDS[name], plain(config)) == config
+    assert parse(KINDS[name], config) is config
+    assert parse(KINDS[name], given(name) | {"run_dir": 0}).run_dir == 0  # a folder called so
+
+
+def test_a_message_is_read_by_what_only_one_command_has(given):
+    assert [type(config_of(given(name))) for name in ("run", "audit", "prior")] == [RunConfig, AuditConfig, PriorConfig]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_setting_that_conf_has_is_needed(name, given):
+    for key, value in given(name).items():
+        if key in ("run_dir", "resume", "resume_every_seconds"):
+            continue
+        less = given(name)
+        del less[key]
+        with pytest.raises(ConfigError, match=rf"^{key}=: missing; leave it as it is"):
+            parse(KINDS[name], less)
+        if isinstance(value, dict):
+            with pytest.raises(ConfigError, match=rf"^{key}=3: a group of settings: {key}\.NAME=VALUE"):
+                parse(KINDS[name], given(name) | {key: 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "key", "value", "words"),
+    [
+        ("run", "client", "batch_size", True, "client.batch_size=True: a whole number of at least 1"),
+        (
+            "run",
+            "client",
+            "share",
+            "delte",
+            "client.share=delte: one of gradient, delta, weights. Did you mean 'delta'?",
+        ),
+        ("run", "client", "training_mode", "yes", "client.training_mode=yes: true or false"),
+        ("run", "client", "label_smoothing", 1, "label_smoothing=1: a number of at least 0 and at most 0.999"),
+        ("run", "simulation", "workers", "none", "simulation.workers=none: a whole number of at least 1"),
+        ("run", "simulation", "attack_crews", {"x": {"cpus": 1}}, "attack_crews.x.cpus=1: one of .* Did you mean"),
+        ("run", "observe", "clients", [0, 40], r"observe.clients=\[0, 40\]: partition ids from 0 to 39; 40 is none"),
+        ("run", "ray", "address", "there", "ray.address=there: null, auto, HOST:PORT"),
+        ("audit", "audit", "select", "frist", "audit.select=frist: one of .* Did you mean 'first'?"),
+        ("audit", "simulation", "attack_workers", 2, "attack_workers=2: 1 in an audit: its workers attack too"),
+        ("audit", "simulation", "attack_crews", {"x": {"threads": 2}}, r"x.threads=2: left out: .* its like set them$"),
+        ("matrix", "matrix", "seeds", 0, "matrix.seeds=0: a whole number of at least 1"),
+        ("measure", "measure", "ratios", [2], "numbers from 0 to 1"),
+        ("prior", "prior", "exclude_classes", "cat", "prior.exclude_classes=cat: a list of names"),
+    ],
+)
+def test_what_cannot_be_is_one_line_with_what_would_be_right(given, name, group, key, value, words):
+    wrong = given(name)
+    wrong[group][key] = value
+    with pytest.raises(ConfigError, match=words):
+        parse(KINDS[name], wrong)
