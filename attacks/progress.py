@@ -35,5 +35,6 @@ def shown_session(name: str, shown: bool | None) -> Iterator[Session]:
         return
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     times = TimeElapsedColumn(), TimeRemainingColumn()
-    with Progress(*columns, *times, TextColumn("{task.fields[note]}"), console=console, transient=True) as bar:
+    kept = not (console.is_terminal or console.is_jupyter)  # what was asked for in a file is its last line
+    with Progress(*columns, *times, TextColumn("{task.fields[note]}"), console=console, transient=not kept) as bar:
         yield ShownSession(bar, name)

@@ -26,8 +26,10 @@ KEYS = {
 REACHABLE = """
     [...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, summary, [tabindex="0"]')]
       .filter(one => one.checkVisibility({visibilityProperty: true}) && one.getClientRects().length && !one.disabled)
-      .filter(one => one.tabIndex >= 0)
+      .filter(one => one.tabIndex >= 0 && !(one.type === 'radio' && !one.checked))
 """
+"""Of radio buttons the arrow keys reach all but the chosen one."""
+
 SCROLLS = """
     [...document.querySelectorAll('body *')].filter(one => {
       const wide = one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0;
@@ -36,9 +38,10 @@ SCROLLS = """
 """
 FOCUSED = """
     (() => {
-      const one = document.activeElement, style = getComputedStyle(one);
+      const one = document.activeElement;
       if (one === document.body) return false;
-      const seen = style.outlineStyle !== 'none' || style.boxShadow !== 'none';
+      const marks = [one, ...(one.labels || [])].map(shown => getComputedStyle(shown));
+      const seen = marks.some(style => style.outlineStyle !== 'none' || style.boxShadow !== 'none');
       one.dataset.reached = seen ? 'seen' : 'unseen';
       return true;
     })()

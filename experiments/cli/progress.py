@@ -14,6 +14,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 from fedsim.report.wording import duration
 
@@ -26,12 +27,14 @@ class Bars:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._progress = Progress(
-            TextColumn("{task.description:<10}"),
-            BarColumn(),
-            MofNCompleteColumn(),
+            TextColumn("{task.description:<10}", table_column=Column(no_wrap=True)),
+            BarColumn(12),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
+            # What is left of the line, cut at its end: else a long note leaves the others no room.
+            TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+            expand=True,
             console=console,
             disable=not console.is_terminal,
         )

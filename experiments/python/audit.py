@@ -231,7 +231,8 @@ def _setup(config: AuditConfig, chosen: Named | Sequence[Named], architecture: O
 def _told_where_somebody_looks() -> Iterator[None]:
     """Bars and closing lines on a terminal and in a notebook; nothing in a script."""
     before = console.quiet, errors.quiet
-    console.quiet = errors.quiet = not (console.is_terminal or console.is_jupyter)
+    for one in (console, errors):
+        one.quiet = not (one.is_terminal or one.is_jupyter)
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ import yaml
 
 import fedsim
 from fedsim import __version__
+from tests.browser import browser, check_by_keyboard, find_browser
 from tests.docs.blocks import ROOT
 
 GROUPS = {"attacks": "attack", "defenses": "defense"}
@@ -26,6 +27,12 @@ def site(tmp_path_factory) -> Path:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)  # pytest-timeout guards it
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory):
+    with browser(find_browser(), tmp_path_factory.mktemp("profile")) as one:
+        yield one.page()
 
 
 def names(folder: str, suffix: str, below: str) -> set[str]:
@@ -141,3 +148,13 @@ def leaves(settings: dict, prefix: str = "") -> list[str]:
         elif prefix or key != "_target_":
             found.append(f"{prefix}{key}")
     return found
+
+
+@pytest.mark.skipif(find_browser() is None, reason="no Chromium or Chrome")
+@pytest.mark.parametrize(("pixels", "scheme"), [(1300, "light"), (390, "dark")])
+@pytest.mark.parametrize("name", ["index", "python", "attacks/patch_gradient", "results/april"])
+def test_a_page_by_keyboard(name, pixels, scheme, site, tab):
+    tab.width(pixels)
+    tab.prefer(prefers_color_scheme=scheme)
+    tab.open(site / f"{name}.html")
+    check_by_keyboard(tab)
