@@ -10,10 +10,10 @@ from attacks.generative.generator import Generator
 from attacks.optimization.parametrisation import Parametrisation, Space
 from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation
-from fedsim.settings.grouped import Group
+from fedsim.settings.grouped import SettingsGroup
 
 
-class GeneratorLatent(Parametrisation, Group):
+class GeneratorLatent(Parametrisation, SettingsGroup):
     """The latent of a generator.
 
     Args:

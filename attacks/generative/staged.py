@@ -21,7 +21,7 @@ from attacks.optimization.search.base import BestCandidate, Search, SearchTask
 from attacks.optimization.search.descent import Descent
 from attacks.optimization.settings import Budget, Matching
 from fedsim.errors import require
-from fedsim.settings.grouped import Group, grouped
+from fedsim.settings.grouped import SettingsGroup, grouped
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class StagedDescent(Search):
 
 
 @dataclass(frozen=True)
-class WeightStage(Group):
+class WeightStage(SettingsGroup):
     """The search over the generator's weights; 0 steps leave it out."""
 
     weight_steps: int = 500
@@ -102,7 +102,7 @@ class WeightStage(Group):
 
 
 @dataclass(frozen=True)
-class LayerStages(Group):
+class LayerStages(SettingsGroup):
     """The searches of what inner stages of the generator read.
 
     Attributes:

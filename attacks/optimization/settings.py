@@ -8,13 +8,13 @@ from attacks.optimization.matching.objectives import Objective
 from attacks.optimization.priors.base import Prior
 from attacks.optimization.problem import LOCAL_UPDATES
 from fedsim.errors import one_of, require
-from fedsim.settings.grouped import Group
+from fedsim.settings.grouped import SettingsGroup
 
 TARGETS = ("observed", "random")
 
 
 @dataclass(frozen=True)
-class Matching(Group):
+class Matching(SettingsGroup):
     """What is minimised.
 
     Attributes:
@@ -50,7 +50,7 @@ class Matching(Group):
 
 
 @dataclass(frozen=True)
-class Budget(Group):
+class Budget(SettingsGroup):
     """How a search is run, whatever it searches for.
 
     Attributes:

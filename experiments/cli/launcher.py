@@ -42,7 +42,7 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 @dataclass
-class _Run:
+class _StartedRun:
     number: int
     folder: Path
     process: subprocess.Popen[bytes]
@@ -77,7 +77,7 @@ class SideBySide(Launcher):
         type(self).begin(root)
         waiting = [(initial_job_idx + index, list(overrides)) for index, overrides in enumerate(job_overrides)]
         ends: dict[int, JobReturn] = {}
-        running: list[_Run] = []
+        running: list[_StartedRun] = []
         with self._shared_ray() as address, _ended_by_sigterm():  # after Ray, which sets a handler of its own
             try:
                 while waiting or running:
@@ -123,7 +123,7 @@ class SideBySide(Launcher):
 
             yield ray.get_runtime_context().gcs_address
 
-    def _start(self, number: int, folder: Path, overrides: list[str], address: str | None) -> _Run:
+    def _start(self, number: int, folder: Path, overrides: list[str], address: str | None) -> _StartedRun:
         hydra = self.config.hydra
         folders = [source.path for source in hydra.runtime.config_sources if source.provider == "command-line"]
         command = [sys.executable, "-P", "-m", "experiments.commands", COMMANDS[hydra.job.config_name], *overrides]
@@ -144,7 +144,7 @@ class SideBySide(Launcher):
             start_new_session=True,
         )
         console.print(f"#{number} {' '.join(overrides)}", markup=False)
-        return _Run(number, folder, process, output)
+        return _StartedRun(number, folder, process, output)
 
 
 @contextmanager
@@ -175,7 +175,7 @@ def _kept(overrides: Sequence[str]) -> list[str]:
     return [word for word, key in keys if key[0] == "hydra" and key[1] not in OF_A_SWEEP]
 
 
-def _end(run: _Run, end: JobReturn) -> None:
+def _end(run: _StartedRun, end: JobReturn) -> None:
     run.output.seek(0)
     text = run.output.read().decode(errors="replace").strip()
     run.output.close()
@@ -189,7 +189,7 @@ def _end(run: _Run, end: JobReturn) -> None:
     console.print(f"#{run.number} failed with code {code}:\n{text}", markup=False)
 
 
-def _interrupt(running: Sequence[_Run]) -> None:
+def _interrupt(running: Sequence[_StartedRun]) -> None:
     """As Ctrl-C would: each writes what it has."""
     for run in running:
         run.process.send_signal(signal.SIGINT)

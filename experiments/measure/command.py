@@ -32,8 +32,7 @@ from fedsim.metrics.position import explained_variance, position_errors, svd_ene
 from fedsim.metrics.robustness import ALEXNET, mean_corruption_error
 from fedsim.report.measures.page import build_measures_page
 from fedsim.report.measures.wording import cautions, findings
-from fedsim.settings.commands import MeasureConfig
-from fedsim.settings.measured import MeasureSettings
+from fedsim.settings.commands import MeasureConfig, MeasureSettings
 from fedsim.settings.schema import parse, plain
 from fedsim.storage.durable import write_text
 

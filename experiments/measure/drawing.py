@@ -13,8 +13,7 @@ from fedsim.errors import NotApplicable
 from fedsim.report.draw import attention, embeddings
 from fedsim.report.draw.embeddings import EmbeddingView
 from fedsim.report.measures import figures as measure_figures
-from fedsim.settings.commands import MeasureConfig
-from fedsim.settings.measured import MeasureSettings
+from fedsim.settings.commands import MeasureConfig, MeasureSettings
 
 Figure = dict[str, str]
 MODELS_DRAWN = 8

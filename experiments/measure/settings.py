@@ -10,8 +10,7 @@ from fedsim.data.corruption_levels import SEVERITIES, TABLES
 from fedsim.data.corruptions import NAMES
 from fedsim.errors import ConfigError
 from fedsim.report.draw.embeddings import check_methods
-from fedsim.settings.commands import MeasureConfig
-from fedsim.settings.measured import CorruptionSettings
+from fedsim.settings.commands import CorruptionSettings, MeasureConfig
 from fedsim.settings.schema import list_of, one_of
 
 TABLE_CHOICES = ("auto", *TABLES)

@@ -14,14 +14,53 @@ from fedsim.settings.groups import (
     SimulationSettings,
     usual_simulation,
 )
-from fedsim.settings.measured import MeasureSettings
-from fedsim.settings.schema import Rule, at_least, list_of, number, options, parse
+from fedsim.settings.schema import Rule, at_least, is_number, is_whole, list_of, number, options, parse
 from fedsim.settings.trained import LearnedSettings
 
 Component = dict[str, Any]
 """Settings of what a `_target_` names, which is checked against the signature of that class."""
 Chosen = Annotated[dict[str, Component], options]
 """Components by their names, of a group of which several options stand side by side."""
+Count = Annotated[int, at_least(1)]
+Share = Annotated[float, number(0.0, 1.0, words="a number from 0 to 1")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorruptionSettings:
+    """The fifteen common corruptions; which there are is known with the libraries alone."""
+
+    names: Any
+    severities: Any
+    num_images: Annotated[int | None, at_least(1)]
+    table: Any
+    frost: Any
+    reference: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureSettings:
+    """What is measured; `conf/measure.yaml` says what each is."""
+
+    round: Annotated[int | None, at_least(1)]
+    num_images: Annotated[int | None, at_least(1)]
+    batch_size: Count
+    ratios: Annotated[
+        list[float], list_of(lambda value: is_number(value, 0.0, 1.0), "numbers from 0 to 1, as in [0,0.09,0.27]")
+    ]
+    draws: Count
+    min_block: Annotated[int | None, at_least(1)]
+    patch_size: Annotated[int | None, at_least(1)]
+    folds: Annotated[int, at_least(2)]
+    repeats: Count
+    dimensions: Annotated[
+        list[int], list_of(lambda value: is_whole(value, 1), "whole numbers of at least 1, as in [3,4,5]")
+    ]
+    projections: Annotated[list[str], list_of(lambda value: isinstance(value, str), "names, as in [pca,tsne]")]
+    attention: Annotated[int, at_least(0)]
+    attention_ratio: Share
+    corruptions: CorruptionSettings
+    hard: Any
+    foreign: Any
 
 
 @dataclass(frozen=True, kw_only=True)

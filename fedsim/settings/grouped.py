@@ -8,17 +8,17 @@ from typing import Any, TypeVar, get_args, get_type_hints
 Init = TypeVar("Init", bound=Callable[..., None])
 
 
-class Group:
+class SettingsGroup:
     """Settings that belong together and are checked together; a constructor that is `grouped` takes it as one."""
 
 
 def grouped(init: Init) -> Init:
-    """An `__init__` whose parameters of a subclass of `Group` may be given by that group's own settings instead.
+    """An `__init__` whose parameters of a subclass of `SettingsGroup` may be given by that group's settings instead.
 
     With `search: Descent`, of which `steps` is a setting, `Attack(search=Descent(steps=5))` and `Attack(steps=5)` are
     the same; its signature names the settings, so that those of a configuration are checked against them.
 
-    >>> class Budget(Group):
+    >>> class Budget(SettingsGroup):
     ...     def __init__(self, frames: int = 10) -> None:
     ...         self.frames = frames
     >>> class Search:
@@ -54,6 +54,6 @@ def grouped(init: Init) -> Init:
     return construct  # type: ignore[return-value]
 
 
-def _group(hint: Any) -> type[Group] | None:
+def _group(hint: Any) -> type[SettingsGroup] | None:
     options = get_args(hint) or (hint,)
-    return next((one for one in options if inspect.isclass(one) and issubclass(one, Group)), None)
+    return next((one for one in options if inspect.isclass(one) and issubclass(one, SettingsGroup)), None)

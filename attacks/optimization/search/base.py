@@ -16,7 +16,7 @@ from attacks.optimization.problem import Problem, make_update_map, with_clip
 from attacks.optimization.settings import Budget
 from attacks.session import Session
 from fedsim.errors import NotApplicable
-from fedsim.settings.grouped import Group
+from fedsim.settings.grouped import SettingsGroup
 
 DIFFERENCES = ("finite_difference", "central_difference")
 
@@ -100,7 +100,7 @@ class SearchTask:
         return make_derivative(method, update, objective, step), method
 
 
-class Search(ABC, Group):
+class Search(ABC, SettingsGroup):
     """How candidates are found. Subclass it for a search of another kind."""
 
     alone: bool = False

@@ -9,11 +9,11 @@ from attacks.generative import GGL, GIAS, GIFD
 from attacks.optimization import Budget, Descent, GradientMatching, Matching
 from fedsim.errors import ConfigError
 from fedsim.settings.components import build_component, check_settings
-from fedsim.settings.grouped import Group, grouped
+from fedsim.settings.grouped import SettingsGroup, grouped
 
 
 @dataclass(frozen=True)
-class Size(Group):
+class Size(SettingsGroup):
     width: int
     height: int = 2
 
