@@ -14,6 +14,9 @@ from pathlib import Path
 
 import httpx
 
+from tests.support.warm_python import warm_python
+
+PROGRAMS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr", "flwr-clientapp", "flwr-serverapp")
 SECONDS_TO_START = 120.0
 SECONDS_TO_RUN = 480.0
 SECONDS_TO_STOP = 60.0
@@ -22,11 +25,14 @@ SECONDS_TO_STOP = 60.0
 class FlowerProcesses:
     """A SuperLink, SuperNodes and `flwr` commands, with a Flower home of their own.
 
+    Args:
+        scripts: a folder in which their programs are looked for first.
+
     Whatever they start has the home's path in its environment: that is how it is found again, in whichever session
     or process group it is.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, scripts: Path) -> None:
         self._home = home
         self._started: list[subprocess.Popen[bytes]] = []
         self._environment = {
@@ -35,7 +41,7 @@ class FlowerProcesses:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "OMP_NUM_THREADS": "1",
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join([str(scripts), str(Path(sys.executable).parent), os.environ["PATH"]]),
         }
 
     def start_superlink(self, *arguments: str) -> str:
@@ -124,11 +130,14 @@ class FlowerProcesses:
 def flower_processes(home: Path) -> Iterator[FlowerProcesses]:
     """Kills what is left at the end of the block, whatever happens in it."""
     home.mkdir()
-    processes = FlowerProcesses(home)
-    try:
-        yield processes
-    finally:
-        processes.kill()
+    scripts = home / "scripts"
+    scripts.mkdir()
+    with warm_python(scripts, *PROGRAMS):
+        processes = FlowerProcesses(home, scripts)
+        try:
+            yield processes
+        finally:
+            processes.kill()
 
 
 def free_port() -> int:
