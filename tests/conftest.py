@@ -29,6 +29,8 @@ STARTS = {"ray_on_this_machine": "ray", "mortal": "subprocess", "site": "subproc
 os.environ.setdefault("RAY_worker_niceness", "0")
 guard = ProcessGuard()
 check_stated_alone()  # before any package of ours is imported
+COLLECTIONS = (20_000, 20, 20)
+"""New objects before garbage is collected: Python's own 700 cost a twentieth of the tests' time."""
 set_aside = {"modules": 0}
 collect_ignore = ["plugin_example"]  # a package of its own: test_plugin.py installs it and runs its tests
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -74,14 +76,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
             _set_libraries_aside()
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     _set_libraries_aside()
+    grouped = [item for item in session.items if item.get_closest_marker("xdist_group")]
+    if session.config.getoption("loadgroup", False) and any("@" not in item.nodeid for item in grouped):
+        raise pytest.UsageError("xdist does not see the groups of tests: each process would make what they share")
 
 
 def _set_libraries_aside() -> None:
     """Flower collects garbage at every array that it decodes: half a second each, over all that was imported here."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*COLLECTIONS)
     set_aside["modules"] = len(sys.modules)
 
 

@@ -1,7 +1,6 @@
 """Runs on a cluster: the bits of any other run, whatever becomes of its nodes."""
 
 import subprocess
-import sys
 import time
 
 import pytest
@@ -27,8 +26,8 @@ def hangs_once(marker):
     return f"+defense.hangs={{_target_:tests.experiments.faulty_defense.HangsOnce,marker:{marker}}}"
 
 
-def start(folder, *arguments):
-    command = [sys.executable, "-m", "experiments.run", *SMALL, f"run_dir={folder}", *arguments]
+def start(python, folder, *arguments):
+    command = [str(python), "-m", "experiments.run", *SMALL, f"run_dir={folder}", *arguments]
     return subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -41,12 +40,12 @@ def results(folder):
 
 
 @pytest.mark.timeout(600)
-def test_a_node_lost_in_mid_round_changes_no_bit(fedsim, tmp_path):
+def test_a_node_lost_in_mid_round_changes_no_bit(fedsim, warm, tmp_path):
     (tmp_path / "done").touch()
     undisturbed = fedsim("simulation=inline", *SMALL, hangs_once(tmp_path / "done"))
     marker, disturbed = tmp_path / "lost", tmp_path / "disturbed"
     with ThreeNodes() as cluster:
-        run = start(disturbed, f"ray.address={cluster.address}", hangs_once(marker))
+        run = start(warm, disturbed, f"ray.address={cluster.address}", hangs_once(marker))
         deadline = time.monotonic() + SECONDS
         while not marker.exists() and time.monotonic() < deadline and run.poll() is None:
             time.sleep(0.1)

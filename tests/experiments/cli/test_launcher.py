@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import sys
 
 import pytest
 import ray
@@ -21,7 +22,10 @@ def no_count_of_other_tests(monkeypatch):
 
 
 @pytest.mark.timeout(600)
-def test_runs_share_one_ray_and_one_that_fails_is_alone_in_it(command, ray_on_this_machine, tmp_path):
+def test_runs_share_one_ray_and_one_that_fails_is_alone_in_it(
+    command, ray_on_this_machine, warm, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(sys, "executable", str(warm))
     # seed=x is refused by the run that has it. The others find the Ray of this process.
     address = ray.get_runtime_context().gcs_address
     code, out, err = command(

@@ -6,6 +6,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+
+@pytest.fixture(autouse=True)
+def figures_without_layout(monkeypatch):
+    """Where the parts of a figure go is matplotlib's business, and half of the time that it takes."""
+    monkeypatch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda *_: None)
+
+
 NANO = ["--models", "vit_nano", "vit_nano", "--shown", "1"]
 
 
