@@ -17,6 +17,7 @@ from attacks.optimization.search.descent import Descent
 from attacks.optimization.search.group import GroupConsistency
 from attacks.optimization.search.optimisers import OptimiserSettings
 from attacks.optimization.search.schedule import Schedule
+from attacks.optimization.second_order.attack import GaussNewton
 from attacks.optimization.settings import Budget, Matching
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Budget",
     "Cosine",
     "Descent",
+    "GaussNewton",
     "GradientMatching",
     "GroupConsistency",
     "LayerCosine",

@@ -113,7 +113,7 @@ class GradientMatching(Attack):
                 session = self.session.part(f"{number}-{part}") if len(observations) > 1 else self.session
                 results = self.search.run(self._task(chosen, device, session), [rngs[ready[index]] for index in batch])
                 for index, result in zip(batch, results, strict=True):
-                    outcomes[ready[index]] = _reconstruction(problems[index], result)
+                    outcomes[ready[index]] = self._reconstruction(problems[index], result)
         return [outcome for outcome in outcomes if outcome is not None]
 
     def _problem(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Problem:
@@ -142,20 +142,19 @@ class GradientMatching(Attack):
 
         return SearchTask(problems, self.objective, self._local(problems), self.budget, device, session, told)
 
+    def _reconstruction(self, problem: Problem, found: BestCandidate) -> Reconstruction:
+        labels = found.labels.argmax(dim=-1) if found.labels.is_floating_point() else found.labels
+        reason = "a search: a low objective can belong to another picture"
+        return Reconstruction(
+            images=problem.observation.to_unit_range(found.images).clamp(0.0, 1.0),
+            labels=labels,
+            certificate=Certificate("none", reason, found.values),
+            trace=tuple(found.trace),
+            frames=tuple(found.frames),
+        )
+
     def _local(self, problems: Sequence[Problem]) -> str:
         return local_updates(self.problem.local_updates, problems[0].observation) if problems else "gradient"
-
-
-def _reconstruction(problem: Problem, found: BestCandidate) -> Reconstruction:
-    labels = found.labels.argmax(dim=-1) if found.labels.is_floating_point() else found.labels
-    reason = "a search: a low objective can belong to another picture"
-    return Reconstruction(
-        images=problem.observation.to_unit_range(found.images).clamp(0.0, 1.0),
-        labels=labels,
-        certificate=Certificate("none", reason, found.values),
-        trace=tuple(found.trace),
-        frames=tuple(found.frames),
-    )
 
 
 def _alike(observations: Sequence[Observation]) -> list[list[int]]:

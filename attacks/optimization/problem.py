@@ -122,13 +122,19 @@ def _less_decay(gradient: State, observation: Observation) -> State:
 
 def with_clip(objective: Objective, observation: Observation, choice: str) -> Objective:
     """The distance with the client's clipping, whose bound is public, built in; a cosine does not see it."""
+    bound = clip_norm(observation, choice)
+    return objective if bound is None or objective.scale_invariant else Clipped(objective, bound)
+
+
+def clip_norm(observation: Observation, choice: str) -> float | None:
+    """The norm that the client scales its whole update down to, in units of a gradient; None where it does not."""
     bounds = _clip_bounds(observation)
-    if not bounds or objective.scale_invariant:
-        return objective
+    if not bounds:
+        return None
     protocol = observation.protocol
     plain = observation.update.kind == "gradient"
     scale = 1.0 if plain else update_scale(protocol) if choice != "gradient" else protocol.gradient_scale()
-    return Clipped(objective, min(bounds) / scale)
+    return min(bounds) / scale
 
 
 def _clip_bounds(observation: Observation) -> list[float]:

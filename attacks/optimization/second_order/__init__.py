@@ -1,0 +1,1 @@
+"""Gauss-Newton on the whole residual of what was shared."""

@@ -1,0 +1,45 @@
+"""Gauss-Newton matching: second order as an attack on any protocol, which names no part of the model."""
+
+from dataclasses import replace
+
+from attacks.base import Certificate, Reconstruction
+from attacks.optimization.engine import GradientMatching
+from attacks.optimization.parametrisation import Parametrisation
+from attacks.optimization.problem import Problem
+from attacks.optimization.search.base import BestCandidate
+from attacks.optimization.second_order.search import LevenbergMarquardt
+from attacks.optimization.settings import Budget, Matching
+from fedsim.errors import require
+from fedsim.settings.grouped import grouped
+
+
+class GaussNewton(GradientMatching):
+    """Solve f(x) = f* for the images by Levenberg-Marquardt, f being all that the client shares of them.
+
+    Each tensor counts by its own norm, and behind noise each number by its standard deviation, with a Gaussian prior
+    of images. What explains the shared update up to its rounding is claimed as exact; the certificate decides.
+    """
+
+    @grouped
+    def __init__(
+        self,
+        search: LevenbergMarquardt | None = None,
+        problem: Matching | None = None,
+        budget: Budget | None = None,
+        parametrisation: Parametrisation | None = None,
+    ) -> None:
+        super().__init__(problem, search or LevenbergMarquardt(), budget or Budget(save_every=5), parametrisation)
+        labels, objective, updates = self.problem.labels, self.problem.objective, self.problem.local_updates
+        require("labels", labels, labels != "joint", "a rule: classes are no unknowns of the residual")
+        require("objective", objective, objective is None, "left out: it is the residual's squared norm")
+        require("local_updates", updates, updates != "surrogate", "auto, gradient or unroll")
+        require(
+            "priors", self.problem.terms, not self.problem.terms, "left out: its prior is image_mean, image_std, decay"
+        )
+
+    def _reconstruction(self, problem: Problem, found: BestCandidate) -> Reconstruction:
+        result = super()._reconstruction(problem, found)
+        if not found.values["explained"]:
+            return result
+        reason = "it explains what was shared up to the errors of what was shared"
+        return replace(result, certificate=Certificate("certified", reason, found.values))

@@ -1,0 +1,137 @@
+"""The residual of one victim: what an image would have been shared as, less what was, each number in its own units."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attacks.forward_mode import jacobian
+from attacks.optimization.matching.local_steps import UpdateMap
+from attacks.optimization.matching.victim import make_victim
+from attacks.optimization.problem import Problem, clip_norm, make_update_map
+from attacks.optimization.second_order.errors import noise_of, rounding_of, unit_scale
+from attacks.optimization.second_order.prior import GaussianPrior
+from fedsim.update import State
+
+MIN_SHARE = 1e-4
+"""Of the whole norm, as which a tensor counts that is smaller: its gradient may be rounding alone."""
+ROW_WEIGHT = 3.0
+MIN_ROW = 0.01
+"""Of the median, as which a row of the position embedding's gradient counts that is smaller."""
+ROUNDINGS = 8.0
+
+
+@dataclass(frozen=True)
+class Residual:
+    """r(x) = W(f(x) - f*), and with a prior C^-½(x - μ) besides; x are the unknowns of the search.
+
+    Attributes:
+        weights: W, one for each shared number.
+        floor: ‖r‖² that the errors of what was shared leave at the true image, about.
+    """
+
+    shared: Callable[[Tensor], Tensor]
+    target: Float[Tensor, " numbers"]
+    weights: Float[Tensor, " numbers"]
+    floor: float
+    before: Callable[[Tensor], Tensor] | None = None
+
+    def __call__(self, x: Float[Tensor, " unknowns"]) -> Float[Tensor, " rows"]:
+        found = self.weights * (self.shared(x) - self.target)
+        return found if self.before is None else torch.cat([found, self.before(x)])
+
+    def jacobian(self, x: Float[Tensor, " unknowns"]) -> Float[Tensor, "rows unknowns"]:
+        """J whole, in float64."""
+        return jacobian(self, x)
+
+
+def shape_of(problem: Problem) -> tuple[int, ...]:
+    """Of the point that is searched for."""
+    return tuple(problem.space.initial(torch.Generator().manual_seed(0)).shape)
+
+
+def make_residuals(
+    problem: Problem, local: str, prior: GaussianPrior, labels: Tensor, device: torch.device
+) -> list[Residual]:
+    """By tensor norms first; where defenses add noise, in units of its standard deviation and with the prior after.
+
+    Args:
+        local: how local steps are taken, `auto` resolved.
+    """
+    observation = problem.observation
+    victim = make_victim(observation, problem.target, device, fused_attention=False)
+    victim.model.double()
+    params, fixed = _double(victim.params), _double(victim.fixed)
+    update = make_update_map(local, replace(victim, params=params, fixed=fixed), observation)
+    target = {name: problem.target[name].double() for name in params if name in problem.target}
+    kept = {name: (tensor != 0).double() for name, tensor in target.items()} if _pruned(problem) else None
+    shape = shape_of(problem)
+
+    def images(x: Tensor) -> Tensor:
+        found: Tensor = problem.space.images(x.view(1, *shape))[0]
+        return found
+
+    shared = _shared(problem, images, update, list(target), labels, local, kept)
+    scale = unit_scale(observation, local)
+    rounding, noise = rounding_of(observation, target, scale), noise_of(observation, target, scale)
+    flat = _flat(target)
+    by_norm = _flat(_norm_weights(target, observation.roles.pos_embed))
+    error = _flat(rounding) * ROUNDINGS if noise is None else torch.hypot(_flat(noise), _flat(rounding))
+    first = Residual(shared, flat, by_norm, float((by_norm * error).square().sum()))
+    if noise is None:
+        return [first]
+
+    def before(x: Tensor) -> Tensor:
+        return prior.whitened(observation.to_unit_range(images(x))).flatten()
+
+    return [first, replace(first, weights=1.0 / error, floor=float(len(flat)), before=before)]
+
+
+def _shared(
+    problem: Problem,
+    images: Callable[[Tensor], Tensor],
+    update: UpdateMap,
+    names: list[str],
+    labels: Tensor,
+    local: str,
+    kept: State | None,
+) -> Callable[[Tensor], Tensor]:
+    bound = clip_norm(problem.observation, local)
+
+    def shared(x: Tensor) -> Tensor:
+        found = update({"images": images(x), "labels": labels})
+        flat = torch.cat([found[name].flatten() for name in names])
+        if bound is not None:
+            whole = torch.stack([tensor.square().sum() for tensor in found.values()]).sum().sqrt()
+            flat = flat * (bound / whole.clamp(min=1e-30)).clamp(max=1.0)
+        return flat if kept is None else flat * torch.cat([kept[name].flatten() for name in names])
+
+    return shared
+
+
+def _pruned(problem: Problem) -> bool:
+    from fedsim.effects import Sparsifies
+
+    return problem.observation.effect(Sparsifies) is not None
+
+
+def _norm_weights(target: State, position: str | None) -> State:
+    """1/‖f*_t‖ for each tensor; for each row of the position embedding, whose class token would drown the others."""
+    whole = float(torch.stack([tensor.norm() for tensor in target.values()]).norm())
+    found = {n: torch.full_like(t, 1.0 / max(float(t.norm()), MIN_SHARE * whole, 1e-300)) for n, t in target.items()}
+    if position in target:
+        rows = target[position].flatten(0, -2).norm(dim=1)
+        rows = rows.clamp(min=max(MIN_ROW * float(rows.median()), 1e-300))
+        weights = ROW_WEIGHT / (rows * len(rows) ** 0.5)
+        found[position] = weights[:, None].expand(target[position].flatten(0, -2).shape).reshape(target[position].shape)
+    return found
+
+
+def _flat(state: State) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in state.values()])
+
+
+def _double(state: State) -> State:
+    return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in state.items()}

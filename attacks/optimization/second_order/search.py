@@ -1,0 +1,218 @@
+"""Second-order matching as a search: start after start, until what was shared is explained up to its own errors."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from logging import getLogger
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attacks.analytic.patch_gradient import PatchGradient
+from attacks.analytic.row_space.attack import RowSpace
+from attacks.base import Frame
+from attacks.optimization.parametrisation import PixelSpace
+from attacks.optimization.problem import Problem
+from attacks.optimization.search.base import BestCandidate, NotFiniteError, Search, SearchTask
+from attacks.optimization.second_order.levenberg_marquardt import Damped, take_step
+from attacks.optimization.second_order.prior import GaussianPrior
+from attacks.optimization.second_order.residual import make_residuals, shape_of
+from fedsim.errors import NotApplicable, one_of, require
+
+logger = getLogger(__name__)
+
+MAX_UNKNOWNS = 2_000
+"""Up to which the Jacobian is computed whole, by one forward-over-reverse product an unknown."""
+STARTS = ("closed_form", "gray", "prior")
+LEAST_FALL = 1e-3
+"""Relative fall of ‖r‖² that counts as progress; `PATIENCE` steps without it end a start."""
+PATIENCE = 6
+
+
+@dataclass(frozen=True)
+class LevenbergMarquardt(Search):
+    """Gauss-Newton steps on the whole residual.
+
+    Attributes:
+        steps: of each start, at most.
+        starts: what is tried, in this order: `closed_form` (of the first closed form that applies), `gray`, `prior`
+            (a draw of it).
+        restarts: how often each start that draws is tried.
+        prior: of images, for starts, and behind noise for the result.
+    """
+
+    steps: int = 60
+    starts: Sequence[str] = STARTS
+    restarts: int = 2
+    prior: GaussianPrior = field(default_factory=GaussianPrior)
+    alone = True
+
+    def __post_init__(self) -> None:
+        require("steps", self.steps, self.steps >= 1, "1 or more")
+        require("restarts", self.restarts, self.restarts >= 1, "1 or more")
+        require("starts", self.starts, len(self.starts) > 0, f"one or more of {', '.join(STARTS)}")
+        for start in self.starts:
+            one_of("starts", start, STARTS)
+
+    @property
+    def cost(self) -> float:
+        """In steps of one candidate: a Jacobian of a few hundred pixels counts as a hundred."""
+        return 100.0 * self.steps * self.restarts
+
+    def run(self, task: SearchTask, rngs: Sequence[torch.Generator]) -> list[BestCandidate]:
+        task.told(1)
+        found = []
+        for index, (problem, rng) in enumerate(zip(task.problems, rngs, strict=True)):
+            part = task if len(task.problems) == 1 else task.part(f"victim-{index}")
+            found.append(_Solution(self, part, problem, rng).run())
+        return found
+
+
+class _Solution:
+    """One victim's starts, one after the other.
+
+    What it would take to go on after a kill: the number of the start, its place and damping, and the best so far.
+    """
+
+    def __init__(self, settings: LevenbergMarquardt, task: SearchTask, problem: Problem, rng: torch.Generator) -> None:
+        if problem.labels is None or problem.labels.is_floating_point():
+            raise NotApplicable("second-order matching needs classes by a label rule: labels=auto")
+        if problem.terms:
+            raise NotApplicable("second-order matching has a prior of its own: priors={}")
+        self.settings, self.task, self.problem = settings, task, problem
+        self.shape = shape_of(problem)
+        unknowns = math.prod(self.shape)
+        if unknowns > MAX_UNKNOWNS:
+            raise NotApplicable(f"{unknowns} unknowns: the Jacobian is computed whole, for {MAX_UNKNOWNS} at most")
+        self.stages = make_residuals(problem, task.local, settings.prior, problem.labels, task.device)
+        self.seeds = torch.randint(2**62, (settings.restarts,), generator=rng).tolist()
+        self.number, self.stage, self.taken = 0, 0, 0
+        self.state: Damped | None = None
+        self.best: tuple[float, Tensor] | None = None
+        self.rows: list[dict[str, float]] = []
+        self.frames: list[Frame] = []
+
+    def run(self) -> BestCandidate:
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            self._go_on()
+            for number, start in enumerate(self._starts()):
+                if number < self.number or start is None:
+                    continue
+                self.number = number
+                self._descend(start)
+                if self._explained():
+                    break
+                self.stage, self.taken, self.state, self.number = 0, 0, None, number + 1
+        if self.best is None:
+            raise NotFiniteError("the residual was finite for no start")
+        cost, x = self.best
+        images = self.problem.space.images(x.view(1, *self.shape))[0]
+        values = {
+            "objective": cost,
+            "matching": cost,
+            "steps": float(len(self.rows)),
+            "explained": float(self._explained()),
+            "floor": self.stages[-1].floor,
+        }
+        assert self.problem.labels is not None
+        return BestCandidate(images, self.problem.labels, values, x.view(self.shape), self.rows, self.frames)
+
+    def _starts(self) -> Iterator[Tensor | None]:
+        """In their order; None for a closed form that does not apply."""
+        for kind in self.settings.starts:
+            if kind == "closed_form":
+                yield self._closed_form()
+                continue
+            for seed in self.seeds[: 1 if kind == "gray" else None]:
+                yield self._drawn(kind, torch.Generator().manual_seed(seed))
+
+    def _drawn(self, kind: str, rng: torch.Generator) -> Tensor:
+        """Gray has a little noise: all patches alike would be a saddle."""
+        if not isinstance(self.problem.space, PixelSpace):
+            return self.problem.space.initial(rng).double().flatten().to(self.task.device)
+        prior = self.settings.prior
+        images = (replace(prior, image_std=0.05, decay=0.0) if kind == "gray" else prior).draw(self.shape, rng)
+        return self._as_unknowns(images)
+
+    def _closed_form(self) -> Tensor | None:
+        if not isinstance(self.problem.space, PixelSpace):
+            return None
+        observation = self.problem.observation
+        for attack in (PatchGradient(), RowSpace()):
+            try:
+                attack.check(observation)
+                images = attack.run(observation, torch.Generator().manual_seed(0), self.task.device).images
+            except NotApplicable as refusal:
+                logger.debug("no start from %s: %s", type(attack).__name__, refusal)
+                continue
+            if images is not None and bool(images.isfinite().all()):
+                return self._as_unknowns(images.double())
+        return None
+
+    def _as_unknowns(self, images: Tensor) -> Tensor:
+        return self.problem.observation.normalised(images).flatten().to(self.task.device)
+
+    def _descend(self, start: Tensor) -> None:
+        """From one start to its end, stage after stage."""
+        state = self.state or Damped(start)
+        total = self.settings.steps
+        for stage in range(self.stage, len(self.stages)):
+            residual, self.stage = self.stages[stage], stage
+            state = state if self.state is state else Damped(state.x)
+            stale, before = 0, math.inf
+            while self.taken < total * (stage + 1) // len(self.stages) and not state.ended:
+                take_step(state, residual, residual.jacobian)
+                self.taken += 1
+                self.state = state
+                self._record(state.cost)
+                stale = 0 if state.cost < (1.0 - LEAST_FALL) * before else stale + 1
+                before = state.cost
+                if stale >= PATIENCE or (stage + 1 < len(self.stages) and state.cost <= residual.floor):
+                    break
+                self._keep(state)
+            self.state = None
+        cost = float(self.stages[-1](state.x).square().sum())
+        if math.isfinite(cost) and (self.best is None or cost < self.best[0]):
+            self.best = cost, state.x
+
+    def _explained(self) -> bool:
+        return self.best is not None and self.best[0] <= 2.0 * self.stages[-1].floor
+
+    def _record(self, cost: float) -> None:
+        values = {"objective": cost, "start": float(self.number), "damping": self.state.damping if self.state else 0.0}
+        self.rows.append({"step": float(len(self.rows)), **{k: v for k, v in values.items() if math.isfinite(v)}})
+        every = max(1, self.settings.steps // max(1, self.task.budget.frames))
+        if self.task.budget.frames and len(self.rows) % every == 1 % every and self.state is not None:
+            images = self.problem.space.images(self.state.x.view(1, *self.shape))[0]
+            shown = self.problem.observation.to_unit_range(images).clamp(0, 1).float().cpu()
+            self.frames.append(Frame(len(self.rows), shown, {"objective": cost}))
+        starts = len(self.settings.starts) + (self.settings.restarts - 1) * ("prior" in self.settings.starts)
+        done = self.number * self.settings.steps + self.taken
+        self.task.session.progress(done, starts * self.settings.steps, {"objective": cost})
+
+    def _keep(self, state: Damped) -> None:
+        every = self.task.budget.save_every
+        if not every or len(self.rows) % every:
+            return
+        tensors = {"x": state.x} | ({} if self.best is None else {"best": self.best[1]})
+        tensors |= {f"frame/{index}": frame.images for index, frame in enumerate(self.frames)}
+        record: dict[str, Any] = {name: getattr(self, name) for name in ("number", "stage", "taken", "rows")}
+        record |= {"damping": state.damping, "growth": state.growth, "cost": state.cost}
+        record |= {"best": None if self.best is None else self.best[0]}
+        record |= {"frames": [[frame.step, frame.values] for frame in self.frames]}
+        self.task.session.save(tensors, record)
+
+    def _go_on(self) -> None:
+        saved = self.task.session.load()
+        if saved is None:
+            return
+        tensors, record = saved
+        self.number, self.stage, self.taken = record["number"], record["stage"], record["taken"]
+        self.rows = record["rows"]
+        x = tensors["x"].to(self.task.device)
+        self.state = Damped(x, record["damping"], record["growth"], record["cost"])
+        if record["best"] is not None:
+            self.best = record["best"], tensors["best"].to(self.task.device)
+        self.frames = [Frame(s, tensors[f"frame/{i}"], v) for i, (s, v) in enumerate(record["frames"])]
