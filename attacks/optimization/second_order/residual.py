@@ -12,7 +12,7 @@ from attacks.optimization.matching.local_steps import UpdateMap
 from attacks.optimization.matching.victim import make_victim
 from attacks.optimization.problem import Problem, clip_norm, make_update_map
 from attacks.optimization.second_order.errors import noise_of, rounding_of, unit_scale
-from attacks.optimization.second_order.prior import GaussianPrior
+from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.update import State
 
 MIN_SHARE = 1e-4

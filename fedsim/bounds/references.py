@@ -1,0 +1,83 @@
+"""What stands beside an attack's result: a Gaussian reference, and the local fact whether an image is determined.
+
+Neither is a theorem on real images: the reference is what second moments alone can give, and who knows more of images
+may pass it; the fact is about images near this one.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedsim.bounds.gaussian_prior import GaussianPrior
+
+
+def information(jacobian: Float[Tensor, "numbers pixels"], std: Float[Tensor, " numbers"]) -> Float[Tensor, "n n"]:
+    """JᵀΣ⁻¹J, the Fisher information about the pixels where Gaussian noise of these deviations is added to f(x).
+
+    Args:
+        jacobian: of what is shared, by pixels in [0, 1].
+    """
+    whitened = jacobian / std[:, None]
+    found: Tensor = whitened.T @ whitened
+    return found
+
+
+def prior_precision(prior: GaussianPrior, image_shape: Sequence[int]) -> Float[Tensor, "n n"]:
+    """C⁻¹ of one image's pixels, float64."""
+    pixels = math.prod(image_shape)
+    basis = torch.eye(pixels, dtype=torch.float64).view(pixels, *image_shape)
+    rows = prior.whitened(basis + prior.image_mean).flatten(1)
+    found: Tensor = rows @ rows.T
+    return found
+
+
+def gaussian_reference(each: Sequence[Float[Tensor, "n n"]], precision: Float[Tensor, "n n"]) -> float:
+    """dB of the least mean squared error under a Gaussian prior: tr((E[JᵀΣ⁻¹J] + C⁻¹)⁻¹)/n (van Trees 1968).
+
+    A theorem where images are drawn from that Gaussian and the noise is Gaussian; on real images a reference. The
+    information is averaged over images before the inverse: compare with squared errors averaged over images.
+
+    Args:
+        each: the information about each image.
+    """
+    matrix = torch.stack(list(each)).mean(dim=0) + precision
+    mean_squared_error = float(torch.linalg.inv(matrix).trace()) / len(matrix)
+    return -10.0 * math.log10(mean_squared_error)
+
+
+@dataclass(frozen=True)
+class Determined:
+    """Whether an image is determined by what is shared, near this image; it proves no protection.
+
+    Attributes:
+        unknowns: pixels of all images together.
+        rank: directions that change what is shared by more than its rounding is resolved, of all.
+        condition: the largest singular value over the smallest, each number in units of its rounding.
+        rounding_psnr: dB that rounding alone would leave, to first order; -inf where a direction is lost.
+    """
+
+    unknowns: int
+    rank: int
+    condition: float
+    rounding_psnr: float
+
+
+def determined(jacobian: Float[Tensor, "numbers pixels"], rounding: Float[Tensor, " numbers"]) -> Determined:
+    """The singular values of J, float64, each number in units of the rounding of what was shared.
+
+    Args:
+        rounding: standard deviation of each shared number.
+    """
+    whitened = jacobian.double() / rounding.double()[:, None]
+    singular = torch.linalg.svdvals(whitened)
+    unknowns = jacobian.shape[1]
+    resolved = singular > singular[0] * max(whitened.shape) * torch.finfo(torch.float64).eps
+    rank = int(resolved.sum())
+    if rank < unknowns:
+        return Determined(unknowns, rank, math.inf, -math.inf)
+    left = float(singular.pow(-2).sum()) / unknowns
+    return Determined(unknowns, rank, float(singular[0] / singular[-1]), -10.0 * math.log10(left))

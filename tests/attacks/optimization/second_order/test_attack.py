@@ -1,0 +1,153 @@
+"""Second-order matching on a small module of one's own, and on digits where the closed forms' tensors are withheld."""
+
+import math
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+import fedsim
+from attacks.optimization import GaussNewton
+from attacks.session import Session
+from defenses import GradientNoise, TopK, Withhold
+from fedsim.bounds.gaussian_prior import GaussianPrior
+from fedsim.errors import ConfigError
+from fedsim.models import Architecture, ModelSpec
+from tests.attacks.optimization.test_engine import Kept, KilledError
+
+WHITE = GaussianPrior(image_std=0.29, decay=0, colour=1)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(48, 24), torch.nn.Tanh(), torch.nn.Linear(24, 24), torch.nn.Tanh(), torch.nn.Linear(24, 5)
+    return torch.nn.Sequential(torch.nn.Flatten(), *layers)
+
+
+@pytest.fixture
+def images():
+    return torch.rand(3, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+
+
+def psnr(found, images):
+    return -10 * math.log10(float((found.double() - images.double()).square().mean()))
+
+
+def solved(seen, **settings):
+    given = {"starts": ["gray", "prior"], "prior": WHITE, "frames": 0, **settings}
+    return fedsim.attack(GaussNewton(**given), seen)
+
+
+def test_all_that_a_batch_shares_gives_both_images_back(model, images):
+    seen = fedsim.observe(model, images[:2], torch.tensor([1, 4]))
+    result = solved(seen)
+    assert result.status == "done", result.reason
+    assert max(psnr(result.images, images[:2]), psnr(result.images.flip(0), images[:2])) > 60
+    assert result.certificate.status in ("certified", "uncertified"), "a claim, which the replay has judged"
+
+
+def test_equations_that_leave_directions_open_are_solved_and_never_certified(model, images):
+    """Without the first layer's tensors 24 numbers of its output are all that is known of 48 pixels."""
+    seen = fedsim.observe(model, images[:1], torch.tensor([1]), defense=[Withhold(["1.*"])])
+    result = solved(seen)
+    assert result.certificate.values["explained"] == 1.0
+    assert result.certificate.values["replayed"] < 1e-5
+    assert psnr(result.images, images[:1]) < 20
+    assert result.certificate.status == "uncertified"
+
+
+def test_from_a_random_gradient_it_finds_nothing(model, images):
+    seen = fedsim.observe(model, images[:1], torch.tensor([1]))
+    guess = solved(seen, target="random", restarts=1, steps=10)
+    assert psnr(guess.images, images[:1]) < 12
+    assert guess.certificate.values.get("explained", 0.0) == 0.0
+
+
+@pytest.mark.parametrize("relative", [1e-3, 1e-1])
+def test_behind_noise_it_shrinks_to_the_prior_and_never_below_it(model, images, relative):
+    gray = sum((image - 0.5).square().mean() for image in images) / 3
+    errors = []
+    for index in range(3):
+        noise = [GradientNoise(relative_norm=relative)]
+        seen = fedsim.observe(model, images[index : index + 1], torch.tensor([index]), defense=noise, seed=index)
+        errors.append(float((solved(seen, labels="bias_sign").images - images[index]).square().mean()))
+    assert sum(errors) / 3 < float(gray) * 1.1
+    if relative == 1e-3:
+        assert sum(errors) / 3 < float(gray) / 30
+
+
+def test_what_was_pruned_is_not_compared(model, images):
+    seen = fedsim.observe(model, images[:1], torch.tensor([1]), defense=[TopK(0.5, error_feedback=False)])
+    assert psnr(solved(seen).images, images[:1]) > 50
+
+
+def test_local_steps_are_simulated(model, images):
+    protocol = {"share": "delta", "local_steps": 3, "batch_size": 1, "lr": 0.1}
+    seen = fedsim.observe(model, images[:1], torch.tensor([1]), **protocol)
+    result = solved(seen)
+    assert result.status == "done", result.reason
+    assert psnr(result.images, images[:1]) > 40
+
+
+class Told(Session):
+    def __init__(self):
+        self.told = []
+
+    def progress(self, done, total, values):
+        self.told.append((done, total))
+
+
+def test_it_says_how_far_it_is(model, images):
+    seen = fedsim.observe(model, images[:1], torch.tensor([1]))
+    attack = GaussNewton(starts=["gray"], restarts=1, steps=7)
+    attack.session = Told()
+    _run(attack, seen)
+    assert attack.session.told
+    assert all(0 < done <= total == 7 for done, total in attack.session.told)
+
+
+@pytest.mark.parametrize("dies_at", [1, 2])
+def test_a_killed_attack_goes_on_with_the_same_bits(model, images, dies_at):
+    seen = fedsim.observe(model, images[:2], torch.tensor([1, 4]), defense=[Withhold(["1.*"])])
+    settings = {"starts": ["gray", "prior"], "steps": 8, "save_every": 3, "frames": 4, "labels": "auto"}
+    whole = _run(GaussNewton(**settings), seen)
+    attack = GaussNewton(**settings)
+    attack.session = Kept(dies_at)
+    with pytest.raises(KilledError):
+        _run(attack, seen)
+    resumed = _run(attack, seen)
+    assert torch.equal(resumed.images, whole.images)
+    assert resumed.trace == whole.trace
+    assert [frame.step for frame in resumed.frames] == [frame.step for frame in whole.frames]
+
+
+def _run(attack, seen):
+    return attack(seen, torch.Generator().manual_seed(3), torch.device("cpu"))
+
+
+def test_digits_come_back_where_all_that_closed_forms_read_is_withheld():
+    image = torch.from_numpy(load_digits().images[:1] / 16).float()[:, None].expand(-1, 3, -1, -1)
+    kept_back = Withhold(["patch_embed.*", "pos_embed", "blocks.0.attn.qkv.*", "blocks.0.mlp.*"])
+    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
+    seen = fedsim.observe(vit, image, torch.tensor([0]), defense=[kept_back])
+    assert fedsim.attack("row_space", seen).status == "refused"
+    result = fedsim.attack("gauss_newton", seen, starts=["gray"], restarts=1)
+    assert psnr(result.images, image) > 60
+
+
+def test_larger_images_are_refused_with_the_limit(model):
+    wide = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 5))
+    seen = fedsim.observe(wide, torch.rand(1, 3, 32, 32), torch.tensor([1]))
+    result = fedsim.attack("gauss_newton", seen)
+    assert result.status == "refused"
+    assert "3072 unknowns" in result.reason
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"labels": "joint"}, {"local_updates": "surrogate"}, {"starts": []}, {"starts": ["mean"]}, {"steps": 0}],
+)
+def test_wrong_settings_are_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        GaussNewton(**wrong)

@@ -1,0 +1,72 @@
+"""Against closed cases and Monte Carlo: a theorem where images are Gaussian, and tight where f is linear."""
+
+import math
+
+import pytest
+import torch
+
+from fedsim.bounds.gaussian_prior import GaussianPrior
+from fedsim.bounds.references import determined, gaussian_reference, information, prior_precision
+
+SHAPE = (1, 3, 3)
+PRIOR = GaussianPrior(image_std=0.2, colour=1.0)
+
+
+def problem(rng, numbers=12):
+    jacobian = torch.randn(numbers, 9, generator=rng, dtype=torch.float64)
+    return jacobian, 0.1 + torch.rand(numbers, generator=rng, dtype=torch.float64)
+
+
+def test_without_noise_of_use_it_is_the_priors_own_deviation(rng):
+    jacobian, std = problem(rng)
+    found = gaussian_reference([information(jacobian, 1e9 * std)], prior_precision(PRIOR, SHAPE))
+    assert found == pytest.approx(-20 * math.log10(0.2), abs=1e-6)
+
+
+def test_with_as_many_clean_numbers_as_pixels_it_is_the_noise_itself():
+    std = torch.full((9,), 0.01, dtype=torch.float64)
+    found = gaussian_reference([information(torch.eye(9, dtype=torch.float64), std)], 1e-9 * torch.eye(9).double())
+    assert found == pytest.approx(40.0, abs=1e-3)
+
+
+def test_no_estimator_of_gaussian_images_passes_it_and_the_posterior_mean_reaches_it(rng):
+    jacobian, std = problem(rng)
+    precision = prior_precision(PRIOR, SHAPE)
+    fisher = information(jacobian, std)
+    reference = gaussian_reference([fisher], precision)
+    cholesky = torch.linalg.cholesky(torch.linalg.inv(precision))
+    images = torch.randn(20_000, 9, generator=rng, dtype=torch.float64) @ cholesky.T
+    shared = images @ jacobian.T + std * torch.randn(20_000, len(std), generator=rng, dtype=torch.float64)
+
+    def psnr(found):
+        return -10 * math.log10(float((found - images).square().mean()))
+
+    posterior = (shared / std**2) @ jacobian @ torch.linalg.inv(fisher + precision)
+    least_squares = (shared / std) @ torch.linalg.pinv(jacobian / std[:, None]).T
+    assert psnr(posterior) == pytest.approx(reference, abs=0.1)
+    assert psnr(least_squares) < reference - 0.3
+    assert psnr(0.9 * posterior) < reference
+
+
+def test_information_is_averaged_before_the_inverse(rng):
+    jacobian, std = problem(rng)
+    precision = prior_precision(PRIOR, SHAPE)
+    strong, weak = information(jacobian, 0.01 * std), information(jacobian, 100 * std)
+    both = gaussian_reference([strong, weak], precision)
+    assert both == pytest.approx(gaussian_reference([(strong + weak) / 2], precision))
+
+
+def test_what_rounding_leaves_is_what_monte_carlo_finds(rng):
+    jacobian, rounding = problem(rng)
+    fact = determined(jacobian, rounding)
+    errors = rounding * torch.randn(20_000, len(rounding), generator=rng, dtype=torch.float64)
+    found = (errors / rounding) @ torch.linalg.pinv(jacobian / rounding[:, None]).T
+    assert (fact.unknowns, fact.rank) == (9, 9)
+    assert fact.rounding_psnr == pytest.approx(-10 * math.log10(float(found.square().mean())), abs=0.1)
+
+
+def test_a_direction_that_nothing_shows_is_counted(rng):
+    jacobian, rounding = problem(rng)
+    jacobian[:, 4] = 0.0
+    fact = determined(jacobian, rounding)
+    assert (fact.rank, fact.condition, fact.rounding_psnr) == (8, math.inf, -math.inf)
