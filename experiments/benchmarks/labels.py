@@ -7,9 +7,20 @@ float32 as it would be shared. Trained means `--steps` of SGD on the same pictur
 ImageNet's folders are joined in their order to C = 100 groups of related classes, at 64 px.
 """
 
-# ruff: noqa: E402 - the options are read before anything heavy is imported
 import argparse
+import csv
+import time
+from collections import defaultdict
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from experiments.benchmarks.heads import GroupedImages
+    from experiments.studies.gradinversion.label_rules import RuleResult
+
+SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def _options() -> argparse.Namespace:
@@ -29,42 +40,15 @@ def _options() -> argparse.Namespace:
     return options
 
 
-if __name__ == "__main__":
-    _options()
-
-import csv
-import time
-from collections import defaultdict
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-
-from experiments.studies.gradinversion.label_rules import RULES, HeadBatch, RuleResult, run_rule
-from fedsim.data import FederatedData, ImageFolder
-from fedsim.models import ModelSpec, Normaliser
-
-SIZES = (1, 2, 4, 8, 16, 32, 64)
-REFERENCE = 64
-CHUNK = 64
-"""Pictures run at once: for a ResNet in training mode, the batch of its normalisation."""
-
-
-class GroupedImages:
-    """Private pictures with labels in `classes` groups, and auxiliary ones without."""
-
-    def __init__(self, folder: Path, side: int, classes: int, limit: int) -> None:
-        data = FederatedData(ImageFolder(str(folder), auxiliary_fraction=0.1, test_fraction=0.01), None, side)
-        order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(0))[:limit]
-        self.images = data.train.images(order)
-        self.labels = torch.as_tensor(data.train.labels)[order] * classes // data.num_classes
-        self.auxiliary = data.auxiliary.images(range(min(len(data.auxiliary), 256)))
-        self.classes = classes
-
-
 def main() -> None:
     """Measure every setting and write one row for each cell of its tables."""
     options = _options()
+
+    import torch
+
+    from experiments.benchmarks.heads import GroupedImages, train
+    from fedsim.models import ModelSpec
+
     torch.set_num_threads(options.threads)
     rows: list[dict[str, object]] = []
     start = time.process_time()
@@ -98,8 +82,15 @@ def write(rows: list[dict[str, object]], folder: Path) -> None:
         writer.writerows(rows)
 
 
-def measure(setting: str, model: nn.Module, pictures: GroupedImages, batches: int) -> list[dict[str, object]]:
+def measure(setting: str, model: "nn.Module", pictures: "GroupedImages", batches: int) -> list[dict[str, object]]:
     """All rules on the same batches."""
+    import torch
+    import torch.nn.functional as F
+
+    from experiments.benchmarks.heads import REFERENCE, draw, head_features, head_gradients
+    from experiments.studies.gradinversion.label_rules import RULES, HeadBatch, run_rule
+    from fedsim.models import Normaliser
+
     head: nn.Linear = model.get_classifier()  # type: ignore[operator]
     weight, bias = head.weight.detach(), head.bias.detach()
     normalise = Normaliser(model)
@@ -143,48 +134,6 @@ def measure(setting: str, model: nn.Module, pictures: GroupedImages, batches: in
                     }
                 )
     return rows
-
-
-def head_features(model: nn.Module, inputs: Tensor) -> Tensor:
-    """[N,D] inputs of the classifier, of normalised pictures, in the mode that the model is in."""
-    with torch.no_grad():
-        return torch.cat(
-            [model.forward_head(model.forward_features(x), pre_logits=True) for x in inputs.split(CHUNK)]  # type: ignore[operator]
-        )
-
-
-def head_gradients(features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """∂L/∂W = (1/B) Σ_k (p_k - y_k) h_kᵀ and ∂L/∂b of mean cross-entropy."""
-    errors = F.linear(features, weight, bias).softmax(dim=1) - F.one_hot(labels, len(weight)).to(features)
-    return errors.T @ features / len(labels), errors.mean(dim=0)
-
-
-def train(model: nn.Module, images: Tensor, labels: Tensor, steps: int, lr: float) -> None:
-    """SGD with momentum on batches of 32."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    normalise = Normaliser(model)
-    rng = torch.Generator().manual_seed(2)
-    for _ in range(steps):
-        chosen = torch.randint(len(images), (32,), generator=rng)
-        loss = F.cross_entropy(model(normalise(images[chosen])), labels[chosen])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def draw(labels: Tensor, size: int, classes: int, kind: str, rng: torch.Generator) -> Tensor | None:
-    """Pictures of as many classes, or of half as many; None where there are none such."""
-    wanted = size if kind == "distinct" else min(classes, (size + 1) // 2)
-    if wanted > classes or (kind == "repeated" and size == 1):
-        return None
-    allowed = torch.randperm(classes, generator=rng)[:wanted]
-    if kind == "repeated":
-        pool = torch.isin(labels, allowed).nonzero().flatten()
-        return pool[torch.randperm(len(pool), generator=rng)[:size]] if len(pool) >= size else None
-    pools = [(labels == c).nonzero().flatten() for c in allowed.tolist()]
-    if any(len(pool) == 0 for pool in pools):
-        return None
-    return torch.stack([pool[int(torch.randint(len(pool), (1,), generator=rng))] for pool in pools])
 
 
 def tables(rows: list[dict[str, object]]) -> list[str]:
