@@ -8,11 +8,12 @@ fedsim-audit; --steps, --out, --alpha stand before them.
 """
 
 import argparse
-import csv
 import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from experiments.studies.harness.tables import write_csv
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,12 +62,9 @@ def main() -> None:
             curves[arm] += attack(arm, observations[part], truths[part], arguments)
     out = Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)
-    with (out / "curves.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["arm", "picture", "step", "psnr"])
-        for arm, pictures in curves.items():
-            for number, curve in enumerate(pictures):
-                writer.writerows([arm, number, step, f"{value:.3f}"] for step, value in curve)
+    numbered = ((arm, number, curve) for arm, pictures in curves.items() for number, curve in enumerate(pictures))
+    rows = ((arm, number, step, f"{value:.3f}") for arm, number, curve in numbered for step, value in curve)
+    write_csv(out / "curves.csv", ["arm", "picture", "step", "psnr"], rows)
     draw(curves, out / "curves.png")
     print(f"{len(observations)} pictures, {arguments.steps} steps, alpha {arguments.alpha:g}; PSNR in dB")
     print(f"{'':<28}{'mean':>7}{'min':>7}{'max':>7}{'least gain':>12}{'reached 20 dB':>15}{'median steps':>14}")

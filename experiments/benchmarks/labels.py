@@ -8,11 +8,13 @@ ImageNet's folders are joined in their order to C = 100 groups of related classe
 """
 
 import argparse
-import csv
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from experiments.studies.harness.tables import markdown, write_csv
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,7 +52,7 @@ def main() -> None:
     from fedsim.models import ModelSpec
 
     torch.set_num_threads(options.threads)
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     start = time.process_time()
     for data, folder, side, patch, classes in (
         ("cifar10", options.cifar10, 32, 4, 10),
@@ -72,17 +74,14 @@ def main() -> None:
     print("\n" + "\n\n".join(tables(rows)))
 
 
-def write(rows: list[dict[str, object]], folder: Path) -> None:
+def write(rows: list[dict[str, Any]], folder: Path) -> None:
     """labels.md and labels.csv of what has been measured so far."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "labels.md").write_text("\n\n".join(tables(rows)) + "\n", encoding="utf-8")
-    with (folder / "labels.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(folder / "labels.csv", list(rows[0]), ([*row.values()] for row in rows))
 
 
-def measure(setting: str, model: "nn.Module", pictures: "GroupedImages", batches: int) -> list[dict[str, object]]:
+def measure(setting: str, model: "nn.Module", pictures: "GroupedImages", batches: int) -> list[dict[str, Any]]:
     """All rules on the same batches."""
     import torch
     import torch.nn.functional as F
@@ -100,7 +99,7 @@ def measure(setting: str, model: "nn.Module", pictures: "GroupedImages", batches
         head_features(model, normalise(images)) for images in (pictures.images, pictures.auxiliary, noise)
     )
     mean_probs = F.linear(auxiliary, weight, bias).softmax(dim=1).mean(dim=0)
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for kind in ("distinct", "repeated"):
         for size in SIZES:
             found: dict[str, list[RuleResult]] = defaultdict(list)
@@ -125,42 +124,35 @@ def measure(setting: str, model: "nn.Module", pictures: "GroupedImages", batches
                         "rule": rule,
                         "batch_size": size,
                         "batches": len(outcomes),
-                        "exact": _mean([outcome.exact for outcome in outcomes]),
-                        "overlap": _mean([outcome.overlap for outcome in outcomes]),
-                        "certified": _mean([outcome.certified for outcome in outcomes]),
+                        "exact": fmean([outcome.exact for outcome in outcomes]),
+                        "overlap": fmean([outcome.overlap for outcome in outcomes]),
+                        "certified": fmean([outcome.certified for outcome in outcomes]),
                         "wrongly_certified": sum(outcome.certified and not outcome.exact for outcome in outcomes),
                         "feature_error": sorted(errors)[len(errors) // 2] if errors else "",
-                        "seconds": _mean([outcome.seconds for outcome in outcomes]),
+                        "seconds": fmean([outcome.seconds for outcome in outcomes]),
                     }
                 )
     return rows
 
 
-def tables(rows: list[dict[str, object]]) -> list[str]:
+def tables(rows: list[dict[str, Any]]) -> list[str]:
     """Markdown: per cent of batches with the exact labels, the labels' overlap after the stroke."""
-    by_table: dict[tuple[object, object], dict[object, dict[object, dict[str, object]]]] = {}
+    by_table: dict[tuple[object, object], dict[object, dict[object, dict[str, Any]]]] = {}
     for row in rows:
         table = by_table.setdefault((row["setting"], row["labels"]), {})
         table.setdefault(row["rule"], {})[row["batch_size"]] = row
     found = []
     for (setting, kind), rules in by_table.items():
-        lines = [f"{setting}, {kind} labels: exact batches / overlap, %"]
-        lines += ["| B | " + " | ".join(map(str, SIZES)) + " |", "| --- |" + " --- |" * len(SIZES)]
-        for rule, cells in rules.items():
-            lines.append(f"| {rule} | " + " | ".join(_cell(cells.get(size)) for size in SIZES) + " |")
+        lines = [[str(rule), *(_cell(cells.get(size)) for size in SIZES)] for rule, cells in rules.items()]
         certified = rules.get("certified", {})
-        shares = [f"{100 * float(str(certified[s]['certified'])):.0f}" if s in certified else "-" for s in SIZES]
-        lines.append("| *certified share* | " + " | ".join(shares) + " |")
-        found.append("\n".join([lines[0], "", *lines[1:]]))
+        shares = [f"{100 * certified[s]['certified']:.0f}" if s in certified else "-" for s in SIZES]
+        shown = markdown(["B", *map(str, SIZES)], [*lines, ["*certified share*", *shares]])
+        found.append(f"{setting}, {kind} labels: exact batches / overlap, %\n\n{shown}".rstrip())
     return found
 
 
-def _cell(row: dict[str, object] | None) -> str:
-    return "-" if row is None else f"{100 * float(str(row['exact'])):.0f} / {100 * float(str(row['overlap'])):.0f}"
-
-
-def _mean(values: list[bool] | list[float]) -> float:
-    return sum(values) / len(values)
+def _cell(row: dict[str, Any] | None) -> str:
+    return "-" if row is None else f"{100 * row['exact']:.0f} / {100 * row['overlap']:.0f}"
 
 
 if __name__ == "__main__":

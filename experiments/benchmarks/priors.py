@@ -8,7 +8,6 @@ held out are attacked. The same --out goes on where an earlier call stopped.
 """
 
 import argparse
-import csv
 import sys
 from collections.abc import Iterator
 from math import isfinite
@@ -16,6 +15,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
+from experiments.studies.harness import tables
 from experiments.studies.priors_defended.options import COMPARED, DEFENSES
 from fedsim.errors import ConfigError, RunError
 from fedsim.storage import json_lines
@@ -61,10 +61,8 @@ def main() -> None:
         sys.exit(2)
     table = markdown(rows, benchmark)
     (benchmark.out / "table.md").write_text(table, encoding="utf-8")
-    with (benchmark.out / "rows.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ["case", "attack", "picture", *MEASURES])
-        writer.writeheader()
-        writer.writerows(rows)
+    columns = ["case", "attack", "picture", *MEASURES]
+    tables.write_csv(benchmark.out / "rows.csv", columns, ([row[column] for column in columns] for row in rows))
     print(table)
 
 
@@ -139,20 +137,19 @@ def markdown(rows: list[dict[str, Any]], benchmark: "Benchmark") -> str:
     """Means and standard deviations over the pictures."""
     from experiments.studies.priors_defended.cases import ROWS
 
-    lines = [
+    head = (
         f"{benchmark.pictures} pictures of {', '.join(benchmark.held)} (held out), {benchmark.model}, "
-        f"seed {benchmark.seed}: PSNR in dB, SSIM, feature distance (less is better)",
-        "",
-        "| attack | " + " | ".join(case.name.replace("-", " ") for case in benchmark.cases) + " |",
-        "| --- |" + " --- |" * len(benchmark.cases),
-    ]
+        f"seed {benchmark.seed}: PSNR in dB, SSIM, feature distance (less is better)"
+    )
+    lines = []
     for attack, title in ROWS.items():
         cells = []
         for case in benchmark.cases:
             own = [row for row in rows if row["case"] == case.name and row["attack"] == attack]
             cells.append(_cell(own, benchmark.pictures) if own else "refused or failed")
-        lines.append(f"| {title} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append([title, *cells])
+    names = (case.name.replace("-", " ") for case in benchmark.cases)
+    return f"{head}\n\n{tables.markdown(['attack', *names], lines)}"
 
 
 def _cell(rows: list[dict[str, Any]], pictures: int) -> str:
