@@ -3,5 +3,11 @@
 from experiments.benchmarks.certified.options import arguments
 from experiments.studies.harness.options import begin
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """The certificates, once the options are known to be right."""
     begin(arguments(), "experiments.benchmarks.certified.command")
+
+
+if __name__ == "__main__":
+    main()
