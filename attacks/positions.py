@@ -1,10 +1,13 @@
 """What defenses that act on position embeddings leave in an update: rows that were masked, a term without images."""
 
+import math
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fedsim.effects import AddsRegression, MasksPositions
+from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import State
 
@@ -36,6 +39,9 @@ def of_images(observation: Observation, target: State) -> State:
 
     Args:
         target: the shared update in units of a gradient, by name.
+
+    Raises:
+        NotApplicable: as `regression_term`.
     """
     effect = observation.effect(AddsRegression)
     if effect is None:
@@ -57,7 +63,11 @@ def of_images(observation: Observation, target: State) -> State:
 def without_regression(
     observation: Observation, token_grads: Float[Tensor, "tokens width"]
 ) -> Float[Tensor, "tokens width"]:
-    """∂L/∂e_n of the classification loss alone; see `regression_term`."""
+    """∂L/∂e_n of the classification loss alone.
+
+    Raises:
+        NotApplicable: as `regression_term`.
+    """
     term = regression_term(observation, token_grads.any(dim=1))
     return token_grads if term is None else token_grads - term.to(token_grads)
 
@@ -72,6 +82,9 @@ def regression_term(observation: Observation, read: Bool[Tensor, " tokens"]) -> 
 
     Args:
         read: the unmasked positions, which show as rows that are not zero.
+
+    Raises:
+        NotApplicable: no gradient tells the weight, and no defense says it.
     """
     effect = observation.effect(AddsRegression)
     if effect is None or not bool(read.any()):
@@ -88,11 +101,20 @@ def regression_term(observation: Observation, read: Bool[Tensor, " tokens"]) -> 
     loss = module(embedding, read.to(embedding) / read.sum())
     own, *others = torch.autograd.grad(loss, [embedding, *(weights[name] for name in names)])
     if not names:
-        return float(module.weight.at(observation.server_round)) * own.double()  # type: ignore[operator, union-attr]
+        return _public_weight(effect) * own.double()
     found = torch.cat([gradient.double().flatten() for gradient in others])
     known = torch.cat([observation.gradient[name].double().flatten() for name in names])
     found = found * (known != 0)  # of a pruned update, what is left
     return (found @ known) / (found @ found).clamp(min=torch.finfo(torch.float64).tiny) * own.double()
+
+
+def _public_weight(effect: AddsRegression) -> float:
+    """λ of the observed round."""
+    weight = effect.weight
+    if not isinstance(weight, int | float) or isinstance(weight, bool) or not math.isfinite(weight):
+        told = "the defense does not state its weight" if weight is None else f"its weight is stated as {weight}"
+        raise NotApplicable(f"the gradient of the regression {effect.module} tells nothing, and {told}")
+    return float(weight)
 
 
 def _moved(observation: Observation, name: str) -> Bool[Tensor, "..."]:

@@ -87,8 +87,7 @@ def observe(
     chain, described = chain_of(defense)
     config = LocalConfig(client=settings, seed=seed, defense=described, data={}, model={})
     defended = OwnArchitecture(architecture.spec, (chain,), module=architecture.module)
-    if settings.share != "gradient":
-        settings.optimisers  # noqa: B018 - refuses what torch refuses
+    settings.check_optimizer()
     runtime = ClientRuntime(config, given=defended)
     chain.check(Plan(runtime.model, plain(settings), {}, chain.defenses))
     state: State = {name: tensor.detach().cpu().clone() for name, tensor in runtime.model.state_dict().items()}

@@ -9,7 +9,7 @@ from typing import Any
 
 import PIL.Image
 
-from experiments.benchmarks.labels import train
+from experiments.benchmarks.heads import train
 from experiments.engine.setup import prepare
 from experiments.studies.gradinversion.label_rules import RULES, SETS
 from experiments.studies.gradinversion.labels import known_features, measure

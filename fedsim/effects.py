@@ -1,8 +1,8 @@
 """What is public about a defense, in words that attacks may ask for: how it acts, never what it drew."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
 
 Part = Literal["images", "gradient", "equations", "head"]
 """What an effect may leave as it was.
@@ -25,6 +25,10 @@ class Effect:
     def keeps(self, part: Part) -> bool:
         """Whether that stays as it was."""
         return part in self.KEEPS
+
+    def at(self, server_round: int) -> Self:
+        """As it is in that round, for what changes from one to another."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -112,11 +116,16 @@ class AddsRegression(Effect):
 
     Attributes:
         module: the name of m among the model's modules. It is given [tokens, width] embeddings and the [tokens] share
-            of each in the mean, zero where masked; `m.weight.at(server_round)` is λ.
+            of each in the mean, zero where masked.
+        weight: λ, or λ by round as the defense publishes it; None: nobody says, and files of before it was recorded.
     """
 
     module: str
+    weight: float | Callable[[int], float] | None = None
     KEEPS = ("equations", "head")
+
+    def at(self, server_round: int) -> Self:
+        return replace(self, weight=self.weight(server_round)) if callable(self.weight) else self
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,10 @@ class Observation:
 
     @property
     def effects(self) -> tuple[Effect, ...]:
-        """What the client's defenses do to its update, as they publish it; `Unpublished` for one that does not say."""
+        """What the client's defenses do to its update in this round, as they publish it.
+
+        `Unpublished` for one that does not say.
+        """
         wrappers = self.architecture.wrappers
         if not self._defenses_at_hand:
             if self.recorded_effects is not None:
@@ -178,7 +181,8 @@ class Observation:
             return tuple(Unpublished(str(defense.get("name", ""))) for defense in self.defenses)
         each = (getattr(wrapper, "effects", None) for wrapper in wrappers)
         unknown = (Unpublished(""),)
-        return tuple(effect for publish in each for effect in (unknown if publish is None else publish()))
+        published = (effect for publish in each for effect in (unknown if publish is None else publish()))
+        return tuple(effect.at(self.server_round) for effect in published)
 
     def effect(self, kind: type[Kind]) -> Kind | None:
         """The first of this kind that a defense of the client has; None where none says so."""

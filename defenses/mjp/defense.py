@@ -133,7 +133,7 @@ class MaskedJigsawPuzzle(Defense):
         found: list[Effect] = [TransformsImages()]
         found += [MasksPositions(UNKNOWN)] if self.embedding == "unknown" else []
         found += [AddsPositions(INDEX)] if self.embedding == "indexed" else []
-        return (*found, *([] if self.dal == "none" else [AddsRegression(LOCALISER)]))
+        return (*found, *([] if self.dal == "none" else [AddsRegression(LOCALISER, self.dal_weight.at)]))
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """Raises ConfigError for models without learnable position embeddings, unless only pictures are changed."""
@@ -163,7 +163,7 @@ class MaskedJigsawPuzzle(Defense):
             model.register_parameter(INDEX, nn.Parameter(torch.zeros_like(embedding)))
         if self.dal != "none":
             unit = self.dal_coordinates == "unit"
-            localiser = Localiser(self.dal, embedding.shape[-1], layout.grid, unit, self.dal_weight)
+            localiser = Localiser(self.dal, embedding.shape[-1], layout.grid, unit)
             model.add_module(LOCALISER, localiser.to(embedding))
 
     def check(self, plan: Plan) -> None:

@@ -46,17 +46,13 @@ class Localiser(nn.Module):
         head: `linear` D→2; `nonlinear` D→D, ReLU →2 (the released code); `nonlinear3` D→D→D→2 (the paper); `pca`: the
             projection on the first two principal directions, without parameters.
         unit: coordinates divided by the grid's sides instead of row and column numbers.
-        weight: λ of the loss, which whoever adds it to another one multiplies it by; public, as all of the model.
     """
 
     coordinates: Tensor
 
-    def __init__(
-        self, head: str, width: int, grid: tuple[int, int], unit: bool = False, weight: Weight | None = None
-    ) -> None:
+    def __init__(self, head: str, width: int, grid: tuple[int, int], unit: bool = False) -> None:
         super().__init__()
         self.head = head
-        self.weight = weight or Weight(1.0)
         hidden = {"linear": 0, "nonlinear": 1, "nonlinear3": 2, "pca": 0}[head]
         with seeded_globals(0, "mjp-localiser"):  # a fixed draw: every party builds the same model
             layers: list[nn.Module] = []

@@ -7,58 +7,18 @@ row; without the position embedding's gradient (twin data), and from a random gr
 fedsim-audit; --steps, --out, --alpha stand before them.
 """
 
-# ruff: noqa: E402 - the options are read before anything heavy is imported
 import argparse
-
-
-def _arguments() -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--alpha", type=float, default=10.0, help="weight of the alignment")
-    parser.add_argument("--tv", type=float, default=0.01, help="weight of total variation")
-    parser.add_argument("--victims", type=int, default=10, help="pictures attacked together")
-    parser.add_argument("--threads", type=int, default=2, help="torch threads")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", default="runs/alignment", help="folder for curves.csv and curves.png")
-    return parser.parse_known_args()
-
-
-if __name__ == "__main__":
-    _arguments()
-
-import csv
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import matplotlib
-import torch
-from rich.progress import track
-from torch import Tensor
+from experiments.studies.harness.tables import write_csv
 
-from attacks.base import NotApplicable
-from attacks.optimization import (
-    Budget,
-    Descent,
-    GradientMatching,
-    Matching,
-    OptimiserSettings,
-    Pixels,
-    PositionAlignment,
-    Schedule,
-    SquaredL2,
-)
-from attacks.optimization.priors import TotalVariation
-from clients.app import ClientRuntime
-from experiments.engine.setup import prepare
-from experiments.python.load_config import load_config
-from fedsim.determinism import torch_generator
-from fedsim.metrics.image import psnr
-from fedsim.observation import Observation
-from fedsim.simulation.ray_cluster import quiet_environment
+if TYPE_CHECKING:
+    from torch import Tensor
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+    from fedsim.observation import Observation
 
 ARMS = {
     "no alignment": (None, "shared", "observed"),
@@ -73,9 +33,25 @@ RECOGNISED = 20.0
 """dB, a mean squared error of 0.01: a picture that can be recognised."""
 
 
+def _arguments() -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--alpha", type=float, default=10.0, help="weight of the alignment")
+    parser.add_argument("--tv", type=float, default=0.01, help="weight of total variation")
+    parser.add_argument("--victims", type=int, default=10, help="pictures attacked together")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", default="runs/alignment", help="folder for curves.csv and curves.png")
+    return parser.parse_known_args()
+
+
 def main() -> None:
     """Run all arms on the same pictures, write curves.csv and curves.png, print a table."""
     arguments, overrides = _arguments()
+
+    import torch
+    from rich.progress import track
+
     torch.set_num_threads(arguments.threads)
     observations, truths = observe(overrides)
     curves: dict[str, list[list[tuple[int, float]]]] = {}
@@ -86,12 +62,9 @@ def main() -> None:
             curves[arm] += attack(arm, observations[part], truths[part], arguments)
     out = Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)
-    with (out / "curves.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["arm", "picture", "step", "psnr"])
-        for arm, pictures in curves.items():
-            for number, curve in enumerate(pictures):
-                writer.writerows([arm, number, step, f"{value:.3f}"] for step, value in curve)
+    numbered = ((arm, number, curve) for arm, pictures in curves.items() for number, curve in enumerate(pictures))
+    rows = ((arm, number, step, f"{value:.3f}") for arm, number, curve in numbered for step, value in curve)
+    write_csv(out / "curves.csv", ["arm", "picture", "step", "psnr"], rows)
     draw(curves, out / "curves.png")
     print(f"{len(observations)} pictures, {arguments.steps} steps, alpha {arguments.alpha:g}; PSNR in dB")
     print(f"{'':<28}{'mean':>7}{'min':>7}{'max':>7}{'least gain':>12}{'reached 20 dB':>15}{'median steps':>14}")
@@ -109,9 +82,27 @@ def main() -> None:
 
 
 def attack(
-    arm: str, observations: list[Observation], truths: list[Tensor], arguments: argparse.Namespace
+    arm: str, observations: "list[Observation]", truths: "list[Tensor]", arguments: argparse.Namespace
 ) -> list[list[tuple[int, float]]]:
     """(step, PSNR) of each victim's best candidate on the way."""
+    import torch
+
+    from attacks.base import NotApplicable
+    from attacks.optimization import (
+        Budget,
+        Descent,
+        GradientMatching,
+        Matching,
+        OptimiserSettings,
+        Pixels,
+        PositionAlignment,
+        Schedule,
+        SquaredL2,
+    )
+    from attacks.optimization.priors import TotalVariation
+    from fedsim.determinism import torch_generator
+    from fedsim.metrics.image import psnr
+
     align, position, target = ARMS[arm]
     if position == "withheld":
         observations = [_without_position_gradient(observation) for observation in observations]
@@ -132,15 +123,20 @@ def attack(
     return curves
 
 
-def _without_position_gradient(observation: Observation) -> Observation:
+def _without_position_gradient(observation: "Observation") -> "Observation":
     """As if the client had withheld it; the attack matches the other tensors."""
     name = observation.roles.pos_embed
     tensors = {key: tensor for key, tensor in observation.update.tensors.items() if key != name}
     return replace(observation, update=replace(observation.update, tensors=tensors))
 
 
-def observe(overrides: list[str]) -> tuple[list[Observation], list[Tensor]]:
+def observe(overrides: list[str]) -> "tuple[list[Observation], list[Tensor]]":
     """One update for each picture, all against the same model."""
+    from clients.app import ClientRuntime
+    from experiments.engine.setup import prepare
+    from experiments.python.load_config import load_config
+    from fedsim.simulation.ray_cluster import quiet_environment
+
     quiet_environment()
     fixed = ["simulation=inline", "model=vit_tiny_4_32", "+model.kwargs.depth=2"]
     config = load_config("audit", *fixed, *overrides)
@@ -160,6 +156,12 @@ def observe(overrides: list[str]) -> tuple[list[Observation], list[Tensor]]:
 
 def draw(curves: dict[str, list[list[tuple[int, float]]]], path: Path) -> None:
     """Mean over pictures, with the range from the 10th to the 90th percentile."""
+    import matplotlib
+    import torch
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for arm, pictures in curves.items():
         steps = [step for step, _ in pictures[0]]

@@ -8,9 +8,18 @@ bursts of one image. Then the true counts are withheld, and all others that are 
 that certifies would be a false certificate.
 """
 
-# ruff: noqa: E402 - the options are read before anything heavy is imported
 import argparse
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from experiments.benchmarks.heads import Head
+
+EPS = 2.0**-23
 
 
 def _options() -> argparse.Namespace:
@@ -23,54 +32,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/certificates.json"))
     return parser.parse_args()
-
-
-if __name__ == "__main__":
-    _options()
-
-import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-
-import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int
-from torch import Tensor, nn
-
-from attacks.label.residual import certify_counts
-from attacks.label.rules import prior_counts
-from experiments.benchmarks.labels import CHUNK, GroupedImages, head_gradients, train
-from experiments.studies.gradinversion.label_rules import HeadBatch, feature_error
-from fedsim.models import ModelSpec, Normaliser
-
-CLASSES = 10
-EPS = 2.0**-23
-MLP = ModelSpec("mlp_32", CLASSES, kwargs={"hidden": [256, 64]})
-
-
-@dataclass(frozen=True)
-class Head:
-    """A classifier in some state, with what it reads of each private image.
-
-    Attributes:
-        labels: those that it was trained on.
-        mean_probs: over auxiliary images.
-    """
-
-    name: str
-    accuracy: float
-    weight: Float[Tensor, "classes features"]
-    bias: Float[Tensor, "classes"]
-    features: Float[Tensor, "images features"]
-    labels: Int[Tensor, "images"]
-    mean_probs: Float[Tensor, "classes"]
-
-    def times(self, factor: float) -> "Head":
-        """The same, surer of everything."""
-        probs = self.mean_probs.log().mul(factor).softmax(dim=0)
-        name = f"{self.name}, head × {factor:g}"
-        return replace(self, name=name, weight=factor * self.weight, bias=factor * self.bias, mean_probs=probs)
 
 
 @dataclass(frozen=True)
@@ -99,6 +60,9 @@ class CountedRow:
 def main() -> None:
     """One line for each head, kind of batch and batch size, the sums, and a JSON file of all."""
     options = _options()
+
+    import torch
+
     torch.set_num_threads(options.threads)
     rows = []
     names = list(CountedRow.__dataclass_fields__)
@@ -120,6 +84,9 @@ def label_cases(
     heads: Sequence[str] = ("mlp", "vit"),
 ) -> Iterator[CountedRow]:
     """Every head of `heads`, kind of batch and batch size, for a folder with train/ and val/ of ten class folders."""
+    from experiments.benchmarks.heads import CLASSES, KINDS, MLP, GroupedImages, adam, sgd, trained
+    from fedsim.models import ModelSpec
+
     pictures = GroupedImages(folder, 32, CLASSES, limit)
     vit = ModelSpec("vit_tiny_patch16_224", CLASSES, 32, 4, kwargs={"depth": 4})
     for name in heads:
@@ -130,108 +97,15 @@ def label_cases(
                         yield measure(scaled, kind, size, batches)
 
 
-def trained(
-    name: str, spec: ModelSpec, pictures: GroupedImages, fit: "Fit", steps: Sequence[int] = (0, 10, 30, 100, 300)
-) -> Iterator[Head]:
-    """The head after more and more training, on the images' labels and on random ones."""
-    noise = torch.randint(CLASSES, pictures.labels.shape, generator=torch.Generator().manual_seed(7))
-    for labels, said in ((pictures.labels, ""), (noise, ", label noise")):
-        model = spec.build(0).train()
-        done = 0
-        for target in steps:
-            if target == 0 and said:
-                continue
-            fit(model, pictures.images, labels, target - done)
-            done = target
-            yield head_of(f"{name}, {target} steps{said}", model, pictures, labels)
-
-
-def head_of(name: str, model: nn.Module, pictures: GroupedImages, labels: Int[Tensor, "images"]) -> Head:
-    head: nn.Linear = model.get_classifier()  # type: ignore[operator]
-    weight, bias = head.weight.detach().clone(), head.bias.detach().clone()
-    normalise = Normaliser(model)
-    features, auxiliary = (head_inputs(model, head, normalise(p)) for p in (pictures.images, pictures.auxiliary))
-    mean_probs = F.linear(auxiliary, weight, bias).softmax(dim=1).mean(dim=0)
-    accuracy = float((F.linear(features, weight, bias).argmax(dim=1) == labels).double().mean())
-    return Head(name, round(accuracy, 2), weight, bias, features, labels, mean_probs)
-
-
-def head_inputs(model: nn.Module, head: nn.Linear, inputs: Tensor) -> Float[Tensor, "images features"]:
-    """What the classifier reads of normalised images."""
-    read: list[Tensor] = []
-    hook = head.register_forward_pre_hook(lambda _, arguments: read.append(arguments[0]))
-    with torch.no_grad():
-        for part in inputs.split(CHUNK):
-            model(part)
-    hook.remove()
-    return torch.cat(read)
-
-
-Fit = Callable[[nn.Module, Tensor, Tensor, int], None]
-
-
-def sgd(model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> None:
-    train(model, images, labels, steps, 0.01)
-
-
-def adam(model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> None:
-    """On all images at once."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    inputs = Normaliser(model)(images)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-
-
-def _as_trained(head: Head, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    chosen = _drawn(len(head.labels), size, rng)
-    return chosen, head.labels[chosen]
-
-
-def _random_labels(head: Head, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    return _drawn(len(head.labels), size, rng), _drawn(CLASSES, size, rng)
-
-
-def _one_label(head: Head, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    return _drawn(len(head.labels), size, rng), _drawn(CLASSES, 1, rng).repeat(size)
-
-
-def _one_class(head: Head, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    of_class = (head.labels == _drawn(CLASSES, 1, rng)).nonzero().flatten()
-    return of_class[_drawn(len(of_class), size, rng)], head.labels[of_class[:1]].repeat(size)
-
-
-def _burst(head: Head, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Copies of one image, of the same label but for one batch in three."""
-    chosen = _drawn(len(head.labels), 1, rng).repeat(size)
-    labels = _drawn(CLASSES, size if int(_drawn(3, 1, rng)) == 0 else 1, rng)
-    return chosen, labels.expand(size)
-
-
-def _one_twice(head: Head, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Random labels, and one image twice."""
-    chosen, labels = _random_labels(head, size, rng)
-    chosen[1] = chosen[0]
-    return chosen, labels
-
-
-KINDS = {
-    "as trained": _as_trained,
-    "random": _random_labels,
-    "one label": _one_label,
-    "one class": _one_class,
-    "burst": _burst,
-    "one image twice": _one_twice,
-}
-
-
-def _drawn(most: int, size: int, rng: torch.Generator) -> Int[Tensor, "size"]:
-    return torch.randint(most, (size,), generator=rng)
-
-
-def measure(head: Head, kind: str, size: int, batches: int) -> CountedRow:
+def measure(head: "Head", kind: str, size: int, batches: int) -> CountedRow:
     """The figures of one kind of batch; draws are the same for all heads."""
+    import torch
+
+    from attacks.label.residual import certify_counts
+    from attacks.label.rules import prior_counts
+    from experiments.benchmarks.heads import CLASSES, KINDS, head_gradients
+    from experiments.studies.gradinversion.label_rules import HeadBatch, feature_error
+
     rng = torch.Generator().manual_seed(size)
     weight, bias = head.weight, head.bias
     outcomes: Counter[str] = Counter()

@@ -4,39 +4,31 @@ python -m experiments.benchmarks.closed_form model=vit_small simulation.threads=
 python -m experiments.benchmarks.closed_form model=vit_tiny_32 attack=[labels_certified] audit.batch_size=8
 """
 
-# ruff: noqa: E402 - the options are read before anything heavy is imported
 import argparse
-
-
-def _overrides() -> list[str]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    return parser.parse_known_args()[1]
-
-
-if __name__ == "__main__":
-    _overrides()
-
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-
-from attacks.running import CERTIFY, run_attack
-from clients.app import ClientRuntime
-from experiments.engine.setup import prepare
-from experiments.python.load_config import load_config
-from fedsim.simulation.ray_cluster import quiet_environment
-
 REPEATS = 5
 
 
 def main() -> None:
     """Time all in turn, so that a machine that slows down slows all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    overrides = parser.parse_known_args()[1]
+
+    import torch
+
+    from attacks.running import CERTIFY, run_attack
+    from clients.app import ClientRuntime
+    from experiments.engine.setup import prepare
+    from experiments.python.load_config import load_config
+    from fedsim.simulation.ray_cluster import quiet_environment
+
     quiet_environment()
-    config = load_config("audit", "simulation=inline", *_overrides())
+    config = load_config("audit", "simulation=inline", *overrides)
     threads = int(config["simulation"]["threads"])
     torch.set_num_threads(threads)
     setup = prepare(config)

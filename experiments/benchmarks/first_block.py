@@ -3,9 +3,17 @@
 python -m experiments.benchmarks.first_block --pictures DIR --model vit_tiny_patch16_224 --img-size 32 --patch-size 8
 """
 
-# ruff: noqa: E402 - the options are read before anything heavy is imported
 import argparse
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedsim.models import ModelSpec
+    from fedsim.observation import Observation
 
 
 def _arguments() -> argparse.Namespace:
@@ -23,26 +31,6 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-if __name__ == "__main__":
-    _arguments()
-
-import time
-from dataclasses import replace
-
-import numpy as np
-import torch
-import torch.nn.functional as F
-from PIL import Image
-from scipy.optimize import linear_sum_assignment
-from torch import Tensor
-
-from attacks.analytic.first_block import FirstBlock
-from clients.replay import replay
-from fedsim.models import Architecture, ModelSpec, find_roles, input_size, normalisation
-from fedsim.observation import Observation
-from fedsim.update import LocalProtocol, Update
-
-
 def main() -> None:
     arguments = _arguments()
     print(
@@ -57,6 +45,11 @@ def main() -> None:
 
 
 def _measure(arguments: argparse.Namespace, batch: int, dtype: str, seed: int) -> None:
+    import torch
+
+    from attacks.analytic.first_block import FirstBlock
+    from fedsim.models import ModelSpec
+
     kwargs = {"depth": arguments.depth}
     if arguments.pool == "avg":
         kwargs |= {"global_pool": "avg", "class_token": False}
@@ -87,8 +80,18 @@ def _measure(arguments: argparse.Namespace, batch: int, dtype: str, seed: int) -
     )
 
 
-def observe(spec: ModelSpec, folder: Path, batch: int, seed: int) -> tuple[Observation, Tensor]:
+def observe(spec: "ModelSpec", folder: Path, batch: int, seed: int) -> "tuple[Observation, Tensor]":
     """A shared gradient of pictures that `seed` draws."""
+    import numpy as np
+    import torch
+    import torch.nn.functional as F
+    from PIL import Image
+
+    from clients.replay import replay
+    from fedsim.models import Architecture, find_roles, input_size, normalisation
+    from fedsim.observation import Observation
+    from fedsim.update import LocalProtocol, Update
+
     architecture = Architecture(spec, (), seed)
     model = architecture.build().train()
     side = input_size(model)
@@ -120,8 +123,10 @@ def observe(spec: ModelSpec, folder: Path, batch: int, seed: int) -> tuple[Obser
     return observation, pictures
 
 
-def _noise(observation: Observation, seed: int) -> Observation:
+def _noise(observation: "Observation", seed: int) -> "Observation":
     """A gradient that knows nothing."""
+    import torch
+
     rng = torch.Generator().manual_seed(seed)
     tensors = {
         name: torch.randn(t.shape, generator=rng, dtype=t.dtype) for name, t in observation.update.tensors.items()
@@ -129,8 +134,10 @@ def _noise(observation: Observation, seed: int) -> Observation:
     return replace(observation, update=replace(observation.update, tensors=tensors))
 
 
-def _psnr(found: Tensor, truth: Tensor) -> Tensor:
+def _psnr(found: "Tensor", truth: "Tensor") -> "Tensor":
     """Of each picture after matching, capped at 300 dB."""
+    from scipy.optimize import linear_sum_assignment
+
     error = (found.double()[:, None] - truth[None]).square().mean(dim=(2, 3, 4))
     rows, columns = linear_sum_assignment(error.numpy())
     return -10.0 * error[rows, columns].clamp(min=1e-30).log10()

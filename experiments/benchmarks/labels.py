@@ -7,9 +7,22 @@ float32 as it would be shared. Trained means `--steps` of SGD on the same pictur
 ImageNet's folders are joined in their order to C = 100 groups of related classes, at 64 px.
 """
 
-# ruff: noqa: E402 - the options are read before anything heavy is imported
 import argparse
+import time
+from collections import defaultdict
 from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from experiments.studies.harness.tables import markdown, write_csv
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from experiments.benchmarks.heads import GroupedImages
+    from experiments.studies.gradinversion.label_rules import RuleResult
+
+SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def _options() -> argparse.Namespace:
@@ -29,44 +42,17 @@ def _options() -> argparse.Namespace:
     return options
 
 
-if __name__ == "__main__":
-    _options()
-
-import csv
-import time
-from collections import defaultdict
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-
-from experiments.studies.gradinversion.label_rules import RULES, HeadBatch, RuleResult, run_rule
-from fedsim.data import FederatedData, ImageFolder
-from fedsim.models import ModelSpec, Normaliser
-
-SIZES = (1, 2, 4, 8, 16, 32, 64)
-REFERENCE = 64
-CHUNK = 64
-"""Pictures run at once: for a ResNet in training mode, the batch of its normalisation."""
-
-
-class GroupedImages:
-    """Private pictures with labels in `classes` groups, and auxiliary ones without."""
-
-    def __init__(self, folder: Path, side: int, classes: int, limit: int) -> None:
-        data = FederatedData(ImageFolder(str(folder), auxiliary_fraction=0.1, test_fraction=0.01), None, side)
-        order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(0))[:limit]
-        self.images = data.train.images(order)
-        self.labels = torch.as_tensor(data.train.labels)[order] * classes // data.num_classes
-        self.auxiliary = data.auxiliary.images(range(min(len(data.auxiliary), 256)))
-        self.classes = classes
-
-
 def main() -> None:
     """Measure every setting and write one row for each cell of its tables."""
     options = _options()
+
+    import torch
+
+    from experiments.benchmarks.heads import GroupedImages, train
+    from fedsim.models import ModelSpec
+
     torch.set_num_threads(options.threads)
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     start = time.process_time()
     for data, folder, side, patch, classes in (
         ("cifar10", options.cifar10, 32, 4, 10),
@@ -88,18 +74,22 @@ def main() -> None:
     print("\n" + "\n\n".join(tables(rows)))
 
 
-def write(rows: list[dict[str, object]], folder: Path) -> None:
+def write(rows: list[dict[str, Any]], folder: Path) -> None:
     """labels.md and labels.csv of what has been measured so far."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "labels.md").write_text("\n\n".join(tables(rows)) + "\n", encoding="utf-8")
-    with (folder / "labels.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(folder / "labels.csv", list(rows[0]), ([*row.values()] for row in rows))
 
 
-def measure(setting: str, model: nn.Module, pictures: GroupedImages, batches: int) -> list[dict[str, object]]:
+def measure(setting: str, model: "nn.Module", pictures: "GroupedImages", batches: int) -> list[dict[str, Any]]:
     """All rules on the same batches."""
+    import torch
+    import torch.nn.functional as F
+
+    from experiments.benchmarks.heads import REFERENCE, draw, head_features, head_gradients
+    from experiments.studies.gradinversion.label_rules import RULES, HeadBatch, run_rule
+    from fedsim.models import Normaliser
+
     head: nn.Linear = model.get_classifier()  # type: ignore[operator]
     weight, bias = head.weight.detach(), head.bias.detach()
     normalise = Normaliser(model)
@@ -109,7 +99,7 @@ def measure(setting: str, model: nn.Module, pictures: GroupedImages, batches: in
         head_features(model, normalise(images)) for images in (pictures.images, pictures.auxiliary, noise)
     )
     mean_probs = F.linear(auxiliary, weight, bias).softmax(dim=1).mean(dim=0)
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for kind in ("distinct", "repeated"):
         for size in SIZES:
             found: dict[str, list[RuleResult]] = defaultdict(list)
@@ -134,84 +124,35 @@ def measure(setting: str, model: nn.Module, pictures: GroupedImages, batches: in
                         "rule": rule,
                         "batch_size": size,
                         "batches": len(outcomes),
-                        "exact": _mean([outcome.exact for outcome in outcomes]),
-                        "overlap": _mean([outcome.overlap for outcome in outcomes]),
-                        "certified": _mean([outcome.certified for outcome in outcomes]),
+                        "exact": fmean([outcome.exact for outcome in outcomes]),
+                        "overlap": fmean([outcome.overlap for outcome in outcomes]),
+                        "certified": fmean([outcome.certified for outcome in outcomes]),
                         "wrongly_certified": sum(outcome.certified and not outcome.exact for outcome in outcomes),
                         "feature_error": sorted(errors)[len(errors) // 2] if errors else "",
-                        "seconds": _mean([outcome.seconds for outcome in outcomes]),
+                        "seconds": fmean([outcome.seconds for outcome in outcomes]),
                     }
                 )
     return rows
 
 
-def head_features(model: nn.Module, inputs: Tensor) -> Tensor:
-    """[N,D] inputs of the classifier, of normalised pictures, in the mode that the model is in."""
-    with torch.no_grad():
-        return torch.cat(
-            [model.forward_head(model.forward_features(x), pre_logits=True) for x in inputs.split(CHUNK)]  # type: ignore[operator]
-        )
-
-
-def head_gradients(features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """∂L/∂W = (1/B) Σ_k (p_k - y_k) h_kᵀ and ∂L/∂b of mean cross-entropy."""
-    errors = F.linear(features, weight, bias).softmax(dim=1) - F.one_hot(labels, len(weight)).to(features)
-    return errors.T @ features / len(labels), errors.mean(dim=0)
-
-
-def train(model: nn.Module, images: Tensor, labels: Tensor, steps: int, lr: float) -> None:
-    """SGD with momentum on batches of 32."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    normalise = Normaliser(model)
-    rng = torch.Generator().manual_seed(2)
-    for _ in range(steps):
-        chosen = torch.randint(len(images), (32,), generator=rng)
-        loss = F.cross_entropy(model(normalise(images[chosen])), labels[chosen])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def draw(labels: Tensor, size: int, classes: int, kind: str, rng: torch.Generator) -> Tensor | None:
-    """Pictures of as many classes, or of half as many; None where there are none such."""
-    wanted = size if kind == "distinct" else min(classes, (size + 1) // 2)
-    if wanted > classes or (kind == "repeated" and size == 1):
-        return None
-    allowed = torch.randperm(classes, generator=rng)[:wanted]
-    if kind == "repeated":
-        pool = torch.isin(labels, allowed).nonzero().flatten()
-        return pool[torch.randperm(len(pool), generator=rng)[:size]] if len(pool) >= size else None
-    pools = [(labels == c).nonzero().flatten() for c in allowed.tolist()]
-    if any(len(pool) == 0 for pool in pools):
-        return None
-    return torch.stack([pool[int(torch.randint(len(pool), (1,), generator=rng))] for pool in pools])
-
-
-def tables(rows: list[dict[str, object]]) -> list[str]:
+def tables(rows: list[dict[str, Any]]) -> list[str]:
     """Markdown: per cent of batches with the exact labels, the labels' overlap after the stroke."""
-    by_table: dict[tuple[object, object], dict[object, dict[object, dict[str, object]]]] = {}
+    by_table: dict[tuple[object, object], dict[object, dict[object, dict[str, Any]]]] = {}
     for row in rows:
         table = by_table.setdefault((row["setting"], row["labels"]), {})
         table.setdefault(row["rule"], {})[row["batch_size"]] = row
     found = []
     for (setting, kind), rules in by_table.items():
-        lines = [f"{setting}, {kind} labels: exact batches / overlap, %"]
-        lines += ["| B | " + " | ".join(map(str, SIZES)) + " |", "| --- |" + " --- |" * len(SIZES)]
-        for rule, cells in rules.items():
-            lines.append(f"| {rule} | " + " | ".join(_cell(cells.get(size)) for size in SIZES) + " |")
+        lines = [[str(rule), *(_cell(cells.get(size)) for size in SIZES)] for rule, cells in rules.items()]
         certified = rules.get("certified", {})
-        shares = [f"{100 * float(str(certified[s]['certified'])):.0f}" if s in certified else "-" for s in SIZES]
-        lines.append("| *certified share* | " + " | ".join(shares) + " |")
-        found.append("\n".join([lines[0], "", *lines[1:]]))
+        shares = [f"{100 * certified[s]['certified']:.0f}" if s in certified else "-" for s in SIZES]
+        shown = markdown(["B", *map(str, SIZES)], [*lines, ["*certified share*", *shares]])
+        found.append(f"{setting}, {kind} labels: exact batches / overlap, %\n\n{shown}".rstrip())
     return found
 
 
-def _cell(row: dict[str, object] | None) -> str:
-    return "-" if row is None else f"{100 * float(str(row['exact'])):.0f} / {100 * float(str(row['overlap'])):.0f}"
-
-
-def _mean(values: list[bool] | list[float]) -> float:
-    return sum(values) / len(values)
+def _cell(row: dict[str, Any] | None) -> str:
+    return "-" if row is None else f"{100 * row['exact']:.0f} / {100 * row['overlap']:.0f}"
 
 
 if __name__ == "__main__":

@@ -4,8 +4,14 @@ python -m experiments.benchmarks.mjp_overhead                             ViT-Ti
 python -m experiments.benchmarks.mjp_overhead --model deit_small --batch 8 --pairs 20 --defense mjp mjp_jp_unk
 """
 
-# ruff: noqa: E402 - the options are read before anything heavy is imported
 import argparse
+import statistics
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from experiments.benchmarks.steps import Step
 
 
 def _arguments() -> argparse.Namespace:
@@ -19,29 +25,13 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-if __name__ == "__main__":
-    _arguments()
-
-import statistics
-import time
-from collections.abc import Callable
-
-import torch
-from torch import Tensor
-
-from clients.training import LossGradient
-from defenses.base import Batch, ClientRound, DefenseChain
-from defenses.compose import build_chain
-from experiments.python.load_config import load_config
-from fedsim.models import Architecture, ModelSpec, input_size
-from fedsim.settings.composition import Config
-from fedsim.simulation.ray_cluster import quiet_environment
-
-Step = Callable[[], None]
-
-
 def main() -> None:
     arguments = _arguments()
+
+    import torch
+
+    from experiments.benchmarks.steps import time_pairs
+
     torch.set_num_threads(arguments.threads)
     device = torch.device(arguments.device)
     print(f"{arguments.model}, batch {arguments.batch}, {arguments.threads} threads, {device}, {arguments.pairs} pairs")
@@ -60,65 +50,28 @@ def main() -> None:
         )
 
 
-def training_step(model_name: str, defense: str, batch_size: int, device: torch.device) -> Step:
-    """A whole local step as a client takes it: the defense's batch, the gradient, SGD."""
-    config = composed(model_name, defense)
-    chain: DefenseChain = build_chain(config["defense"])
-    spec = ModelSpec(**{**config["model"], "num_classes": 10})
-    model = Architecture(spec, (chain,)).build().to(device).train()
-    rng, side = torch.Generator().manual_seed(0), input_size(model)
-    images = torch.randn(batch_size, 3, side, side, generator=rng).to(device)
-    batch = Batch(images, torch.randint(10, (batch_size,), generator=rng))
-    gradient_of = LossGradient(model, chain, label_smoothing=0.0)
-    parameters = dict(model.named_parameters())
-    optimiser = torch.optim.SGD(parameters.values(), lr=1e-4)
-    chain.begin(ClientRound(1, batch_size))
+def training_step(model: str, defense: str, batch_size: int, device: "torch.device") -> "Step":
+    """As the configuration of an audit has it."""
+    from defenses.compose import build_chain
+    from experiments.benchmarks.steps import local_step
+    from experiments.python.load_config import load_config
+    from fedsim.models import ModelSpec
+    from fedsim.simulation.ray_cluster import quiet_environment
 
-    def step() -> None:
-        seen = chain.transform_batch(batch, rng)
-        gradients = chain.gradient(model, seen, gradient_of, rng)
-        for name, parameter in parameters.items():
-            parameter.grad = gradients.get(name)
-        optimiser.step()
-
-    return step
-
-
-def composed(model_name: str, defense: str) -> Config:
     quiet_environment()
-    return load_config("audit", f"model={model_name}", f"defense=[{defense}]")
-
-
-def time_pairs(first: Step, second: Step, pairs: int, device: torch.device) -> tuple[list[float], list[float]]:
-    """Seconds of each, taken in turn; which one goes first alternates, so that neither gets the warmer caches."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for step in (first, second, first, second):  # warm-up
-        _seconds(step, device)
-    for pair in range(pairs):
-        for which in (0, 1) if pair % 2 == 0 else (1, 0):
-            times[which].append(_seconds((first, second)[which], device))
-    return times
+    config = load_config("audit", f"model={model}", f"defense=[{defense}]")
+    spec = ModelSpec(**{**config["model"], "num_classes": 10})
+    return local_step(spec, build_chain(config["defense"]), batch_size, device)
 
 
 def median_interval(values: list[float]) -> tuple[float, float]:
     """95 % confidence interval of the median, by a bootstrap of 2,000 draws."""
+    import torch
+
     data = torch.tensor(values, dtype=torch.float64)
-    draws: Tensor = torch.randint(len(values), (2000, len(values)), generator=torch.Generator().manual_seed(0))
+    draws = torch.randint(len(values), (2000, len(values)), generator=torch.Generator().manual_seed(0))
     medians = data[draws].median(dim=1).values.sort().values
     return float(medians[50]), float(medians[1949])
-
-
-def _seconds(step: Step, device: torch.device) -> float:
-    """On a CPU its own time, which other processes on the machine do not lengthen."""
-    if device.type == "cpu":
-        start = time.process_time()
-        step()
-        return time.process_time() - start
-    torch.cuda.synchronize(device)
-    start = time.perf_counter()
-    step()
-    torch.cuda.synchronize(device)
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -7,11 +7,25 @@ DIR is a folder of class folders. Priors are trained on public pictures of all o
 held out are attacked. The same --out goes on where an earlier call stopped.
 """
 
-# ruff: noqa: E402 - the options are read before anything heavy is imported
 import argparse
+import sys
+from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
 
+from experiments.studies.harness import tables
 from experiments.studies.priors_defended.options import COMPARED, DEFENSES
+from fedsim.errors import ConfigError, RunError
+from fedsim.storage import json_lines
+
+if TYPE_CHECKING:
+    from experiments.studies.priors_defended.cases import Benchmark, DefendedCase
+    from experiments.studies.priors_defended.judge import Judge
+
+MEASURES = ("psnr", "ssim", "feature")
+SMALL_PICTURES, FULL_PICTURES = 8, 32
 
 
 def _arguments() -> argparse.Namespace:
@@ -32,43 +46,13 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-if __name__ == "__main__":
-    _arguments()
-
-import csv
-import sys
-from collections.abc import Iterator
-from math import isfinite
-from statistics import mean, stdev
-from typing import Any
-
-from clients.app import resolve_device
-from experiments.audit.command import run_audit
-from experiments.engine.setup import prepare
-from experiments.prior.command import run_prior
-from experiments.studies.priors_defended.cases import (
-    FREE,
-    FULL,
-    ROWS,
-    SMALL,
-    Benchmark,
-    DefendedCase,
-    chosen,
-)
-from experiments.studies.priors_defended.free_pixels import best_setting
-from experiments.studies.priors_defended.judge import Judge, train_judge
-from fedsim.errors import ConfigError, RunError
-from fedsim.simulation.ray_cluster import quiet_environment
-from fedsim.storage import json_lines
-
-MEASURES = ("psnr", "ssim", "feature")
-SMALL_PICTURES, FULL_PICTURES = 8, 32
-
-
 def main() -> None:
     """Train, attack, print a table."""
-    quiet_environment()
     arguments = _arguments()
+
+    from fedsim.simulation.ray_cluster import quiet_environment
+
+    quiet_environment()
     try:
         benchmark = plan(arguments)
         rows = run(benchmark)
@@ -77,15 +61,15 @@ def main() -> None:
         sys.exit(2)
     table = markdown(rows, benchmark)
     (benchmark.out / "table.md").write_text(table, encoding="utf-8")
-    with (benchmark.out / "rows.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ["case", "attack", "picture", *MEASURES])
-        writer.writeheader()
-        writer.writerows(rows)
+    columns = ["case", "attack", "picture", *MEASURES]
+    tables.write_csv(benchmark.out / "rows.csv", columns, ([row[column] for column in columns] for row in rows))
     print(table)
 
 
-def plan(arguments: argparse.Namespace) -> Benchmark:
+def plan(arguments: argparse.Namespace) -> "Benchmark":
     """Raises ConfigError: a class or a defense that there is not."""
+    from experiments.studies.priors_defended.cases import FULL, SMALL, Benchmark, DefendedCase
+
     cases = tuple(DefendedCase(batch, defense) for defense in arguments.defenses for batch in arguments.batches)
     for case in cases:
         if case.defense not in DEFENSES:
@@ -110,8 +94,16 @@ def plan(arguments: argparse.Namespace) -> Benchmark:
     )
 
 
-def run(benchmark: Benchmark) -> list[dict[str, Any]]:
+def run(benchmark: "Benchmark") -> list[dict[str, Any]]:
     """One row for each attack on each picture of each case, in their order."""
+    from clients.app import resolve_device
+    from experiments.audit.command import run_audit
+    from experiments.engine.setup import prepare
+    from experiments.prior.command import run_prior
+    from experiments.studies.priors_defended.cases import FREE, chosen
+    from experiments.studies.priors_defended.free_pixels import best_setting
+    from experiments.studies.priors_defended.judge import train_judge
+
     config = benchmark.generator()
     ids = chosen(benchmark, config)
     run_prior(config, Path(config["run_dir"]))
@@ -130,7 +122,7 @@ def run(benchmark: Benchmark) -> list[dict[str, Any]]:
     return rows
 
 
-def read(folder: Path, case: DefendedCase, judge: Judge) -> Iterator[dict[str, Any]]:
+def read(folder: Path, case: "DefendedCase", judge: "Judge") -> Iterator[dict[str, Any]]:
     """The scores of one audit; what was refused or failed is missing and counted as such in the table."""
     for result in json_lines.rows(folder / "attacks.jsonl"):
         for image in result.get("images") or []:
@@ -141,22 +133,23 @@ def read(folder: Path, case: DefendedCase, judge: Judge) -> Iterator[dict[str, A
             yield {"case": case.name, "attack": result["attack"], "picture": image["image"], **values}
 
 
-def markdown(rows: list[dict[str, Any]], benchmark: Benchmark) -> str:
+def markdown(rows: list[dict[str, Any]], benchmark: "Benchmark") -> str:
     """Means and standard deviations over the pictures."""
-    lines = [
+    from experiments.studies.priors_defended.cases import ROWS
+
+    head = (
         f"{benchmark.pictures} pictures of {', '.join(benchmark.held)} (held out), {benchmark.model}, "
-        f"seed {benchmark.seed}: PSNR in dB, SSIM, feature distance (less is better)",
-        "",
-        "| attack | " + " | ".join(case.name.replace("-", " ") for case in benchmark.cases) + " |",
-        "| --- |" + " --- |" * len(benchmark.cases),
-    ]
+        f"seed {benchmark.seed}: PSNR in dB, SSIM, feature distance (less is better)"
+    )
+    lines = []
     for attack, title in ROWS.items():
         cells = []
         for case in benchmark.cases:
             own = [row for row in rows if row["case"] == case.name and row["attack"] == attack]
             cells.append(_cell(own, benchmark.pictures) if own else "refused or failed")
-        lines.append(f"| {title} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append([title, *cells])
+    names = (case.name.replace("-", " ") for case in benchmark.cases)
+    return f"{head}\n\n{tables.markdown(['attack', *names], lines)}"
 
 
 def _cell(rows: list[dict[str, Any]], pictures: int) -> str:

@@ -32,8 +32,8 @@ def check_named(config: JobConfig | MeasureConfig) -> None:
     Raises:
         ConfigError: the optimiser or the model is none.
     """
-    if isinstance(config, JobConfig) and config.client.share != "gradient":
-        _ = config.client.optimisers
+    if isinstance(config, JobConfig):
+        config.client.check_optimizer()
     if isinstance(name := config.model.get("name"), str):
         from fedsim.models import ModelSpec
 

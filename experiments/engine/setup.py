@@ -121,8 +121,7 @@ def prepare(given: JobConfig | Mapping[str, Any]) -> Setup:
     config = config_of(given)
     assert isinstance(config, JobConfig)
     check_gpus(config)
-    if config.client.share != "gradient":
-        config.client.optimisers  # noqa: B018 - refuses what torch refuses
+    config.client.check_optimizer()
     attacks = {name: build_attack(name, settings) for name, settings in config.attack.items()}
     defenses = build_chain(config.defense)
     side = image_side(config.model)  # a model that timm does not know is refused before any data are read

@@ -215,8 +215,7 @@ def _setup(config: AuditConfig, chosen: Named | Sequence[Named], architecture: O
     named = {**config.model, "name": architecture.spec.name, "num_classes": architecture.spec.num_classes}
     digested = {"_target_": "fedsim.data.own.OwnData", "digest": _digest(architecture, data, chain)}
     own = replace(config, defense=described, model=named, data=digested)
-    if own.client.share != "gradient":
-        own.client.optimisers  # noqa: B018 - refuses what torch refuses
+    own.client.check_optimizer()
     defended = OwnArchitecture(architecture.spec, (chain,), module=architecture.module)
     model = defended.build()
     chain.check(Plan(model, plain(own.client), {}, chain.defenses))

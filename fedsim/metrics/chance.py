@@ -1,7 +1,7 @@
 """What chance may do to shares: whether one is smaller than another by more, and the error of an accuracy."""
 
 from collections.abc import Iterator, Sequence
-from math import exp, hypot, lgamma, sqrt
+from math import hypot, sqrt
 from statistics import fmean, stdev
 
 from scipy.special import ndtr, stdtrit
@@ -82,12 +82,6 @@ def at_least_by_chance(hits: int, of: int, other_hits: int, other: int) -> float
 
 def _as_few(hits: int, of: int, other_hits: int, other: int) -> float:
     """Probability of at most `hits` among `of` drawn from all without replacement."""
-    total, all_hits = of + other, hits + other_hits
-    whole = _log_choose(total, all_hits)
-    least = max(0, all_hits - other)
-    terms = (_log_choose(of, k) + _log_choose(other, all_hits - k) - whole for k in range(least, hits + 1))
-    return sum(map(exp, terms))
+    from scipy.stats import hypergeom
 
-
-def _log_choose(n: int, k: int) -> float:
-    return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
+    return float(hypergeom.cdf(hits, of + other, hits + other_hits, of))

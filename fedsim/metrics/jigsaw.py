@@ -1,9 +1,9 @@
 """How far a jigsawed picture moves a model's answer: the measures of the MJP paper (Ren et al. 2023, section 4.2)."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -36,7 +36,5 @@ class Spread:
         """Raises ValueError without values."""
         if not values:
             raise ValueError("a spread of no values")
-        mean = math.fsum(values) / len(values)
-        if len(values) == 1:
-            return cls(mean, None, 1)
-        return cls(mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)), len(values))
+        std = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        return cls(float(np.mean(values)), std, len(values))

@@ -77,10 +77,7 @@ def aupr(foreign: Float[np.ndarray, " foreign"], familiar: Float[np.ndarray, " f
     """
     if len(foreign) == 0 or len(familiar) == 0:
         raise ValueError("pictures of both kinds are needed")
-    scores = np.concatenate([foreign, familiar])
-    is_foreign = np.arange(len(scores)) < len(foreign)
-    order = np.argsort(-scores, kind="stable")
-    last = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
-    found = np.cumsum(is_foreign[order])[last]
-    precision = found / (last + 1)
-    return float(np.sum(np.diff(found / len(foreign), prepend=0.0) * precision))
+    from sklearn.metrics import average_precision_score
+
+    is_foreign = np.arange(len(foreign) + len(familiar)) < len(foreign)
+    return float(average_precision_score(is_foreign, np.concatenate([foreign, familiar])))

@@ -79,10 +79,17 @@ class ClientSettings:
 
     @cached_property
     def optimisers(self) -> "OptimizerFactory":
-        """Raises `ConfigError` where torch refuses the settings."""
+        """Makes the optimiser, and its scheduler or None, of given parameters; raises `ConfigError` as the check."""
         from fedsim.settings.optimizers import optimizer_factory
 
         return optimizer_factory("client", self.optimizer, self.scheduler)
+
+    def check_optimizer(self) -> None:
+        """Raises `ConfigError` where torch refuses the settings; a client that shares a gradient has no optimiser."""
+        from fedsim.settings.optimizers import optimizer_factory
+
+        if self.share != "gradient":
+            optimizer_factory("client", self.optimizer, self.scheduler)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,4 @@
-"""What an iteration of gradient matching costs, against a plain PyTorch loop and against the floor, in one run.
-
-python -m experiments.benchmarks.attacks                         ViT-Ti/4 at 32 px and ViT-S/16 at 224 px
-python -m experiments.benchmarks.attacks --models vit_tiny_4_32 --restarts 8 --threads 1
-"""
+"""Iterations of the engine and of a plain loop in turn, in one run."""
 
 import argparse
 import json
@@ -37,9 +33,8 @@ from fedsim.observation import Observation
 from fedsim.simulation.ray_cluster import quiet_environment
 
 
-def main() -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Print a table for each model; `--peak` prints one case's peak memory and is called by the table itself."""
-    arguments = _arguments()
     torch.set_num_threads(arguments.threads)
     device = torch.device(arguments.device)
     if arguments.peak:
@@ -184,22 +179,3 @@ def _timed(call: Callable[[], object], device: torch.device) -> float:
 
 def _rng() -> torch.Generator:
     return torch.Generator().manual_seed(0)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["vit_tiny_4_32", "vit_small"], help="names of conf/model")
-    parser.add_argument(
-        "--iterations", type=int, default=5, help="of the short run; the long one has three times as many"
-    )
-    parser.add_argument("--restarts", type=int, default=8, help="candidates computed together")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds, of which the medians are shown")
-    parser.add_argument("--threads", type=int, default=2, help="torch threads")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--memory-gib", type=float, default=None, help=argparse.SUPPRESS)
-    parser.add_argument("--peak", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from experiments.benchmarks.labels import CHUNK, REFERENCE, draw, head_features, head_gradients
+from experiments.benchmarks.heads import CHUNK, REFERENCE, draw, head_features, head_gradients
 from experiments.engine.setup import Setup
 from experiments.studies.gradinversion.label_rules import HeadBatch, RuleResult, run_rule
 from experiments.studies.gradinversion.page import RULES_SHOWN

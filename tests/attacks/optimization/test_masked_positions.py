@@ -1,5 +1,6 @@
 """Gradient matching on updates of a masked jigsaw: at the picture that the model saw, nothing is left to match."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,9 @@ from defenses import (
     Withhold,
     WithholdPositionEmbedding,
 )
+from defenses.mjp import LOCALISER, UNKNOWN
+from fedsim.effects import AddsRegression, MasksPositions
+from fedsim.errors import NotApplicable
 from fedsim.models import Architecture, ModelSpec, find_roles
 from fedsim.observation import Observation
 from fedsim.update import LocalProtocol, Update
@@ -180,6 +184,44 @@ def test_a_scaled_gradient_has_a_scaled_term():
 def test_a_withheld_head_leaves_the_public_weight():
     observation, batch, _ = observe(dal="nonlinear", beside=[Withhold(["dal.*"])])
     assert distance(observation, batch) < 1e-20
+
+
+def stating(observation, weight):
+    """The same behind a plug-in's defense that publishes this weight."""
+
+    class Stated(MaskedJigsawPuzzle):
+        def effects(self):
+            return (MasksPositions(UNKNOWN), AddsRegression(LOCALISER, weight))
+
+    chain = DefenseChain({"mjp": Stated(0.4, min_block=1, dal="pca")})
+    return replace(observation, architecture=Architecture(SPEC, (chain,), 0))
+
+
+@pytest.mark.parametrize("weight", [0.25, lambda server_round: 0.5 * server_round / 6])
+def test_the_weight_is_the_one_that_the_defense_states(weight):
+    observation, batch, _ = observe(dal="pca")
+    assert observation.effect(AddsRegression) == AddsRegression(LOCALISER, 0.25)
+    assert distance(stating(observation, weight), batch) < 1e-20
+
+
+@pytest.mark.parametrize("weight", [None, "0.25", True, float("nan"), lambda server_round: None])
+def test_a_weight_that_nothing_tells_is_one_refusal(weight):
+    observation = stating(observe(dal="pca")[0], weight)
+    with pytest.raises(NotApplicable, match=r"regression dal tells nothing, and .* weight"):
+        of_images(observation, observation.update.tensors)
+    (refused,) = GradientMatching(labels="joint", steps=1).run_many([observation], [torch.Generator()], CPU)
+    assert isinstance(refused, NotApplicable)
+
+
+def test_the_rounds_weight_is_kept_and_files_without_it_are_read(tmp_path):
+    observe(dal="pca")[0].save(tmp_path / "one")
+    file = tmp_path / "one" / "observation.json"
+    assert Observation.load(tmp_path / "one").effect(AddsRegression) == AddsRegression(LOCALISER, 0.25)
+    record = json.loads(file.read_text())
+    (regression,) = (effect for effect in record["effects"] if effect["effect"] == "AddsRegression")
+    del regression["weight"]
+    file.write_text(json.dumps(record))
+    assert Observation.load(tmp_path / "one").effect(AddsRegression) == AddsRegression(LOCALISER)
 
 
 def test_a_term_that_was_taken_out_is_not_taken_twice():

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from experiments.benchmarks.certificates import KINDS, MLP, adam, head_of, measure, trained
+from experiments.benchmarks.certificates import measure
+from experiments.benchmarks.heads import KINDS, MLP, adam, head_of, trained
 from fedsim.models import ModelSpec
 
 

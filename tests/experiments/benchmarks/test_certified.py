@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from attacks.base import Certificate
-from experiments.benchmarks.certified_cases import images, models
-from experiments.benchmarks.certified_cases.cells import CertifiedCell, cells
-from experiments.benchmarks.certified_cases.defended import DEFENSES, attack_config
-from experiments.benchmarks.certified_cases.images import SEVERAL, SINGLE, draw
-from experiments.benchmarks.certified_cases.judging import judge
-from experiments.benchmarks.certified_cases.models import MODELS, STATES
-from experiments.benchmarks.certified_cases.page import certified, page, wrong
-from experiments.benchmarks.certified_cases.protocols import PROTOCOLS
-from experiments.benchmarks.certified_cases.work import certificates
+from experiments.benchmarks.certified import images, models
+from experiments.benchmarks.certified.cells import CertifiedCell, cells
+from experiments.benchmarks.certified.defended import DEFENSES, attack_config
+from experiments.benchmarks.certified.images import SEVERAL, SINGLE, draw
+from experiments.benchmarks.certified.judging import judge
+from experiments.benchmarks.certified.models import MODELS, STATES
+from experiments.benchmarks.certified.page import certified, page, wrong
+from experiments.benchmarks.certified.protocols import PROTOCOLS
+from experiments.benchmarks.certified.work import certificates
 from fedsim.ground_truth import GroundTruth
 from fedsim.result import AttackResult
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from experiments.benchmarks.labels import draw, head_features, head_gradients, tables
+from experiments.benchmarks.heads import draw, head_features, head_gradients
+from experiments.benchmarks.labels import tables
 from experiments.studies.gradinversion.label_rules import RULES, HeadBatch, run_rule
 from fedsim.models import ModelSpec
 

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from attacks.running import build_attack
-from experiments.benchmarks.priors import FULL, ROWS, SMALL, Benchmark, DefendedCase, chosen, markdown
+from experiments.benchmarks.priors import markdown
 from experiments.prior.settings import chosen_network
+from experiments.studies.priors_defended.cases import FULL, ROWS, SMALL, Benchmark, DefendedCase, chosen
 from fedsim.errors import ConfigError
 from fedsim.models.generator import ConvGenerator, save_generator
 from fedsim.settings.commands import PriorConfig

@@ -11,11 +11,11 @@ import pytest
 from markupsafe import Markup
 from matplotlib.text import Text
 
-from experiments.benchmarks.verdict_cases.case import Case, PlannedRun, of_run
-from experiments.benchmarks.verdict_cases.expectations import FORBIDDEN, level
-from experiments.benchmarks.verdict_cases.lines import ended, image
-from experiments.benchmarks.verdict_cases.pages import parse
-from experiments.benchmarks.verdicts import REAL, SYNTHETIC, answer, to_markdown, to_page
+from experiments.benchmarks.verdicts.case import Case, PlannedRun, of_run
+from experiments.benchmarks.verdicts.command import REAL, SYNTHETIC, answer, to_markdown, to_page
+from experiments.benchmarks.verdicts.expectations import FORBIDDEN, level
+from experiments.benchmarks.verdicts.lines import ended, image
+from experiments.benchmarks.verdicts.pages import parse
 from fedsim.metrics.records import ImageScore
 from fedsim.result import AttackResult
 from fedsim.storage.run_folder import RunFolder

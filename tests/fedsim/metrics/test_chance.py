@@ -1,11 +1,36 @@
-"""What chance may do to shares and accuracies, against SciPy's statistics."""
+"""What chance may do to shares, against whole numbers of draws, and to accuracies, against SciPy's statistics."""
 
-from math import hypot, sqrt
+from fractions import Fraction
+from math import comb, hypot, sqrt
 
 import pytest
 from scipy import stats
 
-from fedsim.metrics.chance import CHANCE, accuracy_error, accuracy_reach, chance_between, clearly_fewer
+from fedsim.metrics.chance import (
+    CHANCE,
+    accuracy_error,
+    accuracy_reach,
+    at_least_by_chance,
+    chance_between,
+    clearly_fewer,
+)
+
+
+def slow_as_few(hits: int, of: int, other_hits: int, other: int) -> float:
+    """The draws with at most so many hits, of all draws of `of` from both, counted."""
+    all_hits, misses = hits + other_hits, of + other - hits - other_hits
+    draws = sum(comb(all_hits, k) * comb(misses, of - k) for k in range(hits + 1) if k <= of)
+    return float(Fraction(draws, comb(of + other, of)))
+
+
+@pytest.mark.parametrize("of", range(1, 8))
+@pytest.mark.parametrize("other", [0, 1, 6, 40, 211])
+def test_chance_is_the_share_of_all_draws(of: int, other: int) -> None:
+    for hits in range(of + 1):
+        for other_hits in {0, other // 3, other}:
+            expected = slow_as_few(hits, of, other_hits, other)
+            assert at_least_by_chance(other_hits, other, hits, of) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+            assert clearly_fewer(hits, of, other_hits, other) is (expected < CHANCE)
 
 
 def test_shares_are_held_against_each_other_by_fishers_test() -> None:
@@ -14,6 +39,7 @@ def test_shares_are_held_against_each_other_by_fishers_test() -> None:
     assert not clearly_fewer(2, 8, 6, 8)
     assert not clearly_fewer(0, 1, 1, 1)
     assert not clearly_fewer(0, 0, 5, 5)
+    assert not clearly_fewer(0, 0, 0, 0)
     assert clearly_fewer(9_000, 10_000, 9_500, 10_000)
     for hits in range(12):
         table = [[hits, 11 - hits], [9, 3]]

@@ -26,8 +26,8 @@ def test_consistency_asks_for_the_same_class_not_the_right_one():
 def test_spread():
     values = [0.3, 0.9, 0.4, 0.1]
     found = Spread.of(values)
-    assert found.mean == pytest.approx(statistics.mean(values))
-    assert found.std == pytest.approx(statistics.stdev(values))
+    assert found.mean == pytest.approx(statistics.mean(values), rel=1e-12)
+    assert found.std == pytest.approx(statistics.stdev(values), rel=1e-12)
     assert found.count == 4
     assert Spread.of([0.5]) == Spread(0.5, None, 1)
     with pytest.raises(ValueError, match="no values"):

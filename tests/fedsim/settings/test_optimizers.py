@@ -1,10 +1,14 @@
 """Settings that attacks would misread are refused when they are read."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from fedsim.errors import ConfigError
+from fedsim.settings.commands import config_of
 from fedsim.settings.optimizers import optimizer_factory
+from tests.support.federation import settings
 
 
 @pytest.mark.parametrize("key", ["client", "strategy"])
@@ -17,3 +21,11 @@ def test_an_optimizer_that_climbs_is_refused(key, name):
         made, scheduler = optimizer_factory(key, kept, None)([torch.nn.Parameter(torch.zeros(1))])
         assert isinstance(made, getattr(torch.optim, name))
         assert scheduler is None
+
+
+@pytest.mark.parametrize("share", ["delta", "weights"])
+def test_settings_of_a_client_are_refused_where_it_takes_steps(share):
+    client = config_of(settings("audit", "client.optimizer._target_=torch.optim.Adan")).client
+    replace(client, share="gradient").check_optimizer()
+    with pytest.raises(ConfigError, match=r"^client\.optimizer\._target_=torch\.optim\.Adan: an importable"):
+        replace(client, share=share).check_optimizer()

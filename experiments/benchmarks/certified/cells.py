@@ -6,10 +6,10 @@ from itertools import product
 
 import torch
 
-from experiments.benchmarks.certified_cases.defended import DEFENSES
-from experiments.benchmarks.certified_cases.images import SEVERAL, SINGLE
-from experiments.benchmarks.certified_cases.models import MODELS, STATES
-from experiments.benchmarks.certified_cases.protocols import PROTOCOLS
+from experiments.benchmarks.certified.defended import DEFENSES
+from experiments.benchmarks.certified.images import SEVERAL, SINGLE
+from experiments.benchmarks.certified.models import MODELS, STATES
+from experiments.benchmarks.certified.protocols import PROTOCOLS
 from fedsim.determinism import torch_generator
 
 SIZES = (2, 4, 8)

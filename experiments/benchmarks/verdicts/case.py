@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from experiments.benchmarks.verdict_cases.expectations import Expectation, house_rules
-from experiments.benchmarks.verdict_cases.lines import Line
-from experiments.benchmarks.verdict_cases.pages import Said, read_page
+from experiments.benchmarks.verdicts.expectations import Expectation, house_rules
+from experiments.benchmarks.verdicts.lines import Line
+from experiments.benchmarks.verdicts.pages import Said, read_page
 from experiments.cli.call import console, errors
 from experiments.engine.reporting import reported
 from fedsim.errors import RunError

@@ -6,10 +6,10 @@ from functools import cache
 from clients.app import ClientRuntime
 from defenses.base import Plan
 from defenses.compose import build_chain
-from experiments.benchmarks.certified_cases.defended import defense_config
-from experiments.benchmarks.certified_cases.images import ImagePool
-from experiments.benchmarks.certified_cases.models import fill, model_config
-from experiments.benchmarks.certified_cases.protocols import client_config
+from experiments.benchmarks.certified.defended import defense_config
+from experiments.benchmarks.certified.images import ImagePool
+from experiments.benchmarks.certified.models import fill, model_config
+from experiments.benchmarks.certified.protocols import client_config
 from experiments.engine.setup import Setup
 from experiments.python.load_config import load_config
 from fedsim.data import ImageSet

@@ -1,8 +1,8 @@
 """Comparisons in which a defense looks better, or another run, than it is."""
 
-from experiments.benchmarks.verdict_cases.case import Case, PlannedRun, of_runs
-from experiments.benchmarks.verdict_cases.expectations import counts, level, level_of, never, row, says
-from experiments.benchmarks.verdict_cases.lines import ended, failed, labels, refused
+from experiments.benchmarks.verdicts.case import Case, PlannedRun, of_runs
+from experiments.benchmarks.verdicts.expectations import counts, level, level_of, never, row, says
+from experiments.benchmarks.verdicts.lines import ended, failed, labels, refused
 
 NOISE = "{gradient_noise: {relative_norm: 0.001}}"
 JIGSAW = "{mjp_jp: {ratio: 0.9}, half: {}}"

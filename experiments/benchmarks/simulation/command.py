@@ -1,35 +1,6 @@
-"""Time and memory per client message: Flower's engine, fedsim's Grids and a bare torch loop, in one run.
+"""Every engine on every case, each in a process of its own."""
 
-python -m experiments.benchmarks.simulation                              100 and 1,000 clients of 100 k, 100 of 5 M
-python -m experiments.benchmarks.simulation --cases 100x22M --engines flower sums --rounds 3
-
-Clients that do nothing but decode, add one and share; two workers. Flower's engine is `flwr.simulation.run_simulation`
-(deprecated by its authors, still what `flwr run` uses); it needs a Ray that it works with. Each case is a process of
-its own. A round is the median of the rounds after the first, processor time their mean over all threads of the
-server's process, and of those that it started. Memory is the peak of the server's process, with what it has mapped of
-Ray's store.
-"""
-
-# ruff: noqa: E402 - the options are read before anything heavy is imported
 import argparse
-
-ENGINES = ("flower", "whole", "observed", "sums", "inline", "bare")
-"""Flower's own; updates whole, added up by Flower's FedAvg or where it was made; sums alone; one process; no Grid."""
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", default=["100x100k", "1000x100k", "100x5M"], help="CLIENTSxPARAMETERS")
-    parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--one", nargs=2, metavar=("ENGINE", "CASE"), help=argparse.SUPPRESS)
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    _arguments()
-
 import json
 import os
 import resource
@@ -40,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from flwr.app import ArrayRecord
 
-from experiments.benchmarks.simulation_apps import (
+from experiments.benchmarks.simulation.apps import (
     FlowerClientApp,
     RoundClock,
     make_client_app,
@@ -56,9 +27,8 @@ TENSORS = {100_000: 10, 5_000_000: 150, 22_000_000: 150}
 UNITS = {"k": 1_000, "M": 1_000_000}
 
 
-def main() -> None:
+def run(arguments: argparse.Namespace) -> None:
     """The table; `--one` runs one case and prints its figures, and is called by the table itself."""
-    arguments = _arguments()
     if arguments.one is not None:
         engine, case = arguments.one
         print(json.dumps(measure(engine, *parse(case), arguments.workers, arguments.rounds)))
@@ -156,9 +126,9 @@ def parse(case: str) -> tuple[int, int]:
 
 
 def _in_process(engine: str, case: str, arguments: argparse.Namespace) -> dict[str, float] | None:
-    command = [sys.executable, "-m", __spec__.name, "--one", engine, case]
+    command = [sys.executable, "-m", __package__, "--one", engine, case]
     command += ["--workers", str(arguments.workers), "--rounds", str(arguments.rounds)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - this very module
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - this very command
     if done.returncode != 0:
         print("\n".join(_tail(done.stderr)), file=sys.stderr)
         return None
@@ -168,7 +138,3 @@ def _in_process(engine: str, case: str, arguments: argparse.Namespace) -> dict[s
 
 def _tail(text: str) -> Iterable[str]:
     return text.strip().splitlines()[-5:]
-
-
-if __name__ == "__main__":
-    main()

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from experiments.benchmarks.certified_cases.defended import DEFENSES
-from experiments.benchmarks.certified_cases.models import STATES
-from experiments.benchmarks.certified_cases.protocols import PROTOCOLS
+from experiments.benchmarks.certified.defended import DEFENSES
+from experiments.benchmarks.certified.models import STATES
+from experiments.benchmarks.certified.protocols import PROTOCOLS
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.tables import markdown, number
 

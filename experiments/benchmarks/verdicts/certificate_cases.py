@@ -1,8 +1,8 @@
 """Runs in which a certificate says more, or less, than it should."""
 
-from experiments.benchmarks.verdict_cases.case import Case, PlannedRun, of_run
-from experiments.benchmarks.verdict_cases.expectations import card, counts, level, never, says
-from experiments.benchmarks.verdict_cases.lines import ended, failed, image, labels, line
+from experiments.benchmarks.verdicts.case import Case, PlannedRun, of_run
+from experiments.benchmarks.verdicts.expectations import card, counts, level, never, says
+from experiments.benchmarks.verdicts.lines import ended, failed, image, labels, line
 
 UNNAMED = r"\d certificates? (was|were) granted,"
 """Without a word of what: a reader of a verdict on images takes it for one of an image."""

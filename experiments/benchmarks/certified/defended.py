@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 SHARPNESS = [[4, 5, 19], [14, 25, 5], [4, 14, 19]]
 """Policies of ATS that only sharpen or blur: the images stay alike from step to step."""
 
-_PLUGINS = "experiments.benchmarks.certified_cases.plugins"
+_PLUGINS = "experiments.benchmarks.certified.plugins"
 _WHOLE = {"noise_multiplier": 0.0, "max_grad_norm": 0.5}
 
 DEFENSES: dict[str, dict[str, dict[str, Any]]] = {

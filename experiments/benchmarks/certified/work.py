@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from attacks.running import run_attack
-from experiments.benchmarks.certified_cases.cells import CertifiedCell
-from experiments.benchmarks.certified_cases.client import StatedClient
-from experiments.benchmarks.certified_cases.defended import attack_config
-from experiments.benchmarks.certified_cases.images import draw, pool
-from experiments.benchmarks.certified_cases.judging import judge
-from experiments.benchmarks.certified_cases.models import model_config, train, trained
+from experiments.benchmarks.certified.cells import CertifiedCell
+from experiments.benchmarks.certified.client import StatedClient
+from experiments.benchmarks.certified.defended import attack_config
+from experiments.benchmarks.certified.images import draw, pool
+from experiments.benchmarks.certified.judging import judge
+from experiments.benchmarks.certified.models import model_config, train, trained
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Unit
 from fedsim.determinism import torch_generator

@@ -1,34 +1,13 @@
-"""Can a report be made to lie? Run folders, audits and matrices built to that end, and what each page says of them.
+"""All cases, each held against what its page may say, and the tables of what was said."""
 
-python -m experiments.benchmarks.verdicts --out DIR                       all cases, a minute on 2 cores
-python -m experiments.benchmarks.verdicts --out DIR --only guess noise    those whose names hold one of these words
-python -m experiments.benchmarks.verdicts --out DIR --page FILE           the table as a page of the documentation
-
-Ends with 1 where something that must hold does not.
-"""
-
-# ruff: noqa: E402 - the options are read before anything heavy is imported
 import argparse
-from pathlib import Path
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="an empty or new folder for what is built")
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="cases whose names hold one of these")
-    parser.add_argument("--page", type=Path, help="write the table as a page of the documentation")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    _arguments()
-
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
-from experiments.benchmarks.verdict_cases import (
+from experiments.benchmarks.verdicts import (
     audit_cases,
     certificate_cases,
     defense_cases,
@@ -37,8 +16,8 @@ from experiments.benchmarks.verdict_cases import (
     record_cases,
     seen_cases,
 )
-from experiments.benchmarks.verdict_cases.case import Case
-from experiments.benchmarks.verdict_cases.pages import Said
+from experiments.benchmarks.verdicts.case import Case
+from experiments.benchmarks.verdicts.pages import Said
 
 MODULES = (guess_cases, certificate_cases, seen_cases, record_cases, defense_cases, matrix_cases)
 SYNTHETIC: dict[str, tuple[Case, ...]] = {module.__name__.rpartition(".")[2]: module.CASES for module in MODULES}
@@ -151,8 +130,8 @@ def chosen(words: Sequence[str]) -> list[Case]:
     return [case for case in cases if not words or any(word in case.name for word in words)]
 
 
-def main() -> None:
-    arguments = _arguments()
+def run(arguments: argparse.Namespace) -> None:
+    """Exits with 1 where something that must hold does not."""
     answers = []
     for number, case in enumerate(chosen(arguments.only)):
         one = answer(case, arguments.out / f"{number:03d}")
@@ -164,7 +143,3 @@ def main() -> None:
     held = sum(not one.wrong for one in answers)
     print(f"{held} of {len(answers)} hold")
     sys.exit(0 if answers and held == len(answers) else 1)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from experiments.benchmarks.certified_cases.images import ImagePool
+from experiments.benchmarks.certified.images import ImagePool
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.models import ModelSpec, Normaliser, architecture_seed
 from fedsim.update import State

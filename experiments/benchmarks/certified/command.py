@@ -1,46 +1,17 @@
-"""Thousands of certificates, each held against the truth: is one ever wrong, and how often is there one?
+"""Passes of everything that is varied, until there are as many certificates as asked for, and their page."""
 
-python -m experiments.benchmarks.certified --pictures DIR --out DIR                       about 20 minutes on 2 cores
-python -m experiments.benchmarks.certified --out DIR --count 500 --page certificates.md   on scikit-learn's digits
-
-Models are trained first, then everything is passed through until there are as many certificates as asked for: every
-model, state of training, defense and protocol, and random combinations of them. Each pass draws other images. The same
-command goes on where an earlier call stopped. Exit code 1: a certificate was wrong.
-"""
-
-# ruff: noqa: E402 - the options are read before anything heavy is imported
 import argparse
-from pathlib import Path
-
-from experiments.cli.machine import cores
-from experiments.studies.harness.options import folder, parsed
-
-
-def _parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--pictures", type=folder, help="folder of class folders; default: scikit-learn's digits")
-    found.add_argument("--out", type=Path, required=True, help="folder of results.jsonl and the models' weights")
-    found.add_argument("--page", type=Path, help="the page; default: certificates.md in the folder of results")
-    found.add_argument("--count", type=int, default=5000, help="of certificates, at least")
-    found.add_argument("--passes", type=int, default=20, help="at most, however few certificates there are")
-    found.add_argument("--processes", type=int, dest="workers", default=cores(), help="default: the CPU cores")
-    found.set_defaults(threads=1, device="cpu", seeds=None)
-    return found
-
-
-if __name__ == "__main__":
-    parsed(_parser())
-
 import itertools
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from experiments.benchmarks.certified_cases.cells import CertifiedCell, cells
-from experiments.benchmarks.certified_cases.models import MODELS
-from experiments.benchmarks.certified_cases.page import certified, page, wrong
-from experiments.benchmarks.certified_cases.work import compute
+from experiments.benchmarks.certified.cells import CertifiedCell, cells
+from experiments.benchmarks.certified.models import MODELS
+from experiments.benchmarks.certified.options import arguments
+from experiments.benchmarks.certified.page import certified, page, wrong
+from experiments.benchmarks.certified.work import compute
 from experiments.studies.harness.command import call
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Unit, carry_out, check, makers
@@ -54,7 +25,7 @@ SHARED = ("model", "state", "defense", "protocol", "number", "purpose")
 
 def main() -> None:
     """Trains, attacks, judges and writes the page."""
-    call(_run, _parser())
+    call(_run, arguments())
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -136,7 +107,3 @@ def _reached(trained: list[Entry]) -> str:
 def _command(options: argparse.Namespace) -> str:
     images = "" if options.pictures is None else " --pictures DIR"
     return f"python -m experiments.benchmarks.certified{images} --out DIR --count {options.count}"
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from experiments.benchmarks.verdict_cases.pages import Said
+from experiments.benchmarks.verdicts.pages import Said
 
 LEVELS = ("broken", "open", "not tested")
 FORBIDDEN = re.compile(r"\b(safe|safely|safest|proven|protects|protected)\b", re.IGNORECASE)

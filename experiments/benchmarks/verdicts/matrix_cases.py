@@ -1,7 +1,7 @@
 """Matrices in which a row looks better than it is."""
 
-from experiments.benchmarks.verdict_cases.case import Case
-from experiments.benchmarks.verdict_cases.expectations import (
+from experiments.benchmarks.verdicts.case import Case
+from experiments.benchmarks.verdicts.expectations import (
     Expectation,
     colour,
     level_of,
@@ -10,9 +10,9 @@ from experiments.benchmarks.verdict_cases.expectations import (
     row,
     says,
 )
-from experiments.benchmarks.verdict_cases.lines import Line, ended, failed, image, labels, line, refused
-from experiments.benchmarks.verdict_cases.matrix_folders import PlannedRow, of_matrix
-from experiments.benchmarks.verdict_cases.seen_cases import MIXED
+from experiments.benchmarks.verdicts.lines import Line, ended, failed, image, labels, line, refused
+from experiments.benchmarks.verdicts.matrix_folders import PlannedRow, of_matrix
+from experiments.benchmarks.verdicts.seen_cases import MIXED
 
 EVIL = "<img src=x onerror=alert(1)>"
 NOTHING = r"\bno (image|picture) is recognisable"

@@ -1,0 +1,1 @@
+"""Flower's engine, fedsim's Grids and a bare loop."""
