@@ -18,6 +18,7 @@ from attacks.optimization.search.group import GroupConsistency
 from attacks.optimization.search.optimisers import OptimiserSettings
 from attacks.optimization.search.schedule import Schedule
 from attacks.optimization.second_order.attack import GaussNewton
+from attacks.optimization.second_order.search import LevenbergMarquardt
 from attacks.optimization.settings import Budget, Matching
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "GroupConsistency",
     "LayerCosine",
     "LayerL2",
+    "LevenbergMarquardt",
     "Matching",
     "Objective",
     "OptimiserSettings",

@@ -29,6 +29,7 @@ class Residual:
 
     Attributes:
         weights: W, one for each shared number.
+        names: of the tensors, in their order.
         floor: ‖r‖² that the errors of what was shared leave at the true image, about.
     """
 
@@ -36,6 +37,7 @@ class Residual:
     target: Float[Tensor, " numbers"]
     weights: Float[Tensor, " numbers"]
     floor: float
+    names: tuple[str, ...] = ()
     before: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, x: Float[Tensor, " unknowns"]) -> Float[Tensor, " rows"]:
@@ -79,7 +81,7 @@ def make_residuals(
     flat = _flat(target)
     by_norm = _flat(_norm_weights(target, observation.roles.pos_embed))
     error = _flat(rounding) * ROUNDINGS if noise is None else torch.hypot(_flat(noise), _flat(rounding))
-    first = Residual(shared, flat, by_norm, float((by_norm * error).square().sum()))
+    first = Residual(shared, flat, by_norm, float((by_norm * error).square().sum()), tuple(target))
     if noise is None:
         return [first]
 

@@ -17,8 +17,8 @@ from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, NotFiniteError, Search, SearchTask
 from attacks.optimization.second_order.levenberg_marquardt import Damped, take_step
-from fedsim.bounds.gaussian_prior import GaussianPrior
 from attacks.optimization.second_order.residual import make_residuals, shape_of
+from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.errors import NotApplicable, one_of, require
 
 logger = getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Second-order matching beside a Gaussian reference and the local facts."""
