@@ -33,6 +33,7 @@ SEARCHES = (
     "tag",
     "sme",
     "row_space_batch",
+    "gauss_newton",
 )
 MORE = (*(f"labels_{rule}" for rule in LABELS), "labels_certified", *SEARCHES)
 

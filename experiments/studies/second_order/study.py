@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> None:
         RunError: a unit failed.
     """
     check(options)
-    images = options.images or (20 if options.scale == "paper" else 3)
+    images = (20 if options.scale == "paper" else 3) if options.images is None else options.images
     if not 1 <= images <= 1797:
         raise ConfigError("--images", images, "1 to 1797")
     models, shares = _chosen("--models", options.models, MODELS), _chosen("--shares", options.shares, SHARES)

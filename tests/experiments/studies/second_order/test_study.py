@@ -1,0 +1,71 @@
+import csv
+import math
+
+import pytest
+
+from experiments.studies.second_order import study as second_order
+
+ENTRY = {"unit": "built/everything/0", "guess": 0.1, "seconds": 2.0, "certified": True}
+
+
+@pytest.fixture
+def briefly(monkeypatch):
+    monkeypatch.setitem(second_order.BUDGETS, "small", (1, 1))
+
+
+def table(folder):
+    with (folder / "second_order.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def call(monkeypatch, capsys, out, *arguments):
+    monkeypatch.setattr("sys.argv", ["second_order", "--out", str(out), "--workers", "1", *arguments])
+    code = 0
+    try:
+        second_order.main()
+    except SystemExit as stop:
+        code = stop.code or 0
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_a_cell_stands_beside_its_reference_and_is_not_computed_again(monkeypatch, capsys, briefly, tmp_path):
+    asked = ["--models", "built", "--shares", "noise 0.1", "--images", "1"]
+    code, out, err = call(monkeypatch, capsys, tmp_path, *asked)
+    assert code == 0, err
+    (row,) = table(tmp_path)
+    assert (row["model"], row["shared"], row["done"], row["unknowns"]) == ("built", "noise 0.1", "1", "192")
+    assert -20 * math.log10(0.3) - 0.01 < float(row["white"]) < float(row["rounding"])
+    assert float(row["floor"]) < 20
+    assert "no theorem on digits" in out
+    monkeypatch.setattr(second_order, "work", lambda unit: pytest.fail(f"{unit.key} was computed again"))
+    assert call(monkeypatch, capsys, tmp_path, *asked)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [(["--models", "resnet"], "--models=resnet"), (["--images", "0"], "--images")]
+)
+def test_wrong_options_are_refused(monkeypatch, capsys, tmp_path, arguments, said):
+    code, _, err = call(monkeypatch, capsys, tmp_path, *arguments)
+    assert code == 2
+    assert said in err
+
+
+def test_errors_are_averaged_before_decibels_and_refusals_count_nothing():
+    entries = [{**ENTRY, "squared_error": 1e-2}, {**ENTRY, "squared_error": 1e-8, "certified": False}]
+    row = second_order.cell([*entries, {"unit": "built/everything/2", "refused": "why"}])
+    assert row["floor"] == pytest.approx(-10 * math.log10((1e-2 + 1e-8) / 2))
+    assert (row["exact"], row["done"], row["certified"], row["seconds"]) == (1, 2, 1, 2.0)
+    assert second_order.cell([])["floor"] is None
+
+
+def test_what_is_shared_is_what_it_says():
+    images, labels = second_order.digits([0])
+    shared = {
+        name: second_order.observed("built", name, images, labels, 0).update.tensors for name in second_order.SHARES
+    }
+    assert all("bias" in name for name in shared["biases alone"])
+    assert not any(name.startswith("blocks.0") for name in shared["last block and head"])
+    assert {"head.weight", "blocks.1.mlp.fc1.weight"} <= shared["without what closed forms read"].keys()
+    assert not {"pos_embed", "blocks.0.attn.qkv.weight"} & shared["without what closed forms read"].keys()
+    assert "pos_embed" not in second_order.observed("sincos", "everything", images, labels, 0).update.tensors
