@@ -44,7 +44,13 @@ def test_all_that_a_batch_shares_gives_both_images_back(model, images):
     result = solved(seen)
     assert result.status == "done", result.reason
     assert max(psnr(result.images, images[:2]), psnr(result.images.flip(0), images[:2])) > 60
-    assert result.certificate.status in ("certified", "uncertified"), "a claim, which the replay has judged"
+    assert result.certificate.values["explained"] == 1.0
+
+
+def test_one_image_of_all_that_is_shared_is_certified(model, images):
+    result = solved(fedsim.observe(model, images[:1], torch.tensor([1])))
+    assert result.certificate.status == "certified", result.certificate.reason
+    assert psnr(result.images, images[:1]) >= result.certificate.values["promised_psnr"] > 60
 
 
 def test_equations_that_leave_directions_open_are_solved_and_never_certified(model, images):
