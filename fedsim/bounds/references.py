@@ -55,7 +55,7 @@ class Determined:
 
     Attributes:
         unknowns: pixels of all images together.
-        rank: directions that change what is shared by more than its rounding is resolved, of all.
+        rank: how many directions change what is shared, to the precision of the singular values.
         condition: the largest singular value over the smallest, each number in units of its rounding.
         rounding_psnr: dB that rounding alone would leave, to first order; -inf where a direction is lost.
     """

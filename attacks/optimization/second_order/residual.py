@@ -13,6 +13,7 @@ from attacks.optimization.matching.victim import make_victim
 from attacks.optimization.problem import Problem, clip_norm, make_update_map
 from attacks.optimization.second_order.errors import noise_of, rounding_of, unit_scale
 from fedsim.bounds.gaussian_prior import GaussianPrior
+from fedsim.effects import Sparsifies
 from fedsim.update import State
 
 MIN_SHARE = 1e-4
@@ -114,8 +115,6 @@ def _shared(
 
 
 def _pruned(problem: Problem) -> bool:
-    from fedsim.effects import Sparsifies
-
     return problem.observation.effect(Sparsifies) is not None
 
 

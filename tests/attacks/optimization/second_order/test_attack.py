@@ -71,7 +71,7 @@ def test_from_a_random_gradient_it_finds_nothing(model, images):
 
 
 @pytest.mark.parametrize("relative", [1e-3, 1e-1])
-def test_behind_noise_it_shrinks_to_the_prior_and_never_below_it(model, images, relative):
+def test_behind_noise_it_shrinks_to_the_prior_on_a_small_module(model, images, relative):
     gray = sum((image - 0.5).square().mean() for image in images) / 3
     errors = []
     for index in range(3):
