@@ -50,6 +50,8 @@ class Attack(ABC):
         recovers: what the attack is after.
         cost: how long it takes on one update, in steps of a search, about; closed forms take less than one. Of the
             attacks that wait for a worker the cheapest go first, and `simulation=auto` reckons with it.
+        completes: behind noise, its image is drawn towards the mean of public ones as far as that explains the update
+            better (`attacks.toward_mean`). Not for settings of a published attack, whose numbers are its own.
         certify: False leaves out the client's computation once more, and every certificate with it.
     """
 
@@ -58,6 +60,7 @@ class Attack(ABC):
     baseline: bool = False
     recovers: Target = "images"
     cost: float = 0.0
+    completes: bool = False
     certify: bool = True
 
     @abstractmethod

@@ -14,6 +14,7 @@ import torch
 
 from attacks.base import Attack, NotApplicable, Reconstruction, finished
 from attacks.session import FolderSession, fingerprint
+from attacks.toward_mean import drawn_to_mean
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
 from fedsim.observation import Observation
@@ -134,6 +135,10 @@ def ended(
 
 
 def _done(observation: Observation, name: str, attack: Attack, found: Reconstruction, reason: str = "") -> AttackResult:
+    if attack.completes:
+        start = time.perf_counter()
+        found = drawn_to_mean(observation, found)
+        found = replace(found, seconds=found.seconds + time.perf_counter() - start)
     return replace(
         ended(observation, name, attack, "done", reason, found.seconds),
         certificate=found.certificate,

@@ -188,6 +188,8 @@ def fingerprint(
         tensors |= {f"state/{name}": tensor for name, tensor in observation.global_state.items()}
         if observation.auxiliary_probs is not None:
             tensors["auxiliary_probs"] = observation.auxiliary_probs
+        if observation.image_prior is not None:
+            tensors |= {f"image_prior/{name}": tensor for name, tensor in vars(observation.image_prior).items()}
         for name in sorted(tensors):
             tensor = tensors[name].detach().cpu().contiguous()
             digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fedsim.bounds.public_prior import MOST_IMAGES, PublicPrior
 from fedsim.effects import Effect, Part, Unpublished
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import (
@@ -40,6 +41,7 @@ class Observation:
         mean, std: normalisation, per channel, of pictures in [0, 1].
         defenses: the defenses that run on the client, as configured: public, less their randomness.
         auxiliary_probs: [classes] mean softmax of the global model over pictures that no client holds.
+        image_prior: the moments of images that no client holds.
         recorded_effects: of the defenses, from a file; None where only the defenses themselves can say.
         summed: clients whose updates were summed before the server saw anything.
         replayer: how a client computes, attached by whoever made the observation; None where that is not known.
@@ -59,6 +61,7 @@ class Observation:
     defenses: tuple[dict[str, Any], ...] = ()
     recorded_effects: tuple[Effect, ...] | None = None
     auxiliary_probs: Tensor | None = field(default=None)
+    image_prior: PublicPrior | None = field(default=None)
     summed: int = 1
     replayer: Replayer | None = field(default=None, repr=False, compare=False)
 
@@ -79,6 +82,7 @@ class Observation:
         std: Sequence[float] | None = None,
         roles: Mapping[str, str] | None = None,
         auxiliary_probs: Tensor | None = None,
+        public_images: Tensor | None = None,
         replayer: Replayer | None = None,
         server_round: int = 0,
         client: int = 0,
@@ -98,6 +102,7 @@ class Observation:
             roles: of a ViT whose parts have other names than timm's: parameter names of `patch_weight` (a Conv2d's),
                 `pos_embed`, `class_token`.
             auxiliary_probs: [classes] mean softmax of the model over images that no client holds, for label attacks.
+            public_images: [N,C,H,W] images in [0, 1] that no client holds: attacks take their mean and spectrum.
             replayer: `fedsim.replay` where clients do nothing but what `protocol` says; without it nothing is
                 certified.
 
@@ -119,7 +124,8 @@ class Observation:
         about: dict[str, Any] = {"image_shape": image_shape, "num_classes": num_classes, "mean": mean, "std": std}
         about["roles"] = roles
         seen = observation_of(model, given, stated, protocol is not None, num_examples, about)
-        named = {"server_round": server_round, "client": client, "replayer": replayer}
+        prior = None if public_images is None else PublicPrior.of(public_images[:MOST_IMAGES])
+        named = {"server_round": server_round, "client": client, "replayer": replayer, "image_prior": prior}
         return replace(seen, auxiliary_probs=auxiliary_probs, **named)  # type: ignore[arg-type]
 
     @property

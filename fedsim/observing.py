@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fedsim.bounds.public_prior import PublicPrior
 from fedsim.errors import ConfigError, nearest
 from fedsim.models import Architecture, find_roles, normalisation, own_architecture
 from fedsim.observation import Observation, Replayer
@@ -21,6 +22,7 @@ class ObservationFactory:
         image_shape: tuple[int, int, int],
         defenses: Iterable[dict[str, Any]] = (),
         replayer: Replayer | None = None,
+        image_prior: PublicPrior | None = None,
     ) -> None:
         self._architecture = architecture
         self._roles = find_roles(model)
@@ -28,6 +30,7 @@ class ObservationFactory:
         self._image_shape = image_shape
         self._defenses = tuple(defenses)
         self._replayer = replayer
+        self._image_prior = image_prior
 
     def make(
         self,
@@ -53,6 +56,7 @@ class ObservationFactory:
             num_classes=self._architecture.spec.num_classes,
             defenses=self._defenses,
             auxiliary_probs=auxiliary_probs,
+            image_prior=self._image_prior,
             summed=summed,
             replayer=self._replayer,
         )

@@ -7,13 +7,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.analytic.linear.certificate import finite, judge, relative_error, solution_values
+from attacks.analytic.linear.errors_in_variables import NoisyRows, complete_patches
 from attacks.analytic.linear.least_squares import PatchSolution, solve_patches
 from attacks.analytic.linear.patches import patchify, unpatchify
 from attacks.analytic.linear.pixel_grid import EXCESS, MAX_WRONG, GridSolution, round_to_grid
 from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from attacks.label.single import single_label
+from attacks.noise import is_even, noise_of
 from attacks.positions import without_regression
+from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior
 from fedsim.effects import AddsPositions
 from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation
@@ -25,7 +28,8 @@ class PatchGradient(Attack):
     """Solve ∂L/∂W_p = Gᵀ X, with G the gradient of the position embedding, for the patches X.
 
     Nothing behind the token matters: any depth, pooling, norm placement or dropout. Exact for one image
-    and at most as many patches as the model is wide. A larger batch gives one mixed picture, never certified.
+    and at most as many patches as the model is wide. A larger batch gives one mixed picture, never certified. Behind
+    noise of a known size it solves for what stands out of the noise, and public images complete the rest.
 
     Args:
         rcond: singular values below rcond·largest are dropped; None chooses by generalised cross-validation.
@@ -37,7 +41,8 @@ class PatchGradient(Attack):
             `subtract`, as a server does that knows the defense, or `keep`, for one that is told nothing of it.
     """
 
-    needs = Needs(roles=("pos_embed", "patch_weight"))
+    needs = Needs(roles=("pos_embed", "patch_weight"), auxiliary=True)
+    completes = True
 
     def __init__(
         self,
@@ -70,6 +75,8 @@ class PatchGradient(Attack):
         solution = solve_patches(token_grads, weight_grad, self.rcond, self.equilibrate, self.weigh)
         rounded = self._round(observation, token_grads, weight_grad, solution)
         patches = solution.patches if rounded is None else rounded.patches
+        if rounded is None and is_even(observation):
+            patches = _completed(observation, token_grads, weight_grad)
         picture = unpatchify(patches, roles.grid, roles.patch)
         return Reconstruction(
             images=observation.to_unit_range(picture).clamp(0.0, 1.0),
@@ -118,6 +125,21 @@ class PatchGradient(Attack):
             precision=torch.finfo(observation.update.tensors[observation.roles.pos_embed].dtype).eps,
         )
         return rounded if rounded.excess <= EXCESS and rounded.expected_wrong <= MAX_WRONG else None
+
+
+def _completed(
+    observation: Observation, token_grads: Float[Tensor, "tokens width"], weight_grad: Float[Tensor, "width pixels"]
+) -> Float[Tensor, "tokens pixels"]:
+    roles = observation.roles
+    assert roles.patch is not None
+    assert roles.pos_embed is not None
+    scale = 1.0 if observation.update.kind == "gradient" else observation.protocol.gradient_scale()
+    noise = noise_of(observation, observation.gradient, scale)
+    assert noise is not None
+    std = float(noise[roles.pos_embed].square().mean().sqrt())
+    prior: ImagePrior = observation.image_prior or GaussianPrior()
+    centre = patchify(observation.normalised(prior.centre((1, *observation.image_shape))), roles.patch)
+    return complete_patches(NoisyRows(token_grads, std), weight_grad, centre.to(token_grads)).patches
 
 
 def check_embedding(observation: Observation) -> None:

@@ -3,13 +3,17 @@
 import torch
 from torch import Tensor
 
+from fedsim.bounds.public_prior import MOST_IMAGES, PublicPrior
 from fedsim.data import FederatedData
-
-GUESSED_FROM = 512
-"""Public pictures at most."""
 
 
 def public_mean(data: FederatedData, shape: tuple[int, int, int]) -> Tensor:
     """The mean of the pictures that no client holds, [channels, height, width]; mid-grey where there are none."""
-    count = min(GUESSED_FROM, len(data.auxiliary))
+    count = min(MOST_IMAGES, len(data.auxiliary))
     return data.auxiliary.images(range(count)).mean(0) if count else torch.full(shape, 0.5)
+
+
+def public_prior(data: FederatedData) -> PublicPrior | None:
+    """The moments of the same images; None where there are none."""
+    count = min(MOST_IMAGES, len(data.auxiliary))
+    return PublicPrior.of(data.auxiliary.images(range(count))) if count else None

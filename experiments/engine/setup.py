@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from defenses.update.secure_aggregation import SecureAggregation
 from experiments.cli.call import say_doing
 from experiments.cli.machine import cores
 from experiments.cli.validation import check_gpus, check_room, crews, placement, worker_counts
-from experiments.engine.guess import public_mean
+from experiments.engine.guess import public_mean, public_prior
+from fedsim.bounds.public_prior import PublicPrior
 from fedsim.data import FederatedData
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, Normaliser, OwnArchitecture, architecture_seed
@@ -87,7 +89,11 @@ class Setup:
     def factory(self) -> ObservationFactory:
         config = self.config
         described = [{"name": name, **settings} for name, settings in config.defense.items()]
-        return ObservationFactory(self.architecture, self.model, self.image_shape, described, replay)
+        return ObservationFactory(self.architecture, self.model, self.image_shape, described, replay, self._image_prior)
+
+    @cached_property
+    def _image_prior(self) -> PublicPrior | None:
+        return public_prior(self.data) if self.wants_auxiliary else None
 
     def runtime(self) -> ClientRuntime:
         """What a client's worker keeps."""

@@ -2,12 +2,27 @@
 
 import math
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from fedsim.errors import require
+
+
+@runtime_checkable
+class ImagePrior(Protocol):
+    """A Gaussian of images in [0, 1], of mean μ and covariance C."""
+
+    def whitened(self, images: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch c h w"]:
+        """C^-½(x - μ)."""
+
+    def draw(self, shape: tuple[int, ...], rng: torch.Generator) -> Float[Tensor, "batch c h w"]:
+        """Images within [0, 1], float64."""
+
+    def centre(self, shape: tuple[int, ...]) -> Float[Tensor, "batch c h w"]:
+        """μ, for each of a batch."""
 
 
 def dct_matrix(size: int) -> Float[Tensor, "size size"]:
@@ -54,6 +69,10 @@ class GaussianPrior:
         found: Tensor = rows @ (images - self.image_mean) @ columns.T / self.spectrum(height, width).to(images)
         gray = found.mean(dim=1, keepdim=True)
         return (gray + (found - gray) / self.colour) / self._gray_std(images.shape[1])
+
+    def centre(self, shape: tuple[int, ...]) -> Float[Tensor, "batch c h w"]:
+        """The mean, for each of a batch; float64."""
+        return torch.full(shape, float(self.image_mean), dtype=torch.float64)
 
     def _gray_std(self, channels: int) -> float:
         """Of the channels' mean direction, where a pixel's variance over all channels is 1 on average."""

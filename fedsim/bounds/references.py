@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsim.bounds.gaussian_prior import GaussianPrior
+from fedsim.bounds.gaussian_prior import ImagePrior
 
 
 def information(jacobian: Float[Tensor, "numbers pixels"], std: Float[Tensor, " numbers"]) -> Float[Tensor, "n n"]:
@@ -26,11 +26,11 @@ def information(jacobian: Float[Tensor, "numbers pixels"], std: Float[Tensor, " 
     return found
 
 
-def prior_precision(prior: GaussianPrior, image_shape: Sequence[int]) -> Float[Tensor, "n n"]:
+def prior_precision(prior: ImagePrior, image_shape: Sequence[int]) -> Float[Tensor, "n n"]:
     """C⁻¹ of one image's pixels, float64."""
     pixels = math.prod(image_shape)
     basis = torch.eye(pixels, dtype=torch.float64).view(pixels, *image_shape)
-    rows = prior.whitened(basis + prior.image_mean).flatten(1)
+    rows = prior.whitened(basis + prior.centre((1, *image_shape))).flatten(1)
     found: Tensor = rows @ rows.T
     return found
 

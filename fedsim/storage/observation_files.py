@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from fedsim.bounds.public_prior import PublicPrior
 from fedsim.effects import Clips, Effect, effects_of_records, effects_to_records
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, ModelSpec, OwnArchitecture, ViTRoles
@@ -38,6 +39,8 @@ def save_observation(observation: Observation, folder: Path) -> None:
     tensors |= {f"buffers/{name}": tensor for name, tensor in observation.update.buffers.items()}
     if observation.auxiliary_probs is not None:
         tensors["auxiliary_probs"] = observation.auxiliary_probs
+    if observation.image_prior is not None:
+        tensors |= {f"image_prior/{name}": tensor for name, tensor in vars(observation.image_prior).items()}
     _write_tensors(tensors, folder / "update.safetensors")
     record = {
         "format": FORMAT,
@@ -109,6 +112,7 @@ def load_observation(
             defenses=defenses,
             recorded_effects=_effects(record),
             auxiliary_probs=tensors.get("auxiliary_probs"),
+            image_prior=PublicPrior(**prior) if (prior := _under("image_prior/", tensors)) else None,
             summed=record.get("summed", 1),
             replayer=replayer,
         )

@@ -44,7 +44,8 @@ class FirstBlock(Attack):
             where all are near; None: never.
     """
 
-    needs = Needs(roles=("patch_weight", "qkv_weight"))
+    needs = Needs(roles=("patch_weight", "qkv_weight"), auxiliary=True)
+    completes = True
 
     def __init__(self, starts: int = 40, steps: int = 30, levels: int | None = 255) -> None:
         for key, value in (("starts", starts), ("steps", steps)):

@@ -45,7 +45,8 @@ class RowSpace(Attack):
         levels: the largest pixel value of pictures whose pixels are whole numbers (255 for 8 bits); None: never round.
     """
 
-    needs = Needs(roles=("patch_weight", "qkv_weight"))
+    needs = Needs(roles=("patch_weight", "qkv_weight"), auxiliary=True)
+    completes = True
 
     def __init__(self, later: int = 2, levels: int | None = 255) -> None:
         require("attack.row_space.later", later, later >= 0, "0 or more")

@@ -8,11 +8,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.forward_mode import jacobian
+from attacks.noise import noise_of
 from attacks.optimization.matching.local_steps import UpdateMap
 from attacks.optimization.matching.victim import make_victim
 from attacks.optimization.problem import Problem, clip_norm, make_update_map
-from attacks.optimization.second_order.errors import noise_of, rounding_of, unit_scale
-from fedsim.bounds.gaussian_prior import GaussianPrior
+from attacks.optimization.second_order.errors import rounding_of, unit_scale
+from fedsim.bounds.gaussian_prior import ImagePrior
 from fedsim.effects import Sparsifies
 from fedsim.update import State
 
@@ -56,7 +57,7 @@ def shape_of(problem: Problem) -> tuple[int, ...]:
 
 
 def make_residuals(
-    problem: Problem, local: str, prior: GaussianPrior, labels: Tensor, device: torch.device
+    problem: Problem, local: str, prior: ImagePrior, labels: Tensor, device: torch.device
 ) -> list[Residual]:
     """By tensor norms first; where defenses add noise, in units of its standard deviation and with the prior after.
 

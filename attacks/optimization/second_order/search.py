@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from logging import getLogger
 from typing import Any
 
@@ -17,18 +17,27 @@ from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, NotFiniteError, Search, SearchTask
 from attacks.optimization.second_order.levenberg_marquardt import Damped, take_step
+from attacks.optimization.second_order.posterior import PosteriorMean, posterior_mean
 from attacks.optimization.second_order.residual import make_residuals, shape_of
-from fedsim.bounds.gaussian_prior import GaussianPrior
+from attacks.result import psnr_of
+from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior
 from fedsim.errors import NotApplicable, one_of, require
 
 logger = getLogger(__name__)
 
 MAX_UNKNOWNS = 2_000
 """Up to which the Jacobian is computed whole, by one forward-over-reverse product an unknown."""
-STARTS = ("closed_form", "gray", "prior")
+STARTS = ("closed_form", "mean", "prior")
+MEAN_NOISE = 0.05
+"""Standard deviation of the noise around the prior's mean, where a search starts there."""
+DRAWS_A_STEP = 20
+"""Draws from the posterior that take about as long as a step."""
 LEAST_FALL = 1e-3
-"""Relative fall of ‖r‖² that counts as progress; `PATIENCE` steps without it end a start."""
-PATIENCE = 6
+"""Relative fall of ‖r‖² that counts as progress; so many steps without it end a start."""
+PATIENCE, PATIENCE_IN_NOISE = 6, 3
+SAME = 4.0
+"""By how much ‖r‖² of two starts may differ that ended at the same image, and what counts as progress of one, in units
+of the noise."""
 
 
 @dataclass(frozen=True)
@@ -37,22 +46,26 @@ class LevenbergMarquardt(Search):
 
     Attributes:
         steps: of each start, at most.
-        starts: what is tried, in this order: `closed_form` (of the first closed form that applies), `gray`, `prior`
+        starts: what is tried, in this order: `closed_form` (of the first closed form that applies), `mean`, `prior`
             (a draw of it).
         restarts: how often each start that draws is tried.
-        prior: of images, for starts, and behind noise for the result.
+        prior: of images, for starts, and behind noise for the result. None: that of public images where the server has
+            any, else a smooth one around gray.
+        draws: from the posterior, whose mean is the result behind noise; 0: its likeliest image.
     """
 
     steps: int = 60
     starts: Sequence[str] = STARTS
     restarts: int = 2
-    prior: GaussianPrior = field(default_factory=GaussianPrior)
+    prior: GaussianPrior | None = None
+    draws: int = 200
     alone = True
 
     def __post_init__(self) -> None:
         require("steps", self.steps, self.steps >= 1, "1 or more")
         require("restarts", self.restarts, self.restarts >= 1, "1 or more")
         require("starts", self.starts, len(self.starts) > 0, f"one or more of {', '.join(STARTS)}")
+        require("draws", self.draws, self.draws >= 0, "0 or more")
         for start in self.starts:
             one_of("starts", start, STARTS)
 
@@ -86,11 +99,13 @@ class _Solution:
         unknowns = math.prod(self.shape)
         if unknowns > MAX_UNKNOWNS:
             raise NotApplicable(f"{unknowns} unknowns: the Jacobian is computed whole, for {MAX_UNKNOWNS} at most")
-        self.stages = make_residuals(problem, task.local, settings.prior, problem.labels, task.device)
-        self.seeds = torch.randint(2**62, (settings.restarts,), generator=rng).tolist()
+        self.prior: ImagePrior = settings.prior or problem.observation.image_prior or GaussianPrior()
+        self.stages = make_residuals(problem, task.local, self.prior, problem.labels, task.device)
+        self.seeds = torch.randint(2**62, (settings.restarts + 1,), generator=rng).tolist()
         self.number, self.stage, self.taken = 0, 0, 0
         self.state: Damped | None = None
         self.best: tuple[float, Tensor] | None = None
+        self.ends: list[float] = []
         self.rows: list[dict[str, float]] = []
         self.frames: list[Frame] = []
 
@@ -102,12 +117,14 @@ class _Solution:
                     continue
                 self.number = number
                 self._descend(start)
-                if self._explained():
+                if self._settled():
                     break
                 self.stage, self.taken, self.state, self.number = 0, 0, None, number + 1
+            average = self._average()
         if self.best is None:
             raise NotFiniteError("the residual was finite for no start")
         cost, x = self.best
+        x = x if average is None else average.mean
         images = self.problem.space.images(x.view(1, *self.shape))[0]
         values = {
             "objective": cost,
@@ -116,6 +133,8 @@ class _Solution:
             "explained": float(self._explained()),
             "floor": self.stages[-1].floor,
         }
+        if average is not None:
+            values |= {"accepted": average.accepted, "predicted_psnr": self._predicted(average.variance)}
         assert self.problem.labels is not None
         return BestCandidate(images, self.problem.labels, values, x.view(self.shape), self.rows, self.frames)
 
@@ -125,16 +144,17 @@ class _Solution:
             if kind == "closed_form":
                 yield self._closed_form()
                 continue
-            for seed in self.seeds[: 1 if kind == "gray" else None]:
+            for seed in self.seeds[: 1 if kind == "mean" else -1]:
                 yield self._drawn(kind, torch.Generator().manual_seed(seed))
 
     def _drawn(self, kind: str, rng: torch.Generator) -> Tensor:
-        """Gray has a little noise: all patches alike would be a saddle."""
+        """The mean has a little noise: all patches alike would be a saddle."""
         if not isinstance(self.problem.space, PixelSpace):
             return self.problem.space.initial(rng).double().flatten().to(self.task.device)
-        prior = self.settings.prior
-        images = (replace(prior, image_std=0.05, decay=0.0) if kind == "gray" else prior).draw(self.shape, rng)
-        return self._as_unknowns(images)
+        if kind == "prior":
+            return self._as_unknowns(self.prior.draw(self.shape, rng))
+        noise = MEAN_NOISE * torch.randn(self.shape, generator=rng, dtype=torch.float64)
+        return self._as_unknowns(self.prior.centre(self.shape) + noise)
 
     def _closed_form(self) -> Tensor | None:
         if not isinstance(self.problem.space, PixelSpace):
@@ -167,15 +187,43 @@ class _Solution:
                 self.taken += 1
                 self.state = state
                 self._record(state.cost)
-                stale = 0 if state.cost < (1.0 - LEAST_FALL) * before else stale + 1
+                noisy = residual.before is not None
+                least, patience = (SAME, PATIENCE_IN_NOISE) if noisy else (LEAST_FALL * state.cost, PATIENCE)
+                stale = 0 if state.cost < before - least else stale + 1
                 before = state.cost
-                if stale >= PATIENCE or (stage + 1 < len(self.stages) and state.cost <= residual.floor):
+                if stale >= patience or (stage + 1 < len(self.stages) and state.cost <= residual.floor):
                     break
                 self._keep(state)
             self.state = None
         cost = float(self.stages[-1](state.x).square().sum())
-        if math.isfinite(cost) and (self.best is None or cost < self.best[0]):
-            self.best = cost, state.x
+        if math.isfinite(cost):
+            self.ends.append(cost)
+            if self.best is None or cost < self.best[0]:
+                self.best = cost, state.x
+
+    def _settled(self) -> bool:
+        """What was shared is explained; behind noise, where nothing is exactly, two starts came to the same."""
+        if self.stages[-1].before is None:
+            return self._explained()
+        return self.best is not None and sum(end <= self.best[0] + SAME for end in self.ends) > 1
+
+    def _average(self) -> PosteriorMean | None:
+        """The posterior's mean around the best image; None where no defense adds noise."""
+        if self.best is None or len(self.stages) == 1 or not self.settings.draws:
+            return None
+        residual, x = self.stages[-1], self.best[1]
+        rng = torch.Generator().manual_seed(self.seeds[-1])
+        return posterior_mean(residual, x, residual.jacobian(x), self.settings.draws, rng, self._drew)
+
+    def _predicted(self, variance: Tensor) -> float:
+        """dB of the mean squared error of pixels in [0, 1] that the posterior itself expects."""
+        images = variance.sqrt().view(self.shape)
+        std = torch.tensor(self.problem.observation.std, dtype=images.dtype, device=images.device)
+        return psnr_of(float((images * std.view(1, -1, 1, 1)).square().mean()))
+
+    def _drew(self, draw: int) -> None:
+        done = self._starts_in_all() * self.settings.steps + draw // DRAWS_A_STEP
+        self.task.session.progress(min(done, self._total()), self._total(), {"draw": float(draw)})
 
     def _explained(self) -> bool:
         return self.best is not None and self.best[0] <= 2.0 * self.stages[-1].floor
@@ -188,9 +236,15 @@ class _Solution:
             images = self.problem.space.images(self.state.x.view(1, *self.shape))[0]
             shown = self.problem.observation.to_unit_range(images).clamp(0, 1).float().cpu()
             self.frames.append(Frame(len(self.rows), shown, {"objective": cost}))
-        starts = len(self.settings.starts) + (self.settings.restarts - 1) * ("prior" in self.settings.starts)
         done = self.number * self.settings.steps + self.taken
-        self.task.session.progress(done, starts * self.settings.steps, {"objective": cost})
+        self.task.session.progress(done, self._total(), {"objective": cost})
+
+    def _total(self) -> int:
+        draws = self.settings.draws if len(self.stages) > 1 else 0
+        return self._starts_in_all() * self.settings.steps + draws // DRAWS_A_STEP
+
+    def _starts_in_all(self) -> int:
+        return len(self.settings.starts) + (self.settings.restarts - 1) * ("prior" in self.settings.starts)
 
     def _keep(self, state: Damped) -> None:
         every = self.task.budget.save_every
@@ -198,7 +252,7 @@ class _Solution:
             return
         tensors = {"x": state.x} | ({} if self.best is None else {"best": self.best[1]})
         tensors |= {f"frame/{index}": frame.images for index, frame in enumerate(self.frames)}
-        record: dict[str, Any] = {name: getattr(self, name) for name in ("number", "stage", "taken", "rows")}
+        record: dict[str, Any] = {name: getattr(self, name) for name in ("number", "stage", "taken", "rows", "ends")}
         record |= {"damping": state.damping, "growth": state.growth, "cost": state.cost}
         record |= {"best": None if self.best is None else self.best[0]}
         record |= {"frames": [[frame.step, frame.values] for frame in self.frames]}
@@ -210,7 +264,7 @@ class _Solution:
             return
         tensors, record = saved
         self.number, self.stage, self.taken = record["number"], record["stage"], record["taken"]
-        self.rows = record["rows"]
+        self.rows, self.ends = record["rows"], record["ends"]
         x = tensors["x"].to(self.task.device)
         self.state = Damped(x, record["damping"], record["growth"], record["cost"])
         if record["best"] is not None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import fedsim
-from attacks.optimization.second_order.errors import noise_of, rounding_of
+from attacks.noise import noise_of
+from attacks.optimization.second_order.errors import rounding_of
 from defenses import DPSGD, QSGD, GradientNoise, Half
 
 

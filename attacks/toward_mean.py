@@ -1,0 +1,67 @@
+"""Between an attack's image and the mean of public ones, what explains a noisy or pruned update best."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attacks.base import Reconstruction
+from attacks.noise import is_even
+from attacks.optimization.parametrisation import Pixels
+from attacks.optimization.problem import known_labels, local_updates, make_problem, shared_update
+from attacks.optimization.second_order.residual import Residual, make_residuals
+from attacks.positions import of_images
+from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior
+from fedsim.effects import AddsNoise, Clips, Quantises, Sparsifies, Withholds
+from fedsim.errors import NotApplicable
+from fedsim.observation import Observation
+
+SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0)
+"""Of what the attack found, the rest being the mean."""
+
+
+def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstruction:
+    """The likeliest point between the mean of public images and the result.
+
+    Behind noise under its size and a Gaussian of images; behind pruning what is nearest to the entries that are left.
+    The result itself where a defense does anything else, where it is certified, where several images are behind the
+    update, and where the client's computation cannot be simulated.
+    """
+    if result.images is None or len(result.images) != 1 or not _blurred(observation):
+        return result
+    if result.certificate.status == "certified" or not bool(result.images.isfinite().all()):
+        return result
+    prior: ImagePrior = observation.image_prior or GaussianPrior()
+    images = result.images.detach().double().cpu()
+    try:
+        residual = _residual(observation, prior, result.labels)
+    except NotApplicable:
+        return result
+    centre = prior.centre(tuple(images.shape))
+    line = [centre + share * (images - centre) for share in SHARES]
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        costs = [float(residual(observation.normalised(one).flatten()).square().sum()) for one in line]
+    best = min(range(len(line)), key=lambda index: costs[index])
+    return replace(result, images=line[best].to(result.images)) if SHARES[best] < 1.0 else result
+
+
+def _blurred(observation: Observation) -> bool:
+    """Whether what was shared is off from the client's gradient in a way that can be weighed."""
+    pruned = observation.effect(Sparsifies) is not None
+    known = all(
+        isinstance(effect, AddsNoise | Quantises | Sparsifies | Clips | Withholds) for effect in observation.effects
+    )
+    return known and (is_even(observation) or pruned)
+
+
+def _residual(observation: Observation, prior: ImagePrior, labels: Tensor | None) -> Residual:
+    cpu = torch.device("cpu")
+    local = local_updates("auto", observation)
+    if labels is None or labels.is_floating_point() or len(labels) != 1:
+        labels = known_labels("auto", observation, torch.Generator().manual_seed(0))
+    if labels is None or len(labels) != 1:
+        raise NotApplicable("one image with one label")
+    target = of_images(observation, shared_update(observation, local, cpu))
+    problem = make_problem(observation, target, labels.cpu(), Pixels(), {}, cpu)
+    return make_residuals(problem, local, prior, labels.cpu(), cpu)[-1]

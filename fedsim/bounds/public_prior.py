@@ -1,0 +1,92 @@
+"""What public images tell of private ones: their mean, and how much each frequency of each colour varies."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedsim.bounds.gaussian_prior import dct_matrix
+from fedsim.errors import require
+
+MOST_IMAGES = 512
+"""Of which the moments are taken."""
+COUNTS_AS = 8.0
+"""As many images as the common gray, and the mean over like frequencies, count for beside what was seen."""
+LEAST_STD = 1e-3
+"""Of a coefficient: what never varied in public may vary."""
+
+
+@dataclass(frozen=True)
+class PublicPrior:
+    """A Gaussian with the moments of public images: independent in frequency (DCT) and in the axes of their colours.
+
+    Attributes:
+        mean: of the images, in [0, 1], float64.
+        axes: orthonormal; a row is an axis of colour.
+        spectrum: the standard deviation of each DCT coefficient along each axis.
+    """
+
+    mean: Float[Tensor, "c h w"]
+    axes: Float[Tensor, "c c"]
+    spectrum: Float[Tensor, "c h w"]
+
+    @classmethod
+    def of(cls, images: Float[Tensor, "batch c h w"]) -> "PublicPrior":
+        """From images in [0, 1]. Few of them are trusted less: see `COUNTS_AS`.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        count = len(images)
+        require("images", tuple(images.shape), count >= 1, "one public image or more")
+        images = images.double()
+        gray = images.mean(dim=(0, 2, 3), keepdim=True)[0]
+        mean = (count * images.mean(dim=0) + COUNTS_AS * gray) / (count + COUNTS_AS)
+        centred = images - mean
+        colours = torch.einsum("bchw,bdhw->cd", centred, centred) / max(centred[:, 0].numel(), 1)
+        axes = torch.linalg.eigh(colours).eigenvectors.T.flip(0).contiguous()
+        squares = _coefficients(centred, axes).square().mean(dim=0)
+        variance = (count * squares + COUNTS_AS * _by_frequency(squares)) / (count + COUNTS_AS)
+        return cls(mean, axes, variance.clamp(min=LEAST_STD**2).sqrt())
+
+    def white(self) -> "PublicPrior":
+        """The same mean and variance of a pixel, with nothing known of neighbours and colours."""
+        variance = self.spectrum.square().mean()
+        return PublicPrior(self.mean, self.axes, variance.sqrt().expand(self.spectrum.shape).clone())
+
+    def whitened(self, images: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch c h w"]:
+        """C^-½(x - μ): independent, of standard deviation 1 where the prior is true."""
+        found: Tensor = _coefficients(images - self.mean.to(images), self.axes) / self.spectrum.to(images)
+        return found
+
+    def coloured(self, noise: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch c h w"]:
+        """μ + C^½z: undoes `whitened`."""
+        rows, columns = (dct_matrix(size).to(noise) for size in self.mean.shape[1:])
+        patterns = rows.T @ (noise * self.spectrum.to(noise)) @ columns
+        return self.mean.to(noise) + torch.einsum("dc,bdhw->bchw", self.axes.to(noise), patterns)
+
+    def draw(self, shape: tuple[int, ...], rng: torch.Generator) -> Float[Tensor, "batch c h w"]:
+        """Images of the prior within [0, 1], float64."""
+        return self.coloured(torch.randn(shape, generator=rng, dtype=torch.float64)).clamp(0.0, 1.0)
+
+    def centre(self, shape: tuple[int, ...]) -> Float[Tensor, "batch c h w"]:
+        """The mean, for each of a batch."""
+        return self.mean.expand(shape).clone()
+
+
+def _coefficients(images: Float[Tensor, "batch c h w"], axes: Float[Tensor, "c c"]) -> Float[Tensor, "batch c h w"]:
+    rows, columns = (dct_matrix(size).to(images) for size in images.shape[-2:])
+    turned = torch.einsum("dc,bchw->bdhw", axes.to(images), images)
+    found: Tensor = rows @ turned @ columns.T
+    return found
+
+
+def _by_frequency(squares: Float[Tensor, "c h w"]) -> Float[Tensor, "c h w"]:
+    """Each coefficient's mean over those of nearly its own frequency."""
+    height, width = squares.shape[1:]
+    steps = [torch.arange(size, dtype=torch.float64) / size for size in (height, width)]
+    radius = torch.hypot(steps[0][:, None], steps[1][None])
+    ring = (radius * min(height, width)).round().long().flatten()
+    sums = squares.new_zeros(len(squares), int(ring.max()) + 1).index_add(1, ring, squares.flatten(1))
+    return (sums / ring.bincount())[:, ring].view_as(squares)

@@ -1,0 +1,61 @@
+import pytest
+import torch
+
+from fedsim.bounds.public_prior import PublicPrior
+from fedsim.bounds.references import prior_precision
+from fedsim.errors import ConfigError
+
+
+@pytest.fixture
+def images(rng):
+    """Images that vary in gray far more than in colour, and in slow patterns more than in fast ones."""
+    slow = torch.randn(300, 1, 1, 1, generator=rng, dtype=torch.float64) * torch.linspace(-1, 1, 6)[:, None]
+    fast = 0.1 * torch.randn(300, 1, 6, 6, generator=rng, dtype=torch.float64)
+    colour = 0.05 * torch.randn(300, 3, 6, 6, generator=rng, dtype=torch.float64)
+    return 0.4 + 0.2 * slow + fast + colour
+
+
+def test_its_pixels_vary_as_those_of_the_images(images):
+    prior = PublicPrior.of(images)
+    covariance = torch.linalg.inv(prior_precision(prior, (3, 6, 6)))
+    seen = images.flatten(1)
+    assert float(covariance.diagonal().mean()) == pytest.approx(float(seen.var(dim=0).mean()), rel=0.1)
+    between = torch.cov(seen.T)
+    assert float(covariance[0, 1]) == pytest.approx(float(between[0, 1]), abs=0.3 * float(between[0, 1]))
+    assert torch.allclose(prior.mean, images.mean(dim=0), atol=0.02)
+
+
+def test_colouring_undoes_whitening_and_whitened_images_are_white(images):
+    prior = PublicPrior.of(images)
+    whitened = prior.whitened(images)
+    assert torch.allclose(prior.coloured(whitened), images, atol=1e-10)
+    assert float(whitened.square().mean()) == pytest.approx(1.0, rel=0.1)
+
+
+def test_draws_lie_within_images_and_have_its_mean(images, rng):
+    prior = PublicPrior.of(images)
+    drawn = prior.draw((400, 3, 6, 6), rng)
+    assert 0.0 <= float(drawn.min()) <= float(drawn.max()) <= 1.0
+    assert torch.allclose(drawn.mean(dim=0), prior.mean, atol=0.06)
+    assert torch.equal(prior.centre((2, 3, 6, 6))[1], prior.mean)
+
+
+def test_one_image_is_no_mean(rng):
+    image = torch.rand(1, 3, 6, 6, generator=rng, dtype=torch.float64)
+    prior = PublicPrior.of(image)
+    assert float((prior.mean - image[0]).abs().mean()) > 0.5 * float(
+        (image[0] - image.mean(dim=(2, 3))[0, :, None, None]).abs().mean()
+    )
+    assert bool((prior.spectrum > 0).all())
+
+
+def test_the_white_one_knows_the_same_of_a_pixel_and_nothing_of_its_neighbours(images):
+    prior = PublicPrior.of(images)
+    covariance = torch.linalg.inv(prior_precision(prior.white(), (3, 6, 6)))
+    assert torch.allclose(covariance, torch.eye(108, dtype=torch.float64) * covariance[0, 0], atol=1e-12)
+    assert float(covariance[0, 0]) == pytest.approx(float(prior.spectrum.square().mean()))
+
+
+def test_without_an_image_it_is_refused():
+    with pytest.raises(ConfigError, match="images"):
+        PublicPrior.of(torch.zeros(0, 3, 4, 4))
