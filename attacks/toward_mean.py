@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from attacks.analytic.patch_gradient import examples_behind
 from attacks.base import Reconstruction
 from attacks.noise import is_even
 from attacks.optimization.parametrisation import Pixels
@@ -19,16 +20,18 @@ from fedsim.observation import Observation
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0)
 """Of what the attack found, the rest being the mean."""
+LEAST_GAIN = 0.5
+"""Of ‖r‖² at the mean, what is left where an image explains more than it fits; with a noise model that says it itself."""
 
 
 def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstruction:
     """The likeliest point between the mean of public images and the result.
 
     Behind noise under its size and a Gaussian of images; behind pruning what is nearest to the entries that are left.
-    The result itself where a defense does anything else, where it is certified, where several images are behind the
-    update, and where the client's computation cannot be simulated.
+    The same for a batch, of which closed forms give a mixture. The result itself where a defense does anything else,
+    where it is certified, and where the client's computation cannot be simulated.
     """
-    if result.images is None or len(result.images) != 1 or not _blurred(observation):
+    if result.images is None or not _blurred(observation):
         return result
     if result.certificate.status == "certified" or not bool(result.images.isfinite().all()):
         return result
@@ -40,28 +43,37 @@ def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstru
         return result
     centre = prior.centre(tuple(images.shape))
     line = [centre + share * (images - centre) for share in SHARES]
+    each = examples_behind(observation)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        costs = [float(residual(observation.normalised(one).flatten()).square().sum()) for one in line]
+        costs = [float(residual(_batch(observation, one, each)).square().sum()) for one in line]
     best = min(range(len(line)), key=lambda index: costs[index])
+    if residual.before is None and costs[best] > LEAST_GAIN * costs[0]:
+        best = 0
     return replace(result, images=line[best].to(result.images)) if SHARES[best] < 1.0 else result
 
 
+def _batch(observation: Observation, images: Tensor, count: int) -> Tensor:
+    """The unknowns of as many images as are behind the update; one picture for all stands for each."""
+    whole = images if len(images) == count else images[:1].expand(count, -1, -1, -1)
+    return observation.normalised(whole).flatten()
+
+
 def _blurred(observation: Observation) -> bool:
-    """Whether what was shared is off from the client's gradient in a way that can be weighed."""
+    """Whether what was shared is of several images, or off from the client's gradient in a way that can be weighed."""
+    several = examples_behind(observation) > 1
     pruned = observation.effect(Sparsifies) is not None
     known = all(
         isinstance(effect, AddsNoise | Quantises | Sparsifies | Clips | Withholds) for effect in observation.effects
     )
-    return known and (is_even(observation) or pruned)
+    return known and (is_even(observation) or pruned or several)
 
 
 def _residual(observation: Observation, prior: ImagePrior, labels: Tensor | None) -> Residual:
     cpu = torch.device("cpu")
     local = local_updates("auto", observation)
-    if labels is None or labels.is_floating_point() or len(labels) != 1:
+    if labels is None or labels.is_floating_point() or len(labels) != examples_behind(observation):
         labels = known_labels("auto", observation, torch.Generator().manual_seed(0))
-    if labels is None or len(labels) != 1:
-        raise NotApplicable("one image with one label")
+    assert labels is not None
     target = of_images(observation, shared_update(observation, local, cpu))
     problem = make_problem(observation, target, labels.cpu(), Pixels(), {}, cpu)
     return make_residuals(problem, local, prior, labels.cpu(), cpu)[-1]

@@ -163,13 +163,21 @@ class _Solution:
         for attack in (PatchGradient(), RowSpace()):
             try:
                 attack.check(observation)
-                images = attack.run(observation, torch.Generator().manual_seed(0), self.task.device).images
+                with torch.enable_grad():  # it may differentiate a defense's own term
+                    images = attack.run(observation, torch.Generator().manual_seed(0), self.task.device).images
             except NotApplicable as refusal:
                 logger.debug("no start from %s: %s", type(attack).__name__, refusal)
                 continue
             if images is not None and bool(images.isfinite().all()):
-                return self._as_unknowns(images.double())
+                return self._as_unknowns(self._one_each(images.double()))
         return None
+
+    def _one_each(self, images: Tensor) -> Tensor:
+        """A mixture of a batch stands for each of its images, with a little noise: all alike would be a saddle."""
+        if len(images) == self.shape[0]:
+            return images
+        noise = torch.randn(self.shape, generator=torch.Generator().manual_seed(self.seeds[0]), dtype=torch.float64)
+        return images[:1].expand(self.shape) + MEAN_NOISE * noise.to(images)
 
     def _as_unknowns(self, images: Tensor) -> Tensor:
         return self.problem.observation.normalised(images).flatten().to(self.task.device)
