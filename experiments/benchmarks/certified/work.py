@@ -29,7 +29,6 @@ LARGEST = 8
 
 def compute(unit: Unit) -> list[Entry]:
     """The entries of one unit: a model to train, or a cell."""
-    torch.set_num_threads(unit.threads)
     settings, states = unit.settings, unit.out / "states"
     pictures = None if settings["pictures"] is None else Path(settings["pictures"])
     if "train" in settings:

@@ -55,7 +55,6 @@ def work(unit: Unit) -> list[Entry]:
     Raises:
         RunError: an attack failed; what it has not done is no result.
     """
-    torch.set_num_threads(unit.threads)
     client = Client(unit.settings["config"])
     entries = {CLOSED_FORM: _closed_forms, "matching": _matching, FIXED_PE: _fixed}[unit.settings["part"]](unit, client)
     return [{"part": unit.settings["part"], **unit.settings["tags"], **entry} for entry in entries]

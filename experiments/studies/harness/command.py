@@ -7,17 +7,17 @@ from collections.abc import Callable
 from experiments.cli.call import errors
 from experiments.cli.errors import ConfigFault, one_line
 from experiments.cli.logs import silence_libraries
-from experiments.studies.harness.options import parsed
+from experiments.studies.harness.study import check
 from fedsim.errors import RunError
 from fedsim.simulation.ray_cluster import quiet_environment
 
 
-def call(run: Callable[[argparse.Namespace], None], parser: argparse.ArgumentParser) -> None:
-    """Run it with the options of the command line; what it had finished when it was stopped is on disk."""
-    options = parsed(parser)
+def call(run: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> None:
+    """Run it with the options; what it had finished when it was stopped is on disk."""
     quiet_environment()
     silence_libraries()
     try:
+        check(options)
         run(options)
     except RunError as error:
         errors.print(f"error: {error}", markup=False)

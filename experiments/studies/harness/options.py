@@ -42,7 +42,11 @@ def parsed(found: argparse.ArgumentParser) -> argparse.Namespace:
     return found.parse_args()
 
 
-def begin(found: argparse.ArgumentParser, module: str) -> None:
-    """The module's `main`, which is imported once the command line is known to be right."""
-    parsed(found)
-    import_module(module).main()
+def begin(package: str, module: str = "study") -> None:
+    """A command that is a package, with `arguments` in its `options` and `run` in this module.
+
+    What is heavy is imported once the command line is known to be right.
+    """
+    options = parsed(import_module(f"{package}.options").arguments())
+    run = import_module(f"{package}.{module}").run
+    import_module("experiments.studies.harness.command").call(run, options)

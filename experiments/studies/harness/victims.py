@@ -28,9 +28,7 @@ def audit(pictures: Path, seed: int, device: str, *overrides: str) -> Config:
     """Settings of an audit of clients with pictures of a folder, half of which are public."""
     fixed = ["simulation=inline", "tracker=[]", "data=imagefolder", "data.verify=false"]
     chosen = [f"data.auxiliary_fraction={PUBLIC}", f"seed={seed}", f"client.device={device}"]
-    config = load_config("audit", *fixed, *chosen, *overrides)
-    config["data"]["path"] = str(pictures)  # as it is, whatever characters it has
-    return config
+    return load_config("audit", *fixed, *chosen, *overrides, data={"path": str(pictures)})
 
 
 def presets(*names: str) -> Config:

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from experiments.cli.call import console
 from experiments.cli.logs import silence_libraries
 from experiments.cli.progress import Bars
@@ -27,7 +25,6 @@ def run_unit(unit: Unit) -> list[Entry]:
     """
     quiet_environment()
     silence_libraries()
-    torch.set_num_threads(unit.threads)
     folder = run_folder(unit.out, unit.key)
     with quiet():
         train(unit.settings["run"], folder)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +19,8 @@ from attacks.optimization.problem import make_problem, shared_update
 from attacks.optimization.second_order.residual import make_residuals
 from attacks.positions import of_images
 from defenses import QSGD, Defense, FixedPositionEmbedding, GradientNoise, Half, TopK, Withhold
-from experiments.studies.harness.command import call
 from experiments.studies.harness.ledger import Entry
-from experiments.studies.harness.study import Page, Table, Unit, carry_out, check, command_of, publish
+from experiments.studies.harness.study import Page, Study, Table, Unit
 from experiments.studies.second_order.options import arguments
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.bounds.references import determined, gaussian_reference, information, prior_precision
@@ -70,11 +70,6 @@ SHARES = {
 }
 
 
-def main() -> None:
-    """Entry point of `python -m`."""
-    call(run, arguments())
-
-
 def run(options: argparse.Namespace) -> None:
     """From settings to the page.
 
@@ -82,7 +77,6 @@ def run(options: argparse.Namespace) -> None:
         ConfigError: an option cannot work.
         RunError: a unit failed.
     """
-    check(options)
     images = (20 if options.scale == "paper" else 3) if options.images is None else options.images
     if not 1 <= images <= 1797:
         raise ConfigError("--images", images, "1 to 1797")
@@ -91,21 +85,16 @@ def run(options: argparse.Namespace) -> None:
     settings = {"steps": steps, "restarts": restarts, "seed": options.seed}
     cells = [(model, share) for model in models for share in shares]
     units = [
-        Unit(f"{model}/{share}/{image}", {"image": image, "model": model, "share": share, **settings}, *_where(options))
+        Unit.of(options, f"{model}/{share}/{image}", {"image": image, "model": model, "share": share, **settings})
         for model, share in cells
         for image in range(images)
     ]
     units += [
-        Unit(f"{m}/{s}/beside of {images}", {"images": images, "model": m, "share": s, **settings}, *_where(options))
+        Unit.of(options, f"{m}/{s}/beside of {images}", {"images": images, "model": m, "share": s, **settings})
         for m, s in cells
     ]
-    entries = carry_out(units, work, options, settings)
-    command = command_of("second_order", arguments(), options)
-    publish(page(entries, cells, images, settings), options, [options.seed], command, entries)
-
-
-def _where(options: argparse.Namespace) -> tuple[Any, int, str]:
-    return options.out, options.threads, options.device
+    shown = partial(page, cells=cells, images=images, settings=settings)
+    Study(arguments(), [options.seed], settings, [units], work, shown).run(options)
 
 
 def _chosen(name: str, patterns: Sequence[str] | None, known: Mapping[str, object]) -> list[str]:
@@ -117,7 +106,6 @@ def _chosen(name: str, patterns: Sequence[str] | None, known: Mapping[str, objec
 
 def work(unit: Unit) -> list[Entry]:
     """One image's attack, or what stands beside a cell; a process of its own may run it."""
-    torch.set_num_threads(unit.threads)
     settings = unit.settings
     if "images" in settings:
         return [beside(settings)]
@@ -243,7 +231,3 @@ def _psnr(squared_error: float) -> float:
 
 def _db(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,7 @@
 """Pictures small enough for the embedded model, and the command of MJP's Table 5 in this process."""
 
 import sys
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -32,14 +33,14 @@ def pictures(tmp_path):
 def table5(monkeypatch, capsys, pictures, tmp_path):
     """Exit code, standard output and errors; results go to `tmp_path/out`."""
 
-    from experiments.studies.mjp_table5 import study as mjp_table5
+    from experiments.studies.mjp_table5.__main__ import main
 
     def call(*arguments, models=NANO):
         fixed = ["--pictures", str(pictures), "--out", str(tmp_path / "out"), *models]
         monkeypatch.setattr(sys, "argv", ["mjp_table5", *fixed, *arguments])
         code = 0
         try:
-            mjp_table5.main()
+            main()
         except SystemExit as stop:
             code = stop.code or 0
         captured = capsys.readouterr()
@@ -70,13 +71,25 @@ def study(monkeypatch, capsys, six_classes, tmp_path):
         monkeypatch.setattr(sys, "argv", [module.__name__, *fixed, *arguments])
         code = 0
         try:
-            module.main()
+            import_module(f"{module.__package__}.__main__").main()
         except SystemExit as stop:
             code = stop.code or 0
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
     return call
+
+
+@pytest.fixture
+def unshown(monkeypatch):
+    """`unshown(module)`: from now on units give nothing, and there is no page."""
+
+    def hide(module):
+        monkeypatch.setattr(module, "work", lambda unit: [])
+        monkeypatch.setattr(module, "page", lambda *_, **__: None)
+        monkeypatch.setattr("experiments.studies.harness.study.publish", lambda *_: None)
+
+    return hide
 
 
 @pytest.fixture

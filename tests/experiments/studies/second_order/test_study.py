@@ -4,6 +4,7 @@ import math
 import pytest
 
 from experiments.studies.second_order import study as second_order
+from experiments.studies.second_order.__main__ import main
 
 ENTRY = {"unit": "built/everything/0", "guess": 0.1, "seconds": 2.0, "certified": True}
 
@@ -22,7 +23,7 @@ def call(monkeypatch, capsys, out, *arguments):
     monkeypatch.setattr("sys.argv", ["second_order", "--out", str(out), "--workers", "1", *arguments])
     code = 0
     try:
-        second_order.main()
+        main()
     except SystemExit as stop:
         code = stop.code or 0
     captured = capsys.readouterr()

@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from experiments.studies.withholding import search as withholding_search
-from experiments.studies.withholding import study as withholding
+from experiments.studies.withholding.__main__ import main
 
 FAST = ["--count", "2", "--variants", "stock", "--rounds", "0"]
 
@@ -37,7 +37,7 @@ def withhold(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(sys, "argv", ["withholding", "--out", str(tmp_path / "out"), *arguments])
         code = 0
         try:
-            withholding.main()
+            main()
         except SystemExit as stop:
             code = stop.code or 0
         captured = capsys.readouterr()
