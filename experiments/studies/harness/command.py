@@ -2,7 +2,8 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from experiments.cli.call import errors
 from experiments.cli.errors import ConfigFault, one_line
@@ -16,9 +17,16 @@ def call(run: Callable[[argparse.Namespace], None], options: argparse.Namespace)
     """Run it with the options; what it had finished when it was stopped is on disk."""
     quiet_environment()
     silence_libraries()
-    try:
+    with faults_in_one_line("the same command goes on from here"):
         check(options)
         run(options)
+
+
+@contextmanager
+def faults_in_one_line(interrupted: str) -> Iterator[None]:
+    """Exit with one line where the block cannot do its work; `interrupted`: what is said where it was stopped."""
+    try:
+        yield
     except RunError as error:
         errors.print(f"error: {error}", markup=False)
         sys.exit(2)
@@ -26,5 +34,5 @@ def call(run: Callable[[argparse.Namespace], None], options: argparse.Namespace)
         errors.print(f"error: {one_line(error, 'audit', [])}", markup=False)
         sys.exit(2)
     except KeyboardInterrupt:
-        errors.print("interrupted: the same command goes on from here", markup=False)
+        errors.print(f"interrupted: {interrupted}", markup=False)
         sys.exit(130)
