@@ -7,21 +7,13 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from experiments.benchmarks.verdicts import (
-    audit_cases,
-    certificate_cases,
-    defense_cases,
-    guess_cases,
-    matrix_cases,
-    record_cases,
-    seen_cases,
-)
 from experiments.benchmarks.verdicts.case import Case
+from experiments.benchmarks.verdicts.cases import audits, certificates, defenses, guesses, matrices, records, seen
 from experiments.benchmarks.verdicts.pages import Said
 
-MODULES = (guess_cases, certificate_cases, seen_cases, record_cases, defense_cases, matrix_cases)
+MODULES = (guesses, certificates, seen, records, defenses, matrices)
 SYNTHETIC: dict[str, tuple[Case, ...]] = {module.__name__.rpartition(".")[2]: module.CASES for module in MODULES}
-REAL = audit_cases.CASES
+REAL = audits.CASES
 HEADS = ("page", "case", "what a reader might believe", "it says", "terminal", "`summary.json`", "holds")
 SHORT = ("case", "what a reader might believe", "it says")
 PAGES = {"run": "Runs and audits", "comparison": "Comparisons", "matrix": "Matrices"}

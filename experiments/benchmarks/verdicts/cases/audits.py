@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from experiments.audit.command import run_audit
-from experiments.benchmarks.verdicts import plug_ins
 from experiments.benchmarks.verdicts.case import Case, read_run_page, shown
+from experiments.benchmarks.verdicts.cases import plug_ins
 from experiments.benchmarks.verdicts.expectations import card, counts, level, level_of, never, says
 from experiments.benchmarks.verdicts.pages import Said, read_matrix_page, read_page
 from experiments.cli.call import console, errors
