@@ -80,6 +80,32 @@ class Quantises(Effect):
 
 
 @dataclass(frozen=True)
+class SharesSigns(Effect):
+    """Coordinates are -1, 0 or 1, times one magnitude `per` update or tensor; None: times nothing."""
+
+    per: str | None
+    KEEPS = ("images",)
+
+
+@dataclass(frozen=True)
+class PerturbsSteps(Effect):
+    """In some local steps small coordinates of the gradient become zero and others gain Gaussian noise.
+
+    Attributes:
+        fading: β of the chance 1 / (1 + β·i) of local step i, counted from 1.
+        pruned: share of each tensor's coordinates that become zero, the smallest.
+        noised: share of all coordinates that gain noise.
+        std: of the noise, at most.
+    """
+
+    fading: float
+    pruned: float
+    noised: float
+    std: float
+    KEEPS = ("images",)
+
+
+@dataclass(frozen=True)
 class TransformsImages(Effect):
     """Each image is changed by itself before the model sees it, its label is not."""
 
