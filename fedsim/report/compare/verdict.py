@@ -11,6 +11,7 @@ from fedsim.report.level import Level
 from fedsim.report.level_wording import TAGS, few_images, few_test_images, judged, nothing_learned, of_images
 from fedsim.report.run.baseline import against_guess
 from fedsim.report.run.certificates import certificate_sentences
+from fedsim.report.run.label_attacks import only_attacked
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.wording import count, listed, percent
 
@@ -94,7 +95,7 @@ def _judge(name: str, pool: PooledRuns, plains: list[PooledRuns]) -> DefenseVerd
 
 def _untested(pool: PooledRuns) -> str:
     if not pool.attacks:
-        return "Only labels were attacked." if pool.labels else "No attack has run on it."
+        return f"{only_attacked(pool.records)}." if pool.labels else "No attack has run on it."
     if all(row.refused == row.observations for row in pool.attacks):
         return "No image was rebuilt: every attack refused."
     if pool.leakage.returned:

@@ -118,7 +118,7 @@ class AttackRecord:
     Attributes:
         batch_size: private pictures behind it.
         images: each form in which the model saw one of them.
-        target: `images` or `labels`, what it was after; None in folders of earlier versions.
+        target: `images`, `labels` or else, what it was after; None in folders of earlier versions.
         labelled: it returned labels.
         promised: dB of PSNR, against what the model saw, that its certificate promises; None where it names none.
         seed: which of the seeds that were pooled it is of; 0 in a run by itself.
