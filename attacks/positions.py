@@ -112,8 +112,8 @@ def _public_weight(effect: AddsRegression) -> float:
     """λ of the observed round."""
     weight = effect.weight
     if not isinstance(weight, int | float) or isinstance(weight, bool) or not math.isfinite(weight):
-        told = "the defense does not state its weight" if weight is None else f"its weight is stated as {weight}"
-        raise NotApplicable(f"the gradient of the regression {effect.module} tells nothing, and {told}")
+        stated = "the defense does not state its weight" if weight is None else f"its weight is stated as {weight}"
+        raise NotApplicable(f"the gradient of the regression {effect.module} tells nothing, and {stated}")
     return float(weight)
 
 

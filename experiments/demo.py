@@ -9,7 +9,7 @@ from pathlib import Path
 
 from experiments.audit.command import run_audit
 from experiments.cli.call import console, print_what_can_be
-from experiments.cli.logs import silence_libraries
+from experiments.cli.logs import quiet_libraries
 from experiments.cli.machine import cores
 from experiments.cli.progress import Bars
 from experiments.python.load_config import load_config
@@ -45,7 +45,7 @@ def main() -> None:
     """
     quiet_environment()
     keep_memory()
-    silence_libraries()
+    quiet_libraries()
     print_what_can_be(sys.stdout)
     folder, *overrides = sys.argv[1:]
     root = Path(folder)
@@ -97,7 +97,7 @@ def _run(task: tuple[Path, Config, bool]) -> None:
     if not quiet:
         run(config, folder)
         return
-    silence_libraries()
+    quiet_libraries()
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         run(config, folder)
 

@@ -27,11 +27,14 @@ class PrivacyBudget:
         self._reported: dict[str, dict[str, float]] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"largest": dict(self._largest), "reported": {who: dict(told) for who, told in self._reported.items()}}
+        return {
+            "largest": dict(self._largest),
+            "reported": {who: dict(values) for who, values in self._reported.items()},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._largest = dict(state["largest"])
-        self._reported = {who: dict(told) for who, told in state.get("reported", {}).items()}
+        self._reported = {who: dict(values) for who, values in state.get("reported", {}).items()}
 
     def hear(self, server_round: int, replies: Iterable[Message]) -> None:
         """A round's replies, one of each client with its metrics: before updates are taken out of any."""
@@ -43,8 +46,8 @@ class PrivacyBudget:
         """The strategy's metrics with the budget in place of its means."""
         if not self._largest:
             return metrics
-        told = {name: value for name, value in (metrics or {}).items() if not is_first_round(name)}
-        return MetricRecord({**told, **self._largest})
+        reported = {name: value for name, value in (metrics or {}).items() if not is_first_round(name)}
+        return MetricRecord({**reported, **self._largest})
 
     def _believed(self, server_round: int, reply: Message) -> Mapping[str, object]:
         """The client's metrics, with ∞ for each ε that it began anew."""

@@ -47,7 +47,7 @@ class Estimate:
         workers: how many those are.
     """
 
-    alone: float
+    inline: float
     on_ray: float
     workers: int
 
@@ -88,7 +88,7 @@ def _choice(config: JobConfig, work: str, estimate: Callable[[], Estimate] | Non
     if cores() == 1:
         return "inline", f"in this process, on one core: {work}"
     seconds = None if estimate is None else estimate()
-    if seconds is None or seconds.alone <= seconds.on_ray:
+    if seconds is None or seconds.inline <= seconds.on_ray:
         return "inline", f"in this process: {work}; simulation=ray uses workers"
     return "ray", f"on {seconds.workers} workers of Ray: {work}; simulation=inline stays in this process"
 
@@ -120,9 +120,9 @@ def estimate_run(setup: Setup) -> Estimate:
     observed_rounds = 1 + rounds // observe.every if observe.every else 0
     observed = observed_rounds * _observed_clients(observe.clients, a_round)
     attack = step * _attack_steps(setup)
-    alone, workers = training + observed * attack, _at_once(config, a_round)
-    shared = max(training / workers, alone / min(cores(), workers + 1), attack if observed else 0.0)
-    return Estimate(alone, RAY_SECONDS + turns * MESSAGE_SECONDS + shared, workers)
+    inline, workers = training + observed * attack, _at_once(config, a_round)
+    shared = max(training / workers, inline / min(cores(), workers + 1), attack if observed else 0.0)
+    return Estimate(inline, RAY_SECONDS + turns * MESSAGE_SECONDS + shared, workers)
 
 
 def estimate_jobs(config: JobConfig, each: Iterable[float]) -> Estimate:

@@ -229,8 +229,8 @@ def _names(runs: Sequence[Config], given: Sequence[Any] | None) -> list[str]:
     names = []
     for run, settings in zip(runs, flat, strict=True):
         defenses = " + ".join(run.get("defense") or {}) or "no defense"
-        told = [f"{key.removeprefix('defense.')}={settings[key]}" for key in differing if key in settings]
-        names.append(", ".join([defenses, *told]))
+        different = [f"{key.removeprefix('defense.')}={settings[key]}" for key in differing if key in settings]
+        names.append(", ".join([defenses, *different]))
     return names
 
 

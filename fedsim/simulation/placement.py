@@ -70,7 +70,7 @@ def seats(
 def _in_turns(nodes: Sequence[Node], request: Request) -> list[str]:
     rooms = [(node.id, node.room(request)) for node in nodes]
     most = max((room for _, room in rooms), default=0)
-    return [node for turn in range(most) for node, room in rooms if turn < room]
+    return [node for number in range(most) for node, room in rooms if number < room]
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,8 @@ def make_victim(
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) or type(module).__name__ in ("DropPath", "PatchDropout"):
             module.eval()
-        elif (silence := getattr(module, "without_noise", None)) is not None:
-            silence()
+        elif (without_noise := getattr(module, "without_noise", None)) is not None:
+            without_noise()
     if observation.protocol.training_mode:
         replace_all_batch_norm_modules_(model)
     params = {n: p.detach() for n, p in model.named_parameters() if n in shared and p.requires_grad}

@@ -32,12 +32,12 @@ class CaseAnswer:
     @property
     def cells(self) -> tuple[str, ...]:
         said = self.said
-        told = [f"**{found}** {name}".strip() for name, found in said.levels.items()]
+        parts = [f"**{found}** {name}".strip() for name, found in said.levels.items()]
         words = " ".join([*said.sentences, *said.asides])
         first = said.terminal.strip()
         printed = "as the page" if self.printed else first or "–"
         holds = "yes" if not self.wrong else f"NO: {'; '.join(self.wrong)}"
-        return (said.page, self.case.name, self.case.lie, f"{', '.join(told)}: {words}", printed, stated(said), holds)
+        return (said.page, self.case.name, self.case.lie, f"{', '.join(parts)}: {words}", printed, stated(said), holds)
 
     @property
     def printed(self) -> bool:
@@ -48,14 +48,14 @@ class CaseAnswer:
     @property
     def short(self) -> tuple[str, ...]:
         """The case, what is believed wrongly, and what is said in its place; of a matrix each row with its counts."""
-        said, told = self.said, []
+        said, parts = self.said, []
         if said.page == "matrix":
             counted = {line["Defense"]: line["Images"] for line in said.rows("Images")}
-            told = [f"{name} **{found}**, {counted.get(name, '')}" for name, found in said.levels.items()]
+            parts = [f"{name} **{found}**, {counted.get(name, '')}" for name, found in said.levels.items()]
         else:
-            told = [f"**{found}** {words}" for found, words in zip(said.levels.values(), said.sentences, strict=True)]
-            told += [text.text for text in said.tree.all("p", "against")]
-        words = "; ".join(told)
+            parts = [f"**{found}** {words}" for found, words in zip(said.levels.values(), said.sentences, strict=True)]
+            parts += [text.text for text in said.tree.all("p", "against")]
+        words = "; ".join(parts)
         cut = words if len(words) <= LONGEST else f"{words[:LONGEST].rpartition(' ')[0]} …"
         return self.case.name, self.case.lie, cut + ("" if not self.wrong else f" NO: {'; '.join(self.wrong)}")
 

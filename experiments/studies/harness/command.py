@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from experiments.cli.call import errors
 from experiments.cli.errors import ConfigFault, one_line
-from experiments.cli.logs import silence_libraries
+from experiments.cli.logs import quiet_libraries
 from experiments.studies.harness.study import check
 from fedsim.errors import RunError
 from fedsim.simulation.ray_cluster import quiet_environment
@@ -16,7 +16,7 @@ from fedsim.simulation.ray_cluster import quiet_environment
 def call(run: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> None:
     """Run it with the options; what it had finished when it was stopped is on disk."""
     quiet_environment()
-    silence_libraries()
+    quiet_libraries()
     with faults_in_one_line("the same command goes on from here"):
         check(options)
         run(options)

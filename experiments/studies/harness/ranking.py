@@ -56,12 +56,12 @@ def agreement(ours: Sequence[float], paper: Sequence[float]) -> Agreement:
     """
     if len(ours) != len(paper):
         raise ValueError(f"{len(ours)} values beside {len(paper)} of the paper")
-    told = [(a, b) for a, b in combinations(range(len(paper)), 2) if paper[a] != paper[b]]
-    same = sum((ours[a] - ours[b]) * (paper[a] - paper[b]) > 0 for a, b in told)
+    distinct = [(a, b) for a, b in combinations(range(len(paper)), 2) if paper[a] != paper[b]]
+    same = sum((ours[a] - ours[b]) * (paper[a] - paper[b]) > 0 for a, b in distinct)
     if len(set(ours)) < 2 or len(set(paper)) < 2:
-        return Agreement(None, None, same, len(told))
+        return Agreement(None, None, same, len(distinct))
     found = kendalltau(ours, paper)
-    return Agreement(float(found.statistic), float(found.pvalue), same, len(told))
+    return Agreement(float(found.statistic), float(found.pvalue), same, len(distinct))
 
 
 def together(found: Sequence[Agreement]) -> Agreement:

@@ -33,8 +33,8 @@ def audit(pictures: Path, seed: int, device: str, *overrides: str) -> Config:
 
 def presets(*names: str) -> Config:
     """The settings of attacks as their files have them."""
-    found: Config = load_config("audit", f"attack=[{','.join(names)}]")["attack"]
-    return found
+    attacks: Config = load_config("audit", f"attack=[{','.join(names)}]")["attack"]
+    return attacks
 
 
 def draw_batch(labels: Int[Tensor, "pictures"], groups: Sequence[int], rng: torch.Generator) -> list[int] | None:

@@ -115,7 +115,7 @@ def _draw_masks(grid: tuple[int, int], path: Path, seed: int) -> None:
                 axes.set(xticks=np.arange(0.5, grid[1] - 1), yticks=np.arange(0.5, grid[0] - 1))
                 axes.tick_params(length=0, labelbottom=False, labelleft=False)
                 axes.grid(True)
-            told = f"{share:g}\nmasked {100 * true_share(grid, share):.1f} %"
+            label = f"{share:g}\nmasked {100 * true_share(grid, share):.1f} %"
             line[0].text(
-                -0.15, 0.5, told, transform=line[0].transAxes, ha="right", va="center", color=MUTED, fontsize=8
+                -0.15, 0.5, label, transform=line[0].transAxes, ha="right", va="center", color=MUTED, fontsize=8
             )

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli.call import console
-from experiments.cli.logs import silence_libraries
+from experiments.cli.logs import quiet_libraries
 from experiments.cli.progress import Bars
 from experiments.matrix.units import quiet
 from experiments.measure.command import PassesBar, measure_subject
@@ -24,7 +24,7 @@ def run_unit(unit: Unit) -> list[Entry]:
     Settings of the unit: `run`, those of the federated run; `measure`, those of `fedsim-measure`; `name`.
     """
     quiet_environment()
-    silence_libraries()
+    quiet_libraries()
     folder = run_folder(unit.out, unit.key)
     with quiet():
         train(unit.settings["run"], folder)

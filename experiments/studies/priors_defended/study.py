@@ -158,7 +158,7 @@ def work(unit: Unit) -> list[Entry]:
     config = benchmark.generator() if kind == "generator" else benchmark.lti(case)
     config["client"]["device"] = unit.device
     folder = Path(config["run_dir"])
-    with _silence():
+    with _quiet():
         run_prior(config, folder)
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return [{**summary, "kind": kind, "seed": benchmark.seed, "defense": None if case is None else case.defense}]
@@ -217,7 +217,7 @@ def _judge(benchmark: Benchmark) -> Judge:
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Trainings of several processes would print across the study's own lines."""
     before, console.quiet = console.quiet, True
     try:

@@ -45,7 +45,7 @@ class RowSpaces(Attack):
         if observation.protocol.batch_size > 1:
             raise NotApplicable("one picture in an update: the tokens of several share their row spaces")
         direct = observation.roles.direct_attention
-        norm = embedding_alone(observation, device) if direct else first_norm(observation, device)
+        norm = position_embedding(observation, device) if direct else first_norm(observation, device)
         tokens = len(norm.known) + norm.prefix_tokens
         width = len(norm.patch_weight)
         if tokens >= width:
@@ -95,7 +95,7 @@ class RowSpaces(Attack):
         return found
 
 
-def embedding_alone(observation: Observation, device: torch.device) -> FirstNorm:
+def position_embedding(observation: Observation, device: torch.device) -> FirstNorm:
     """What the first attention reads in APRIL's architecture, z = W_p p + b_p + e: scale 1, shift 0, nothing centred.
 
     Raises:

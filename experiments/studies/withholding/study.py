@@ -88,8 +88,8 @@ def table_lines(
     audits: Audits, variant: str, level: str, found: SmallestSets, margin: float, note: Note
 ) -> list[WithheldLine]:
     """Nothing withheld, each group alone, and all sets that the search tried; in the order of their size."""
-    alone = [frozenset({group}) for group in audits.groups]
-    sets = sorted(dict.fromkeys([frozenset[str](), *alone, *found.tried]), key=len)
+    single = [frozenset({group}) for group in audits.groups]
+    sets = sorted(dict.fromkeys([frozenset[str](), *single, *found.tried]), key=len)
     lines = []
     for withheld in sets:
         note(f"withheld {' + '.join(sorted(withheld)) or 'nothing'}")

@@ -136,9 +136,9 @@ def search_curve(attack: str, measure: str, values: Sequence[Series], psnr: Sequ
     described = f"{measure} and mean PSNR" if len(panels) > 1 else "Mean PSNR" if panels[0] is psnr else measure
     digest = hashlib.blake2b(attack.encode(), digest_size=4).hexdigest()
     svg = _svg(figure, f"search-{digest}", f"{described} over the steps of {attack}, a line per update.")
-    told = [(Series(f"{measure}, {line.name}", line.points), "{:.4g}".format) for line in values]
+    measured = [(Series(f"{measure}, {line.name}", line.points), "{:.4g}".format) for line in values]
     scored = [(Series(f"PSNR, {line.name}", line.points), decibels) for line in psnr]
-    return Chart(svg, over("Step", [*told, *scored]))
+    return Chart(svg, over("Step", [*measured, *scored]))
 
 
 @mpl.rc_context(STYLE)

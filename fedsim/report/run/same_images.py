@@ -20,7 +20,7 @@ class Same:
     """
 
     names: Mapping[Key, object]
-    told: bool
+    distinct: bool
 
 
 def named(records: Iterable[AttackRecord]) -> dict[Key, Made]:
@@ -44,7 +44,7 @@ def same_images(known: Mapping[Key, Made]) -> Same:
     """
     marks = {key: _mark(*made) for key, made in known.items()}
     if len({seed for seed, *_ in marks.values()}) <= 1:
-        return Same(marks, told=True)
+        return Same(marks, distinct=True)
     titles = {key: (image.image, image.label) for key, (_, image) in known.items()}
     under: dict[tuple[object, object], set[object]] = {}
     first: dict[object, object] = {}
@@ -54,7 +54,7 @@ def same_images(known: Mapping[Key, Made]) -> Same:
         if one != other:
             first[other] = one
     names = {key: _root(first, mark) for key, mark in marks.items()}
-    return Same(names, told=all(len(found) == 1 for found in under.values()))
+    return Same(names, distinct=all(len(found) == 1 for found in under.values()))
 
 
 def _mark(record: AttackRecord, image: ImageRecord) -> tuple[object, ...]:

@@ -163,8 +163,8 @@ def _refusals(run: RecordedRun, on_images: list[AttackSummary], leakage: Leakage
         return []
     groups = refusals(run)
     refusing = any(row.refused for row in on_images)
-    told = len(groups) == 1 and refusing and not leakage.returned and not any(row.done for row in on_images)
-    sentences = [] if told else [f"{group.attack} refused: {_reason(group)}." for group in groups[:REASONS_SHOWN]]
+    given = len(groups) == 1 and refusing and not leakage.returned and not any(row.done for row in on_images)
+    sentences = [] if given else [f"{group.attack} refused: {_reason(group)}." for group in groups[:REASONS_SHOWN]]
     if len(groups) > REASONS_SHOWN:
         sentences.append(f"{count(len(groups) - REASONS_SHOWN, 'further reason')} below.")
     if leakage.scored or (on_images and all(row.refused == row.observations for row in on_images)):
