@@ -30,8 +30,8 @@ from experiments.cli.validation import (
     worker_counts,
 )
 from experiments.commands.stage import CommandStage
-from experiments.engine.choice import estimate_run, with_engine
 from experiments.engine.attack_failures import AttackFailures
+from experiments.engine.choice import estimate_run, with_engine
 from experiments.engine.reporting import reported
 from experiments.engine.scratch import scratch_folder
 from experiments.engine.setup import (
