@@ -14,7 +14,7 @@ from torch import Tensor
 from attacks.session import file_name
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.image import psnr
-from fedsim.metrics.records import ImageScore
+from fedsim.metrics.records import TABLE, ImageScore
 from fedsim.observation import observation_name
 from fedsim.report.draw.pictures import path_inside, save_png
 from fedsim.result import AttackResult, Frame
@@ -27,14 +27,7 @@ COLUMNS = (
     "model",
     "image",
     "batch_size",
-    "mse",
-    "psnr",
-    "ssim",
-    "fft2d",
-    "lpips",
-    "private_psnr",
-    "private_ssim",
-    "private_lpips",
+    *TABLE,
     "label",
     "label_recovered",
     "certified",

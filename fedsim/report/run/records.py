@@ -1,8 +1,8 @@
 """What an attack made of an update and of each picture in it, as a line of `attacks.jsonl` says."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fedsim.report.thresholds import INDISTINGUISHABLE, is_recognisable
 
@@ -34,7 +34,8 @@ class ImageRecord:
 
     Attributes:
         psnr: as all scores without a prefix, of what the model saw.
-        private_psnr, private_ssim, private_lpips: of the client's own picture, before any defense changed it.
+        private_psnr: of the client's own picture, before any defense changed it, as all scores that begin so.
+        scores: by every other measure.
         guess_psnr: of the client's own picture, what a guess without any gradient reaches.
         seen_guess_psnr: the same of what the model saw; None in folders of earlier versions.
     """
@@ -42,20 +43,14 @@ class ImageRecord:
     image: str
     label: str | None
     label_recovered: str | None
-    mse: float | None
     psnr: float | None
-    ssim: float | None
-    fft2d: float | None
-    fft2d_mjp: float | None
-    lpips: float | None
     original: str | None
     reconstruction: str | None
     frames: FramesRecord | None = None
     private_psnr: float | None = None
-    private_ssim: float | None = None
     guess_psnr: float | None = None
     seen_guess_psnr: float | None = None
-    private_lpips: float | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def changed(self) -> bool:
@@ -67,9 +62,9 @@ class ImageRecord:
         seen, own = (10 ** (-psnr / 20) for psnr in (self.psnr, self.private_psnr))
         if abs(seen - own) > 10 ** (-ROUNDING / 20):
             return True
-        if self.ssim is None or self.private_ssim is None:
+        if not {"ssim", "private_ssim"} <= self.scores.keys():
             return False
-        return not math.isclose(self.ssim, self.private_ssim, abs_tol=1e-4)
+        return not math.isclose(self.scores["ssim"], self.scores["private_ssim"], abs_tol=1e-4)
 
     @property
     def leaked(self) -> float | None:
@@ -79,15 +74,10 @@ class ImageRecord:
         """
         return self.private_psnr if self.private_psnr is not None else self.psnr
 
-    @property
-    def leaked_ssim(self) -> float | None:
-        """SSIM against the client's own picture, as `leaked`."""
-        return None if self.leaked is None else self.ssim if self.private_psnr is None else self.private_ssim
-
-    @property
-    def leaked_lpips(self) -> float | None:
-        """LPIPS against the client's own picture, as `leaked`."""
-        return None if self.leaked is None else self.lpips if self.private_psnr is None else self.private_lpips
+    def leaked_by(self, measure: str) -> float | None:
+        """By another measure against the client's own picture, as `leaked`."""
+        name = measure if self.private_psnr is None else f"private_{measure}"
+        return None if self.leaked is None else self.scores.get(name)
 
     @property
     def recognisable(self) -> bool:
