@@ -27,7 +27,7 @@ class Effect:
         return part in self.KEEPS
 
     def at(self, server_round: int) -> Self:
-        """As it is in that round, for what changes from one to another."""
+        """The effect as it is in that round, for what changes from one to another."""
         return self
 
 
@@ -177,7 +177,7 @@ class Unpublished(Effect):
 
 
 def effects_to_records(effects: Iterable[Effect]) -> list[dict[str, Any]]:
-    """For JSON; an effect that is none of the above is recorded as `Unpublished`."""
+    """Effects as JSON has them; an effect that is none of the above is recorded as `Unpublished`."""
     known = (one if type(one) in KINDS.values() else Unpublished(type(one).__name__) for one in effects)
     return [{"effect": type(one).__name__, **vars(one)} for one in known]
 

@@ -50,7 +50,7 @@ def aggregate(
 
 
 def lone_clients(clients: Iterable[int], speaking: set[int], size: int | None) -> set[int]:
-    """Of the clients that share something those in whose group fewer than `FEWEST` do; groups as in `in_groups`.
+    """The clients that share something and in whose group fewer than `FEWEST` do; groups as in `in_groups`.
 
     A sum over one client is its update: secure aggregation aborts there. The server sees the model before and after,
     and a step that held one more client's update would show it.

@@ -15,7 +15,7 @@ logger = getLogger(__name__)
 
 
 class PrivacyBudget:
-    """Of every ε the largest of any client in any round so far; a strategy reports a mean weighted by examples.
+    """The largest ε of each kind of any client in any round so far; a strategy reports a mean weighted by examples.
 
     A client's ε is of all its rounds and never falls: clients that this round left out have spent theirs too. One that
     began to count anew (a SuperNode keeps its count in memory and was started again) has spent more than it says, and

@@ -92,7 +92,7 @@ class Generator:
             raise NotApplicable(f"the generator makes pictures of {made}, the model reads {shape}")
 
     def fits(self, shape: tuple[int, ...]) -> None:
-        """As `check`, before anything runs.
+        """Refuse as `check` does, before anything runs.
 
         Raises:
             ConfigError: it makes pictures of another shape, or takes no input of this length.

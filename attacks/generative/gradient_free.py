@@ -83,7 +83,7 @@ class Evolution(Search):
         return results
 
     def evolve(self, problem: Problem, evaluate: Evaluation, seed: int, task: SearchTask) -> BestCandidate:
-        """One restart."""
+        """Evolve one restart."""
         budget, device, session = task.budget, task.device, task.session
         evolution = _Evolution(problem, self, seed)
         saved = session.load()
@@ -181,7 +181,7 @@ class _Evolution:
 
     @property
     def fraction(self) -> float:
-        """Of the run that is over."""
+        """The share of the run that is over."""
         return self.generation / self._generations
 
     def ask(self) -> Float[Tensor, "population batch latent"]:

@@ -18,7 +18,7 @@ class Parametrisation(ABC):
     """Candidates as a tensor of free numbers. Stateless between victims: `prepare` gives what belongs to one."""
 
     def fits(self, image_shape: tuple[int, ...]) -> None:  # noqa: B027 - most span images of any shape
-        """As `Attack.fits`."""
+        """Refuse images of a shape that cannot be served, as `Attack.fits`."""
 
     @abstractmethod
     def prepare(

@@ -126,7 +126,7 @@ class MaskedJigsawPuzzle(Defense):
 
     @property
     def repeatable(self) -> bool:
-        """As a batch without a mask: one with a mask does not come out the same."""
+        """Whether a batch comes out the same each time: one without a mask does."""
         return True
 
     def effects(self) -> tuple[Effect, ...]:

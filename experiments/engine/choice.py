@@ -94,7 +94,7 @@ def _choice(config: JobConfig, work: str, estimate: Callable[[], Estimate] | Non
 
 
 def estimate_audit(setup: Setup, groups: int) -> Estimate:
-    """Of so many groups of `audit.victims` updates each."""
+    """Seconds of an audit of so many groups of `audit.victims` updates each."""
     config = setup.config
     assert isinstance(config, AuditConfig)
     client, audit = config.client, config.audit
@@ -106,7 +106,7 @@ def estimate_audit(setup: Setup, groups: int) -> Estimate:
 
 
 def estimate_run(setup: Setup) -> Estimate:
-    """Of all rounds and their attacks, on workers of their own beside those of the clients."""
+    """Seconds of all rounds and their attacks, on workers of their own beside those of the clients."""
     config = setup.config
     assert isinstance(config, RunConfig)
     client, observe, rounds = config.client, config.observe, config.num_rounds
@@ -126,7 +126,7 @@ def estimate_run(setup: Setup) -> Estimate:
 
 
 def estimate_jobs(config: JobConfig, each: Iterable[float]) -> Estimate:
-    """Of jobs that take so many seconds in one process, each on a worker."""
+    """Seconds of jobs that take so many seconds in one process, each on a worker."""
     seconds = list(each)
     workers = _at_once(config, len(seconds), attackers=False)
     shared = max([sum(seconds) / workers, *seconds])

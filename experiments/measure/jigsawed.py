@@ -101,7 +101,7 @@ def mask_embedding(subject: Subject) -> str:
 def draw_jigsaw(
     count: int, grid: Size, patch: Size, ratio: float, min_block: int | None, seed: int, draw: int
 ) -> Jigsaw:
-    """The same for every model with this grid, so that models are compared on the same x̃."""
+    """A jigsaw, the same for every model with this grid, so that models are compared on the same x̃."""
     ratio = float(ratio)  # YAML gives 0 and 1 as whole numbers
     rng = torch_generator(seed, "jigsaw", draw, str(ratio))
     masks = blockwise_masks(count, grid, ratio, min_block, rng)

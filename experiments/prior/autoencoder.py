@@ -56,7 +56,7 @@ def train_generator(
     progress: Callable[[int, float], None],
     device: torch.device,
 ) -> Autoencoder:
-    """From `seed` alone, whatever kills it on the way."""
+    """Train it from `seed` alone, whatever kills it on the way."""
     with seeded_globals(seed, "prior-weights"):
         classes = num_classes if settings.conditional else 0
         model = Autoencoder(ConvGenerator(settings.latent, side, settings.channels, classes)).to(device)

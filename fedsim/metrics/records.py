@@ -48,7 +48,7 @@ class ImageScore:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ImageScore":
-        """From JSON; what another version wrote besides is left out."""
+        """A score from JSON; what another version wrote besides is left out."""
         known = {one.name for one in fields(cls)}
         return cls(**{"image": "", **{key: value for key, value in values.items() if key in known}})
 

@@ -80,7 +80,7 @@ def few_test_images(accuracies: Sequence[float], test_images: int | None) -> str
 
 
 def nothing_learned(who: str, guess: float | None) -> str:
-    """Of runs whose accuracies chance explains by a guess, and are compared."""
+    """What to say of runs whose accuracies chance explains by a guess, and are compared."""
     always = f"always naming the commonest class is right for {percent(guess)}"
     return f"{who} learned more than guessing ({always}), so their difference in accuracy says nothing"
 

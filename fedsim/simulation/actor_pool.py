@@ -131,7 +131,7 @@ class ActorPool(Generic[Tag]):
 
     @property
     def references(self) -> list[Any]:
-        """Of everything that `wait` waits for."""
+        """References of everything that `wait` waits for."""
         return [*self._running, *self._starting]
 
     def add(self, count: int) -> None:

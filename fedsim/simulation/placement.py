@@ -22,7 +22,7 @@ class Request:
         return {"CPU": self.cpus, "GPU": self.gpus, **self.resources}
 
     def options(self) -> dict[str, Any]:
-        """For `ray.remote(…).options(…)`."""
+        """Arguments for `ray.remote(…).options(…)`."""
         return {"num_cpus": self.cpus, "num_gpus": self.gpus, "resources": dict(self.resources) or None}
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ def anywhere(number: int) -> Any:
 
 
 def living_nodes() -> list[Node]:
-    """Those of the cluster that this process is connected to."""
+    """The nodes of the cluster that this process is connected to."""
     import ray
 
     return [Node(node["NodeID"], dict(node["Resources"])) for node in ray.nodes() if node["Alive"]]

@@ -24,7 +24,7 @@ METHODS = ("auto", "double_backward", "finite_difference", "central_difference",
 
 @dataclass(frozen=True)
 class Derivative:
-    """Of each candidate: the distance, and its derivative by each floating-point variable."""
+    """The distance of each candidate, and its derivative by each floating-point variable."""
 
     values: Float[Tensor, "candidates"]
     by: Variables
@@ -181,7 +181,7 @@ def _moved(params: State, direction: State, epsilon: Tensor) -> State:
 
 
 def split(variables: Variables) -> tuple[Variables, Variables]:
-    """Those with a derivative, and class labels."""
+    """Variables with a derivative, and class labels."""
     smooth = {name: variable for name, variable in variables.items() if variable.is_floating_point()}
     return smooth, {name: variable for name, variable in variables.items() if name not in smooth}
 

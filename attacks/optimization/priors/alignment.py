@@ -136,7 +136,7 @@ def _slopes(pictures: Float[Tensor, "n 1 height width"]) -> Float[Tensor, "n 2 h
 
 
 def shrink(pictures: Float[Tensor, "n channels height width"], side: int) -> Float[Tensor, "n channels h w"]:
-    """So that the longer side is `side` at most."""
+    """Scale images down so that the longer side is `side` at most."""
     factor = side / max(pictures.shape[-2:])
     if factor >= 1:
         return pictures

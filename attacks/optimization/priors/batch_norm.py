@@ -139,7 +139,7 @@ def batch_norm_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def running_statistics(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
-    """Of the BatchNorm layers that keep them."""
+    """Running mean and variance of the BatchNorm layers that keep them."""
     found = {}
     for name, layer in batch_norm_layers(model).items():
         mean, variance = getattr(layer, "running_mean", None), getattr(layer, "running_var", None)

@@ -111,7 +111,7 @@ class Search(ABC, SettingsGroup):
     @property
     @abstractmethod
     def cost(self) -> float:
-        """In steps of one candidate."""
+        """How long it takes, in steps of one candidate."""
 
     @abstractmethod
     def run(self, task: SearchTask, rngs: Sequence[torch.Generator]) -> list[BestCandidate]:

@@ -64,7 +64,7 @@ class Descent(Search):
 
     @property
     def cost(self) -> float:
-        """In steps of one candidate."""
+        """How long it takes, in steps of one candidate."""
         steps = self.steps * self.restarts
         return float(steps if self.moves.elementwise else steps * self.moves.inner)
 

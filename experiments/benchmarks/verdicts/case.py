@@ -72,7 +72,7 @@ class PlannedRun:
 
 
 def of_run(run: PlannedRun) -> Callable[[Path], Said]:
-    """Its page, and what the command says at its end."""
+    """Build a run, and read its page and what the command says at its end."""
 
     def make(folder: Path) -> Said:
         terminal = write(run, folder)

@@ -26,7 +26,7 @@ class Element:
         return self.attributes.get("class", "").split()
 
     def all(self, tag: str | None = None, *classes: str) -> "Iterator[Element]":
-        """Those below it with this tag and all of these classes, in order."""
+        """All elements below it with this tag and all of these classes, in order."""
         for child in self.children:
             if isinstance(child, Element):
                 if tag in (None, child.tag) and set(classes) <= set(child.classes):

@@ -129,7 +129,7 @@ def plan(options: argparse.Namespace, seeds: Sequence[int]) -> list[Unit]:
 
 
 def steps_of(options: argparse.Namespace) -> Mapping[str, int]:
-    """Of the searches, by what they are for."""
+    """Steps of the searches, by what they are for."""
     scale = SCALES[options.scale]
     asked = options.steps
     return {"matching": asked or scale.matching.steps, "fixed": asked or scale.fixed.steps}

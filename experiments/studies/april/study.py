@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def page(options: argparse.Namespace, entries: list[Entry]) -> Page:
-    """Of the parts that were asked for; draws their figures."""
+    """The page of the parts that were asked for; draws their figures."""
     parts = [part for part in PARTS if part in options.parts]
     for part in parts:
         if part in FIGURES:

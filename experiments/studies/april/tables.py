@@ -54,7 +54,7 @@ Entries = Sequence[Entry]
 
 
 def tables(entries: Entries, parts: Sequence[str]) -> list[Table]:
-    """Those of the parts that were asked for."""
+    """The tables of the parts that were asked for."""
     makers = {CLOSED_FORM: closed_form_table, "curves": curves_table, TWINS: twins_table, FIXED_PE: fixed_table}
     return [makers[part](entries) for part in parts]
 

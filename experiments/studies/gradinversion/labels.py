@@ -39,7 +39,7 @@ class Known:
 
 
 def known_features(setup: Setup, pictures: int, seed: int, device: str) -> Known:
-    """Of at most so many pictures of clients, drawn at random."""
+    """Features of at most so many pictures of clients, drawn at random."""
     data = setup.data
     model = setup.model.to(device).eval()
     normalise = Normaliser(model)

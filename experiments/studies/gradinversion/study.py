@@ -185,7 +185,7 @@ def work(unit: Unit) -> list[Entry]:
 
 
 def configuration(unit: Unit) -> Config:
-    """Of audits of the ablation's batches; BatchNorm in evaluation mode, labels by the paper's rule."""
+    """Settings of audits of the ablation's batches; BatchNorm in evaluation mode, labels by the paper's rule."""
     scale: GradInversionScale = unit.settings["scale"]
     batch = [f"audit.batch_size={scale.batch}", f"attack=[{ATTACK}]", "client.training_mode=false"]
     search = [f"attack.{ATTACK}.{name}={value}" for name, value in scale.search.items()]

@@ -21,7 +21,7 @@ FEWEST = 5
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of two orders of the same rows.
+    """How far two orders of the same rows agree.
 
     Attributes:
         tau: Kendall's τ-b; None where one side has all its values equal, or there is but one row.
@@ -65,7 +65,7 @@ def agreement(ours: Sequence[float], paper: Sequence[float]) -> Agreement:
 
 
 def together(found: Sequence[Agreement]) -> Agreement:
-    """Of columns that depend on each other: the weakest of them, whose pairs count once however many columns."""
+    """The weakest agreement of columns that depend on each other, whose pairs count once however many columns."""
     return min(found, key=lambda one: (one.tau is not None, one.tau or 0.0, one.same))
 
 

@@ -47,7 +47,7 @@ class Unit:
 
     @classmethod
     def of(cls, options: argparse.Namespace, key: str, settings: Mapping[str, Any]) -> "Unit":
-        """One that is computed where the options say."""
+        """A unit that is computed where the options say."""
         return cls(key, settings, options.out, options.threads, options.device)
 
 
@@ -273,7 +273,7 @@ def spread_of(values: Iterable[float], form: str = ".1f") -> str:
 
 
 def counted(text: str, done: int, count: int) -> str:
-    """With how many of the asked ones it is of, where it is not of all."""
+    """A text with how many of the asked ones it is of, where it is not of all."""
     return text if done == count else f"{text} ({done} of {count})"
 
 

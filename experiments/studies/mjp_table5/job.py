@@ -63,7 +63,7 @@ class TableJob:
         }
 
     def config(self, case: TableCase) -> Config:
-        """Of an audit of this case, with the attacks under the names that they have in the table."""
+        """Settings of an audit of this case, with the attacks under the names that they have in the table."""
         options = self.options
         overrides = [
             "simulation=inline",

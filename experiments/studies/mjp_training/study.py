@@ -85,7 +85,7 @@ def units(
 
 
 def key_of(variant: Variant, seed: int) -> str:
-    """Of a unit, and of its folder."""
+    """The name of a unit and of its folder."""
     return f"{variant.name}-{seed}"
 
 

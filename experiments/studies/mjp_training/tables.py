@@ -37,14 +37,14 @@ class Measured:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Of the patches; all variants have the same."""
+        """The grid of patches; all variants have the same."""
         rows, columns = next(iter(self.records.values()))[0]["jigsaw"]["grid"]
         return int(rows), int(columns)
 
 
 @dataclass(frozen=True)
 class MeasureColumn:
-    """Of a table: a measure of one record, and what the paper has for it.
+    """A column of a table: a measure of one record, and what the paper has for it.
 
     Attributes:
         key: of the CSV's column.

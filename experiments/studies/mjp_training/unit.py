@@ -35,7 +35,7 @@ def run_unit(unit: Unit) -> list[Entry]:
 
 
 def run_folder(out: Path, key: str) -> Path:
-    """Of a unit's federated run."""
+    """The folder of a unit's federated run."""
     return out / "runs" / key
 
 

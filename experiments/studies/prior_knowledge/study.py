@@ -160,7 +160,7 @@ def results(
 
 
 def of_method(method: str, attacks: Mapping[str, Any], scale: KnowledgeScale) -> dict[str, Any]:
-    """Its settings: every search has the same optimiser, no box and no prior, but for what its name says."""
+    """A method's settings: every search has the same optimiser, no box and no prior, but for what its name says."""
     if method not in (SQUARED, COSINE, RANDOM, FEATURES, ROW_SPACE):
         return dict(attacks[PRESETS[method]])
     plain, distance = attacks[PRESETS[COSINE]], "SquaredL2" if method == SQUARED else "Cosine"

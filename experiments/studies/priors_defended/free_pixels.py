@@ -30,7 +30,7 @@ TRIED = 2
 
 @dataclass(frozen=True)
 class Setting:
-    """Of free pixels: an optimiser with its schedule, and the weight of total variation."""
+    """A search of free pixels: an optimiser with its schedule, and the weight of total variation."""
 
     optimiser: str
     weight: float

@@ -192,7 +192,7 @@ def attacks(benchmark: Benchmark, case: DefendedCase, device: str) -> Iterator[E
 
 
 def configuration(benchmark: Benchmark, case: DefendedCase, device: str) -> Config:
-    """Of the audit, with the settings of every attack."""
+    """Settings of the audit, with the settings of every attack."""
     config = benchmark.audit(case, chosen(benchmark, benchmark.generator()))
     config["client"]["device"] = device
     config["attack"] = {attack: config["attack"][attack] for attack in ATTACKS}

@@ -140,7 +140,7 @@ def train(unit: MatrixRun, withheld: Names, mode: str) -> Cost:
 
 
 def audit_config(options: argparse.Namespace, variant: str) -> Config:
-    """Of an audit of single pictures without defense, with every attack of every level."""
+    """Settings of an audit of single pictures without defense, with every attack of every level."""
     config = _composed(
         options,
         "audit",
@@ -153,7 +153,7 @@ def audit_config(options: argparse.Namespace, variant: str) -> Config:
 
 
 def training_config(options: argparse.Namespace) -> Config:
-    """Of a federated run with local steps, that nobody attacks: the server sees whole weights."""
+    """Settings of a federated run with local steps, that nobody attacks: the server sees whole weights."""
     return _composed(
         options,
         "run",

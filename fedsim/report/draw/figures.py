@@ -209,7 +209,7 @@ def _figure(width: float = 3.9, height: float = 2.7) -> tuple[Figure, Axes]:
 
 
 def hidden(lines: Sequence[Sequence[tuple[float, float]]]) -> list[int]:
-    """By how many later lines each would be hidden: such a line is drawn so much thicker."""
+    """For each line by how many later lines each would be hidden: such a line is drawn so much thicker."""
     heights = [y for line in lines for _, y in line]
     near = 0.01 * (max(heights, default=0.0) - min(heights, default=0.0))
 

@@ -96,7 +96,7 @@ def count_images(
 
 
 def on_images(records: Iterable[AttackRecord], labels: AbstractSet[str]) -> list[AttackRecord]:
-    """Those of attacks that are after images."""
+    """Records of attacks that are after images."""
     return [record for record in records if record.attack not in labels and not record.labels_alone]
 
 
@@ -112,7 +112,7 @@ def rebuilt(records: Iterable[AttackRecord]) -> dict[Key, list[Made]]:
 
 
 def recognised(found: Mapping[Key, Sequence[Made]]) -> tuple[set[Key], set[Key]]:
-    """Those that can be recognised as the client's own, and the others that can be as the model saw them."""
+    """Images that can be recognised as the client's own, and the others that can be as the model saw them."""
     own = {key for key, made in found.items() if any(image.recognisable for _, image in made)}
     return own, {key for key, made in found.items() if any(image.as_seen for _, image in made)} - own
 

@@ -75,7 +75,7 @@ class ImageRecord:
         return self.private_psnr if self.private_psnr is not None else self.psnr
 
     def leaked_by(self, measure: str) -> float | None:
-        """By another measure against the client's own picture, as `leaked`."""
+        """What another measure says against the client's own picture, as `leaked`."""
         name = measure if self.private_psnr is None else f"private_{measure}"
         return None if self.leaked is None else self.scores.get(name)
 

@@ -53,7 +53,7 @@ class Verdict:
 
     @property
     def line(self) -> str:
-        """For a terminal."""
+        """The verdict in a line, for a terminal."""
         parts = [f"{self.tag.lower()}: {self.sentence}", self.uncertified, *self.cautions]
         return " ".join(part for part in parts if part)
 
