@@ -144,7 +144,7 @@ def _evaluation(problem: Problem, derivative: MixedDerivative, method: str, task
             total = problem.space.penalty(part)
             for prior, term in problem.terms.values():
                 if (factor := prior.weight_at(fraction)) > 0:
-                    total = total + factor * torch.stack([term(picture) for picture in images]).detach()
+                    total = total + factor * torch.stack([term(image) for image in images]).detach()
             priors.append(total.detach())
         matching = torch.cat(found)
         return matching + torch.cat(priors), matching

@@ -60,15 +60,15 @@ def main() -> None:
     ):
         if folder is None:
             continue
-        pictures = GroupedImages(folder, side, classes, options.pictures)
+        images = GroupedImages(folder, side, classes, options.pictures)
         vit = ModelSpec("vit_tiny_patch16_224", classes, side, patch, kwargs={"depth": options.depth})
         for name, spec in (("vit_tiny", vit), ("resnet18", ModelSpec("resnet18", classes))):
             model = spec.build(0).train()
             for state in ("initial", "trained"):
                 if state == "trained":
-                    train(model, pictures.images, pictures.labels, options.steps, options.lr)
+                    train(model, images.images, images.labels, options.steps, options.lr)
                 setting = f"{name}, {data}, C = {classes}, {state}"
-                rows += measure(setting, model, pictures, options.batches)
+                rows += measure(setting, model, images, options.batches)
                 write(rows, options.out)
                 print(f"{setting}: {time.process_time() - start:.0f} s of CPU", flush=True)
     print("\n" + "\n\n".join(tables(rows)))

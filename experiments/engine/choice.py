@@ -111,9 +111,9 @@ def estimate_run(setup: Setup) -> Estimate:
     assert isinstance(config, RunConfig)
     client, observe, rounds = config.client, config.observe, config.num_rounds
     a_round = clients_a_round(config)
-    pictures = max(1, len(setup.data.train) // config.num_clients)
-    batch = min(client.batch_size, pictures)
-    steps = client.local_steps or client.local_epochs * ceil(pictures / batch)
+    images = max(1, len(setup.data.train) // config.num_clients)
+    batch = min(client.batch_size, images)
+    steps = client.local_steps or client.local_epochs * ceil(images / batch)
     step = _step_seconds(setup, batch)
     turns = rounds * a_round
     training = turns * step * (1 if client.share == "gradient" else steps)

@@ -280,15 +280,15 @@ def _sample(x: Picture, places: Float[np.ndarray, "height width 2"], mode: str) 
 def _pixelate(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture:
     height, width = x.shape[:2]
     small = (int(width * levels[0]), int(height * levels[0]))
-    picture = _as_file(x).resize(small, PIL.Image.Resampling.BOX).resize((width, height), PIL.Image.Resampling.BOX)
-    return np.asarray(picture, dtype=np.float64) / 255.0
+    image = _as_file(x).resize(small, PIL.Image.Resampling.BOX).resize((width, height), PIL.Image.Resampling.BOX)
+    return np.asarray(image, dtype=np.float64) / 255.0
 
 
 def _jpeg_compression(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture:
     content = io.BytesIO()
     _as_file(x).save(content, "JPEG", quality=int(levels[0]))
-    with PIL.Image.open(content) as picture:
-        return np.asarray(picture, dtype=np.float64) / 255.0
+    with PIL.Image.open(content) as image:
+        return np.asarray(image, dtype=np.float64) / 255.0
 
 
 def _as_file(x: Picture) -> PIL.Image.Image:

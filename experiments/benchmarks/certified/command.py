@@ -23,9 +23,9 @@ SHARED = ("model", "state", "defense", "protocol", "number", "purpose")
 
 def run(options: argparse.Namespace) -> None:
     """Trains, attacks, judges and writes the page."""
-    pictures = None if options.pictures is None else str(options.pictures)
-    trainings = [Unit.of(options, f"train/{name}", {"train": name, "pictures": pictures}) for name in MODELS]
-    settings = {"pictures": pictures}
+    images = None if options.pictures is None else str(options.pictures)
+    trainings = [Unit.of(options, f"train/{name}", {"train": name, "pictures": images}) for name in MODELS]
+    settings = {"pictures": images}
     trained = carry_out(trainings, compute, options, settings)
     units: list[Unit] = []
     cell_of: dict[str, CertifiedCell] = {}
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> None:
         keys = list(planned)
         for start in range(0, len(keys), TOGETHER):
             some = keys[start : start + TOGETHER]
-            units += [Unit.of(options, key, {"cell": planned[key], "pictures": pictures}) for key in some]
+            units += [Unit.of(options, key, {"cell": planned[key], "pictures": images}) for key in some]
             entries = [
                 {**{name: getattr(cell_of[entry["unit"]], name) for name in SHARED}, **entry}
                 for entry in carry_out(units, compute, options, settings)

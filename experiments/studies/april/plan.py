@@ -118,13 +118,13 @@ def plan(options: argparse.Namespace, seeds: Sequence[int]) -> list[Unit]:
     counts = {CLOSED_FORM: max(grid.pictures for grid in scale.grids), FIXED_PE: scale.fixed.pictures}
     most = max(counts.get(part, scale.matching.pictures) for part in options.parts)
     units: list[Unit] = []
-    pictures = _choose(options, min(most, options.count or most))
+    images = _choose(options, min(most, options.count or most))
     if CLOSED_FORM in options.parts:
-        units += _closed_forms(options, scale, seeds, pictures)
+        units += _closed_forms(options, scale, seeds, images)
     arms = dict.fromkeys(arm for part in options.parts for arm in PART_ARMS.get(part, ()))
-    units += [_matching(options, scale, arm, seed, pictures) for seed in seeds for arm in arms]
+    units += [_matching(options, scale, arm, seed, images) for seed in seeds for arm in arms]
     if FIXED_PE in options.parts:
-        units += _fixed(options, scale, seeds, pictures)
+        units += _fixed(options, scale, seeds, images)
     return units
 
 

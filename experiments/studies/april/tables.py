@@ -258,8 +258,8 @@ def _best_guess(guesses: Entries) -> dict[tuple[int, int], float]:
     """The PSNR of each picture's better guess, by seed and number."""
     best: dict[tuple[int, int], float] = {}
     for entry in guesses:
-        picture = entry["seed"], entry["number"]
-        best[picture] = max(entry["psnr"], best.get(picture, -math.inf))
+        image = entry["seed"], entry["number"]
+        best[image] = max(entry["psnr"], best.get(image, -math.inf))
     return best
 
 

@@ -103,9 +103,9 @@ def _summary(outcomes: Sequence[RuleResult]) -> Entry:
     }
 
 
-def _features(model: nn.Module, normalise: Normaliser, pictures: ImageSet) -> Float[Tensor, "pictures width"]:
-    parts = torch.arange(len(pictures)).split(CHUNK)
-    return torch.cat([head_features(model, normalise(pictures.images(part))).cpu() for part in parts])
+def _features(model: nn.Module, normalise: Normaliser, images: ImageSet) -> Float[Tensor, "pictures width"]:
+    parts = torch.arange(len(images)).split(CHUNK)
+    return torch.cat([head_features(model, normalise(images.images(part))).cpu() for part in parts])
 
 
 def _drawn(count: int, most: int, seed: int, purpose: str) -> list[int]:

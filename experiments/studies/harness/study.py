@@ -126,9 +126,9 @@ def check(options: argparse.Namespace) -> None:
             raise ConfigError(f"--{name}", value, "at least 1")
     if getattr(options, "device", None) == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device", "cuda", "cpu: there is no CUDA device here")
-    pictures = getattr(options, "pictures", None)
-    if pictures is not None and not pictures.is_dir():
-        raise ConfigError("--pictures", pictures, "a folder; there is no such folder")
+    images = getattr(options, "pictures", None)
+    if images is not None and not images.is_dir():
+        raise ConfigError("--pictures", images, "a folder; there is no such folder")
 
 
 def carry_out(

@@ -103,6 +103,6 @@ def scores(truth: GroundTruth, images: Tensor | None, labels: Tensor | None = No
 
 def guess(client: Client, truth: GroundTruth) -> Entry:
     """The scores of the mean public picture, what can be guessed without a gradient."""
-    picture = client.setup.guess()
-    pictures = picture.expand(len(truth.labels), -1, -1, -1)
-    return {"status": "done", "reason": "", "seconds": 0.0, **scores(truth, pictures)}
+    image = client.setup.guess()
+    images = image.expand(len(truth.labels), -1, -1, -1)
+    return {"status": "done", "reason": "", "seconds": 0.0, **scores(truth, images)}

@@ -97,9 +97,9 @@ def _draw(axis: Any, cell: FigureCell, client: int, results: Results, out: Path)
     axis.set_title(f"{title}\n{text}", fontsize=6.5, pad=2, loc="left")
     path = out / "pictures" / cell.folder / f"{client:03d}.png"
     if path.exists():
-        with Image.open(path) as picture:
-            smooth = "nearest" if picture.width < SMALL else "antialiased"
-            axis.imshow(np.asarray(picture.convert("RGB")), interpolation=smooth)
+        with Image.open(path) as image:
+            smooth = "nearest" if image.width < SMALL else "antialiased"
+            axis.imshow(np.asarray(image.convert("RGB")), interpolation=smooth)
 
 
 def _decibels(psnr: float) -> str:

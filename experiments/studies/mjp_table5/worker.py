@@ -132,8 +132,8 @@ def public_sum(pictures: ImageSet, seed: int) -> Float[Tensor, "c h w"]:
     """The sum of the pictures at `public_positions`, in float64."""
     total = None
     for position in public_positions(len(pictures), seed):
-        picture = pictures.images([position])[0].double()
-        total = picture if total is None else total + picture
+        image = pictures.images([position])[0].double()
+        total = image if total is None else total + image
     assert total is not None
     return total
 

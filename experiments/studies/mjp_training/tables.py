@@ -240,12 +240,12 @@ def _chance(table: str, rows: Sequence[MeasureRow], columns: Sequence[MeasureCol
     if columns[0].key != "top1":
         return []
     records = [record for row in rows for record in measured.records[row.variant]]
-    pictures, top1 = records[0]["pictures"], sum(record["top1"] for record in records) / len(records)
-    error = 100.0 * math.sqrt(top1 * (1.0 - top1) / pictures)
+    images, top1 = records[0]["pictures"], sum(record["top1"] for record in records) / len(records)
+    error = 100.0 * math.sqrt(top1 * (1.0 - top1) / images)
     paper = [_of_paper(columns[0], row) for row in rows]
     between = max(paper) - min(paper)
     note = "" if between > 4.0 * error else ": the order of such differences is mostly chance here"
-    spread = f"one standard error of {pictures} test pictures is {error:.1f} points"
+    spread = f"one standard error of {images} test pictures is {error:.1f} points"
     return [f"{table}, {columns[0].title}: {spread}, the paper's rows lie within {between:.1f}{note}."]
 
 

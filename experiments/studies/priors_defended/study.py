@@ -205,8 +205,8 @@ def _scored(result: AttackResult, truth: GroundTruth, judge: Judge) -> Iterator[
     for place, one in enumerate(found):
         entry: Entry = {"image": one.image, "psnr": one.psnr, "ssim": one.ssim, "lpips": one.lpips, "feature": None}
         if result.images is not None and one.reconstruction is not None:
-            picture = result.images[one.reconstruction][None].float().cpu().clamp(0, 1)
-            entry["feature"] = float(judge.between(picture, truth.images[place][None].float().cpu())[0])
+            image = result.images[one.reconstruction][None].float().cpu().clamp(0, 1)
+            entry["feature"] = float(judge.between(image, truth.images[place][None].float().cpu())[0])
         yield entry
 
 

@@ -182,8 +182,8 @@ def _composed(options: argparse.Namespace, name: str, *overrides: str) -> Config
 
 def _settings(options: argparse.Namespace) -> Mapping[str, object]:
     """What every audit depends on."""
-    pictures = None if options.pictures is None else str(options.pictures.resolve())
-    return {"model": options.model, "pictures": pictures, "count": options.count, "seed": options.seed}
+    images = None if options.pictures is None else str(options.pictures.resolve())
+    return {"model": options.model, "pictures": images, "count": options.count, "seed": options.seed}
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -139,8 +139,8 @@ class AttackRecord:
     @property
     def labels_alone(self) -> bool:
         """Whether it came to an end and was after labels, not after pictures, of which a search keeps a trace."""
-        pictures = any(image.rebuilt for image in self.images)
-        return self.status == "done" and self.labelled and not self.trace and not pictures
+        images = any(image.rebuilt for image in self.images)
+        return self.status == "done" and self.labelled and not self.trace and not images
 
     @property
     def certified(self) -> bool:
