@@ -198,12 +198,12 @@ def fingerprint(
 def _contents(settings: object) -> list[str]:
     """Digests of the checkpoints, at any depth, in the order of the settings."""
     if isinstance(settings, Mapping):
-        found = [content for key in sorted(settings, key=str) for content in _contents(settings[key])]
+        result = [content for key in sorted(settings, key=str) for content in _contents(settings[key])]
         path = settings.get("checkpoint")
         if isinstance(path, str) and (file := Path(path).expanduser()).is_file():
             with file.open("rb") as opened:
-                found.append(hashlib.file_digest(opened, "blake2b").hexdigest())
-        return found
+                result.append(hashlib.file_digest(opened, "blake2b").hexdigest())
+        return result
     if isinstance(settings, Sequence) and not isinstance(settings, str):
         return [content for setting in settings for content in _contents(setting)]
     return []

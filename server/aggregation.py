@@ -166,12 +166,12 @@ def _mean_metrics(replies: Sequence[Message]) -> dict[str, float]:
     reported = [next(iter(metric_records(reply.content).values()), MetricRecord()) for reply in replies]
     weights = [_number(record, NUM_EXAMPLES) or 0.0 for record in reported]
     total = sum(weights) or 1.0
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for name in reported[0]:
         values = [value for record in reported if (value := _number(record, name)) is not None]
         if name != NUM_EXAMPLES and len(values) == len(reported):
-            found[name] = math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / total
-    return found
+            result[name] = math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / total
+    return result
 
 
 def _number(record: MetricRecord, name: str) -> float | None:

@@ -64,8 +64,8 @@ class Generator:
         embed = getattr(self.module, "embed", None)
         if embed is None:
             return latent
-        found: Tensor = embed(latent, labels) if self.num_classes else embed(latent)
-        return found
+        result: Tensor = embed(latent, labels) if self.num_classes else embed(latent)
+        return result
 
     def run(self, features: Tensor, first: int, last: int | None = None) -> Tensor:
         """Stages `first` … `last` - 1 of features."""

@@ -82,10 +82,10 @@ class GradientMatching(Attack):
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable where a label rule, a prior or the update's kind does not allow it."""
-        found = self.run_many([observation], [rng], device)[0]
-        if isinstance(found, NotApplicable):
-            raise found
-        return found
+        result = self.run_many([observation], [rng], device)[0]
+        if isinstance(result, NotApplicable):
+            raise result
+        return result
 
     def run_many(
         self, observations: Sequence[Observation], rngs: Sequence[torch.Generator], device: torch.device

@@ -158,5 +158,5 @@ class RowSpaceCoordinates(Space):
     def images(self, point: Float[Tensor, "candidates *shape"]) -> Float[Tensor, "candidates batch c h w"]:
         patches = self._base.to(point) + point @ self._factors.to(point).T
         images = [unpatchify(one, self._grid, self._patch) for one in patches.flatten(0, 1)]
-        found: Tensor = torch.cat(images).unflatten(0, patches.shape[:2])
-        return found
+        result: Tensor = torch.cat(images).unflatten(0, patches.shape[:2])
+        return result

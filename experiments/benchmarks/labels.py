@@ -141,14 +141,14 @@ def tables(rows: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         table = by_table.setdefault((row["setting"], row["labels"]), {})
         table.setdefault(row["rule"], {})[row["batch_size"]] = row
-    found = []
+    result = []
     for (setting, kind), rules in by_table.items():
         lines = [[str(rule), *(_cell(cells.get(size)) for size in SIZES)] for rule, cells in rules.items()]
         certified = rules.get("certified", {})
         shares = [f"{100 * certified[s]['certified']:.0f}" if s in certified else "-" for s in SIZES]
         shown = markdown(["B", *map(str, SIZES)], [*lines, ["*certified share*", *shares]])
-        found.append(f"{setting}, {kind} labels: exact batches / overlap, %\n\n{shown}".rstrip())
-    return found
+        result.append(f"{setting}, {kind} labels: exact batches / overlap, %\n\n{shown}".rstrip())
+    return result
 
 
 def _cell(row: dict[str, Any] | None) -> str:

@@ -60,7 +60,7 @@ def load_frost(folder: str | Path, table: str, side: int) -> list[Photograph]:
     Raises:
         ConfigError: there are none, or one cannot be read.
     """
-    found: list[Photograph] = []
+    result: list[Photograph] = []
     for path in sorted(Path(folder).expanduser().glob("*")):
         if path.suffix.lower() not in (".png", ".jpg", ".jpeg"):
             continue
@@ -73,10 +73,10 @@ def load_frost(folder: str | Path, table: str, side: int) -> list[Photograph]:
         if scale != 1.0:
             width, height = (max(side, round(scale * length)) for length in photograph.size)
             photograph = photograph.resize((width, height))
-        found.append(np.asarray(photograph, dtype=np.float64) / 255.0)
-    if not found:
+        result.append(np.asarray(photograph, dtype=np.float64) / 255.0)
+    if not result:
         raise ConfigError("measure.corruptions.frost", folder, "a folder of PNG or JPEG photographs of frost")
-    return found
+    return result
 
 
 def _gaussian_noise(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture:

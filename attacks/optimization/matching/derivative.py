@@ -156,8 +156,8 @@ class FiniteDifference(MixedDerivative):
 
     def _by_variables(self, params: State, smooth: Variables, hard: Variables) -> Variables:
         by, _ = grad_and_value(self._loss, argnums=1)(params, smooth, hard)
-        found: Variables = by
-        return found
+        result: Variables = by
+        return result
 
     def _loss(self, params: State, smooth: Variables, hard: Variables) -> Tensor:
         variables = {**smooth, **hard}

@@ -48,8 +48,8 @@ class Victim:
         if self.masked is not None:
             position, shared = self.embeddings
             state[position] = torch.where(self.masked[:, None], state[shared], state[position])
-        found: Tensor = functional_call(self.model, state, (images,))
-        return found
+        result: Tensor = functional_call(self.model, state, (images,))
+        return result
 
     def gradient(self, params: State, images: Tensor, labels: Tensor) -> State:
         """∂L/∂θ, differentiable."""

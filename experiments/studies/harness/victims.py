@@ -87,18 +87,18 @@ def finished(result: AttackResult) -> AttackResult:
 
 def scores(truth: GroundTruth, images: Tensor | None, labels: Tensor | None = None) -> Entry:
     """Mean over the batch's pictures of each measure, missing where there is none; how many were rebuilt; labels."""
-    found: Entry = {}
+    result: Entry = {}
     if images is not None:
         single = score(truth, images, labels)
         for name in MEASURES:
             values = [value for one in single if (value := getattr(one, name)) is not None]
             if values:
-                found[name] = sum(values) / len(values)
-        found["psnrs"] = [one.psnr for one in single]
+                result[name] = sum(values) / len(values)
+        result["psnrs"] = [one.psnr for one in single]
     named = score_labels(truth, labels)
     if named is not None:
-        found |= {"labels": named.share, "labels_exact": named.exact}
-    return found
+        result |= {"labels": named.share, "labels_exact": named.exact}
+    return result
 
 
 def guess(client: Client, truth: GroundTruth) -> Entry:

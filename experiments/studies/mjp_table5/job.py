@@ -172,15 +172,15 @@ def portions(
 
 def read_checkpoints(given: Sequence[str]) -> dict[str, Path]:
     """Raises ConfigError for anything but GROUP=FILE."""
-    found = {}
+    result = {}
     for text in given:
         group, sign, path = text.partition("=")
         if not sign or group not in GROUPS:
             raise ConfigError("--checkpoint", text, f"MODEL=FILE, MODEL one of {', '.join(GROUPS)}")
         if not Path(path).expanduser().is_file():
             raise ConfigError("--checkpoint", text, "there is no such file")
-        found[group] = Path(path).expanduser()
-    return found
+        result[group] = Path(path).expanduser()
+    return result
 
 
 def check(options: argparse.Namespace) -> None:

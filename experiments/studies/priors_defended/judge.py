@@ -28,11 +28,11 @@ class SmallClassifier(nn.Module):
         self.last = nn.Linear(128, num_classes)
 
     def maps(self, images: Float[Tensor, "batch 3 h w"]) -> list[Float[Tensor, "batch _ _ _"]]:
-        found, features = [], 2.0 * images - 1.0
+        result, features = [], 2.0 * images - 1.0
         for layer in self.layers:
             features = F.relu(layer(features))
-            found.append(features)
-        return found
+            result.append(features)
+        return result
 
     def forward(self, images: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch classes"]:
         scores: Tensor = self.last(self.maps(images)[-1].mean(dim=(2, 3)))

@@ -98,10 +98,10 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _chosen(name: str, patterns: Sequence[str] | None, known: Mapping[str, object]) -> list[str]:
-    found = [one for one in known if any(fnmatchcase(one, pattern) for pattern in patterns or ["*"])]
-    if not found:
+    result = [one for one in known if any(fnmatchcase(one, pattern) for pattern in patterns or ["*"])]
+    if not result:
         raise ConfigError(name, " ".join(patterns or []), f"one of {', '.join(known)}")
-    return found
+    return result
 
 
 def work(unit: Unit) -> list[Entry]:
@@ -158,12 +158,12 @@ def beside(settings: Mapping[str, Any]) -> Entry:
         if SHARES[settings["share"]].relative:
             each.append(information(jacobian, std))
         rounding.append(determined(jacobian, floor))
-    found: Entry = {"rank": min(one.rank for one in rounding), "unknowns": rounding[0].unknowns}
+    result: Entry = {"rank": min(one.rank for one in rounding), "unknowns": rounding[0].unknowns}
     left = sorted(one.rounding_psnr for one in rounding)[len(rounding) // 2]
-    found["rounding"] = left if math.isfinite(left) else None
+    result["rounding"] = left if math.isfinite(left) else None
     for name, prior in (("white", WHITE), ("smooth", PRIOR)):
-        found[name] = gaussian_reference(each, prior_precision(prior, SHAPE)) if each else None
-    return found
+        result[name] = gaussian_reference(each, prior_precision(prior, SHAPE)) if each else None
+    return result
 
 
 def _linear(seen: Observation, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -82,17 +82,17 @@ class RowSpaces(Attack):
             NotApplicable: none is shared.
         """
         stem = str(observation.roles.qkv_weight).removesuffix("0.attn.qkv.weight")
-        found = []
+        result = []
         for number in range(self.projections):
             part = "mlp.fc1" if number % 2 else "attn.qkv"
             gradient = observation.gradient.get(f"{stem}{number // 2}.{part}.weight")
             usable = gradient is not None and bool(gradient.any()) and bool(gradient.isfinite().all())
-            found.append(gradient if usable else None)
-        while found and found[-1] is None:
-            found.pop()
-        if not found:
+            result.append(gradient if usable else None)
+        while result and result[-1] is None:
+            result.pop()
+        if not result:
             raise NotApplicable(f"the gradients of the first {self.projections} projections are withheld")
-        return found
+        return result
 
 
 def position_embedding(observation: Observation, device: torch.device) -> FirstNorm:

@@ -165,10 +165,10 @@ class AttackRecord:
     @property
     def forms(self) -> dict[int, list[ImageRecord]]:
         """Each private picture's results, one for each form in which the model saw it, by its number in `images`."""
-        found: dict[int, list[ImageRecord]] = {}
+        result: dict[int, list[ImageRecord]] = {}
         for source, image in zip(sources(self.images), self.images, strict=True):
-            found.setdefault(source, []).append(image)
-        return found
+            result.setdefault(source, []).append(image)
+        return result
 
     @property
     def pictures(self) -> dict[int, ImageRecord]:

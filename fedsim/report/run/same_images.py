@@ -25,13 +25,13 @@ class Same:
 
 def named(records: Iterable[AttackRecord]) -> dict[Key, Made]:
     """A record of each image, one with its guess where there is one."""
-    found: dict[Key, Made] = {}
+    result: dict[Key, Made] = {}
     for record in records:
         for source, (image, *_) in record.forms.items():
             key = record.observation, source
-            if key not in found or (found[key][1].guess_psnr is None and image.guess_psnr is not None):
-                found[key] = record, image
-    return found
+            if key not in result or (result[key][1].guess_psnr is None and image.guess_psnr is not None):
+                result[key] = record, image
+    return result
 
 
 def same_images(known: Mapping[Key, Made]) -> Same:
