@@ -13,7 +13,6 @@ from attacks.result import Bound, Certificate, Frame, Reconstruction, finished, 
 from attacks.session import Session
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
-from fedsim.result import Target
 
 __all__ = ["Attack", "Bound", "Certificate", "Frame", "Needs", "NotApplicable", "Reconstruction", "finished"]
 
@@ -47,7 +46,8 @@ class Attack(ABC):
         session: set by whoever runs the attack; does nothing outside a run.
         baseline: it never reads what was shared, but for labels that it is given: report, comparison and matrix mark
             it, and leave it out of every verdict.
-        recovers: what the attack is after.
+        recovers: what the attack is after: `images`, `labels`, or something else by a name of one's own. Verdicts are
+            about images, and leave all others out.
         cost: how long it takes on one update, in steps of a search, about; closed forms take less than one. Of the
             attacks that wait for a worker the cheapest go first, and `simulation=auto` reckons with it.
         completes: behind noise, its image is drawn towards the mean of public ones as far as that explains the update
@@ -58,7 +58,7 @@ class Attack(ABC):
     needs: Needs = Needs()
     session: Session = Session()
     baseline: bool = False
-    recovers: Target = "images"
+    recovers: str = "images"
     cost: float = 0.0
     completes: bool = False
     certify: bool = True

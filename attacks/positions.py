@@ -46,18 +46,18 @@ def of_images(observation: Observation, target: State) -> State:
     effect = observation.effect(AddsRegression)
     if effect is None:
         return dict(target)
-    found = {name: tensor for name, tensor in target.items() if not name.startswith(f"{effect.module}.")}
+    result = {name: tensor for name, tensor in target.items() if not name.startswith(f"{effect.module}.")}
     roles, linear = observation.roles, observation.update.kind == "gradient" or observation.protocol.optimizer == "sgd"
-    if roles.pos_embed not in found or not linear:
-        return found
-    rows = found[roles.pos_embed].reshape(-1, found[roles.pos_embed].shape[-1]).clone()
+    if roles.pos_embed not in result or not linear:
+        return result
+    rows = result[roles.pos_embed].reshape(-1, result[roles.pos_embed].shape[-1]).clone()
     patches = rows[roles.embedded_prefix_tokens :]
     term = regression_term(observation, patches.any(dim=1).cpu())
     if term is None:
-        return found
+        return result
     # What was pruned stays zero, for objectives that compare only what was sent.
     patches.copy_((patches.double() - term.to(patches.device)) * (patches != 0))
-    return {**found, roles.pos_embed: rows.view_as(found[roles.pos_embed])}
+    return {**result, roles.pos_embed: rows.view_as(result[roles.pos_embed])}
 
 
 def without_regression(
@@ -112,8 +112,8 @@ def _public_weight(effect: AddsRegression) -> float:
     """λ of the observed round."""
     weight = effect.weight
     if not isinstance(weight, int | float) or isinstance(weight, bool) or not math.isfinite(weight):
-        told = "the defense does not state its weight" if weight is None else f"its weight is stated as {weight}"
-        raise NotApplicable(f"the gradient of the regression {effect.module} tells nothing, and {told}")
+        stated = "the defense does not state its weight" if weight is None else f"its weight is stated as {weight}"
+        raise NotApplicable(f"the gradient of the regression {effect.module} tells nothing, and {stated}")
     return float(weight)
 
 

@@ -70,7 +70,7 @@ class FolderSession(Session):
         self._digest: str | None = None
         self._file = "state.safetensors"
         self._works = True
-        self._told = -SECONDS_BETWEEN
+        self._reported = -SECONDS_BETWEEN
         self._began: tuple[float, int] | None = None
 
     def begin(self) -> None:
@@ -103,9 +103,9 @@ class FolderSession(Session):
 
     def progress(self, done: int, total: int, values: dict[str, float]) -> None:
         now = time.monotonic()
-        if not self._works or (now - self._told < SECONDS_BETWEEN and done < total):
+        if not self._works or (now - self._reported < SECONDS_BETWEEN and done < total):
             return
-        self._told = now
+        self._reported = now
         if self._began is None:
             self._began = time.time(), done
         self._tell(done, total, values)
@@ -119,10 +119,10 @@ class FolderSession(Session):
     def _tell(self, done: int, total: int, values: dict[str, float]) -> None:
         """Whole or not at all, but not forced to disk: who looks looks now."""
         since, first = self._began or (time.time(), done)
-        told = {"title": self._title, "done": done, "total": total, "values": values, "since": since, "first": first}
+        record = {"title": self._title, "done": done, "total": total, "values": values, "since": since, "first": first}
         try:
             self.folder.mkdir(exist_ok=True)
-            write_text(self.folder / PROGRESS, json.dumps(told))
+            write_text(self.folder / PROGRESS, json.dumps(record))
         except OSError as error:
             self._give_up(error)
 
@@ -200,12 +200,12 @@ def fingerprint(
 def _contents(settings: object) -> list[str]:
     """Digests of the checkpoints, at any depth, in the order of the settings."""
     if isinstance(settings, Mapping):
-        found = [content for key in sorted(settings, key=str) for content in _contents(settings[key])]
+        result = [content for key in sorted(settings, key=str) for content in _contents(settings[key])]
         path = settings.get("checkpoint")
         if isinstance(path, str) and (file := Path(path).expanduser()).is_file():
             with file.open("rb") as opened:
-                found.append(hashlib.file_digest(opened, "blake2b").hexdigest())
-        return found
+                result.append(hashlib.file_digest(opened, "blake2b").hexdigest())
+        return result
     if isinstance(settings, Sequence) and not isinstance(settings, str):
         return [content for setting in settings for content in _contents(setting)]
     return []

@@ -21,7 +21,7 @@ from fedsim.observation import Observation
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0)
 """Of what the attack found, the rest being the mean."""
 LEAST_GAIN = 0.5
-"""Of ‖r‖² at the mean, what is left where an image explains more than it fits; with a noise model that says it itself."""
+"""Of ‖r‖² at the mean, what may be left where no noise is known: less of a fall is a fit to a wrong image."""
 
 
 def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstruction:

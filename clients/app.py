@@ -203,14 +203,14 @@ def build_client_app(config: AnyConfig, data: FederatedData | None = None) -> Cl
         partition_id = int(context.node_config["partition-id"])
         state, instructions = _open(message, decoded)
         server_round = int(instructions.get(SERVER_ROUND, 0))  # type: ignore[arg-type]
-        pictures = runtime.data.client(partition_id)
+        images = runtime.data.client(partition_id)
         runtime.load(state)
         proximal_mu = float(instructions.get("proximal-mu", 0.0))  # type: ignore[arg-type]
         # Asked for by the operator of the simulation, and only in rounds that the server observes.
         audit = runtime.config.audit is True and bool(instructions.get(AUDITED, False))
         memory = _memory(context)
-        result = runtime.train(pictures, partition_id, server_round, proximal_mu, audit, memory)
-        num_examples = result.protocol.batch_size if runtime.settings.share == "gradient" else len(pictures)
+        result = runtime.train(images, partition_id, server_round, proximal_mu, audit, memory)
+        num_examples = result.protocol.batch_size if runtime.settings.share == "gradient" else len(images)
         update = runtime.share(result, state, num_examples, partition_id, server_round)
         metrics = {TRAIN_LOSS: result.loss, **runtime.defenses.measurements()}
         if kept := runtime.defenses.memory():
@@ -222,11 +222,11 @@ def build_client_app(config: AnyConfig, data: FederatedData | None = None) -> Cl
         partition_id = int(context.node_config["partition-id"])
         state, instructions = _open(message, decoded)
         runtime.load(state)
-        pictures = runtime.data.client(partition_id)
+        images = runtime.data.client(partition_id)
         server_round = int(instructions.get(SERVER_ROUND, 0))  # type: ignore[arg-type]
-        runtime.defenses.begin(ClientRound(server_round, len(pictures), _memory(context), runtime.model))
-        scores = evaluate(runtime.model, pictures, runtime.normaliser)
-        record: dict[str, Any] = {NUM_EXAMPLES: len(pictures), "loss": scores.loss, "accuracy": scores.accuracy}
+        runtime.defenses.begin(ClientRound(server_round, len(images), _memory(context), runtime.model))
+        scores = evaluate(runtime.model, images, runtime.normaliser)
+        record: dict[str, Any] = {NUM_EXAMPLES: len(images), "loss": scores.loss, "accuracy": scores.accuracy}
         return Message(RecordDict({METRICS: MetricRecord(record)}), reply_to=message)
 
     return app

@@ -8,15 +8,14 @@ from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from experiments.audit.command import run_audit
-from experiments.cli.call import console, errors, print_what_can_be
-from experiments.cli.errors import ConfigFault, one_line
-from experiments.cli.logs import silence_libraries
+from experiments.cli.call import console, print_what_can_be
+from experiments.cli.logs import quiet_libraries
 from experiments.cli.machine import cores
 from experiments.cli.progress import Bars
 from experiments.python.load_config import load_config
 from experiments.run.command import run_federated
+from experiments.studies.harness.command import faults_in_one_line
 from experiments.studies.harness.processes import spread
-from fedsim.errors import RunError
 from fedsim.memory.kept import keep_memory
 from fedsim.report.render import build_sweep_report
 from fedsim.settings.composition import Config
@@ -46,21 +45,12 @@ def main() -> None:
     """
     quiet_environment()
     keep_memory()
-    silence_libraries()
+    quiet_libraries()
     print_what_can_be(sys.stdout)
     folder, *overrides = sys.argv[1:]
     root = Path(folder)
-    try:
+    with faults_in_one_line(f"what had finished is in {root}"):
         page = run_demo(root, photos=[*PHOTOS, *overrides], processes=min(2, cores()))
-    except RunError as error:
-        errors.print(f"error: {error}", markup=False)
-        sys.exit(2)
-    except ConfigFault as error:
-        errors.print(f"error: {one_line(error, 'audit', [])}", markup=False)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        errors.print(f"interrupted: what had finished is in {root}", markup=False)
-        sys.exit(130)
     console.print(str(page), markup=False)
 
 
@@ -107,7 +97,7 @@ def _run(task: tuple[Path, Config, bool]) -> None:
     if not quiet:
         run(config, folder)
         return
-    silence_libraries()
+    quiet_libraries()
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         run(config, folder)
 

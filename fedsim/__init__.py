@@ -58,9 +58,9 @@ __all__ = [*_HOMES]
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'fedsim' has no attribute {name!r}")
-    found = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = found
-    return found
+    result = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = result
+    return result
 
 
 def __dir__() -> list[str]:

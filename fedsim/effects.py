@@ -27,7 +27,7 @@ class Effect:
         return part in self.KEEPS
 
     def at(self, server_round: int) -> Self:
-        """As it is in that round, for what changes from one to another."""
+        """The effect as it is in that round, for what changes from one to another."""
         return self
 
 
@@ -76,6 +76,32 @@ class Quantises(Effect):
 
     step: float
     per: Literal["coordinate", "update", "tensor"]
+    KEEPS = ("images",)
+
+
+@dataclass(frozen=True)
+class SharesSigns(Effect):
+    """Coordinates are -1, 0 or 1, times one magnitude `per` update or tensor; None: times nothing."""
+
+    per: str | None
+    KEEPS = ("images",)
+
+
+@dataclass(frozen=True)
+class PerturbsSteps(Effect):
+    """In some local steps small coordinates of the gradient become zero and others gain Gaussian noise.
+
+    Attributes:
+        fading: β of the chance 1 / (1 + β·i) of local step i, counted from 1.
+        pruned: share of each tensor's coordinates that become zero, the smallest.
+        noised: share of all coordinates that gain noise.
+        std: of the noise, at most.
+    """
+
+    fading: float
+    pruned: float
+    noised: float
+    std: float
     KEEPS = ("images",)
 
 
@@ -151,7 +177,7 @@ class Unpublished(Effect):
 
 
 def effects_to_records(effects: Iterable[Effect]) -> list[dict[str, Any]]:
-    """For JSON; an effect that is none of the above is recorded as `Unpublished`."""
+    """Effects as JSON has them; an effect that is none of the above is recorded as `Unpublished`."""
     known = (one if type(one) in KINDS.values() else Unpublished(type(one).__name__) for one in effects)
     return [{"effect": type(one).__name__, **vars(one)} for one in known]
 

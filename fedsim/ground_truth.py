@@ -33,5 +33,5 @@ class GroundTruth:
         if len(set(self.ids)) == len(self.ids):
             return list(range(len(self.ids)))
         first: dict[tuple[str, bytes], int] = {}
-        pictures = (picture.numpy().tobytes() for picture in self.originals.detach().cpu())
-        return [first.setdefault(key, place) for place, key in enumerate(zip(self.ids, pictures, strict=True))]
+        images = (image.numpy().tobytes() for image in self.originals.detach().cpu())
+        return [first.setdefault(key, place) for place, key in enumerate(zip(self.ids, images, strict=True))]

@@ -248,7 +248,7 @@ class Observation:
         return gradients[0]
 
     def gradients_of(self, role: str) -> tuple[Tensor, ...]:
-        """Those of all parameters in a role, such as `head_biases`, float64.
+        """Gradients of all parameters in a role, such as `head_biases`, float64.
 
         Raises:
             NotApplicable: the model has no such part, or one of the gradients was withheld or is not finite.

@@ -11,7 +11,6 @@ from fedsim.metrics.records import ImageScore, LabelScore, Scores
 
 CertificateStatus = Literal["certified", "uncertified", "none"]
 Status = Literal["done", "refused", "failed"]
-Target = Literal["images", "labels"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class AttackResult:
         observation: its name, `round-00001-client-00003`.
         attack: the attack's name.
         status: `refused` where the attack does not apply, `failed` where it raised; `reason` says why.
-        target: what the attack is after: `images` or `labels`.
+        target: what the attack is after: `images`, `labels`, or whatever else an attack of one's own says.
         baseline: it read nothing of what was shared.
         images: [B,C,H,W] in [0, 1], or None.
         labels: [B], a multiset where the order cannot be known, or None.
@@ -72,7 +71,7 @@ class AttackResult:
     attack: str
     status: Status
     reason: str = ""
-    target: Target = "images"
+    target: str = "images"
     baseline: bool = False
     certificate: Certificate = field(default_factory=Certificate)
     images: Tensor | None = field(default=None, repr=False)
@@ -131,7 +130,7 @@ class AttackResult:
             attack=str(names[1]),
             status=cast(Status, status),
             reason=str(record.get("reason") or ""),
-            target="labels" if record.get("target") == "labels" else "images",
+            target=str(record.get("target") or "images"),
             baseline=record.get("baseline") is True,
             certificate=Certificate(
                 certificate.get("status", "none"), certificate.get("reason", ""), dict(certificate.get("values") or {})

@@ -40,7 +40,7 @@ class LocalProtocol:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "LocalProtocol":
-        """From JSON, in which a whole number may stand for a float."""
+        """A protocol from JSON, in which a whole number may stand for a float."""
         tuples = {key: tuple(map(_as_float, values[key])) for key in ("lrs", "betas") if key in values}
         names = [one.name for one in fields(cls) if one.type is float and one.name in values]
         return cls(**{**values, **{name: _as_float(values[name]) for name in names}, **tuples})

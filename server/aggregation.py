@@ -36,21 +36,21 @@ def aggregate(
         completes: the strategy averages whole weights: deltas are added to `start`, withheld tensors taken from it.
         sums: secure aggregation: a client that has nobody to be summed with is left out.
     """
-    alone, speaking = _alone(replies, sums)
-    if alone:
-        names = ", ".join(map(str, sorted(alone)))
+    lone, speaking = _lone(replies, sums)
+    if lone:
+        names = ", ".join(map(str, sorted(lone)))
         logger.warning("round %d: %s aborts, no other shares with client %s", server_round, (sums or Sums()).by, names)
         if any(carries_sum(reply) for reply in replies):
-            alone = speaking
-        replies = _without(replies, alone)
+            lone = speaking
+        replies = _without(replies, lone)
     if any(carries_sum(reply) for reply in replies):
         replies = list(means(replies))
     arrays, metrics = _of_speaking(strategy, server_round, start, replies, completes)
-    return None if alone and alone == speaking else arrays, metrics
+    return None if lone and lone == speaking else arrays, metrics
 
 
-def alone_in_group(clients: Iterable[int], speaking: set[int], size: int | None) -> set[int]:
-    """Of the clients that share something those in whose group fewer than `FEWEST` do; groups as in `in_groups`.
+def lone_clients(clients: Iterable[int], speaking: set[int], size: int | None) -> set[int]:
+    """The clients that share something and in whose group fewer than `FEWEST` do; groups as in `in_groups`.
 
     A sum over one client is its update: secure aggregation aborts there. The server sees the model before and after,
     and a step that held one more client's update would show it.
@@ -124,22 +124,22 @@ def _of_whole(
     return None if arrays is None else restore(arrays, start, shared), metrics
 
 
-def _alone(replies: Sequence[Message], sums: Sums | None) -> tuple[set[int], set[int]]:
+def _lone(replies: Sequence[Message], sums: Sums | None) -> tuple[set[int], set[int]]:
     """The clients that have nobody to be summed with, and all that share something."""
     if sums is None:
         return set(), set()
     answered = [reply for reply in replies if not reply.has_error()]
     speaking = {_client(reply) for reply in answered if not _shares_nothing(reply)}
-    return alone_in_group(map(_client, answered), speaking, sums.clients), speaking
+    return lone_clients(map(_client, answered), speaking, sums.clients), speaking
 
 
-def _without(replies: Sequence[Message], alone: set[int]) -> list[Message]:
+def _without(replies: Sequence[Message], lone: set[int]) -> list[Message]:
     """The replies with nothing shared by these clients, and without any sum."""
     kept = []
     for reply in replies:
         if not reply.has_error():
             records = {k: record for k, record in reply.content.items() if k not in (SUM, SUM_OF, SUM_UPDATE)}
-            nothing = {ARRAYS: ArrayRecord()} if _client(reply) in alone else {}
+            nothing = {ARRAYS: ArrayRecord()} if _client(reply) in lone else {}
             reply = copy.copy(reply)
             reply.content = RecordDict({**records, **nothing})
         kept.append(reply)
@@ -166,12 +166,12 @@ def _mean_metrics(replies: Sequence[Message]) -> dict[str, float]:
     reported = [next(iter(metric_records(reply.content).values()), MetricRecord()) for reply in replies]
     weights = [_number(record, NUM_EXAMPLES) or 0.0 for record in reported]
     total = sum(weights) or 1.0
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for name in reported[0]:
         values = [value for record in reported if (value := _number(record, name)) is not None]
         if name != NUM_EXAMPLES and len(values) == len(reported):
-            found[name] = math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / total
-    return found
+            result[name] = math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / total
+    return result
 
 
 def _number(record: MetricRecord, name: str) -> float | None:

@@ -15,7 +15,7 @@ logger = getLogger(__name__)
 
 
 class PrivacyBudget:
-    """Of every ε the largest of any client in any round so far; a strategy reports a mean weighted by examples.
+    """The largest ε of each kind of any client in any round so far; a strategy reports a mean weighted by examples.
 
     A client's ε is of all its rounds and never falls: clients that this round left out have spent theirs too. One that
     began to count anew (a SuperNode keeps its count in memory and was started again) has spent more than it says, and
@@ -27,11 +27,14 @@ class PrivacyBudget:
         self._reported: dict[str, dict[str, float]] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"largest": dict(self._largest), "reported": {who: dict(told) for who, told in self._reported.items()}}
+        return {
+            "largest": dict(self._largest),
+            "reported": {who: dict(values) for who, values in self._reported.items()},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._largest = dict(state["largest"])
-        self._reported = {who: dict(told) for who, told in state.get("reported", {}).items()}
+        self._reported = {who: dict(values) for who, values in state.get("reported", {}).items()}
 
     def hear(self, server_round: int, replies: Iterable[Message]) -> None:
         """A round's replies, one of each client with its metrics: before updates are taken out of any."""
@@ -43,8 +46,8 @@ class PrivacyBudget:
         """The strategy's metrics with the budget in place of its means."""
         if not self._largest:
             return metrics
-        told = {name: value for name, value in (metrics or {}).items() if not is_first_round(name)}
-        return MetricRecord({**told, **self._largest})
+        reported = {name: value for name, value in (metrics or {}).items() if not is_first_round(name)}
+        return MetricRecord({**reported, **self._largest})
 
     def _believed(self, server_round: int, reply: Message) -> Mapping[str, object]:
         """The client's metrics, with ∞ for each ε that it began anew."""

@@ -152,7 +152,25 @@ def plots():
 
 
 @pytest.fixture
-def command(monkeypatch, capsys, request):
+def call_main(monkeypatch, capsys):
+    """`call_main("a.module", "--word", …)`: exit code, standard output and errors of the module's `main`."""
+
+    def call(module, *arguments):
+        monkeypatch.setattr(sys, "argv", [module, *arguments])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        code = 0
+        try:
+            import_module(module).main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def command(monkeypatch, call_main, request):
     """`command("fedsim", "key=value", …)`: exit code, standard output and errors."""
     # What takes longer than the runs themselves: a search through all that the tests of this process have left, ...
     monkeypatch.setattr("server.app.settled", nullcontext)
@@ -162,15 +180,4 @@ def command(monkeypatch, capsys, request):
     if "plots" not in request.fixturenames:
         monkeypatch.setattr("fedsim.report.draw.figures._svg", _empty_plot)
 
-    def call(name, *arguments):
-        monkeypatch.setattr(sys, "argv", [name, *arguments])
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        code = 0
-        try:
-            import_module(f"experiments.{COMMANDS[name]}").main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+    return lambda name, *arguments: call_main(f"experiments.{COMMANDS[name]}", *arguments)

@@ -304,6 +304,6 @@ def _certificate_of_batch(found: list[Candidate], pictures: int, classes: int) -
         how = f"whole pixel levels that {int(values['smallest_group'])} or more units agree on"
         reason = f"{exact} of {pictures} pictures, each of {how}, and they alone move those units as far"
         return Certificate("certified", reason, values)
-    told = f"{exact} of the {len(found)} pictures found are whole pixel levels that alone move their units as far"
-    reason = f"{told}: the others can be mixtures of alike pictures of one label"
+    whole = f"{exact} of the {len(found)} pictures found are whole pixel levels that alone move their units as far"
+    reason = f"{whole}: the others can be mixtures of alike pictures of one label"
     return Certificate("uncertified", reason, values)

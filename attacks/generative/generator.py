@@ -64,8 +64,8 @@ class Generator:
         embed = getattr(self.module, "embed", None)
         if embed is None:
             return latent
-        found: Tensor = embed(latent, labels) if self.num_classes else embed(latent)
-        return found
+        result: Tensor = embed(latent, labels) if self.num_classes else embed(latent)
+        return result
 
     def run(self, features: Tensor, first: int, last: int | None = None) -> Tensor:
         """Stages `first` … `last` - 1 of features."""
@@ -92,7 +92,7 @@ class Generator:
             raise NotApplicable(f"the generator makes pictures of {made}, the model reads {shape}")
 
     def fits(self, shape: tuple[int, ...]) -> None:
-        """As `check`, before anything runs.
+        """Refuse as `check` does, before anything runs.
 
         Raises:
             ConfigError: it makes pictures of another shape, or takes no input of this length.

@@ -83,7 +83,7 @@ class Evolution(Search):
         return results
 
     def evolve(self, problem: Problem, evaluate: Evaluation, seed: int, task: SearchTask) -> BestCandidate:
-        """One restart."""
+        """Evolve one restart."""
         budget, device, session = task.budget, task.device, task.session
         evolution = _Evolution(problem, self, seed)
         saved = session.load()
@@ -144,7 +144,7 @@ def _evaluation(problem: Problem, derivative: MixedDerivative, method: str, task
             total = problem.space.penalty(part)
             for prior, term in problem.terms.values():
                 if (factor := prior.weight_at(fraction)) > 0:
-                    total = total + factor * torch.stack([term(picture) for picture in images]).detach()
+                    total = total + factor * torch.stack([term(image) for image in images]).detach()
             priors.append(total.detach())
         matching = torch.cat(found)
         return matching + torch.cat(priors), matching
@@ -168,7 +168,7 @@ class _Evolution:
         make = COVARIANCES[settings.covariance]
         self._cma = make(np.zeros(dimensions), float(settings.sigma), seed=seed, population_size=size)
         self._asked: list[np.ndarray] = []
-        self._told: list[Float[Tensor, " population"]] = []
+        self._values: list[Float[Tensor, " population"]] = []
         self.best, self._matching = math.inf, math.inf
         self._weights: list[float] = []
         self._point = torch.zeros(self._shape, dtype=torch.float64)
@@ -177,11 +177,11 @@ class _Evolution:
 
     @property
     def generation(self) -> int:
-        return len(self._told)
+        return len(self._values)
 
     @property
     def fraction(self) -> float:
-        """Of the run that is over."""
+        """The share of the run that is over."""
         return self.generation / self._generations
 
     def ask(self) -> Float[Tensor, "population batch latent"]:
@@ -196,14 +196,14 @@ class _Evolution:
         if weights != self._weights:
             # What was best under other weights is not comparable.
             self._weights, self.best = weights, math.inf
-        self._told.append(finite)
+        self._values.append(finite)
         first = int(finite.argmin())
         if float(finite[first]) < min(self.best, WORST):
             self.best, self._matching = float(finite[first]), float(matching[first])
             self._point = torch.from_numpy(self._asked[first].copy()).view(self._shape)
 
     def record(self, with_frame: bool, device: torch.device, dtype: torch.dtype) -> None:
-        values = {"objective": float(self._told[-1].min()), "best": self.best, "matching": self._matching}
+        values = {"objective": float(self._values[-1].min()), "best": self.best, "matching": self._matching}
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         self._rows.append({"step": float(self.generation), **finite})
         if with_frame:
@@ -212,7 +212,7 @@ class _Evolution:
             self._frames.append(Frame(self.generation, images, finite))
 
     def memory(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors = {"told": torch.stack(self._told)}
+        tensors = {"told": torch.stack(self._values)}
         tensors |= {f"frame/{index}": frame.images for index, frame in enumerate(self._frames)}
         frames = [[frame.step, frame.values] for frame in self._frames]
         return tensors, {"rows": self._rows, "frames": frames, "matching": self._matching}

@@ -39,10 +39,10 @@ class GeneratorSamples(Attack):
         with torch.no_grad():
             # Of any class, by a generator that knows how; else each of one drawn at random.
             labels = None if hasattr(generator.module, "trained_on") else _any_classes(generator, drawn, rng)
-            pictures = generator.pictures(drawn, labels).clamp(0, 1)
+            images = generator.pictures(drawn, labels).clamp(0, 1)
         if self.pick == "mean":
-            pictures = pictures.mean(dim=0, keepdim=True).expand(count, -1, -1, -1).contiguous()
-        return Reconstruction(pictures, certificate=Certificate("none", "drawn without any gradient"))
+            images = images.mean(dim=0, keepdim=True).expand(count, -1, -1, -1).contiguous()
+        return Reconstruction(images, certificate=Certificate("none", "drawn without any gradient"))
 
 
 def _any_classes(generator: Generator, drawn: torch.Tensor, rng: torch.Generator) -> torch.Tensor | None:

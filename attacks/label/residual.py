@@ -211,19 +211,19 @@ class _Search:
 
     def closer(self, best: _Found, others: list[_Found]) -> list[_Found]:
         """Each of the others again from where `best` is, longer where it had not settled."""
-        found: list[_Found] = []
+        result: list[_Found] = []
         for effort, settled in ((FIRST, True), (LONG, False)):
             group = [one for one in others if one.settled == settled]
             for start in range(0, len(group), CHUNK):
-                if self.undecided([best, *found]):
-                    return found + group[start:]
+                if self.undecided([best, *result]):
+                    return result + group[start:]
                 part = group[start : start + CHUNK]
                 again = self.solved([one.counts for one in part], (1 if settled else effort[0], effort[1]), best)
-                found += [
+                result += [
                     old if old.residual < new.residual and new.settled else new
                     for old, new in zip(part, again, strict=True)
                 ]
-        return found
+        return result
 
     def undecided(self, found: list[_Found]) -> bool:
         return sum(one.residual < MARGIN * self.tolerance for one in found) > 1
@@ -241,15 +241,15 @@ class _Search:
         first = None if near is None else torch.stack([near.rows[_matched(near.labels, one)] for one in labels])
         enough = 0.1 * self.tolerance
         solution = solve_rows(self.system, labels, self.label_smoothing, *effort, enough, self.rng, first, every)
-        found = []
+        result = []
         for index, counts in enumerate(group):
             rows, errors = solution.rows[index], solution.errors[index]
             contribution = errors.norm(dim=1) * rows.norm(dim=1) / self.system.scale
             features = (rows @ self.system.basis)[:, :-1]
             left, share = float(solution.residual[index]), float(solution.share[index])
             settled, least = bool(solution.settled[index]), float(contribution.min())
-            found.append(_Found(counts, labels[index], features, left, least, settled, share, rows, errors))
-        return found
+            result.append(_Found(counts, labels[index], features, left, least, settled, share, rows, errors))
+        return result
 
 
 def _matched(labels: Int[Tensor, "batch"], wanted: Int[Tensor, "batch"]) -> list[int]:

@@ -39,17 +39,17 @@ def label_of_one(observation: Observation) -> Reconstruction:
     below = bias_sign(bias_grad, smoothing, sign_rounding(observation))
     values = {"negatives": float(len(below)), "sum": relative_sum(bias_grad)}
     if len(below) == 1:
-        found = _named(int(below), "one class alone has a gradient that only the label's can be", values, True)
+        result = _named(int(below), "one class alone has a gradient that only the label's can be", values, True)
     elif len(below) == 0 and smoothing > 0 and bool(bias_grad.any()):
-        found = _surer_than_its_label(observation, bias_grad, values)
+        result = _surer_than_its_label(observation, bias_grad, values)
     else:
         reason = f"{len(below)} classes have a gradient that only a label's can be: one was to be expected"
-        found = _named(int(bias_grad.argmin()), reason, values)
-    assert found.labels is not None
-    doubt = _turned(observation.protocol, values["sum"]) or _unlike_one_example(observation, int(found.labels), values)
-    if not found.certificate.certified or not doubt:
-        return found
-    return replace(found, certificate=replace(found.certificate, status="uncertified", reason=doubt))
+        result = _named(int(bias_grad.argmin()), reason, values)
+    assert result.labels is not None
+    doubt = _turned(observation.protocol, values["sum"]) or _unlike_one_example(observation, int(result.labels), values)
+    if not result.certificate.certified or not doubt:
+        return result
+    return replace(result, certificate=replace(result.certificate, status="uncertified", reason=doubt))
 
 
 def _turned(protocol: LocalProtocol, relative: float) -> str:

@@ -38,11 +38,11 @@ class LearnedInversion(Attack):
             raise NotApplicable(f"the network was trained for something else: {other}")
         network = trained.network.to(device)
         if self.output == "mean":
-            pictures = network.mean_picture.expand(network.batch, -1, -1, -1).clone()
-            return Reconstruction(pictures, certificate=Certificate("none", "the mean of public pictures"))
+            images = network.mean_picture.expand(network.batch, -1, -1, -1).clone()
+            return Reconstruction(images, certificate=Certificate("none", "the mean of public pictures"))
         hashed = trained.hash(change(observation))
         if not bool(hashed.isfinite().all()):
             raise NotApplicable("what was shared is not finite")
         with torch.no_grad():
-            pictures = network(hashed[None].to(device))[0].clamp(0, 1)
-        return Reconstruction(pictures, certificate=Certificate("none", "a network's guess: it has no test of itself"))
+            images = network(hashed[None].to(device))[0].clamp(0, 1)
+        return Reconstruction(images, certificate=Certificate("none", "a network's guess: it has no test of itself"))

@@ -71,7 +71,7 @@ def load_trained(path: Path) -> Trained:
 
 
 def _count(shape: list[int]) -> int:
-    found = 1
+    result = 1
     for side in shape:
-        found *= side
-    return found
+        result *= side
+    return result

@@ -35,11 +35,11 @@ class UpdateHash:
         flat = {name: tensors[name].detach().cpu().float().flatten() for name in self.sizes}
         if self.bins is None:
             return torch.cat(list(flat.values()))
-        found = torch.zeros(self.bins)
+        result = torch.zeros(self.bins)
         for name, values in flat.items():
             places, signs = self._placed(name, self.bins)
-            found.index_add_(0, places, values * signs)
-        return found
+            result.index_add_(0, places, values * signs)
+        return result
 
     def _placed(self, name: str, bins: int) -> tuple[Tensor, Tensor]:
         if name not in self._places:

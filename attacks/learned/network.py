@@ -76,6 +76,6 @@ class InversionNetwork(nn.Module):
 
     def forward(self, updates: Float[Tensor, "updates inputs"]) -> Float[Tensor, "updates batch c h w"]:
         features = self.last(self.body((updates - self.mean) / self.deviation))
-        pictures: Tensor = self.paint(features.unflatten(1, (self.batch, -1)).flatten(0, 1))
-        grouped: Tensor = pictures.unflatten(0, (len(updates), self.batch))
+        images: Tensor = self.paint(features.unflatten(1, (self.batch, -1)).flatten(0, 1))
+        grouped: Tensor = images.unflatten(0, (len(updates), self.batch))
         return grouped

@@ -82,10 +82,10 @@ class GradientMatching(Attack):
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable where a label rule, a prior or the update's kind does not allow it."""
-        found = self.run_many([observation], [rng], device)[0]
-        if isinstance(found, NotApplicable):
-            raise found
-        return found
+        result = self.run_many([observation], [rng], device)[0]
+        if isinstance(result, NotApplicable):
+            raise result
+        return result
 
     def run_many(
         self, observations: Sequence[Observation], rngs: Sequence[torch.Generator], device: torch.device
@@ -104,8 +104,8 @@ class GradientMatching(Attack):
                     ready.append(index)
                 except NotApplicable as refusal:
                     outcomes[index] = refusal
-            alone = self.search.alone or self._local(problems) == "surrogate"
-            batches = [[index] for index in range(len(ready))] if alone else [list(range(len(ready)))]
+            one_by_one = self.search.one_by_one or self._local(problems) == "surrogate"
+            batches = [[index] for index in range(len(ready))] if one_by_one else [list(range(len(ready)))]
             for part, batch in enumerate(batches):
                 if not batch:
                     continue
@@ -137,10 +137,10 @@ class GradientMatching(Attack):
         return replace(problem, ordered=not (batches and free))
 
     def _task(self, problems: Sequence[Problem], device: torch.device, session: Session) -> SearchTask:
-        def told(candidates: int) -> None:
+        def report(candidates: int) -> None:
             self._together = candidates
 
-        return SearchTask(problems, self.objective, self._local(problems), self.budget, device, session, told)
+        return SearchTask(problems, self.objective, self._local(problems), self.budget, device, session, report)
 
     def _reconstruction(self, problem: Problem, found: BestCandidate) -> Reconstruction:
         labels = found.labels.argmax(dim=-1) if found.labels.is_floating_point() else found.labels

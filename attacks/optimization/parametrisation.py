@@ -18,7 +18,7 @@ class Parametrisation(ABC):
     """Candidates as a tensor of free numbers. Stateless between victims: `prepare` gives what belongs to one."""
 
     def fits(self, image_shape: tuple[int, ...]) -> None:  # noqa: B027 - most span images of any shape
-        """As `Attack.fits`."""
+        """Refuse images of a shape that cannot be served, as `Attack.fits`."""
 
     @abstractmethod
     def prepare(
@@ -157,6 +157,6 @@ class RowSpaceCoordinates(Space):
 
     def images(self, point: Float[Tensor, "candidates *shape"]) -> Float[Tensor, "candidates batch c h w"]:
         patches = self._base.to(point) + point @ self._factors.to(point).T
-        pictures = [unpatchify(one, self._grid, self._patch) for one in patches.flatten(0, 1)]
-        found: Tensor = torch.cat(pictures).unflatten(0, patches.shape[:2])
-        return found
+        images = [unpatchify(one, self._grid, self._patch) for one in patches.flatten(0, 1)]
+        result: Tensor = torch.cat(images).unflatten(0, patches.shape[:2])
+        return result

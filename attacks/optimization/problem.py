@@ -84,13 +84,13 @@ def shared_update(observation: Observation, choice: str, device: torch.device) -
         raw = _adam_gradient(observation)
     else:
         raw = observation.gradient
-    found = {}
+    result = {}
     for name, tensor in raw.items():
         value = tensor.to(device=device, dtype=observation.global_state[name].dtype)
         if not bool(value.isfinite().all()):
             raise NotApplicable(f"{name}'s gradient is not finite")
-        found[name] = value
-    return found
+        result[name] = value
+    return result
 
 
 def _adam_gradient(observation: Observation) -> State:
@@ -218,8 +218,8 @@ def blind(observation: Observation, rng: torch.Generator) -> Observation:
 
 def random_target(target: State, rng: torch.Generator) -> State:
     """A gradient of the same norms that knows nothing."""
-    found = {}
+    result = {}
     for name, tensor in sorted(target.items()):
         drawn = torch.randn(tensor.shape, generator=rng, dtype=torch.float64)
-        found[name] = (drawn * (tensor.double().norm().cpu() / drawn.norm().clamp(min=1e-30))).to(tensor)
-    return found
+        result[name] = (drawn * (tensor.double().norm().cpu() / drawn.norm().clamp(min=1e-30))).to(tensor)
+    return result

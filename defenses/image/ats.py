@@ -102,21 +102,21 @@ class AutomaticTransformation(Defense):
             return batch
         mean, std = (torch.tensor(v, dtype=torch.float64).view(1, -1, 1, 1) for v in self._normalisation)
         pictures = to_bytes(batch.images.detach().cpu().double() * std + mean)
-        pictures = torch.stack([self._transformed(picture, rng) for picture in pictures])
+        pictures = torch.stack([self._transformed(image, rng) for image in pictures])
         # In the dtype of the pictures, as they were normalised before: untouched ones come back bit by bit.
         images = pictures.to(batch.images.dtype) / 255
         images = (images - mean.to(images)) / std.to(images)
         return replace(batch, images=images.to(batch.images.device))
 
-    def _transformed(self, picture: Tensor, rng: torch.Generator) -> Tensor:
+    def _transformed(self, image: Tensor, rng: torch.Generator) -> Tensor:
         if self.crop_padding:
             top, left = torch.randint(2 * self.crop_padding + 1, (2,), generator=rng).tolist()
-            picture = shifted(picture, self.crop_padding - top, self.crop_padding - left)
+            image = shifted(image, self.crop_padding - top, self.crop_padding - left)
         if self.flip and bool(torch.randint(2, (), generator=rng)):
-            picture = picture.flip(-1)
+            image = image.flip(-1)
         for number in self._draw_policy(rng):
-            picture = apply(*LIBRARY[number], picture, rng)
-        return picture
+            image = apply(*LIBRARY[number], image, rng)
+        return image
 
     def _draw_policy(self, rng: torch.Generator) -> list[int]:
         if isinstance(self.policies, str):

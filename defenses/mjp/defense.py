@@ -14,8 +14,8 @@ from defenses.mjp.jigsaw import jigsaw_order, pixel_order, shuffle_patches, shuf
 from defenses.mjp.layout import Layout, model_layout, position_embedding, square_patches
 from defenses.mjp.localisation import COORDINATES, HEADS, LOCALISER, Localiser, Weight, unmasked_share
 from defenses.mjp.mask import blockwise_masks
+from defenses.mjp.masking_counts import MaskingCounts
 from defenses.mjp.settings import option, scale, share, whole
-from defenses.mjp.tally import Tally
 from defenses.model.position import WithholdPositionEmbedding
 from defenses.update.withholding import Withhold
 from fedsim.effects import AddsPositions, AddsRegression, Clips, Effect, MasksPositions, TransformsImages
@@ -109,7 +109,7 @@ class MaskedJigsawPuzzle(Defense):
         self._pending: Mask | None = None  # for the forward pass to come
         self._held: Mask | None = None  # for every forward pass, within `masking`
         self._round = 0
-        self._tally = Tally()
+        self._counts = MaskingCounts()
 
     @property
     def needs_positions(self) -> bool:
@@ -126,7 +126,7 @@ class MaskedJigsawPuzzle(Defense):
 
     @property
     def repeatable(self) -> bool:
-        """As a batch without a mask: one with a mask does not come out the same."""
+        """Whether a batch comes out the same each time: one without a mask does."""
         return True
 
     def effects(self) -> tuple[Effect, ...]:
@@ -173,8 +173,8 @@ class MaskedJigsawPuzzle(Defense):
             raise ConfigError("defense", f"[{', '.join(variants)}]", "one of them: each is a variant of mjp")
         place = list(plan.defenses.values()).index(self)
         for name, other in plan.defenses.items():
-            alone = any(isinstance(one, Clips) and one.per.startswith("example") for one in other.effects())
-            if alone and self.needs_positions:
+            by_example = any(isinstance(one, Clips) and one.per.startswith("example") for one in other.effects())
+            if by_example and self.needs_positions:
                 expected = f"embedding=own dal=none beside {name}: gradients of single pictures know no mask"
                 raise ConfigError("defense.mjp.embedding", self.embedding, expected)
             later = name in names[place + 1 :]
@@ -195,16 +195,16 @@ class MaskedJigsawPuzzle(Defense):
                 raise ConfigError("defense.mjp.dal", self.dal, expected)
 
     def begin(self, turn: ClientRound) -> None:
-        self._round, self._tally = turn.server_round, Tally()
+        self._round, self._counts = turn.server_round, MaskingCounts()
         self._mask = self._pending = None
 
     def transform_batch(self, batch: Batch, rng: torch.Generator) -> Batch:
         self._mask = self._pending = None
         if self._round < self.start_round or not self._chosen(rng):
-            self._tally.skip()
+            self._counts.skip()
             return batch
         images, mask = self.jigsaw(batch.images, rng)
-        self._tally.add(mask)
+        self._counts.add(mask)
         if mask.numpy().any():
             self._mask = self._pending = mask
         return replace(batch, images=images)
@@ -262,18 +262,18 @@ class MaskedJigsawPuzzle(Defense):
         mask = torch.zeros(1, tokens, dtype=torch.bool) if self._mask is None else self._mask
         embedding = model.get_parameter(POSITION)
         loss: Tensor = model.get_submodule(LOCALISER)(embedding[0, -tokens:], unmasked_share(mask).to(embedding.device))
-        self._tally.dal_losses.append(float(loss.detach()))
+        self._counts.dal_losses.append(float(loss.detach()))
         return self.dal_weight.at(self._round) * loss
 
     def measurements(self) -> dict[str, float]:
         """In batches that were masked, and what share of all that was; the localisation loss before its weight."""
-        tally = self._tally
+        counts = self._counts
         found = {
-            "mask_ratio": tally.mask_ratio(),
-            "empty_masks": tally.empty_masks(),
-            "masked_batches": tally.masked_batches(),
+            "mask_ratio": counts.mask_ratio(),
+            "empty_masks": counts.empty_masks(),
+            "masked_batches": counts.masked_batches(),
         }
-        return found if self.dal == "none" else {**found, "dal_loss": tally.dal_loss()}
+        return found if self.dal == "none" else {**found, "dal_loss": counts.dal_loss()}
 
     def _take_mask(self) -> Bool[Tensor, "b tokens"] | None:
         if self._held is not None:

@@ -25,8 +25,8 @@ def shuffle_patches(
 ) -> Float[Tensor, "b c h w"]:
     """Patch order[b, n] of picture b comes to position n."""
     columns, source = images.shape[3] // patch[1], order.numpy()
-    picture, position = np.nonzero(source != np.arange(source.shape[1]))
-    places = [picture, *np.divmod(position, columns), *np.divmod(source[picture, position], columns)]
+    image, position = np.nonzero(source != np.arange(source.shape[1]))
+    places = [image, *np.divmod(position, columns), *np.divmod(source[image, position], columns)]
     index = torch.from_numpy(np.stack(places)).to(images.device).unbind()
     shuffled = images.clone(memory_format=torch.contiguous_format)
     tiles(shuffled, patch)[index[:3]] = tiles(images.contiguous(), patch)[index[0], index[3], index[4]]
@@ -46,8 +46,8 @@ def shuffle_pixels(
     patch: tuple[int, int],
 ) -> Float[Tensor, "b c h w"]:
     """Pixel order[b, i] of each masked patch of picture b comes to its pixel i, in all channels."""
-    picture, position = np.nonzero(mask.numpy())
-    places = [picture, *np.divmod(position, images.shape[3] // patch[1])]
+    image, position = np.nonzero(mask.numpy())
+    places = [image, *np.divmod(position, images.shape[3] // patch[1])]
     index = torch.from_numpy(np.stack(places)).to(images.device).unbind()
     shuffled = images.clone(memory_format=torch.contiguous_format)
     to = tiles(shuffled, patch)

@@ -22,7 +22,7 @@ class Layout:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Of a picture, in pixels."""
+        """Size of a picture, in pixels."""
         return self.grid[0] * self.patch[0], self.grid[1] * self.patch[1]
 
 

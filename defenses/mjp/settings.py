@@ -8,7 +8,7 @@ from defenses.settings import whole as whole_number
 
 
 def share(key: str, value: object) -> float:
-    """From 0 to 1."""
+    """A share, from 0 to 1."""
     return number(f"defense.mjp.{key}", value, "0 to 1", lambda v: 0.0 <= v <= 1.0)
 
 

@@ -97,7 +97,7 @@ class VariationalBottleneck(nn.Module):
         return decoded
 
     def without_noise(self) -> None:
-        """From now on the mean stands for z: an attacker's best guess."""
+        """Let the mean stand for z from now on: an attacker's best guess."""
         self.sample = "never"
 
     def divergence(self) -> Float[Tensor, ""]:

@@ -11,6 +11,7 @@ from defenses.privacy.accounting import gaussian_epsilon, gaussian_mu
 from defenses.settings import choice, number
 from defenses.update.perturbation import clip, require_change, tracked_statistics, unit_noise
 from fedsim.bounds.privacy import FIRST_ROUND
+from fedsim.effects import AddsNoise, Clips, Effect
 from fedsim.errors import ConfigError
 from fedsim.update import State, Update
 
@@ -67,6 +68,10 @@ class LocalDP(Defense):
         if self.calibration == "analytic":
             return self.sensitivity / gaussian_mu(self.epsilon, self.delta)
         return self.sensitivity * math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
+
+    def effects(self) -> tuple[Effect, ...]:
+        clips = () if self.clipping_norm == math.inf else (Clips(self.clipping_norm, "update"),)
+        return clips if self.std == 0.0 else (*clips, AddsNoise(self.std))
 
     def check(self, plan: Plan) -> None:
         """Raises ConfigError for running statistics: they are shared beside the update, without noise."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from defenses.base import ClientRound, Defense, Plan
 from defenses.settings import choice, flag, number, whole
 from defenses.update.perturbation import require_change, warn_of_statistics
-from fedsim.effects import Effect, Quantises, Sparsifies
+from fedsim.effects import Effect, Quantises, SharesSigns, Sparsifies
 from fedsim.errors import ConfigError
 from fedsim.update import State, Update
 
@@ -109,6 +109,9 @@ class Sign(Compression):
         self.per = choice("defense.sign.per", per, PER)
         if self.error_feedback and self.scale == "none":
             raise ConfigError("defense.sign.error_feedback", True, "false with scale=none, or scale=mean_abs")
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (SharesSigns(None if self.scale == "none" else self.per),)
 
     def compress(self, tensors: State, rng: torch.Generator) -> State:
         signs = {name: tensor.sign() for name, tensor in tensors.items()}

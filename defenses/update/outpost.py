@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from defenses.base import Batch, BatchGradient, ClientRound, Defense
 from defenses.settings import number
+from fedsim.effects import Effect, PerturbsSteps
 from fedsim.update import State
 
 
@@ -42,13 +43,20 @@ class Outpost(Defense):
         self.noise = number("defense.outpost.noise", noise, "0 or more", lambda v: 0.0 <= v < math.inf)
         self._steps = self._perturbed = 0
 
+    @property
+    def _changes_nothing(self) -> bool:
+        return self.prune == 0.0 and self.noise * self.noised == 0.0
+
+    def effects(self) -> tuple[Effect, ...]:
+        return () if self._changes_nothing else (PerturbsSteps(self.beta, self.prune, self.noised, self.noise),)
+
     def begin(self, turn: ClientRound) -> None:
         self._steps = self._perturbed = 0
 
     def gradient(self, model: nn.Module, batch: Batch, compute: BatchGradient, rng: torch.Generator) -> State:
         gradient = compute(batch)
         self._steps += 1
-        if self.prune == 0.0 and self.noise * self.noised == 0.0:
+        if self._changes_nothing:
             return gradient
         chance = 1.0 / (1.0 + self.beta * self._steps)
         if float(torch.rand((), generator=rng, dtype=torch.float64)) >= chance:

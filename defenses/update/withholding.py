@@ -105,7 +105,7 @@ def matching(patterns: Sequence[str], tensors: Sequence[str], roles: Mapping[str
     Raises:
         ConfigError: a pattern matches nothing.
     """
-    found: set[str] = set()
+    result: set[str] = set()
     for pattern in patterns:
         matched = {name for name in tensors if fnmatchcase(name, pattern)}
         matched |= {name for role, names in roles.items() if fnmatchcase(role, pattern) for name in names}
@@ -113,5 +113,5 @@ def matching(patterns: Sequence[str], tensors: Sequence[str], roles: Mapping[str
             there = f" Roles of this model: {', '.join(roles)}." if roles else ""
             expected = "it matches no parameter, buffer or role." + nearest(pattern, [*roles, *tensors]) + there
             raise ConfigError("defense.withhold.patterns", pattern, expected)
-        found |= matched
-    return found
+        result |= matched
+    return result

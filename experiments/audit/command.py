@@ -156,7 +156,7 @@ def _write_results(
 
 def _tell_failures(results: list[AuditedAttack], log: Path) -> None:
     """On the console and in the log: each attack that failed, and once each update that there was none of."""
-    told = set()
+    announced = set()
     for one in results:
         job, reason = one.job, " ".join(one.result.reason.split())
         if one.result.status != "failed" or one.malformed:  # the error that ends the audit says it
@@ -164,8 +164,8 @@ def _tell_failures(results: list[AuditedAttack], log: Path) -> None:
         if not one.uncomputed:
             logger.error("%s failed on update %d: %s", job.attack, job.client, reason)
             console.print(f"{job.attack} failed on update {job.client}: {reason}", markup=False)
-        elif job.client not in told:
-            told.add(job.client)
+        elif job.client not in announced:
+            announced.add(job.client)
             logger.error("update %d:\n%s", job.client, one.result.fault)
             console.print(f"update {job.client} could not be computed: {_because(one.result, log)}", markup=False)
 

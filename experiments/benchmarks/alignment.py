@@ -62,17 +62,17 @@ def main() -> None:
             curves[arm] += attack(arm, observations[part], truths[part], arguments)
     out = Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)
-    numbered = ((arm, number, curve) for arm, pictures in curves.items() for number, curve in enumerate(pictures))
+    numbered = ((arm, number, curve) for arm, images in curves.items() for number, curve in enumerate(images))
     rows = ((arm, number, step, f"{value:.3f}") for arm, number, curve in numbered for step, value in curve)
     write_csv(out / "curves.csv", ["arm", "picture", "step", "psnr"], rows)
     draw(curves, out / "curves.png")
     print(f"{len(observations)} pictures, {arguments.steps} steps, alpha {arguments.alpha:g}; PSNR in dB")
     print(f"{'':<28}{'mean':>7}{'min':>7}{'max':>7}{'least gain':>12}{'reached 20 dB':>15}{'median steps':>14}")
     plain = [curve[-1][1] for curve in curves["no alignment"]]
-    for arm, pictures in curves.items():
-        final = [curve[-1][1] for curve in pictures]
+    for arm, images in curves.items():
+        final = [curve[-1][1] for curve in images]
         least = min(value - base for value, base in zip(final, plain, strict=True))
-        reached = [min(s for s, v in c if v >= RECOGNISED) for c in pictures if any(v >= RECOGNISED for _, v in c)]
+        reached = [min(s for s, v in c if v >= RECOGNISED) for c in images if any(v >= RECOGNISED for _, v in c)]
         median = f"{statistics.median(reached):.0f}" if reached else "-"
         print(
             f"{arm:<28}{statistics.mean(final):>7.2f}{min(final):>7.2f}{max(final):>7.2f}{least:>12.2f}"
@@ -163,9 +163,9 @@ def draw(curves: dict[str, list[list[tuple[int, float]]]], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for arm, pictures in curves.items():
-        steps = [step for step, _ in pictures[0]]
-        values = torch.tensor([[value for _, value in curve] for curve in pictures])
+    for arm, images in curves.items():
+        steps = [step for step, _ in images[0]]
+        values = torch.tensor([[value for _, value in curve] for curve in images])
         (line,) = axes.plot(steps, values.mean(dim=0), label=arm)
         low, high = values.quantile(torch.tensor([0.1, 0.9]), dim=0)
         axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.12)

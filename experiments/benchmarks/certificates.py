@@ -87,10 +87,10 @@ def label_cases(
     from experiments.benchmarks.heads import CLASSES, KINDS, MLP, GroupedImages, adam, sgd, trained
     from fedsim.models import ModelSpec
 
-    pictures = GroupedImages(folder, 32, CLASSES, limit)
+    images = GroupedImages(folder, 32, CLASSES, limit)
     vit = ModelSpec("vit_tiny_patch16_224", CLASSES, 32, 4, kwargs={"depth": 4})
     for name in heads:
-        for head in trained(name, MLP if name == "mlp" else vit, pictures, adam if name == "mlp" else sgd):
+        for head in trained(name, MLP if name == "mlp" else vit, images, adam if name == "mlp" else sgd):
             for scaled in (head, head.times(4.0)):
                 for kind in KINDS:
                     for size in sizes:

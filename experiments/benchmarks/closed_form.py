@@ -34,15 +34,15 @@ def main() -> None:
     setup = prepare(config)
     runtime = ClientRuntime(config, setup.data)
     state = {name: tensor.clone() for name, tensor in setup.model.state_dict().items()}
-    pictures = setup.data.train.subset(range(config["audit"]["batch_size"]))
-    pictures.images(range(len(pictures)))
+    images = setup.data.train.subset(range(config["audit"]["batch_size"]))
+    images.images(range(len(images)))
     runtime.load(state)
     (name, settings) = next(iter(config["attack"].items()))
     left_out = {**settings, CERTIFY: False}
     client, attack, bare = [], [], []
     for repeat in range(REPEATS + 1):
-        seconds, result = _timed(partial(runtime.train, pictures, 0, 0))
-        update = runtime.share(result, state, len(pictures), 0, 0)
+        seconds, result = _timed(partial(runtime.train, images, 0, 0))
+        update = runtime.share(result, state, len(images), 0, 0)
         observation = setup.factory().make(0, 0, state, update, result.protocol, None)
         bare_seconds, found = _timed(partial(run_attack, observation, name, left_out, 0, torch.device("cpu")))
         attack_seconds, found = _timed(partial(run_attack, observation, name, settings, 0, torch.device("cpu")))
@@ -52,7 +52,7 @@ def main() -> None:
             bare.append(bare_seconds)
             attack.append(attack_seconds)
     certificate = found.certificate
-    print(f"{config['model']['name']}, batch {len(pictures)}, {threads} threads, {REPEATS} rounds, medians")
+    print(f"{config['model']['name']}, batch {len(images)}, {threads} threads, {REPEATS} rounds, medians")
     print(f"{certificate.status}: {certificate.reason}")
     print(f"client's step                    {statistics.median(client):8.4f} s")
     print(f"{name + ', certify=false':<31}  {statistics.median(bare):8.4f} s")

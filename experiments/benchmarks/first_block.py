@@ -98,9 +98,9 @@ def observe(spec: "ModelSpec", folder: Path, batch: int, seed: int) -> "tuple[Ob
     files = sorted(folder.rglob("*.jpg"))
     chosen = np.random.default_rng(seed).choice(len(files), batch, replace=False)
     arrays = [np.asarray(Image.open(files[i]).convert("RGB").resize((side, side))) for i in chosen]
-    pictures = torch.from_numpy(np.stack(arrays)).double().div(255.0).permute(0, 3, 1, 2)
+    images = torch.from_numpy(np.stack(arrays)).double().div(255.0).permute(0, 3, 1, 2)
     mean, std = normalisation(model)
-    seen = (pictures - torch.tensor(mean).view(1, -1, 1, 1)) / torch.tensor(std).view(1, -1, 1, 1)
+    seen = (images - torch.tensor(mean).view(1, -1, 1, 1)) / torch.tensor(std).view(1, -1, 1, 1)
     parameters = dict(model.named_parameters())
     loss = F.cross_entropy(model(seen.to(next(iter(parameters.values())).dtype)), torch.arange(batch))
     gradients = torch.autograd.grad(loss, list(parameters.values()))
@@ -120,7 +120,7 @@ def observe(spec: "ModelSpec", folder: Path, batch: int, seed: int) -> "tuple[Ob
         num_classes=spec.num_classes,
         replayer=replay,
     )
-    return observation, pictures
+    return observation, images
 
 
 def _noise(observation: "Observation", seed: int) -> "Observation":

@@ -49,7 +49,7 @@ class Head:
     mean_probs: Float[Tensor, "classes"]
 
     def times(self, factor: float) -> "Head":
-        """The same, surer of everything."""
+        """A head that is surer of everything."""
         probs = self.mean_probs.log().mul(factor).softmax(dim=0)
         name = f"{self.name}, head × {factor:g}"
         return replace(self, name=name, weight=factor * self.weight, bias=factor * self.bias, mean_probs=probs)

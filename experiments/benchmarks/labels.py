@@ -60,15 +60,15 @@ def main() -> None:
     ):
         if folder is None:
             continue
-        pictures = GroupedImages(folder, side, classes, options.pictures)
+        images = GroupedImages(folder, side, classes, options.pictures)
         vit = ModelSpec("vit_tiny_patch16_224", classes, side, patch, kwargs={"depth": options.depth})
         for name, spec in (("vit_tiny", vit), ("resnet18", ModelSpec("resnet18", classes))):
             model = spec.build(0).train()
             for state in ("initial", "trained"):
                 if state == "trained":
-                    train(model, pictures.images, pictures.labels, options.steps, options.lr)
+                    train(model, images.images, images.labels, options.steps, options.lr)
                 setting = f"{name}, {data}, C = {classes}, {state}"
-                rows += measure(setting, model, pictures, options.batches)
+                rows += measure(setting, model, images, options.batches)
                 write(rows, options.out)
                 print(f"{setting}: {time.process_time() - start:.0f} s of CPU", flush=True)
     print("\n" + "\n\n".join(tables(rows)))
@@ -141,14 +141,14 @@ def tables(rows: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         table = by_table.setdefault((row["setting"], row["labels"]), {})
         table.setdefault(row["rule"], {})[row["batch_size"]] = row
-    found = []
+    result = []
     for (setting, kind), rules in by_table.items():
         lines = [[str(rule), *(_cell(cells.get(size)) for size in SIZES)] for rule, cells in rules.items()]
         certified = rules.get("certified", {})
         shares = [f"{100 * certified[s]['certified']:.0f}" if s in certified else "-" for s in SIZES]
         shown = markdown(["B", *map(str, SIZES)], [*lines, ["*certified share*", *shares]])
-        found.append(f"{setting}, {kind} labels: exact batches / overlap, %\n\n{shown}".rstrip())
-    return found
+        result.append(f"{setting}, {kind} labels: exact batches / overlap, %\n\n{shown}".rstrip())
+    return result
 
 
 def _cell(row: dict[str, Any] | None) -> str:

@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def training_step(model: str, defense: str, batch_size: int, device: "torch.device") -> "Step":
-    """As the configuration of an audit has it."""
+    """A training step as the configuration of an audit has it."""
     from defenses.compose import build_chain
     from experiments.benchmarks.steps import local_step
     from experiments.python.load_config import load_config

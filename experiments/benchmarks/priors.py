@@ -79,7 +79,7 @@ def plan(arguments: argparse.Namespace) -> "Benchmark":
     budgets = SMALL if arguments.small else FULL
     if arguments.set:
         budgets = {kind: [*lines, *(s for s in arguments.set if _belongs(s, kind))] for kind, lines in budgets.items()}
-    pictures = arguments.pictures or (SMALL_PICTURES if arguments.small else FULL_PICTURES)
+    images = arguments.pictures or (SMALL_PICTURES if arguments.small else FULL_PICTURES)
     held = tuple(arguments.held.split(","))
     return Benchmark(
         arguments.data,
@@ -87,7 +87,7 @@ def plan(arguments: argparse.Namespace) -> "Benchmark":
         held,
         cases,
         arguments.model,
-        pictures,
+        images,
         budgets,
         arguments.seed,
         arguments.threads,
@@ -152,11 +152,11 @@ def markdown(rows: list[dict[str, Any]], benchmark: "Benchmark") -> str:
     return f"{head}\n\n{tables.markdown(['attack', *names], lines)}"
 
 
-def _cell(rows: list[dict[str, Any]], pictures: int) -> str:
+def _cell(rows: list[dict[str, Any]], images: int) -> str:
     psnrs = [row["psnr"] for row in rows if isfinite(row["psnr"])]
     spread = stdev(psnrs) if len(psnrs) > 1 else 0.0
     others = " / ".join(f"{mean(row[name] for row in rows):.3f}" for name in MEASURES[1:])
-    missing = f" ({len(rows)} of {pictures})" if len(rows) < pictures else ""
+    missing = f" ({len(rows)} of {images})" if len(rows) < images else ""
     return f"{mean(psnrs):.2f} ± {spread:.2f} / {others}{missing}"
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from experiments.cli.errors import ConfigFault, one_line, own_folder
 from experiments.cli.launcher import SideBySide, register
-from experiments.cli.logs import silence_libraries
+from experiments.cli.logs import quiet_libraries
 from experiments.commands.catalogue import Catalogue
 from experiments.commands.early import check_early, check_named
 from experiments.commands.flags import HELP, words, wrong_flag
@@ -48,7 +48,7 @@ def run_command(stage: CommandStage) -> None:
     """Compose the configuration from the command line and do the command's work; exit with 2 on a faulty setting."""
     quiet_environment()
     keep_memory()
-    silence_libraries()
+    quiet_libraries()
     print_what_can_be(sys.stdout)
     # Hydra then raises instead of printing its own summary of an error.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -129,7 +129,7 @@ class _Call:
                 say_doing("loading PyTorch, timm and Flower")
             check_named(config)
             task = self._command.load()
-            silence_libraries()  # Flower's logger came with it
+            quiet_libraries()  # Flower's logger came with it
             stage.begin(whole or folder)
             task(config, root)
         except (RunError, *ConfigFault) as error:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def silence_libraries() -> None:
+def quiet_libraries() -> None:
     """Take what Flower and Hydra print away; their records go where all others go, and nowhere before a run has a log.
 
     What Hydra logs of a class that cannot be imported, it raises as well.

@@ -59,10 +59,10 @@ def find_runs(folder: Path) -> list[Path]:
     if (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
         return [folder]
     children = sorted(folder.iterdir(), key=_by_number) if folder.is_dir() else []
-    found = [child for child in children if (child / "config.yaml").is_file() and (child / "checkpoints").is_dir()]
-    if not found:
+    result = [child for child in children if (child / "config.yaml").is_file() and (child / "checkpoints").is_dir()]
+    if not result:
         raise ConfigError("runs", folder, "a folder of a fedsim run, with its config.yaml and checkpoints/")
-    return found
+    return result
 
 
 def check_measured(config: MeasureConfig) -> None:

@@ -41,7 +41,7 @@ class Option:
 
     @property
     def chosen(self) -> str:
-        """As it is written on the command line."""
+        """The option as it is written on the command line."""
         return f"{self.group}=[{self.name}]" if self.group in LISTS else f"{self.group}={self.name}"
 
     @property

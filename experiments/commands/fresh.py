@@ -37,7 +37,7 @@ def forget() -> None:
 
 
 def remove_all_unused() -> None:
-    """Those of a sweep's runs are gone by then, but not its own."""
+    """Remove every unused folder: those of a sweep's runs are gone by then, but not its own."""
     for folder in _stood:
         remove_unused(folder)
 

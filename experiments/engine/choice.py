@@ -47,7 +47,7 @@ class Estimate:
         workers: how many those are.
     """
 
-    alone: float
+    inline: float
     on_ray: float
     workers: int
 
@@ -88,13 +88,13 @@ def _choice(config: JobConfig, work: str, estimate: Callable[[], Estimate] | Non
     if cores() == 1:
         return "inline", f"in this process, on one core: {work}"
     seconds = None if estimate is None else estimate()
-    if seconds is None or seconds.alone <= seconds.on_ray:
+    if seconds is None or seconds.inline <= seconds.on_ray:
         return "inline", f"in this process: {work}; simulation=ray uses workers"
     return "ray", f"on {seconds.workers} workers of Ray: {work}; simulation=inline stays in this process"
 
 
 def estimate_audit(setup: Setup, groups: int) -> Estimate:
-    """Of so many groups of `audit.victims` updates each."""
+    """Seconds of an audit of so many groups of `audit.victims` updates each."""
     config = setup.config
     assert isinstance(config, AuditConfig)
     client, audit = config.client, config.audit
@@ -106,27 +106,27 @@ def estimate_audit(setup: Setup, groups: int) -> Estimate:
 
 
 def estimate_run(setup: Setup) -> Estimate:
-    """Of all rounds and their attacks, on workers of their own beside those of the clients."""
+    """Seconds of all rounds and their attacks, on workers of their own beside those of the clients."""
     config = setup.config
     assert isinstance(config, RunConfig)
     client, observe, rounds = config.client, config.observe, config.num_rounds
     a_round = clients_a_round(config)
-    pictures = max(1, len(setup.data.train) // config.num_clients)
-    batch = min(client.batch_size, pictures)
-    steps = client.local_steps or client.local_epochs * ceil(pictures / batch)
+    images = max(1, len(setup.data.train) // config.num_clients)
+    batch = min(client.batch_size, images)
+    steps = client.local_steps or client.local_epochs * ceil(images / batch)
     step = _step_seconds(setup, batch)
     turns = rounds * a_round
     training = turns * step * (1 if client.share == "gradient" else steps)
     observed_rounds = 1 + rounds // observe.every if observe.every else 0
     observed = observed_rounds * _observed_clients(observe.clients, a_round)
     attack = step * _attack_steps(setup)
-    alone, workers = training + observed * attack, _at_once(config, a_round)
-    shared = max(training / workers, alone / min(cores(), workers + 1), attack if observed else 0.0)
-    return Estimate(alone, RAY_SECONDS + turns * MESSAGE_SECONDS + shared, workers)
+    inline, workers = training + observed * attack, _at_once(config, a_round)
+    shared = max(training / workers, inline / min(cores(), workers + 1), attack if observed else 0.0)
+    return Estimate(inline, RAY_SECONDS + turns * MESSAGE_SECONDS + shared, workers)
 
 
 def estimate_jobs(config: JobConfig, each: Iterable[float]) -> Estimate:
-    """Of jobs that take so many seconds in one process, each on a worker."""
+    """Seconds of jobs that take so many seconds in one process, each on a worker."""
     seconds = list(each)
     workers = _at_once(config, len(seconds), attackers=False)
     shared = max([sum(seconds) / workers, *seconds])

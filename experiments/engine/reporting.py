@@ -49,8 +49,8 @@ def reported(
         full = error if isinstance(error, OSError) and error.errno in FULL else None
         page = _unfinished_page(folder)
         if not isinstance(error, KeyboardInterrupt):  # then the command itself says how to go on
-            told = "" if full or isinstance(error, RunError) else again
-            errors.print(f"unfinished; what there is: {page}{told and f'; {told}'}", markup=False)
+            advice = "" if full or isinstance(error, RunError) else again
+            errors.print(f"unfinished; what there is: {page}{advice and f'; {advice}'}", markup=False)
         if full is not None:
             reason = f"{full.filename or folder.root}: {full.strerror}; what had finished is kept"
             raise RunError(f"{reason}. With more room, {again}" if again else reason) from error

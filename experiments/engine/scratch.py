@@ -105,14 +105,14 @@ def read_progress(scratch: Path, since: float = 0.0) -> list[dict[str, Any]]:
     for path in sorted(scratch.glob(f"*/{PROGRESS}")):
         try:
             written = path.stat().st_mtime
-            told = json.loads(path.read_text(encoding="utf-8"))
+            record = json.loads(path.read_text(encoding="utf-8"))
             one = {
-                "title": str(told["title"]),
-                "done": int(told["done"]),
-                "total": int(told["total"]),
-                "values": {str(name): float(value) for name, value in told["values"].items()},
-                "since": float(told["since"]),
-                "first": int(told["first"]),
+                "title": str(record["title"]),
+                "done": int(record["done"]),
+                "total": int(record["total"]),
+                "values": {str(name): float(value) for name, value in record["values"].items()},
+                "since": float(record["since"]),
+                "first": int(record["first"]),
             }
             if written >= max(since, time.time() - (FORGOTTEN_AFTER if one["total"] else FORGOTTEN_WITHOUT_STEPS)):
                 running.append(one)

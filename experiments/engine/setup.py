@@ -183,7 +183,7 @@ def _comparable(text: str) -> dict[str, Any]:
 
 
 def bits_of(simulation: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the settings of the simulation those that change the bits of results."""
+    """The settings of the simulation that change the bits of results."""
     return {key: simulation[key] for key in ("threads", "worker_sums") if key in simulation}
 
 

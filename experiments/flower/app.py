@@ -14,9 +14,9 @@ from experiments.flower.settings import (
     REFUSAL,
     VERSION,
     client_config,
+    faults_in_one_line,
     partition_id,
     server_config,
-    told_in_one_line,
 )
 from fedsim.errors import RunError
 
@@ -31,7 +31,7 @@ def serve(grid: Grid, context: Context) -> None:
     Raises:
         RunError: why the run cannot go on, in one line.
     """
-    with told_in_one_line(context.run_config):
+    with faults_in_one_line(context.run_config):
         config = server_config(context.run_config)
         from experiments.flower.serving import run_on_flower
 
@@ -42,7 +42,7 @@ def serve(grid: Grid, context: Context) -> None:
 def introduce(message: Message, context: Context) -> Message:
     """Says which partition this SuperNode is, or what is wrong with its settings."""
     try:
-        with told_in_one_line(context.run_config, context.node_config):
+        with faults_in_one_line(context.run_config, context.node_config):
             config = client_config(context.run_config, context.node_config)
             number = partition_id(context.node_config, config.num_clients)
         record = ConfigRecord({PARTITION_ID: number, VERSION: fedsim.__version__})
@@ -65,5 +65,5 @@ def evaluate(message: Message, context: Context) -> Message:
 def _trained(message: Message, context: Context) -> Message:
     from experiments.flower.training import answer
 
-    with told_in_one_line(context.run_config, context.node_config):
+    with faults_in_one_line(context.run_config, context.node_config):
         return answer(message, context)

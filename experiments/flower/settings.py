@@ -88,7 +88,7 @@ def split(settings: FlatConfig) -> list[str]:
 
 
 @contextmanager
-def told_in_one_line(*settings: FlatConfig) -> Iterator[None]:
+def faults_in_one_line(*settings: FlatConfig) -> Iterator[None]:
     """Faulty settings in the block end it with the line that the command would print; Flower's log shows it last.
 
     Raises:

@@ -139,7 +139,7 @@ def _with_engine(
 
     def of_all() -> Estimate:
         groups = ceil(images / config.audit.batch_size / config.audit.victims)
-        seconds = {TRAINING: estimate_run(training).alone, AUDIT: estimate_audit(audit, groups).alone}
+        seconds = {TRAINING: estimate_run(training).inline, AUDIT: estimate_audit(audit, groups).inline}
         return estimate_jobs(config, [seconds[unit.kind] for unit in units])
 
     return with_engine(config, count(len(units), "run"), of_all)
@@ -177,7 +177,7 @@ def _side_by_side(progress: MatrixProgress, waiting: list[MatrixRun]) -> Iterato
                 if (end := _untrained(progress, unit)) is not None:
                     yield unit, end
                     continue
-                pool.submit(unit, partial(_run_on, _alone(unit, plain(simulation))))
+                pool.submit(unit, partial(_run_on, _inline(unit, plain(simulation))))
                 progress.running.append(unit)
             for ended in pool.wait(SECONDS_BETWEEN_LOOKS) + pool.expire(_limit(progress)):
                 yield ended.tag, ended.value or End("failed", ended.error or "")
@@ -185,7 +185,7 @@ def _side_by_side(progress: MatrixProgress, waiting: list[MatrixRun]) -> Iterato
         pool.close()
 
 
-def _alone(unit: MatrixRun, simulation: Mapping[str, Any]) -> MatrixRun:
+def _inline(unit: MatrixRun, simulation: Mapping[str, Any]) -> MatrixRun:
     """The unit for a worker, which runs it within its process, on a cluster in another working directory."""
     config = unit.config if unit.config["ray"]["address"] is None else absolute(unit.config)
     return replace(unit, config={**config, "simulation": {**simulation, "engine": "inline"}})

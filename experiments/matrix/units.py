@@ -18,7 +18,7 @@ from defenses.update.leakage_gate import LeakageGate
 from experiments.audit.command import audit_prepared, choose_pictures, divide, run_audit
 from experiments.cli import call as cli
 from experiments.cli.errors import ConfigFault, config_error, one_line
-from experiments.cli.logs import silence_libraries
+from experiments.cli.logs import quiet_libraries
 from experiments.engine.choice import device_on
 from experiments.engine.guess import public_mean
 from experiments.engine.setup import Setup, bits_of, prepare
@@ -150,7 +150,7 @@ class UnitWorker(PooledWorker):
 
     def __init__(self, threads: int) -> None:
         quiet_environment()
-        silence_libraries()
+        quiet_libraries()
         torch.set_num_threads(threads)
 
     def run(self, unit: MatrixRun) -> End:

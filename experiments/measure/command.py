@@ -214,12 +214,12 @@ def _measure_corruptions(
         members = [subjects[number] for number in numbers]
         progress.note("corruptions")
         found = corruption_errors(members, plan, batch_size, progress.step)
-        pictures = members[0].pictures
+        images = members[0].pictures
         side = _side(members[0])
         for number, errors_by_name in zip(numbers, found, strict=True):
             records[number]["corruptions"] = {
                 "errors": errors_by_name,
-                "pictures": min(len(pictures), plan.num_images or len(pictures)),
+                "pictures": min(len(images), plan.num_images or len(images)),
                 "severities": list(plan.severities),
                 "table": plan.table_of(side),
                 "mean_error": mean_corruption_error(errors_by_name),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from defenses.mjp import INDEX, UNKNOWN
-from experiments.measure.jigsawed import draw_jigsaw, layout, puzzle_of
+from experiments.measure.jigsawed import draw_jigsaw, layout, mjp_of
 from experiments.measure.subjects import Subject
 from fedsim.errors import NotApplicable
 from fedsim.report.draw import attention, embeddings
@@ -106,15 +106,15 @@ def _draw_group(subjects: Sequence[Subject], measure: MeasureSettings, seed: int
     jigsawed = jigsaw.shuffled(whole, 0)
     views = []
     for subject in subjects:
-        puzzle = puzzle_of(subject)
+        mjp = mjp_of(subject)
         maps = []
         for images, mask in ((whole, None), (jigsawed, jigsaw.masks)):
             try:
                 with attention.last_attention(subject.model) as taken:
-                    if puzzle is None:
+                    if mjp is None:
                         subject.model(subject.normalise(images))
                     else:
-                        with puzzle.masking(mask):
+                        with mjp.masking(mask):
                             subject.model(subject.normalise(images))
             except NotApplicable:
                 break

@@ -69,7 +69,7 @@ def layout(subject: Subject, patch_size: int | None) -> tuple[Size, Size]:
     side = subject.pictures.images.images([0]).shape[-1]
     roles = subject.roles
     if patch_size is None:
-        patch_size = next((puzzle.patch for puzzle in _puzzles(subject) if puzzle.patch is not None), None)
+        patch_size = next((mjp.patch for mjp in _mjps(subject) if mjp.patch is not None), None)
     if patch_size is None and roles.grid is not None and roles.patch is not None:
         return roles.grid, roles.patch
     if patch_size is None:
@@ -78,30 +78,30 @@ def layout(subject: Subject, patch_size: int | None) -> tuple[Size, Size]:
         )
     if side % patch_size:
         raise ConfigError("measure.patch_size", patch_size, f"a divisor of the pictures' {side} pixels")
-    if (patch_size, patch_size) != roles.patch and puzzle_of(subject) is not None:
+    if (patch_size, patch_size) != roles.patch and mjp_of(subject) is not None:
         raise ConfigError("measure.patch_size", patch_size, "null: masked embeddings are those of the model's patches")
     return (side // patch_size, side // patch_size), (patch_size, patch_size)
 
 
-def puzzle_of(subject: Subject) -> MaskedJigsawPuzzle | None:
+def mjp_of(subject: Subject) -> MaskedJigsawPuzzle | None:
     """The run's own puzzle, which knows how its model reads masked positions."""
-    return next((puzzle for puzzle in _puzzles(subject) if puzzle.patch is None), None)
+    return next((mjp for mjp in _mjps(subject) if mjp.patch is None), None)
 
 
-def _puzzles(subject: Subject) -> list[MaskedJigsawPuzzle]:
+def _mjps(subject: Subject) -> list[MaskedJigsawPuzzle]:
     return [defense for defense in subject.defenses.defenses.values() if isinstance(defense, MaskedJigsawPuzzle)]
 
 
 def mask_embedding(subject: Subject) -> str:
     """What masked positions take in this model: `unknown`, `indexed` or their `own` embedding."""
-    puzzle = puzzle_of(subject)
-    return "own" if puzzle is None else puzzle.embedding
+    mjp = mjp_of(subject)
+    return "own" if mjp is None else mjp.embedding
 
 
 def draw_jigsaw(
     count: int, grid: Size, patch: Size, ratio: float, min_block: int | None, seed: int, draw: int
 ) -> Jigsaw:
-    """The same for every model with this grid, so that models are compared on the same x̃."""
+    """A jigsaw, the same for every model with this grid, so that models are compared on the same x̃."""
     ratio = float(ratio)  # YAML gives 0 and 1 as whole numbers
     rng = torch_generator(seed, "jigsaw", draw, str(ratio))
     masks = blockwise_masks(count, grid, ratio, min_block, rng)
@@ -111,14 +111,14 @@ def draw_jigsaw(
 @torch.no_grad()
 def answer(subject: Subject, batch_size: int, jigsaw: Jigsaw | None = None) -> Answers:
     """Every test picture through the model in eval mode, as x or, with a jigsaw, as x̃."""
-    puzzle = puzzle_of(subject)
+    mjp = mjp_of(subject)
     logits, features, start = [], [], 0
     for images in subject.pictures.batches(batch_size):
         masked: AbstractContextManager[None] = nullcontext()
         if jigsaw is not None:
             images = jigsaw.shuffled(images, start)
-            if puzzle is not None:
-                masked = puzzle.masking(jigsaw.masks[start : start + len(images)])
+            if mjp is not None:
+                masked = mjp.masking(jigsaw.masks[start : start + len(images)])
         start += len(images)
         with masked, classifier_input(subject.model) as taken:
             logits.append(subject.model(subject.normalise(images)).float().cpu())

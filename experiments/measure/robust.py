@@ -68,7 +68,7 @@ def corruption_errors(
 
 
 def _corrupted(
-    pictures: Pictures,
+    images: Pictures,
     positions: range,
     name: str,
     severity: int,
@@ -76,11 +76,11 @@ def _corrupted(
     table: str,
     frost: Sequence[Photograph],
 ) -> Float32[Tensor, "b 3 h w"]:
-    whole = pictures.images.images(positions).permute(0, 2, 3, 1).double().numpy()
+    whole = images.images.images(positions).permute(0, 2, 3, 1).double().numpy()
     changed = []
-    for position, picture in zip(positions, whole, strict=True):
-        rng = np.random.default_rng(derive_seed(seed, "corruption", name, severity, pictures.images.ids[position]))
-        changed.append(corrupt(picture, name, severity, rng, table, frost))
+    for position, image in zip(positions, whole, strict=True):
+        rng = np.random.default_rng(derive_seed(seed, "corruption", name, severity, images.images.ids[position]))
+        changed.append(corrupt(image, name, severity, rng, table, frost))
     return torch.from_numpy(np.stack(changed)).float().permute(0, 3, 1, 2)
 
 

@@ -182,18 +182,18 @@ def _origin(folder: Path, server_round: int | None) -> Origin:
 def _load(name: str, origin: Origin, data: Config, shelf: PictureShelf, device: str) -> Subject:
     run = {**origin.config, "model": {**origin.config["model"], "checkpoint": None}}
     side = image_side(run["model"])
-    pictures = shelf.pictures(data, side)
+    images = shelf.pictures(data, side)
     spec = build_spec(run["model"], shelf.data(run["data"], side))
-    if len(pictures.class_names) > spec.num_classes:
+    if len(images.class_names) > spec.num_classes:
         expected = f"data of at most {spec.num_classes} classes, as many as {name} tells apart"
-        raise ConfigError("data", f"{len(pictures.class_names)} classes", expected)
+        raise ConfigError("data", f"{len(images.class_names)} classes", expected)
     defenses = build_chain(run.get("defense"))
     model = Architecture(spec, (defenses,), architecture_seed(run["seed"])).build()
     if origin.weights is not None:
         # After the defenses: they add parameters of their own.
         _read(model, origin.weights, "model.checkpoint" if origin.folder is None else "runs")
     model = model.to(_device(device)).eval().requires_grad_(False)
-    return Subject(name, origin, model, defenses, find_roles(model), Normaliser(model), pictures)
+    return Subject(name, origin, model, defenses, find_roles(model), Normaliser(model), images)
 
 
 def _read(model: nn.Module, path: Path, key: str) -> None:
@@ -229,8 +229,8 @@ def _names(runs: Sequence[Config], given: Sequence[Any] | None) -> list[str]:
     names = []
     for run, settings in zip(runs, flat, strict=True):
         defenses = " + ".join(run.get("defense") or {}) or "no defense"
-        told = [f"{key.removeprefix('defense.')}={settings[key]}" for key in differing if key in settings]
-        names.append(", ".join([defenses, *told]))
+        different = [f"{key.removeprefix('defense.')}={settings[key]}" for key in differing if key in settings]
+        names.append(", ".join([defenses, *different]))
     return names
 
 

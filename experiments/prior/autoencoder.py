@@ -56,7 +56,7 @@ def train_generator(
     progress: Callable[[int, float], None],
     device: torch.device,
 ) -> Autoencoder:
-    """From `seed` alone, whatever kills it on the way."""
+    """Train it from `seed` alone, whatever kills it on the way."""
     with seeded_globals(seed, "prior-weights"):
         classes = num_classes if settings.conditional else 0
         model = Autoencoder(ConvGenerator(settings.latent, side, settings.channels, classes)).to(device)
@@ -72,9 +72,9 @@ def train_generator(
             turned = torch.rand(len(images), generator=rng) < 0.5
             images = torch.where(turned[:, None, None, None], images.flip(-1), images)
         noise = torch.randn(len(images), settings.latent, generator=rng)
-        untold = torch.rand(len(images), generator=rng) < settings.any_class
-        told = torch.where(untold, UNTOLD, labels).to(device) if settings.conditional else None
-        return model.loss(images.to(device), told, noise.to(device), settings.beta)
+        hidden = torch.rand(len(images), generator=rng) < settings.any_class
+        classes = torch.where(hidden, UNTOLD, labels).to(device) if settings.conditional else None
+        return model.loss(images.to(device), classes, noise.to(device), settings.beta)
 
     training.run(loss_at, progress)
     fit_latent(model, pictures.train, device)

@@ -59,7 +59,7 @@ def run_prior(given: PriorConfig | Mapping[str, Any], root: Path) -> None:
     setup = prepare(config)
     if setup.sums is not None and config.kind == "lti":
         raise ConfigError("defense", setup.sums.by, "one under which the server sees single clients: LTI undoes those")
-    pictures = public_pictures(setup)
+    images = public_pictures(setup)
     result = root / NAMES[config.kind]
     with RunFolder(root).locked():
         folder = open_or_resume(config, root)
@@ -69,7 +69,7 @@ def run_prior(given: PriorConfig | Mapping[str, Any], root: Path) -> None:
             torch.set_num_threads(config.threads)
             start = time.perf_counter()
             with log_to(folder.log), Bars(console) as bars:
-                figures = _train(setup, settings, pictures, folder, bars)
+                figures = _train(setup, settings, images, folder, bars)
             seconds = time.perf_counter() - start
             folder.write_json("summary.json", {"kind": config.kind, **figures, "seconds": seconds})
             _say(figures)
@@ -80,7 +80,7 @@ def run_prior(given: PriorConfig | Mapping[str, Any], root: Path) -> None:
 def _train(
     setup: Setup,
     settings: GeneratorSettings | InversionSettings,
-    pictures: PublicPictures,
+    images: PublicPictures,
     folder: RunFolder,
     bars: Bars,
 ) -> Figures:
@@ -93,17 +93,15 @@ def _train(
         if step % max(1, total // 10) == 0:
             bars.say(f"training {step}/{total}, loss {loss:.4f}")
 
-    known: list[Tensor] = [pictures.validation.images(range(len(pictures.validation)))]
+    known: list[Tensor] = [images.validation.images(range(len(images.validation)))]
     if isinstance(settings, GeneratorSettings):
         side = image_side(config.model)
         model = train_generator(
-            pictures, settings, config.seed, side, setup.data.num_classes, folder.checkpoints, progress, device
+            images, settings, config.seed, side, setup.data.num_classes, folder.checkpoints, progress, device
         )
         save_generator(model.generator, folder.root / NAMES["generator"])
-        other = pictures.excluded.images(range(len(pictures.excluded)))
-        made = [
-            rebuilt(model, part, device) if len(part) else other for part in (pictures.validation, pictures.excluded)
-        ]
+        other = images.excluded.images(range(len(images.excluded)))
+        made = [rebuilt(model, part, device) if len(part) else other for part in (images.validation, images.excluded)]
         samples = drawn(model.generator, 2 * SHOWN, config.seed)
         originals = [*known, other]
         rows = [originals[0], made[0], originals[1], made[1], samples[:SHOWN], samples[SHOWN:]]
@@ -114,20 +112,20 @@ def _train(
             if done % max(1, settings.updates // 4) == 0:
                 bars.say(f"updates {done}/{settings.updates}")
 
-        trained = train_inversion(setup, pictures, settings, folder.checkpoints, simulated, progress, device)
+        trained = train_inversion(setup, images, settings, folder.checkpoints, simulated, progress, device)
         save_trained(trained, folder.root / NAMES["lti"])
-        pairs = [inverted(setup, trained, part, device) for part in (pictures.validation, pictures.excluded)]
+        pairs = [inverted(setup, trained, part, device) for part in (images.validation, images.excluded)]
         originals, made = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         rows = [originals[0], made[0], originals[1], made[1]]
     if any(len(row) for row in rows):  # a defense may withhold every update
         write_sheet(rows, folder.root / "samples.png", SHOWN)
-    return _figures(pictures, originals, made)
+    return _figures(images, originals, made)
 
 
-def _figures(pictures: PublicPictures, originals: list[Tensor], made: list[Tensor]) -> Figures:
+def _figures(images: PublicPictures, originals: list[Tensor], made: list[Tensor]) -> Figures:
     """Mean PSNR in dB beside that of the mean picture, on held-back pictures of known and of left-out classes."""
-    mean = _mean_picture(pictures.train)
-    figures: Figures = {"learned_from": len(pictures.train), "classes": len(pictures.classes)}
+    mean = _mean_picture(images.train)
+    figures: Figures = {"learned_from": len(images.train), "classes": len(images.classes)}
     for name, truth, found in zip(("validation", "excluded"), originals, made, strict=True):
         if len(truth):
             figures[f"{name}_pictures"] = len(truth)
@@ -136,8 +134,8 @@ def _figures(pictures: PublicPictures, originals: list[Tensor], made: list[Tenso
     return figures
 
 
-def _mean_picture(pictures: ImageSet) -> Tensor:
-    return pictures.images(range(len(pictures))).mean(dim=0)
+def _mean_picture(images: ImageSet) -> Tensor:
+    return images.images(range(len(images))).mean(dim=0)
 
 
 def _say(figures: Figures) -> None:

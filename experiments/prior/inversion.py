@@ -151,7 +151,7 @@ def train_inversion(
     progress: Callable[[int, float], None],
     device: torch.device,
 ) -> Trained:
-    """From the seed alone, whatever kills it on the way."""
+    """Train it from the seed alone, whatever kills it on the way."""
     seed = setup.config.seed
     hash_seed = derive_seed(seed, "prior-hash")
     updates, circumstances, hashing = simulate(setup, pictures.train, settings, hash_seed, folder, simulated)

@@ -33,9 +33,9 @@ def write_sheet(rows: Sequence[Float[Tensor, "n c h w"]], path: Path, columns: i
     sheet = torch.ones(3, len(shown) * cell + GAP, width * cell + GAP)
     for y, row in enumerate(shown):
         large = F.interpolate(row.float().clamp(0, 1), scale_factor=factor, mode="nearest").expand(-1, 3, -1, -1)
-        for x, picture in enumerate(large):
+        for x, image in enumerate(large):
             top, left = GAP + y * cell, GAP + x * cell
-            sheet[:, top : top + cell - GAP, left : left + cell - GAP] = picture
+            sheet[:, top : top + cell - GAP, left : left + cell - GAP] = image
     array = (sheet * 255).round().byte().permute(1, 2, 0).contiguous().numpy()
     with replacing(path, durable=False) as partial:
         PIL.Image.fromarray(array).save(partial, "PNG")

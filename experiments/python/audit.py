@@ -146,7 +146,7 @@ def audit(
     safe = {name: re.sub(r"[^A-Za-z0-9_+.=-]+", "_", name)[:80] for name in setups}
     folders = {name: root if len(setups) == 1 else root / f"{place}-{safe[name]}" for place, name in enumerate(setups)}
     for name, setup in setups.items():
-        with _told_where_somebody_looks():
+        with _progress_in_terminals():
             audit_prepared(setup, folders[name], time.perf_counter())
     return Audit(folders)
 
@@ -227,7 +227,7 @@ def _setup(config: AuditConfig, chosen: Named | Sequence[Named], architecture: O
 
 
 @contextmanager
-def _told_where_somebody_looks() -> Iterator[None]:
+def _progress_in_terminals() -> Iterator[None]:
     """Bars and closing lines on a terminal and in a notebook; nothing in a script."""
     before = console.quiet, errors.quiet
     for one in (console, errors):

@@ -30,8 +30,8 @@ from experiments.cli.validation import (
     worker_counts,
 )
 from experiments.commands.stage import CommandStage
+from experiments.engine.attack_failures import AttackFailures
 from experiments.engine.choice import estimate_run, with_engine
-from experiments.engine.mishaps import Mishaps
 from experiments.engine.reporting import reported
 from experiments.engine.scratch import scratch_folder
 from experiments.engine.setup import (
@@ -129,15 +129,15 @@ def run_federated(
             work = f"{count(config.num_clients, 'client')}, {count(config.num_rounds, 'round')}"
             say_doing(f"training: {work}, in {folder.root}")  # who is killed says nothing at the end
             writer = make_writer(config, folder, trackers, setup)
-            mishaps = Mishaps(_tell)
+            failures = AttackFailures(_tell)
 
             def on_result(job: Job, result: AttackResult, truth: GroundTruth | None) -> None:
                 writer.write(job, result, truth)
-                mishaps.note(result)
+                failures.note(result)
 
             scheduler = make_scheduler(config, on_result, scratch)
             grid = (grid_of or make_grid)(setup)
-            run = _Run(setup, folder, trackers, writer, pending, scheduler, grid, bars, mishaps)
+            run = _Run(setup, folder, trackers, writer, pending, scheduler, grid, bars, failures)
             try:
                 run.train(strategy, point)
                 run.grid.close()
@@ -227,7 +227,7 @@ class _Run:
     scheduler: AttackScheduler
     grid: RunGrid
     bars: Bars
-    mishaps: Mishaps
+    failures: AttackFailures
 
     def train(self, strategy: Any, point: ResumePoint | None) -> None:
         """All rounds, or those after the resume point."""
@@ -292,8 +292,8 @@ class _Run:
         if isinstance(scheduler, RayAttacks):
             scheduler.help(worker_counts(config, config.num_clients))
         scheduler.drain(lambda: self.bars.set("attacks", scheduler.finished, scheduler.submitted))
-        told = f"attacks {scheduler.finished}/{scheduler.submitted}{self.mishaps}"
-        console.print(told, markup=False) if str(self.mishaps) else self.bars.say(told)
+        line = f"attacks {scheduler.finished}/{scheduler.submitted}{self.failures}"
+        console.print(line, markup=False) if str(self.failures) else self.bars.say(line)
 
     def _share_the_cluster(self) -> None:
         """Whoever waits for room says so, and on a cluster clients come first: without them nothing goes on."""

@@ -60,7 +60,7 @@ def load_frost(folder: str | Path, table: str, side: int) -> list[Photograph]:
     Raises:
         ConfigError: there are none, or one cannot be read.
     """
-    found: list[Photograph] = []
+    result: list[Photograph] = []
     for path in sorted(Path(folder).expanduser().glob("*")):
         if path.suffix.lower() not in (".png", ".jpg", ".jpeg"):
             continue
@@ -73,10 +73,10 @@ def load_frost(folder: str | Path, table: str, side: int) -> list[Photograph]:
         if scale != 1.0:
             width, height = (max(side, round(scale * length)) for length in photograph.size)
             photograph = photograph.resize((width, height))
-        found.append(np.asarray(photograph, dtype=np.float64) / 255.0)
-    if not found:
+        result.append(np.asarray(photograph, dtype=np.float64) / 255.0)
+    if not result:
         raise ConfigError("measure.corruptions.frost", folder, "a folder of PNG or JPEG photographs of frost")
-    return found
+    return result
 
 
 def _gaussian_noise(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture:
@@ -280,15 +280,15 @@ def _sample(x: Picture, places: Float[np.ndarray, "height width 2"], mode: str) 
 def _pixelate(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture:
     height, width = x.shape[:2]
     small = (int(width * levels[0]), int(height * levels[0]))
-    picture = _as_file(x).resize(small, PIL.Image.Resampling.BOX).resize((width, height), PIL.Image.Resampling.BOX)
-    return np.asarray(picture, dtype=np.float64) / 255.0
+    image = _as_file(x).resize(small, PIL.Image.Resampling.BOX).resize((width, height), PIL.Image.Resampling.BOX)
+    return np.asarray(image, dtype=np.float64) / 255.0
 
 
 def _jpeg_compression(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture:
     content = io.BytesIO()
     _as_file(x).save(content, "JPEG", quality=int(levels[0]))
-    with PIL.Image.open(content) as picture:
-        return np.asarray(picture, dtype=np.float64) / 255.0
+    with PIL.Image.open(content) as image:
+        return np.asarray(image, dtype=np.float64) / 255.0
 
 
 def _as_file(x: Picture) -> PIL.Image.Image:

@@ -46,7 +46,7 @@ def _digits() -> "tuple[Dataset, tuple[str, ...]]":
     class_names = tuple(str(name) for name in digits.target_names)
     grey = np.round(digits.images * (255 / 16)).astype(np.uint8)
     columns = {
-        "image": [_png(PIL.Image.fromarray(picture).convert("RGB")) for picture in grey],
+        "image": [_png(PIL.Image.fromarray(image).convert("RGB")) for image in grey],
         "label": digits.target.tolist(),
         "id": [f"digit-{row:04d}" for row in range(len(grey))],
     }
@@ -148,7 +148,7 @@ def _deviation(photo: UInt8[np.ndarray, "height width 3"], left: int, top: int, 
     return float(photo[top : top + side, left : left + side].std())
 
 
-def _png(picture: PIL.Image.Image) -> dict[str, bytes | None]:
+def _png(image: PIL.Image.Image) -> dict[str, bytes | None]:
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG", compress_level=1)
+    image.save(buffer, "PNG", compress_level=1)
     return {"bytes": buffer.getvalue(), "path": None}

@@ -55,21 +55,21 @@ class ImageSet:
         ]
         if not positions:
             return torch.zeros(0, 3, self._image_size, self._image_size)
-        pictures: dict[int, Tensor] = {}
+        images: dict[int, Tensor] = {}
         missing = []
         for position in dict.fromkeys(positions):
-            picture = self._cache.get((self._split, self._rows[position]))
-            if picture is None:
+            image = self._cache.get((self._split, self._rows[position]))
+            if image is None:
                 missing.append(position)
             else:
-                pictures[position] = picture
+                images[position] = image
         # A few at a time, so that the compressed files of a large set are never all in memory.
         for start in range(0, len(missing), CHUNK):
             chunk = missing[start : start + CHUNK]
             for position, file in zip(chunk, self._files[chunk]["image"], strict=True):
-                pictures[position] = self._decode(position, file)
-                self._cache.put((self._split, self._rows[position]), pictures[position])
-        return torch.stack([pictures[position] for position in positions]).float() / 255
+                images[position] = self._decode(position, file)
+                self._cache.put((self._split, self._rows[position]), images[position])
+        return torch.stack([images[position] for position in positions]).float() / 255
 
     def subset(self, positions: Sequence[int]) -> "ImageSet":
         """The pictures at these positions as a set of their own, in this order, with the same cache."""

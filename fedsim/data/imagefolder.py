@@ -100,22 +100,22 @@ class ImageFolder:
     def _pictures_by_class(self, split: str) -> dict[str, list[str]]:
         """Paths relative to the root, sorted, by class name, sorted."""
         folder = self._root / split
-        pictures = {child.name: _pictures_below(child, self._root) for child in _visible_folders(folder)}
-        if not pictures:
+        images = {child.name: _pictures_below(child, self._root) for child in _visible_folders(folder)}
+        if not images:
             loose = any(_is_picture(child.name) for child in folder.iterdir())
             found = "pictures, but no class folders" if loose else "no class folders"
             raise ConfigError("data.path", folder, f"holds {found}; expected one folder of pictures per class")
-        if empty := [name for name, paths in pictures.items() if not paths]:
+        if empty := [name for name, paths in images.items() if not paths]:
             known = " ".join(sorted(extension[1:] for extension in EXTENSIONS))
             raise ConfigError("data.path", folder, f"no pictures in class folder {_few(empty)} (looked for {known})")
-        return pictures
+        return images
 
-    def _dataset(self, pictures: dict[str, list[str]], class_names: tuple[str, ...]) -> "Dataset":
+    def _dataset(self, images: dict[str, list[str]], class_names: tuple[str, ...]) -> "Dataset":
         from datasets import Dataset
 
-        paths = [path for of_class in pictures.values() for path in of_class]
+        paths = [path for of_class in images.values() for path in of_class]
         number = {name: label for label, name in enumerate(class_names)}
-        labels = [number[name] for name, of_class in pictures.items() for _ in of_class]
+        labels = [number[name] for name, of_class in images.items() for _ in of_class]
         try:
             return Dataset.from_dict(
                 {"image": [str(self._root / path) for path in paths], "label": labels, "id": paths},

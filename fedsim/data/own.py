@@ -94,7 +94,7 @@ def _held(rows: list[tuple[int, Any, Any]], shape: tuple[int, int, int], num_cla
 
 def _image(image: Any, shape: tuple[int, int, int], place: int) -> Tensor:
     if isinstance(image, Tensor):
-        found = image
+        result = image
     else:
         try:
             picture = image.convert("L" if shape[0] == 1 else "RGB")
@@ -102,12 +102,12 @@ def _image(image: Any, shape: tuple[int, int, int], place: int) -> Tensor:
             raise ConfigError(f"dataset[{place}]", type(image).__name__, "an image of PIL or a tensor") from error
         if picture.size != (shape[2], shape[1]):
             picture = transforms.center_crop(transforms.resize(picture, min(shape[1:])), list(shape[1:]))
-        found = transforms.to_tensor(picture)
-    if tuple(found.shape) != shape or not found.is_floating_point():
-        given = f"{found.dtype} {tuple(found.shape)}"
+        result = transforms.to_tensor(picture)
+    if tuple(result.shape) != shape or not result.is_floating_point():
+        given = f"{result.dtype} {tuple(result.shape)}"
         raise ConfigError(f"dataset[{place}]", given, f"floating-point {shape}, which the model reads")
-    low, high = float(found.min()), float(found.max())
+    low, high = float(result.min()), float(result.max())
     if not (low >= 0 and high <= 1):
         expected = "values in [0, 1]: leave normalisation to mean= and std="
         raise ConfigError(f"dataset[{place}]", f"{low:.3g} … {high:.3g}", expected)
-    return found
+    return result

@@ -27,15 +27,15 @@ def decode(content: str | bytes, size: int) -> UInt8[Tensor, "3 {size} {size}"]:
     """
     with PIL.Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as opened:
         opened.load()
-        picture = _rgb(PIL.ImageOps.exif_transpose(opened))
-    width, height = picture.size
+        image = _rgb(PIL.ImageOps.exif_transpose(opened))
+    width, height = image.size
     if (width, height) != (size, size):
         scale = size / min(width, height)
         width, height = max(size, round(width * scale)), max(size, round(height * scale))
         left, top = (width - size) // 2, (height - size) // 2
-        picture = picture.resize((width, height), PIL.Image.Resampling.BICUBIC)
-        picture = picture.crop((left, top, left + size, top + size))
-    return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
+        image = image.resize((width, height), PIL.Image.Resampling.BICUBIC)
+        image = image.crop((left, top, left + size, top + size))
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
 def one_line(error: BaseException) -> str:
@@ -59,10 +59,10 @@ class PictureCache:
 
     def get(self, key: tuple[str, int]) -> UInt8[Tensor, "3 h w"] | None:
         with self._lock:
-            picture = self._pictures.get(key)
-            if picture is not None:
+            image = self._pictures.get(key)
+            if image is not None:
                 self._pictures.move_to_end(key)
-            return picture
+            return image
 
     def put(self, key: tuple[str, int], picture: UInt8[Tensor, "3 h w"]) -> None:
         """Keep a picture; one that is larger than the whole budget is not kept."""
@@ -76,12 +76,12 @@ class PictureCache:
                 self.num_bytes -= dropped.nbytes
 
 
-def _rgb(picture: PIL.Image.Image) -> PIL.Image.Image:
-    if picture.mode.startswith("I"):
+def _rgb(image: PIL.Image.Image) -> PIL.Image.Image:
+    if image.mode.startswith("I"):
         # Pillow would clip 16 bits at 255: nearly everything white.
-        upper_byte = np.asarray(picture).astype(np.int64) >> 8
+        upper_byte = np.asarray(image).astype(np.int64) >> 8
         return PIL.Image.fromarray(upper_byte.clip(0, 255).astype(np.uint8)).convert("RGB")
-    if picture.mode == "P":
+    if image.mode == "P":
         # By way of RGBA, because Pillow warns about palettes with transparency.
-        return picture.convert("RGBA").convert("RGB")
-    return picture.convert("RGB")
+        return image.convert("RGBA").convert("RGB")
+    return image.convert("RGB")

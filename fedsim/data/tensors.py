@@ -21,7 +21,7 @@ class TensorImages(ImageSet):
         self._images = images.detach().cpu()
 
     def images(self, indices: Sequence[int] | Int64[Tensor, " b"]) -> Float[Tensor, "b c h w"]:
-        """Those at these positions, in this order."""
+        """The images at these positions, in this order."""
         return self._images[indices if isinstance(indices, Tensor) else torch.tensor(list(indices), dtype=torch.int64)]
 
     def subset(self, positions: Sequence[int]) -> "TensorImages":

@@ -20,7 +20,7 @@ PARAMETERS = {"MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_TRIM_THRESHOLD_": -1}
 
 
 def keep_memory() -> None:
-    """Both thresholds of `KEPT_MEMORY` for this process too: glibc reads the environment once, at its start.
+    """Set both thresholds of `KEPT_MEMORY` for this process too: glibc reads the environment once, at its start.
 
     What a user has set is left as it is. Without glibc nothing is changed.
     """
@@ -40,7 +40,7 @@ def settle() -> None:
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """The same for the block. A search takes milliseconds in it, and Flower's records make cycles of whole updates.
+    """Keep memory for the block. A search takes milliseconds in it, and Flower's records make cycles of whole updates.
 
     Where something was left out before the block, all stays so: Python cannot take back a part.
     """

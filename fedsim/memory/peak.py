@@ -30,7 +30,7 @@ class Memory:
 
 
 def peak_memory() -> Memory:
-    """Of this process since it began."""
+    """Peak memory of this process since it began."""
     # Initialised, not just there: a look must not start CUDA in a process that uses none.
     cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
     return Memory(_resident(), cuda)

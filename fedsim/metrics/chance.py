@@ -55,13 +55,13 @@ def chance_between(reach: float | None, other: float | None) -> float | None:
     return None if reach is None or other is None else hypot(reach, other)
 
 
-def _errors(accuracies: Sequence[float], test_pictures: int | None) -> Iterator[tuple[float, float]]:
+def _errors(accuracies: Sequence[float], test_images: int | None) -> Iterator[tuple[float, float]]:
     """(standard error, how many of them chance may take) for each that is known."""
     seeds = len(accuracies)
-    if seeds and test_pictures:
+    if seeds and test_images:
         # Agresti and Coull: two more right and two more wrong, or an accuracy of 0 or 1 would be sure.
-        n = test_pictures + 4
-        p = (fmean(accuracies) * test_pictures + 2) / n
+        n = test_images + 4
+        p = (fmean(accuracies) * test_images + 2) / n
         yield sqrt(p * (1 - p) / n), ERRORS
     if seeds > 1:
         yield stdev(accuracies) / sqrt(seeds), float(stdtrit(seeds - 1, ndtr(ERRORS)))

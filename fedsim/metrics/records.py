@@ -4,6 +4,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+MEASURES = ("mse", "psnr", "ssim", "fft2d", "fft2d_mjp")
+"""Functions of `fedsim.metrics.image` that every rebuilt image is measured by; each has its fields in `ImageScore`."""
+
+SHOWN = {"ssim": "SSIM", "lpips": "LPIPS"}
+"""What a report shows beside PSNR where a result has it, by its title."""
+
+TABLE = ("mse", "psnr", "ssim", "fft2d", "lpips", "private_psnr", "private_ssim", "private_lpips")
+"""Columns of `scores.csv`."""
+
 
 @dataclass(frozen=True)
 class ImageScore:
@@ -39,7 +48,7 @@ class ImageScore:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ImageScore":
-        """From JSON; what another version wrote besides is left out."""
+        """A score from JSON; what another version wrote besides is left out."""
         known = {one.name for one in fields(cls)}
         return cls(**{"image": "", **{key: value for key, value in values.items() if key in known}})
 

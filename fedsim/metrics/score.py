@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from fedsim.ground_truth import GroundTruth
-from fedsim.metrics.image import fft2d, fft2d_mjp, mse, psnr, ssim
+from fedsim.metrics import image as measures
 from fedsim.metrics.labels import assign_labels, exact_batch, label_share
 from fedsim.metrics.matching import match
 from fedsim.metrics.perceptual import lpips
-from fedsim.metrics.records import ImageScore, LabelScore
+from fedsim.metrics.records import MEASURES, ImageScore, LabelScore
 
 
 def score(
@@ -84,8 +84,8 @@ def _compare(reference: Tensor, rebuilt: Tensor, perceptual: bool) -> dict[int, 
     x = reference[[index for index, _ in pairs]]
     y = rebuilt[[candidate for _, candidate in pairs]]
     columns: dict[str, list[Any]] = {"reconstruction": [candidate for _, candidate in pairs]}
-    for measure in (mse, psnr, ssim, fft2d, fft2d_mjp):
-        columns[measure.__name__] = measure(y, x).tolist()
+    for name in MEASURES:
+        columns[name] = getattr(measures, name)(y, x).tolist()
     distances = lpips(y, x) if perceptual and x.shape[1] in (1, 3) else None
     if distances is not None:
         columns["lpips"] = distances.tolist()

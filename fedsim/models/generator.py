@@ -140,8 +140,8 @@ class _Doubling(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         larger = self.larger(features)
-        found: Tensor = self.shortcut(larger) + self.second(self.first(larger))
-        return found
+        result: Tensor = self.shortcut(larger) + self.second(self.first(larger))
+        return result
 
 
 def doublings_of(side: int) -> int:

@@ -23,27 +23,27 @@ def judged(leakage: Leakage, rows: Sequence[AttackSummary], defenses: Sequence[s
         rows: of these attacks, strongest first.
     """
     counts, of = leakage.counts, of_images(leakage)
-    told = []
+    sentences = []
     if leakage.scored and (counts.own or not counts.as_seen):
         recognisable = f"The server rebuilt {counts.own:,} of {of} recognisably ({without_update(counts)})"
-        told.append(f"{recognisable}: {_best(counts, rows)}.")
+        sentences.append(f"{recognisable}: {_best(counts, rows)}.")
     if counts.as_seen:
         them = "it" if counts.as_seen == 1 else "them"
-        told.append(
+        sentences.append(
             f"The server rebuilt {counts.as_seen:,} of {of} recognisably as the model saw {them}, changed by "
             f"{listed(list(defenses)) or 'a defense'} ({without_update(counts)}): {decibels(leakage.seen_psnr)} on "
             f"average against what it saw, {decibels(leakage.own_psnr)} against the client's own."
         )
     if counts.certified:
-        told.append(f"{counts.certified:,} of {of} {'is' if counts.certified == 1 else 'are'} certified.")
+        sentences.append(f"{counts.certified:,} of {of} {'is' if counts.certified == 1 else 'are'} certified.")
         if not leakage.scored:
-            told.append("There are no originals to compare with.")
+            sentences.append("There are no originals to compare with.")
     elif counts.unheld and counts.level == "open":
-        told.append("Without a guess on record chance cannot be told, and none is certified.")
+        sentences.append("Without a guess on record chance cannot be told, and none is certified.")
     elif counts.recognisable and counts.level == "open":
         chance = by_chance(counts.recognisable, counts.guessed, counts.images)
-        told.append(f"Chance is not excluded (p = {chance:.2f}), and none is certified.")
-    return " ".join([*told, *_beside(counts)])
+        sentences.append(f"Chance is not excluded (p = {chance:.2f}), and none is certified.")
+    return " ".join([*sentences, *_beside(counts)])
 
 
 def of_images(leakage: Leakage) -> str:
@@ -80,7 +80,7 @@ def few_test_images(accuracies: Sequence[float], test_images: int | None) -> str
 
 
 def nothing_learned(who: str, guess: float | None) -> str:
-    """Of runs whose accuracies chance explains by a guess, and are compared."""
+    """What to say of runs whose accuracies chance explains by a guess, and are compared."""
     always = f"always naming the commonest class is right for {percent(guess)}"
     return f"{who} learned more than guessing ({always}), so their difference in accuracy says nothing"
 
@@ -94,8 +94,8 @@ def without_update(counts: Counts) -> str:
 
 def _beside(counts: Counts) -> list[str]:
     """Images that are in no count, as nothing ended on them."""
-    told = [f"On {count(counts.refused, 'more image')} every attack refused."] if counts.refused else []
-    return told + ([f"On {count(counts.failed, 'more image')} every attack failed."] if counts.failed else [])
+    sentences = [f"On {count(counts.refused, 'more image')} every attack refused."] if counts.refused else []
+    return sentences + ([f"On {count(counts.failed, 'more image')} every attack failed."] if counts.failed else [])
 
 
 def _best(counts: Counts, rows: Sequence[AttackSummary]) -> str:

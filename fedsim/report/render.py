@@ -3,13 +3,14 @@
 import base64
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import fedsim
+from fedsim.metrics.records import SHOWN
 from fedsim.report import wording
 from fedsim.report.compare.runs import Comparison, compare_runs, find_runs
 from fedsim.report.compare.same_pictures import RUNS_SHOWN
@@ -75,7 +76,7 @@ def build_report(run_folder: Path) -> Path:
         shared=SHARED.get(str(run.setting("client.share")), "a model update"),
         plots=_plots(run, rows),
         rows=rows,
-        with_lpips=any(row.mean_lpips is not None for row in rows),
+        measures=_measures(rows),
         with_private=any(row.changed for row in rows),
         needs={row.attack: needs for row in rows if (needs := knows(run, row.attack))},
         gallery=gallery,
@@ -239,6 +240,12 @@ def _plots(run: RecordedRun, rows: list[AttackSummary]) -> list[tuple[str, Chart
         ),
     }
     return [(caption, figure) for caption, figure in plots.items() if figure is not None]
+
+
+def _measures(rows: Iterable[AttackSummary]) -> dict[str, str]:
+    """Of the measures beside PSNR SSIM, and those that some attack's images have, with their titles."""
+    measured = {name for row in rows for name, (seen, _) in row.means.items() if seen is not None} | {"ssim"}
+    return {name: title for name, title in SHOWN.items() if name in measured}
 
 
 def _time_figure(spent: TimeSpent) -> Chart | None:

@@ -1,4 +1,4 @@
-"""From how many dB of PSNR a picture counts as what."""
+"""The number of dB from which of PSNR a picture counts as what."""
 
 RECOGNISABLE = 20.0
 """No picture below it counts as recognisable; one above it does where it is above its guess too (`bar`)."""
@@ -21,7 +21,7 @@ FEW_TEST_IMAGES = 100
 
 
 def bar(guess_psnr: float | None) -> float:
-    """From how many dB on a picture is recognisable whose guess, without any gradient, reaches `guess_psnr`."""
+    """The dB from which an image is recognisable of which a guess without any gradient reaches `guess_psnr`."""
     return RECOGNISABLE if guess_psnr is None else max(RECOGNISABLE, guess_psnr + GUESS_MARGIN)
 
 

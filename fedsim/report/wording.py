@@ -14,7 +14,7 @@ PRIVATE = "against the client's own picture, before any defense changed it: what
 
 
 def percent(share: float | None) -> str:
-    """One decimal; never rounded up to everything or down to nothing."""
+    """A share with one decimal; never rounded up to everything or down to nothing."""
     if share is None:
         return DASH
     if share in (0.0, 1.0):
@@ -34,7 +34,7 @@ def decibels(value: float | None) -> str:
 
 
 def below(value: float | None, limit: float) -> str:
-    """As `decibels`, never rounded up to the limit that the value stays below."""
+    """Decibels as `decibels` has them, never rounded up to the limit that the value stays below."""
     close = value is not None and value < limit <= round(value, 1)
     return f"{limit - 0.1:.1f} dB" if close else decibels(value)
 

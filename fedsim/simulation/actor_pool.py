@@ -104,7 +104,7 @@ class ActorPool(Generic[Tag]):
         self._queue: list[_Pending[Tag]] = []
         self._running: dict[Any, tuple[Any, _Pending[Tag]]] = {}
         self._helpless_since: float | None = None
-        self._told = 0.0
+        self._reported = 0.0
         self.add(size)
 
     @property
@@ -131,7 +131,7 @@ class ActorPool(Generic[Tag]):
 
     @property
     def references(self) -> list[Any]:
-        """Of everything that `wait` waits for."""
+        """References of everything that `wait` waits for."""
         return [*self._running, *self._starting]
 
     def add(self, count: int) -> None:
@@ -227,9 +227,9 @@ class ActorPool(Generic[Tag]):
             self._helpless_since = None
             return
         if self._helpless_since is None:
-            self._helpless_since = self._told = now
-        elif now - self._told >= PATIENCE:
-            self._told = now
+            self._helpless_since = self._reported = now
+        elif now - self._reported >= PATIENCE:
+            self._reported = now
             self._on_waiting(now - self._helpless_since)
 
     def _start(self) -> None:

@@ -25,7 +25,7 @@ def error_reply(message: Message, reason: str, code: int = ErrorCode.CLIENT_APP_
 
 
 def malformed(message: Message, fault: str) -> Message:
-    """In place of a reply that no honest client sends."""
+    """What stands for a reply that no honest client sends."""
     return error_reply(message, f"malformed reply: {fault}", ErrorCode.UNKNOWN)
 
 

@@ -195,7 +195,7 @@ class RayGrid(SimulatedGrid):
         for key, (bundle, reference) in list(self._asked.items()):
             if reference in ready:
                 del self._asked[key]
-                if (begun := _told(reference)) is not None:
+                if (begun := _begun(reference)) is not None:
                     self._begun[key] = begun
                     self._rest.append((bundle, begun))
         taken, self._rest = self._rest, []
@@ -244,7 +244,7 @@ class RayGrid(SimulatedGrid):
         self._content = None
 
 
-def _told(reference: Any) -> int | None:
+def _begun(reference: Any) -> int | None:
     try:
         begun: int | None = ray.get(reference)
     except RayError as error:

@@ -22,7 +22,7 @@ class Request:
         return {"CPU": self.cpus, "GPU": self.gpus, **self.resources}
 
     def options(self) -> dict[str, Any]:
-        """For `ray.remote(…).options(…)`."""
+        """Arguments for `ray.remote(…).options(…)`."""
         return {"num_cpus": self.cpus, "num_gpus": self.gpus, "resources": dict(self.resources) or None}
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ def seats(
 def _in_turns(nodes: Sequence[Node], request: Request) -> list[str]:
     rooms = [(node.id, node.room(request)) for node in nodes]
     most = max((room for _, room in rooms), default=0)
-    return [node for turn in range(most) for node, room in rooms if turn < room]
+    return [node for number in range(most) for node, room in rooms if number < room]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def anywhere(number: int) -> Any:
 
 
 def living_nodes() -> list[Node]:
-    """Those of the cluster that this process is connected to."""
+    """The nodes of the cluster that this process is connected to."""
     import ray
 
     return [Node(node["NodeID"], dict(node["Resources"])) for node in ray.nodes() if node["Alive"]]

@@ -74,8 +74,8 @@ def absolute_checkpoints(settings: Any) -> Any:
 
 def _job_environment() -> dict[str, Any]:
     """The `runtime_env` that the job came with."""
-    found: dict[str, Any] = json.loads(os.environ.get(JOB, "{}")).get("runtime_env") or {}
-    return found
+    environment: dict[str, Any] = json.loads(os.environ.get(JOB, "{}")).get("runtime_env") or {}
+    return environment
 
 
 def _plug_ins(root: Path, config: Mapping[str, Any]) -> list[Path]:

@@ -85,7 +85,7 @@ def append_whole(path: Path, content: bytes) -> None:
 
 @contextmanager
 def locked(folder: Path, key: str = "run_dir") -> Iterator[None]:
-    """For the block no other process may lock the folder; the lock goes with the process, however it ends.
+    """Lock the folder against other processes for the block; the lock goes with the process, however it ends.
 
     Args:
         key: the setting that names the folder.

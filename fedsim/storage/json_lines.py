@@ -16,7 +16,7 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def rows(path: Path) -> Iterator[Row]:
-    """Of the complete lines; none where there is no file.
+    """The rows of the complete lines; none where there is no file.
 
     Raises:
         ValueError: a complete line is no JSON.

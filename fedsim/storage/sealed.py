@@ -37,7 +37,7 @@ class SealedStates:
         self._keep = keep
 
     def numbers(self) -> list[int]:
-        """Of the sealed states, ascending; whether they are whole is not known before they are read."""
+        """Numbers of the sealed states, ascending; whether they are whole is not known before they are read."""
         found = [re.fullmatch(r"round-(\d{5,})", path.name) for path in self.root.glob("round-*")]
         return sorted(int(match[1]) for match in found if match)
 

@@ -48,7 +48,7 @@ def kept_run(folder: Path) -> dict[str, Any] | None:
 
 
 def keep_run(folder: Path, run: str, **values: Any) -> None:
-    """So that a resumed run goes on with the same one of the service."""
+    """Keep the number of the run, so that a resumed run goes on with the same one of the service."""
     write_whole(folder / KEPT, json.dumps({"id": run, **values}).encode())
 
 

@@ -79,7 +79,7 @@ class PendingObservations:
         return {folder.name for folder in self._folders()}
 
     def load(self, until: int, say: Callable[[str], None]) -> Iterator[tuple[Observation, GroundTruth | None]]:
-        """Those up to this round, one at a time; later ones come again with their rounds and are removed.
+        """Observations up to this round, one at a time; later ones come again with their rounds and are removed.
 
         Args:
             say: told about an observation that cannot be read any more.

@@ -14,7 +14,7 @@ from torch import Tensor
 from attacks.session import file_name
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.image import psnr
-from fedsim.metrics.records import ImageScore
+from fedsim.metrics.records import TABLE, ImageScore
 from fedsim.observation import observation_name
 from fedsim.report.draw.pictures import path_inside, save_png
 from fedsim.result import AttackResult, Frame
@@ -27,14 +27,7 @@ COLUMNS = (
     "model",
     "image",
     "batch_size",
-    "mse",
-    "psnr",
-    "ssim",
-    "fft2d",
-    "lpips",
-    "private_psnr",
-    "private_ssim",
-    "private_lpips",
+    *TABLE,
     "label",
     "label_recovered",
     "certified",
@@ -160,17 +153,17 @@ class ResultWriter:
             per_image = [ImageScore(f"{job.observation}/{i}", i) for i in range(0 if rebuilt is None else len(rebuilt))]
         originals = [] if truth is None else list(truth.originals)  # none of a client that failed
         rows = []
-        for index, picture in enumerate(per_image):
-            row: dict[str, Any] = {**picture.to_dict(), "original": None, "reconstruction": None, "frames": None}
+        for index, image in enumerate(per_image):
+            row: dict[str, Any] = {**image.to_dict(), "original": None, "reconstruction": None, "frames": None}
             row["guess_psnr"] = row["seen_guess_psnr"] = None
             if truth is not None and index < len(originals):
                 row["guess_psnr"] = self._guess_psnr(originals[index])
                 row["seen_guess_psnr"] = self._guess_psnr(truth.images[index])
-            if rebuilt is not None and picture.reconstruction is not None:
-                row["reconstruction"] = self._save(rebuilt[picture.reconstruction], f"{stem}-{index:04d}.png")
+            if rebuilt is not None and image.reconstruction is not None:
+                row["reconstruction"] = self._save(rebuilt[image.reconstruction], f"{stem}-{index:04d}.png")
                 if frames:
                     curve = [] if scores is None else scores.frames[index]
-                    row["frames"] = self._save_frames(frames, picture.reconstruction, curve, f"{stem}-{index:04d}")
+                    row["frames"] = self._save_frames(frames, image.reconstruction, curve, f"{stem}-{index:04d}")
                 if truth is not None:
                     row["original"] = self._save(truth.images[index], f"{job.observation}-{index:04d}-original.png")
             rows.append(row)
@@ -180,12 +173,12 @@ class ResultWriter:
     def _guess(self) -> Tensor | None:
         return None if self._make_guess is None else self._make_guess()
 
-    def _guess_psnr(self, picture: Tensor) -> float | None:
+    def _guess_psnr(self, image: Tensor) -> float | None:
         """In dB, against the client's own picture or what the model saw of it."""
         guess = self._guess
-        if guess is None or guess.shape != picture.shape:
+        if guess is None or guess.shape != image.shape:
             return None
-        value = float(psnr(guess[None].to(picture), picture[None]))
+        value = float(psnr(guess[None].to(image), image[None]))
         return value if isfinite(value) else None
 
     def _save_frames(
@@ -234,20 +227,20 @@ class ResultWriter:
             "refused": row["reason"] if row["status"] == "refused" else "",
             "seconds": f"{row['seconds']:.6f}",
         }
-        pictures = row["images"] or [
+        images = row["images"] or [
             {"image": row["observation"], "label_recovered": " ".join(map(str, row["labels"] or []))}
         ]
         lines = []
-        for picture in pictures:
-            line = {column: picture.get(column) for column in COLUMNS} | common
+        for image in images:
+            line = {column: image.get(column) for column in COLUMNS} | common
             lines.append({column: "" if value is None else value for column, value in line.items()})
         return lines
 
 
 def has_pictures(folder: RunFolder, row: dict[str, Any]) -> bool:
     """Whether every picture that a line of attacks.jsonl names is there; loss of power may have taken one."""
-    strips = [picture["frames"]["strip"] for picture in row["images"] if picture.get("frames")]
-    names = [picture.get(key) for picture in row["images"] for key in ("original", "reconstruction")]
+    strips = [image["frames"]["strip"] for image in row["images"] if image.get("frames")]
+    names = [image.get(key) for image in row["images"] for key in ("original", "reconstruction")]
     paths = [path_inside(folder.root, name) for name in [*strips, *names] if name]
     return all(path is not None and path.stat().st_size > 0 for path in paths)
 

@@ -15,7 +15,7 @@ from attacks.analytic.first_block.subspaces import AffineSet
 
 
 @dataclass(frozen=True)
-class Residual:
+class BlockResidual:
     """r of each position, its Jacobian, and ‖activations‖, by which ‖r‖ is judged."""
 
     values: Float[Tensor, "tokens hidden"]
@@ -42,7 +42,7 @@ class HiddenSystem:
     activation: Callable[[Tensor], Tensor]
     span: Float[Tensor, "rank hidden"]
 
-    def at(self, rows: Tensor, x: Float[Tensor, "rows free"]) -> Residual:
+    def at(self, rows: Tensor, x: Float[Tensor, "rows free"]) -> BlockResidual:
         """Residual of the positions `rows` at x, with its Jacobian."""
         directions = self.tokens.directions
         centred = directions - directions.mean(dim=0, keepdim=True)
@@ -63,4 +63,4 @@ class HiddenSystem:
         )
         jacobian = (slope / deviation)[..., None] * moved
         jacobian = jacobian - self.span.T @ (self.span @ jacobian)
-        return Residual(hidden - (hidden @ self.span.T) @ self.span, jacobian, hidden.norm(dim=1))
+        return BlockResidual(hidden - (hidden @ self.span.T) @ self.span, jacobian, hidden.norm(dim=1))

@@ -42,9 +42,9 @@ def complete(
     prior = torch.where(deviation.isinf(), 0.0, deviation.clamp(min=1e-12).reciprocal().square())
     kept = None if torn is None else _seams(torn, grid, patch)
     coordinates = torch.zeros(len(patches), len(free), dtype=patches.dtype, device=patches.device)
-    for turn in range(rounds):
+    for number in range(rounds):
         edges = _differences(unpatchify(base + coordinates @ directions, grid, patch))
-        weights = _weights(edges, kept, first=turn == 0)
+        weights = _weights(edges, kept, first=number == 0)
 
         def curvature(c: Tensor, weights: Edges = weights) -> Tensor:
             horizontal, vertical = _differences(unpatchify(c @ directions, grid, patch))

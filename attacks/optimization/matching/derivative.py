@@ -24,7 +24,7 @@ METHODS = ("auto", "double_backward", "finite_difference", "central_difference",
 
 @dataclass(frozen=True)
 class Derivative:
-    """Of each candidate: the distance, and its derivative by each floating-point variable."""
+    """The distance of each candidate, and its derivative by each floating-point variable."""
 
     values: Float[Tensor, "candidates"]
     by: Variables
@@ -107,10 +107,10 @@ class FiniteDifference(MixedDerivative):
     def __call__(self, variables: Variables, target: State, shared_target: bool) -> Derivative:
         if len(variables["images"]) > 1 or not shared_target:
             return super().__call__(variables, target, shared_target)
-        value, by = self._alone({name: variable[0] for name, variable in variables.items()}, target)
+        value, by = self._of_one({name: variable[0] for name, variable in variables.items()}, target)
         return Derivative(value.reshape(1), {name: tensor[None] for name, tensor in by.items()})
 
-    def _alone(self, variables: Variables, target: State) -> tuple[Tensor, Variables]:
+    def _of_one(self, variables: Variables, target: State) -> tuple[Tensor, Variables]:
         """As `one`, in place: with one candidate, passes over the model's memory are a quarter of the time."""
         params = self.update.victim.params
         smooth, hard = split(variables)
@@ -120,7 +120,7 @@ class FiniteDifference(MixedDerivative):
         gradients = torch.autograd.grad(loss, [*leaves.values(), *inputs.values()], materialize_grads=True)
         before = dict(zip(inputs, gradients[len(leaves) :], strict=True))
         direction = dict(zip(leaves, _apart(gradients), strict=False))
-        value = self.objective.turn(direction, target)
+        value = self.objective.replace_by_direction(direction, target)
         size = torch.stack([torch.dot(part.reshape(-1), part.reshape(-1)) for part in direction.values()]).sum()
         epsilon = self.step / float((size + TINY).sqrt())
         if self.central:
@@ -156,8 +156,8 @@ class FiniteDifference(MixedDerivative):
 
     def _by_variables(self, params: State, smooth: Variables, hard: Variables) -> Variables:
         by, _ = grad_and_value(self._loss, argnums=1)(params, smooth, hard)
-        found: Variables = by
-        return found
+        result: Variables = by
+        return result
 
     def _loss(self, params: State, smooth: Variables, hard: Variables) -> Tensor:
         variables = {**smooth, **hard}
@@ -181,7 +181,7 @@ def _moved(params: State, direction: State, epsilon: Tensor) -> State:
 
 
 def split(variables: Variables) -> tuple[Variables, Variables]:
-    """Those with a derivative, and class labels."""
+    """Variables with a derivative, and class labels."""
     smooth = {name: variable for name, variable in variables.items() if variable.is_floating_point()}
     return smooth, {name: variable for name, variable in variables.items() if name not in smooth}
 

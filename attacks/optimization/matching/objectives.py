@@ -62,7 +62,7 @@ class Objective(ABC):
         derivative, distance = torch.func.grad_and_value(value)(found)
         return distance, derivative
 
-    def turn(self, found: State, target: State) -> Float[Tensor, ""]:
+    def replace_by_direction(self, found: State, target: State) -> Float[Tensor, ""]:
         """Put ∂D/∂g into `found`'s own memory, where there is but one candidate; D is returned."""
         distance, derivative = self.direction(found, target)
         for name, tensor in found.items():
@@ -135,10 +135,10 @@ class Cosine(Objective):
         norms = (self._inner(found, found) + TINY).sqrt() * (self._inner(target, target) + TINY).sqrt()
         return 1.0 - self._inner(found, target) / norms
 
-    def turn(self, found: State, target: State) -> Float[Tensor, ""]:
+    def replace_by_direction(self, found: State, target: State) -> Float[Tensor, ""]:
         """∂D/∂g = (cos·g/‖g‖ - g'/‖g'‖)/‖g‖, a third of the passes over memory of the general way."""
         if self.mask_zeros or self.layer_weights:
-            return super().turn(found, target)
+            return super().replace_by_direction(found, target)
         size = (self._inner(found, found) + TINY).sqrt()
         target_size = (self._inner(target, target) + TINY).sqrt()
         cosine = self._inner(found, target) / (size * target_size)

@@ -35,9 +35,9 @@ class SignCosine(Cosine):
         soft = {name: torch.tanh(tensor / self._scale(tensor)) for name, tensor in found.items()}
         return super().value(soft, {name: tensor.sign() for name, tensor in target.items()})
 
-    def turn(self, found: State, target: State) -> Float[Tensor, ""]:
+    def replace_by_direction(self, found: State, target: State) -> Float[Tensor, ""]:
         """The general way: the cosine's own shortcut is another function's derivative."""
-        return super(Cosine, self).turn(found, target)
+        return super(Cosine, self).replace_by_direction(found, target)
 
     def _scale(self, tensor: Tensor) -> Float[Tensor, ""]:
         return self.temperature * tensor.abs().mean() + TINY

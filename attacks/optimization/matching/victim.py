@@ -48,8 +48,8 @@ class Victim:
         if self.masked is not None:
             position, shared = self.embeddings
             state[position] = torch.where(self.masked[:, None], state[shared], state[position])
-        found: Tensor = functional_call(self.model, state, (images,))
-        return found
+        result: Tensor = functional_call(self.model, state, (images,))
+        return result
 
     def gradient(self, params: State, images: Tensor, labels: Tensor) -> State:
         """∂L/∂θ, differentiable."""
@@ -78,8 +78,8 @@ def make_victim(
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) or type(module).__name__ in ("DropPath", "PatchDropout"):
             module.eval()
-        elif (silence := getattr(module, "without_noise", None)) is not None:
-            silence()
+        elif (without_noise := getattr(module, "without_noise", None)) is not None:
+            without_noise()
     if observation.protocol.training_mode:
         replace_all_batch_norm_modules_(model)
     params = {n: p.detach() for n, p in model.named_parameters() if n in shared and p.requires_grad}

@@ -58,35 +58,35 @@ def blur(
 
 
 def _translation(
-    pictures: Float[Tensor, "n 1 height width"], targets: Float[Tensor, "n 1 height width"]
+    images: Float[Tensor, "n 1 height width"], targets: Float[Tensor, "n 1 height width"]
 ) -> Float[Tensor, "n 2 3"]:
     """The shift of highest circular cross-correlation, in whole pixels, within `MAX_SHIFT`."""
-    height, width = pictures.shape[-2:]
+    height, width = images.shape[-2:]
     window = torch.hann_window(height, periodic=False)[:, None] * torch.hann_window(width, periodic=False)
-    window = window.to(pictures)
-    spectra = [torch.fft.rfft2((x - x.mean(dim=(2, 3), keepdim=True)) * window) for x in (pictures, targets)]
+    window = window.to(images)
+    spectra = [torch.fft.rfft2((x - x.mean(dim=(2, 3), keepdim=True)) * window) for x in (images, targets)]
     correlation = torch.fft.irfft2(spectra[0] * spectra[1].conj(), s=(height, width))[:, 0]
-    down = torch.fft.fftfreq(height, 1 / height).to(pictures)
-    across = torch.fft.fftfreq(width, 1 / width).to(pictures)
+    down = torch.fft.fftfreq(height, 1 / height).to(images)
+    across = torch.fft.fftfreq(width, 1 / width).to(images)
     near = (down.abs()[:, None] <= MAX_SHIFT * height / 2) & (across.abs() <= MAX_SHIFT * width / 2)
     best = torch.where(near, correlation, -torch.inf).flatten(1).argmax(dim=1)
-    maps = torch.eye(2, 3, dtype=pictures.dtype, device=pictures.device).repeat(len(pictures), 1, 1)
+    maps = torch.eye(2, 3, dtype=images.dtype, device=images.device).repeat(len(images), 1, 1)
     maps[:, 0, 2] = 2.0 * across[best % width] / width
     maps[:, 1, 2] = 2.0 * down[best // width] / height
     return maps
 
 
 def _refine(
-    pictures: Float[Tensor, "n 1 height width"],
+    images: Float[Tensor, "n 1 height width"],
     targets: Float[Tensor, "n 1 height width"],
     maps: Float[Tensor, "n 2 3"],
 ) -> Float[Tensor, "n 2 3"]:
     """Levenberg-Marquardt on the six entries of every map at once, with a gain for pictures of other contrast."""
     targets = targets - targets.mean(dim=(2, 3), keepdim=True)
-    pictures = pictures - pictures.mean(dim=(2, 3), keepdim=True)
-    slopes = _slopes(pictures)
+    images = images - images.mean(dim=(2, 3), keepdim=True)
+    slopes = _slopes(images)
     damping = torch.full((len(maps),), 1e-2, dtype=maps.dtype, device=maps.device)
-    residual, jacobian, cost = _linearised(pictures, slopes, targets, maps)
+    residual, jacobian, cost = _linearised(images, slopes, targets, maps)
     for _ in range(STEPS):
         normal = torch.einsum("nip,njp->nij", jacobian, jacobian)
         diagonal = normal.diagonal(dim1=1, dim2=2)
@@ -95,7 +95,7 @@ def _refine(
         step = torch.linalg.solve_ex(damped, torch.einsum("nip,np->ni", jacobian, residual)[:, :, None]).result
         trial = maps - step.view(-1, 2, 3)
         trial = torch.where(plausible(trial)[:, None, None], trial, maps)
-        found = _linearised(pictures, slopes, targets, trial)
+        found = _linearised(images, slopes, targets, trial)
         good = found[2] < cost
         maps = torch.where(good[:, None, None], trial, maps)
         residual = torch.where(good[:, None], found[0], residual)
@@ -106,37 +106,37 @@ def _refine(
 
 
 def _linearised(
-    pictures: Float[Tensor, "n 1 height width"],
+    images: Float[Tensor, "n 1 height width"],
     slopes: Float[Tensor, "n 2 height width"],
     targets: Float[Tensor, "n 1 height width"],
     maps: Float[Tensor, "n 2 3"],
 ) -> tuple[Float[Tensor, "n pixels"], Float[Tensor, "n 6 pixels"], Float[Tensor, "n"]]:
     """Residuals of the warped pictures, their derivative by the map, their mean square; outside pixels count 0."""
-    grid = F.affine_grid(maps, list(pictures.shape), align_corners=False)
+    grid = F.affine_grid(maps, list(images.shape), align_corners=False)
     inside = (grid.abs() <= 1.0).all(dim=3).flatten(1).to(maps.dtype)
-    warped = F.grid_sample(pictures, grid, padding_mode="border", align_corners=False).flatten(1)
+    warped = F.grid_sample(images, grid, padding_mode="border", align_corners=False).flatten(1)
     wanted = targets.flatten(1)
     gain = ((warped * wanted * inside).sum(1) / ((warped.square() * inside).sum(1) + 1e-12)).clamp(0.2, 5.0)
     residual = (gain[:, None] * warped - wanted) * inside
     slope = F.grid_sample(slopes, grid, padding_mode="border", align_corners=False).flatten(2)
     slope = slope * (gain[:, None] * inside)[:, None]
-    straight = F.affine_grid(torch.eye(2, 3).to(maps)[None], [1, 1, *pictures.shape[2:]], align_corners=False)
+    straight = F.affine_grid(torch.eye(2, 3).to(maps)[None], [1, 1, *images.shape[2:]], align_corners=False)
     points = torch.cat([straight.view(-1, 2), torch.ones_like(straight.view(-1, 2)[:, :1])], dim=1)
     jacobian = torch.einsum("ndp,pk->ndkp", slope, points).flatten(1, 2)
     return residual, jacobian, residual.square().sum(dim=1) / inside.sum(dim=1).clamp(min=1.0)
 
 
-def _slopes(pictures: Float[Tensor, "n 1 height width"]) -> Float[Tensor, "n 2 height width"]:
+def _slopes(images: Float[Tensor, "n 1 height width"]) -> Float[Tensor, "n 2 height width"]:
     """∂/∂x and ∂/∂y in units of half a side."""
-    height, width = pictures.shape[-2:]
-    padded = F.pad(pictures, (1, 1, 1, 1), mode="replicate")
+    height, width = images.shape[-2:]
+    padded = F.pad(images, (1, 1, 1, 1), mode="replicate")
     across = (padded[..., 1:-1, 2:] - padded[..., 1:-1, :-2]) * (width / 4)
     down = (padded[..., 2:, 1:-1] - padded[..., :-2, 1:-1]) * (height / 4)
     return torch.cat([across, down], dim=1)
 
 
 def shrink(pictures: Float[Tensor, "n channels height width"], side: int) -> Float[Tensor, "n channels h w"]:
-    """So that the longer side is `side` at most."""
+    """Scale images down so that the longer side is `side` at most."""
     factor = side / max(pictures.shape[-2:])
     if factor >= 1:
         return pictures

@@ -139,13 +139,13 @@ def batch_norm_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def running_statistics(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
-    """Of the BatchNorm layers that keep them."""
-    found = {}
+    """Running mean and variance of the BatchNorm layers that keep them."""
+    result = {}
     for name, layer in batch_norm_layers(model).items():
         mean, variance = getattr(layer, "running_mean", None), getattr(layer, "running_var", None)
         if mean is not None and variance is not None:
-            found[name] = (mean.detach(), variance.detach())
-    return found
+            result[name] = (mean.detach(), variance.detach())
+    return result
 
 
 def untrained(statistics: Statistics) -> bool:

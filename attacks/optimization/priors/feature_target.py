@@ -127,8 +127,8 @@ def _from_head(
     once = [n for n, label in enumerate(labels.tolist()) if int((labels == label).sum()) == 1]
     if not once:
         raise NotApplicable("every label occurs more than once: its head row mixes several pictures")
-    pictures = torch.tensor(once)
-    classes = labels[pictures]
+    images = torch.tensor(once)
+    classes = labels[images]
     targets = []
     for weight, bias in zip(roles.head_weights, roles.head_biases, strict=True):
         # averaging the logits of m heads divides the gradient of each by m
@@ -144,7 +144,7 @@ def _from_head(
     joined = torch.cat(targets, dim=1)
     if not bool(joined.isfinite().all()) or not bool(joined.any(dim=1).all()):
         raise NotApplicable("the head's gradient is zero for a class of the batch")
-    return pictures, joined
+    return images, joined
 
 
 def _certified(

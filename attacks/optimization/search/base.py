@@ -57,7 +57,7 @@ class SearchTask:
     budget: Budget
     device: torch.device
     session: Session = field(default_factory=Session)
-    told: Callable[[int], None] = lambda candidates: None
+    report: Callable[[int], None] = lambda candidates: None
 
     def part(self, name: str, problems: Sequence[Problem] | None = None) -> "SearchTask":
         """One of several searches, with a session of its own."""
@@ -103,7 +103,7 @@ class SearchTask:
 class Search(ABC, SettingsGroup):
     """How candidates are found. Subclass it for a search of another kind."""
 
-    alone: bool = False
+    one_by_one: bool = False
     """One victim, and one candidate of it, at a time."""
     comparing: bool = False
     """Candidates of a victim are held against each other, image by image."""
@@ -111,7 +111,7 @@ class Search(ABC, SettingsGroup):
     @property
     @abstractmethod
     def cost(self) -> float:
-        """In steps of one candidate."""
+        """How long it takes, in steps of one candidate."""
 
     @abstractmethod
     def run(self, task: SearchTask, rngs: Sequence[torch.Generator]) -> list[BestCandidate]:

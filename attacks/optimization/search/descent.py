@@ -64,12 +64,12 @@ class Descent(Search):
 
     @property
     def cost(self) -> float:
-        """In steps of one candidate."""
+        """How long it takes, in steps of one candidate."""
         steps = self.steps * self.restarts
         return float(steps if self.moves.elementwise else steps * self.moves.inner)
 
     @property
-    def alone(self) -> bool:  # type: ignore[override]
+    def one_by_one(self) -> bool:  # type: ignore[override]
         return not self.moves.elementwise  # L-BFGS chooses its step from all that it is given
 
     @property
@@ -77,8 +77,8 @@ class Descent(Search):
         return self.group is not None
 
     def run(self, task: SearchTask, rngs: Sequence[torch.Generator]) -> list[BestCandidate]:
-        together = 1 if self.alone else len(task.problems) * self.restarts
-        derivative, method = task.derivative(self.derivative, self.difference_step, together, exact=self.alone)
+        together = 1 if self.one_by_one else len(task.problems) * self.restarts
+        derivative, method = task.derivative(self.derivative, self.difference_step, together, exact=self.one_by_one)
         problems = task.ordered(derivative)
         generators = [
             torch.Generator().manual_seed(int(seed))
@@ -86,13 +86,13 @@ class Descent(Search):
             for seed in torch.randint(2**62, (self.restarts,), generator=rng)
         ]
         surrogate = task.local == "surrogate"
-        if not self.alone:
+        if not self.one_by_one:
             search = SearchState(problems, derivative, self, task.budget, generators, task.device, surrogate)
             search.chunk = _chunk(search, derivative, method, task)
             if search.chunk == 1 and method in DIFFERENCES:
                 set_fused_attention(derivative.update.victim.model, True)
             return search.run(task.session)
-        task.told(1)
+        task.report(1)
         one = replace(self, restarts=1)
         found: list[BestCandidate] = []
         for index, generator in enumerate(generators):
@@ -115,5 +115,5 @@ def _chunk(search: SearchState, derivative: MixedDerivative, method: str, task: 
         steps = 1 if derivative.update.plain else search.problems[0].observation.protocol.steps
         room = task.budget.memory_gib or default_budget(task.device)
         chunk = chunk_size(search.count, candidate_bytes(derivative, method, one, steps), room)
-    task.told(chunk)
+    task.report(chunk)
     return chunk

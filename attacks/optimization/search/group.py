@@ -43,7 +43,7 @@ class GroupState:
         self.means: Float[Tensor, "victims seeds batch c h w"] | None = None
 
     def number(self, step: int, steps: int) -> int:
-        """Of the means that hold at a step, 0 before the first."""
+        """The number of the means that hold at a step, 0 before the first."""
         begun = step - round(self.settings.start * steps)
         return 0 if begun < 0 else 1 + begun // self.settings.every
 
@@ -68,7 +68,7 @@ class GroupState:
     def penalty(
         self, victim: int, seeds: slice, images: Float[Tensor, "candidates batch c h w"]
     ) -> Float[Tensor, "candidates"] | float:
-        """Of some of a victim's seeds."""
+        """The penalty of some of a victim's seeds."""
         if self.means is None:
             return 0.0
         return self.settings.weight * group_distance(images, self.means[victim, seeds])

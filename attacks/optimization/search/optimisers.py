@@ -111,12 +111,12 @@ class Optimiser:
         """What a run that goes on later needs, by name. L-BFGS starts its history anew."""
         if not self.settings.elementwise:
             return {}
-        found = {}
+        result = {}
         for index, variable in enumerate(self.variables):
             for key, value in self.torch.state.get(variable, {}).items():
                 if isinstance(value, Tensor):
-                    found[f"{index}/{key}"] = value
-        return found
+                    result[f"{index}/{key}"] = value
+        return result
 
     def remember(self, memory: dict[str, Tensor]) -> None:
         """Put back what `memory` gave."""

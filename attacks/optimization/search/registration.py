@@ -27,23 +27,23 @@ def registered_mean(
     the plain mean, to the bit. Seeds with a value that is not finite are left out.
     """
     usable = candidates.isfinite().flatten(2).all(dim=2)
-    pictures = torch.where(usable[:, :, None, None, None], candidates, 0.0)
-    mean = _mean(pictures, usable)
+    images = torch.where(usable[:, :, None, None, None], candidates, 0.0)
+    mean = _mean(images, usable)
     if len(candidates) < 2:
         return mean
-    flat = pictures.flatten(0, 1)
+    flat = images.flatten(0, 1)
     identity = torch.eye(2, 3).to(candidates).repeat(len(flat), 1, 1)
 
     def warped(maps: Float[Tensor, "n 2 3"]) -> Float[Tensor, "seeds batch channels height width"]:
-        return warp(flat, maps).view_as(pictures)
+        return warp(flat, maps).view_as(images)
 
     def where_tighter(maps: Float[Tensor, "n 2 3"]) -> Float[Tensor, "n 2 3"]:
-        tighter = _tighter(warped(maps), pictures, usable).repeat(len(pictures))
+        tighter = _tighter(warped(maps), images, usable).repeat(len(images))
         return torch.where(tighter[:, None, None], maps, identity)
 
-    maps = where_tighter(_to_one_seed(pictures, mean, usable))
+    maps = where_tighter(_to_one_seed(images, mean, usable))
     for _ in range(iterations):
-        target = _mean(warped(maps), usable).expand_as(pictures).flatten(0, 1)
+        target = _mean(warped(maps), usable).expand_as(images).flatten(0, 1)
         maps = _better(flat, target, identity, [maps, align(flat, target)])
     return _mean(warped(where_tighter(maps)), usable)
 
@@ -102,7 +102,7 @@ def group_distance(
 
 
 def _to_one_seed(
-    pictures: Float[Tensor, "seeds batch channels height width"],
+    images: Float[Tensor, "seeds batch channels height width"],
     mean: Float[Tensor, "batch channels height width"],
     usable: Bool[Tensor, "seeds batch"],
 ) -> Float[Tensor, "n 2 3"]:
@@ -111,28 +111,28 @@ def _to_one_seed(
     Where seed s follows the anchor by A_s, it stands in the common frame at A_s·M⁻¹, with M the interquartile mean of
     all A_s.
     """
-    sigma = _smoothing(pictures)
-    smooth_mean = blur(mean, sigma).expand_as(pictures).flatten(0, 1)
-    distances = _distance(blur(pictures.flatten(0, 1), sigma), smooth_mean).view(usable.shape)
+    sigma = _smoothing(images)
+    smooth_mean = blur(mean, sigma).expand_as(images).flatten(0, 1)
+    distances = _distance(blur(images.flatten(0, 1), sigma), smooth_mean).view(usable.shape)
     nearest = torch.where(usable, distances, torch.inf).argmin(dim=0)
-    anchors = pictures[nearest, torch.arange(len(nearest), device=nearest.device)]
-    maps = align(pictures.flatten(0, 1), anchors.expand_as(pictures).flatten(0, 1))
+    anchors = images[nearest, torch.arange(len(nearest), device=nearest.device)]
+    maps = align(images.flatten(0, 1), anchors.expand_as(images).flatten(0, 1))
     bottom = torch.tensor([0.0, 0.0, 1.0]).to(maps).expand(len(maps), 1, 3)
     square = torch.cat([maps, bottom], dim=1).view(*usable.shape, 3, 3)
     square = torch.where(usable[:, :, None, None], square, torch.eye(3).to(maps))
-    quarter = len(pictures) // 4
-    middle = square.sort(dim=0).values[quarter : len(pictures) - quarter].mean(dim=0)
+    quarter = len(images) // 4
+    middle = square.sort(dim=0).values[quarter : len(images) - quarter].mean(dim=0)
     centred: Tensor = square @ torch.linalg.inv(middle)
     return centred[:, :, :2].flatten(0, 1)
 
 
 def _tighter(
     aligned: Float[Tensor, "seeds batch channels height width"],
-    pictures: Float[Tensor, "seeds batch channels height width"],
+    images: Float[Tensor, "seeds batch channels height width"],
     usable: Bool[Tensor, "seeds batch"],
 ) -> Bool[Tensor, "batch"]:
     """Whether the aligned seeds lie nearer to their mean than the seeds as they are, smoothed and not."""
-    sigma = _smoothing(pictures)
+    sigma = _smoothing(images)
 
     def spread(seeds: Float[Tensor, "seeds batch channels height width"], smooth: bool) -> Float[Tensor, "batch"]:
         if smooth:
@@ -140,23 +140,23 @@ def _tighter(
         distances = (seeds - _mean(seeds, usable)).square().mean(dim=(2, 3, 4))
         return torch.where(usable, distances, 0.0).sum(dim=0)
 
-    nearer = spread(aligned, False) < spread(pictures, False)
-    return nearer & (spread(aligned, True) < (1.0 - MARGIN) * spread(pictures, True))
+    nearer = spread(aligned, False) < spread(images, False)
+    return nearer & (spread(aligned, True) < (1.0 - MARGIN) * spread(images, True))
 
 
 def _better(
-    pictures: Float[Tensor, "n channels height width"],
+    images: Float[Tensor, "n channels height width"],
     targets: Float[Tensor, "n channels height width"],
     identity: Float[Tensor, "n 2 3"],
     proposals: list[Float[Tensor, "n 2 3"]],
 ) -> Float[Tensor, "n 2 3"]:
     """The proposal nearest to the target, or the identity where none beats it, smoothed and not."""
-    sigma = _smoothing(pictures)
+    sigma = _smoothing(images)
     smooth_targets = blur(targets, sigma)
-    best, plain = identity, _distance(pictures, targets)
-    bar = (1.0 - MARGIN) * _distance(blur(pictures, sigma), smooth_targets)
+    best, plain = identity, _distance(images, targets)
+    bar = (1.0 - MARGIN) * _distance(blur(images, sigma), smooth_targets)
     for maps in proposals:
-        warped = warp(pictures, maps)
+        warped = warp(images, maps)
         smooth = _distance(blur(warped, sigma), smooth_targets)
         good = (smooth < bar) & (_distance(warped, targets) < plain) & plausible(maps)
         best = torch.where(good[:, None, None], maps, best)
@@ -164,16 +164,16 @@ def _better(
     return best
 
 
-def _smoothing(pictures: Float[Tensor, "*n height width"]) -> float:
+def _smoothing(images: Float[Tensor, "*n height width"]) -> float:
     """The blur in pixels that takes most noise out before distances are compared."""
-    return max(1.0, min(pictures.shape[-2:]) / 64)
+    return max(1.0, min(images.shape[-2:]) / 64)
 
 
 def _mean(
-    pictures: Float[Tensor, "seeds batch channels height width"], usable: Bool[Tensor, "seeds batch"]
+    images: Float[Tensor, "seeds batch channels height width"], usable: Bool[Tensor, "seeds batch"]
 ) -> Float[Tensor, "batch channels height width"]:
     """NaN where no seed is usable."""
-    return pictures.sum(dim=0) / usable.sum(dim=0)[:, None, None, None]
+    return images.sum(dim=0) / usable.sum(dim=0)[:, None, None, None]
 
 
 def _distance(a: Float[Tensor, "n *shape"], b: Float[Tensor, "n *shape"]) -> Float[Tensor, "n"]:

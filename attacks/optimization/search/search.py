@@ -295,7 +295,7 @@ class SearchState:
                 self.frames[victim].append(Frame(self.step, images, finite))
 
     def _results(self) -> list[BestCandidate]:
-        found = []
+        result = []
         for victim, row in enumerate(self._choice()):
             if not bool(self.best[row].isfinite()):
                 raise NotFiniteError(f"the objective was not finite in {MAX_RESTARTS} starts of every candidate")
@@ -310,8 +310,8 @@ class SearchState:
             if "alpha" in self.variables:
                 values["alpha"] = float(self.best_variables["alpha"][row])
             images, point = self._best_images(row), self.best_variables["point"][row].detach()
-            found.append(BestCandidate(images, labels, values, point, self.rows[victim], self.frames[victim]))
-        return found
+            result.append(BestCandidate(images, labels, values, point, self.rows[victim], self.frames[victim]))
+        return result
 
     def _rows(self, victim: int) -> slice:
         return slice(victim * self.settings.restarts, (victim + 1) * self.settings.restarts)

@@ -38,7 +38,7 @@ def posterior_mean(
     jacobian: Float[Tensor, "rows unknowns"],
     draws: int,
     rng: torch.Generator,
-    told: Callable[[int], None] = lambda draw: None,
+    progress: Callable[[int], None] = lambda draw: None,
 ) -> PosteriorMean:
     """Of the density exp(-‖r(x)‖²/2), whose least squared error no estimate passes where model and prior are right.
 
@@ -48,7 +48,7 @@ def posterior_mean(
     Args:
         residual: in units of standard deviations, the prior's rows included.
         jacobian: of the residual at the start.
-        told: is told the number of each draw.
+        progress: is called with the number of each draw.
     """
     normal = jacobian.T @ jacobian
     factor = torch.linalg.cholesky(normal)
@@ -58,7 +58,7 @@ def posterior_mean(
     step, warm_up = FIRST_STEP, max(1, round(WARM_UP * draws))
     total, squares, accepted = torch.zeros_like(start), torch.zeros_like(start), 0
     for draw in range(warm_up + draws):
-        told(draw)
+        progress(draw)
         momentum = _normal(start, rng)
         jittered = step * (0.8 + 0.4 * float(torch.rand((), generator=rng)))
         end, there, last = _trajectory(residual, x, here, momentum, width, jittered)
@@ -87,7 +87,7 @@ def _potential(residual: Callable[[Tensor], Tensor], x: Tensor) -> _Potential:
     with torch.enable_grad():
         value = 0.5 * residual(at).square().sum()
         slope = torch.autograd.grad(value, at)[0]
-    return _Potential(float(value), slope)
+    return _Potential(float(value.detach()), slope)
 
 
 def _trajectory(

@@ -59,7 +59,7 @@ class LevenbergMarquardt(Search):
     restarts: int = 2
     prior: GaussianPrior | None = None
     draws: int = 200
-    alone = True
+    one_by_one = True
 
     def __post_init__(self) -> None:
         require("steps", self.steps, self.steps >= 1, "1 or more")
@@ -75,7 +75,7 @@ class LevenbergMarquardt(Search):
         return 100.0 * self.steps * self.restarts
 
     def run(self, task: SearchTask, rngs: Sequence[torch.Generator]) -> list[BestCandidate]:
-        task.told(1)
+        task.report(1)
         found = []
         for index, (problem, rng) in enumerate(zip(task.problems, rngs, strict=True)):
             part = task if len(task.problems) == 1 else task.part(f"victim-{index}")

@@ -125,12 +125,12 @@ def observe(model: str) -> Observation:
 def _training_step(observation: Observation, label: int, repeats: int, device: torch.device) -> float:
     """Seconds of one forward and backward pass over the parameters, fused attention on."""
     model = observation.build_model().to(device)
-    picture, labels = torch.randn(1, *observation.image_shape, device=device), torch.tensor([label], device=device)
+    image, labels = torch.randn(1, *observation.image_shape, device=device), torch.tensor([label], device=device)
 
     def steps() -> None:
         for _ in range(repeats):
             model.zero_grad()
-            F.cross_entropy(model(picture), labels).backward()
+            F.cross_entropy(model(image), labels).backward()
 
     steps()
     return _timed(steps, device) / repeats
@@ -143,12 +143,12 @@ def _flops(observation: Observation, label: int, device: torch.device) -> tuple[
     labels = torch.tensor([label], device=device)
     counts = []
     for second in (False, True):
-        picture = torch.randn(1, *observation.image_shape, device=device).requires_grad_(second)
+        image = torch.randn(1, *observation.image_shape, device=device).requires_grad_(second)
         with FlopCounterMode(display=False) as counter:
-            loss = F.cross_entropy(model(picture), labels)
+            loss = F.cross_entropy(model(image), labels)
             gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=second)
             if second:
-                torch.stack([g.square().sum() for g in gradients]).sum().backward(inputs=[picture])
+                torch.stack([g.square().sum() for g in gradients]).sum().backward(inputs=[image])
         counts.append(counter.get_total_flops())
     return counts[1] / counts[0], counts[0]
 

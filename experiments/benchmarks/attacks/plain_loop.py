@@ -20,9 +20,9 @@ def invert(observation: Observation, label: int, steps: int, device: torch.devic
     target = [observation.gradient[name].float().to(device) for name in names]
     shape = (1, -1, 1, 1)
     mean, std = (torch.tensor(v, device=device).view(shape) for v in (observation.mean, observation.std))
-    picture = torch.randn(1, *observation.image_shape, device=device).requires_grad_()
+    image = torch.randn(1, *observation.image_shape, device=device).requires_grad_()
     labels = torch.tensor([label], device=device)
-    optimiser = torch.optim.Adam([picture], lr=0.1)
+    optimiser = torch.optim.Adam([image], lr=0.1)
     milestones = [round(steps * share) for share in (3 / 8, 5 / 8, 7 / 8)]
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones)
     kernels = torch.zeros(6, 1, 3, 3, device=device)
@@ -32,7 +32,7 @@ def invert(observation: Observation, label: int, steps: int, device: torch.devic
     def closure() -> Tensor:
         optimiser.zero_grad()
         model.zero_grad()
-        loss = F.cross_entropy(model(picture), labels)
+        loss = F.cross_entropy(model(image), labels)
         gradients = torch.autograd.grad(loss, parameters, create_graph=True)
         product, size, target_size = torch.zeros(3, device=device).unbind()
         for found, wanted in zip(gradients, target, strict=True):
@@ -40,15 +40,15 @@ def invert(observation: Observation, label: int, steps: int, device: torch.devic
             size = size + found.pow(2).sum()
             target_size = target_size + wanted.pow(2).sum()
         distance = 1 - product / size.sqrt() / target_size.sqrt()
-        total = distance + tv_weight * F.conv2d(picture, kernels, padding=1, groups=3).abs().mean()
+        total = distance + tv_weight * F.conv2d(image, kernels, padding=1, groups=3).abs().mean()
         total.backward()
-        assert picture.grad is not None
-        picture.grad.sign_()
+        assert image.grad is not None
+        image.grad.sign_()
         return total
 
     for _ in range(steps):
         optimiser.step(closure)
         scheduler.step()
         with torch.no_grad():
-            picture.data = torch.max(torch.min(picture, (1 - mean) / std), -mean / std)
-    return picture.detach()
+            image.data = torch.max(torch.min(image, (1 - mean) / std), -mean / std)
+    return image.detach()

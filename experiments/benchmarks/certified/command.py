@@ -9,12 +9,10 @@ from datetime import UTC, datetime
 
 from experiments.benchmarks.certified.cells import CertifiedCell, cells
 from experiments.benchmarks.certified.models import MODELS
-from experiments.benchmarks.certified.options import arguments
 from experiments.benchmarks.certified.page import certified, page, wrong
 from experiments.benchmarks.certified.work import compute
-from experiments.studies.harness.command import call
 from experiments.studies.harness.ledger import Entry
-from experiments.studies.harness.study import Unit, carry_out, check, makers
+from experiments.studies.harness.study import Unit, carry_out, makers
 from fedsim.storage.durable import write_text
 
 TOGETHER = 100
@@ -23,27 +21,22 @@ TOGETHER = 100
 SHARED = ("model", "state", "defense", "protocol", "number", "purpose")
 
 
-def main() -> None:
+def run(options: argparse.Namespace) -> None:
     """Trains, attacks, judges and writes the page."""
-    call(_run, arguments())
-
-
-def _run(options: argparse.Namespace) -> None:
-    check(options)
-    pictures = None if options.pictures is None else str(options.pictures)
-    trainings = [_unit(f"train/{name}", {"train": name, "pictures": pictures}, options) for name in MODELS]
-    settings = {"pictures": pictures}
+    images = None if options.pictures is None else str(options.pictures)
+    trainings = [Unit.of(options, f"train/{name}", {"train": name, "pictures": images}) for name in MODELS]
+    settings = {"pictures": images}
     trained = carry_out(trainings, compute, options, settings)
     units: list[Unit] = []
     cell_of: dict[str, CertifiedCell] = {}
     entries: list[Entry] = []
     for number in itertools.count():
-        told = {cell.key: cell for cell in cells(number)}
-        cell_of |= told
-        keys = list(told)
+        planned = {cell.key: cell for cell in cells(number)}
+        cell_of |= planned
+        keys = list(planned)
         for start in range(0, len(keys), TOGETHER):
             some = keys[start : start + TOGETHER]
-            units += [_unit(key, {"cell": told[key], "pictures": pictures}, options) for key in some]
+            units += [Unit.of(options, key, {"cell": planned[key], "pictures": images}) for key in some]
             entries = [
                 {**{name: getattr(cell_of[entry["unit"]], name) for name in SHARED}, **entry}
                 for entry in carry_out(units, compute, options, settings)
@@ -58,10 +51,6 @@ def _run(options: argparse.Namespace) -> None:
     write_text(path, text)
     print(path)
     sys.exit(1 if wrong(entries) else 0)
-
-
-def _unit(key: str, settings: dict[str, object], options: argparse.Namespace) -> Unit:
-    return Unit(key, settings, options.out, options.threads, options.device)
 
 
 def _say(entries: list[Entry]) -> None:

@@ -58,7 +58,7 @@ class Held(ImageSet):
 
 @lru_cache(maxsize=8)
 def pool(pictures: Path | None, side: int, classes: int) -> ImagePool:
-    """Of a folder of class folders, or scikit-learn's digits."""
+    """Images of a folder of class folders, or scikit-learn's digits."""
     source: Source = Digits(seed=0) if pictures is None else ImageFolder(str(pictures), seed=0, verify=False)
     return ImagePool(source, side, classes)
 

@@ -40,7 +40,7 @@ class Judgement:
 
 
 def judge(rebuilt: AttackResult, truth: GroundTruth) -> Judgement:
-    """Of a certified result.
+    """Judge a certified result.
 
     Raises:
         ValueError: it is not certified, or holds neither images nor labels.

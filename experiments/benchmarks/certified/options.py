@@ -16,12 +16,12 @@ from experiments.studies.harness.options import folder
 
 
 def arguments() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--pictures", type=folder, help="folder of class folders; default: scikit-learn's digits")
-    found.add_argument("--out", type=Path, required=True, help="folder of results.jsonl and the models' weights")
-    found.add_argument("--page", type=Path, help="the page; default: certificates.md in the folder of results")
-    found.add_argument("--count", type=int, default=5000, help="of certificates, at least")
-    found.add_argument("--passes", type=int, default=20, help="at most, however few certificates there are")
-    found.add_argument("--processes", type=int, dest="workers", default=cores(), help="default: the CPU cores")
-    found.set_defaults(threads=1, device="cpu", seeds=None)
-    return found
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--pictures", type=folder, help="folder of class folders; default: scikit-learn's digits")
+    options.add_argument("--out", type=Path, required=True, help="folder of results.jsonl and the models' weights")
+    options.add_argument("--page", type=Path, help="the page; default: certificates.md in the folder of results")
+    options.add_argument("--count", type=int, default=5000, help="of certificates, at least")
+    options.add_argument("--passes", type=int, default=20, help="at most, however few certificates there are")
+    options.add_argument("--processes", type=int, dest="workers", default=cores(), help="default: the CPU cores")
+    options.set_defaults(threads=1, device="cpu", seeds=None)
+    return options

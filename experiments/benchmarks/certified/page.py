@@ -36,12 +36,12 @@ _WORDS = (
 
 
 def certified(entries: Iterable[Entry]) -> list[Entry]:
-    """Those whose certificate promises something."""
+    """Entries whose certificate promises something."""
     return [entry for entry in entries if entry.get("certificate") == "certified"]
 
 
 def wrong(entries: Iterable[Entry]) -> list[Entry]:
-    """Those that did not keep it."""
+    """Entries whose certificate did not keep its promise."""
     return [entry for entry in certified(entries) if entry["fault"]]
 
 

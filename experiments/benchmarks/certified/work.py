@@ -29,14 +29,13 @@ LARGEST = 8
 
 def compute(unit: Unit) -> list[Entry]:
     """The entries of one unit: a model to train, or a cell."""
-    torch.set_num_threads(unit.threads)
     settings, states = unit.settings, unit.out / "states"
-    pictures = None if settings["pictures"] is None else Path(settings["pictures"])
+    images = None if settings["pictures"] is None else Path(settings["pictures"])
     if "train" in settings:
         model = settings["train"]
         config = model_config(model)
-        return train(model, pool(pictures, config["img_size"], config["num_classes"]), states)
-    return list(certificates(settings["cell"], pictures, states))
+        return train(model, pool(images, config["img_size"], config["num_classes"]), states)
+    return list(certificates(settings["cell"], images, states))
 
 
 def certificates(
@@ -88,6 +87,6 @@ def attacked(observation: Observation, truth: GroundTruth, attack: str, settings
 
 
 @lru_cache(maxsize=16)
-def _weights(model: str, state: str, pictures: Path | None, states: Path) -> State:
+def _weights(model: str, state: str, images: Path | None, states: Path) -> State:
     config = model_config(model)
-    return trained(model, state, pool(pictures, config["img_size"], config["num_classes"]), states)
+    return trained(model, state, pool(images, config["img_size"], config["num_classes"]), states)

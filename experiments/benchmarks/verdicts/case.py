@@ -72,7 +72,7 @@ class PlannedRun:
 
 
 def of_run(run: PlannedRun) -> Callable[[Path], Said]:
-    """Its page, and what the command says at its end."""
+    """Build a run, and read its page and what the command says at its end."""
 
     def make(folder: Path) -> Said:
         terminal = write(run, folder)
@@ -124,7 +124,7 @@ def write(run: PlannedRun, folder: Path) -> str:
 
 def _end(root: RunFolder, run: PlannedRun) -> str:
     tested = None if run.kind == "audit" else run.test_images
-    with console.capture() as told, errors.capture() as failed:
+    with console.capture() as printed, errors.capture() as failed:
         try:
             with reported(root, run.kind, time.perf_counter(), tested):
                 if run.state == "unfinished":
@@ -132,7 +132,7 @@ def _end(root: RunFolder, run: PlannedRun) -> str:
         except RunError:
             if run.state != "unfinished":
                 raise
-    return told.get() + failed.get()
+    return printed.get() + failed.get()
 
 
 def _metrics(accuracies: Iterable[float]) -> str:

@@ -7,21 +7,13 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from experiments.benchmarks.verdicts import (
-    audit_cases,
-    certificate_cases,
-    defense_cases,
-    guess_cases,
-    matrix_cases,
-    record_cases,
-    seen_cases,
-)
 from experiments.benchmarks.verdicts.case import Case
+from experiments.benchmarks.verdicts.cases import audits, certificates, defenses, guesses, matrices, records, seen
 from experiments.benchmarks.verdicts.pages import Said
 
-MODULES = (guess_cases, certificate_cases, seen_cases, record_cases, defense_cases, matrix_cases)
+MODULES = (guesses, certificates, seen, records, defenses, matrices)
 SYNTHETIC: dict[str, tuple[Case, ...]] = {module.__name__.rpartition(".")[2]: module.CASES for module in MODULES}
-REAL = audit_cases.CASES
+REAL = audits.CASES
 HEADS = ("page", "case", "what a reader might believe", "it says", "terminal", "`summary.json`", "holds")
 SHORT = ("case", "what a reader might believe", "it says")
 PAGES = {"run": "Runs and audits", "comparison": "Comparisons", "matrix": "Matrices"}
@@ -40,12 +32,12 @@ class CaseAnswer:
     @property
     def cells(self) -> tuple[str, ...]:
         said = self.said
-        told = [f"**{found}** {name}".strip() for name, found in said.levels.items()]
+        parts = [f"**{found}** {name}".strip() for name, found in said.levels.items()]
         words = " ".join([*said.sentences, *said.asides])
         first = said.terminal.strip()
         printed = "as the page" if self.printed else first or "–"
         holds = "yes" if not self.wrong else f"NO: {'; '.join(self.wrong)}"
-        return (said.page, self.case.name, self.case.lie, f"{', '.join(told)}: {words}", printed, stated(said), holds)
+        return (said.page, self.case.name, self.case.lie, f"{', '.join(parts)}: {words}", printed, stated(said), holds)
 
     @property
     def printed(self) -> bool:
@@ -56,14 +48,14 @@ class CaseAnswer:
     @property
     def short(self) -> tuple[str, ...]:
         """The case, what is believed wrongly, and what is said in its place; of a matrix each row with its counts."""
-        said, told = self.said, []
+        said, parts = self.said, []
         if said.page == "matrix":
             counted = {line["Defense"]: line["Images"] for line in said.rows("Images")}
-            told = [f"{name} **{found}**, {counted.get(name, '')}" for name, found in said.levels.items()]
+            parts = [f"{name} **{found}**, {counted.get(name, '')}" for name, found in said.levels.items()]
         else:
-            told = [f"**{found}** {words}" for found, words in zip(said.levels.values(), said.sentences, strict=True)]
-            told += [text.text for text in said.tree.all("p", "against")]
-        words = "; ".join(told)
+            parts = [f"**{found}** {words}" for found, words in zip(said.levels.values(), said.sentences, strict=True)]
+            parts += [text.text for text in said.tree.all("p", "against")]
+        words = "; ".join(parts)
         cut = words if len(words) <= LONGEST else f"{words[:LONGEST].rpartition(' ')[0]} …"
         return self.case.name, self.case.lie, cut + ("" if not self.wrong else f" NO: {'; '.join(self.wrong)}")
 

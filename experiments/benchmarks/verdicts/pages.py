@@ -26,7 +26,7 @@ class Element:
         return self.attributes.get("class", "").split()
 
     def all(self, tag: str | None = None, *classes: str) -> "Iterator[Element]":
-        """Those below it with this tag and all of these classes, in order."""
+        """All elements below it with this tag and all of these classes, in order."""
         for child in self.children:
             if isinstance(child, Element):
                 if tag in (None, child.tag) and set(classes) <= set(child.classes):
@@ -158,9 +158,9 @@ def read_matrix_page(html: str, terminal: str, summary: dict[str, Any], others: 
     tree = parse(html)
     header = tree.first("header") or tree
     sentences = tuple(paragraph.text for paragraph in header.all("p", "lead"))
-    told = Said("matrix", {}, (), sentences, (), (), {}, tree, terminal, summary, others)
-    levels = {row["Defense"]: row["Level"] for row in told.rows("Level")}
-    return replace(told, levels=levels)
+    page_said = Said("matrix", {}, (), sentences, (), (), {}, tree, terminal, summary, others)
+    levels = {row["Defense"]: row["Level"] for row in page_said.rows("Level")}
+    return replace(page_said, levels=levels)
 
 
 def _level(section: Element) -> str:

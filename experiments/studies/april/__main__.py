@@ -1,12 +1,11 @@
 """`python -m experiments.studies.april`."""
 
-from experiments.studies.april.options import arguments
 from experiments.studies.harness.options import begin
 
 
 def main() -> None:
     """The study, once its options are known to be right."""
-    begin(arguments(), "experiments.studies.april.study")
+    begin(__package__)
 
 
 if __name__ == "__main__":

@@ -152,6 +152,6 @@ def _draw(axis: Any, cell: PictureCell) -> None:
     for side in axis.spines.values():
         side.set_visible(False)
     if cell.path.exists():
-        with Image.open(cell.path) as picture:
-            smooth = "nearest" if picture.width < SMALL else "antialiased"
-            axis.imshow(np.asarray(picture.convert("RGB")), interpolation=smooth)
+        with Image.open(cell.path) as image:
+            smooth = "nearest" if image.width < SMALL else "antialiased"
+            axis.imshow(np.asarray(image.convert("RGB")), interpolation=smooth)

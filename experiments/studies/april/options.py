@@ -23,14 +23,14 @@ PARTS = (CLOSED_FORM, CURVES, TWINS, FIXED_PE)
 
 
 def arguments() -> argparse.ArgumentParser:
-    found = parser(__doc__)
-    found.add_argument(
+    options = parser(__doc__)
+    options.add_argument(
         "--pictures", type=folder, help="folder with one folder of pictures per class; needed for --data folder"
     )
-    found.add_argument(
+    options.add_argument(
         "--data", choices=("folder", "photos"), default="folder", help="photos: crops of scikit-learn's two photographs"
     )
-    found.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
-    found.add_argument("--count", type=int, help="pictures of each part, at most; default: those of the scale")
-    found.add_argument("--steps", type=int, help="of the searches; default: those of the scale")
-    return found
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
+    options.add_argument("--count", type=int, help="pictures of each part, at most; default: those of the scale")
+    options.add_argument("--steps", type=int, help="of the searches; default: those of the scale")
+    return options

@@ -118,18 +118,18 @@ def plan(options: argparse.Namespace, seeds: Sequence[int]) -> list[Unit]:
     counts = {CLOSED_FORM: max(grid.pictures for grid in scale.grids), FIXED_PE: scale.fixed.pictures}
     most = max(counts.get(part, scale.matching.pictures) for part in options.parts)
     units: list[Unit] = []
-    pictures = _choose(options, min(most, options.count or most))
+    images = _choose(options, min(most, options.count or most))
     if CLOSED_FORM in options.parts:
-        units += _closed_forms(options, scale, seeds, pictures)
+        units += _closed_forms(options, scale, seeds, images)
     arms = dict.fromkeys(arm for part in options.parts for arm in PART_ARMS.get(part, ()))
-    units += [_matching(options, scale, arm, seed, pictures) for seed in seeds for arm in arms]
+    units += [_matching(options, scale, arm, seed, images) for seed in seeds for arm in arms]
     if FIXED_PE in options.parts:
-        units += _fixed(options, scale, seeds, pictures)
+        units += _fixed(options, scale, seeds, images)
     return units
 
 
 def steps_of(options: argparse.Namespace) -> Mapping[str, int]:
-    """Of the searches, by what they are for."""
+    """Steps of the searches, by what they are for."""
     scale = SCALES[options.scale]
     asked = options.steps
     return {"matching": asked or scale.matching.steps, "fixed": asked or scale.fixed.steps}
@@ -154,7 +154,7 @@ def _closed_forms(
                         "tags": {"model": grid.name, "variant": variant, "dtype": dtype, "seed": seed},
                     }
                     key = f"{CLOSED_FORM}/{grid.name}/{variant}/{dtype}/seed{seed}"
-                    units.append(_unit(options, key, found))
+                    units.append(Unit.of(options, key, found))
     return units
 
 
@@ -170,7 +170,7 @@ def _matching(options: argparse.Namespace, scale: AprilScale, arm: str, seed: in
         "attacks": {"matching": attack},
         "tags": {"arm": arm, "seed": seed},
     }
-    return _unit(options, f"matching/{arm}/seed{seed}", found)
+    return Unit.of(options, f"matching/{arm}/seed{seed}", found)
 
 
 def _fixed(options: argparse.Namespace, scale: AprilScale, seeds: Sequence[int], pictures: Sequence[int]) -> list[Unit]:
@@ -199,7 +199,7 @@ def _fixed(options: argparse.Namespace, scale: AprilScale, seeds: Sequence[int],
                     "attacks": settings,
                     "tags": {"kind": kind, "seed": seed},
                 }
-                units.append(_unit(options, f"{FIXED_PE}/{kind}/seed{seed}/{number}", found))
+                units.append(Unit.of(options, f"{FIXED_PE}/{kind}/seed{seed}/{number}", found))
     return units
 
 
@@ -218,22 +218,15 @@ def search(config: Config, align: str | None, steps: int, frames: int, target: s
     return {**own, **chosen, "objective": SQUARED, "priors": {**own["priors"], "total_variation": lighter}}
 
 
-def _unit(options: argparse.Namespace, key: str, settings: dict[str, Any]) -> Unit:
-    return Unit(key, settings, options.out, options.threads, options.device)
-
-
 def _config(options: argparse.Namespace, seed: int, *overrides: str) -> Config:
     """Of an audit; pictures are the same for all seeds, which draw the model and the starts."""
-    data = ["data=photos"]
-    if options.data == "folder":
-        data = ["data=imagefolder", "data.test_fraction=0", "data.verify=false"]
     fixed = ["simulation=inline", "tracker=[]", f"simulation.threads={options.threads}"]
     fixed += ["attack=[april,april_optimization,inverting_gradients,patch_gradient,row_space]", f"seed={seed}"]
     fixed += [f"client.device={options.device}", f"data.seed={options.seed}"]
-    composed = load_config("audit", *fixed, *data, *overrides)
-    if options.data == "folder":
-        composed["data"]["path"] = str(options.pictures)  # as it is, whatever characters it has
-    return composed
+    if options.data == "photos":
+        return load_config("audit", *fixed, "data=photos", *overrides)
+    data = ["data=imagefolder", "data.test_fraction=0", "data.verify=false"]
+    return load_config("audit", *fixed, *data, *overrides, data={"path": str(options.pictures)})
 
 
 def _choose(options: argparse.Namespace, count: int) -> list[int]:

@@ -5,6 +5,7 @@ Its options are in `options`.
 
 import argparse
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from experiments.studies.april.figures import draw_curves, draw_fixed, draw_twins
@@ -12,8 +13,8 @@ from experiments.studies.april.options import CURVES, FIXED_PE, PARTS, TWINS, ar
 from experiments.studies.april.plan import SCALES, plan, search, steps_of
 from experiments.studies.april.tables import tables, verdicts
 from experiments.studies.april.work import work
-from experiments.studies.harness.command import call
-from experiments.studies.harness.study import Page, carry_out, check, command_of, publish, seeds
+from experiments.studies.harness.ledger import Entry
+from experiments.studies.harness.study import Page, Study, seeds
 from experiments.studies.harness.victims import presets
 from fedsim.errors import ConfigError
 
@@ -50,11 +51,6 @@ DIFFERS = (
 )
 
 
-def main() -> None:
-    """Entry point of `python -m`."""
-    call(run, arguments())
-
-
 def run(options: argparse.Namespace) -> None:
     """From settings to the page, its tables and its figures.
 
@@ -62,27 +58,22 @@ def run(options: argparse.Namespace) -> None:
         ConfigError: a setting cannot work.
         RunError: a unit failed.
     """
-    _check(options)
+    if options.data == "folder" and options.pictures is None:
+        raise ConfigError("--pictures", None, "a folder of class folders, or --data photos")
     drawn = seeds(options, SCALES[options.scale].seeds)
+    shown = partial(page, options)
+    Study(arguments(), drawn, _settings(options), [plan(options, drawn)], work, shown).run(options)
+
+
+def page(options: argparse.Namespace, entries: list[Entry]) -> Page:
+    """The page of the parts that were asked for; draws their figures."""
     parts = [part for part in PARTS if part in options.parts]
-    entries = carry_out(plan(options, drawn), work, options, _settings(options))
     for part in parts:
         if part in FIGURES:
             FIGURES[part][0](entries, options.out / f"{part}.png")
     figures = {f"{part}.png": text for part, (_, text) in FIGURES.items() if part in parts}
     differs = [*verdicts(entries, parts), *_differs()]
-    page = Page("april", "APRIL, reproduced", INTRODUCTION, tables(entries, parts), differs, figures)
-    publish(page, options, drawn, command_of("april", arguments(), options), entries)
-
-
-def _check(options: argparse.Namespace) -> None:
-    check(options)
-    for name in ("count", "steps"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name}", value, "at least 1")
-    if options.data == "folder" and options.pictures is None:
-        raise ConfigError("--pictures", None, "a folder of class folders, or --data photos")
+    return Page("april", "APRIL, reproduced", INTRODUCTION, tables(entries, parts), differs, figures)
 
 
 def _settings(options: argparse.Namespace) -> dict[str, object]:

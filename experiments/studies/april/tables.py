@@ -54,7 +54,7 @@ Entries = Sequence[Entry]
 
 
 def tables(entries: Entries, parts: Sequence[str]) -> list[Table]:
-    """Those of the parts that were asked for."""
+    """The tables of the parts that were asked for."""
     makers = {CLOSED_FORM: closed_form_table, "curves": curves_table, TWINS: twins_table, FIXED_PE: fixed_table}
     return [makers[part](entries) for part in parts]
 
@@ -258,8 +258,8 @@ def _best_guess(guesses: Entries) -> dict[tuple[int, int], float]:
     """The PSNR of each picture's better guess, by seed and number."""
     best: dict[tuple[int, int], float] = {}
     for entry in guesses:
-        picture = entry["seed"], entry["number"]
-        best[picture] = max(entry["psnr"], best.get(picture, -math.inf))
+        image = entry["seed"], entry["number"]
+        best[image] = max(entry["psnr"], best.get(image, -math.inf))
     return best
 
 

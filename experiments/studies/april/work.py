@@ -55,7 +55,6 @@ def work(unit: Unit) -> list[Entry]:
     Raises:
         RunError: an attack failed; what it has not done is no result.
     """
-    torch.set_num_threads(unit.threads)
     client = Client(unit.settings["config"])
     entries = {CLOSED_FORM: _closed_forms, "matching": _matching, FIXED_PE: _fixed}[unit.settings["part"]](unit, client)
     return [{"part": unit.settings["part"], **unit.settings["tags"], **entry} for entry in entries]
@@ -78,8 +77,8 @@ def _closed_forms(unit: Unit, client: Client) -> Iterator[Entry]:
         sizes = {"tokens": tokens, "width": width, "pixels": pixels}
         for name in unit.settings["attacks"]:
             yield {**sizes, "attack": name, **_scored(victim, _attack(unit, victim, name))}
-        for name, picture in public.items():
-            yield {**sizes, "attack": name, **_scored(victim, picture)}
+        for name, image in public.items():
+            yield {**sizes, "attack": name, **_scored(victim, image)}
 
 
 def _matching(unit: Unit, client: Client) -> Iterator[Entry]:
@@ -97,10 +96,10 @@ def _matching(unit: Unit, client: Client) -> Iterator[Entry]:
         curve = _curve(victim, result.frames, compare)
         yield found | compare(result.images) | curve | {"prefix_share": compare.prefix_share}
     if unit.settings["tags"]["arm"] == "plain":
-        for name, picture in guesses(client).items():
+        for name, image in guesses(client).items():
             for victim in victims:
-                _keep(unit, victim, {"arm": name}, picture)
-                yield {"arm": name, **_scored(victim, picture), **Losses(victim)(picture)}
+                _keep(unit, victim, {"arm": name}, image)
+                yield {"arm": name, **_scored(victim, image), **Losses(victim)(image)}
         for victim in victims:
             _keep(unit, victim, {"arm": ORIGINAL}, victim.truth.originals)
 
@@ -117,9 +116,9 @@ def _fixed(unit: Unit, client: Client) -> Iterator[Entry]:
             if result.images is not None:
                 _keep(unit, victim, {"attack": name}, result.images)
             yield {"attack": name, **_scored(victim, result)}
-        for name, picture in public.items():
-            _keep(unit, victim, {"attack": name}, picture)
-            yield {"attack": name, **_scored(victim, picture)}
+        for name, image in public.items():
+            _keep(unit, victim, {"attack": name}, image)
+            yield {"attack": name, **_scored(victim, image)}
         _keep(unit, victim, {"attack": ORIGINAL}, victim.truth.originals)
 
 
@@ -138,8 +137,8 @@ def _attack(unit: Unit, victim: AprilVictim, name: str, settings: Mapping[str, A
 def guesses(client: Client) -> dict[str, Float[Tensor, "1 c h w"]]:
     """What one has without a gradient: grey, and where there are public pictures, their mean."""
     data = client.setup.data
-    picture = public_mean(data, client.setup.image_shape)[None]
-    return {GREY: torch.full_like(picture, 0.5)} | ({MEAN: picture} if len(data.auxiliary) else {})
+    image = public_mean(data, client.setup.image_shape)[None]
+    return {GREY: torch.full_like(image, 0.5)} | ({MEAN: image} if len(data.auxiliary) else {})
 
 
 def _scored(victim: AprilVictim, result: AttackResult | Tensor) -> Entry:

@@ -53,7 +53,7 @@ class RuleResult:
 
 
 def run_rule(rule: str, batch: HeadBatch, rng: torch.Generator) -> RuleResult | None:
-    """None where the rule does not apply."""
+    """Labels by a rule; None where it does not apply."""
     start = time.perf_counter()
     found = RULES[rule](batch, rng)
     seconds = time.perf_counter() - start

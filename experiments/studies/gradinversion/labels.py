@@ -39,7 +39,7 @@ class Known:
 
 
 def known_features(setup: Setup, pictures: int, seed: int, device: str) -> Known:
-    """Of at most so many pictures of clients, drawn at random."""
+    """Features of at most so many pictures of clients, drawn at random."""
     data = setup.data
     model = setup.model.to(device).eval()
     normalise = Normaliser(model)
@@ -103,9 +103,9 @@ def _summary(outcomes: Sequence[RuleResult]) -> Entry:
     }
 
 
-def _features(model: nn.Module, normalise: Normaliser, pictures: ImageSet) -> Float[Tensor, "pictures width"]:
-    parts = torch.arange(len(pictures)).split(CHUNK)
-    return torch.cat([head_features(model, normalise(pictures.images(part))).cpu() for part in parts])
+def _features(model: nn.Module, normalise: Normaliser, images: ImageSet) -> Float[Tensor, "pictures width"]:
+    parts = torch.arange(len(images)).split(CHUNK)
+    return torch.cat([head_features(model, normalise(images.images(part))).cpu() for part in parts])
 
 
 def _drawn(count: int, most: int, seed: int, purpose: str) -> list[int]:

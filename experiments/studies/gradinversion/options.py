@@ -16,6 +16,6 @@ from experiments.studies.harness.options import folder, parser
 
 
 def arguments() -> argparse.ArgumentParser:
-    found = parser(__doc__, "folder with one folder of pictures per class")
-    found.add_argument("--checkpoint", type=folder, help="trained weights of the network; default: train it first")
-    return found
+    options = parser(__doc__, "folder with one folder of pictures per class")
+    options.add_argument("--checkpoint", type=folder, help="trained weights of the network; default: train it first")
+    return options

@@ -100,8 +100,8 @@ def _label_table(own: Sequence[Entry], name: str, title: str, state: str, kind: 
     rows = []
     for rule, label in RULES_SHOWN.items():
         cells = [_share(_of(own, rule, size), "share") for size in sizes]
-        told = f"{PAPER_LABELS[rule]:.2f}" if rule in PAPER_LABELS else ""
-        rows.append([label, *cells, *([told] if compared else [])])
+        known = f"{PAPER_LABELS[rule]:.2f}" if rule in PAPER_LABELS else ""
+        rows.append([label, *cells, *([known] if compared else [])])
     certified = [_of(own, "certified", size) for size in sizes]
     rows.append(
         ["… batches certified", *(_share(cell, "certified") for cell in certified), *([""] if compared else [])]
@@ -115,9 +115,9 @@ def _label_table(own: Sequence[Entry], name: str, title: str, state: str, kind: 
 
 def _ablation_table(entries: Sequence[Entry]) -> Table:
     present = [name for name in MEASURES if any(name in entry for entry in entries)]
-    told = [name for name in MEASURES if any(name in values for values in PAPER_ARMS.values())]
+    known = [name for name in MEASURES if any(name in values for values in PAPER_ARMS.values())]
     header = ["arm", *(MEASURES[name][0] for name in present), "labels, %"]
-    header += [f"paper: {MEASURES[name][0]}" for name in told]
+    header += [f"paper: {MEASURES[name][0]}" for name in known]
     rows = []
     for arm in ARMS:
         own = [entry for entry in entries if entry["arm"] == arm]
@@ -127,7 +127,7 @@ def _ablation_table(entries: Sequence[Entry]) -> Table:
             cells.append(
                 counted(spread_of(values, MEASURES[name][1]), len(values), len(own)) if values else _reason(own)
             )
-        paper = [PAPER_ARMS.get(arm, {}).get(name) for name in told]
+        paper = [PAPER_ARMS.get(arm, {}).get(name) for name in known]
         row = [arm, *cells, _share([entry for entry in own if "labels" in entry], "labels", "")]
         rows.append([*row, *("" if value is None else f"{value:g}" for value in paper)])
     columns = ("arm", "seed", "status", "psnr", "ssim", "fft2d", "lpips", "labels", "seconds")

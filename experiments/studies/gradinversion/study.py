@@ -6,6 +6,7 @@ Its options are in `options`.
 import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,8 @@ from experiments.studies.gradinversion.page import (
     page,
 )
 from experiments.studies.harness.client import Client
-from experiments.studies.harness.command import call
 from experiments.studies.harness.ledger import Entry
-from experiments.studies.harness.study import Unit, carry_out, check, command_of, digest, publish, seeds
+from experiments.studies.harness.study import Study, Unit, digest, seeds
 from experiments.studies.harness.victims import attack_batch, audit, draw_batch, guess, presets
 from experiments.studies.harness.weights import class_count
 from fedsim.determinism import seeded_globals, torch_generator
@@ -110,11 +110,6 @@ SCALES = {
 }
 
 
-def main() -> None:
-    """Entry point of `python -m`."""
-    call(run, arguments())
-
-
 def run(options: argparse.Namespace) -> None:
     """Train the network where it must be, then labels and ablation, then the page.
 
@@ -122,7 +117,6 @@ def run(options: argparse.Namespace) -> None:
         ConfigError: an option cannot work.
         RunError: a unit failed.
     """
-    check(options)
     scale = SCALES[options.scale]
     if scale.training == 0 and options.checkpoint is None:
         raise ConfigError("--checkpoint", None, f"trained weights, at --scale {options.scale}")
@@ -136,10 +130,8 @@ def run(options: argparse.Namespace) -> None:
         "checkpoint": None if options.checkpoint is None else digest(options.checkpoint),
         "attacks": presets(ATTACK),
     }
-    first, rest = plan(options, scale, chosen)
-    entries = carry_out(first, work, options, settings) + carry_out(rest, work, options, settings)
-    made = page(entries, scale.batch, options.out, budget(scale))
-    publish(made, options, chosen, command_of("gradinversion", arguments(), options), entries)
+    shown = partial(page, batch=scale.batch, out=options.out, budget=budget(scale))
+    Study(arguments(), chosen, settings, plan(options, scale, chosen), work, shown).run(options)
 
 
 def budget(scale: GradInversionScale) -> str:
@@ -173,7 +165,7 @@ def plan(options: argparse.Namespace, scale: GradInversionScale, chosen: list[in
     }
 
     def unit(key: str, kind: str, **settings: Any) -> Unit:
-        return Unit(key, {**common, "kind": kind, **settings}, options.out, options.threads, options.device)
+        return Unit.of(options, key, {**common, "kind": kind, **settings})
 
     training = [] if options.checkpoint is not None else [unit("training", "training")]
     ablation = [unit(f"ablation/{arm}/seed {seed}", "ablation", arm=arm, seed=seed) for seed in chosen for arm in ARMS]
@@ -188,13 +180,12 @@ def plan(options: argparse.Namespace, scale: GradInversionScale, chosen: list[in
 
 def work(unit: Unit) -> list[Entry]:
     """The entries of a unit; a process of its own may run it."""
-    torch.set_num_threads(unit.threads)
     kinds: dict[str, Callable[[Unit], list[Entry]]] = {"training": train, "labels": read_labels, "ablation": ablate}
     return [{"kind": unit.settings["kind"], **entry} for entry in kinds[unit.settings["kind"]](unit)]
 
 
 def configuration(unit: Unit) -> Config:
-    """Of audits of the ablation's batches; BatchNorm in evaluation mode, labels by the paper's rule."""
+    """Settings of audits of the ablation's batches; BatchNorm in evaluation mode, labels by the paper's rule."""
     scale: GradInversionScale = unit.settings["scale"]
     batch = [f"audit.batch_size={scale.batch}", f"attack=[{ATTACK}]", "client.training_mode=false"]
     search = [f"attack.{ATTACK}.{name}={value}" for name, value in scale.search.items()]

@@ -38,10 +38,10 @@ class Client:
             positions: of the client's pictures in the set.
             number: the client's; its draws depend on it.
         """
-        runtime, pictures = self.runtime, self.setup.data.train.subset(positions)
+        runtime, images = self.runtime, self.setup.data.train.subset(positions)
         runtime.load(self._state)
-        result = runtime.train(pictures, number, server_round=0, audit=True)
-        update = runtime.share(result, self._state, len(pictures), number, server_round=0)
+        result = runtime.train(images, number, server_round=0, audit=True)
+        update = runtime.share(result, self._state, len(images), number, server_round=0)
         observation = self._factory.make(0, number, self._state, update, result.protocol, None)
         assert result.truth is not None
         return observation, result.truth, runtime.defenses.measurements()

@@ -2,23 +2,31 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from experiments.cli.call import errors
 from experiments.cli.errors import ConfigFault, one_line
-from experiments.cli.logs import silence_libraries
-from experiments.studies.harness.options import parsed
+from experiments.cli.logs import quiet_libraries
+from experiments.studies.harness.study import check
 from fedsim.errors import RunError
 from fedsim.simulation.ray_cluster import quiet_environment
 
 
-def call(run: Callable[[argparse.Namespace], None], parser: argparse.ArgumentParser) -> None:
-    """Run it with the options of the command line; what it had finished when it was stopped is on disk."""
-    options = parsed(parser)
+def call(run: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> None:
+    """Run it with the options; what it had finished when it was stopped is on disk."""
     quiet_environment()
-    silence_libraries()
-    try:
+    quiet_libraries()
+    with faults_in_one_line("the same command goes on from here"):
+        check(options)
         run(options)
+
+
+@contextmanager
+def faults_in_one_line(interrupted: str) -> Iterator[None]:
+    """Exit with one line where the block cannot do its work; `interrupted`: what is said where it was stopped."""
+    try:
+        yield
     except RunError as error:
         errors.print(f"error: {error}", markup=False)
         sys.exit(2)
@@ -26,5 +34,5 @@ def call(run: Callable[[argparse.Namespace], None], parser: argparse.ArgumentPar
         errors.print(f"error: {one_line(error, 'audit', [])}", markup=False)
         sys.exit(2)
     except KeyboardInterrupt:
-        errors.print("interrupted: the same command goes on from here", markup=False)
+        errors.print(f"interrupted: {interrupted}", markup=False)
         sys.exit(130)

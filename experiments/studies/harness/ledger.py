@@ -47,15 +47,19 @@ class Ledger:
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """For the block no other call may work in the folder, which is made where it is not there.
+def kept(out: Path, settings: Mapping[str, Any]) -> Iterator[Ledger]:
+    """The results in a folder, which is made where it is not there; for the block no other call may work in it.
+
+    Args:
+        settings: what the results depend on.
 
     Raises:
-        ConfigError: another call is at work there.
+        ConfigError: another call is at work there, or the folder holds results of other settings.
     """
     out.mkdir(parents=True, exist_ok=True)
     with locked(out, "--out"):
-        yield
+        settle(out / "settings.json", settings)
+        yield Ledger(out / "results.jsonl")
 
 
 def settle(path: Path, settings: Mapping[str, Any]) -> None:

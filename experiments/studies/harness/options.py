@@ -14,19 +14,19 @@ def parser(doc: str | None, pictures: str | None = None) -> argparse.ArgumentPar
     Args:
         pictures: what `--pictures` has to be; None: the study needs none.
     """
-    found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     if pictures is not None:
-        found.add_argument("--pictures", type=folder, required=True, help=pictures)
-    found.add_argument("--out", type=Path, required=True, help="folder for the page, its tables and figures, results")
-    found.add_argument(
+        options.add_argument("--pictures", type=folder, required=True, help=pictures)
+    options.add_argument("--out", type=Path, required=True, help="folder for the page, its tables and figures, results")
+    options.add_argument(
         "--scale", choices=SCALES, default="small", help="small: for two CPU cores; paper: the full protocol"
     )
-    found.add_argument("--seed", type=int, default=0, help="the first of the seeds")
-    found.add_argument("--seeds", type=int, help="how many; default: that of the scale")
-    found.add_argument("--threads", type=int, default=1, help="of torch, in each process")
-    found.add_argument("--workers", type=int, help="processes; default: the CPU cores, or 1 with --device cuda")
-    found.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    return found
+    options.add_argument("--seed", type=int, default=0, help="the first of the seeds")
+    options.add_argument("--seeds", type=int, help="how many; default: that of the scale")
+    options.add_argument("--threads", type=int, default=1, help="of torch, in each process")
+    options.add_argument("--workers", type=int, help="processes; default: the CPU cores, or 1 with --device cuda")
+    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    return options
 
 
 def folder(text: str) -> Path:
@@ -34,15 +34,19 @@ def folder(text: str) -> Path:
     return Path(text).expanduser()
 
 
-def parsed(found: argparse.ArgumentParser) -> argparse.Namespace:
+def parsed(options: argparse.ArgumentParser) -> argparse.Namespace:
     """The options of the command line; `--help` and a mistake end here."""
     spec = sys.modules["__main__"].__spec__
     if spec is not None:
-        found.prog = f"python -m {spec.name.removesuffix('.__main__')}"
-    return found.parse_args()
+        options.prog = f"python -m {spec.name.removesuffix('.__main__')}"
+    return options.parse_args()
 
 
-def begin(found: argparse.ArgumentParser, module: str) -> None:
-    """The module's `main`, which is imported once the command line is known to be right."""
-    parsed(found)
-    import_module(module).main()
+def begin(package: str, module: str = "study") -> None:
+    """A command that is a package, with `arguments` in its `options` and `run` in this module.
+
+    What is heavy is imported once the command line is known to be right.
+    """
+    options = parsed(import_module(f"{package}.options").arguments())
+    run = import_module(f"{package}.{module}").run
+    import_module("experiments.studies.harness.command").call(run, options)

@@ -21,7 +21,7 @@ FEWEST = 5
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of two orders of the same rows.
+    """How far two orders of the same rows agree.
 
     Attributes:
         tau: Kendall's τ-b; None where one side has all its values equal, or there is but one row.
@@ -56,16 +56,16 @@ def agreement(ours: Sequence[float], paper: Sequence[float]) -> Agreement:
     """
     if len(ours) != len(paper):
         raise ValueError(f"{len(ours)} values beside {len(paper)} of the paper")
-    told = [(a, b) for a, b in combinations(range(len(paper)), 2) if paper[a] != paper[b]]
-    same = sum((ours[a] - ours[b]) * (paper[a] - paper[b]) > 0 for a, b in told)
+    distinct = [(a, b) for a, b in combinations(range(len(paper)), 2) if paper[a] != paper[b]]
+    same = sum((ours[a] - ours[b]) * (paper[a] - paper[b]) > 0 for a, b in distinct)
     if len(set(ours)) < 2 or len(set(paper)) < 2:
-        return Agreement(None, None, same, len(told))
+        return Agreement(None, None, same, len(distinct))
     found = kendalltau(ours, paper)
-    return Agreement(float(found.statistic), float(found.pvalue), same, len(told))
+    return Agreement(float(found.statistic), float(found.pvalue), same, len(distinct))
 
 
 def together(found: Sequence[Agreement]) -> Agreement:
-    """Of columns that depend on each other: the weakest of them, whose pairs count once however many columns."""
+    """The weakest agreement of columns that depend on each other, whose pairs count once however many columns."""
     return min(found, key=lambda one: (one.tau is not None, one.tau or 0.0, one.same))
 
 

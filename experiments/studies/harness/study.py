@@ -1,7 +1,6 @@
-"""What reproductions of papers have in common: options, units of work that are done once, and a page of results.
+"""What studies have in common: units of work that are done once, and a page of results.
 
-A study names its units, computes one at a time with a function of its module, and draws its tables from all of them.
-The same command goes on where an earlier call stopped.
+A study is its plan (`Study`) and its sentences (`Page`). The same command goes on where an earlier call stopped.
 """
 
 import argparse
@@ -24,9 +23,7 @@ import torch
 from experiments.cli.call import console
 from experiments.cli.machine import cores
 from experiments.cli.progress import Bars
-from experiments.studies.harness.ledger import Entry, Ledger, alone, settle
-from experiments.studies.harness.options import folder as folder
-from experiments.studies.harness.options import parser as parser
+from experiments.studies.harness.ledger import Entry, Ledger, kept
 from experiments.studies.harness.processes import spread
 from experiments.studies.harness.tables import Value, markdown, write_csv
 from fedsim.errors import ConfigError, RunError
@@ -47,6 +44,11 @@ class Unit:
     out: Path
     threads: int
     device: str
+
+    @classmethod
+    def of(cls, options: argparse.Namespace, key: str, settings: Mapping[str, Any]) -> "Unit":
+        """A unit that is computed where the options say."""
+        return cls(key, settings, options.out, options.threads, options.device)
 
 
 @dataclass(frozen=True)
@@ -83,42 +85,71 @@ class Page:
     figures: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Study:
+    """What a study computes and shows.
+
+    Attributes:
+        parser: of its options.
+        seeds: that its page names.
+        settings: what the units' results depend on besides their keys.
+        stages: units; those of one are begun when the one before it is done.
+        work: gives a unit's entries (of numbers and texts that JSON has); a function of a module.
+        page: of all entries.
+    """
+
+    parser: argparse.ArgumentParser
+    seeds: Sequence[int]
+    settings: Mapping[str, Any]
+    stages: Sequence[Sequence[Unit]]
+    work: Callable[[Unit], list[Entry]]
+    page: Callable[[list[Entry]], Page]
+
+    def run(self, options: argparse.Namespace) -> None:
+        """Compute what an earlier call has not, and write the page.
+
+        Raises:
+            ConfigError: the folder holds results of other settings, or another call is at work in it.
+            RunError: a unit failed.
+        """
+        entries: list[Entry] = []
+        for units in self.stages:
+            entries += carry_out(units, self.work, options, self.settings)
+        publish(self.page(entries), options, self.seeds, self.parser, entries)
+
+
 def check(options: argparse.Namespace) -> None:
-    """Raises ConfigError: an option of every study cannot work."""
-    for name in ("seeds", "threads", "workers"):
-        value = getattr(options, name)
+    """Raises ConfigError: an option that several studies have cannot work."""
+    for name in ("count", "steps", "seeds", "clients", "threads", "workers"):
+        value = getattr(options, name, None)
         if value is not None and value < 1:
             raise ConfigError(f"--{name}", value, "at least 1")
-    if options.device == "cuda" and not torch.cuda.is_available():
+    if getattr(options, "device", None) == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device", "cuda", "cpu: there is no CUDA device here")
-    pictures = getattr(options, "pictures", None)
-    if pictures is not None and not pictures.is_dir():
-        raise ConfigError("--pictures", pictures, "a folder")
+    images = getattr(options, "pictures", None)
+    if images is not None and not images.is_dir():
+        raise ConfigError("--pictures", images, "a folder; there is no such folder")
 
 
 def carry_out(
     units: Sequence[Unit], work: Callable[[Unit], list[Entry]], options: argparse.Namespace, settings: Mapping[str, Any]
 ) -> list[Entry]:
-    """The entries of all units: `unit` in each names the unit it is from, `by` the code and machine that computed it,
-    `call` the call of this function that did, and `after` the seconds that had passed in it by then.
+    """The entries of all units, of the arguments of a `Study`.
 
-    Args:
-        work: gives a unit's entries (of numbers and texts that JSON has); a function of a module.
-        settings: what the units' results depend on besides their keys.
+    `unit` in each names the unit it is from, `by` the code and machine that computed it, `call` the call of this
+    function that did, and `after` the seconds that had passed in it by then.
 
     Raises:
         ConfigError: the folder holds results of other settings, or another call is at work in it.
         RunError: a unit failed, or gave a number that is not finite; the others' results are kept.
     """
-    with alone(options.out):
-        return _carry_out(units, partial(_finite, work), options, settings)
+    with kept(options.out, settings) as ledger:
+        return _carry_out(units, partial(_computed, work), options, ledger)
 
 
 def _carry_out(
-    units: Sequence[Unit], work: Callable[[Unit], list[Entry]], options: argparse.Namespace, settings: Mapping[str, Any]
+    units: Sequence[Unit], work: Callable[[Unit], list[Entry]], options: argparse.Namespace, ledger: Ledger
 ) -> list[Entry]:
-    settle(options.out / "settings.json", settings)
-    ledger = Ledger(options.out / "results.jsonl")
     known: dict[str, list[Entry]] = {line["unit"]: line["entries"] for line in ledger.entries}
     origins: dict[str, Entry] = {line["unit"]: {"by": "an unknown commit", **_origin(line)} for line in ledger.entries}
     todo = [unit for unit in units if unit.key not in known]
@@ -136,8 +167,9 @@ def _carry_out(
     return [{"unit": unit.key, **origins[unit.key], **entry} for unit in units for entry in known[unit.key]]
 
 
-def _finite(work: Callable[[Unit], list[Entry]], unit: Unit) -> list[Entry]:
+def _computed(work: Callable[[Unit], list[Entry]], unit: Unit) -> list[Entry]:
     """Raises RunError: a result is NaN or infinite, which no page could show."""
+    torch.set_num_threads(unit.threads)
     entries = work(unit)
     for entry in entries:
         for key, value in entry.items():
@@ -153,15 +185,18 @@ def _origin(line: Mapping[str, Any]) -> Entry:
 
 
 def publish(
-    page: Page, options: argparse.Namespace, seeds: Sequence[int], command: str, entries: Iterable[Mapping[str, Any]]
+    page: Page,
+    options: argparse.Namespace,
+    seeds: Sequence[int],
+    parser: argparse.ArgumentParser,
+    entries: Iterable[Mapping[str, Any]],
 ) -> Path:
     """Write `NAME.md` and each table's CSV, and print the page.
 
     Args:
-        command: that of `command_of`.
         entries: those that the page shows, of `carry_out`.
     """
-    stamped = stamp(options, seeds, entries)
+    stamped, command = stamp(options, seeds, entries), command_of(page.name, parser, options)
     lines = [f"# {page.title}", "", page.introduction, "", f"```bash\n{command}\n```", "", stamped, ""]
     for table in page.tables:
         if len(page.tables) > 1:
@@ -201,14 +236,14 @@ def _took(entries: Iterable[Mapping[str, Any]]) -> list[str]:
     return [f"{sum(last.values()) / 60:.0f} min" if sum(last.values()) >= 90 else f"{sum(last.values()):.0f} s"]
 
 
-def command_of(module: str, found: argparse.ArgumentParser, options: argparse.Namespace) -> str:
+def command_of(name: str, parser: argparse.ArgumentParser, options: argparse.Namespace) -> str:
     """What was called: every option that has not its default, DIR for folders and FILE for files."""
-    words = ["python -m", f"experiments.studies.{module}"]
-    for name, value in vars(options).items():
-        if value == found.get_default(name):
+    words = ["python -m", f"experiments.studies.{name}"]
+    for option, value in vars(options).items():
+        if value == parser.get_default(option):
             continue
         values = value if isinstance(value, list) else [value]
-        words += [f"--{name.replace('_', '-')}", *(_word(one) for one in values)]
+        words += [f"--{option.replace('_', '-')}", *(_word(one) for one in values)]
     return " ".join(words)
 
 
@@ -238,7 +273,7 @@ def spread_of(values: Iterable[float], form: str = ".1f") -> str:
 
 
 def counted(text: str, done: int, count: int) -> str:
-    """With how many of the asked ones it is of, where it is not of all."""
+    """A text with how many of the asked ones it is of, where it is not of all."""
     return text if done == count else f"{text} ({done} of {count})"
 
 

@@ -32,7 +32,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Value]]
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Of the values that there are; None without any."""
+    """The mean of the values that there are; None without any."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 

@@ -28,15 +28,13 @@ def audit(pictures: Path, seed: int, device: str, *overrides: str) -> Config:
     """Settings of an audit of clients with pictures of a folder, half of which are public."""
     fixed = ["simulation=inline", "tracker=[]", "data=imagefolder", "data.verify=false"]
     chosen = [f"data.auxiliary_fraction={PUBLIC}", f"seed={seed}", f"client.device={device}"]
-    config = load_config("audit", *fixed, *chosen, *overrides)
-    config["data"]["path"] = str(pictures)  # as it is, whatever characters it has
-    return config
+    return load_config("audit", *fixed, *chosen, *overrides, data={"path": str(pictures)})
 
 
 def presets(*names: str) -> Config:
     """The settings of attacks as their files have them."""
-    found: Config = load_config("audit", f"attack=[{','.join(names)}]")["attack"]
-    return found
+    attacks: Config = load_config("audit", f"attack=[{','.join(names)}]")["attack"]
+    return attacks
 
 
 def draw_batch(labels: Int[Tensor, "pictures"], groups: Sequence[int], rng: torch.Generator) -> list[int] | None:
@@ -89,22 +87,22 @@ def finished(result: AttackResult) -> AttackResult:
 
 def scores(truth: GroundTruth, images: Tensor | None, labels: Tensor | None = None) -> Entry:
     """Mean over the batch's pictures of each measure, missing where there is none; how many were rebuilt; labels."""
-    found: Entry = {}
+    result: Entry = {}
     if images is not None:
         single = score(truth, images, labels)
         for name in MEASURES:
             values = [value for one in single if (value := getattr(one, name)) is not None]
             if values:
-                found[name] = sum(values) / len(values)
-        found["psnrs"] = [one.psnr for one in single]
+                result[name] = sum(values) / len(values)
+        result["psnrs"] = [one.psnr for one in single]
     named = score_labels(truth, labels)
     if named is not None:
-        found |= {"labels": named.share, "labels_exact": named.exact}
-    return found
+        result |= {"labels": named.share, "labels_exact": named.exact}
+    return result
 
 
 def guess(client: Client, truth: GroundTruth) -> Entry:
     """The scores of the mean public picture, what can be guessed without a gradient."""
-    picture = client.setup.guess()
-    pictures = picture.expand(len(truth.labels), -1, -1, -1)
-    return {"status": "done", "reason": "", "seconds": 0.0, **scores(truth, pictures)}
+    image = client.setup.guess()
+    images = image.expand(len(truth.labels), -1, -1, -1)
+    return {"status": "done", "reason": "", "seconds": 0.0, **scores(truth, images)}

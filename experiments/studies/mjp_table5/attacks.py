@@ -54,8 +54,8 @@ class PublishedApril(Attack):
         if roles.patch_bias is not None:
             embedded = embedded - state[roles.patch_bias].double().to(device)
         patches, _ = patches_of_tokens(embedded, state[str(roles.patch_weight)].to(device).flatten(1))
-        picture = observation.to_unit_range(unpatchify(patches, roles.grid, roles.patch))
-        return Reconstruction(images=picture.clamp(0.0, 1.0))
+        image = observation.to_unit_range(unpatchify(patches, roles.grid, roles.patch))
+        return Reconstruction(images=image.clamp(0.0, 1.0))
 
 
 def visible_mask(observation: Observation) -> Bool[Tensor, " tokens"] | None:

@@ -89,17 +89,17 @@ def arrange(rows: Sequence[TableRow], done: set[tuple[str, str]]) -> list[Strip]
 
 
 def _draw(axis: Any, cell: FigureCell, client: int, results: Results, out: Path) -> None:
-    told = ""
+    text = ""
     if cell.row is not None:
         entry = results.get((cell.row.case.name, cell.row.attack, client))
-        told = "refused" if entry is None or entry["status"] != "done" else _decibels(entry[cell.row.against]["psnr"])
+        text = "refused" if entry is None or entry["status"] != "done" else _decibels(entry[cell.row.against]["psnr"])
     title = cell.title if client == 0 else ""
-    axis.set_title(f"{title}\n{told}", fontsize=6.5, pad=2, loc="left")
+    axis.set_title(f"{title}\n{text}", fontsize=6.5, pad=2, loc="left")
     path = out / "pictures" / cell.folder / f"{client:03d}.png"
     if path.exists():
-        with Image.open(path) as picture:
-            smooth = "nearest" if picture.width < SMALL else "antialiased"
-            axis.imshow(np.asarray(picture.convert("RGB")), interpolation=smooth)
+        with Image.open(path) as image:
+            smooth = "nearest" if image.width < SMALL else "antialiased"
+            axis.imshow(np.asarray(image.convert("RGB")), interpolation=smooth)
 
 
 def _decibels(psnr: float) -> str:

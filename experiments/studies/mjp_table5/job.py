@@ -54,7 +54,7 @@ class TableJob:
         options = self.options
         files = {group: digest(path) for group, path in sorted(self.checkpoints.items())}
         return {
-            "pictures": str(options.pictures.expanduser().resolve()),
+            "pictures": str(options.pictures.resolve()),
             "models": list(options.models),
             "select": "per_class" if options.per_class else "random",
             "seed": options.seed,
@@ -63,7 +63,7 @@ class TableJob:
         }
 
     def config(self, case: TableCase) -> Config:
-        """Of an audit of this case, with the attacks under the names that they have in the table."""
+        """Settings of an audit of this case, with the attacks under the names that they have in the table."""
         options = self.options
         overrides = [
             "simulation=inline",
@@ -80,8 +80,7 @@ class TableJob:
             "attack=[patch_gradient,mjp_adaptive]",
             *case.overrides(tuple(options.models)),
         ]
-        config = load_config("audit", *overrides)
-        config["data"]["path"] = str(options.pictures.expanduser())  # as it is, whatever characters it has
+        config = load_config("audit", *overrides, data={"path": str(options.pictures)})
         attacks = config["attack"]
         config["attack"] = {
             APRIL: {"_target_": PUBLISHED_APRIL, "told": False},
@@ -173,22 +172,19 @@ def portions(
 
 def read_checkpoints(given: Sequence[str]) -> dict[str, Path]:
     """Raises ConfigError for anything but GROUP=FILE."""
-    found = {}
+    result = {}
     for text in given:
         group, sign, path = text.partition("=")
         if not sign or group not in GROUPS:
             raise ConfigError("--checkpoint", text, f"MODEL=FILE, MODEL one of {', '.join(GROUPS)}")
         if not Path(path).expanduser().is_file():
             raise ConfigError("--checkpoint", text, "there is no such file")
-        found[group] = Path(path).expanduser()
-    return found
+        result[group] = Path(path).expanduser()
+    return result
 
 
 def check(options: argparse.Namespace) -> None:
     """Raises ConfigError for numbers that cannot be."""
-    for key in ("count", "threads", "workers"):
-        if getattr(options, key) < 1:
-            raise ConfigError(f"--{key}", getattr(options, key), "1 or more")
     if options.shown < 0:
         raise ConfigError("--shown", options.shown, "0 or more")
     for ratio in options.ratio:

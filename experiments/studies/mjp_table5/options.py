@@ -13,12 +13,13 @@ command goes on where an earlier call stopped; more pictures, ratios and rows ma
 import argparse
 from pathlib import Path
 
+from experiments.studies.harness.options import folder
 from experiments.studies.mjp_table5.rows import GROUPS
 
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pictures", type=Path, required=True, help="folder with one folder of pictures per class")
+    parser.add_argument("--pictures", type=folder, required=True, help="folder with one folder of pictures per class")
     parser.add_argument("--out", type=Path, required=True, help="table5.md, table5.csv, table5.png, results.jsonl")
     parser.add_argument("--count", type=int, default=800, help="pictures")
     parser.add_argument("--per-class", action="store_true", help="spread over the classes evenly; else drawn at random")

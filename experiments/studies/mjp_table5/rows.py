@@ -72,7 +72,7 @@ class TableCase:
         return f"{self.group}-{self.variant}-{'x' if self.ratio is None else f'jigsawed{self.ratio:g}'}"
 
     def overrides(self, models: tuple[str, str]) -> list[str]:
-        """Of `fedsim-audit`'s configuration. `models`: options of conf/model for ViT-S and DeiT-S."""
+        """Overrides of `fedsim-audit`'s configuration. `models`: options of conf/model for ViT-S and DeiT-S."""
         found = [f"model={models[0] if self.group == 'vit_s' else models[1]}", f"model.variant={self.variant}"]
         defenses = ["no_pe"] if self.group == "no_pe" else []
         if self.group == "mjp":

@@ -14,22 +14,15 @@ from experiments.audit.command import choose_pictures
 from experiments.cli.call import console
 from experiments.cli.progress import Bars
 from experiments.engine.setup import Setup, prepare
-from experiments.studies.harness.command import call
-from experiments.studies.harness.ledger import Ledger, alone, settle
+from experiments.studies.harness.ledger import Ledger, kept, settle
 from experiments.studies.harness.processes import spread
 from experiments.studies.harness.study import code_and_machine
 from experiments.studies.mjp_table5.figure import write_figure
 from experiments.studies.mjp_table5.job import Standing, TableJob, check, portions, read_checkpoints
-from experiments.studies.mjp_table5.options import arguments
 from experiments.studies.mjp_table5.rows import MEAN, TableCase, choose, plan
 from experiments.studies.mjp_table5.tables import write_table
 from experiments.studies.mjp_table5.worker import public_sum, results, run_unit
 from fedsim.settings.composition import Config
-
-
-def main() -> None:
-    """Entry point of `python -m`."""
-    call(run, arguments())
 
 
 def run(options: argparse.Namespace) -> None:
@@ -44,17 +37,17 @@ def run(options: argparse.Namespace) -> None:
     configs = {case: job.config(case) for case in job.cases}
     setup = prepare(configs[job.cases[0]])
     chosen = choose_pictures(setup)
-    with alone(options.out):
-        _carry_out(job, configs, setup, chosen)
+    with kept(options.out, job.settings(configs[job.cases[0]])) as ledger:
+        _carry_out(job, configs, setup, chosen, ledger)
 
 
-def _carry_out(job: TableJob, configs: Mapping[TableCase, Config], setup: Setup, chosen: Sequence[int]) -> None:
+def _carry_out(
+    job: TableJob, configs: Mapping[TableCase, Config], setup: Setup, chosen: Sequence[int], ledger: Ledger
+) -> None:
     options = job.options
-    settle(options.out / "settings.json", job.settings(configs[job.cases[0]]))
     for case, config in configs.items():
         settle(options.out / "cases" / f"{case.name}.json", {"model": config["model"], "defense": config["defense"]})
     by = code_and_machine(options.device)
-    ledger = Ledger(options.out / "results.jsonl")
     standing = Standing(ledger)
     with Bars(console) as bars:
         bars.set("pictures", 0, len(job.cases) * len(chosen), "the mean picture")

@@ -108,16 +108,16 @@ def _answers(client: Client, observation: Observation, truth: GroundTruth) -> di
     """Whether the model is right about what it saw, told the mask and not told."""
     runtime = client.runtime
     model = runtime.model.eval()
-    puzzle = next((d for d in runtime.defenses.defenses.values() if isinstance(d, MaskedJigsawPuzzle)), None)
+    mjp = next((d for d in runtime.defenses.defenses.values() if isinstance(d, MaskedJigsawPuzzle)), None)
     mask = visible_mask(observation)
     seen = runtime.normaliser(truth.images.float())
-    untold = model(seen)
-    told = untold
-    if puzzle is not None and mask is not None:
-        with puzzle.masking(mask[None]):
-            told = model(seen)
-    labels = truth.labels.to(untold.device)
-    return {"right": bool(told.argmax(1) == labels), "right_untold": bool(untold.argmax(1) == labels)}
+    uninformed = model(seen)
+    informed = uninformed
+    if mjp is not None and mask is not None:
+        with mjp.masking(mask[None]):
+            informed = model(seen)
+    labels = truth.labels.to(uninformed.device)
+    return {"right": bool(informed.argmax(1) == labels), "right_untold": bool(uninformed.argmax(1) == labels)}
 
 
 def public_mean(pictures: ImageSet, seed: int, total: Tensor, victim: int) -> Float[Tensor, "1 c h w"]:
@@ -132,8 +132,8 @@ def public_sum(pictures: ImageSet, seed: int) -> Float[Tensor, "c h w"]:
     """The sum of the pictures at `public_positions`, in float64."""
     total = None
     for position in public_positions(len(pictures), seed):
-        picture = pictures.images([position])[0].double()
-        total = picture if total is None else total + picture
+        image = pictures.images([position])[0].double()
+        total = image if total is None else total + image
     assert total is not None
     return total
 

@@ -37,17 +37,17 @@ def draw(measured: Measured, folders: Mapping[str, Path], measuring: Config, out
         folders: of the first seed's runs, by variant.
         measuring: settings of `fedsim-measure`.
     """
-    found = {}
+    result = {}
     if _draw_ratios(measured, out / "figures" / "ratios.png"):
-        found["figures/ratios.png"] = "Table 3 as curves over the mask ratio of the training, the paper's dashed"
+        result["figures/ratios.png"] = "Table 3 as curves over the mask ratio of the training, the paper's dashed"
     _draw_masks(measured.grid, out / "figures" / "masks.png", measuring["seed"])
-    found["figures/masks.png"] = "Block-wise masks at the ratios of Table 3: positions whose patches are shuffled"
+    result["figures/masks.png"] = "Block-wise masks at the ratios of Table 3: positions whose patches are shuffled"
     shown = [name for name in COMPARED if name in folders] or list(folders)[:1]
     members = subjects(measuring, {f"{name}: {_label(measured, name)}": folders[name] for name in shown})
     records = [dict(record) for name in shown for record in measured.records[name]]
     for figure in draw_all(members, records, parse(MeasureConfig, with_projections(measuring)), out):
-        found[figure["file"]] = figure["caption"]
-    return found
+        result[figure["file"]] = figure["caption"]
+    return result
 
 
 def with_projections(measuring: Config) -> Config:
@@ -115,7 +115,7 @@ def _draw_masks(grid: tuple[int, int], path: Path, seed: int) -> None:
                 axes.set(xticks=np.arange(0.5, grid[1] - 1), yticks=np.arange(0.5, grid[0] - 1))
                 axes.tick_params(length=0, labelbottom=False, labelleft=False)
                 axes.grid(True)
-            told = f"{share:g}\nmasked {100 * true_share(grid, share):.1f} %"
+            label = f"{share:g}\nmasked {100 * true_share(grid, share):.1f} %"
             line[0].text(
-                -0.15, 0.5, told, transform=line[0].transAxes, ha="right", va="center", color=MUTED, fontsize=8
+                -0.15, 0.5, label, transform=line[0].transAxes, ha="right", va="center", color=MUTED, fontsize=8
             )

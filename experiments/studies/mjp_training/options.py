@@ -15,6 +15,6 @@ from experiments.studies.harness.options import parser
 
 
 def arguments() -> argparse.ArgumentParser:
-    found = parser(__doc__, "folder of class folders, or train/ and val/ that hold one folder per class")
-    found.add_argument("--variants", nargs="+", help="globs on A to J (Table 4) and J@RATIO (Table 3); default: all")
-    return found
+    options = parser(__doc__, "folder of class folders, or train/ and val/ that hold one folder per class")
+    options.add_argument("--variants", nargs="+", help="globs on A to J (Table 4) and J@RATIO (Table 3); default: all")
+    return options

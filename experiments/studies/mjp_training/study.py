@@ -6,8 +6,8 @@ Its options are in `options`.
 import argparse
 from collections.abc import Sequence
 
-from experiments.studies.harness.command import call
-from experiments.studies.harness.study import Page, Unit, carry_out, check, command_of, publish, seeds
+from experiments.studies.harness.ledger import Entry
+from experiments.studies.harness.study import Page, Study, Unit, seeds
 from experiments.studies.mjp_training.figures import draw, other_projection
 from experiments.studies.mjp_training.options import arguments
 from experiments.studies.mjp_training.scales import SCALES, TrainingScale
@@ -16,7 +16,7 @@ from experiments.studies.mjp_training.unit import run_folder, run_unit
 from experiments.studies.mjp_training.variants import Variant, choose, plan
 from fedsim.settings.composition import Config
 
-NAME = "mjp_training"
+TITLE = "MJP: Tables 3, 4, 6 and 8, and figures of trained models"
 
 INTRODUCTION = (
     "What training with masked, shuffled patches does to a model: its accuracy, how far its prediction moves when test "
@@ -35,11 +35,6 @@ ALWAYS = (
 )
 
 
-def main() -> None:
-    """Entry point of `python -m`."""
-    call(run, arguments())
-
-
 def run(options: argparse.Namespace) -> None:
     """From settings to the page.
 
@@ -47,7 +42,6 @@ def run(options: argparse.Namespace) -> None:
         ConfigError: a setting cannot work.
         RunError: a unit failed.
     """
-    check(options)
     scale = SCALES[options.scale]
     drawn = seeds(options, scale.seeds)
     every = plan(scale.ratio)
@@ -57,16 +51,17 @@ def run(options: argparse.Namespace) -> None:
     defenses = scale.defenses(every)
     todo = units(variants, drawn, scale, training, measuring, options)
     settings = {"ratio": scale.ratio, "defenses": defenses, "training": training, "measure": measuring}
-    entries = carry_out(todo, run_unit, options, settings)
-    measured = Measured(scale, variants, by_variant(variants, drawn, entries))
-    made, said = tables(measured)
-    folders = {variant.name: run_folder(options.out, key_of(variant, drawn[0])) for variant in variants}
-    figures = draw(measured, folders, measuring, options.out)
-    differs = [*said, *missing(measured), *scale.differs, *ALWAYS, *projections()]
-    count = entries[0]["pictures"]
-    introduction = INTRODUCTION.format(headline=scale.headline, pictures=count)
-    page = Page(NAME, "MJP: Tables 3, 4, 6 and 8, and figures of trained models", introduction, made, differs, figures)
-    publish(page, options, drawn, command_of(NAME, arguments(), options), entries)
+
+    def page(entries: list[Entry]) -> Page:
+        measured = Measured(scale, variants, by_variant(variants, drawn, entries))
+        made, said = tables(measured)
+        folders = {variant.name: run_folder(options.out, key_of(variant, drawn[0])) for variant in variants}
+        figures = draw(measured, folders, measuring, options.out)
+        differs = [*said, *missing(measured), *scale.differs, *ALWAYS, *projections()]
+        introduction = INTRODUCTION.format(headline=scale.headline, pictures=entries[0]["pictures"])
+        return Page("mjp_training", TITLE, introduction, made, differs, figures)
+
+    Study(arguments(), drawn, settings, [todo], run_unit, page).run(options)
 
 
 def units(
@@ -79,12 +74,10 @@ def units(
 ) -> list[Unit]:
     """Each variant once with each seed; all are shown the same masks. Needs Hydra's search path."""
     return [
-        Unit(
+        Unit.of(
+            options,
             key_of(variant, seed),
             {"run": scale.defended(training, variant, seed), "measure": measuring, "name": variant.name},
-            options.out,
-            options.threads,
-            options.device,
         )
         for seed in drawn
         for variant in variants
@@ -92,7 +85,7 @@ def units(
 
 
 def key_of(variant: Variant, seed: int) -> str:
-    """Of a unit, and of its folder."""
+    """The name of a unit and of its folder."""
     return f"{variant.name}-{seed}"
 
 

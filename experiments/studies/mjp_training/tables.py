@@ -37,14 +37,14 @@ class Measured:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Of the patches; all variants have the same."""
+        """The grid of patches; all variants have the same."""
         rows, columns = next(iter(self.records.values()))[0]["jigsaw"]["grid"]
         return int(rows), int(columns)
 
 
 @dataclass(frozen=True)
 class MeasureColumn:
-    """Of a table: a measure of one record, and what the paper has for it.
+    """A column of a table: a measure of one record, and what the paper has for it.
 
     Attributes:
         key: of the CSV's column.
@@ -68,12 +68,12 @@ class MeasureRow:
 
     Attributes:
         paper: by what the paper's numbers are looked up.
-        told: the cells before the measures.
+        labels: the cells before the measures.
     """
 
     variant: str
     paper: Any
-    told: Sequence[str]
+    labels: Sequence[str]
 
 
 def tables(measured: Measured) -> tuple[list[Table], list[str]]:
@@ -198,7 +198,7 @@ def _table(
         names += [column.key, *([f"paper_{column.key}"] if column.paper is not None else [])]
     texts, record = [], []
     for row in rows:
-        texts.append([*row.told, *(cell for column in columns for cell in _cells(column, row, measured))])
+        texts.append([*row.labels, *(cell for column in columns for cell in _cells(column, row, measured))])
         for one in measured.records[row.variant]:
             line: list[Value] = [row.variant, one["seed"], row.paper]
             for column in columns:
@@ -240,13 +240,13 @@ def _chance(table: str, rows: Sequence[MeasureRow], columns: Sequence[MeasureCol
     if columns[0].key != "top1":
         return []
     records = [record for row in rows for record in measured.records[row.variant]]
-    pictures, top1 = records[0]["pictures"], sum(record["top1"] for record in records) / len(records)
-    error = 100.0 * math.sqrt(top1 * (1.0 - top1) / pictures)
+    images, top1 = records[0]["pictures"], sum(record["top1"] for record in records) / len(records)
+    error = 100.0 * math.sqrt(top1 * (1.0 - top1) / images)
     paper = [_of_paper(columns[0], row) for row in rows]
     between = max(paper) - min(paper)
-    told = "" if between > 4.0 * error else ": the order of such differences is mostly chance here"
-    spread = f"one standard error of {pictures} test pictures is {error:.1f} points"
-    return [f"{table}, {columns[0].title}: {spread}, the paper's rows lie within {between:.1f}{told}."]
+    note = "" if between > 4.0 * error else ": the order of such differences is mostly chance here"
+    spread = f"one standard error of {images} test pictures is {error:.1f} points"
+    return [f"{table}, {columns[0].title}: {spread}, the paper's rows lie within {between:.1f}{note}."]
 
 
 def _of_paper(column: MeasureColumn, row: MeasureRow) -> float:

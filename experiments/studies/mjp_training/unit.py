@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from experiments.cli.call import console
-from experiments.cli.logs import silence_libraries
+from experiments.cli.logs import quiet_libraries
 from experiments.cli.progress import Bars
 from experiments.matrix.units import quiet
 from experiments.measure.command import PassesBar, measure_subject
@@ -26,8 +24,7 @@ def run_unit(unit: Unit) -> list[Entry]:
     Settings of the unit: `run`, those of the federated run; `measure`, those of `fedsim-measure`; `name`.
     """
     quiet_environment()
-    silence_libraries()
-    torch.set_num_threads(unit.threads)
+    quiet_libraries()
     folder = run_folder(unit.out, unit.key)
     with quiet():
         train(unit.settings["run"], folder)
@@ -38,7 +35,7 @@ def run_unit(unit: Unit) -> list[Entry]:
 
 
 def run_folder(out: Path, key: str) -> Path:
-    """Of a unit's federated run."""
+    """The folder of a unit's federated run."""
     return out / "runs" / key
 
 

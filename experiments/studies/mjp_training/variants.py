@@ -82,7 +82,7 @@ class Variant:
 
     @property
     def overrides(self) -> list[str]:
-        """Of `fedsim`'s configuration."""
+        """Overrides of `fedsim`'s configuration."""
         if self.defense is None:
             return ["defense=[]"]
         share = [] if self.ratio is None else [f"defense.{self.defense}.ratio={self.ratio}"]

@@ -6,14 +6,12 @@ Its options are in `options`.
 import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
-import torch
-
 from experiments.studies.harness.client import Client
-from experiments.studies.harness.command import call
 from experiments.studies.harness.ledger import Entry
-from experiments.studies.harness.study import Unit, carry_out, check, command_of, publish, seeds
+from experiments.studies.harness.study import Study, Unit, seeds
 from experiments.studies.harness.victims import attack_batch, audit, draw_batch, guess, presets
 from experiments.studies.prior_knowledge.options import arguments
 from experiments.studies.prior_knowledge.page import (
@@ -85,11 +83,6 @@ SCALES = {
 }
 
 
-def main() -> None:
-    """Entry point of `python -m`."""
-    call(run, arguments())
-
-
 def run(options: argparse.Namespace) -> None:
     """From settings to the page.
 
@@ -97,7 +90,6 @@ def run(options: argparse.Namespace) -> None:
         ConfigError: an option cannot work.
         RunError: a unit failed.
     """
-    check(options)
     scale = SCALES[options.scale]
     chosen = seeds(options, scale.seeds)
     settings = {
@@ -105,9 +97,8 @@ def run(options: argparse.Namespace) -> None:
         "pictures": str(options.pictures.resolve()),
         "attacks": presets(*PRESETS.values()),
     }
-    entries = carry_out(plan(options, scale, chosen), work, options, settings)
-    command = command_of("prior_knowledge", arguments(), options)
-    publish(page(entries, options.out, budget(scale)), options, chosen, command, entries)
+    shown = partial(page, out=options.out, budget=budget(scale))
+    Study(arguments(), chosen, settings, [plan(options, scale, chosen)], work, shown).run(options)
 
 
 def budget(scale: KnowledgeScale) -> str:
@@ -127,16 +118,12 @@ def plan(options: argparse.Namespace, scale: KnowledgeScale, chosen: list[int]) 
         batches: list[tuple[str, dict[str, Any]]]
         batches = [(f"mlp/B = {size}", {"size": size, "sharing": None}) for size in scale.sizes]
         batches += [(name, {"size": None, "sharing": name}) for name in SHARING]
-        units += [
-            Unit(f"{name}/seed {seed}", {**common, **own}, options.out, options.threads, options.device)
-            for name, own in batches
-        ]
+        units += [Unit.of(options, f"{name}/seed {seed}", {**common, **own}) for name, own in batches]
     return units
 
 
 def work(unit: Unit) -> list[Entry]:
     """One entry for each method; a process of its own may run it."""
-    torch.set_num_threads(unit.threads)
     settings = unit.settings
     scale, seed, sharing = settings["scale"], settings["seed"], settings["sharing"]
     network = scale.vit if sharing is not None and SHARING[sharing].on_vit else scale.mlp
@@ -173,7 +160,7 @@ def results(
 
 
 def of_method(method: str, attacks: Mapping[str, Any], scale: KnowledgeScale) -> dict[str, Any]:
-    """Its settings: every search has the same optimiser, no box and no prior, but for what its name says."""
+    """A method's settings: every search has the same optimiser, no box and no prior, but for what its name says."""
     if method not in (SQUARED, COSINE, RANDOM, FEATURES, ROW_SPACE):
         return dict(attacks[PRESETS[method]])
     plain, distance = attacks[PRESETS[COSINE]], "SquaredL2" if method == SQUARED else "Cosine"

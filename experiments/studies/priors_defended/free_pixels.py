@@ -30,7 +30,7 @@ TRIED = 2
 
 @dataclass(frozen=True)
 class Setting:
-    """Of free pixels: an optimiser with its schedule, and the weight of total variation."""
+    """A search of free pixels: an optimiser with its schedule, and the weight of total variation."""
 
     optimiser: str
     weight: float
@@ -58,12 +58,12 @@ def best_setting(benchmark: Benchmark, case: DefendedCase, audit: Config, device
         audit: of the case; its settings of free pixels are those that are varied.
     """
     setup = prepare({**audit, "attack": {}})
-    pictures = public_pictures(prepare(benchmark.generator())).validation
+    images = public_pictures(prepare(benchmark.generator())).validation
     probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, setup.config.client.training_mode)
     simulator = Simulator(setup)
     seen: list[tuple[Observation, GroundTruth]] = []
     for number in range(TRIED):
-        chosen = pictures.subset(range(number * case.batch, (number + 1) * case.batch))
+        chosen = images.subset(range(number * case.batch, (number + 1) * case.batch))
         observation = replace(simulator.observe(chosen, number), auxiliary_probs=probs)
         seen.append((observation, GroundTruth(chosen.images(range(case.batch)), chosen.labels, tuple(chosen.ids))))
 

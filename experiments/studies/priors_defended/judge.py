@@ -28,11 +28,11 @@ class SmallClassifier(nn.Module):
         self.last = nn.Linear(128, num_classes)
 
     def maps(self, images: Float[Tensor, "batch 3 h w"]) -> list[Float[Tensor, "batch _ _ _"]]:
-        found, features = [], 2.0 * images - 1.0
+        result, features = [], 2.0 * images - 1.0
         for layer in self.layers:
             features = F.relu(layer(features))
-            found.append(features)
-        return found
+            result.append(features)
+        return result
 
     def forward(self, images: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch classes"]:
         scores: Tensor = self.last(self.maps(images)[-1].mean(dim=(2, 3)))
@@ -60,20 +60,20 @@ def train_judge(setup: Setup, left_out: tuple[str, ...], folder: Path) -> Judge:
     data, seed = setup.data, setup.config.seed
     names = {data.class_names.index(name) for name in left_out}
     places = [place for place, label in enumerate(data.auxiliary.labels.tolist()) if label not in names]
-    pictures = data.auxiliary.subset(places)
+    images = data.auxiliary.subset(places)
     with seeded_globals(seed, "judge"):
         network = SmallClassifier(data.num_classes)
     training = Training(network, TrainingSchedule(STEPS, BATCH, 2e-3), folder / "judge.safetensors")
 
     def loss_at(step: int) -> Tensor:
-        chosen = torch.randint(len(pictures), (BATCH,), generator=torch_generator(seed, "judge-step", step))
-        return F.cross_entropy(network(pictures.images(chosen)), pictures.labels[chosen])
+        chosen = torch.randint(len(images), (BATCH,), generator=torch_generator(seed, "judge-step", step))
+        return F.cross_entropy(network(images.images(chosen)), images.labels[chosen])
 
     training.run(loss_at, lambda step, loss: None)
     return Judge(network.eval())
 
 
 def _read(path: Path) -> Float[Tensor, "1 3 h w"]:
-    with PIL.Image.open(path) as picture:
-        array = np.asarray(picture.convert("RGB"), dtype=np.float32) / 255.0
+    with PIL.Image.open(path) as image:
+        array = np.asarray(image.convert("RGB"), dtype=np.float32) / 255.0
     return torch.from_numpy(array).permute(2, 0, 1)[None]

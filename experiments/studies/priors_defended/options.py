@@ -31,7 +31,7 @@ COMPARED = ("none", "noise", "topk")
 
 
 def arguments() -> argparse.ArgumentParser:
-    found = parser(__doc__, "folder with one folder of pictures per class")
-    found.add_argument("--held", default="cat,ship", help="classes whose pictures are attacked; no prior learns them")
-    found.add_argument("--model", default="lenet_dlg", help="of conf/model; the papers: LeNet (LTI), ResNet-18 (GGL)")
-    return found
+    options = parser(__doc__, "folder with one folder of pictures per class")
+    options.add_argument("--held", default="cat,ship", help="classes whose pictures are attacked; no prior learns them")
+    options.add_argument("--model", default="lenet_dlg", help="of conf/model; the papers: LeNet (LTI), ResNet-18 (GGL)")
+    return options

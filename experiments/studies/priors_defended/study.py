@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ from experiments.engine.setup import prepare
 from experiments.prior.command import run_prior
 from experiments.python.load_config import load_config
 from experiments.studies.harness.client import Client
-from experiments.studies.harness.command import call
 from experiments.studies.harness.ledger import Entry
-from experiments.studies.harness.study import Unit, carry_out, check, command_of, publish, seeds
+from experiments.studies.harness.study import Study, Unit, seeds
 from experiments.studies.harness.victims import finished, presets
 from experiments.studies.priors_defended.cases import (
     DEFENSES,
@@ -63,11 +63,6 @@ class PriorsScale:
 SCALES = {"small": PriorsScale(SMALL, (1,), 8, 1), "paper": PriorsScale(FULL, (1, 4), 100, 3)}
 
 
-def main() -> None:
-    """Entry point of `python -m`."""
-    call(run, arguments())
-
-
 def run(options: argparse.Namespace) -> None:
     """Train the priors, attack, write the page.
 
@@ -75,7 +70,6 @@ def run(options: argparse.Namespace) -> None:
         ConfigError: an option cannot work.
         RunError: a unit failed.
     """
-    check(options)
     scale = SCALES[options.scale]
     used = seeds(options, scale.seeds)
     first, rest = plan(options, scale, used)
@@ -94,10 +88,8 @@ def run(options: argparse.Namespace) -> None:
         "free pixels": [str(setting) for setting in SETTINGS],
         "priors": composed("prior", [])["prior"],
     }
-    entries = carry_out(first, work, options, settings) + carry_out(rest, work, options, settings)
-    command = command_of("priors_defended", arguments(), options)
-    made = page(entries, benchmark.held, options.out, budget(scale, options.model))
-    publish(made, options, used, command, entries)
+    shown = partial(page, held=benchmark.held, out=options.out, budget=budget(scale, options.model))
+    Study(arguments(), used, settings, [first, rest], work, shown).run(options)
 
 
 def budget(scale: PriorsScale, model: str) -> list[str]:
@@ -140,7 +132,7 @@ def plan(options: argparse.Namespace, scale: PriorsScale, used: list[int]) -> tu
 
         def unit(key: str, kind: str, case: DefendedCase | None = None, benchmark: Benchmark = benchmark) -> Unit:
             settings = {"kind": kind, "benchmark": benchmark, "case": case}
-            return Unit(f"{key}/seed {benchmark.seed}", settings, options.out, options.threads, options.device)
+            return Unit.of(options, f"{key}/seed {benchmark.seed}", settings)
 
         first += [unit("generator", "generator"), unit("judge", "judge")]
         first += [unit(f"lti/{case.name}", "lti", case) for case in cases]
@@ -156,7 +148,6 @@ def _shorter(unit: Unit) -> bool:
 
 def work(unit: Unit) -> list[Entry]:
     """The entries of a unit; a process of its own may run it."""
-    torch.set_num_threads(unit.threads)
     benchmark: Benchmark = unit.settings["benchmark"]
     kind, case = unit.settings["kind"], unit.settings["case"]
     if kind == "attacks":
@@ -167,7 +158,7 @@ def work(unit: Unit) -> list[Entry]:
     config = benchmark.generator() if kind == "generator" else benchmark.lti(case)
     config["client"]["device"] = unit.device
     folder = Path(config["run_dir"])
-    with _silence():
+    with _quiet():
         run_prior(config, folder)
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return [{**summary, "kind": kind, "seed": benchmark.seed, "defense": None if case is None else case.defense}]
@@ -201,7 +192,7 @@ def attacks(benchmark: Benchmark, case: DefendedCase, device: str) -> Iterator[E
 
 
 def configuration(benchmark: Benchmark, case: DefendedCase, device: str) -> Config:
-    """Of the audit, with the settings of every attack."""
+    """Settings of the audit, with the settings of every attack."""
     config = benchmark.audit(case, chosen(benchmark, benchmark.generator()))
     config["client"]["device"] = device
     config["attack"] = {attack: config["attack"][attack] for attack in ATTACKS}
@@ -214,8 +205,8 @@ def _scored(result: AttackResult, truth: GroundTruth, judge: Judge) -> Iterator[
     for place, one in enumerate(found):
         entry: Entry = {"image": one.image, "psnr": one.psnr, "ssim": one.ssim, "lpips": one.lpips, "feature": None}
         if result.images is not None and one.reconstruction is not None:
-            picture = result.images[one.reconstruction][None].float().cpu().clamp(0, 1)
-            entry["feature"] = float(judge.between(picture, truth.images[place][None].float().cpu())[0])
+            image = result.images[one.reconstruction][None].float().cpu().clamp(0, 1)
+            entry["feature"] = float(judge.between(image, truth.images[place][None].float().cpu())[0])
         yield entry
 
 
@@ -226,7 +217,7 @@ def _judge(benchmark: Benchmark) -> Judge:
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Trainings of several processes would print across the study's own lines."""
     before, console.quiet = console.quiet, True
     try:

@@ -1,12 +1,11 @@
 """`python -m experiments.studies.second_order`."""
 
 from experiments.studies.harness.options import begin
-from experiments.studies.second_order.options import arguments
 
 
 def main() -> None:
     """The study, once its options are known to be right."""
-    begin(arguments(), "experiments.studies.second_order.study")
+    begin(__package__)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from experiments.studies.harness.options import parser
 
 
 def arguments() -> argparse.ArgumentParser:
-    found = parser(__doc__)
-    found.add_argument("--models", nargs="+", help="globs on built, stock, sincos; default: all")
-    found.add_argument("--shares", nargs="+", help="globs on what is shared; default: all")
-    found.add_argument("--images", type=int, help="digits; default: 3, or 20 with --scale paper")
-    return found
+    options = parser(__doc__)
+    options.add_argument("--models", nargs="+", help="globs on built, stock, sincos; default: all")
+    options.add_argument("--shares", nargs="+", help="globs on what is shared; default: all")
+    options.add_argument("--images", type=int, help="digits; default: 3, or 20 with --scale paper")
+    return options

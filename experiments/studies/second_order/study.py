@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -19,9 +19,8 @@ from attacks.optimization.problem import make_problem, shared_update
 from attacks.optimization.second_order.residual import make_residuals
 from attacks.positions import of_images
 from defenses import QSGD, Defense, FixedPositionEmbedding, GradientNoise, Half, TopK, Withhold
-from experiments.studies.harness.command import call
 from experiments.studies.harness.ledger import Entry
-from experiments.studies.harness.study import Page, Table, Unit, carry_out, check, command_of, publish
+from experiments.studies.harness.study import Page, Study, Table, Unit
 from experiments.studies.second_order.options import arguments
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.bounds.references import determined, gaussian_reference, information, prior_precision
@@ -72,11 +71,6 @@ SHARES = {
 }
 
 
-def main() -> None:
-    """Entry point of `python -m`."""
-    call(run, arguments())
-
-
 def run(options: argparse.Namespace) -> None:
     """From settings to the page.
 
@@ -84,7 +78,6 @@ def run(options: argparse.Namespace) -> None:
         ConfigError: an option cannot work.
         RunError: a unit failed.
     """
-    check(options)
     images = (20 if options.scale == "paper" else 3) if options.images is None else options.images
     if not 1 <= images <= PRIVATE:
         raise ConfigError("--images", images, f"1 to {PRIVATE}")
@@ -93,33 +86,27 @@ def run(options: argparse.Namespace) -> None:
     settings = {"steps": steps, "restarts": restarts, "seed": options.seed}
     cells = [(model, share) for model in models for share in shares]
     units = [
-        Unit(f"{model}/{share}/{image}", {"image": image, "model": model, "share": share, **settings}, *_where(options))
+        Unit.of(options, f"{model}/{share}/{image}", {"image": image, "model": model, "share": share, **settings})
         for model, share in cells
         for image in range(images)
     ]
     units += [
-        Unit(f"{m}/{s}/beside of {images}", {"images": images, "model": m, "share": s, **settings}, *_where(options))
+        Unit.of(options, f"{m}/{s}/beside of {images}", {"images": images, "model": m, "share": s, **settings})
         for m, s in cells
     ]
-    entries = carry_out(units, work, options, settings)
-    command = command_of("second_order", arguments(), options)
-    publish(page(entries, cells, images, settings), options, [options.seed], command, entries)
-
-
-def _where(options: argparse.Namespace) -> tuple[Any, int, str]:
-    return options.out, options.threads, options.device
+    shown = partial(page, cells=cells, images=images, settings=settings)
+    Study(arguments(), [options.seed], settings, [units], work, shown).run(options)
 
 
 def _chosen(name: str, patterns: Sequence[str] | None, known: Mapping[str, object]) -> list[str]:
-    found = [one for one in known if any(fnmatchcase(one, pattern) for pattern in patterns or ["*"])]
-    if not found:
+    result = [one for one in known if any(fnmatchcase(one, pattern) for pattern in patterns or ["*"])]
+    if not result:
         raise ConfigError(name, " ".join(patterns or []), f"one of {', '.join(known)}")
-    return found
+    return result
 
 
 def work(unit: Unit) -> list[Entry]:
     """One image's attack, or what stands beside a cell; a process of its own may run it."""
-    torch.set_num_threads(unit.threads)
     settings = unit.settings
     if "images" in settings:
         return [beside(settings)]
@@ -178,12 +165,12 @@ def beside(settings: Mapping[str, Any]) -> Entry:
         if SHARES[settings["share"]].relative:
             each.append(information(jacobian, std))
         rounding.append(determined(jacobian, floor))
-    found: Entry = {"rank": min(one.rank for one in rounding), "unknowns": rounding[0].unknowns}
+    result: Entry = {"rank": min(one.rank for one in rounding), "unknowns": rounding[0].unknowns}
     left = sorted(one.rounding_psnr for one in rounding)[len(rounding) // 2]
-    found["rounding"] = left if math.isfinite(left) else None
+    result["rounding"] = left if math.isfinite(left) else None
     for name, prior in (("white", public().white()), ("public", public())):
-        found[name] = gaussian_reference(each, prior_precision(prior, SHAPE)) if each else None
-    return found
+        result[name] = gaussian_reference(each, prior_precision(prior, SHAPE)) if each else None
+    return result
 
 
 def _linear(seen: Observation, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -254,7 +241,3 @@ def _psnr(squared_error: float) -> float:
 
 def _db(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
-
-
-if __name__ == "__main__":
-    main()

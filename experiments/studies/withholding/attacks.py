@@ -45,7 +45,7 @@ class RowSpaces(Attack):
         if observation.protocol.batch_size > 1:
             raise NotApplicable("one picture in an update: the tokens of several share their row spaces")
         direct = observation.roles.direct_attention
-        norm = embedding_alone(observation, device) if direct else first_norm(observation, device)
+        norm = position_embedding(observation, device) if direct else first_norm(observation, device)
         tokens = len(norm.known) + norm.prefix_tokens
         width = len(norm.patch_weight)
         if tokens >= width:
@@ -54,13 +54,13 @@ class RowSpaces(Attack):
         if self.search != (gradients[0] is None):
             which = "shared: nothing is left to search" if self.search else "withheld"
             raise NotApplicable(f"the gradient of the first attention's projection is {which}")
-        picture = _picture(observation, norm, device)
+        image = _picture(observation, norm, device)
         if gradients[0] is None:
             if direct:
                 raise NotApplicable("a first block of another kind: the next projections are not modelled")
             found = [everything(width, device) if g is None else row_space(g.to(device), tokens) for g in gradients]
-            return _searched(observation, norm, picture, found)
-        spaces = Spaces(norm, picture, row_space(gradients[0].to(device), tokens))
+            return _searched(observation, norm, image, found)
+        spaces = Spaces(norm, image, row_space(gradients[0].to(device), tokens))
         return _direct(observation, spaces) if direct else self._linear(observation, spaces)
 
     def _linear(self, observation: Observation, spaces: Spaces) -> Reconstruction:
@@ -82,20 +82,20 @@ class RowSpaces(Attack):
             NotApplicable: none is shared.
         """
         stem = str(observation.roles.qkv_weight).removesuffix("0.attn.qkv.weight")
-        found = []
+        result = []
         for number in range(self.projections):
             part = "mlp.fc1" if number % 2 else "attn.qkv"
             gradient = observation.gradient.get(f"{stem}{number // 2}.{part}.weight")
             usable = gradient is not None and bool(gradient.any()) and bool(gradient.isfinite().all())
-            found.append(gradient if usable else None)
-        while found and found[-1] is None:
-            found.pop()
-        if not found:
+            result.append(gradient if usable else None)
+        while result and result[-1] is None:
+            result.pop()
+        if not result:
             raise NotApplicable(f"the gradients of the first {self.projections} projections are withheld")
-        return found
+        return result
 
 
-def embedding_alone(observation: Observation, device: torch.device) -> FirstNorm:
+def position_embedding(observation: Observation, device: torch.device) -> FirstNorm:
     """What the first attention reads in APRIL's architecture, z = W_p p + b_p + e: scale 1, shift 0, nothing centred.
 
     Raises:
@@ -140,17 +140,17 @@ def _picture(observation: Observation, norm: FirstNorm, device: torch.device) ->
     return row_space(flat, min(len(norm.known), *flat.shape), complete=False)
 
 
-def _searched(observation: Observation, norm: FirstNorm, picture: Subspace, spaces: list[Subspace]) -> Reconstruction:
+def _searched(observation: Observation, norm: FirstNorm, image: Subspace, spaces: list[Subspace]) -> Reconstruction:
     model = plain_blocks(observation)
     if model is None:
         raise NotApplicable("the blocks are not timm's plain pre-norm blocks, or dropout makes them random")
     model = model.to(norm.known.device)
-    start: Float[Tensor, "tokens unknowns"] = norm.known.new_zeros(len(norm.known), len(picture.basis))
+    start: Float[Tensor, "tokens unknowns"] = norm.known.new_zeros(len(norm.known), len(image.basis))
     readers = Readers(norm, spaces, model, _prefix(model, observation))
-    base = norm.known.new_zeros(len(norm.known), picture.basis.shape[1])
-    refined = refine(readers, base, picture.basis, start, FLOORS)
+    base = norm.known.new_zeros(len(norm.known), image.basis.shape[1])
+    refined = refine(readers, base, image.basis, start, FLOORS)
     pixels = pixels_of(observation, norm)
-    images = to_picture(observation, base + refined.coordinates @ picture.basis, pixels)
+    images = to_picture(observation, base + refined.coordinates @ image.basis, pixels)
     values = {"misfit": refined.misfit} if math.isfinite(refined.misfit) else {}
     return Reconstruction(images=images, certificate=Certificate("uncertified", "a local solution", values))
 

@@ -12,9 +12,9 @@ def smallest_hitting_sets(universe: Sequence[str], family: Collection[Names]) ->
     In the order of the universe. The empty family is met by the empty set; a family with an empty member by nothing.
     """
     for size in range(len(universe) + 1):
-        found = [frozenset(chosen) for chosen in combinations(universe, size) if _hits(chosen, family)]
-        if found:
-            return found
+        result = [frozenset(chosen) for chosen in combinations(universe, size) if _hits(chosen, family)]
+        if result:
+            return result
     return []
 
 

@@ -23,6 +23,8 @@ The same command goes on where an earlier call stopped.
 import argparse
 from pathlib import Path
 
+from experiments.studies.harness.options import folder
+
 VARIANTS = ("stock", "april")
 
 LEVELS = {
@@ -42,7 +44,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="vit_nano", help="option of conf/model")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="of the first block")
     parser.add_argument("--levels", nargs="+", choices=tuple(LEVELS), default=list(LEVELS), help="who attacks")
-    parser.add_argument("--pictures", type=Path, help="folder with one folder of pictures per class; default: digits")
+    parser.add_argument("--pictures", type=folder, help="folder with one folder of pictures per class; default: digits")
     parser.add_argument("--count", type=int, default=8, help="pictures, one in each update")
     parser.add_argument("--margin", type=float, default=3.0, help="dB above the guess that count as a leak")
     parser.add_argument("--clients", type=int, default=10, help="of the trainings")

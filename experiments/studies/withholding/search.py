@@ -79,7 +79,7 @@ class Leak:
 
     @property
     def applies(self) -> bool:
-        """It rebuilt something, well or badly."""
+        """Whether it rebuilt something, well or badly."""
         return any(psnr is not None for psnr in self.psnrs)
 
     def succeeds(self, guesses: Sequence[float], margin: float) -> bool:

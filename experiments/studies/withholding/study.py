@@ -11,10 +11,9 @@ from experiments.cli.call import console
 from experiments.cli.progress import Bars
 from experiments.matrix.units import TRAINING, MatrixRun, check_unit, finished, run_unit
 from experiments.python.load_config import load_config
-from experiments.studies.harness.command import call
-from experiments.studies.harness.ledger import Ledger, alone, settle
+from experiments.studies.harness.ledger import Ledger, kept
 from experiments.studies.withholding.hitting_set import Names
-from experiments.studies.withholding.options import LEVELS, arguments
+from experiments.studies.withholding.options import LEVELS
 from experiments.studies.withholding.search import OWN, Audits, SmallestSets, own_attacks, search
 from experiments.studies.withholding.tables import Cost, WithheldLine, never_applied, write_chart, write_tables
 from fedsim.errors import ConfigError
@@ -22,11 +21,6 @@ from fedsim.report.matrix.read import read_training
 from fedsim.settings.composition import Config
 
 MODES = ("private", "frozen")
-
-
-def main() -> None:
-    """Entry point of `python -m`."""
-    call(run, arguments())
 
 
 def run(options: argparse.Namespace) -> None:
@@ -38,13 +32,11 @@ def run(options: argparse.Namespace) -> None:
     _check(options)
     audit = {variant: audit_config(options, variant) for variant in options.variants}
     training = training_config(options)
-    with alone(options.out):
-        _carry_out(options, audit, training)
+    with kept(options.out, _settings(options)) as ledger:
+        _carry_out(options, audit, training, ledger)
 
 
-def _carry_out(options: argparse.Namespace, audit: Mapping[str, Config], training: Config) -> None:
-    settle(options.out / "settings.json", _settings(options))
-    ledger = Ledger(options.out / "results.jsonl")
+def _carry_out(options: argparse.Namespace, audit: Mapping[str, Config], training: Config, ledger: Ledger) -> None:
     lines: list[WithheldLine] = []
     found: dict[tuple[str, str], SmallestSets] = {}
     left_out: dict[tuple[str, str], str] = {}
@@ -96,8 +88,8 @@ def table_lines(
     audits: Audits, variant: str, level: str, found: SmallestSets, margin: float, note: Note
 ) -> list[WithheldLine]:
     """Nothing withheld, each group alone, and all sets that the search tried; in the order of their size."""
-    alone = [frozenset({group}) for group in audits.groups]
-    sets = sorted(dict.fromkeys([frozenset[str](), *alone, *found.tried]), key=len)
+    single = [frozenset({group}) for group in audits.groups]
+    sets = sorted(dict.fromkeys([frozenset[str](), *single, *found.tried]), key=len)
     lines = []
     for withheld in sets:
         note(f"withheld {' + '.join(sorted(withheld)) or 'nothing'}")
@@ -148,7 +140,7 @@ def train(unit: MatrixRun, withheld: Names, mode: str) -> Cost:
 
 
 def audit_config(options: argparse.Namespace, variant: str) -> Config:
-    """Of an audit of single pictures without defense, with every attack of every level."""
+    """Settings of an audit of single pictures without defense, with every attack of every level."""
     config = _composed(
         options,
         "audit",
@@ -161,7 +153,7 @@ def audit_config(options: argparse.Namespace, variant: str) -> Config:
 
 
 def training_config(options: argparse.Namespace) -> Config:
-    """Of a federated run with local steps, that nobody attacks: the server sees whole weights."""
+    """Settings of a federated run with local steps, that nobody attacks: the server sees whole weights."""
     return _composed(
         options,
         "run",
@@ -182,24 +174,19 @@ def training_config(options: argparse.Namespace) -> Config:
 
 
 def _composed(options: argparse.Namespace, name: str, *overrides: str) -> Config:
-    data = "data=digits" if options.pictures is None else "data=imagefolder"
-    common = [data, "tracker=[]", "simulation=inline", f"seed={options.seed}"]
-    config = load_config(name, *common, f"simulation.threads={options.threads}", *overrides)
-    if options.pictures is not None:
-        config["data"]["path"] = str(options.pictures.expanduser())  # as it is, whatever characters it has
-    return config
+    common = ["tracker=[]", "simulation=inline", f"seed={options.seed}", f"simulation.threads={options.threads}"]
+    if options.pictures is None:
+        return load_config(name, "data=digits", *common, *overrides)
+    return load_config(name, "data=imagefolder", *common, *overrides, data={"path": str(options.pictures)})
 
 
 def _settings(options: argparse.Namespace) -> Mapping[str, object]:
     """What every audit depends on."""
-    pictures = None if options.pictures is None else str(options.pictures.expanduser().resolve())
-    return {"model": options.model, "pictures": pictures, "count": options.count, "seed": options.seed}
+    images = None if options.pictures is None else str(options.pictures.resolve())
+    return {"model": options.model, "pictures": images, "count": options.count, "seed": options.seed}
 
 
 def _check(options: argparse.Namespace) -> None:
-    for key in ("count", "threads", "clients", "seeds"):
-        if getattr(options, key) < 1:
-            raise ConfigError(f"--{key}", getattr(options, key), "1 or more")
     for key in ("rounds", "train"):
         if getattr(options, key) < 0:
             raise ConfigError(f"--{key}", getattr(options, key), "0 or more")

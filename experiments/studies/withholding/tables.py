@@ -77,7 +77,7 @@ def never_applied(lines: Sequence[WithheldLine]) -> dict[str, str]:
     for leak in leaks:
         if leak.attack not in running:
             reasons.setdefault(leak.attack, []).append(leak.reason or "it returned no picture")
-    return {attack: "; or ".join(dict.fromkeys(told)) for attack, told in reasons.items()}
+    return {attack: "; or ".join(dict.fromkeys(sentences)) for attack, sentences in reasons.items()}
 
 
 def write_tables(
@@ -159,15 +159,15 @@ def write_chart(out: Path, lines: Sequence[WithheldLine], costs: Sequence[Cost])
 
 def _verdict(found: SmallestSets, lines: Sequence[WithheldLine]) -> str:
     """What the attacks need, which of them never ran, and how each smallest set stops the others."""
-    told = [f"- {attack} needs {name_of(need)}" for attack, needs in found.needs.items() for need in needs]
+    sentences = [f"- {attack} needs {name_of(need)}" for attack, needs in found.needs.items() for need in needs]
     silent = never_applied(lines)
-    told += [f"- {attack} applied to nothing, and says nothing here: {why}" for attack, why in silent.items()]
+    sentences += [f"- {attack} applied to nothing, and says nothing here: {why}" for attack, why in silent.items()]
     smallest = "; ".join(name_of(withheld) for withheld in found.smallest)
     all_others = "all others" if silent else "all"
     if not smallest:
-        return "\n".join([*told, "", f"Nothing that leaves something to share stops {all_others}."])
-    told += ["", f"Smallest sets that stop {all_others}: {smallest}.", ""]
-    return "\n".join([*told, *(_how(line, silent) for line in lines if line.smallest)])
+        return "\n".join([*sentences, "", f"Nothing that leaves something to share stops {all_others}."])
+    sentences += ["", f"Smallest sets that stop {all_others}: {smallest}.", ""]
+    return "\n".join([*sentences, *(_how(line, silent) for line in lines if line.smallest)])
 
 
 def _how(line: WithheldLine, silent: Collection[str]) -> str:
@@ -175,8 +175,8 @@ def _how(line: WithheldLine, silent: Collection[str]) -> str:
     leaks = [leak for leak in line.leaks if leak.attack not in silent]
     ran = [f"{leak.attack} reaches {line.mean(leak):.1f} dB" for leak in leaks if leak.applies]
     refused = [f"{leak.attack} ({leak.reason or 'no picture'})" for leak in leaks if not leak.applies]
-    told = [", ".join(ran)] * bool(ran) + [f"refused by {', '.join(refused)}"] * bool(refused)
-    return f"- {name_of(line.withheld)}: {'; '.join(told)}; a guess {fmean(line.guesses):.1f} dB"
+    sentences = [", ".join(ran)] * bool(ran) + [f"refused by {', '.join(refused)}"] * bool(refused)
+    return f"- {name_of(line.withheld)}: {'; '.join(sentences)}; a guess {fmean(line.guesses):.1f} dB"
 
 
 def _cells(line: WithheldLine) -> list[str]:

@@ -85,11 +85,11 @@ class PooledRuns:
 
     @property
     def strongest(self) -> AttackSummary | None:
-        """Of those that were scored."""
+        """The strongest attack of those that were scored."""
         return next((row for row in self.attacks if row.mean_leaked is not None), None)
 
     def only(self, names: Set[str]) -> "PooledRuns":
-        """As if no other attacks had been tried."""
+        """The pool as if no other attacks had been tried."""
         records = tuple(record for record in self.records if record.attack in names)
         return replace(
             self,

@@ -87,7 +87,7 @@ class Comparison:
 
     @property
     def attack_names(self) -> list[str]:
-        """Of all runs, in the order in which they first occur."""
+        """Names of the attacks of all runs, in the order in which they first occur."""
         return list(dict.fromkeys(row.attack for entry in self.entries for row in entry.attacks))
 
 

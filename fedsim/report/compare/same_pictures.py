@@ -48,8 +48,8 @@ def same_pictures(runs: Mapping[str, RecordedRun]) -> list[SamePicture]:
     observed = ((name, found) for name, run in runs.items() if (found := _best(run)))
     best = dict(islice(observed, RUNS_SHOWN))
     seen: dict[str, int] = {}
-    for pictures in best.values():
-        for image in pictures:
+    for images in best.values():
+        for image in images:
             seen[image] = seen.get(image, 0) + 1
     shared = sorted((image for image, number in seen.items() if number > 1), key=lambda image: -seen[image])
     return [_row(image, best, runs) for image in shared[:PICTURES_SHOWN]]
@@ -83,10 +83,10 @@ def _row(
     name: str, best: Mapping[str, Mapping[str, tuple[AttackRecord, ImageRecord]]], runs: Mapping[str, RecordedRun]
 ) -> SamePicture:
     results, original = [], None
-    for run, pictures in best.items():
-        if name not in pictures:
+    for run, images in best.items():
+        if name not in images:
             continue
-        record, image = pictures[name]
+        record, image = images[name]
         # What a defense changed before the model saw it is not the client's own picture.
         if original is None and not image.changed:
             original = embed_picture(runs[run].path, image.original)

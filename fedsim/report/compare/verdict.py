@@ -11,6 +11,7 @@ from fedsim.report.level import Level
 from fedsim.report.level_wording import TAGS, few_images, few_test_images, judged, nothing_learned, of_images
 from fedsim.report.run.baseline import against_guess
 from fedsim.report.run.certificates import certificate_sentences
+from fedsim.report.run.label_attacks import only_attacked
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.wording import count, listed, percent
 
@@ -47,12 +48,12 @@ def judge_defenses(runs: Sequence[RecordedRun]) -> list[DefenseVerdict]:
     Two runs compare where they differ in defenses, attacks, seeds and engine alone.
     """
     pools = pool_runs(runs)
-    told = []
+    sentences = []
     for pool in pools:
         if pool.defense:
             plains = [one for one in pools if one.others == pool.others and not one.defense]
-            told.append(_judge(_name(pool, pools), pool, plains))
-    return sorted(told, key=lambda verdict: verdict.name)
+            sentences.append(_judge(_name(pool, pools), pool, plains))
+    return sorted(sentences, key=lambda verdict: verdict.name)
 
 
 def _name(pool: PooledRuns, pools: list[PooledRuns]) -> str:
@@ -94,7 +95,7 @@ def _judge(name: str, pool: PooledRuns, plains: list[PooledRuns]) -> DefenseVerd
 
 def _untested(pool: PooledRuns) -> str:
     if not pool.attacks:
-        return "Only labels were attacked." if pool.labels else "No attack has run on it."
+        return f"{only_attacked(pool.records)}." if pool.labels else "No attack has run on it."
     if all(row.refused == row.observations for row in pool.attacks):
         return "No image was rebuilt: every attack refused."
     if pool.leakage.returned:
@@ -108,7 +109,7 @@ def _comparison(pool: PooledRuns, plain: PooledRuns, found: Finding) -> str:
         return f"Not compared with undefended: no image was measured {side}."
     shown = f"{pool.leakage.counts.recognisable:,} of {of_images(pool.leakage)} recognisable"
     numbers = f"{shown}, undefended {plain.leakage.counts.recognisable:,} of {of_images(plain.leakage)}"
-    told: dict[Finding, str] = {
+    sentences: dict[Finding, str] = {
         "less": f"Leaks less than undefended: {numbers}.",
         "no less": f"Leaks no less than undefended: {numbers}.",
         "chance": f"Chance may explain the difference from undefended: {numbers}.",
@@ -120,7 +121,7 @@ def _comparison(pool: PooledRuns, plain: PooledRuns, found: Finding) -> str:
             "tried."
         ),
     }
-    return told[found]
+    return sentences[found]
 
 
 def _few_test_images(pool: PooledRuns) -> list[str]:
@@ -148,22 +149,24 @@ def _utility(pool: PooledRuns, plain: PooledRuns | None) -> list[str]:
     if (within := chance_between(pool.accuracy_reach, plain.accuracy_reach)) is not None:
         points = f"{points} ± {100 * within:.1f}"
     seeds = f"{count(pool.seeds, 'seed')} against {count(plain.seeds, 'seed')}"
-    told = [f"{text} against {percent(plain.accuracy)} without it: {points} points ({seeds})."]
-    return [*told, f"{nothing_learned('Neither', plain.guess)}."] if pool.only_guessed and plain.only_guessed else told
+    sentences = [f"{text} against {percent(plain.accuracy)} without it: {points} points ({seeds})."]
+    if pool.only_guessed and plain.only_guessed:
+        sentences.append(f"{nothing_learned('Neither', plain.guess)}.")
+    return sentences
 
 
 def _refused(pool: PooledRuns) -> list[str]:
-    told = []
+    sentences = []
     names = [row.attack for row in pool.attacks if row.refused == row.observations]
     if names:
         more = "a stronger attack may not need what they lack" if len(names) == len(pool.attacks) else "others ran"
-        told.append(f"Refused on every update: {listed(names)}; {more}.")
+        sentences.append(f"Refused on every update: {listed(names)}; {more}.")
     part = [
         f"{row.attack} on {row.refused:,} of {row.observations:,}"
         for row in pool.attacks
         if 0 < row.refused < row.observations
     ]
-    return [*told, f"Refused on a part of the updates: {listed(part)}."] if part else told
+    return [*sentences, f"Refused on a part of the updates: {listed(part)}."] if part else sentences
 
 
 def _failed(pool: PooledRuns, words: str) -> list[str]:
@@ -177,5 +180,5 @@ def _missing(pool: PooledRuns, plains: list[PooledRuns]) -> list[str]:
         return ["There is no undefended run with the same other settings among these: nothing to hold it against."]
     without = {attack for plain in plains for attack in plain.tried}
     missing, more = without - pool.tried, pool.tried - without
-    told = [f"Not tried against the defense: {listed(sorted(missing))}."] if missing else []
-    return [*told, f"Not tried without the defense: {listed(sorted(more))}."] if more else told
+    sentences = [f"Not tried against the defense: {listed(sorted(missing))}."] if missing else []
+    return [*sentences, f"Not tried without the defense: {listed(sorted(more))}."] if more else sentences

@@ -84,13 +84,13 @@ def draw_attention(
             for axes in line:
                 axes.set_axis_off()
             halves = ((0, whole, "whole", "x"), (columns + 1, jigsawed, "jigsawed", "x̃"))
-            for first, pictures, which, symbol in halves:
-                line[first].imshow(pictures[row].permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
+            for first, images, which, symbol in halves:
+                line[first].imshow(images[row].permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
                 if row == 0:
                     line[first].set_title(f"{which}, {symbol}", color=MUTED)
                 for number, view in enumerate(views, start=first + 1):
                     maps = (view.whole if which == "whole" else view.jigsawed)[row]
-                    line[number].imshow(overlay(pictures[row], maps), interpolation="nearest")
+                    line[number].imshow(overlay(images[row], maps), interpolation="nearest")
                     if row == 0:
                         line[number].set_title(shorten(view.name, 18))
 

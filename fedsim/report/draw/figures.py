@@ -136,9 +136,9 @@ def search_curve(attack: str, measure: str, values: Sequence[Series], psnr: Sequ
     described = f"{measure} and mean PSNR" if len(panels) > 1 else "Mean PSNR" if panels[0] is psnr else measure
     digest = hashlib.blake2b(attack.encode(), digest_size=4).hexdigest()
     svg = _svg(figure, f"search-{digest}", f"{described} over the steps of {attack}, a line per update.")
-    told = [(Series(f"{measure}, {line.name}", line.points), "{:.4g}".format) for line in values]
+    measured = [(Series(f"{measure}, {line.name}", line.points), "{:.4g}".format) for line in values]
     scored = [(Series(f"PSNR, {line.name}", line.points), decibels) for line in psnr]
-    return Chart(svg, over("Step", [*told, *scored]))
+    return Chart(svg, over("Step", [*measured, *scored]))
 
 
 @mpl.rc_context(STYLE)
@@ -209,7 +209,7 @@ def _figure(width: float = 3.9, height: float = 2.7) -> tuple[Figure, Axes]:
 
 
 def hidden(lines: Sequence[Sequence[tuple[float, float]]]) -> list[int]:
-    """By how many later lines each would be hidden: such a line is drawn so much thicker."""
+    """For each line by how many later lines each would be hidden: such a line is drawn so much thicker."""
     heights = [y for line in lines for _, y in line]
     near = 0.01 * (max(heights, default=0.0) - min(heights, default=0.0))
 

@@ -105,13 +105,13 @@ def embed_picture(
         return None
     try:
         content = path.read_bytes()
-        with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as picture:
-            width, height = picture.size
+        with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
+            width, height = image.size
             small = side == LARGEST_SIDE or max(width, height) <= side
-            if picture.format == "PNG" and small and len(content) <= LARGEST_PNG:
-                picture.verify()
+            if image.format == "PNG" and small and len(content) <= LARGEST_PNG:
+                image.verify()
                 return EmbeddedPicture(data_uri(content, "image/png"), width, height)
-            shown = picture.convert("RGB")
+            shown = image.convert("RGB")
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None
     shown.thumbnail((side, side))
@@ -129,8 +129,8 @@ def embed_strip(folder: Path, name: str, frames: int) -> EmbeddedPicture | None:
     if path is None:
         return None
     try:
-        with Image.open(path, formats=("PNG",)) as picture:
-            shown = picture.convert("RGB")
+        with Image.open(path, formats=("PNG",)) as image:
+            shown = image.convert("RGB")
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None
     width, height = shown.width // frames, shown.height

@@ -21,18 +21,18 @@ Values = dict[str, list[float]]
 def findings(measures: Record) -> list[str]:
     """What was found, the page's own question first; never empty."""
     groups = grouped(measures["runs"])
-    return [told for told in (_shuffled(groups), _places(groups), _whole(groups), _corrupted(groups)) if told]
+    return list(filter(None, (_shuffled(groups), _places(groups), _whole(groups), _corrupted(groups))))
 
 
 def cautions(measures: Record) -> list[str]:
     """How far chance moves a share of so few test images; nothing where there are enough."""
-    told = []
+    sentences = []
     for what, keys in (("test image", ("pictures",)), ("corrupted test image", ("corruptions", "pictures"))):
         least = min((number for run in measures["runs"] if (number := at(run, *keys))), default=FEW_TEST_IMAGES)
         if least < FEW_TEST_IMAGES:
             reach = 100 * (accuracy_reach([0.5], least) or 0.0)
-            told.append(f"Only {count(least, what)}: chance moves a share of them by up to {reach:.0f} points.")
-    return told
+            sentences.append(f"Only {count(least, what)}: chance moves a share of them by up to {reach:.0f} points.")
+    return sentences
 
 
 def _shuffled(groups: Groups) -> str:
@@ -40,7 +40,7 @@ def _shuffled(groups: Groups) -> str:
     found = _values(groups, lambda run: point(run, most).get("consistency"))
     if not found or not most:
         return ""
-    kept = f"{_told(found, percent)} of the test images keep their class"
+    kept = f"{_range(found, percent)} of the test images keep their class"
     return f"{kept} when patches are shuffled (ratio {most:g}){_apart(groups, found)}."
 
 
@@ -50,18 +50,18 @@ def _places(groups: Groups) -> str:
         return ""
     guesses = list(chain(*_values(groups, lambda run: at(run, "position", "chance_2d")).values()))
     guess = " to ".join(f"{one:.2f}" for one in sorted({min(guesses), max(guesses)}))
-    off = _told(found, "{:.2f}".format)
+    off = _range(found, "{:.2f}".format)
     return f"Told by its position embedding, a patch's row and column are off by {off}; guessed, by {guess} patches."
 
 
 def _whole(groups: Groups) -> str:
     found = _values(groups, lambda run: run["top1"])
-    return f"Accuracy on whole images: {_told(found, percent)}{_apart(groups, found)}."
+    return f"Accuracy on whole images: {_range(found, percent)}{_apart(groups, found)}."
 
 
 def _corrupted(groups: Groups) -> str:
     found = _values(groups, lambda run: at(run, "corruptions", "mean_error"))
-    return f"Errors on corrupted images: {_told(found, percent)}." if found else ""
+    return f"Errors on corrupted images: {_range(found, percent)}." if found else ""
 
 
 def _values(groups: Groups, read: Callable[[Record], Any]) -> Values:
@@ -69,7 +69,7 @@ def _values(groups: Groups, read: Callable[[Record], Any]) -> Values:
     return {name: values for name, values in found.items() if values}
 
 
-def _told(found: Values, tell: Callable[[float], str]) -> str:
+def _range(found: Values, tell: Callable[[float], str]) -> str:
     """`73.0 % (baseline) and 99.0 % (mjp)`."""
     words = {name: f"{tell(fmean(values))} ({name})" for name, values in found.items()}
     if len(found) <= NAMED:

@@ -68,7 +68,7 @@ def _without(run: RecordedRun, names: frozenset[str] | set[str]) -> RecordedRun:
 
 
 def best_baseline(attack: str, attacks: Sequence[AttackRecord], without: Sequence[AttackRecord]) -> Baseline | None:
-    """Of the guess and the baselines the one over which an attack gains least, picture by picture.
+    """The one of the guess and the baselines over which an attack gains least, picture by picture.
 
     Args:
         attacks: records, those of `attack` among them.

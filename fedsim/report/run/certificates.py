@@ -45,10 +45,10 @@ class Certificates:
 
 
 def certificates(records: Iterable[AttackRecord]) -> tuple[Certificates, Certificates]:
-    """Of images, and of labels where an attack returned nothing else."""
+    """Certificates of images, and of labels where an attack returned nothing else."""
     granted = [record for record in records if record.certified]
     images = [record for record in granted if _of_images(record)]
-    labels = [record for record in granted if not _of_images(record)]
+    labels = [record for record in granted if record.target in (None, "images", "labels") and not _of_images(record)]
     checked = sum(any(image.psnr is not None for image in record.images) for record in images)
     return (
         Certificates("images", len(images), checked, sum(one.wrongly_certified for one in images)),
@@ -62,7 +62,7 @@ def certificates(records: Iterable[AttackRecord]) -> tuple[Certificates, Certifi
 
 
 def certificate_sentences(records: Iterable[AttackRecord], asked: bool) -> list[str]:
-    """Of images and of labels, each by themselves.
+    """Sentences on certificates of images and of labels, each by themselves.
 
     Args:
         asked: say so where none is of images.

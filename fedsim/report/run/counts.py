@@ -96,33 +96,33 @@ def count_images(
 
 
 def on_images(records: Iterable[AttackRecord], labels: AbstractSet[str]) -> list[AttackRecord]:
-    """Those of attacks that are after images."""
+    """Records of attacks that are after images."""
     return [record for record in records if record.attack not in labels and not record.labels_alone]
 
 
 def rebuilt(records: Iterable[AttackRecord]) -> dict[Key, list[Made]]:
     """All that attacks which came to an end made of each image, in each form in which the model saw it."""
-    found: dict[Key, list[Made]] = {}
+    result: dict[Key, list[Made]] = {}
     for record in records:
         for source, images in record.forms.items() if record.status == "done" else ():
             made = [(record, image) for image in images if image.rebuilt]
             if made:
-                found.setdefault((record.observation, source), []).extend(made)
-    return found
+                result.setdefault((record.observation, source), []).extend(made)
+    return result
 
 
 def recognised(found: Mapping[Key, Sequence[Made]]) -> tuple[set[Key], set[Key]]:
-    """Those that can be recognised as the client's own, and the others that can be as the model saw them."""
+    """Images that can be recognised as the client's own, and the others that can be as the model saw them."""
     own = {key for key, made in found.items() if any(image.recognisable for _, image in made)}
     return own, {key for key, made in found.items() if any(image.as_seen for _, image in made)} - own
 
 
 def sizes(records: Iterable[AttackRecord]) -> dict[str, int]:
     """Private images behind each update."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for record in records:
-        found[record.observation] = max(found.get(record.observation, 0), record.batch_size)
-    return found
+        result[record.observation] = max(result.get(record.observation, 0), record.batch_size)
+    return result
 
 
 def _observed(records: Sequence[AttackRecord], names: Mapping[Key, object]) -> tuple[set[object], dict[str, int]]:

@@ -35,7 +35,7 @@ class Pair:
 
     @property
     def likeness(self) -> str:
-        """To the client's own picture, or that it is what the model saw."""
+        """Likeness to the client's own picture, or that it is what the model saw."""
         return "as the model saw it" if self.image.as_seen else likeness(self.image.leaked, self.image.guess_psnr)
 
     @property

@@ -65,7 +65,7 @@ def summarise_leakage(
         scored=sum(map(bool, best.values())),
         recognisable=len(own),
         as_seen=len(hidden),
-        different=len(set(same.names.values())) if same.told and len(known) == sum(held.values()) else None,
+        different=len(set(same.names.values())) if same.distinct and len(known) == sum(held.values()) else None,
         seen_psnr=mean([max(one.psnr or 0.0 for _, one in found[key] if one.as_seen) for key in hidden]),
         own_psnr=mean([max(best[key]) for key in hidden if best[key]]),
         counts=count_images(run.attacks, without, labels),

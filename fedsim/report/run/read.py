@@ -17,12 +17,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from fedsim.metrics.records import MEASURES, SHOWN
 from fedsim.report.run.records import AttackRecord, FramesRecord, ImageRecord, sources
 
 Record = TypeVar("Record")
 
-SEEN = ("mse", "psnr", "ssim", "fft2d", "fft2d_mjp", "lpips", "seen_guess_psnr")
-SCORES = (*SEEN, "private_psnr", "private_ssim", "private_lpips", "guess_psnr")
+PSNRS = ("psnr", "private_psnr", "guess_psnr", "seen_guess_psnr")
+SCORES = tuple(prefix + name for prefix in ("", "private_") for name in (*MEASURES, *SHOWN))
 
 
 @dataclass(frozen=True)
@@ -333,7 +334,8 @@ def _image(values: Mapping[str, Any]) -> ImageRecord:
         original=_text(values.get("original")),
         reconstruction=_text(values.get("reconstruction")),
         frames=_frames(values.get("frames")),
-        **{name: _number(values.get(name)) for name in SCORES},
+        **{name: _number(values.get(name)) for name in PSNRS},
+        scores={name: score for name in SCORES if (score := _number(values.get(name))) is not None},
     )
 
 

@@ -1,8 +1,8 @@
 """What an attack made of an update and of each picture in it, as a line of `attacks.jsonl` says."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fedsim.report.thresholds import INDISTINGUISHABLE, is_recognisable
 
@@ -34,7 +34,8 @@ class ImageRecord:
 
     Attributes:
         psnr: as all scores without a prefix, of what the model saw.
-        private_psnr, private_ssim, private_lpips: of the client's own picture, before any defense changed it.
+        private_psnr: of the client's own picture, before any defense changed it, as all scores that begin so.
+        scores: by every other measure.
         guess_psnr: of the client's own picture, what a guess without any gradient reaches.
         seen_guess_psnr: the same of what the model saw; None in folders of earlier versions.
     """
@@ -42,20 +43,14 @@ class ImageRecord:
     image: str
     label: str | None
     label_recovered: str | None
-    mse: float | None
     psnr: float | None
-    ssim: float | None
-    fft2d: float | None
-    fft2d_mjp: float | None
-    lpips: float | None
     original: str | None
     reconstruction: str | None
     frames: FramesRecord | None = None
     private_psnr: float | None = None
-    private_ssim: float | None = None
     guess_psnr: float | None = None
     seen_guess_psnr: float | None = None
-    private_lpips: float | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def changed(self) -> bool:
@@ -67,9 +62,9 @@ class ImageRecord:
         seen, own = (10 ** (-psnr / 20) for psnr in (self.psnr, self.private_psnr))
         if abs(seen - own) > 10 ** (-ROUNDING / 20):
             return True
-        if self.ssim is None or self.private_ssim is None:
+        if not {"ssim", "private_ssim"} <= self.scores.keys():
             return False
-        return not math.isclose(self.ssim, self.private_ssim, abs_tol=1e-4)
+        return not math.isclose(self.scores["ssim"], self.scores["private_ssim"], abs_tol=1e-4)
 
     @property
     def leaked(self) -> float | None:
@@ -79,15 +74,10 @@ class ImageRecord:
         """
         return self.private_psnr if self.private_psnr is not None else self.psnr
 
-    @property
-    def leaked_ssim(self) -> float | None:
-        """SSIM against the client's own picture, as `leaked`."""
-        return None if self.leaked is None else self.ssim if self.private_psnr is None else self.private_ssim
-
-    @property
-    def leaked_lpips(self) -> float | None:
-        """LPIPS against the client's own picture, as `leaked`."""
-        return None if self.leaked is None else self.lpips if self.private_psnr is None else self.private_lpips
+    def leaked_by(self, measure: str) -> float | None:
+        """What another measure says against the client's own picture, as `leaked`."""
+        name = measure if self.private_psnr is None else f"private_{measure}"
+        return None if self.leaked is None else self.scores.get(name)
 
     @property
     def recognisable(self) -> bool:
@@ -118,7 +108,7 @@ class AttackRecord:
     Attributes:
         batch_size: private pictures behind it.
         images: each form in which the model saw one of them.
-        target: `images` or `labels`, what it was after; None in folders of earlier versions.
+        target: `images`, `labels` or else, what it was after; None in folders of earlier versions.
         labelled: it returned labels.
         promised: dB of PSNR, against what the model saw, that its certificate promises; None where it names none.
         seed: which of the seeds that were pooled it is of; 0 in a run by itself.
@@ -149,8 +139,8 @@ class AttackRecord:
     @property
     def labels_alone(self) -> bool:
         """Whether it came to an end and was after labels, not after pictures, of which a search keeps a trace."""
-        pictures = any(image.rebuilt for image in self.images)
-        return self.status == "done" and self.labelled and not self.trace and not pictures
+        images = any(image.rebuilt for image in self.images)
+        return self.status == "done" and self.labelled and not self.trace and not images
 
     @property
     def certified(self) -> bool:
@@ -175,10 +165,10 @@ class AttackRecord:
     @property
     def forms(self) -> dict[int, list[ImageRecord]]:
         """Each private picture's results, one for each form in which the model saw it, by its number in `images`."""
-        found: dict[int, list[ImageRecord]] = {}
+        result: dict[int, list[ImageRecord]] = {}
         for source, image in zip(sources(self.images), self.images, strict=True):
-            found.setdefault(source, []).append(image)
-        return found
+            result.setdefault(source, []).append(image)
+        return result
 
     @property
     def pictures(self) -> dict[int, ImageRecord]:

@@ -20,18 +20,18 @@ class Same:
     """
 
     names: Mapping[Key, object]
-    told: bool
+    distinct: bool
 
 
 def named(records: Iterable[AttackRecord]) -> dict[Key, Made]:
     """A record of each image, one with its guess where there is one."""
-    found: dict[Key, Made] = {}
+    result: dict[Key, Made] = {}
     for record in records:
         for source, (image, *_) in record.forms.items():
             key = record.observation, source
-            if key not in found or (found[key][1].guess_psnr is None and image.guess_psnr is not None):
-                found[key] = record, image
-    return found
+            if key not in result or (result[key][1].guess_psnr is None and image.guess_psnr is not None):
+                result[key] = record, image
+    return result
 
 
 def same_images(known: Mapping[Key, Made]) -> Same:
@@ -44,7 +44,7 @@ def same_images(known: Mapping[Key, Made]) -> Same:
     """
     marks = {key: _mark(*made) for key, made in known.items()}
     if len({seed for seed, *_ in marks.values()}) <= 1:
-        return Same(marks, told=True)
+        return Same(marks, distinct=True)
     titles = {key: (image.image, image.label) for key, (_, image) in known.items()}
     under: dict[tuple[object, object], set[object]] = {}
     first: dict[object, object] = {}
@@ -54,7 +54,7 @@ def same_images(known: Mapping[Key, Made]) -> Same:
         if one != other:
             first[other] = one
     names = {key: _root(first, mark) for key, mark in marks.items()}
-    return Same(names, told=all(len(found) == 1 for found in under.values()))
+    return Same(names, distinct=all(len(found) == 1 for found in under.values()))
 
 
 def _mark(record: AttackRecord, image: ImageRecord) -> tuple[object, ...]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from fedsim.metrics.records import SHOWN
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord, ImageRecord
 from fedsim.report.thresholds import EXACT, INDISTINGUISHABLE, RECOGNISABLE
@@ -30,11 +31,11 @@ class AttackSummary:
         recognisable: those that can be recognised as the clients' own.
         as_seen: those that can be recognised as the model saw them, changed by a defense, and not as the clients' own.
         changed: a defense changed pictures before the model saw them, so that the scores against the two differ.
-        mean_psnr, min_seen_psnr, mean_ssim, mean_lpips, seen_success: against what the model saw; the means and the
+        mean_psnr, min_seen_psnr, seen_success: against what the model saw; the means and the
             least are over each form of a picture by itself.
         mean_recognisable: of those that can be recognised as the clients' own, against these.
-        mean_leaked, mean_leaked_ssim, mean_leaked_lpips, min_psnr, max_psnr, success: against the clients' own
-            pictures.
+        mean_leaked, min_psnr, max_psnr, success: against the clients' own pictures.
+        means: by each other measure that is shown, against what the model saw and against the clients' own pictures.
         mean_capped: as `mean_leaked`, a picture above `EXACT` counting as that: more is rounding.
         success, seen_success: share of those with at least so many dB, by threshold, that are recognisable; a picture
             not rebuilt is a miss.
@@ -56,14 +57,11 @@ class AttackSummary:
     mean_psnr: float | None
     mean_recognisable: float | None
     mean_leaked: float | None
-    mean_leaked_ssim: float | None
-    mean_leaked_lpips: float | None
     mean_capped: float | None
     min_psnr: float | None
     min_seen_psnr: float | None
     max_psnr: float | None
-    mean_ssim: float | None
-    mean_lpips: float | None
+    means: dict[str, tuple[float | None, float | None]]
     success: dict[float, float | None]
     seen_success: dict[float, float | None]
     label_share: float | None
@@ -218,14 +216,11 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
         mean_psnr=mean([image.psnr for image in images if image.psnr is not None]),
         mean_recognisable=mean([one.leaked for one in own if one.recognisable and one.leaked is not None]),
         mean_leaked=mean(values),
-        mean_leaked_ssim=mean([image.leaked_ssim for image in own if image.leaked_ssim is not None]),
-        mean_leaked_lpips=mean([image.leaked_lpips for image in own if image.leaked_lpips is not None]),
         mean_capped=mean([min(value, EXACT) for value in values]),
         min_psnr=min(values, default=None),
         min_seen_psnr=min((image.psnr for image in images if image.psnr is not None), default=None),
         max_psnr=max(values, default=None),
-        mean_ssim=mean([image.ssim for image in images if image.ssim is not None]),
-        mean_lpips=mean([image.lpips for image in images if image.lpips is not None]),
+        means={name: _means(name, images, own) for name in SHOWN},
         success=_shares([[image.leaked if image.recognisable else None] for image in own], pictures, values),
         seen_success=_shares([[_seen(image) for image in found] for found in forms], pictures, values),
         label_share=sum(share * size for share, size in labelled) / sum(size for _, size in labelled)
@@ -235,6 +230,12 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
         median_seconds=statistics.median(seconds) if seconds else None,
         total_seconds=sum(record.seconds or 0.0 for record in records),
     )
+
+
+def _means(name: str, images: Iterable[ImageRecord], own: Iterable[ImageRecord]) -> tuple[float | None, float | None]:
+    """Against what the model saw, and against the clients' own."""
+    seen = [image.scores[name] for image in images if name in image.scores]
+    return mean(seen), mean([score for image in own if (score := image.leaked_by(name)) is not None])
 
 
 def _psnrs(records: Iterable[AttackRecord]) -> list[float]:

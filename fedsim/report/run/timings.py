@@ -65,7 +65,7 @@ class TimeSpent:
 
 
 def time_spent(run: RecordedRun) -> TimeSpent | None:
-    """None where no round of training told what it spent its time on."""
+    """Where the time of rounds went; None where no round of training told what it spent its time on."""
     if not any("train" in record.values for record in run.timings):
         return None
     rounds = _divided(run.timings)

@@ -10,7 +10,7 @@ from fedsim.report.level_wording import TAGS, few_images, few_test_images, judge
 from fedsim.report.run.baseline import Baseline, against_guess, best_baseline, guessing, needs_no_gradient, reading
 from fedsim.report.run.certificates import certificate_sentences
 from fedsim.report.run.counts import Counts
-from fedsim.report.run.label_attacks import labels_of
+from fedsim.report.run.label_attacks import labels_of, only_attacked
 from fedsim.report.run.leakage import Leakage, summarise_leakage
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.summary import (
@@ -53,7 +53,7 @@ class Verdict:
 
     @property
     def line(self) -> str:
-        """For a terminal."""
+        """The verdict in a line, for a terminal."""
         parts = [f"{self.tag.lower()}: {self.sentence}", self.uncertified, *self.cautions]
         return " ".join(part for part in parts if part)
 
@@ -120,7 +120,7 @@ def _untested(run: RecordedRun, rows: list[AttackSummary], leakage: Leakage, eve
     """
     observed, beside = count(leakage.pictures, "observed image"), len(every) > len(rows)
     if not rows and beside:
-        return f"Only labels were attacked: no attack tried to rebuild the {observed}."
+        return f"{only_attacked(run.attacks)}: no attack tried to rebuild the {observed}."
     if not rows:
         return "No attack has run, so this run says nothing about what the server could learn."
     if leakage.returned:
@@ -163,8 +163,8 @@ def _refusals(run: RecordedRun, on_images: list[AttackSummary], leakage: Leakage
         return []
     groups = refusals(run)
     refusing = any(row.refused for row in on_images)
-    told = len(groups) == 1 and refusing and not leakage.returned and not any(row.done for row in on_images)
-    sentences = [] if told else [f"{group.attack} refused: {_reason(group)}." for group in groups[:REASONS_SHOWN]]
+    given = len(groups) == 1 and refusing and not leakage.returned and not any(row.done for row in on_images)
+    sentences = [] if given else [f"{group.attack} refused: {_reason(group)}." for group in groups[:REASONS_SHOWN]]
     if len(groups) > REASONS_SHOWN:
         sentences.append(f"{count(len(groups) - REASONS_SHOWN, 'further reason')} below.")
     if leakage.scored or (on_images and all(row.refused == row.observations for row in on_images)):

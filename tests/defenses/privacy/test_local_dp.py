@@ -13,6 +13,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from defenses import ClientRound, DefenseChain, LocalDP, Plan
 from defenses.privacy.accounting import gaussian_delta
 from fedsim.determinism import seeded_globals
+from fedsim.effects import AddsNoise, Clips
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
 from fedsim.update import Update
@@ -193,3 +194,16 @@ def test_settings_that_make_no_sense(build, words):
 def test_whole_weights_are_refused(update, rng):
     with pytest.raises(ConfigError, match="formed after the defenses"):
         LocalDP().transform_update(Update(update.tensors, "weights", 4), rng)
+
+
+def test_what_it_publishes_is_what_it_does(update):
+    defense = LocalDP(clipping_norm=2.0, epsilon=5.0)
+    clips, noise = defense.effects()
+    assert (clips, noise) == (Clips(2.0, "update"), AddsNoise(defense.std, relative=False, distribution="gaussian"))
+    clipped = share(LocalDP(clipping_norm=2.0, epsilon=math.inf), update)
+    flat = torch.cat([t.flatten() for t in clipped.values()])
+    assert float(flat.norm()) == pytest.approx(clips.max_norm, rel=1e-5)
+    added = torch.cat([t.flatten() for t in share(defense, update).values()]) - flat
+    assert float(added.std()) == pytest.approx(noise.std, rel=0.02)
+    assert LocalDP(2.0, math.inf).effects() == (clips,)
+    assert LocalDP(math.inf, math.inf).effects() == ()

@@ -223,3 +223,14 @@ def test_settings_that_make_no_sense(build, words):
 def test_whole_weights_are_refused(name, update, rng):
     with pytest.raises(ConfigError, match="formed after the defenses"):
         LOSSY[name](error_feedback=False).transform_update(Update(update.tensors, "weights", 4), rng)
+
+
+@pytest.mark.parametrize(("scale", "per"), [("none", "update"), ("mean_abs", "update"), ("mean_abs", "tensor")])
+def test_signs_have_the_magnitudes_that_are_published(scale, per, update):
+    defense = Sign(scale, per, error_feedback=False)
+    (effect,) = defense.effects()
+    magnitudes = {n: t.abs()[t != 0].unique() for n, t in floats(share(defense, update)).items()}
+    assert all(len(values) == 1 for values in magnitudes.values())
+    values = {float(one) for one in magnitudes.values()}
+    assert (values == {1.0}) == (effect.per is None)
+    assert (max(values) > 1.01 * min(values)) == (effect.per == "tensor")  # of one magnitude in several dtypes

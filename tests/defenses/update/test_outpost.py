@@ -6,6 +6,7 @@ import torch
 
 from defenses import Batch, ClientRound, DefenseChain, Outpost
 from defenses.update.outpost import largest_entries, weight_risk, without_smallest
+from fedsim.effects import PerturbsSteps
 from fedsim.errors import ConfigError
 from tests.defenses.as_configured import configured
 
@@ -151,3 +152,15 @@ def test_shares_of_nothing_and_everything():
 def test_refuses_settings(settings):
     with pytest.raises(ConfigError, match=rf"defense\.outpost\.{next(iter(settings))}="):
         configured(Outpost, **settings)
+
+
+def test_what_it_publishes_bounds_what_a_step_changes(model, gradient):
+    defense = Outpost(beta=0.0, noised=0.1, prune=0.5, noise=0.3)
+    (effect,) = defense.effects()
+    assert effect == PerturbsSteps(fading=0.0, pruned=0.5, noised=0.1, std=0.3)
+    shared = step(defense, model, gradient, torch.Generator().manual_seed(0))
+    kept = {name: without_smallest(tensor, effect.pruned) for name, tensor in gradient.items()}
+    added = torch.cat([(shared[name] - kept[name]).flatten() for name in gradient])
+    assert 0 < int((added != 0).sum()) <= effect.noised * len(added)
+    assert 0 < float(added[added != 0].std()) < 1.1 * effect.std
+    assert Outpost(prune=0.0, noise=0.0).effects() == Outpost(prune=0.0, noised=0.0).effects() == ()

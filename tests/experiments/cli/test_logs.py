@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from experiments.cli.logs import log_to, silence_libraries
+from experiments.cli.logs import log_to, quiet_libraries
 
 
 @pytest.mark.parametrize("name", ["flwr", "hydra.utils"])
@@ -12,7 +12,7 @@ def test_libraries_write_to_the_runs_log_and_nowhere_else(name, tmp_path, monkey
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own hide what Python prints for want of any
     logger = logging.getLogger(name)
     monkeypatch.setattr(logger, "handlers", [logging.StreamHandler()])
-    silence_libraries()
+    quiet_libraries()
     logger.error("before the run")
     with log_to(tmp_path / "run.log"):
         logger.error("in the run")

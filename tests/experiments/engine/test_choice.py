@@ -16,7 +16,7 @@ from fedsim.settings.schema import parse
 from tests.experiments.audit.test_command import table
 from tests.experiments.run_files import rows, same_state
 
-LONG, SHORT = Estimate(alone=100.0, on_ray=40.0, workers=4), Estimate(alone=10.0, on_ray=20.0, workers=4)
+LONG, SHORT = Estimate(inline=100.0, on_ray=40.0, workers=4), Estimate(inline=10.0, on_ray=20.0, workers=4)
 AUDIT = ("data=digits", "model=vit_nano")
 
 
@@ -113,22 +113,22 @@ def test_more_cores_make_workers_no_slower_and_this_process_no_faster(machine, g
     for cores in (2, 4, 16):
         machine(cores)
         estimates.append(estimate_audit(setup, groups))
-    assert len({one.alone for one in estimates}) == 1
+    assert len({one.inline for one in estimates}) == 1
     assert [one.on_ray for one in estimates] == sorted((one.on_ray for one in estimates), reverse=True)
 
 
 def test_searches_count_by_their_steps(machine):
     search = [*AUDIT, "attack=[inverting_gradients]"]
     few, many = (prepare(load_config("audit", *search, f"attack.inverting_gradients.steps={n}")) for n in (10, 1000))
-    assert estimate_audit(many, 1).alone > 50 * estimate_audit(few, 1).alone
+    assert estimate_audit(many, 1).inline > 50 * estimate_audit(few, 1).inline
 
 
 def test_observed_clients_count(machine):
-    def alone(*settings):
-        return estimate_run(prepare(load_config("run", "num_clients=10", "num_rounds=9", *settings))).alone
+    def inline(*settings):
+        return estimate_run(prepare(load_config("run", "num_clients=10", "num_rounds=9", *settings))).inline
 
     nobody, three, everybody = (
-        alone(f"observe.every={every}", f"observe.clients={clients}")
+        inline(f"observe.every={every}", f"observe.clients={clients}")
         for every, clients in ((0, "all"), (3, "[1,2,3]"), (3, "all"))
     )
     assert (everybody - nobody) / (three - nobody) == pytest.approx(10 / 3)
@@ -152,11 +152,11 @@ def test_flops_of_a_forward_pass():
 
 
 def test_the_choice_stands_in_the_folder_and_changes_no_bit(fedsim, command, ray_on_this_machine, tmp_path):
-    alone, on_ray = fedsim("attack=[labels]"), fedsim("attack=[labels]", "simulation.workers=2")
-    engines = [yaml.safe_load((run / "config.yaml").read_text())["simulation"]["engine"] for run in (alone, on_ray)]
+    inline, on_ray = fedsim("attack=[labels]"), fedsim("attack=[labels]", "simulation.workers=2")
+    engines = [yaml.safe_load((run / "config.yaml").read_text())["simulation"]["engine"] for run in (inline, on_ray)]
     assert engines == ["inline", "ray"]
-    assert (alone / "metrics.jsonl").read_bytes() == (on_ray / "metrics.jsonl").read_bytes()
-    assert same_state(alone, on_ray)
+    assert (inline / "metrics.jsonl").read_bytes() == (on_ray / "metrics.jsonl").read_bytes()
+    assert same_state(inline, on_ray)
 
 
 def test_an_audit_goes_on_whatever_was_chosen_before(command, tmp_path, ray_on_this_machine):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.flower.settings import client_config, partition_id, server_config, told_in_one_line
+from experiments.flower.settings import client_config, faults_in_one_line, partition_id, server_config
 from fedsim.errors import ConfigError, RunError
 
 
@@ -64,7 +64,7 @@ def test_a_server_that_asks_for_pictures_is_told_whose_they_are(asked):
 )
 def test_a_bad_override_is_one_line(overrides, line):
     settings = {"overrides": overrides}
-    with pytest.raises(RunError) as caught, told_in_one_line(settings):
+    with pytest.raises(RunError) as caught, faults_in_one_line(settings):
         server_config(settings)
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)

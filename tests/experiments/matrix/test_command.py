@@ -325,7 +325,7 @@ def test_workers_of_a_cluster_find_relative_paths_and_the_folder_stays_the_same_
     unit = matrix_units.MatrixRun(
         "none", matrix_units.AUDIT, "untrained", tmp_path / "m" / "rows" / "none" / "a", config
     )
-    sent = leakage_matrix._alone(unit, config["simulation"])
+    sent = leakage_matrix._inline(unit, config["simulation"])
     assert sent.config["simulation"] == {"engine": "inline", "threads": 2}
     assert sent.config["data"] == {"path": str(tmp_path / "pictures")}
     assert sent.config["model"] == {"checkpoint": str(tmp_path / "g.safetensors")}
@@ -334,7 +334,7 @@ def test_workers_of_a_cluster_find_relative_paths_and_the_folder_stays_the_same_
     (unit.folder / matrix_units.ASKED).write_text(json.dumps(asked))
     matrix_units.check_unit(unit)
     here = matrix_units.MatrixRun("none", unit.kind, unit.label, unit.folder, config | {"ray": {"address": None}})
-    assert leakage_matrix._alone(here, config["simulation"]).config["data"] == {"path": "pictures"}
+    assert leakage_matrix._inline(here, config["simulation"]).config["data"] == {"path": "pictures"}
 
 
 def test_a_trained_model_of_a_defense_that_adds_parameters_is_audited(matrix):

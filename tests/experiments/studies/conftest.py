@@ -1,7 +1,5 @@
 """Pictures small enough for the embedded model, and the command of MJP's Table 5 in this process."""
 
-import sys
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -29,21 +27,12 @@ def pictures(tmp_path):
 
 
 @pytest.fixture
-def table5(monkeypatch, capsys, pictures, tmp_path):
+def table5(call_main, pictures, tmp_path):
     """Exit code, standard output and errors; results go to `tmp_path/out`."""
-
-    from experiments.studies.mjp_table5 import study as mjp_table5
+    fixed = ["--pictures", str(pictures), "--out", str(tmp_path / "out")]
 
     def call(*arguments, models=NANO):
-        fixed = ["--pictures", str(pictures), "--out", str(tmp_path / "out"), *models]
-        monkeypatch.setattr(sys, "argv", ["mjp_table5", *fixed, *arguments])
-        code = 0
-        try:
-            mjp_table5.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
+        return call_main("experiments.studies.mjp_table5.__main__", *fixed, *models, *arguments)
 
     return call
 
@@ -62,21 +51,23 @@ def six_classes(tmp_path_factory):
 
 
 @pytest.fixture
-def study(monkeypatch, capsys, six_classes, tmp_path):
+def study(call_main, six_classes, tmp_path):
     """`study(module, *arguments)`: exit code, output and errors of a study's command; results in `tmp_path/out`."""
 
-    def call(module, *arguments):
-        fixed = ["--pictures", str(six_classes), "--out", str(tmp_path / "out"), "--workers", "1"]
-        monkeypatch.setattr(sys, "argv", [module.__name__, *fixed, *arguments])
-        code = 0
-        try:
-            module.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
+    fixed = ["--pictures", str(six_classes), "--out", str(tmp_path / "out"), "--workers", "1"]
+    return lambda module, *arguments: call_main(f"{module.__package__}.__main__", *fixed, *arguments)
 
-    return call
+
+@pytest.fixture
+def unshown(monkeypatch):
+    """`unshown(module)`: from now on units give nothing, and there is no page."""
+
+    def hide(module):
+        monkeypatch.setattr(module, "work", lambda unit: [])
+        monkeypatch.setattr(module, "page", lambda *_, **__: None)
+        monkeypatch.setattr("experiments.studies.harness.study.publish", lambda *_: None)
+
+    return hide
 
 
 @pytest.fixture

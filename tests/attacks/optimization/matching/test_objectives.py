@@ -68,10 +68,10 @@ def test_the_direction_is_the_derivative(name):
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_turning_in_place_gives_the_same_direction(name):
+def test_replacing_in_place_gives_the_same_direction(name):
     objective, found, target = OBJECTIVES[name], gradients(0), gradients(1)
     value, direction = objective.direction(found, target)
-    assert torch.isclose(objective.turn(found, target), value)
+    assert torch.isclose(objective.replace_by_direction(found, target), value)
     for part in found:
         torch.testing.assert_close(found[part], direction[part])
 

@@ -11,9 +11,9 @@ def test_of_a_linear_observation_it_is_the_known_mean_with_the_known_variance(rn
     right = torch.randn(13, generator=rng, dtype=torch.float64)
     covariance = torch.linalg.inv(rows.T @ rows)
     expected = covariance @ rows.T @ right
-    found = posterior_mean(lambda x: rows @ x - right, torch.zeros(5, dtype=torch.float64), rows, 2000, rng)
+    found = posterior_mean(lambda x: rows @ x - right, torch.zeros(5, dtype=torch.float64), rows, 4000, rng)
     assert float((found.mean - expected).abs().max()) < 0.1 * float(covariance.diagonal().max().sqrt())
-    assert torch.allclose(found.variance, covariance.diagonal(), rtol=0.2)
+    assert torch.allclose(found.variance, covariance.diagonal(), rtol=0.25)
     assert 0.4 < found.accepted <= 1.0
 
 
@@ -29,7 +29,7 @@ def test_of_a_curved_one_it_agrees_with_a_sum_over_a_grid(rng):
     start = torch.ones(1, dtype=torch.float64)
     jacobian = torch.tensor([[2.0], [1.0]], dtype=torch.float64)
     found = posterior_mean(residual, start, jacobian, 3000, rng)
-    assert abs(float(found.mean) - expected) < 0.15
+    assert abs(found.mean.item() - expected) < 0.15
     assert expected < 0.5 < float(start)
 
 

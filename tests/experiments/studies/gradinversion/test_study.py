@@ -100,10 +100,10 @@ def test_the_whole_study(tiny, study, refuse_work, tmp_path):
     assert (tmp_path / "out" / "results.jsonl").read_text() == results
 
 
-def test_more_seeds_may_be_asked_for_later_and_other_scales_want_another_folder(tiny, study, monkeypatch, tmp_path):
-    monkeypatch.setattr(gradinversion, "work", lambda unit: [])
-    monkeypatch.setattr(gradinversion, "page", lambda *arguments: None)
-    monkeypatch.setattr(gradinversion, "publish", lambda *arguments: None)
+def test_more_seeds_may_be_asked_for_later_and_other_scales_want_another_folder(
+    tiny, study, unshown, monkeypatch, tmp_path
+):
+    unshown(gradinversion)
     assert study(gradinversion, "--seeds", "1")[0] == 0
     assert study(gradinversion, "--seeds", "2")[0] == 0
     done = [json.loads(line)["unit"] for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
@@ -114,9 +114,8 @@ def test_more_seeds_may_be_asked_for_later_and_other_scales_want_another_folder(
     assert "other settings" in err
 
 
-def test_other_weights_by_the_same_name_want_another_folder(tiny, study, monkeypatch, tmp_path):
-    for name, made in (("work", []), ("page", None), ("publish", None)):
-        monkeypatch.setattr(gradinversion, name, lambda *arguments, made=made: made)
+def test_other_weights_by_the_same_name_want_another_folder(tiny, study, unshown, monkeypatch, tmp_path):
+    unshown(gradinversion)
     weights = tmp_path / "weights.safetensors"
     weights.write_bytes(b"one")
     assert study(gradinversion, "--checkpoint", str(weights))[0] == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.studies.harness.ledger import Ledger, alone, settle
+from experiments.studies.harness.ledger import Ledger, kept, settle
 from fedsim.errors import ConfigError
 
 
@@ -39,10 +39,10 @@ def test_a_broken_line_is_named(tmp_path):
 
 def test_one_call_at_a_time_in_a_folder(tmp_path):
     with (
-        alone(tmp_path / "out"),
+        kept(tmp_path / "out", {}),
         pytest.raises(ConfigError, match=r"--out=.*another process is at work"),
-        alone(tmp_path / "out"),
+        kept(tmp_path / "out", {}),
     ):
         pass
-    with alone(tmp_path / "out"):
+    with kept(tmp_path / "out", {}):
         assert (tmp_path / "out").is_dir()

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from experiments.studies.harness import study
+from experiments.studies.harness.options import folder, parser
 from experiments.studies.harness.study import (
     Page,
     Table,
@@ -17,7 +18,6 @@ from experiments.studies.harness.study import (
     check,
     command_of,
     counted,
-    parser,
     publish,
     seeds,
     spread_of,
@@ -65,7 +65,8 @@ def test_a_result_that_is_no_number_is_named_and_the_others_are_kept(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from experiments.studies.harness.study import Unit, carry_out, parser
+from experiments.studies.harness.study import Unit, carry_out
+from experiments.studies.harness.options import parser
 
 def work(unit):
     print(unit.key, flush=True)
@@ -94,11 +95,12 @@ def test_a_page_names_its_seeds_its_scale_and_what_differs(tmp_path):
     table = Table("t", "Numbers", ["attack", "PSNR"], [["a|b", "12.3"]], (["attack", "psnr"], [["a|b", 12.345]]))
     page = Page("page", "Paper", "What it is.", [table], ["A smaller model."], {"page.png": "curves"})
     entries = [{"unit": "a", "by": "commit 1 on 2 CPU cores"}, {"unit": "a", "by": "commit 1 on 2 CPU cores"}]
-    path = publish(page, options(tmp_path), [3, 4], "python -m x --out DIR", entries)
+    path = publish(page, options(tmp_path), [3, 4], parser(""), entries)
     text = path.read_text(encoding="utf-8")
     assert "| a\\|b | 12.3 |" in text
     assert "![curves](page.png)" in text
     assert "- A smaller model." in text
+    assert "python -m experiments.studies.page --out DIR --workers 1\n" in text
     assert "scale small · seeds 3, 4 · commit 1 on 2 CPU cores\n" in text
     assert (tmp_path / "t.csv").read_text(encoding="utf-8") == "attack,psnr\na|b,12.345\n"
 
@@ -170,7 +172,7 @@ def test_a_page_says_how_long_its_numbers_took(tmp_path):
 
 def test_the_command_is_the_one_that_was_called(tmp_path):
     found = parser("", "a folder")
-    found.add_argument("--checkpoint", type=study.folder)
+    found.add_argument("--checkpoint", type=folder)
     found.add_argument("--variants", nargs="+")
     weights = tmp_path / "weights"
     weights.touch()

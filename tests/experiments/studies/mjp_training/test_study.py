@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from experiments.measure import command as measure
 from experiments.run import command as federated
 from experiments.studies.mjp_training import figures
-from experiments.studies.mjp_training import study as mjp_training
 from experiments.studies.mjp_training import unit as mjp_unit
+from experiments.studies.mjp_training.__main__ import main
 from experiments.studies.mjp_training.scales import SCALES, TrainingScale
 from experiments.studies.mjp_training.variants import (
     LETTERS,
@@ -54,7 +54,7 @@ def call(pictures, out, *arguments, scale=TINY):
         fixed = ["--pictures", str(pictures), "--out", str(out), "--workers", "1"]
         patch.setattr(sys, "argv", ["mjp_training", *fixed, *arguments])
         try:
-            mjp_training.main()
+            main()
         except SystemExit as stop:
             return stop.code or 0
     return 0

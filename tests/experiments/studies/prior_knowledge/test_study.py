@@ -85,9 +85,8 @@ def test_the_whole_study(tiny, study, refuse_work, tmp_path):
     assert (out / "results.jsonl").read_text() == before
 
 
-def test_other_steps_want_another_folder(tiny, study, monkeypatch):
-    for name, made in (("work", []), ("page", None), ("publish", None)):
-        monkeypatch.setattr(prior_knowledge, name, lambda *arguments, made=made: made)
+def test_other_steps_want_another_folder(tiny, study, unshown, monkeypatch):
+    unshown(prior_knowledge)
     assert study(prior_knowledge)[0] == 0
     monkeypatch.setitem(SCALES, "small", replace(TINY, steps=4))
     code, _, err = study(prior_knowledge)

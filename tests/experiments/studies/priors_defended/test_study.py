@@ -126,9 +126,8 @@ def test_paths_may_have_any_characters(six_classes, tmp_path):
     assert benchmark.lti(DefendedCase(1, "none"))["run_dir"] == f"{odd}/lti-none-batch-1"
 
 
-def test_other_defenses_want_another_folder(tiny, study, monkeypatch):
-    for name, made in (("work", []), ("page", None), ("publish", None)):
-        monkeypatch.setattr(priors_defended, name, lambda *arguments, made=made: made)
+def test_other_defenses_want_another_folder(tiny, study, unshown, monkeypatch):
+    unshown(priors_defended)
     assert study(priors_defended, "--held", "e,f")[0] == 0
     monkeypatch.setitem(DEFENSES, "clip", ["defense=[gradient_clip]", "defense.gradient_clip.max_norm=1.0"])
     code, _, err = study(priors_defended, "--held", "e,f")
@@ -143,9 +142,8 @@ def test_unknown_classes_are_refused_before_anything_is_trained(tiny, study, tmp
     assert not (tmp_path / "out" / "seed-0").exists()
 
 
-def test_other_budgets_want_another_folder(tiny, study, monkeypatch):
-    for name, made in (("work", []), ("page", None), ("publish", None)):
-        monkeypatch.setattr(priors_defended, name, lambda *arguments, made=made: made)
+def test_other_budgets_want_another_folder(tiny, study, unshown, monkeypatch):
+    unshown(priors_defended)
     assert study(priors_defended, "--held", "e,f")[0] == 0
     monkeypatch.setitem(SCALES, "small", replace(TINY, pictures=3))
     code, _, err = study(priors_defended, "--held", "e,f")

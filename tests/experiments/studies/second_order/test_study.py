@@ -1,5 +1,6 @@
 import csv
 import math
+from functools import partial
 
 import pytest
 
@@ -18,20 +19,14 @@ def table(folder):
         return list(csv.DictReader(file))
 
 
-def call(monkeypatch, capsys, out, *arguments):
-    monkeypatch.setattr("sys.argv", ["second_order", "--out", str(out), "--workers", "1", *arguments])
-    code = 0
-    try:
-        second_order.main()
-    except SystemExit as stop:
-        code = stop.code or 0
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+@pytest.fixture
+def call(call_main, tmp_path):
+    return partial(call_main, "experiments.studies.second_order.__main__", "--out", str(tmp_path), "--workers", "1")
 
 
-def test_a_cell_stands_beside_its_reference_and_is_not_computed_again(monkeypatch, capsys, briefly, tmp_path):
+def test_a_cell_stands_beside_its_reference_and_is_not_computed_again(call, monkeypatch, briefly, tmp_path):
     asked = ["--models", "built", "--shares", "noise 0.1", "--images", "1"]
-    code, out, err = call(monkeypatch, capsys, tmp_path, *asked)
+    code, out, err = call(*asked)
     assert code == 0, err
     (row,) = table(tmp_path)
     assert (row["model"], row["shared"], row["done"], row["unknowns"]) == ("built", "noise 0.1", "1", "192")
@@ -39,14 +34,14 @@ def test_a_cell_stands_beside_its_reference_and_is_not_computed_again(monkeypatc
     assert float(row["floor"]) < 20
     assert "no theorem on digits" in out
     monkeypatch.setattr(second_order, "work", lambda unit: pytest.fail(f"{unit.key} was computed again"))
-    assert call(monkeypatch, capsys, tmp_path, *asked)[0] == 0
+    assert call(*asked)[0] == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"), [(["--models", "resnet"], "--models=resnet"), (["--images", "0"], "--images")]
 )
-def test_wrong_options_are_refused(monkeypatch, capsys, tmp_path, arguments, said):
-    code, _, err = call(monkeypatch, capsys, tmp_path, *arguments)
+def test_wrong_options_are_refused(call, arguments, said):
+    code, _, err = call(*arguments)
     assert code == 2
     assert said in err
 

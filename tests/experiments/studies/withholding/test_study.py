@@ -2,7 +2,7 @@
 
 import csv
 import json
-import sys
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from experiments.studies.withholding import search as withholding_search
-from experiments.studies.withholding import study as withholding
 
 FAST = ["--count", "2", "--variants", "stock", "--rounds", "0"]
 
@@ -30,20 +29,9 @@ def digits(tmp_path_factory):
 
 
 @pytest.fixture
-def withhold(monkeypatch, capsys, tmp_path):
+def withhold(call_main, tmp_path):
     """Exit code, standard output and errors; results go to `tmp_path/out`."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["withholding", "--out", str(tmp_path / "out"), *arguments])
-        code = 0
-        try:
-            withholding.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+    return partial(call_main, "experiments.studies.withholding.__main__", "--out", str(tmp_path / "out"))
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def test_names_that_one_seed_shows_to_be_one_image_are_one_under_another(write_r
 
     for guesses, number in (((9.0, 9.0, 8.0, 8.0), 1), ((9.0, 9.0, 8.0, 7.0), 1), ((9.0, 9.5, 8.0, 7.0), 2)):
         same = same_images(named(marked(*guesses)))
-        assert (len(set(same.names.values())), same.told) == (number, True)
+        assert (len(set(same.names.values())), same.distinct) == (number, True)
 
 
 def test_one_picture_in_two_sums_is_one(leakage: Any) -> None:

@@ -39,7 +39,7 @@ def of_matrix(
     tested: int | None = 1400,
     old: bool = False,
 ) -> Callable[[Path], Said]:
-    """Its page; each row's audit is a run folder that is read as the command reads it."""
+    """Build a matrix, and read its page; each row's audit is a run folder that is read as the command reads it."""
 
     def make(folder: Path) -> Said:
         states = ("initial", "trained")[: max(len(entry.audits) for entry in rows.values())]

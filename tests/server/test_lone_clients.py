@@ -9,7 +9,7 @@ from flwr.serverapp.strategy import FedAvg
 from fedsim.simulation import InlineGrid
 from fedsim.update import LocalProtocol, Update
 from fedsim.wire.records import from_arrays, to_arrays, to_reply
-from server.aggregation import aggregate, alone_in_group
+from server.aggregation import aggregate, lone_clients
 from server.fedsgd import FedSGD
 from server.sums.on_workers import ask_for_sums
 from server.sums.summing import Sums
@@ -125,4 +125,4 @@ def test_where_all_are_silent_the_model_stays_as_it_was():
     ],
 )
 def test_groups_are_of_all_that_answered(speaking, size, expected):
-    assert alone_in_group(range(6), speaking, size) == expected
+    assert lone_clients(range(6), speaking, size) == expected

@@ -1,6 +1,7 @@
 """Matrices in which a row looks better than it is."""
 
 from experiments.benchmarks.verdicts.case import Case
+from experiments.benchmarks.verdicts.cases.seen import MIXED
 from experiments.benchmarks.verdicts.expectations import (
     Expectation,
     colour,
@@ -11,8 +12,7 @@ from experiments.benchmarks.verdicts.expectations import (
     says,
 )
 from experiments.benchmarks.verdicts.lines import Line, ended, failed, image, labels, line, refused
-from experiments.benchmarks.verdicts.matrix_folders import PlannedRow, of_matrix
-from experiments.benchmarks.verdicts.seen_cases import MIXED
+from experiments.benchmarks.verdicts.matrix import PlannedRow, of_matrix
 
 EVIL = "<img src=x onerror=alert(1)>"
 NOTHING = r"\bno (image|picture) is recognisable"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 @dataclass
-class Tally:
+class MaskingCounts:
     """Counts; ratios are taken at the end.
 
     Attributes:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from fedsim.result import AttackResult
 
 
-class Mishaps:
+class AttackFailures:
     """What a reader of the console has to know before the report is open.
 
     Args:

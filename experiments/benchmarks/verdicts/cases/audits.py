@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from experiments.audit.command import run_audit
-from experiments.benchmarks.verdicts import plug_ins
 from experiments.benchmarks.verdicts.case import Case, read_run_page, shown
+from experiments.benchmarks.verdicts.cases import plug_ins
 from experiments.benchmarks.verdicts.expectations import card, counts, level, level_of, never, says
 from experiments.benchmarks.verdicts.pages import Said, read_matrix_page, read_page
 from experiments.cli.call import console, errors
@@ -66,12 +66,12 @@ def of_matrix(*settings: str) -> Callable[[Path], Said]:
 def _audit(settings: Sequence[str], root: Path) -> str:
     common = ["model=vit_nano", "simulation=inline", "simulation.threads=1"]
     config = {**composed("audit", [*common, *settings]), "run_dir": str(root)}
-    with console.capture() as told, errors.capture() as failed:
+    with console.capture() as printed, errors.capture() as failed:
         try:
             run_audit(config, root)
         except RunError as error:
             errors.print(f"error: {error}", markup=False)
-    return told.get() + failed.get()
+    return printed.get() + failed.get()
 
 
 def low_contrast(folder: Path) -> Sequence[str]:

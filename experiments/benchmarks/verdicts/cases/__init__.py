@@ -1,0 +1,1 @@
+"""What each page may be made to say: runs and matrices built to that end, and real audits."""

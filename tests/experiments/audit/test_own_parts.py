@@ -1,0 +1,105 @@
+"""Attacks and defenses that fedsim knows nothing of are judged by what they say of themselves, on every page."""
+
+import json
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from attacks.base import Attack, Certificate, Reconstruction
+from defenses import Defense
+from fedsim.effects import Effect
+from fedsim.report.render import build_comparison
+from tests.experiments.run_files import rows
+
+HERE = "tests.experiments.audit.test_own_parts"
+TURNED = f"+defense.own._target_={HERE}.Turned"
+EIGHT = ["audit.num_images=8", "model=vit_nano"]
+
+
+class Orientation(Attack):
+    """Which way up a client holds its camera: neither an image nor its label."""
+
+    recovers = "orientation"
+
+    def run(self, observation, rng, device):
+        return Reconstruction(certificate=Certificate("none", "landscape"))
+
+
+class ZeroLabels(Attack):
+    """Labels, and a grey image that it does not vouch for."""
+
+    recovers = "labels"
+
+    def run(self, observation, rng, device):
+        batch = observation.protocol.batch_size
+        return Reconstruction(torch.full((batch, *observation.image_shape), 0.5), torch.zeros(batch, dtype=torch.long))
+
+
+@dataclass(frozen=True)
+class Turns(Effect):
+    """The model sees each image turned round."""
+
+    KEEPS = ("gradient", "equations", "head")
+
+
+class Turned(Defense):
+    repeatable = True
+
+    def effects(self):
+        return (Turns(),)
+
+    def transform_batch(self, batch, rng):
+        return replace(batch, images=batch.images.rot90(2, (-2, -1)))
+
+
+class SilentlyTurned(Turned):
+    """The same, and says nothing of it."""
+
+    def effects(self):
+        return Defense.effects(self)
+
+
+@pytest.fixture
+def judged(audit):
+    """The verdict of an audit with these parts, and its folder."""
+
+    def call(*arguments):
+        folder = audit(*EIGHT, *arguments)
+        return json.loads((folder / "summary.json").read_text())["verdict"], folder
+
+    return call
+
+
+def attack(kind):
+    return f"+attack.own._target_={HERE}.{kind.__name__}"
+
+
+def test_an_attack_with_a_target_of_its_own_says_nothing_of_images(judged):
+    alone, folder = judged(attack(Orientation), TURNED, "attack=[]")
+    assert {row["target"] for row in rows(folder, "attacks")} == {"orientation"}
+    assert alone["level"] == "not tested"
+    assert alone["sentence"].startswith(
+        "Only orientation was attacked: no attack tried to rebuild the 8 observed images"
+    )
+    beside, other = judged(attack(Orientation), "attack=[patch_gradient]")
+    plain, _ = judged("attack=[patch_gradient]")
+    assert beside == plain
+    assert beside["level"] == "broken"
+    page = build_comparison([folder, other], folder / "comparison.html").read_text()
+    assert "Only orientation was attacked" in page
+
+
+def test_labels_of_ones_own_attack_are_labels_whatever_comes_with_them(judged):
+    found, _ = judged(attack(ZeroLabels), "attack=[]")
+    assert found["level"] == "not tested"
+    assert found["sentence"].startswith("Only labels were attacked")
+
+
+def test_a_defense_is_judged_by_the_effect_that_it_publishes(judged):
+    said, folder = judged(TURNED, "attack=[patch_gradient]")
+    assert (said["level"], said["certified"], said["recognisable_as_seen"]) == ("broken", 8, 8)
+    assert "as the model saw" in said["sentence"]
+    assert "as the model saw" in (folder / "report.html").read_text()
+    silent, _ = judged(f"+defense.own._target_={HERE}.SilentlyTurned", "attack=[patch_gradient]")
+    assert (silent["level"], silent["certified"], silent["recognisable_as_seen"]) == ("broken", 0, 8)
