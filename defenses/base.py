@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from fedsim.bounds.robustness import GaussianDP
 from fedsim.data import ImageSet
 from fedsim.effects import Effect, Unpublished
 from fedsim.models.roles import ViTRoles, find_roles
@@ -125,6 +126,14 @@ class Defense:
         """Numbers about the turn that ends, for the round's metrics: the same names each time."""
         return {}
 
+    def gaussian_dp(self) -> GaussianDP | None:
+        """What is proven of all that the client whose turn ends has shared so far; None: nothing.
+
+        Whoever says something here makes a report say *proven*: it must hold whatever runs beside this defense that
+        its `check` does not refuse.
+        """
+        return None
+
 
 class DefenseChain(Defense):
     """Several defenses, applied in order; keeps book of which one withheld what."""
@@ -165,6 +174,12 @@ class DefenseChain(Defense):
     def measurements(self) -> dict[str, float]:
         named = self.defenses.items()
         return {f"{name}_{key}": value for name, defense in named for key, value in defense.measurements().items()}
+
+    def gaussian_dp(self) -> GaussianDP | None:
+        """The strongest of those that its defenses prove: each holds by itself."""
+        own = [defense for defense in self.defenses.values() if _own_word(defense, "gaussian_dp")]
+        found = [proven for defense in own if (proven := defense.gaussian_dp()) is not None]
+        return min(found, key=lambda one: one.mu, default=None)
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         for name, defense in self.defenses.items():

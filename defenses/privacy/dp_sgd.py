@@ -12,6 +12,7 @@ from defenses.base import Batch, BatchGradient, ClientRound, Defense, Plan
 from defenses.privacy.accounting import gaussian_epsilon, rdp_epsilon, sampled_gaussian_rdp
 from defenses.settings import choice, flag, number, whole
 from fedsim.bounds.privacy import FIRST_ROUND
+from fedsim.bounds.robustness import GaussianDP
 from fedsim.effects import AddsNoise, Clips, Effect
 from fedsim.errors import ConfigError
 from fedsim.update import State
@@ -75,7 +76,7 @@ class DPSGD(Defense):
 
     def effects(self) -> tuple[Effect, ...]:
         clips = Clips(self.max_grad_norm, "example_and_tensor" if self.per_layer else "example")
-        noise = AddsNoise(self.noise_multiplier * self.max_grad_norm)  # on the sum over a batch
+        noise = AddsNoise(self.noise_multiplier * self.max_grad_norm, on="sum")
         return (clips,) if self.repeatable else (clips, noise)
 
     def check(self, plan: Plan) -> None:
@@ -131,6 +132,14 @@ class DPSGD(Defense):
         clipped, memory = self._clipped / max(1, self._drawn), self._turn.memory
         since = float(memory[FIRST_ROUND])
         return {"epsilon": self._epsilon(memory), FIRST_ROUND: since, "delta": self.delta, "clipped_share": clipped}
+
+    def gaussian_dp(self) -> GaussianDP:
+        """Of one image, present or absent: Δ is the clipping norm, and each pass over the images is one release."""
+        assert self._turn is not None
+        passes = int(self._turn.memory["passes"])
+        mu = math.inf if self.noise_multiplier == 0.0 else math.sqrt(passes) / self.noise_multiplier
+        because = "which is in one batch of each pass over the client's permuted images"
+        return GaussianDP(mu, passes, "image", self.delta, because)
 
     def _count(self, turn: ClientRound, size: int) -> None:
         """Keeps the passes and the Rényi divergences of one client's steps."""

@@ -11,6 +11,7 @@ from defenses.privacy.accounting import gaussian_epsilon, gaussian_mu
 from defenses.settings import choice, number
 from defenses.update.perturbation import clip, require_change, tracked_statistics, unit_noise
 from fedsim.bounds.privacy import FIRST_ROUND
+from fedsim.bounds.robustness import GaussianDP
 from fedsim.errors import ConfigError
 from fedsim.update import State, Update
 
@@ -102,6 +103,14 @@ class LocalDP(Defense):
         mu = math.inf if std == 0.0 else math.sqrt(self._rounds()) * 2 * self.clipping_norm / std
         since = math.nan if self._turn is None else float(self._turn.memory.get(FIRST_ROUND, self._turn.server_round))
         return {"epsilon": gaussian_epsilon(self.delta, mu), FIRST_ROUND: since, "delta": self.delta}
+
+    def gaussian_dp(self) -> GaussianDP:
+        """Of all that the client shares in a round, present or absent: Δ is C, not the 2C of any two updates."""
+        std, rounds = self.std, self._rounds()
+        mu = math.inf if std == 0.0 else math.sqrt(rounds) * self.clipping_norm / std
+        return GaussianDP(
+            mu, rounds, "update", self.delta, "which is one client's share of a round, clipped as a whole"
+        )
 
     def _refuse_changed(self, update: Update) -> None:
         if self._turn is None or self._turn.model is None:

@@ -1,0 +1,73 @@
+"""The Gaussian reference of audited images behind Gaussian noise: what second moments alone could give."""
+
+from collections.abc import Sequence
+
+import torch
+
+from clients.bounds.base import Bound, Turn, gaussian_std, refuse_sums
+from clients.bounds.jacobian import check_linear, jacobian
+from fedsim.bounds.gaussian_prior import GaussianPrior
+from fedsim.bounds.references import gaussian_reference, information, prior_precision
+from fedsim.bounds.rounds import running_reference
+from fedsim.bounds.statement import Statement
+from fedsim.errors import NotApplicable, require
+
+
+class GaussianReference(Bound):
+    """dB of the least mean squared error under two Gaussian models of images, white and smooth (van Trees 1968).
+
+    Labels are given to the attacker, which only raises it.
+
+    Args:
+        image_mean, image_std, decay, colour: of the smooth model, as `fedsim.bounds.gaussian_prior` has them; the white
+            one has the same mean and deviation of a pixel.
+        rounds: for so many equal releases the reference is printed too, as information adds up.
+        images: how many updates at most.
+    """
+
+    kind = "reference"
+
+    def __init__(
+        self,
+        image_mean: float = 0.5,
+        image_std: float = 0.3,
+        decay: float = 1.0,
+        colour: float = 0.3,
+        rounds: Sequence[int] = (10, 100),
+        images: int = 16,
+    ) -> None:
+        self.smooth = GaussianPrior(image_mean, image_std, decay, colour)
+        self.white = GaussianPrior(image_mean, image_std, 0.0, 1.0)
+        for one in rounds:
+            require("bound.gaussian_reference.rounds", one, one >= 1, "numbers of releases, 1 or more")
+        require("bound.gaussian_reference.images", images, images >= 1, "1 or more")
+        self.rounds, self.images = tuple(rounds), images
+
+    def __call__(self, turns: Sequence[Turn]) -> Statement:
+        """Raises NotApplicable where the noise is not Gaussian of known covariance, or J is not computed."""
+        refuse_sums(turns)
+        each, std = [], 0.0
+        for turn in turns[: self.images]:
+            check_linear(turn)
+            if len(turn.pictures) > 1:
+                raise NotApplicable(f"{len(turn.pictures)} images in an update: computed for one")
+            result = turn.train()
+            std = gaussian_std(turn, result)
+            found, _ = jacobian(turn, list(turn.share(result).tensors))
+            each.append(information(found, torch.full((len(found),), std, dtype=torch.float64)))
+        shape = tuple(turns[0].images.shape[1:])
+        rows, values = [], {"std": std}
+        average = torch.stack(each).mean(dim=0)
+        for name, prior in (("white", self.white), ("smooth", self.smooth)):
+            precision = prior_precision(prior, shape)
+            values[name] = gaussian_reference(each, precision)
+            later = [running_reference([times * average], precision)[-1] for times in self.rounds]
+            rows.append((name, f"{values[name]:.1f} dB", *(f"{one:.1f} dB" for one in later)))
+        sentence = (
+            f"Were images Gaussian ones of standard deviation {self.smooth.image_std:g}, no estimate from an update "
+            f"behind Gaussian noise of {std:.3g} would have a mean squared error below {values['white']:.1f} dB "
+            f"(independent pixels) or {values['smooth']:.1f} dB (smooth ones) at these {len(each):,} images; real "
+            "images are not Gaussian, and who knows more of them may pass it."
+        )
+        header = ("images taken as", "one release", *(f"{times:,} releases" for times in self.rounds))
+        return Statement("reference", sentence, values, header, tuple(rows))

@@ -1,0 +1,97 @@
+"""Pairs of images that nobody can tell apart: each image beside itself blurred and pixelated, more and more."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from clients.bounds.base import Bound, Turn, gaussian_std, refuse_draws, refuse_sums, same_buffers
+from fedsim.bounds.statement import Panel, Statement, Strip
+from fedsim.bounds.two_points import TOLD_APART, blurred, distance, pixelated, right_at_most
+from fedsim.errors import require
+
+
+class IndistinguishablePairs(Bound):
+    """For each image the finest detail that this update's noise leaves to be told apart.
+
+    x' is x blurred or pixelated; the other images of its batch, the labels and the client's own draws are known to
+    whoever tells. One forward and backward for each x', exact, nothing is linearised.
+
+    Args:
+        blurs: standard deviations of a Gaussian blur in pixels, weakest first.
+        blocks: sides of blocks in pixels that take their mean, smallest first.
+        images: how many of the audited images.
+    """
+
+    kind = "theorem"
+
+    def __init__(
+        self, blurs: Sequence[float] = (0.5, 1, 2, 4), blocks: Sequence[int] = (2, 4, 8, 16), images: int = 4
+    ) -> None:
+        for blur in blurs:
+            require("bound.pairs.blurs", blur, blur > 0, "standard deviations in pixels, above 0")
+        for block in blocks:
+            require("bound.pairs.blocks", block, block >= 2, "sides of blocks in pixels, 2 or more")
+        require("bound.pairs.images", images, images >= 1, "1 or more")
+        self.blurs, self.blocks, self.images = tuple(blurs), tuple(blocks), images
+
+    def __call__(self, turns: Sequence[Turn]) -> Statement:
+        """Of the first images.
+
+        Raises:
+            NotApplicable: the noise is not Gaussian of a known covariance.
+        """
+        refuse_sums(turns)
+        strips: list[Strip] = []
+        rows: list[tuple[str, ...]] = []
+        finest: list[float] = []
+        std = 0.0
+        for turn in turns:
+            for place in range(len(turn.pictures)):
+                if len(strips) == self.images:
+                    break
+                std, strip, told = self._compare(turn, place)
+                strips.append(strip)
+                rows.append((strip.name, *(f"{right:.3f}" for _, right in told)))
+                finest.append(max(right for _, right in told))
+        apart = sum(right >= TOLD_APART for right in finest)
+        sentence = (
+            f"Behind independent Gaussian noise of standard deviation {std:.3g} in every shared number, whoever is "
+            "told that it is one of two named images, at equal odds, says which with at most the probability below "
+            "it, whatever else is known; it says so of the named pair and of no other image. "
+            f"{len(finest) - apart:,} of {len(finest):,} images cannot be told at {TOLD_APART:.0%} from any of their "
+            "own coarser versions here."
+        )
+        values = {"std": std, "told_apart": float(apart), "images": float(len(finest))}
+        header = ("image", *(words for words, _ in self._coarser()))
+        return Statement("theorem", sentence, values, header, tuple(rows), tuple(strips))
+
+    def _coarser(self) -> "list[tuple[str, tuple[str, float]]]":
+        blurs = [(f"blur of {blur:g} px", ("blur", float(blur))) for blur in self.blurs]
+        return blurs + [(f"blocks of {block} px", ("block", float(block))) for block in self.blocks]
+
+    def _compare(self, turn: Turn, place: int) -> tuple[float, Strip, list[tuple[str, float]]]:
+        """The noise, the strip and how often each x' is told from this image of the batch."""
+        refuse_draws(turn.runtime.model, turn.runtime.settings.training_mode)
+        images = turn.images
+        result = turn.train()
+        std = gaussian_std(turn, result)
+        own = turn.share(result).tensors
+        name = str(turn.pictures.ids[place])
+        told, panels = [], [Panel(images[place], name)]
+        for words, coarser in self._coarser():
+            other = turn.train(_replaced(images, place, coarser))
+            same_buffers(result, other)
+            # The same draws on both sides: their difference is that of the noiseless updates, to rounding.
+            right = right_at_most(distance(own, turn.share(other).tensors, std))
+            told.append((words, right))
+            panels.append(Panel(_replaced(images, place, coarser)[place], f"{words}: {right:.0%}"))
+        return std, Strip(name, tuple(panels)), told
+
+
+def _replaced(images: Tensor, place: int, coarser: tuple[str, float]) -> Tensor:
+    """The batch with one image coarser."""
+    how, strength = coarser
+    one = images[place : place + 1]
+    changed = blurred(one, strength) if how == "blur" else pixelated(one, int(strength))
+    return torch.cat([images[:place], changed.clamp(0.0, 1.0), images[place + 1 :]])

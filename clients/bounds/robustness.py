@@ -1,0 +1,97 @@
+"""Reconstruction robustness of a run, from what its defenses prove: the only bound that makes a defense *proven*."""
+
+import math
+from collections.abc import Sequence
+
+from clients.bounds.base import Bound, Turn
+from defenses.privacy.accounting import gaussian_epsilon
+from fedsim.bounds.robustness import (
+    KAPPAS,
+    PROVEN_GAMMA,
+    PROVEN_KAPPA,
+    GaussianDP,
+    blow_up,
+    of_epsilon,
+    releases_within,
+)
+from fedsim.bounds.statement import Proof, Statement
+from fedsim.effects import Unpublished
+from fedsim.errors import NotApplicable, require
+
+UNITS = {"image": "an image", "update": "what a client shares in a round"}
+
+
+class ReconstructionRobustness(Bound):
+    """γ = Φ(Φ⁻¹(κ) + μ) of a run's defenses, beside the weaker e^ε·κ + δ.
+
+    Args:
+        kappas: probabilities of success before anything is shared, at which γ is printed. Which of them is true of
+            images is the reader's assumption.
+        times: multiples of the releases that were made, for which γ is printed too.
+    """
+
+    kind = "theorem"
+
+    def __init__(self, kappas: Sequence[float] = KAPPAS, times: Sequence[int] = (10, 100)) -> None:
+        for kappa in kappas:
+            require("bound.reconstruction_robustness.kappas", kappa, 0 < kappa < 1, "probabilities between 0 and 1")
+        for one in times:
+            require("bound.reconstruction_robustness.times", one, one >= 1, "multiples of the releases, 1 or more")
+        self.kappas, self.times = tuple(map(float, kappas)), tuple(times)
+
+    def __call__(self, turns: Sequence[Turn]) -> Statement:
+        """Of the first turn: every other releases as often.
+
+        Raises:
+            NotApplicable: no defense proves Gaussian differential privacy, or one beside it does not say how it acts.
+        """
+        turn = turns[0]
+        turn.share(turn.train())
+        proven = turn.defenses.gaussian_dp()
+        if proven is None:
+            raise NotApplicable("no defense is differentially private: dp_sgd and local_dp are")
+        if proven.mu == math.inf:
+            raise NotApplicable("the private defense adds no noise: it proves nothing")
+        silent = [effect.defense for effect in turn.effects if isinstance(effect, Unpublished)]
+        if silent:
+            raise NotApplicable(f"{silent[0]} does not say how it acts: it may tell what the noise hides")
+        return state(proven, self.kappas, self.times)
+
+
+def state(proven: GaussianDP, kappas: Sequence[float], times: Sequence[int] = ()) -> Statement:
+    """The theorem with its numbers, and how it grows with further releases."""
+    gamma = blow_up(PROVEN_KAPPA, proven.mu)
+    epsilon = gaussian_epsilon(proven.delta, proven.mu)
+    each = proven.mu / math.sqrt(proven.releases)
+    lasts = releases_within(each)
+    after = "this one release" if proven.releases == 1 else f"these {proven.releases:,} releases"
+    sentence = (
+        f"Whoever would rebuild {UNITS[proven.unit]} with probability {PROVEN_KAPPA:g} before, by whatever "
+        f"means, does so with at most {number(gamma)} after {after}, because the noise is "
+        f"{proven.mu:.3g}-Gaussian-DP for {UNITS[proven.unit]}, {proven.because}; how probable success is before is an "
+        f"assumption, and at most {PROVEN_GAMMA:g} holds for {lasts:,.0f} such releases."
+    )
+    header = ("κ, before", "γ, after", f"e^ε·κ + δ, ε = {epsilon:.3g} at δ = {proven.delta:g}")
+    rows = [
+        (
+            f"{kappa:g}",
+            number(blow_up(kappa, proven.mu)),
+            number(of_epsilon(kappa, epsilon, proven.delta)),
+            *(number(blow_up(kappa, math.sqrt(more) * proven.mu)) for more in times),
+        )
+        for kappa in kappas
+    ]
+    values = {"mu": proven.mu, "releases": proven.releases, "epsilon": epsilon, "delta": proven.delta}
+    values |= {f"gamma_{kappa:g}": blow_up(kappa, proven.mu) for kappa in kappas}
+    more_often = tuple(f"γ, {more * proven.releases:,} releases" for more in times)
+    proof = Proof(PROVEN_KAPPA, gamma, proven.mu, proven.releases, proven.unit)
+    return Statement("theorem", sentence, values, header + more_often, tuple(rows), proof=proof)
+
+
+def number(value: float) -> str:
+    """A probability as a reader takes it in: rounded up, so that no bound is said smaller than it is."""
+    if value >= 1.0:
+        return "1"
+    digits = max(2, 1 - math.floor(math.log10(value)))
+    shown = math.ceil(value * 10**digits - 1e-9) / 10**digits
+    return f"{shown:.{digits}f}" if value >= 1e-3 else f"{shown:.1e}"
