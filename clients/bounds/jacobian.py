@@ -25,13 +25,15 @@ COLUMNS = 16
 """Pixels at once, for memory."""
 
 
-def check_linear(turn: Turn, allowed: Sequence[type]) -> None:
-    """Raises NotApplicable where J is not computed: too many pixels, local steps, defenses beyond those allowed."""
+def check_linear(turn: Turn, rounds: bool = False) -> None:
+    """Raises NotApplicable where J is not computed: too many pixels, local steps, defenses that do more than is known.
+
+    Args:
+        rounds: a defense may round each shared number by itself.
+    """
     unknowns = turn.images.numel()
     if unknowns > MOST_UNKNOWNS:
-        raise NotApplicable(
-            f"{unknowns:,} pixels in an update: at most {MOST_UNKNOWNS:,}, neither rank nor σ_min above"
-        )
+        raise NotApplicable(f"{unknowns:,} pixels in an update: computed for at most {MOST_UNKNOWNS:,}")
     if turn.runtime.settings.share != "gradient":
         raise NotApplicable(f"client.share={turn.runtime.settings.share}: computed for the gradient of one batch")
     for effect in turn.effects:
