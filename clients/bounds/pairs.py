@@ -44,7 +44,7 @@ class IndistinguishablePairs(Bound):
         refuse_sums(turns)
         strips: list[Strip] = []
         rows: list[tuple[str, ...]] = []
-        finest: list[float] = []
+        most: list[float] = []
         std = 0.0
         for turn in turns:
             for place in range(len(turn.pictures)):
@@ -52,19 +52,24 @@ class IndistinguishablePairs(Bound):
                     break
                 std, strip, told = self._compare(turn, place)
                 strips.append(strip)
-                rows.append((strip.name, *(f"{right:.3f}" for _, right in told)))
-                finest.append(max(right for _, right in told))
-        apart = sum(right >= TOLD_APART for right in finest)
+                rows.append((strip.name, *(f"{right:.3f}" for _, right in told), self._finest(told)))
+                most.append(max(right for _, right in told))
+        apart = sum(right >= TOLD_APART for right in most)
         sentence = (
             f"Behind independent Gaussian noise of standard deviation {std:.3g} in every shared number, whoever is "
             "told that it is one of two named images, at equal odds, says which with at most the probability below "
             "it, whatever else is known; it says so of the named pair and of no other image. "
-            f"{len(finest) - apart:,} of {len(finest):,} images cannot be told at {TOLD_APART:.0%} from any of their "
-            "own coarser versions here."
+            f"Of {len(most):,} images {apart:,} can be told at {TOLD_APART:.0%} from a coarser version of themselves."
         )
-        values = {"std": std, "told_apart": float(apart), "images": float(len(finest))}
-        header = ("image", *(words for words, _ in self._coarser()))
+        values = {"std": std, "told_apart": float(apart), "images": float(len(most))}
+        header = ("image", *(words for words, _ in self._coarser()), f"finest told apart at {TOLD_APART:.0%}")
         return Statement("theorem", sentence, values, header, tuple(rows), tuple(strips))
+
+    def _finest(self, told: Sequence[tuple[str, float]]) -> str:
+        """The weakest blur and the smallest blocks that are told apart."""
+        apart = [words for words, right in told if right >= TOLD_APART]
+        blurs = [words for words in apart if words.startswith("blur")]
+        return ", ".join(blurs[:1] + [words for words in apart if words not in blurs][:1]) or "nothing"
 
     def _coarser(self) -> "list[tuple[str, tuple[str, float]]]":
         blurs = [(f"blur of {blur:g} px", ("blur", float(blur))) for blur in self.blurs]

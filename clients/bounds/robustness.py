@@ -18,7 +18,7 @@ from fedsim.bounds.statement import Proof, Statement
 from fedsim.effects import Unpublished
 from fedsim.errors import NotApplicable, require
 
-UNITS = {"image": "an image", "update": "what a client shares in a round"}
+UNITS = {"image": "an image", "update": "an image of a client"}
 
 
 class ReconstructionRobustness(Bound):
@@ -65,11 +65,11 @@ def state(proven: GaussianDP, kappas: Sequence[float], times: Sequence[int] = ()
     each = proven.mu / math.sqrt(proven.releases)
     lasts = releases_within(each)
     after = "this one release" if proven.releases == 1 else f"these {proven.releases:,} releases"
+    long = f"it holds for {lasts:,.0f} such releases" if lasts else "no such release keeps it"
     sentence = (
-        f"Whoever would rebuild {UNITS[proven.unit]} with probability {PROVEN_KAPPA:g} before, by whatever "
-        f"means, does so with at most {number(gamma)} after {after}, because the noise is "
-        f"{proven.mu:.3g}-Gaussian-DP for {UNITS[proven.unit]}, {proven.because}; how probable success is before is an "
-        f"assumption, and at most {PROVEN_GAMMA:g} holds for {lasts:,.0f} such releases."
+        f"Whoever would rebuild {UNITS[proven.unit]} with probability {PROVEN_KAPPA:g} before, which is an assumption "
+        f"about images, does so with at most {number(gamma)} after {after}, whatever he knows and does, as noise makes "
+        f"a release {each:.3g}-Gaussian-DP ({proven.because}); at most {PROVEN_GAMMA:g} is called proven, and {long}."
     )
     header = ("κ, before", "γ, after", f"e^ε·κ + δ, ε = {epsilon:.3g} at δ = {proven.delta:g}")
     rows = [

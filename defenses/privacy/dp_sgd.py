@@ -138,7 +138,7 @@ class DPSGD(Defense):
         assert self._turn is not None
         passes = int(self._turn.memory["passes"])
         mu = math.inf if self.noise_multiplier == 0.0 else math.sqrt(passes) / self.noise_multiplier
-        because = "which is in one batch of each pass over the client's permuted images"
+        because = "an image is in one batch of each pass over the client's permuted images"
         return GaussianDP(mu, passes, "image", self.delta, because)
 
     def _count(self, turn: ClientRound, size: int) -> None:

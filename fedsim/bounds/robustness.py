@@ -8,8 +8,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scipy.special import ndtr, ndtri
-
 from fedsim.errors import require
 
 KAPPAS = (1e-2, 1e-3, 1e-6)
@@ -58,6 +56,8 @@ def blow_up(kappa: float, mu: float) -> float:
     """
     _check(kappa)
     require("mu", mu, mu >= 0, "0 or more")
+    from scipy.special import ndtr, ndtri  # a defense is built without it
+
     return float(ndtr(ndtri(kappa) + mu))
 
 
@@ -90,6 +90,8 @@ def releases_within(mu: float, kappa: float = PROVEN_KAPPA, gamma: float = PROVE
     """
     _check(kappa)
     _check(gamma)
+    from scipy.special import ndtri
+
     room = float(ndtri(gamma) - ndtri(kappa))
     if mu == 0:
         return math.inf if room >= 0 else 0

@@ -20,6 +20,7 @@ from fedsim.report.draw.chart_data import Chart, Series
 from fedsim.report.level_wording import few_images, few_test_images, of_images, without_update
 from fedsim.report.matrix import wording as matrix_wording
 from fedsim.report.run.baseline import baselines, guessing, reading
+from fedsim.report.run.bound_section import shown_bounds
 from fedsim.report.run.gallery import build_gallery
 from fedsim.report.run.label_attacks import labels_of
 from fedsim.report.run.leakage import summarise_leakage
@@ -79,6 +80,7 @@ def build_report(run_folder: Path) -> Path:
         with_private=any(row.changed for row in rows),
         needs={row.attack: needs for row in rows if (needs := knows(run, row.attack))},
         gallery=gallery,
+        bounds=shown_bounds(run),
         searches={row.attack: figure for row in rows if (figure := _search(run, row.attack)) is not None},
         refusals=refusals(run),
         client_failures=client_failures(run),

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from fedsim.report.run.bounds import BoundRecord, bound_record
 from fedsim.report.run.records import AttackRecord, FramesRecord, ImageRecord, sources
 
 Record = TypeVar("Record")
@@ -66,6 +67,7 @@ class RecordedRun:
     Attributes:
         config: the resolved configuration, empty where it is missing or unreadable.
         config_text: the same as text.
+        bounds: what stands beside the attacks.
         classes: names of the data's classes, in the order of their labels; empty where they are not known.
         damaged: what could not be read, as `metrics.jsonl: 1 line`.
     """
@@ -76,6 +78,7 @@ class RecordedRun:
     rounds: tuple[RecordedRound, ...] = ()
     timings: tuple[TimingRecord, ...] = ()
     attacks: tuple[AttackRecord, ...] = ()
+    bounds: tuple[BoundRecord, ...] = ()
     summary: dict[str, Any] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
@@ -136,7 +139,7 @@ class RecordedRun:
 
 
 def read_run(folder: Path) -> RecordedRun:
-    """Read `config.yaml`, `metrics.jsonl`, `timings.jsonl`, `attacks.jsonl`, `summary.json` and `classes.json`.
+    """Read `config.yaml`, `summary.json`, `classes.json`, and the lines of metrics, timings, attacks and bounds.
 
     Where a resumed run wrote a round or an attack twice, the later line counts.
 
@@ -150,6 +153,7 @@ def read_run(folder: Path) -> RecordedRun:
     rounds = _read_lines(folder / "metrics.jsonl", _round, damaged)
     timings = _read_lines(folder / "timings.jsonl", _timing, damaged)
     attacks = _read_lines(folder / "attacks.jsonl", _attack, damaged)
+    bounds = _read_lines(folder / "bounds.jsonl", bound_record, damaged)
     by_round = {record.number: record for record in rounds}
     measured = {record.number: record for record in timings}
     return RecordedRun(
@@ -159,6 +163,7 @@ def read_run(folder: Path) -> RecordedRun:
         rounds=tuple(by_round[number] for number in sorted(by_round)),
         timings=tuple(measured[number] for number in sorted(measured)),
         attacks=tuple({(record.observation, record.attack): record for record in attacks}.values()),
+        bounds=tuple({record.bound: record for record in bounds}.values()),
         summary=_read_summary(folder / "summary.json", damaged),
         classes=_read_classes(folder / "classes.json", damaged),
         damaged=tuple(damaged),
