@@ -2,8 +2,8 @@
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -21,8 +21,11 @@ from fedsim.models import Normaliser
 MOST_UNKNOWNS = 2000
 """Pixels of all images of an update together; above, singular values would have to be guessed."""
 
-COLUMNS = 16
-"""Pixels at once, for memory."""
+MOST_BYTES = 4 * 2**30
+"""Of J."""
+
+AT_ONCE = 2**22
+"""Numbers of the columns that are pushed forward together."""
 
 
 def check_linear(turn: Turn, rounds: bool = False) -> None:
@@ -34,6 +37,9 @@ def check_linear(turn: Turn, rounds: bool = False) -> None:
     unknowns = turn.images.numel()
     if unknowns > MOST_UNKNOWNS:
         raise NotApplicable(f"{unknowns:,} pixels in an update: computed for at most {MOST_UNKNOWNS:,}")
+    size = 8 * unknowns * sum(p.numel() for p in turn.runtime.model.parameters() if p.requires_grad)
+    if size > MOST_BYTES:
+        raise NotApplicable(f"J would take {size / 2**30:.0f} GB: computed up to {MOST_BYTES / 2**30:.0f}")
     if turn.runtime.settings.share != "gradient":
         raise NotApplicable(f"client.share={turn.runtime.settings.share}: computed for the gradient of one batch")
     for effect in turn.effects:
@@ -59,9 +65,13 @@ def jacobian(turn: Turn, names: Sequence[str]) -> tuple[Float[Tensor, "numbers p
     whole = _shared(turn, model, labels, names)
     size, shape = images.numel(), images.shape
     basis = torch.eye(size, dtype=torch.float64).view(size, *shape)
-    with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-        columns = vmap(lambda direction: jvp(whole, (images,), (direction,))[1], chunk_size=COLUMNS)(basis)
-        return columns.T.contiguous(), whole(images)
+    with sdpa_kernel(SDPBackend.MATH), torch.no_grad(), warnings.catch_warnings():
+        # torch compiles its forward-mode rules with its own deprecated torch.jit.script.
+        warnings.filterwarnings("ignore", message=".*torch.jit.script.*", category=FutureWarning)
+        shared = whole(images)
+        chunk = max(1, min(64, AT_ONCE // max(1, len(shared))))
+        columns = vmap(lambda direction: jvp(whole, (images,), (direction,))[1], chunk_size=chunk)(basis)
+        return columns.T.contiguous(), shared
 
 
 def _shared(turn: Turn, model: torch.nn.Module, labels: Tensor, names: Sequence[str]) -> Callable[[Tensor], Tensor]:
@@ -74,7 +84,9 @@ def _shared(turn: Turn, model: torch.nn.Module, labels: Tensor, names: Sequence[
         return F.cross_entropy(scores, label[None], label_smoothing=smoothing)
 
     def whole(images: Tensor) -> Tensor:
-        each = vmap(grad(partial(loss)), in_dims=(None, 0, 0))(parameters, images, labels)
+        # One image after the other: forward mode through a vmapped LayerNorm's backward is wrong in torch 2.
+        parts = [grad(loss)(parameters, image, label) for image, label in zip(images, labels, strict=True)]
+        each = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
         for clip in clips:
             if clip.per.startswith("example"):
                 each = _clipped(each, clip, examples=True)

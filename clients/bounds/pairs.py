@@ -62,7 +62,8 @@ class IndistinguishablePairs(Bound):
             f"Of {len(most):,} images {apart:,} can be told at {TOLD_APART:.0%} from a coarser version of themselves."
         )
         values = {"std": std, "told_apart": float(apart), "images": float(len(most))}
-        header = ("image", *(words for words, _ in self._coarser()), f"finest told apart at {TOLD_APART:.0%}")
+        coarser = self._coarser(max(turns[0].images.shape[-2:]))
+        header = ("image", *(words for words, _ in coarser), f"finest told apart at {TOLD_APART:.0%}")
         return Statement("theorem", sentence, values, header, tuple(rows), tuple(strips))
 
     def _finest(self, told: Sequence[tuple[str, float]]) -> str:
@@ -71,9 +72,14 @@ class IndistinguishablePairs(Bound):
         blurs = [words for words in apart if words.startswith("blur")]
         return ", ".join(blurs[:1] + [words for words in apart if words not in blurs][:1]) or "nothing"
 
-    def _coarser(self) -> "list[tuple[str, tuple[str, float]]]":
+    def _coarser(self, side: int) -> "list[tuple[str, tuple[str, float]]]":
+        """Of images of this many pixels a side; of blocks that hold a whole image one is enough."""
         blurs = [(f"blur of {blur:g} px", ("blur", float(blur))) for blur in self.blurs]
-        return blurs + [(f"blocks of {block} px", ("block", float(block))) for block in self.blocks]
+        return blurs + [(f"blocks of {block} px", ("block", float(block))) for block in self._blocks(side)]
+
+    def _blocks(self, side: int) -> list[int]:
+        smaller, larger = [b for b in self.blocks if b < side], [b for b in self.blocks if b >= side]
+        return smaller + larger[:1]
 
     def _compare(self, turn: Turn, place: int) -> tuple[float, Strip, list[tuple[str, float]]]:
         """The noise, the strip and how often each x' is told from this image of the batch."""
@@ -84,7 +90,7 @@ class IndistinguishablePairs(Bound):
         own = turn.share(result).tensors
         name = str(turn.pictures.ids[place])
         told, panels = [], [Panel(images[place], name)]
-        for words, coarser in self._coarser():
+        for words, coarser in self._coarser(max(images.shape[-2:])):
             other = turn.train(_replaced(images, place, coarser))
             same_buffers(result, other)
             # The same draws on both sides: their difference is that of the noiseless updates, to rounding.

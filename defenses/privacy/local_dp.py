@@ -12,6 +12,7 @@ from defenses.settings import choice, number
 from defenses.update.perturbation import clip, require_change, tracked_statistics, unit_noise
 from fedsim.bounds.privacy import FIRST_ROUND
 from fedsim.bounds.robustness import GaussianDP
+from fedsim.effects import AddsNoise, Clips, Effect
 from fedsim.errors import ConfigError
 from fedsim.update import State, Update
 
@@ -68,6 +69,10 @@ class LocalDP(Defense):
         if self.calibration == "analytic":
             return self.sensitivity / gaussian_mu(self.epsilon, self.delta)
         return self.sensitivity * math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
+
+    def effects(self) -> tuple[Effect, ...]:
+        clips: tuple[Effect, ...] = () if self.clipping_norm == math.inf else (Clips(self.clipping_norm, "update"),)
+        return (*clips, AddsNoise(self.std)) if self.std > 0.0 else clips
 
     def check(self, plan: Plan) -> None:
         """Raises ConfigError for running statistics: they are shared beside the update, without noise."""

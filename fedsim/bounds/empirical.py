@@ -10,7 +10,7 @@ import math
 import torch
 from jaxtyping import Float
 from scipy.optimize import brentq
-from scipy.special import nctdtr
+from scipy.special import chdtri, nctdtr
 from torch import Tensor
 
 from fedsim.errors import require
@@ -44,8 +44,8 @@ def mu_lower(inside: Float[Tensor, " k"], outside: Float[Tensor, " m"], confiden
     t = apart / spread * scale
     if nctdtr(freedom, 0.0, t) <= confidence:
         return 0.0
-    if t > 1e4:  # no noise to speak of; the non-central t is beyond floating point
-        return t / scale * math.sqrt(max(0.0, 1 - 4 / math.sqrt(2 * freedom)))
+    if t > 1e4:  # beyond floating point: the spread alone is uncertain then, and follows a χ distribution
+        return t / scale * math.sqrt(chdtri(freedom, confidence) / freedom)
     return float(brentq(lambda found: nctdtr(freedom, found, t) - confidence, 0.0, t + 1.0)) / scale
 
 
