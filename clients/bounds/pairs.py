@@ -52,7 +52,7 @@ class IndistinguishablePairs(Bound):
                     break
                 std, strip, told = self._compare(turn, place)
                 strips.append(strip)
-                rows.append((strip.name, *(f"{right:.3f}" for _, right in told), self._finest(told)))
+                rows.append((strip.name, self._finest(told), *(f"{right:.3f}" for _, right in told)))
                 most.append(max(right for _, right in told))
         apart = sum(right >= TOLD_APART for right in most)
         sentence = (
@@ -63,7 +63,7 @@ class IndistinguishablePairs(Bound):
         )
         values = {"std": std, "told_apart": float(apart), "images": float(len(most))}
         coarser = self._coarser(max(turns[0].images.shape[-2:]))
-        header = ("image", *(words for words, _ in coarser), f"finest told apart at {TOLD_APART:.0%}")
+        header = ("image", f"finest told apart at {TOLD_APART:.0%}", *(words for words, _ in coarser))
         return Statement("theorem", sentence, values, header, tuple(rows), tuple(strips))
 
     def _finest(self, told: Sequence[tuple[str, float]]) -> str:

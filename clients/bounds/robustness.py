@@ -5,20 +5,11 @@ from collections.abc import Sequence
 
 from clients.bounds.base import Bound, Turn
 from defenses.privacy.accounting import gaussian_epsilon
-from fedsim.bounds.robustness import (
-    KAPPAS,
-    PROVEN_GAMMA,
-    PROVEN_KAPPA,
-    GaussianDP,
-    blow_up,
-    of_epsilon,
-    releases_within,
-)
+from fedsim.bounds.robustness import KAPPAS, PROVEN_KAPPA, GaussianDP, blow_up, of_epsilon
+from fedsim.bounds.robustness_wording import lasting, probability, theorem_sentence
 from fedsim.bounds.statement import Proof, Statement
 from fedsim.effects import Unpublished
 from fedsim.errors import NotApplicable, require
-
-UNITS = {"image": "an image", "update": "an image of a client"}
 
 
 class ReconstructionRobustness(Bound):
@@ -60,38 +51,20 @@ class ReconstructionRobustness(Bound):
 
 def state(proven: GaussianDP, kappas: Sequence[float], times: Sequence[int] = ()) -> Statement:
     """The theorem with its numbers, and how it grows with further releases."""
-    gamma = blow_up(PROVEN_KAPPA, proven.mu)
     epsilon = gaussian_epsilon(proven.delta, proven.mu)
-    each = proven.mu / math.sqrt(proven.releases)
-    lasts = releases_within(each)
-    after = "this one release" if proven.releases == 1 else f"these {proven.releases:,} releases"
-    long = f"it holds for {lasts:,.0f} such releases" if lasts else "no such release keeps it"
-    sentence = (
-        f"Whoever would rebuild {UNITS[proven.unit]} with probability {PROVEN_KAPPA:g} before, which is an assumption "
-        f"about images, does so with at most {number(gamma)} after {after}, whatever he knows and does, as noise makes "
-        f"a release {each:.3g}-Gaussian-DP ({proven.because}); at most {PROVEN_GAMMA:g} is called proven, and {long}."
-    )
     header = ("κ, before", "γ, after", f"e^ε·κ + δ, ε = {epsilon:.3g} at δ = {proven.delta:g}")
     rows = [
         (
             f"{kappa:g}",
-            number(blow_up(kappa, proven.mu)),
-            number(of_epsilon(kappa, epsilon, proven.delta)),
-            *(number(blow_up(kappa, math.sqrt(more) * proven.mu)) for more in times),
+            probability(blow_up(kappa, proven.mu)),
+            probability(of_epsilon(kappa, epsilon, proven.delta)),
+            *(probability(blow_up(kappa, math.sqrt(more) * proven.mu)) for more in times),
         )
         for kappa in kappas
     ]
     values = {"mu": proven.mu, "releases": proven.releases, "epsilon": epsilon, "delta": proven.delta}
     values |= {f"gamma_{kappa:g}": blow_up(kappa, proven.mu) for kappa in kappas}
     more_often = tuple(f"γ, {more * proven.releases:,} releases" for more in times)
-    proof = Proof(PROVEN_KAPPA, gamma, proven.mu, proven.releases, proven.unit)
-    return Statement("theorem", sentence, values, header + more_often, tuple(rows), proof=proof)
-
-
-def number(value: float) -> str:
-    """A probability as a reader takes it in: rounded up, so that no bound is said smaller than it is."""
-    if value >= 1.0:
-        return "1"
-    digits = max(2, 1 - math.floor(math.log10(value)))
-    shown = math.ceil(value * 10**digits - 1e-9) / 10**digits
-    return f"{shown:.{digits}f}" if value >= 1e-3 else f"{shown:.1e}"
+    proof = Proof(PROVEN_KAPPA, blow_up(PROVEN_KAPPA, proven.mu), proven.mu, proven.releases, proven.unit)
+    sentence, note = theorem_sentence(proven), lasting(proven)
+    return Statement("theorem", sentence, values, header + more_often, tuple(rows), proof=proof, note=note)

@@ -49,6 +49,7 @@ class Statement:
 
     Attributes:
         sentence: with its assumption.
+        note: what follows for whoever reads on.
         values: the numbers in it, by name.
         header, rows: of a table; empty without one.
     """
@@ -60,12 +61,14 @@ class Statement:
     rows: tuple[tuple[str, ...], ...] = ()
     strips: tuple[Strip, ...] = ()
     proof: Proof | None = None
+    note: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """All but the images."""
         return {
             "kind": self.kind,
             "sentence": self.sentence,
+            "note": self.note,
             "values": dict(self.values),
             "header": list(self.header),
             "rows": [list(row) for row in self.rows],

@@ -41,7 +41,7 @@ class BoundRecord:
 
     Attributes:
         status: `done`, `refused` or `failed`; the reason of the last two.
-        sentence: with its assumption.
+        sentence: with its assumption; `note`: what follows for whoever reads on.
         mu, releases, unit: of the theorem that a defense may be proven by; None where it is none.
         strips: a name and its images.
     """
@@ -51,6 +51,7 @@ class BoundRecord:
     status: str
     reason: str = ""
     sentence: str = ""
+    note: str = ""
     header: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
     strips: tuple[tuple[str, tuple[PanelRecord, ...]], ...] = ()
@@ -84,6 +85,7 @@ def bound_record(row: Mapping[str, Any]) -> BoundRecord | None:
         status=str(row.get("status") or "failed"),
         reason=str(row.get("reason") or ""),
         sentence=str(row.get("sentence") or ""),
+        note=str(row.get("note") or ""),
         header=tuple(map(str, _list(row.get("header")))),
         rows=tuple(tuple(map(str, _list(one))) for one in _list(row.get("rows"))),
         strips=tuple(_strip(one) for one in _list(row.get("strips")) if isinstance(one, Mapping)),

@@ -12,6 +12,7 @@ def test_a_statement_is_json_but_for_its_images():
     assert json.loads(json.dumps(found.to_json())) == {
         "kind": "theorem",
         "sentence": "So it is.",
+        "note": "",
         "values": {"mu": 1.0},
         "header": ["κ"],
         "rows": [["0.1"]],
