@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from clients.bounds.base import Bound, Turn
+from defenses.base import Defense
 from defenses.privacy.accounting import gaussian_epsilon
 from fedsim.bounds.robustness import KAPPAS, PROVEN_KAPPA, GaussianDP, blow_up, of_epsilon
 from fedsim.bounds.robustness_wording import lasting, probability, theorem_sentence
@@ -37,15 +38,15 @@ class ReconstructionRobustness(Bound):
             NotApplicable: no defense proves Gaussian differential privacy, or one beside it does not say how it acts.
         """
         turn = turns[0]
-        turn.share(turn.train())
-        proven = turn.defenses.gaussian_dp()
-        if proven is None:
+        if all(type(one).gaussian_dp is Defense.gaussian_dp for one in turn.defenses.wrappers):
             raise NotApplicable("no defense is differentially private: dp_sgd and local_dp are")
-        if proven.mu == math.inf:
-            raise NotApplicable("the private defense adds no noise: it proves nothing")
         silent = [effect.defense for effect in turn.effects if isinstance(effect, Unpublished)]
         if silent:
             raise NotApplicable(f"{silent[0]} does not say how it acts: it may tell what the noise hides")
+        turn.share(turn.train())
+        proven = turn.defenses.gaussian_dp()
+        if proven is None or proven.mu == math.inf:
+            raise NotApplicable("the private defense adds no noise: it proves nothing")
         return state(proven, self.kappas, self.times)
 
 

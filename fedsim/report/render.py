@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import fedsim
+from fedsim.bounds.robustness_wording import probability
 from fedsim.report import wording
 from fedsim.report.compare.runs import Comparison, compare_runs, find_runs
 from fedsim.report.compare.same_pictures import RUNS_SHOWN
@@ -137,6 +138,7 @@ def _environment() -> Environment:
         environment.filters[name] = getattr(wording, name)
     for name in ("cell_level", "cell_text", "cell_story", "counts_text", "leakage_level", "leakage_text"):
         environment.filters[name] = getattr(matrix_wording, name)
+    environment.filters["probability"] = probability
     environment.globals |= {
         "version": fedsim.__version__,
         "recognisable": RECOGNISABLE,

@@ -78,7 +78,7 @@ def bound_record(row: Mapping[str, Any]) -> BoundRecord | None:
         return None
     proof = row.get("proof")
     proof = proof if isinstance(proof, Mapping) else {}
-    releases = _number(proof.get("releases"))
+    releases = number(proof.get("releases"))
     return BoundRecord(
         bound=name,
         kind=str(kind),
@@ -90,7 +90,7 @@ def bound_record(row: Mapping[str, Any]) -> BoundRecord | None:
         rows=tuple(tuple(map(str, _list(one))) for one in _list(row.get("rows"))),
         strips=tuple(_strip(one) for one in _list(row.get("strips")) if isinstance(one, Mapping)),
         values=_numbers(row.get("values")),
-        mu=_number(proof.get("mu")),
+        mu=number(proof.get("mu")),
         releases=None if releases is None else int(releases),
     )
 
@@ -125,11 +125,11 @@ def _list(value: object) -> list[Any]:
 
 
 def _numbers(value: object) -> dict[str, float]:
-    found = {str(name): _number(one) for name, one in value.items()} if isinstance(value, Mapping) else {}
+    found = {str(name): number(one) for name, one in value.items()} if isinstance(value, Mapping) else {}
     return {name: one for name, one in found.items() if one is not None}
 
 
-def _number(value: object) -> float | None:
+def number(value: object) -> float | None:
     """A finite one of ordinary size."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
         return None

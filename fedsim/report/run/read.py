@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from fedsim.report.run.bounds import BoundRecord, bound_record
+from fedsim.report.run.over_rounds import Released, over_rounds, released
 from fedsim.report.run.records import AttackRecord, FramesRecord, ImageRecord, sources
 
 Record = TypeVar("Record")
@@ -36,7 +37,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class RecordedRound:
-    """One evaluated round; round 0 is before training."""
+    """One evaluated round; round 0 is before training.
+
+    Attributes:
+        released: what differential privacy counts of the client that released most so far.
+    """
 
     number: int
     accuracy: float | None
@@ -44,6 +49,7 @@ class RecordedRound:
     train_loss: float | None
     clients: int | None
     failures: tuple[Failure, ...]
+    released: Released | None = None
 
 
 @dataclass(frozen=True)
@@ -163,11 +169,15 @@ def read_run(folder: Path) -> RecordedRun:
         rounds=tuple(by_round[number] for number in sorted(by_round)),
         timings=tuple(measured[number] for number in sorted(measured)),
         attacks=tuple({(record.observation, record.attack): record for record in attacks}.values()),
-        bounds=tuple({record.bound: record for record in bounds}.values()),
+        bounds=tuple({record.bound: record for record in [*_over_rounds(by_round), *bounds]}.values()),
         summary=_read_summary(folder / "summary.json", damaged),
         classes=_read_classes(folder / "classes.json", damaged),
         damaged=tuple(damaged),
     )
+
+
+def _over_rounds(by_round: Mapping[int, RecordedRound]) -> list[BoundRecord]:
+    return over_rounds([(number, by_round[number].released) for number in sorted(by_round)])
 
 
 def _read_text(path: Path) -> str:
@@ -246,6 +256,7 @@ def _round(values: Mapping[str, Any]) -> RecordedRound | None:
         loss=_number(values.get("loss")),
         train_loss=_number(values.get("train_loss")),
         clients=_whole(values.get("clients")),
+        released=released(values),
         failures=tuple(
             Failure(client=_text(failure.get("client")) or "?", error=_text(failure.get("error")) or "unknown")
             for failure in (failures if isinstance(failures, list) else [])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedsim.bounds.privacy import is_epsilon, largest_epsilons
+from fedsim.bounds.privacy import is_budget, largest_budgets
 
 
 @pytest.mark.parametrize(
@@ -19,18 +19,18 @@ from fedsim.bounds.privacy import is_epsilon, largest_epsilons
     ],
 )
 def test_names(metric: str, expected: bool) -> None:
-    assert is_epsilon(metric) == expected
+    assert is_budget(metric) == expected
 
 
 def test_every_client_is_within_what_is_reported() -> None:
     reports = [{"a_epsilon": 4.38, "loss": 9.0}, {"a_epsilon": 15.46, "b_epsilon": 0.5}, {"a_epsilon": 2.0}]
-    assert largest_epsilons(reports) == {"a_epsilon": 15.46, "b_epsilon": 0.5}
-    assert largest_epsilons([]) == {}
+    assert largest_budgets(reports) == {"a_epsilon": 15.46, "b_epsilon": 0.5}
+    assert largest_budgets([]) == {}
     before = {"a_epsilon": 20.0}
-    assert largest_epsilons([before, *reports])["a_epsilon"] == 20.0
+    assert largest_budgets([before, *reports])["a_epsilon"] == 20.0
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "much", None, [1.0]])
 def test_what_is_no_number_bounds_nothing(value: object) -> None:
     for reports in ([{"a_epsilon": value}, {"a_epsilon": 1.0}], [{"a_epsilon": 1.0}, {"a_epsilon": value}]):
-        assert largest_epsilons(reports) == {"a_epsilon": math.inf}
+        assert largest_budgets(reports) == {"a_epsilon": math.inf}
