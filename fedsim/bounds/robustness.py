@@ -44,7 +44,7 @@ class GaussianDP:
 def blow_up(kappa: float, mu: float) -> float:
     """γ = Φ(Φ⁻¹(κ) + μ): who would succeed with probability κ before succeeds with at most γ after.
 
-    A theorem for a μ-GDP mechanism (Hayes et al. 2023, corollary 3 by theorem 2; Dong et al. 2022, definition 2.6):
+    A theorem for a μ-GDP mechanism (the blow-up function of Hayes et al. 2023; Dong et al. 2022, definition 2.6):
     sup P(E) over events with Q(E) ≤ κ, where P is the release with the unit and Q the one without. Reached where P and
     Q are Gaussians μ standard deviations apart.
 

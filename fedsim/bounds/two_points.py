@@ -22,7 +22,7 @@ def right_at_most(distance: float) -> float:
     """Φ(d/2): telling x from x' at equal odds is right with at most this probability, whatever the attacker knows.
 
     Le Cam's two points for Gaussian noise of known covariance Σ: d = ‖Σ^-½(f(x) - f(x'))‖, and the likelihood ratio
-    reaches it (Tsybakov 2009, section 2.4.1; Dong et al. 2022, definition 2.6).
+    reaches it (Tsybakov 2009, section 2.3; Dong et al. 2022, definition 2.6).
 
     >>> [round(right_at_most(d), 3) for d in (0.0, 1.0, 2.563)]
     [0.5, 0.691, 0.9]

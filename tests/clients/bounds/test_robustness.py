@@ -85,6 +85,16 @@ class Changed(DPSGD):
         return compute(batch)
 
 
+def test_a_chain_reports_what_it_proves_beside_what_it_measures(turns):
+    (turn,) = turns("defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=4", images=1)
+    turn.share(turn.train())
+    measured = turn.defenses.measurements()
+    assert (measured["dp_sgd_gdp_mu"], measured["dp_sgd_gdp_releases"]) == (0.25, 1.0)
+    turn.defenses.defenses["mute"] = Mute()
+    assert "dp_sgd_gdp_mu" not in turn.defenses.measurements()
+    assert "dp_sgd_epsilon" in turn.defenses.measurements()
+
+
 def test_a_subclass_must_speak_for_itself():
     assert DefenseChain({"changed": Changed()}).gaussian_dp() is None
 
