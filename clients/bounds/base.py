@@ -1,5 +1,6 @@
 """What every bound is: from one or several clients' turns to a statement, or a refusal in one line."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -84,8 +85,11 @@ class Bound:
         raise NotImplementedError
 
 
-def gaussian_std(turn: Turn, result: LocalResult) -> float:
+def gaussian_std(turn: Turn, result: LocalResult, informed: bool = False) -> float:
     """The standard deviation of independent Gaussian noise on each shared coordinate.
+
+    Args:
+        informed: Laplace noise, too: of Gaussian noise with as much Fisher information, 2/std² a coordinate.
 
     Raises:
         NotApplicable: there is none, or the noise is of another kind, depends on the images, or is changed after.
@@ -96,7 +100,8 @@ def gaussian_std(turn: Turn, result: LocalResult) -> float:
     if len(noise) > 1:
         raise NotApplicable("several defenses add noise: its covariance is not known in closed form")
     (added,) = noise
-    if added.distribution != "gaussian":
+    laplace = informed and added.distribution == "laplace"
+    if added.distribution != "gaussian" and not laplace:
         raise NotApplicable(f"the noise is {added.distribution}, not Gaussian")
     if added.relative:
         raise NotApplicable("the noise is as large as the update makes it: fix its std (relative_norm=null)")
@@ -105,7 +110,8 @@ def gaussian_std(turn: Turn, result: LocalResult) -> float:
         raise NotApplicable(f"{type(other[0]).__name__} stands beside the noise: only clipping and withholding may")
     if any(isinstance(one, Clips) for one in effects[effects.index(added) :]):
         raise NotApplicable("the noisy update is clipped: its noise is Gaussian no more")
-    return added.std * (1.0 if added.on == "update" else _of_one_step(turn, result))
+    unit = 1.0 if added.on == "update" else _of_one_step(turn, result)
+    return added.std * unit / (math.sqrt(2.0) if laplace else 1.0)
 
 
 def _of_one_step(turn: Turn, result: LocalResult) -> float:

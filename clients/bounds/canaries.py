@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from clients.bounds.base import Bound, Turn
 from defenses.base import Batch, ClientRound, Defense
 from defenses.privacy.accounting import gaussian_epsilon, gaussian_mu
+from defenses.settings import whole
 from fedsim.bounds.empirical import CONFIDENCE, mu_estimate, mu_lower, unit_canaries
 from fedsim.bounds.statement import Statement
 from fedsim.determinism import seeded_globals, torch_generator
@@ -62,8 +63,9 @@ class Canaries(Bound):
     kind = "test"
 
     def __init__(self, canaries: int | None = None, seed: int = 0) -> None:
-        require("bound.canaries.canaries", canaries, canaries is None or canaries >= 2, "2 or more, or null")
-        self.canaries, self.seed = canaries, seed
+        if canaries is not None:
+            whole("bound.canaries.canaries", canaries, f"from 2 to {MOST:,}, or null", lambda one: 2 <= one <= MOST)
+        self.canaries, self.seed = canaries, whole("bound.canaries.seed", seed, "0 or more", lambda one: one >= 0)
 
     def __call__(self, turns: Sequence[Turn]) -> Statement:
         """Raises NotApplicable where no defense claims an ε."""

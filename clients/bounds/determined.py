@@ -7,10 +7,10 @@ import torch
 
 from clients.bounds.base import Bound, Turn, refuse_sums
 from clients.bounds.jacobian import check_linear, jacobian
+from defenses.settings import whole
 from fedsim.bounds.references import Determined, determined
 from fedsim.bounds.statement import Statement
 from fedsim.effects import Quantises
-from fedsim.errors import require
 
 
 class Determinedness(Bound):
@@ -25,8 +25,7 @@ class Determinedness(Bound):
     kind = "local fact"
 
     def __init__(self, images: int = 16) -> None:
-        require("bound.determined.images", images, images >= 1, "1 or more")
-        self.images = images
+        self.images = whole("bound.determined.images", images, "a whole number, 1 or more", lambda one: one >= 1)
 
     def __call__(self, turns: Sequence[Turn]) -> Statement:
         """Raises NotApplicable where J is not computed."""

@@ -6,17 +6,19 @@ import torch
 
 from clients.bounds.base import Bound, Turn, gaussian_std, refuse_sums
 from clients.bounds.jacobian import check_linear, jacobian
+from clients.bounds.settings import wholes
+from defenses.settings import whole
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.bounds.references import gaussian_reference, information, prior_precision
 from fedsim.bounds.rounds import running_reference
 from fedsim.bounds.statement import Statement
-from fedsim.errors import NotApplicable, require
+from fedsim.errors import NotApplicable
 
 
 class GaussianReference(Bound):
     """dB of the least mean squared error under two Gaussian models of images, white and smooth (van Trees 1968).
 
-    Labels are given to the attacker, which only raises it.
+    Labels are given to the attacker, which only raises it. Laplace noise counts by its Fisher information.
 
     Args:
         image_mean, image_std, decay, colour: of the smooth model, as `fedsim.bounds.gaussian_prior` has them; the white
@@ -38,10 +40,9 @@ class GaussianReference(Bound):
     ) -> None:
         self.smooth = GaussianPrior(image_mean, image_std, decay, colour)
         self.white = GaussianPrior(image_mean, image_std, 0.0, 1.0)
-        for one in rounds:
-            require("bound.gaussian_reference.rounds", one, one >= 1, "numbers of releases, 1 or more")
-        require("bound.gaussian_reference.images", images, images >= 1, "1 or more")
-        self.rounds, self.images = tuple(rounds), images
+        key, least = "bound.gaussian_reference", "1 or more"
+        self.rounds = wholes(f"{key}.rounds", rounds, f"numbers of releases, {least}", lambda one: one >= 1)
+        self.images = whole(f"{key}.images", images, f"a whole number, {least}", lambda one: one >= 1)
 
     def __call__(self, turns: Sequence[Turn]) -> Statement:
         """Raises NotApplicable where the noise is not Gaussian of known covariance, or J is not computed."""
@@ -52,7 +53,7 @@ class GaussianReference(Bound):
             if len(turn.pictures) > 1:
                 raise NotApplicable(f"{len(turn.pictures)} images in an update: computed for one")
             result = turn.train()
-            std = gaussian_std(turn, result)
+            std = gaussian_std(turn, result, informed=True)
             found, _ = jacobian(turn, list(turn.share(result).tensors))
             each.append(information(found, torch.full((len(found),), std, dtype=torch.float64)))
         shape = tuple(turns[0].images.shape[1:])
@@ -65,9 +66,9 @@ class GaussianReference(Bound):
             rows.append((name, f"{values[name]:.1f} dB", *(f"{one:.1f} dB" for one in later)))
         sentence = (
             f"Were images Gaussian ones of standard deviation {self.smooth.image_std:g}, no estimate from an update "
-            f"behind Gaussian noise of {std:.3g} would have a mean squared error below {values['white']:.1f} dB "
-            f"(independent pixels) or {values['smooth']:.1f} dB (smooth ones) at these {len(each):,} images; real "
-            "images are not Gaussian, and who knows more of them may pass it."
+            f"whose noise tells as little as a Gaussian one of {std:.3g} would have a mean squared error below "
+            f"{values['white']:.1f} dB (independent pixels) or {values['smooth']:.1f} dB (smooth ones) at these "
+            f"{len(each):,} images; real images are not Gaussian, and who knows more of them may pass it."
         )
         header = ("images taken as", "one release", *(f"{times:,} releases" for times in self.rounds))
         return Statement("reference", sentence, values, header, tuple(rows))

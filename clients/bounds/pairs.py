@@ -1,14 +1,16 @@
 """Pairs of images that nobody can tell apart: each image beside itself blurred and pixelated, more and more."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from clients.bounds.base import Bound, Turn, gaussian_std, refuse_draws, refuse_sums, same_buffers
+from clients.bounds.settings import numbers, wholes
+from defenses.settings import whole
 from fedsim.bounds.statement import Panel, Statement, Strip
 from fedsim.bounds.two_points import TOLD_APART, blurred, distance, pixelated, right_at_most
-from fedsim.errors import require
 
 
 class IndistinguishablePairs(Bound):
@@ -28,12 +30,10 @@ class IndistinguishablePairs(Bound):
     def __init__(
         self, blurs: Sequence[float] = (0.5, 1, 2, 4), blocks: Sequence[int] = (2, 4, 8, 16), images: int = 4
     ) -> None:
-        for blur in blurs:
-            require("bound.pairs.blurs", blur, blur > 0, "standard deviations in pixels, above 0")
-        for block in blocks:
-            require("bound.pairs.blocks", block, block >= 2, "sides of blocks in pixels, 2 or more")
-        require("bound.pairs.images", images, images >= 1, "1 or more")
-        self.blurs, self.blocks, self.images = tuple(blurs), tuple(blocks), images
+        blur_words, block_words = "standard deviations in pixels, above 0", "sides of blocks in pixels, 2 or more"
+        self.blurs = numbers("bound.pairs.blurs", blurs, blur_words, lambda one: 0 < one < math.inf)
+        self.blocks = wholes("bound.pairs.blocks", blocks, block_words, lambda one: one >= 2)
+        self.images = whole("bound.pairs.images", images, "a whole number, 1 or more", lambda one: one >= 1)
 
     def __call__(self, turns: Sequence[Turn]) -> Statement:
         """Of the first images.

@@ -10,14 +10,15 @@ def theorem_sentence(proven: GaussianDP) -> str:
 
     >>> print(theorem_sentence(GaussianDP(1.0, 1, "image", 1e-5, "each image is clipped")))
     Whoever would rebuild an image with probability 0.001 before, an assumption about images, does so with at most \
-0.019 after this one release, whatever he knows and does, as noise makes it 1-Gaussian-DP (each image is clipped).
+0.019 after this one release, whatever else is known or done, as noise makes it 1-Gaussian-DP (each image is clipped).
     """
     after = "this one release" if proven.releases == 1 else f"these {proven.releases:,} releases"
+    gamma = probability(blow_up(PROVEN_KAPPA, proven.mu))
+    them = "it" if proven.releases == 1 else "them together"
     return (
         f"Whoever would rebuild an image with probability {PROVEN_KAPPA:g} before, an assumption about images, does so "
-        f"with at most {probability(blow_up(PROVEN_KAPPA, proven.mu))} after {after}, whatever he knows and does, as "
-        f"noise makes {'it' if proven.releases == 1 else 'them together'} {proven.mu:.3g}-Gaussian-DP "
-        f"({proven.because})."
+        f"with at most {gamma} after {after}, whatever else is known or done, as noise makes {them} "
+        f"{proven.mu:.3g}-Gaussian-DP ({proven.because})."
     )
 
 

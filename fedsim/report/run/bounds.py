@@ -9,7 +9,7 @@ from fedsim.bounds.robustness import PROVEN_GAMMA, PROVEN_KAPPA, blow_up
 HEADINGS = {
     "theorem": (
         "Theorems",
-        "They hold for every attacker, whatever he knows, under what each sentence says, and for nothing else.",
+        "They hold for every attacker, whatever else is known, under what each sentence says, and for nothing else.",
     ),
     "reference": (
         "References",

@@ -114,3 +114,12 @@ def test_too_many_pixels_are_refused(turns):
 def test_wrong_settings_are_refused(make):
     with pytest.raises(ConfigError):
         make()
+
+
+def test_laplace_noise_counts_by_its_information(turns):
+    shared = [*NOISE[:2], "defense.gradient_noise.std=1e-6", "defense.gradient_noise.distribution=laplace"]
+    laplace = GaussianReference(rounds=[])(turns(*shared, images=1))
+    gaussian = GaussianReference(rounds=[])(
+        turns(*NOISE[:2], f"defense.gradient_noise.std={0.5**0.5 * 1e-6}", images=1)
+    )
+    assert laplace.values["white"] == pytest.approx(gaussian.values["white"])

@@ -1,6 +1,7 @@
 """What a run's own defenses prove, and everything that keeps a report from saying so."""
 
 import pytest
+import torch
 
 from clients.bounds import ReconstructionRobustness
 from defenses import DPSGD, LocalDP
@@ -97,6 +98,22 @@ def test_a_chain_reports_what_it_proves_beside_what_it_measures(turns):
 
 def test_a_subclass_must_speak_for_itself():
     assert DefenseChain({"changed": Changed()}).gaussian_dp() is None
+
+
+def test_an_image_that_is_shared_twice_counts_twice(turns):
+    made = turns("defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=4")
+    twice = [made[0], type(made[1])(made[1].runtime, made[1].state, made[0].pictures, 1)]
+    assert (BOUND(made).proof.mu, BOUND(twice).proof.mu, BOUND(twice).proof.releases) == (0.25, 0.5, 2)
+
+
+def test_buffers_that_training_changes_are_refused(turns):
+    (turn,) = turns("defense=[dp_sgd]", images=1)
+    turn.runtime.model.register_buffer("seen", torch.zeros(1))
+    turn.state["seen"] = torch.zeros(1)
+    result = turn.train()
+    turn.runtime.model.get_buffer("seen").fill_(1.0)
+    with pytest.raises(ConfigError, match="seen would be shared without noise"):
+        turn.share(result)
 
 
 def test_the_order_of_levels():
