@@ -23,12 +23,13 @@ def theorem_sentence(proven: GaussianDP) -> str:
 
 
 def lasting(proven: GaussianDP) -> str:
-    """For how many such releases that stays small enough to be called proven."""
+    """For how many such releases that stays at most `PROVEN_GAMMA`."""
     if proven.mu == 0 or proven.releases < 1:
         return ""
     lasts = releases_within(proven.mu / math.sqrt(proven.releases))
-    held = "No number of such releases keeps it" if lasts == 0 else f"Of such releases {lasts:,.0f} keep it"
-    return f"{held} at or below {PROVEN_GAMMA:g}; above that it is not called proven."
+    if lasts == 0:
+        return f"No such release keeps it at or below {PROVEN_GAMMA:g}."
+    return f"{lasts:,.0f} such releases keep it at or below {PROVEN_GAMMA:g}, and no more."
 
 
 def probability(value: float) -> str:

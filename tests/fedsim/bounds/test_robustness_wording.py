@@ -20,6 +20,6 @@ def test_one_release_and_many():
 
 
 def test_how_long_it_lasts():
-    assert lasting(GaussianDP(2.0, 1, "image", 1e-5, "")).startswith("No number of such releases keeps it")
-    assert lasting(GaussianDP(1.0, 4, "image", 1e-5, "")).startswith("Of such releases 8 keep it at or below 0.05")
+    assert lasting(GaussianDP(2.0, 1, "image", 1e-5, "")) == "No such release keeps it at or below 0.05."
+    assert lasting(GaussianDP(1.0, 4, "image", 1e-5, "")) == "8 such releases keep it at or below 0.05, and no more."
     assert lasting(GaussianDP(0.0, 0, "image", 1e-5, "")) == ""
