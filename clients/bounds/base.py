@@ -71,7 +71,7 @@ class Bound:
     """Subclass it and add `conf/bound/NAME.yaml` with its `_target_`.
 
     Attributes:
-        kind: of its statements; the report never mixes kinds.
+        kind: of its statements; the report never mixes kinds. A `proof` is kept of `ReconstructionRobustness` alone.
     """
 
     kind: Kind

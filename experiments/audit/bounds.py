@@ -1,18 +1,20 @@
 """What stands beside the attacks of an audit: each chosen bound once, on the same updates."""
 
+import json
 import re
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from logging import getLogger
-from typing import Any
+from typing import Any, get_args
 
-from clients.bounds import Bound, Turn
+from clients.bounds import Bound, ReconstructionRobustness, Turn
 from experiments.audit.worker import where
 from experiments.cli.call import console
 from experiments.engine.setup import Setup
-from fedsim.bounds.statement import Statement, Strip
-from fedsim.errors import NotApplicable
+from fedsim.bounds.statement import Kind, Statement, Strip
+from fedsim.errors import NotApplicable, one_of
 from fedsim.report.draw.pictures import save_png
 from fedsim.settings.components import build_component
 from fedsim.storage.run_folder import RunFolder
@@ -24,8 +26,11 @@ ROWS = "bounds"
 
 
 def build_bounds(chosen: Mapping[str, Any]) -> dict[str, Bound]:
-    """Raises ConfigError for settings that a bound does not have or refuses."""
-    return {name: build_component(f"bound.{name}", settings, Bound) for name, settings in chosen.items()}
+    """Raises ConfigError for settings that a bound does not have or refuses, and for a bound of no kind."""
+    found = {name: build_component(f"bound.{name}", settings, Bound) for name, settings in chosen.items()}
+    for name, bound in found.items():
+        one_of(f"bound.{name}.kind", getattr(bound, "kind", None), get_args(Kind))
+    return found
 
 
 def write_bounds(
@@ -47,12 +52,15 @@ def write_bounds(
         row: dict[str, Any] = {"bound": name, "kind": bound.kind, "status": "done", "reason": ""}
         try:
             statement = bound(turns)
-            row |= statement.to_json() | {"strips": _save(name, statement, folder)}
+            if type(bound) is not ReconstructionRobustness:  # nothing else makes a run proven
+                statement = replace(statement, proof=None)
+            row |= statement.to_json() | {"kind": bound.kind, "strips": _save(name, statement, folder)}
+            json.dumps(row)
         except NotApplicable as refusal:
             row |= {"status": "refused", "reason": str(refusal)}
         except Exception as error:  # noqa: BLE001 - bounds are plug-ins: their faults are results too
             logger.error("bound %s failed:\n%s", name, traceback.format_exc())
-            row |= {"status": "failed", "reason": where(error)}
+            row = {"bound": name, "kind": bound.kind, "status": "failed", "reason": where(error)}
         told = row["sentence"] if row["status"] == "done" else f"{row['status']}: {row['reason']}"
         console.print(f"{name} ({bound.kind}): {told}", markup=False)
         folder.append(ROWS, row | {"seconds": time.perf_counter() - start})

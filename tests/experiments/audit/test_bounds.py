@@ -88,21 +88,29 @@ def test_mistakes_are_answered_in_one_line_before_anything_starts(command, tmp_p
 
 
 MODULE = """
+import torch
+
 from clients.bounds import Bound
-from fedsim.bounds.statement import Statement
-from fedsim.errors import NotApplicable
+from fedsim.bounds.statement import Proof, Statement
 
 
 class Mean(Bound):
-    kind = "local fact"
+    kind = "theorem"
 
-    def __init__(self, fault: bool = False) -> None:
+    def __init__(self, fault: str = "") -> None:
         self.fault = fault
 
     def __call__(self, turns):
-        if self.fault:
+        if self.fault == "raises":
             raise ZeroDivisionError("no images")
-        return Statement("local fact", f"{len(turns)} images.", {"mean": float(turns[0].images.mean())})
+        mean = turns[0].images.mean()
+        proof = Proof(1e-3, 1e-3, 0.0, 1, "image")
+        values = {"mean": mean if self.fault == "no json" else float(mean)}
+        return Statement("theorem", f"{len(turns)} images.", values, proof=proof)
+
+
+class Kindless(Bound):
+    def __call__(self, turns): ...
 """
 
 
@@ -110,21 +118,31 @@ class Mean(Bound):
 def own(tmp_path, monkeypatch):
     (tmp_path / "conf" / "bound").mkdir(parents=True)
     (tmp_path / "mean_bound.py").write_text(MODULE)
-    (tmp_path / "conf" / "bound" / "mean.yaml").write_text("mean: {_target_: mean_bound.Mean, fault: false}\n")
+    (tmp_path / "conf" / "bound" / "mean.yaml").write_text("mean: {_target_: mean_bound.Mean, fault: ''}\n")
+    (tmp_path / "conf" / "bound" / "kindless.yaml").write_text("kindless: {_target_: mean_bound.Kindless}\n")
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     sys.modules.pop("mean_bound", None)
 
 
 def test_a_bound_of_ones_own_is_one_class_and_one_yaml(own, command):
-    chosen = ["--config-dir", "conf", *SMALL, *FEW, "bound=[mean]"]
-    code, out, err = command("fedsim-audit", *chosen, "run_dir=run")
+    chosen = ["--config-dir", "conf", *SMALL, *FEW]
+    code, out, err = command("fedsim-audit", *chosen, "bound=[mean]", "run_dir=run")
     assert code == 0, err
-    assert "mean (local fact): 2 images." in out
-    code, out, err = command("fedsim-audit", *chosen, "bound.mean.fault=true", "run_dir=faulty")
-    assert code == 0, err
-    (row,) = rows(own / "faulty", "bounds")
-    assert (row["status"], row["reason"].split(" in ")[0]) == ("failed", "ZeroDivisionError: no images")
+    assert "mean (theorem): 2 images." in out
+    level = json.loads((own / "run" / "summary.json").read_text())["verdict"]["level"]
+    assert level == "not tested", "only reconstruction robustness makes a run proven"
+    for fault, reason in (("raises", "ZeroDivisionError: no images"), ("no json", "TypeError: Object of type Tensor")):
+        code, out, err = command(
+            "fedsim-audit", *chosen, "bound=[mean]", f"bound.mean.fault={fault}", f"run_dir={fault}"
+        )
+        assert code == 0, err
+        (row,) = rows(own / fault, "bounds")
+        assert row["status"] == "failed"
+        assert row["reason"].startswith(reason)
+    code, out, err = command("fedsim-audit", *chosen, "bound=[kindless]", "run_dir=kindless")
+    assert code == 2
+    assert "bound.kindless.kind=None: one of theorem, reference, local fact, test" in err
 
 
 def test_from_python(tmp_path):
