@@ -28,7 +28,10 @@ class IndistinguishablePairs(Bound):
     kind = "theorem"
 
     def __init__(
-        self, blurs: Sequence[float] = (0.5, 1, 2, 4), blocks: Sequence[int] = (2, 4, 8, 16), images: int = 4
+        self,
+        blurs: Sequence[float] = (0.5, 1, 2, 4, 8, 16, 32),
+        blocks: Sequence[int] = (2, 4, 8, 16, 32, 64, 128, 256),
+        images: int = 4,
     ) -> None:
         blur_words, block_words = "standard deviations in pixels, above 0", "sides of blocks in pixels, 2 or more"
         self.blurs = numbers("bound.pairs.blurs", blurs, blur_words, lambda one: 0 < one < math.inf)
@@ -73,8 +76,8 @@ class IndistinguishablePairs(Bound):
         return ", ".join(blurs[:1] + [words for words in apart if words not in blurs][:1]) or "nothing"
 
     def _coarser(self, side: int) -> "list[tuple[str, tuple[str, float]]]":
-        """Of images of this many pixels a side; of blocks that hold a whole image one is enough."""
-        blurs = [(f"blur of {blur:g} px", ("blur", float(blur))) for blur in self.blurs]
+        """Of images of this many pixels a side: blurs up to half of it, and one size of blocks that hold all of it."""
+        blurs = [(f"blur of {blur:g} px", ("blur", float(blur))) for blur in self.blurs if blur <= side / 2]
         return blurs + [(f"blocks of {block} px", ("block", float(block))) for block in self._blocks(side)]
 
     def _blocks(self, side: int) -> list[int]:
