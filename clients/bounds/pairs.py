@@ -12,6 +12,8 @@ from defenses.settings import whole
 from fedsim.bounds.statement import Panel, Statement, Strip
 from fedsim.bounds.two_points import TOLD_APART, blurred, distance, pixelated, right_at_most
 
+WORDS = f"{100 * TOLD_APART:.0f} %"
+
 
 class IndistinguishablePairs(Bound):
     """For each image the finest detail that this update's noise leaves to be told apart.
@@ -55,18 +57,18 @@ class IndistinguishablePairs(Bound):
                     break
                 std, strip, told = self._compare(turn, place)
                 strips.append(strip)
-                rows.append((strip.name, self._finest(told), *(f"{right:.3f}" for _, right in told)))
+                rows.append((strip.name, self._finest(told), *(f"{rounded_up(right, 3):.3f}" for _, right in told)))
                 most.append(max(right for _, right in told))
         apart = sum(right >= TOLD_APART for right in most)
         sentence = (
             f"Behind independent Gaussian noise of standard deviation {std:.3g} in every shared number, whoever is "
             "told that it is one of two named images, at equal odds, says which with at most the probability below "
             "it, whatever else is known; it says so of the named pair and of no other image. "
-            f"Of {len(most):,} images {apart:,} can be told at {TOLD_APART:.0%} from a coarser version of themselves."
+            f"Of {len(most):,} images {apart:,} can be told at {WORDS} from a coarser version of themselves."
         )
         values = {"std": std, "told_apart": float(apart), "images": float(len(most))}
         coarser = self._coarser(max(turns[0].images.shape[-2:]))
-        header = ("image", f"finest told apart at {TOLD_APART:.0%}", *(words for words, _ in coarser))
+        header = ("image", f"finest told apart at {WORDS}", *(words for words, _ in coarser))
         return Statement("theorem", sentence, values, header, tuple(rows), tuple(strips))
 
     def _finest(self, told: Sequence[tuple[str, float]]) -> str:
@@ -99,7 +101,9 @@ class IndistinguishablePairs(Bound):
             # The same draws on both sides: their difference is that of the noiseless updates, to rounding.
             right = right_at_most(distance(own, turn.share(other).tensors, std))
             told.append((words, right))
-            panels.append(Panel(_replaced(images, place, coarser)[place], f"{words}: {right:.0%}"))
+            panels.append(
+                Panel(_replaced(images, place, coarser)[place], f"{words}: {100 * rounded_up(right, 2):.0f} %")
+            )
         return std, Strip(name, tuple(panels)), told
 
 
@@ -109,3 +113,8 @@ def _replaced(images: Tensor, place: int, coarser: tuple[str, float]) -> Tensor:
     one = images[place : place + 1]
     changed = blurred(one, strength) if how == "blur" else pixelated(one, int(strength))
     return torch.cat([images[:place], changed.clamp(0.0, 1.0), images[place + 1 :]])
+
+
+def rounded_up(probability: float, digits: int) -> float:
+    """At most so probable: never said smaller than it is."""
+    return min(1.0, math.ceil(probability * 10**digits - 1e-9) / 10**digits)
