@@ -101,9 +101,8 @@ class IndistinguishablePairs(Bound):
             # The same draws on both sides: their difference is that of the noiseless updates, to rounding.
             right = right_at_most(distance(own, turn.share(other).tensors, std))
             told.append((words, right))
-            panels.append(
-                Panel(_replaced(images, place, coarser)[place], f"{words}: {100 * rounded_up(right, 2):.0f} %")
-            )
+            caption = f"{words}: {100 * rounded_up(right, 2):.0f} %"
+            panels.append(Panel(_replaced(images, place, coarser)[place], caption))
         return std, Strip(name, tuple(panels)), told
 
 
@@ -117,4 +116,5 @@ def _replaced(images: Tensor, place: int, coarser: tuple[str, float]) -> Tensor:
 
 def rounded_up(probability: float, digits: int) -> float:
     """At most so probable: never said smaller than it is."""
-    return min(1.0, math.ceil(probability * 10**digits - 1e-9) / 10**digits)
+    scale = 10.0**digits
+    return min(1.0, math.ceil(probability * scale - 1e-9) / scale)

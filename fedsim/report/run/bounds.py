@@ -58,6 +58,7 @@ class BoundRecord:
     values: Mapping[str, float] = field(default_factory=dict)
     mu: float | None = None
     releases: int | None = None
+    seconds: float | None = None
 
     @property
     def proves(self) -> bool:
@@ -92,6 +93,7 @@ def bound_record(row: Mapping[str, Any]) -> BoundRecord | None:
         values=_numbers(row.get("values")),
         mu=number(proof.get("mu")),
         releases=None if releases is None else int(releases),
+        seconds=number(row.get("seconds")),
     )
 
 

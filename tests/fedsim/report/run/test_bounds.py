@@ -111,7 +111,7 @@ def test_the_page_shows_each_kind_by_itself(judged, picture):
         line("pairs", header=["image", "blur"], rows=[["a", "0.53"]]),
         line("gaussian_reference", "reference", sentence=evil),
         line("determined", "local fact", status="refused", reason="3,072 pixels: at most 2,000"),
-        line("canaries", "test"),
+        line("canaries", "test", seconds=2.34),
     ]
     run = judged(lines)
     name = picture(run.path, "bounds/pairs/000-00.png")
@@ -125,6 +125,7 @@ def test_the_page_shows_each_kind_by_itself(judged, picture):
     assert 'alt="blur of 1 px: 53%"' in page
     assert "refused: 3,072 pixels: at most 2,000" in page
     assert evil not in page
+    assert '<span class="hint">2.3 s</span>' in page, "each says what it cost"
     assert page.count('class="strip"') == 1
 
 
