@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from clients.bounds.base import Bound, Turn, gaussian_std, refuse_sums
 from clients.bounds.jacobian import check_linear, jacobian
@@ -46,16 +47,8 @@ class GaussianReference(Bound):
 
     def __call__(self, turns: Sequence[Turn]) -> Statement:
         """Raises NotApplicable where the noise is not Gaussian of known covariance, or J is not computed."""
-        refuse_sums(turns)
-        each, std = [], 0.0
-        for turn in turns[: self.images]:
-            check_linear(turn)
-            if len(turn.pictures) > 1:
-                raise NotApplicable(f"{len(turn.pictures)} images in an update: computed for one")
-            result = turn.train()
-            std = gaussian_std(turn, result, informed=True)
-            found, _ = jacobian(turn, list(turn.share(result).tensors))
-            each.append(information(found, torch.full((len(found),), std, dtype=torch.float64)))
+        found = [self._information(turn) for turn in turns[: self.images]]
+        each, std = [one for one, _ in found], found[0][1]
         shape = tuple(turns[0].images.shape[1:])
         rows, values = [], {"std": std}
         average = torch.stack(each).mean(dim=0)
@@ -72,3 +65,30 @@ class GaussianReference(Bound):
         )
         header = ("images taken as", "one release", *(f"{times:,} releases" for times in self.rounds))
         return Statement("reference", sentence, values, header, tuple(rows))
+
+    def over_rounds(self, turns: Sequence[Turn]) -> dict[str, list[float]]:
+        """The running reference of one image in dB, white and smooth: after each of one client's turns with it.
+
+        A client that knows its image can compute it before it shares once more. What it decides by it says something:
+        see `fedsim.bounds.rounds`.
+
+        Args:
+            turns: of one client in several rounds, each with the weights that it got then.
+
+        Raises:
+            NotApplicable: as a call.
+        """
+        each, shape = [self._information(turn)[0] for turn in turns], tuple(turns[0].images.shape[1:])
+        priors = {"white": self.white, "smooth": self.smooth}
+        return {name: running_reference(each, prior_precision(prior, shape)) for name, prior in priors.items()}
+
+    def _information(self, turn: Turn) -> tuple[Tensor, float]:
+        """About the one image of an update, and the deviation of the noise behind which it stands."""
+        refuse_sums([turn])
+        check_linear(turn)
+        if len(turn.pictures) > 1:
+            raise NotApplicable(f"{len(turn.pictures)} images in an update: computed for one")
+        result = turn.train()
+        std = gaussian_std(turn, result, informed=True)
+        found, _ = jacobian(turn, list(turn.share(result).tensors))
+        return information(found, torch.full((len(found),), std, dtype=torch.float64)), std

@@ -4,6 +4,11 @@ import math
 
 from fedsim.bounds.robustness import PROVEN_GAMMA, PROVEN_KAPPA, GaussianDP, blow_up, releases_within
 
+OUTSIDE = (
+    "Outside of it are the training loss and the numbers of images, reported as they are; noise is a simulation's."
+)
+"""What a private defense does not cover."""
+
 
 def theorem_sentence(proven: GaussianDP) -> str:
     """What becomes of a success of `PROVEN_KAPPA`.
@@ -23,13 +28,13 @@ def theorem_sentence(proven: GaussianDP) -> str:
 
 
 def lasting(proven: GaussianDP) -> str:
-    """For how many such releases that stays at most `PROVEN_GAMMA`."""
+    """For how many such releases that stays at most `PROVEN_GAMMA`, and what is outside of it."""
     if proven.mu == 0 or proven.releases < 1:
-        return ""
+        return OUTSIDE
     lasts = releases_within(proven.mu / math.sqrt(proven.releases))
     if lasts == 0:
-        return f"No such release keeps it at or below {PROVEN_GAMMA:g}."
-    return f"{lasts:,.0f} such releases keep it at or below {PROVEN_GAMMA:g}, and no more."
+        return f"No such release keeps it at or below {PROVEN_GAMMA:g}. {OUTSIDE}"
+    return f"{lasts:,.0f} such releases keep it at or below {PROVEN_GAMMA:g}, and no more. {OUTSIDE}"
 
 
 def probability(value: float) -> str:
