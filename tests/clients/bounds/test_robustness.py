@@ -23,9 +23,7 @@ def test_one_pass_of_dp_sgd(turns):
         "with probability 0.001 before, an assumption about images, does so with at most 0.019 after this one release"
     )
     assert told in found.sentence
-    assert found.note.startswith(
-        "2 such releases keep it at or below 0.05, and no more. Outside of it are the training"
-    )
+    assert found.note.startswith("2 such releases keep it at or below 0.05, and no more. Outside of it: ")
     assert found.header[:2] == ("κ, before", "γ, after")
     assert [row[0] for row in found.rows] == ["0.01", "0.001", "1e-06"]
     assert gaussian_delta(found.values["epsilon"], 1.0) == pytest.approx(found.values["delta"])
