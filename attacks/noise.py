@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from fedsim.effects import AddsNoise, Clips, Quantises
+from fedsim.effects import AddsNoise, Quantises
 from fedsim.observation import Observation
 from fedsim.update import State
 
@@ -29,7 +29,7 @@ def noise_of(observation: Observation, target: State, scale: float) -> State | N
             if isinstance(effect, AddsNoise) and effect.relative:
                 squares[name] += (effect.std * whole) ** 2 / ((1.0 + effect.std**2) * count)
             elif isinstance(effect, AddsNoise):
-                squares[name] += (effect.std / _units(observation, scale)) ** 2
+                squares[name] += (effect.std / _units(effect, observation, scale)) ** 2
             else:
                 sizes = {"coordinate": tensor.abs(), "update": whole, "tensor": tensor.norm()}
                 size = torch.as_tensor(sizes[effect.per], dtype=tensor.dtype, device=tensor.device)
@@ -43,7 +43,7 @@ def is_even(observation: Observation) -> bool:
     return bool(effects) and not any(isinstance(one, Quantises) and one.per == "coordinate" for one in effects)
 
 
-def _units(observation: Observation, scale: float) -> float:
-    """What divides noise on an update, or on the sum of a batch's clipped gradients."""
-    by_example = any(isinstance(effect, Clips) and effect.per.startswith("example") for effect in observation.effects)
-    return observation.protocol.batch_size * math.sqrt(observation.protocol.steps) if by_example else abs(scale)
+def _units(noise: AddsNoise, observation: Observation, scale: float) -> float:
+    """What divides noise on an update, or on the sum of a batch's gradients in each step."""
+    protocol = observation.protocol
+    return protocol.batch_size * math.sqrt(protocol.steps) if noise.on == "sum" else abs(scale)

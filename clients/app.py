@@ -158,6 +158,11 @@ class ClientRuntime:
                 audit,
             )
 
+    def defended(self, result: LocalResult, num_examples: int, client: int, server_round: int) -> Update:
+        """The client's gradient or change of the weights after its defenses; draws depend on (seed, round, client)."""
+        rng = torch_generator(self.seed, "defense", server_round, client)
+        return self.defenses.transform_update(result.as_update(self.settings.share, num_examples), rng)
+
     def share(self, result: LocalResult, state: State, num_examples: int, client: int, server_round: int) -> Update:
         """What leaves the client: its gradient or delta after the defenses, or weights made from it.
 
@@ -165,8 +170,7 @@ class ClientRuntime:
         was trained, so that the undefended run and the identity setting share the same bits.
         """
         self._view = lambda update: self.onlooker.make(server_round, client, state, update, result.protocol, None)
-        rng = torch_generator(self.seed, "defense", server_round, client)
-        changed = self.defenses.transform_update(result.as_update(self.settings.share, num_examples), rng)
+        changed = self.defended(result, num_examples, client, server_round)
         if self.settings.share != "weights":
             return changed
         trained = self.model.state_dict()

@@ -7,6 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from fedsim.bounds.privacy import MU, RELEASES
+from fedsim.bounds.robustness import GaussianDP
 from fedsim.data import ImageSet
 from fedsim.effects import Effect, Unpublished
 from fedsim.models.roles import ViTRoles, find_roles
@@ -125,6 +127,14 @@ class Defense:
         """Numbers about the turn that ends, for the round's metrics: the same names each time."""
         return {}
 
+    def gaussian_dp(self) -> GaussianDP | None:
+        """What is proven of all that the client whose turn ends has shared so far; None: nothing.
+
+        Whoever says something here makes a report say *proven*: it must hold whatever runs beside this defense that
+        its `check` does not refuse.
+        """
+        return None
+
 
 class DefenseChain(Defense):
     """Several defenses, applied in order; keeps book of which one withheld what."""
@@ -164,7 +174,21 @@ class DefenseChain(Defense):
 
     def measurements(self) -> dict[str, float]:
         named = self.defenses.items()
-        return {f"{name}_{key}": value for name, defense in named for key, value in defense.measurements().items()}
+        found = {f"{name}_{key}": value for name, defense in named for key, value in defense.measurements().items()}
+        for name, proven in self.proofs().items():
+            found |= {f"{name}_{MU}": proven.mu, f"{name}_{RELEASES}": float(proven.releases)}
+        return found
+
+    def proofs(self) -> dict[str, GaussianDP]:
+        """What its defenses prove, by their names; nothing where one of them does not say how it acts."""
+        if any(isinstance(effect, Unpublished) for effect in self.effects()):
+            return {}
+        own = {name: one for name, one in self.defenses.items() if _own_word(one, "gaussian_dp")}
+        return {name: proven for name, one in own.items() if (proven := one.gaussian_dp()) is not None}
+
+    def gaussian_dp(self) -> GaussianDP | None:
+        """The strongest: each holds by itself."""
+        return min(self.proofs().values(), key=lambda one: one.mu, default=None)
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         for name, defense in self.defenses.items():

@@ -49,11 +49,13 @@ class AddsNoise(Effect):
 
     Attributes:
         std: of a coordinate; `relative`: the norm of all noise, as a multiple of the norm of what is shared.
+        on: what is shared, or in each local step the `sum` of a batch's gradients, before its mean is taken.
     """
 
     std: float
     relative: bool = False
     distribution: str = "gaussian"
+    on: Literal["update", "sum"] = "update"
     KEEPS = ("images",)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr.app import Message, MetricRecord
 
-from fedsim.bounds.privacy import began_anew, is_epsilon, is_first_round, largest_epsilons
+from fedsim.bounds.privacy import began_anew, is_budget, is_first_round, largest_budgets
 from fedsim.wire.contents import config_records, metric_records
 from fedsim.wire.records import METRICS, UPDATE
 
@@ -15,7 +15,7 @@ logger = getLogger(__name__)
 
 
 class PrivacyBudget:
-    """The largest ε of each kind of any client in any round so far; a strategy reports a mean weighted by examples.
+    """Of every ε and μ the largest of any client in any round so far; a strategy reports a mean weighted by examples.
 
     A client's ε is of all its rounds and never falls: clients that this round left out have spent theirs too. One that
     began to count anew (a SuperNode keeps its count in memory and was started again) has spent more than it says, and
@@ -40,7 +40,7 @@ class PrivacyBudget:
         """A round's replies, one of each client with its metrics: before updates are taken out of any."""
         heard = [reply for reply in replies if not reply.has_error() and METRICS in metric_records(reply.content)]
         reports = [self._believed(server_round, reply) for reply in heard]
-        self._largest = largest_epsilons([self._largest, *reports])
+        self._largest = largest_budgets([self._largest, *reports])
 
     def put_into(self, metrics: MetricRecord | None) -> MetricRecord | None:
         """The strategy's metrics with the budget in place of its means."""
@@ -52,7 +52,7 @@ class PrivacyBudget:
     def _believed(self, server_round: int, reply: Message) -> Mapping[str, object]:
         """The client's metrics, with ∞ for each ε that it began anew."""
         metrics = metric_records(reply.content)[METRICS]
-        counted = {name: value for name, value in metrics.items() if is_epsilon(name) or is_first_round(name)}
+        counted = {name: value for name, value in metrics.items() if is_budget(name) or is_first_round(name)}
         now = {name: float(value) for name, value in counted.items() if isinstance(value, int | float)}
         who = _client(reply)
         anew = began_anew(self._reported.get(who, {}), now)

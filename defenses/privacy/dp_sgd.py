@@ -10,11 +10,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from defenses.base import Batch, BatchGradient, ClientRound, Defense, Plan
 from defenses.privacy.accounting import gaussian_epsilon, rdp_epsilon, sampled_gaussian_rdp
+from defenses.privacy.buffers import floating_buffers, refuse_changed
 from defenses.settings import choice, flag, number, whole
 from fedsim.bounds.privacy import FIRST_ROUND
+from fedsim.bounds.robustness import GaussianDP
 from fedsim.effects import AddsNoise, Clips, Effect
 from fedsim.errors import ConfigError
-from fedsim.update import State
+from fedsim.update import State, Update
 
 AMPLIFICATIONS = ("none", "poisson")
 
@@ -65,6 +67,7 @@ class DPSGD(Defense):
         if self.max_grad_norm == math.inf and self.noise_multiplier > 0:
             raise ConfigError("defense.dp_sgd.max_grad_norm", max_grad_norm, "finite: the noise is a multiple of it")
         self._turn: ClientRound | None = None
+        self._buffers: State = {}  # as the turn began
         self._before = 0
         self._drawn = 0
         self._clipped = 0
@@ -75,7 +78,7 @@ class DPSGD(Defense):
 
     def effects(self) -> tuple[Effect, ...]:
         clips = Clips(self.max_grad_norm, "example_and_tensor" if self.per_layer else "example")
-        noise = AddsNoise(self.noise_multiplier * self.max_grad_norm)  # on the sum over a batch
+        noise = AddsNoise(self.noise_multiplier * self.max_grad_norm, on="sum")
         return (clips,) if self.repeatable else (clips, noise)
 
     def check(self, plan: Plan) -> None:
@@ -104,6 +107,7 @@ class DPSGD(Defense):
     def begin(self, turn: ClientRound) -> None:
         self._turn, self._drawn, self._clipped = turn, 0, 0
         self._before = int(turn.memory.get("passes", torch.tensor(0)))
+        self._buffers = floating_buffers(turn.model)
 
     def gradient(self, model: nn.Module, batch: Batch, compute: BatchGradient, rng: torch.Generator) -> State:
         if self._turn is None:
@@ -125,12 +129,26 @@ class DPSGD(Defense):
                 total[name] = total[name] + std * noise.to(total[name].device)
         return {name: tensor / size for name, tensor in total.items()}
 
+    def transform_update(self, update: Update, rng: torch.Generator) -> Update:
+        """The gradients are private already. Raises ConfigError where training changed a buffer that is shared."""
+        if self._turn is not None:
+            refuse_changed(update, self._turn.model, self._buffers, "dp_sgd")
+        return update
+
     def measurements(self) -> dict[str, float]:
         """ε at δ of all this client's rounds so far, and the share of this turn's gradients that were clipped."""
         assert self._turn is not None
         clipped, memory = self._clipped / max(1, self._drawn), self._turn.memory
         since = float(memory[FIRST_ROUND])
         return {"epsilon": self._epsilon(memory), FIRST_ROUND: since, "delta": self.delta, "clipped_share": clipped}
+
+    def gaussian_dp(self) -> GaussianDP:
+        """Of one image, present or absent: Δ is the clipping norm, and each pass over the images is one release."""
+        assert self._turn is not None
+        passes = int(self._turn.memory["passes"])
+        mu = math.inf if self.noise_multiplier == 0.0 else math.sqrt(passes) / self.noise_multiplier
+        because = "an image is in one batch of each pass over the client's permuted images"
+        return GaussianDP(mu, passes, "image", self.delta, because)
 
     def _count(self, turn: ClientRound, size: int) -> None:
         """Keeps the passes and the Rényi divergences of one client's steps."""

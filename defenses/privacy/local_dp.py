@@ -4,13 +4,14 @@ import math
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from defenses.base import ClientRound, Defense, Plan
 from defenses.privacy.accounting import gaussian_epsilon, gaussian_mu
+from defenses.privacy.buffers import floating_buffers, refuse_changed
 from defenses.settings import choice, number
 from defenses.update.perturbation import clip, require_change, tracked_statistics, unit_noise
 from fedsim.bounds.privacy import FIRST_ROUND
+from fedsim.bounds.robustness import GaussianDP
 from fedsim.effects import AddsNoise, Clips, Effect
 from fedsim.errors import ConfigError
 from fedsim.update import State, Update
@@ -70,8 +71,8 @@ class LocalDP(Defense):
         return self.sensitivity * math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
 
     def effects(self) -> tuple[Effect, ...]:
-        clips = () if self.clipping_norm == math.inf else (Clips(self.clipping_norm, "update"),)
-        return clips if self.std == 0.0 else (*clips, AddsNoise(self.std))
+        clips: tuple[Effect, ...] = () if self.clipping_norm == math.inf else (Clips(self.clipping_norm, "update"),)
+        return (*clips, AddsNoise(self.std)) if self.std > 0.0 else clips
 
     def check(self, plan: Plan) -> None:
         """Raises ConfigError for running statistics: they are shared beside the update, without noise."""
@@ -81,13 +82,13 @@ class LocalDP(Defense):
 
     def begin(self, turn: ClientRound) -> None:
         self._turn = turn
-        model = turn.model or nn.Module()
-        self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+        self._buffers = floating_buffers(turn.model)
 
     def transform_update(self, update: Update, rng: torch.Generator) -> Update:
         """Raises ConfigError where training changed a buffer that is shared, of whatever layer."""
         require_change(update, "local_dp")
-        self._refuse_changed(update)
+        if self._turn is not None:
+            refuse_changed(update, self._turn.model, self._buffers, "local_dp")
         if self._turn is not None:
             self._turn.memory.setdefault(FIRST_ROUND, torch.tensor(self._turn.server_round))
             self._turn.memory["rounds"] = torch.tensor(self._rounds() + 1)
@@ -108,14 +109,13 @@ class LocalDP(Defense):
         since = math.nan if self._turn is None else float(self._turn.memory.get(FIRST_ROUND, self._turn.server_round))
         return {"epsilon": gaussian_epsilon(self.delta, mu), FIRST_ROUND: since, "delta": self.delta}
 
-    def _refuse_changed(self, update: Update) -> None:
-        if self._turn is None or self._turn.model is None:
-            return
-        trained = dict(self._turn.model.named_buffers())
-        for name in update.buffers:
-            if not torch.equal(trained[name], self._buffers[name]):
-                expected = f"a model whose training changes no buffer: {name} would be shared without noise"
-                raise ConfigError("defense", "local_dp", expected)
+    def gaussian_dp(self) -> GaussianDP:
+        """Of all that the client shares in a round, present or absent: Δ is C, not the 2C of any two updates."""
+        std, rounds = self.std, self._rounds()
+        mu = math.inf if std == 0.0 else math.sqrt(rounds) * self.clipping_norm / std
+        return GaussianDP(
+            mu, rounds, "update", self.delta, "which is one client's share of a round, clipped as a whole"
+        )
 
     def _rounds(self) -> int:
         return 0 if self._turn is None else int(self._turn.memory.get("rounds", torch.tensor(0)))

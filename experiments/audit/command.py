@@ -13,6 +13,7 @@ import torch
 from attacks.running import build_attack, check_fit
 from attacks.session import discard
 from defenses.compose import build_chain
+from experiments.audit.bounds import build_bounds, write_bounds
 from experiments.audit.worker import UNCOMPUTED, AuditBatch, AuditedAttack, AuditWorker, failed
 from experiments.cli.call import console, run_command, say_doing
 from experiments.cli.logs import log_to
@@ -86,6 +87,7 @@ def audit_prepared(setup: Setup, root: Path, start: float) -> None:
         start: `time.perf_counter()` when it began.
     """
     config = _audited(setup)
+    bounds = build_bounds(config.bound)
     victims = config.audit.victims
     updates = divide(choose_pictures(setup), config.audit.batch_size, setup.sums)
     of_all = partial(estimate_audit, setup, -(-len(updates) // victims))
@@ -114,6 +116,9 @@ def audit_prepared(setup: Setup, root: Path, start: float) -> None:
                 say_doing(f"computing and attacking {count(left, 'update')}, in {root}")
                 with engine(config, len(groups), attackers=False, folder=folder.root):
                     _write_results(setup, groups, writer, bars, total, scratch, folder.log)
+                if bounds:
+                    say_doing(f"computing {count(len(bounds), 'bound')}")
+                    write_bounds(bounds, setup, updates, folder)
             finally:
                 writer.finish()
 

@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 
 OWN = re.compile(r"file://([^'\",\]]+)")
-LISTS = ("attack", "defense", "tracker")
+LISTS = ("attack", "defense", "bound", "tracker")
 """Groups that take several options."""
 
 PACKAGE_LINE = re.compile(r"#\s*@package\b")

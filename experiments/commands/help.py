@@ -16,6 +16,7 @@ PURPOSES = {
     "strategy": "how the server aggregates",
     "defense": "what clients do to their updates",
     "attack": "what the curious server tries",
+    "bound": "what stands beside the attacks' results",
     "tracker": "where figures go beside the run folder",
     "simulation": "where clients and attacks run",
     "experiment": "settings that belong together",

@@ -177,6 +177,8 @@ def _comparable(text: str) -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load(text)
     if isinstance(config.get("audit"), dict):  # how many updates an attack gets at once changes rounding alone
         config["audit"].pop("victims", None)
+    if not config.get("bound"):  # folders of before there were any have no such key
+        config.pop("bound", None)
     kept = {key: value for key, value in config.items() if key not in ("run_dir", "simulation", "ray", "tracker")}
     attacks = {name: without_knowledge(settings) for name, settings in (config.get("attack") or {}).items()}
     return kept | {"attack": attacks, "simulation": bits_of(config.get("simulation") or {})}

@@ -35,11 +35,13 @@ from fedsim.result import AttackResult
 from fedsim.settings.commands import AuditConfig
 from fedsim.settings.options import option
 from fedsim.settings.schema import parse, plain
+from fedsim.storage.json_lines import rows
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Attacks = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
+Options = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
+"""Names of `conf`, with settings as `{name: settings}`."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,14 @@ class Audit:
     def results(self) -> dict[str, list[AttackResult]]:
         """Each attack's result on each update, with its scores, by the names of the defenses."""
         return {name: read_results(folder) for name, folder in self.folders.items()}
+
+    @property
+    def bounds(self) -> dict[str, list[dict[str, Any]]]:
+        """What stands beside the attacks, as `bounds.jsonl` has it, by the names of the defenses."""
+        found = {
+            name: {row["bound"]: row for row in rows(folder / "bounds.jsonl")} for name, folder in self.folders.items()
+        }
+        return {name: list(latest.values()) for name, latest in found.items()}
 
     @property
     def table(self) -> "pd.DataFrame":
@@ -86,9 +96,10 @@ class Audit:
 def audit(
     model: nn.Module,
     dataset: Own,
-    attacks: Attacks = ("patch_gradient", "labels"),
+    attacks: Options = ("patch_gradient", "labels"),
     defenses: Sequence[Named | Sequence[Named]] = ((),),
     *,
+    bounds: Options = (),
     num_images: int = 16,
     batch_size: int = 1,
     select: Literal["random", "first"] = "random",
@@ -110,6 +121,7 @@ def audit(
         attacks: names of `conf/attack`, with settings as `{"dlg": {"steps": 100}}`.
         defenses: one run for each entry, which is a name, `{name: settings}`, an object, or several of these;
             `()` is no defense.
+        bounds: names of `conf/bound`, with settings as attacks have them: what stands beside the attacks' results.
         num_images, batch_size: how many images, and how many in one update.
         share, local_steps, lr: what clients share, as for `fedsim.observe`.
         image_shape: (channels, height, width); None: timm's model says it, or the first image does.
@@ -139,7 +151,7 @@ def audit(
     audited = {"num_images": num_images, "batch_size": batch_size, "select": "first"}
     fixed = ("simulation=inline", "attack=[]", "data=photos")
     given = load_config("audit", *fixed, seed=seed, client=client, audit=audited)
-    config = parse(AuditConfig, {**given, "attack": _attacks(attacks)})
+    config = parse(AuditConfig, {**given, "attack": _attacks(attacks), "bound": _options("bound", bounds)})
     config.check_attacks()
     setups = {name: _setup(config, chosen, architecture, data) for name, chosen in _named(defenses).items()}
     root = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="fedsim-audit-"))
@@ -160,16 +172,21 @@ def _first_shape(model: nn.Module, dataset: Own) -> Sequence[int] | None:
     return tuple(found) if found is not None and len(found) == 3 else None
 
 
-def _attacks(attacks: Attacks) -> dict[str, Any]:
-    several = [attacks] if isinstance(attacks, str | Mapping) else list(attacks)
+def _attacks(attacks: Options) -> dict[str, Any]:
+    chosen = _options("attack", attacks)
+    for name, settings in chosen.items():
+        build_attack(name, settings)
+    return chosen
+
+
+def _options(group: str, given: Options) -> dict[str, Any]:
+    several = [given] if isinstance(given, str | Mapping) else list(given)
     chosen: dict[str, Any] = {}
     for one in several:
         if not isinstance(one, str | Mapping):
-            raise ConfigError("attacks", one, "names of conf/attack, or {name: settings}")
+            raise ConfigError(f"{group}s", one, f"names of conf/{group}, or {{name: settings}}")
         for name, changes in ({one: {}} if isinstance(one, str) else one).items():
-            chosen[name] = option("attack", name, changes)
-    for name, settings in chosen.items():
-        build_attack(name, settings)
+            chosen[name] = option(group, name, changes)
     return chosen
 
 

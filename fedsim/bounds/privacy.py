@@ -4,13 +4,19 @@ import math
 from collections.abc import Iterable, Mapping
 
 EPSILON = "epsilon"
+MU, RELEASES = "gdp_mu", "gdp_releases"
+"""What Gaussian differential privacy counts beside it: μ of all that was sent, over so many releases."""
+
+BUDGETS = (EPSILON, MU, RELEASES)
+"""Of these metrics a federation reports the largest of its clients."""
+
 FIRST_ROUND = "epsilon_since"
 """A metric beside an ε: the server round in which its client began to count."""
 
 
-def is_epsilon(metric: str) -> bool:
-    """Whether a client's metric is the ε of all that it has sent so far: `dp_sgd_epsilon`."""
-    return metric == EPSILON or metric.endswith(f"_{EPSILON}")
+def is_budget(metric: str) -> bool:
+    """Whether a client's metric counts all that it has sent so far: `dp_sgd_epsilon`, `dp_sgd_gdp_mu`, …"""
+    return metric in BUDGETS or metric.endswith(tuple(f"_{one}" for one in BUDGETS))
 
 
 def is_first_round(metric: str) -> bool:
@@ -18,29 +24,30 @@ def is_first_round(metric: str) -> bool:
 
 
 def began_anew(before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
-    """Each ε that a client counts from a later round than it said before, or that fell: what it had spent is forgotten.
+    """Each ε or other count that a client has from a later round than it said before, or that fell: it is forgotten.
 
     Args:
         before: what the client reported last, and `now` what it reports after further training.
     """
     found = []
-    for name in filter(is_epsilon, now):
-        since = f"{name.removesuffix(EPSILON)}{FIRST_ROUND}"
+    for name in filter(is_budget, now):
+        kind = next(one for one in BUDGETS if name.endswith(one))
+        since = f"{name.removesuffix(kind)}{FIRST_ROUND}"
         if name in before and (now[name] < before[name] or now.get(since) != before.get(since)):
             found.append(name)
     return found
 
 
-def largest_epsilons(reports: Iterable[Mapping[str, object]]) -> dict[str, float]:
-    """The largest ε of each name over the metrics of several clients, and over what was the largest before.
+def largest_budgets(reports: Iterable[Mapping[str, object]]) -> dict[str, float]:
+    """The largest ε or other count of each name over the metrics of several clients, and over what it was before.
 
     Every client's ε then is at most the one reported. What is no number bounds nothing: it counts as ∞.
     """
     largest: dict[str, float] = {}
     for report in reports:
         for name, value in report.items():
-            if is_epsilon(name):
+            if is_budget(name):
                 known = isinstance(value, int | float) and not math.isnan(value)
-                epsilon = float(value) if known else math.inf  # type: ignore[arg-type]
-                largest[name] = max(largest.get(name, epsilon), epsilon)
+                spent = float(value) if known else math.inf  # type: ignore[arg-type]
+                largest[name] = max(largest.get(name, spent), spent)
     return largest

@@ -1,10 +1,11 @@
-"""What may be said of a defense, or of the lack of one, from counts alone: broken, open or not tested."""
+"""What may be said of a defense, or of the lack of one: broken, open or not tested from counts, proven by a theorem."""
 
 from typing import Literal
 
 from fedsim.metrics.chance import at_least_by_chance
 
-Level = Literal["broken", "open", "not tested"]
+Level = Literal["broken", "proven", "open", "not tested"]
+"""In this order: what an attack shows outweighs what a theorem says of a mechanism that may not be what it seems."""
 
 BROKEN_BY_CHANCE = 0.05
 """One-sided: from this probability on, chance may have made the recognisable images."""
@@ -33,3 +34,12 @@ def by_chance(recognisable: int, guessed: int, images: int) -> float:
     Where that makes none recognisable it takes four of four, or five of twenty, to fall below 0.05.
     """
     return round(at_least_by_chance(recognisable, images, guessed, images), 12)  # 1/20 is no less than 0.05
+
+
+def with_theorem(counted: Level, proven: bool) -> Level:
+    """The level from counts, where a theorem holds of the whole run besides.
+
+    Args:
+        proven: by reconstruction robustness (`fedsim.report.run.bounds.proof_of`), and by nothing else.
+    """
+    return "proven" if proven and counted != "broken" else counted

@@ -13,7 +13,7 @@ from fedsim.report.run.summary import AttackSummary
 from fedsim.report.thresholds import FEW_OBSERVED_IMAGES, FEW_TEST_IMAGES, GUESS_MARGIN, RECOGNISABLE
 from fedsim.report.wording import below, count, decibels, listed, percent
 
-TAGS: Mapping[Level, str] = {"broken": "Broken", "open": "Open", "not tested": "Not tested"}
+TAGS: Mapping[Level, str] = {"broken": "Broken", "proven": "Proven", "open": "Open", "not tested": "Not tested"}
 
 
 def judged(leakage: Leakage, rows: Sequence[AttackSummary], defenses: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import fedsim
+from fedsim.bounds.robustness_wording import probability
 from fedsim.metrics.records import SHOWN
 from fedsim.report import wording
 from fedsim.report.compare.runs import Comparison, compare_runs, find_runs
@@ -21,6 +22,7 @@ from fedsim.report.draw.chart_data import Chart, Series
 from fedsim.report.level_wording import few_images, few_test_images, of_images, without_update
 from fedsim.report.matrix import wording as matrix_wording
 from fedsim.report.run.baseline import baselines, guessing, reading
+from fedsim.report.run.bound_section import shown_bounds
 from fedsim.report.run.gallery import build_gallery
 from fedsim.report.run.label_attacks import labels_of
 from fedsim.report.run.leakage import summarise_leakage
@@ -80,6 +82,7 @@ def build_report(run_folder: Path) -> Path:
         with_private=any(row.changed for row in rows),
         needs={row.attack: needs for row in rows if (needs := knows(run, row.attack))},
         gallery=gallery,
+        bounds=shown_bounds(run),
         searches={row.attack: figure for row in rows if (figure := _search(run, row.attack)) is not None},
         refusals=refusals(run),
         client_failures=client_failures(run),
@@ -136,6 +139,7 @@ def _environment() -> Environment:
         environment.filters[name] = getattr(wording, name)
     for name in ("cell_level", "cell_text", "cell_story", "counts_text", "leakage_level", "leakage_text"):
         environment.filters[name] = getattr(matrix_wording, name)
+    environment.filters["probability"] = probability
     environment.globals |= {
         "version": fedsim.__version__,
         "recognisable": RECOGNISABLE,

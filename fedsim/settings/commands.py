@@ -138,11 +138,15 @@ class AuditConfig(JobConfig):
 
     observation: Annotated[str | None, Rule("a folder of observations, or null", lambda value: isinstance(value, str))]
     audit: AuditedPictures
+    bound: Chosen = field(default_factory=dict)
     tracker: Chosen
 
     def check(self) -> None:
         super().check()
         if self.observation is not None:
+            if self.bound:
+                wanted = "[] beside observation=: bounds are computed from the clients' images, which it does not hold"
+                raise ConfigError("bound", list(self.bound), wanted)
             return
         crews = self.simulation.attack_crews.items()
         for name, key, value in [(name, *one) for name, crew in crews for one in crew.items() if one[0] != "timeout"]:
@@ -155,8 +159,8 @@ class AuditConfig(JobConfig):
                 raise ConfigError(f"simulation.attack_{key}", given, wanted)
 
     def check_attacks(self) -> None:
-        """Raises ConfigError where there is none, which a part of an audit can do without."""
-        if not self.attack:
+        """Raises ConfigError where there is none and no bound, which a part of an audit can do without."""
+        if not self.attack and not self.bound:
             raise ConfigError("attack", "[]", "at least one attack, for example attack=[patch_gradient]")
 
 

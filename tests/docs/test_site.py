@@ -96,7 +96,7 @@ def test_the_options_page_lists_every_setting_of_a_command(command, site):
             assert f"<code>{key}</code>" in page, key
 
 
-@pytest.mark.parametrize("group", ["data", "model", "partition", "simulation", "strategy", "tracker"])
+@pytest.mark.parametrize("group", ["bound", "data", "model", "partition", "simulation", "strategy", "tracker"])
 def test_the_options_page_names_every_option(group, site):
     page = (site / "options.html").read_text(encoding="utf-8")
     for name in names(group, ".yaml", "conf"):

@@ -22,6 +22,7 @@ GROUPS = {
         "[precode]",
     ],
     "attack": ["[patch_gradient,labels]", "[dlg]", "[gradinversion]", "[labels_llg,sme]", "[]"],
+    "bound": ["[]", "[]", "[reconstruction_robustness]", "[pairs,canaries]"],
     "simulation": ["auto", "inline", "ray"],
     "tracker": ["[]", "[]", "[]", "[tensorboard]"],
 }
@@ -72,7 +73,8 @@ def _walk(config, prefix):
 def command_lines(draw):
     """The command and its arguments, but for the run's folder."""
     command = draw(st.sampled_from(sorted(COMMANDS)))
-    groups = [group for group in GROUPS if command == "fedsim" or group not in ("partition", "strategy")]
+    others = ("bound",) if command == "fedsim" else ("partition", "strategy")
+    groups = [group for group in GROUPS if group not in others]
     picked = draw(st.sets(st.sampled_from(groups), max_size=3))
     chosen = [*SMALL[command], "tracker=[]"]
     chosen += [f"{group}={draw(st.sampled_from(GROUPS[group]))}" for group in sorted(picked)]

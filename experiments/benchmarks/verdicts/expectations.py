@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from experiments.benchmarks.verdicts.pages import Said
 
-LEVELS = ("broken", "open", "not tested")
-FORBIDDEN = re.compile(r"\b(safe|safely|safest|proven|protects|protected)\b", re.IGNORECASE)
+LEVELS = ("broken", "proven", "open", "not tested")
+FORBIDDEN = re.compile(r"\b(safe|safely|safest|protects|protected)\b", re.IGNORECASE)
 """A reader takes each of them for a promise."""
+PROVEN, NUMBERS, NEAR = re.compile(r"\bproven\b", re.IGNORECASE), re.compile("probability .*0\\.001.* at most "), 400
+"""A promise, too, but for a theorem whose numbers stand so many characters around the word."""
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
@@ -121,6 +123,10 @@ def house_rules(said: Said) -> list[str]:
         if (word := FORBIDDEN.search(text)) is not None:
             around = text[max(0, word.start() - 40) : word.end() + 40]
             wrong.append(f"the {where} says {word.group()!r}: …{around}…")
+        for word in PROVEN.finditer(text):
+            around = text[max(0, word.start() - NEAR) : word.end() + NEAR].replace("\n", " ")
+            if not NUMBERS.search(around):
+                wrong.append(f"the {where} says {word.group()!r} without the numbers: …{around}…")
     levels = (*LEVELS, "–") if said.page == "matrix" else LEVELS
     wrong += [f"level {found!r} is none" for found in said.levels.values() if found not in levels]
     if any(re.search("leaks? less", tag, re.IGNORECASE) for tag in said.tags):

@@ -14,6 +14,7 @@ from fedsim.report.compare.settings import (
     seeds,
 )
 from fedsim.report.run.baseline import Baseline, best_baseline, needs_no_gradient
+from fedsim.report.run.bounds import BoundRecord, proof_of
 from fedsim.report.run.label_attacks import after_labels
 from fedsim.report.run.leakage import Leakage, summarise_leakage
 from fedsim.report.run.read import RecordedRun
@@ -51,6 +52,7 @@ class PooledRuns:
         accuracies: one for each seed that has any, in [0, 1].
         test_images: the fewest that one of them is a share of; None where nothing says.
         guess: the accuracy of who always names the commonest class of the test images; None where nothing says.
+        proof: the theorem that makes each seed's run proven; None where one of them has none.
     """
 
     others: Settings
@@ -67,6 +69,7 @@ class PooledRuns:
     accuracies: tuple[float, ...]
     test_images: int | None
     guess: float | None
+    proof: BoundRecord | None = None
 
     @property
     def only_guessed(self) -> bool:
@@ -140,6 +143,7 @@ def _pool(
         for attack in _attacks(run)
         if not needs_no_gradient(run, attack)
     }
+    proofs = [proof_of([one for run in group if run.finished for one in run.bounds]) for group in groups]
     return PooledRuns(
         others=others,
         defense=defense,
@@ -155,6 +159,7 @@ def _pool(
         accuracies=tuple(value for value in means if value is not None),
         test_images=min(tested, default=None),
         guess=max((run.commonest_class for group in groups for run in group if run.commonest_class), default=None),
+        proof=proofs[0] if all(proofs) else None,
     )
 
 

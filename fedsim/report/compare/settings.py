@@ -43,7 +43,7 @@ def defense_name(run: RecordedRun) -> str:
 
 
 def apart_from_defense(run: RecordedRun) -> Settings:
-    """The settings that a fair comparison of defenses holds equal: all but defense, attack, seeds and engine."""
+    """What a fair comparison of defenses holds equal: all but defense, attack, bounds, seeds and engine."""
     return frozenset((key, value) for key, value in _of_the_pictures(run) if key.split(".")[-1] != "seed")
 
 
@@ -53,7 +53,7 @@ def seeds(run: RecordedRun) -> Settings:
 
 
 def _of_the_pictures(run: RecordedRun) -> Settings:
-    left_out = (*HIDDEN_GROUPS, *ENGINE_GROUPS, "defense", "attack")
+    left_out = (*HIDDEN_GROUPS, *ENGINE_GROUPS, "defense", "attack", "bound")
     return frozenset(
         (key, value) for key, value in flatten(run.config).items() if not key.split(".")[0].startswith(left_out)
     )

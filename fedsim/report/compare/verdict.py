@@ -7,7 +7,7 @@ from fedsim.metrics.chance import chance_between
 from fedsim.report.compare.against_undefended import Finding, compare, held_against, measured, unended
 from fedsim.report.compare.pooling import PooledRuns, pool_runs
 from fedsim.report.compare.settings import Settings, defense_name, own_settings
-from fedsim.report.level import Level
+from fedsim.report.level import Level, with_theorem
 from fedsim.report.level_wording import TAGS, few_images, few_test_images, judged, nothing_learned, of_images
 from fedsim.report.run.baseline import against_guess
 from fedsim.report.run.certificates import certificate_sentences
@@ -22,7 +22,7 @@ class DefenseVerdict:
 
     Attributes:
         name: its names, and the settings that tell it from others of the same names.
-        level: by its own runs alone, as that of a run.
+        level: by its own runs alone, as that of a run; proven where a theorem holds of each of them.
         sentence: what was rebuilt, of how much, and what is without the update.
         comparison: whether that is less than without the defense; never a level.
         cautions: what few images leave open.
@@ -72,7 +72,10 @@ def _names(defense: Settings) -> set[str]:
 
 def _judge(name: str, pool: PooledRuns, plains: list[PooledRuns]) -> DefenseVerdict:
     plain = held_against(pool, plains)
-    level = pool.leakage.counts.level
+    counted = pool.leakage.counts.level
+    level = with_theorem(counted, pool.proof is not None)
+    untested = counted == "not tested"
+    shown = _untested(pool) if untested else judged(pool.leakage, pool.attacks, pool.example.names("defense"))
     details = [
         *_guess(pool),
         *_utility(pool, plain),
@@ -85,7 +88,7 @@ def _judge(name: str, pool: PooledRuns, plains: list[PooledRuns]) -> DefenseVerd
     return DefenseVerdict(
         name,
         level,
-        _untested(pool) if level == "not tested" else judged(pool.leakage, pool.attacks, pool.example.names("defense")),
+        f"{pool.proof.sentence} {shown}" if pool.proof is not None and level == "proven" else shown,
         "" if plain is None else _comparison(pool, plain, compare(pool, plain, plains)),
         (*few_images(pool.leakage.counts), *_few_test_images(pool)),
         tuple(details),

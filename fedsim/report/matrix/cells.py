@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from fedsim.report.level import Level
+from fedsim.bounds.privacy import MU
+from fedsim.bounds.robustness import PROVEN_GAMMA, PROVEN_KAPPA, blow_up
+from fedsim.report.level import Level, with_theorem
 from fedsim.report.run.counts import Counts
 from fedsim.report.thresholds import is_recognisable
 
@@ -117,7 +119,19 @@ class MatrixRow:
     @property
     def level(self) -> Level | None:
         """None where an earlier version did not count what it takes."""
-        return None if self.counts is None else self.counts.level
+        proven = self.gamma is not None and self.gamma <= PROVEN_GAMMA
+        return None if self.counts is None else with_theorem(self.counts.level, proven)
+
+    @property
+    def tested(self) -> bool:
+        """Whether an attack came to an end with an image, as far as that was counted."""
+        return self.counts is None or self.counts.level != "not tested"
+
+    @property
+    def gamma(self) -> float | None:
+        """Reconstruction robustness at `PROVEN_KAPPA` after all releases of a training; None without that theorem."""
+        mus = [value for name, value in self.measured.items() if name.endswith(f"_{MU}") and value > 0]
+        return blow_up(PROVEN_KAPPA, min(mus)) if mus else None
 
     @property
     def accuracy(self) -> float | None:
@@ -160,7 +174,7 @@ class MatrixRow:
         None where any attack is still to come or failed, which might have been the strongest, and where the row was not
         tested: the guess alone is no leakage.
         """
-        if self.level == "not tested" or not self._known(state):
+        if not self.tested or not self._known(state):
             return None
         values = [cell.leakage for cell in self._cells(state)]
         return max((value for value in (*values, self.baseline) if value is not None), default=None)
@@ -287,7 +301,7 @@ class Matrix:
         )
 
 
-FOLLOWS = ("level", "accuracy", "spread", "batch", "leakage", "gain", "recognised", "baseline", "as_seen")
+FOLLOWS = ("level", "gamma", "accuracy", "spread", "batch", "leakage", "gain", "recognised", "baseline", "as_seen")
 """Of a row: written for readers of the file, computed anew by whoever loads it."""
 
 

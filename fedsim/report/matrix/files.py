@@ -51,6 +51,7 @@ COLUMNS = (
     "defended",
     "row_leakage",
     "level",
+    "gamma",
     "row_certified",
     "row_recognisable",
     "row_guessed",
@@ -138,7 +139,7 @@ def _write_pictures(matrix: Matrix, plots: dict[str, tuple[int | None, list[Poin
 
 def _csv_line(row: MatrixRow, cell: MatrixCell) -> dict[str, object]:
     values = {column: getattr(cell, column, None) for column in COLUMNS}
-    values |= _flat(cell.counts) | _flat(row.counts, "row_") | {"level": row.level}
+    values |= _flat(cell.counts) | _flat(row.counts, "row_") | {"level": row.level, "gamma": row.gamma}
     values |= {"defense": row.name, "accuracy": row.accuracy, "spread": row.spread, "train_seconds": row.train_seconds}
     values |= {"defended": row.defended, "mismatch": row.mismatch, "row_leakage": row.leakage}
     values |= {"pareto": row.pareto, "strongest": cell == row.strongest_in(cell.state)}

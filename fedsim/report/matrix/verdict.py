@@ -2,6 +2,8 @@
 
 from typing import get_args
 
+from fedsim.bounds.robustness import PROVEN_KAPPA
+from fedsim.bounds.robustness_wording import probability
 from fedsim.metrics.chance import accuracy_error, accuracy_reach, chance_between
 from fedsim.report.level import Level
 from fedsim.report.matrix.cells import Matrix, MatrixRow
@@ -53,7 +55,7 @@ def why_unplaced(row: MatrixRow) -> str:
     stages = {f"training, seed {seed}": stage for seed, stage in row.trainings.items()}
     stages |= {f"audit, {state}": stage for state, stage in row.audits.items()}
     told = [row.mismatch]
-    told += ["not tested: no attack came to an end with an image"] * (row.level == "not tested" and not _waits(row))
+    told += ["not tested: no attack came to an end with an image"] * (not row.tested and not _waits(row))
     told += ["pictures came out as the model saw them: what an eye finds in them PSNR does not tell"] * row.as_seen
     told += [f"{what}: {stage.status}, {stage.reason}" for what, stage in stages.items() if stage.reason]
     for cell in row.cells:
@@ -80,7 +82,7 @@ def _verdict(matrix: Matrix, batch: int | None) -> str:
 def _waits(row: MatrixRow) -> bool:
     """Nothing of it has been measured, and something is still to come."""
     statuses = [one.status for one in row.audits.values()] + [cell.status for cell in row.cells]
-    return row.level == "not tested" and (not statuses or "pending" in statuses)
+    return not row.tested and (not statuses or "pending" in statuses)
 
 
 def _of_level(level: Level, defenses: list[MatrixRow]) -> str:
@@ -91,7 +93,15 @@ def _of_level(level: Level, defenses: list[MatrixRow]) -> str:
     of = f"{level.capitalize()}: {len(rows)} of {count(len(defenses), 'defense')}"
     if level == "not tested":
         return f"{of} ({named})."
+    if level == "proven":
+        return f"{of}: {_of_proven(rows)} (recognisable images: {named})."
     return f"{of} (recognisable images: {named}){_of_open(rows) if level == 'open' else ''}."
+
+
+def _of_proven(rows: list[MatrixRow]) -> str:
+    bounds = listed([f"{probability(row.gamma)} behind {row.name}" for row in rows if row.gamma is not None])
+    before = f"whoever would rebuild an image with probability {PROVEN_KAPPA:g} before, an assumption about images"
+    return f"{before}, does so with at most {bounds} after all releases of a training"
 
 
 def _of_open(rows: list[MatrixRow]) -> str:

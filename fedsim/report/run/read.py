@@ -18,6 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from fedsim.metrics.records import MEASURES, SHOWN
+from fedsim.report.run.bounds import BoundRecord, bound_record
+from fedsim.report.run.over_rounds import Released, over_rounds, released
 from fedsim.report.run.records import AttackRecord, FramesRecord, ImageRecord, sources
 
 Record = TypeVar("Record")
@@ -36,7 +38,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class RecordedRound:
-    """One evaluated round; round 0 is before training."""
+    """One evaluated round; round 0 is before training.
+
+    Attributes:
+        released: what differential privacy counts of the client that released most so far.
+    """
 
     number: int
     accuracy: float | None
@@ -44,6 +50,7 @@ class RecordedRound:
     train_loss: float | None
     clients: int | None
     failures: tuple[Failure, ...]
+    released: Released | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,7 @@ class RecordedRun:
     Attributes:
         config: the resolved configuration, empty where it is missing or unreadable.
         config_text: the same as text.
+        bounds: what stands beside the attacks.
         classes: names of the data's classes, in the order of their labels; empty where they are not known.
         damaged: what could not be read, as `metrics.jsonl: 1 line`.
     """
@@ -77,6 +85,7 @@ class RecordedRun:
     rounds: tuple[RecordedRound, ...] = ()
     timings: tuple[TimingRecord, ...] = ()
     attacks: tuple[AttackRecord, ...] = ()
+    bounds: tuple[BoundRecord, ...] = ()
     summary: dict[str, Any] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
@@ -137,7 +146,7 @@ class RecordedRun:
 
 
 def read_run(folder: Path) -> RecordedRun:
-    """Read `config.yaml`, `metrics.jsonl`, `timings.jsonl`, `attacks.jsonl`, `summary.json` and `classes.json`.
+    """Read `config.yaml`, `summary.json`, `classes.json`, and the lines of metrics, timings, attacks and bounds.
 
     Where a resumed run wrote a round or an attack twice, the later line counts.
 
@@ -151,6 +160,7 @@ def read_run(folder: Path) -> RecordedRun:
     rounds = _read_lines(folder / "metrics.jsonl", _round, damaged)
     timings = _read_lines(folder / "timings.jsonl", _timing, damaged)
     attacks = _read_lines(folder / "attacks.jsonl", _attack, damaged)
+    bounds = _read_lines(folder / "bounds.jsonl", bound_record, damaged)
     by_round = {record.number: record for record in rounds}
     measured = {record.number: record for record in timings}
     return RecordedRun(
@@ -160,10 +170,15 @@ def read_run(folder: Path) -> RecordedRun:
         rounds=tuple(by_round[number] for number in sorted(by_round)),
         timings=tuple(measured[number] for number in sorted(measured)),
         attacks=tuple({(record.observation, record.attack): record for record in attacks}.values()),
+        bounds=tuple({record.bound: record for record in [*_over_rounds(by_round), *bounds]}.values()),
         summary=_read_summary(folder / "summary.json", damaged),
         classes=_read_classes(folder / "classes.json", damaged),
         damaged=tuple(damaged),
     )
+
+
+def _over_rounds(by_round: Mapping[int, RecordedRound]) -> list[BoundRecord]:
+    return over_rounds([(number, by_round[number].released) for number in sorted(by_round)])
 
 
 def _read_text(path: Path) -> str:
@@ -242,6 +257,7 @@ def _round(values: Mapping[str, Any]) -> RecordedRound | None:
         loss=_number(values.get("loss")),
         train_loss=_number(values.get("train_loss")),
         clients=_whole(values.get("clients")),
+        released=released(values),
         failures=tuple(
             Failure(client=_text(failure.get("client")) or "?", error=_text(failure.get("error")) or "unknown")
             for failure in (failures if isinstance(failures, list) else [])

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.metrics.chance import only_guessed
-from fedsim.report.level import Level
+from fedsim.report.level import Level, with_theorem
 from fedsim.report.level_wording import TAGS, few_images, few_test_images, judged
 from fedsim.report.run.baseline import Baseline, against_guess, best_baseline, guessing, needs_no_gradient, reading
+from fedsim.report.run.bounds import cautions, proof_of
 from fedsim.report.run.certificates import certificate_sentences
 from fedsim.report.run.counts import Counts
 from fedsim.report.run.label_attacks import labels_of, only_attacked
@@ -31,9 +32,10 @@ class Verdict:
     """Plain words, to be escaped by whoever shows them.
 
     Attributes:
-        level: as `fedsim.report.level` has it, from the counts.
+        level: as `fedsim.report.level` has it, from the counts and from a theorem.
         by_eye: images came out and there are no originals to hold them against, which leaves the level untested.
-        sentence: what was rebuilt, of how much, and what is without the update; or why nothing was tested.
+        sentence: what was rebuilt, of how much, and what is without the update; or why nothing was tested. Before it
+            stands the theorem, with its numbers, where the level is *proven*.
         cautions: what few images leave open.
         details: what a reader asks next.
         uncertified: why nothing is certified, where that could have been; the page says it beside each image.
@@ -82,9 +84,11 @@ def verdict(run: RecordedRun) -> Verdict:
     labels = labels_of(run)
     rows, leakage = summarise_attacks(run), summarise_leakage(run, without, labels)
     on_images = [row for row in rows if row.attack not in labels]
-    level = leakage.counts.level
-    tested = level != "not tested"
-    by_eye = not tested and leakage.returned > 0 and not _compared(run)
+    counted = leakage.counts.level
+    proof = proof_of(run.bounds) if run.finished else None
+    level = with_theorem(counted, proof is not None)
+    tested = counted != "not tested"
+    by_eye = level == "not tested" and leakage.returned > 0 and not _compared(run)
     details = [
         *_unended(run, rows),
         *_refusals(run, on_images, leakage),
@@ -95,10 +99,11 @@ def verdict(run: RecordedRun) -> Verdict:
     ]
     if not run.finished:
         details.append("The run did not finish: this page shows what was there when it stopped.")
+    shown = judged(leakage, on_images, run.names("defense")) if tested else _untested(run, on_images, leakage, rows)
     return Verdict(
         level,
-        judged(leakage, on_images, run.names("defense")) if tested else _untested(run, on_images, leakage, rows),
-        (*few_images(leakage.counts), *_few_test_images(run)),
+        f"{proof.sentence} {shown}" if proof is not None and level == "proven" else shown,
+        (*cautions(run.bounds, level == "broken"), *few_images(leakage.counts), *_few_test_images(run)),
         tuple(details),
         leakage.counts,
         by_eye,

@@ -182,7 +182,7 @@ def test_what_fedsims_own_defenses_publish():
 
     assert GradientNoise(relative_norm=0.1).effects() == (AddsNoise(0.1, relative=True),)
     assert GradientNoise().effects() == TopK(1.0).effects() == Half(None).effects() == ()
-    assert DPSGD(2.0, 0.5).effects() == (Clips(2.0, "example"), AddsNoise(1.0))
+    assert DPSGD(2.0, 0.5).effects() == (Clips(2.0, "example"), AddsNoise(1.0, on="sum"))
     assert Half().effects() == (Quantises(2.0**-10, "coordinate"),)
     assert Withhold().effects() == (Withholds(),)
     assert SecureAggregation(3).effects()[0].clients == 3

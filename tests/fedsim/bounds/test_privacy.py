@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedsim.bounds.privacy import is_epsilon, largest_epsilons
+from fedsim.bounds.privacy import began_anew, is_budget, largest_budgets
 
 
 @pytest.mark.parametrize(
@@ -13,24 +13,34 @@ from fedsim.bounds.privacy import is_epsilon, largest_epsilons
         ("dp_sgd_epsilon", True),
         ("local_dp_epsilon", True),
         ("epsilon", True),
+        ("dp_sgd_gdp_mu", True),
+        ("local_dp_gdp_releases", True),
+        ("mixup_mu", False),
         ("dp_sgd_delta", False),
         ("upsilon", False),
         ("dp_sgd_epsilon_spent_share", False),
     ],
 )
 def test_names(metric: str, expected: bool) -> None:
-    assert is_epsilon(metric) == expected
+    assert is_budget(metric) == expected
 
 
 def test_every_client_is_within_what_is_reported() -> None:
     reports = [{"a_epsilon": 4.38, "loss": 9.0}, {"a_epsilon": 15.46, "b_epsilon": 0.5}, {"a_epsilon": 2.0}]
-    assert largest_epsilons(reports) == {"a_epsilon": 15.46, "b_epsilon": 0.5}
-    assert largest_epsilons([]) == {}
+    assert largest_budgets(reports) == {"a_epsilon": 15.46, "b_epsilon": 0.5}
+    assert largest_budgets([]) == {}
     before = {"a_epsilon": 20.0}
-    assert largest_epsilons([before, *reports])["a_epsilon"] == 20.0
+    assert largest_budgets([before, *reports])["a_epsilon"] == 20.0
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "much", None, [1.0]])
 def test_what_is_no_number_bounds_nothing(value: object) -> None:
     for reports in ([{"a_epsilon": value}, {"a_epsilon": 1.0}], [{"a_epsilon": 1.0}, {"a_epsilon": value}]):
-        assert largest_epsilons(reports) == {"a_epsilon": math.inf}
+        assert largest_budgets(reports) == {"a_epsilon": math.inf}
+
+
+def test_what_a_client_counts_anew_is_forgotten_whatever_it_counts() -> None:
+    before = {"a_epsilon": 2.0, "a_gdp_mu": 1.0, "a_gdp_releases": 4.0, "a_epsilon_since": 1.0}
+    assert began_anew(before, before) == []
+    assert began_anew(before, before | {"a_epsilon_since": 5.0}) == ["a_epsilon", "a_gdp_mu", "a_gdp_releases"]
+    assert began_anew(before, before | {"a_gdp_releases": 3.0}) == ["a_gdp_releases"]

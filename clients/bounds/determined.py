@@ -1,0 +1,78 @@
+"""Whether each audited image is determined by what is shared, near itself: a fact about it, and no protection."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from clients.bounds.base import Bound, Turn, refuse_sums
+from clients.bounds.jacobian import check_linear, jacobian
+from defenses.settings import whole
+from fedsim.bounds.references import Determined, determined
+from fedsim.bounds.statement import Statement
+from fedsim.effects import Quantises
+
+
+class Determinedness(Bound):
+    """Rank and condition of J at each image, and what the rounding of shared numbers alone would leave.
+
+    Noise is left out: this asks what would be left without it.
+
+    Args:
+        images: how many updates at most.
+    """
+
+    kind = "local fact"
+
+    def __init__(self, images: int = 16) -> None:
+        self.images = whole("bound.determined.images", images, "a whole number, 1 or more", lambda one: one >= 1)
+
+    def __call__(self, turns: Sequence[Turn]) -> Statement:
+        """Raises NotApplicable where J is not computed."""
+        refuse_sums(turns)
+        found: list[tuple[str, Determined]] = []
+        for turn in turns[: self.images]:
+            check_linear(turn, rounds=True)
+            update = turn.share(turn.train())
+            names = list(update.tensors)
+            J, shared = jacobian(turn, names)
+            found.append(
+                (", ".join(map(str, turn.pictures.ids)), determined(J, _rounding(turn, update.tensors, shared)))
+            )
+        whole = [one for _, one in found if one.rank == one.unknowns]
+        lost = max(one.unknowns - one.rank for _, one in found)
+        left = sorted(one.rounding_psnr for one in whole)
+        middle = left[len(left) // 2] if left else -math.inf
+        told = f"{len(whole):,} of {len(found):,} are determined near themselves by what is shared"
+        told += f", and its rounding alone would leave {middle:.0f} dB (median)" if left else ""
+        told += f"; up to {lost:,} of {found[0][1].unknowns:,} directions are not in it" if lost else ""
+        sentence = (
+            f"Of these images, noise left out and labels known, {told}: a fact about them and images close by, which "
+            "proves no protection, as another image far away may share the same update and a prior fills in what is "
+            "missing."
+        )
+        header = ("image", "directions shared", "condition", "rounding alone leaves")
+        rows = tuple(
+            (
+                name,
+                f"{one.rank:,} of {one.unknowns:,}",
+                f"{one.condition:.1e}" if math.isfinite(one.condition) else "–",
+                f"{one.rounding_psnr:.0f} dB" if math.isfinite(one.rounding_psnr) else "–",
+            )
+            for name, one in found
+        )
+        values = {"images": float(len(found)), "determined": float(len(whole)), "missing_directions": float(lost)}
+        return Statement("local fact", sentence, values | ({"rounding_psnr": middle} if left else {}), header, rows)
+
+
+def _rounding(turn: Turn, tensors: "dict[str, torch.Tensor]", shared: torch.Tensor) -> torch.Tensor:
+    """One rounding for each tensor, that of its root mean square; coarser where a defense rounds."""
+    steps = [one.step for one in turn.effects if isinstance(one, Quantises) and one.per == "coordinate"]
+    found, start = [], 0
+    for tensor in tensors.values():
+        part = shared[start : start + tensor.numel()]
+        eps = max([torch.finfo(tensor.dtype).eps, *steps])
+        size = float(part.norm()) / math.sqrt(max(1, tensor.numel()))
+        found.append(torch.full((tensor.numel(),), max(eps * size, 1e-300), dtype=torch.float64))
+        start += tensor.numel()
+    return torch.cat(found)

@@ -1,0 +1,111 @@
+"""How a shared gradient changes with each pixel: J, by forward mode through the client's gradient, float64."""
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import functional_call, grad, jvp, vmap
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from clients.bounds.base import Turn, refuse_draws
+from defenses.base import Defense
+from fedsim.effects import AddsNoise, Clips, Quantises, Withholds
+from fedsim.errors import NotApplicable
+from fedsim.models import Normaliser
+
+MOST_UNKNOWNS = 2000
+"""Pixels of all images of an update together; above, singular values would have to be guessed."""
+
+MOST_BYTES = 4 * 2**30
+"""Of J."""
+
+AT_ONCE = 2**22
+"""Numbers of the columns that are pushed forward together."""
+
+
+def check_linear(turn: Turn, rounds: bool = False) -> None:
+    """Raises NotApplicable where J is not computed: too many pixels, local steps, defenses that do more than is known.
+
+    Args:
+        rounds: a defense may round each shared number by itself.
+    """
+    unknowns = turn.images.numel()
+    if unknowns > MOST_UNKNOWNS:
+        raise NotApplicable(f"{unknowns:,} pixels in an update: computed for at most {MOST_UNKNOWNS:,}")
+    size = 8 * unknowns * sum(p.numel() for p in turn.runtime.model.parameters() if p.requires_grad)
+    if size > MOST_BYTES:
+        raise NotApplicable(f"J would take {size / 2**30:.0f} GB: computed up to {MOST_BYTES / 2**30:.0f}")
+    if turn.runtime.settings.share != "gradient":
+        raise NotApplicable(f"client.share={turn.runtime.settings.share}: computed for the gradient of one batch")
+    for effect in turn.effects:
+        rounding = isinstance(effect, Quantises) and effect.per == "coordinate"
+        if not isinstance(effect, Withholds | Clips | AddsNoise) and not (rounds and rounding):
+            raise NotApplicable(f"not computed behind what {type(effect).__name__} does")
+    for defense in turn.defenses.wrappers:
+        if type(defense).extra_loss is not Defense.extra_loss:
+            raise NotApplicable(f"{type(defense).__name__} changes the loss: not computed")
+    refuse_draws(turn.runtime.model, turn.runtime.settings.training_mode)
+
+
+def jacobian(turn: Turn, names: Sequence[str]) -> tuple[Float[Tensor, "numbers pixels"], Float[Tensor, " numbers"]]:
+    """J of the mean gradient by pixels in [0, 1], clipped as the defenses do, and the gradient itself.
+
+    Args:
+        names: of the tensors that are shared, in this order.
+    """
+    turn.runtime.load(turn.state)
+    model = copy.deepcopy(turn.runtime.model).double().cpu()
+    model.train(turn.runtime.settings.training_mode)
+    images, labels = turn.images.double().cpu(), turn.pictures.labels
+    whole = _shared(turn, model, labels, names)
+    size, shape = images.numel(), images.shape
+    basis = torch.eye(size, dtype=torch.float64).view(size, *shape)
+    with sdpa_kernel(SDPBackend.MATH), torch.no_grad(), warnings.catch_warnings():
+        # torch compiles its forward-mode rules with its own deprecated torch.jit.script.
+        warnings.filterwarnings("ignore", message=".*torch.jit.script.*", category=FutureWarning)
+        shared = whole(images)
+        chunk = max(1, min(64, AT_ONCE // max(1, len(shared))))
+        columns = vmap(lambda direction: jvp(whole, (images,), (direction,))[1], chunk_size=chunk)(basis)
+        return columns.T.contiguous(), shared
+
+
+def _shared(turn: Turn, model: torch.nn.Module, labels: Tensor, names: Sequence[str]) -> Callable[[Tensor], Tensor]:
+    parameters = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+    smoothing, normaliser = turn.runtime.settings.label_smoothing, Normaliser(model)
+    clips = [effect for effect in turn.effects if isinstance(effect, Clips)]
+
+    def loss(given: Mapping[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
+        scores = functional_call(model, dict(given), (normaliser(image[None]),))
+        return F.cross_entropy(scores, label[None], label_smoothing=smoothing)
+
+    def whole(images: Tensor) -> Tensor:
+        # One image after the other: forward mode through a vmapped LayerNorm's backward is wrong in torch 2.
+        parts = [grad(loss)(parameters, image, label) for image, label in zip(images, labels, strict=True)]
+        each = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+        for clip in clips:
+            if clip.per.startswith("example"):
+                each = _clipped(each, clip, examples=True)
+        mean = {name: tensor.mean(dim=0) for name, tensor in each.items()}
+        for clip in clips:
+            if not clip.per.startswith("example"):
+                mean = _clipped(mean, clip, examples=False)
+        return torch.cat([mean[name].flatten() for name in names])
+
+    return whole
+
+
+def _clipped(found: dict[str, Tensor], clip: Clips, examples: bool) -> dict[str, Tensor]:
+    """Each example's, or the whole, scaled down to the norm; smooth but where the norm is exactly that."""
+    by_tensor = clip.per.endswith("tensor")
+    limit = clip.max_norm / math.sqrt(len(found)) if clip.per == "example_and_tensor" else clip.max_norm
+    squares = {n: (t.flatten(1).square().sum(dim=1) if examples else t.square().sum()) for n, t in found.items()}
+    whole = torch.stack(list(squares.values())).sum(dim=0)
+    factors = {n: (limit / (square if by_tensor else whole).sqrt()).clamp(max=1.0) for n, square in squares.items()}
+    if not examples:
+        return {n: factors[n] * t for n, t in found.items()}
+    return {n: factors[n].view(-1, *(1,) * (t.ndim - 1)) * t for n, t in found.items()}

@@ -1,0 +1,44 @@
+"""Reconstruction robustness in words: each with its numbers and its assumption in one sentence."""
+
+import math
+
+from fedsim.bounds.robustness import PROVEN_GAMMA, PROVEN_KAPPA, GaussianDP, blow_up, releases_within
+
+OUTSIDE = "Outside of it: the training loss and the numbers of images, reported as they are; noise is a simulation's."
+"""What a private defense does not cover."""
+
+
+def theorem_sentence(proven: GaussianDP) -> str:
+    """What becomes of a success of `PROVEN_KAPPA`.
+
+    >>> print(theorem_sentence(GaussianDP(1.0, 1, "image", 1e-5, "each image is clipped")))
+    Whoever would rebuild an image with probability 0.001 before, an assumption about images, does so with at most \
+0.019 after this one release, whatever else is known or done, as noise makes it 1-Gaussian-DP (each image is clipped).
+    """
+    after = "this one release" if proven.releases == 1 else f"these {proven.releases:,} releases"
+    gamma = probability(blow_up(PROVEN_KAPPA, proven.mu))
+    them = "it" if proven.releases == 1 else "them together"
+    return (
+        f"Whoever would rebuild an image with probability {PROVEN_KAPPA:g} before, an assumption about images, does so "
+        f"with at most {gamma} after {after}, whatever else is known or done, as noise makes {them} "
+        f"{proven.mu:.3g}-Gaussian-DP ({proven.because})."
+    )
+
+
+def lasting(proven: GaussianDP) -> str:
+    """For how many such releases that stays at most `PROVEN_GAMMA`, and what is outside of it."""
+    if proven.mu == 0 or proven.releases < 1:
+        return OUTSIDE
+    lasts = releases_within(proven.mu / math.sqrt(proven.releases))
+    if lasts == 0:
+        return f"No such release keeps it at or below {PROVEN_GAMMA:g}. {OUTSIDE}"
+    return f"{lasts:,.0f} such releases keep it at or below {PROVEN_GAMMA:g}, and no more. {OUTSIDE}"
+
+
+def probability(value: float) -> str:
+    """As a reader takes it in: rounded up, so that no bound is said smaller than it is."""
+    if value >= 1.0:
+        return "1"
+    digits = max(2, 1 - math.floor(math.log10(value)))
+    shown = math.ceil(value * 10**digits - 1e-9) / 10**digits
+    return f"{shown:.{digits}f}" if value >= 1e-3 else f"{shown:.1e}"

@@ -1,0 +1,65 @@
+"""The reference between the noise that hides everything and the noise that hides nothing."""
+
+import math
+
+import pytest
+
+from clients.bounds import GaussianReference
+from fedsim.errors import ConfigError, NotApplicable
+
+NOISE = ["defense=[gradient_noise]", "defense.gradient_noise.relative_norm=null", "defense.gradient_noise.std=0.02"]
+
+
+def test_more_noise_leaves_less_and_more_releases_more(turns):
+    quiet = GaussianReference(rounds=[100])(turns(*NOISE[:2], "defense.gradient_noise.std=1e-8", images=1))
+    loud = GaussianReference(rounds=[100])(turns(*NOISE[:2], "defense.gradient_noise.std=1e6", images=1))
+    assert quiet.kind == "reference"
+    assert quiet.values["white"] > 60
+    assert loud.values["white"] == pytest.approx(-20 * math.log10(0.3), abs=1e-3), "the prior alone"
+    assert float(quiet.rows[0][2].split()[0]) == pytest.approx(quiet.values["white"] + 20, abs=0.1)
+    assert "who knows more of them may pass it" in quiet.sentence
+
+
+def test_laplace_noise_counts_by_its_information(turns):
+    shared = [*NOISE[:2], "defense.gradient_noise.std=1e-6", "defense.gradient_noise.distribution=laplace"]
+    laplace = GaussianReference(rounds=[])(turns(*shared, images=1))
+    gaussian = GaussianReference(rounds=[])(
+        turns(*NOISE[:2], f"defense.gradient_noise.std={0.5**0.5 * 1e-6}", images=1)
+    )
+    assert laplace.values["white"] == pytest.approx(gaussian.values["white"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (["client.share=delta"], "computed for the gradient of one batch"),
+        (["defense=[topk]"], "what Sparsifies does"),
+        (["defense=[mixup]"], "not computed behind"),
+    ],
+)
+def test_what_is_not_computed_is_refused(turns, settings, reason):
+    with pytest.raises(NotApplicable, match=reason):
+        GaussianReference()(turns(*settings, images=1))
+
+
+def test_several_images_in_an_update_are_refused(turns):
+    with pytest.raises(NotApplicable, match="2 images in an update: computed for one"):
+        GaussianReference()(turns(*NOISE, images=1, batch=2))
+
+
+@pytest.mark.parametrize("wrong", [{"image_std": 0}, {"rounds": [0]}, {"images": 0}])
+def test_wrong_settings_are_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        GaussianReference(**wrong)
+
+
+def test_rounds_add_up_whatever_the_weights_are_by_then(turns):
+    (first,) = turns(*NOISE[:2], "defense.gradient_noise.std=1e-4", images=1)
+    moved = {name: tensor + 0.05 * tensor.abs().mean() for name, tensor in first.state.items()}
+    second = type(first)(first.runtime, moved, first.pictures, first.client, server_round=2)
+    bound = GaussianReference(rounds=[])
+    found = bound.over_rounds([first, second])
+    alone = [bound.over_rounds([turn])["white"][0] for turn in (first, second)]
+    assert found["white"][0] == pytest.approx(alone[0])
+    assert found["white"][1] > max(alone)
+    assert found["smooth"][0] == pytest.approx(bound([first]).values["smooth"])

@@ -1,0 +1,55 @@
+"""J by finite differences of a client's gradient, written out."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from clients.bounds.jacobian import jacobian
+
+
+def by_hand(model, images, labels, names, limit=math.inf, per="update"):
+    """The mean gradient of one image after the other, in float64."""
+    total = dict.fromkeys(names, 0.0)
+    for image, label in zip(images, labels, strict=True):
+        loss = F.cross_entropy(model((image[None] - 0.5) / 0.5), label[None])
+        found = dict(zip(names, torch.autograd.grad(loss, [model.get_parameter(n) for n in names]), strict=True))
+        for name in names:
+            over = [found[name]] if per == "layer" else list(found.values())
+            most = limit / math.sqrt(len(names)) if per == "layer" else limit
+            norm = math.sqrt(sum(float(one.square().sum()) for one in over))
+            total[name] = total[name] + found[name] * (min(1.0, most / norm) if per != "update" else 1.0)
+    mean = torch.cat([(total[name] / len(images)).flatten() for name in names])
+    return mean * min(1.0, limit / float(mean.norm())) if per == "update" else mean
+
+
+QUIET = ["defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=0"]
+DEFENSES = {
+    "nothing": (["defense=[]"], {}),
+    "clip": (["defense=[gradient_clip]", "defense.gradient_clip.max_norm=0.1"], {"limit": 0.1}),
+    "dp_sgd": ([*QUIET, "defense.dp_sgd.max_grad_norm=0.5"], {"limit": 0.5, "per": "example"}),
+    "per_layer": ([*QUIET, "defense.dp_sgd.per_layer=true"], {"limit": 1.0, "per": "layer"}),
+}
+
+
+@pytest.mark.parametrize(("name", "batch"), [("nothing", 1), ("clip", 2), ("dp_sgd", 2), ("per_layer", 1)])
+def test_the_columns_are_finite_differences_of_what_the_client_shares(turns, name, batch):
+    defense, clip = DEFENSES[name]
+    (turn,) = turns(*defense, images=1, batch=batch)
+    update = turn.share(turn.train()).tensors
+    found, shared = jacobian(turn, list(update))
+    clients = torch.cat([tensor.flatten() for tensor in update.values()])
+    assert torch.allclose(shared.float(), clients, atol=2e-5 * float(shared.abs().max()))
+    turn.runtime.load(turn.state)
+    model, images = copy.deepcopy(turn.runtime.model).double(), turn.images.double()
+    for pixel in (0, 77, 191):
+        step = torch.zeros_like(images).flatten()
+        step[pixel] = 1e-5
+        ends = [
+            by_hand(model, images + sign * step.view(images.shape), turn.pictures.labels, list(update), **clip)
+            for sign in (1, -1)
+        ]
+        slope = (ends[0] - ends[1]) / 2e-5
+        assert float((found[:, pixel] - slope).norm()) < 1e-4 * float(slope.norm())

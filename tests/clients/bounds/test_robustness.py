@@ -1,0 +1,128 @@
+"""What a run's own defenses prove, and everything that keeps a report from saying so."""
+
+import pytest
+import torch
+
+from clients.bounds import ReconstructionRobustness
+from defenses import DPSGD, LocalDP
+from defenses.base import Defense, DefenseChain
+from defenses.privacy.accounting import gaussian_delta
+from fedsim.bounds.robustness import blow_up
+from fedsim.errors import ConfigError, NotApplicable
+from fedsim.report.level import with_theorem
+
+BOUND = ReconstructionRobustness()
+
+
+def test_one_pass_of_dp_sgd(turns):
+    found = BOUND(turns("defense=[dp_sgd]"))
+    assert found.kind == "theorem"
+    assert (found.proof.mu, found.proof.releases, found.proof.unit) == (1.0, 1, "image")
+    assert found.proof.gamma == pytest.approx(blow_up(1e-3, 1.0))
+    told = (
+        "with probability 0.001 before, an assumption about images, does so with at most 0.019 after this one release"
+    )
+    assert told in found.sentence
+    assert found.note.startswith("2 such releases keep it at or below 0.05, and no more. Outside of it: ")
+    assert found.header[:2] == ("κ, before", "γ, after")
+    assert [row[0] for row in found.rows] == ["0.01", "0.001", "1e-06"]
+    assert gaussian_delta(found.values["epsilon"], 1.0) == pytest.approx(found.values["delta"])
+    assert all(float(row[1]) <= float(row[2]) for row in found.rows), "ε alone says less"
+
+
+def test_several_passes_add_up_whatever_the_accountant_assumes(turns):
+    steps = ["client.share=delta", "client.local_steps=9"]
+    found = BOUND(turns("defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=3", *steps))
+    quoted = BOUND(
+        turns("defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=3", "defense.dp_sgd.amplification=poisson", *steps)
+    )
+    assert (found.proof.mu, found.proof.releases) == (1.0, 9)
+    assert quoted.proof == found.proof
+    assert "after these 9 releases" in found.sentence
+
+
+def test_local_dp_is_held_against_sending_nothing(turns):
+    found = BOUND(turns("defense=[local_dp]"))
+    defense = LocalDP()
+    assert found.proof.unit == "update"
+    assert found.proof.mu == pytest.approx(defense.clipping_norm / defense.std)
+
+
+def test_the_strongest_of_several_counts(turns):
+    both = ["defense=[dp_sgd,local_dp]", "client.share=gradient"]
+    assert BOUND(turns(*both)).proof.unit == "update"
+
+
+@pytest.mark.parametrize(
+    ("defense", "reason"),
+    [
+        ("[]", "no defense is differentially private: dp_sgd and local_dp are"),
+        ("[gradient_noise]", "no defense is differentially private"),
+        ("[dp_sgd] defense.dp_sgd.noise_multiplier=0", "adds no noise"),
+        ("[local_dp] defense.local_dp.epsilon=inf", "adds no noise"),
+    ],
+)
+def test_what_proves_nothing_is_refused(turns, defense, reason):
+    first, *more = defense.split()
+    with pytest.raises(NotApplicable, match=reason):
+        BOUND(turns(f"defense={first}", *more))
+
+
+class Mute(Defense):
+    """Says nothing of how it acts."""
+
+
+def test_a_defense_that_says_nothing_of_itself_keeps_it_from_being_proven(turns):
+    made = turns("defense=[dp_sgd]")
+    made[0].runtime.defenses.defenses["mute"] = Mute()
+    with pytest.raises(NotApplicable, match="Mute does not say how it acts"):
+        BOUND(made)
+
+
+class Changed(DPSGD):
+    """Another mechanism under the same word."""
+
+    def gradient(self, model, batch, compute, rng):
+        return compute(batch)
+
+
+def test_a_chain_reports_what_it_proves_beside_what_it_measures(turns):
+    (turn,) = turns("defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=4", images=1)
+    turn.share(turn.train())
+    measured = turn.defenses.measurements()
+    assert (measured["dp_sgd_gdp_mu"], measured["dp_sgd_gdp_releases"]) == (0.25, 1.0)
+    turn.defenses.defenses["mute"] = Mute()
+    assert "dp_sgd_gdp_mu" not in turn.defenses.measurements()
+    assert "dp_sgd_epsilon" in turn.defenses.measurements()
+
+
+def test_a_subclass_must_speak_for_itself():
+    assert DefenseChain({"changed": Changed()}).gaussian_dp() is None
+
+
+def test_an_image_that_is_shared_twice_counts_twice(turns):
+    made = turns("defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=4")
+    twice = [made[0], type(made[1])(made[1].runtime, made[1].state, made[0].pictures, 1)]
+    assert (BOUND(made).proof.mu, BOUND(twice).proof.mu, BOUND(twice).proof.releases) == (0.25, 0.5, 2)
+
+
+def test_buffers_that_training_changes_are_refused(turns):
+    (turn,) = turns("defense=[dp_sgd]", images=1)
+    turn.runtime.model.register_buffer("seen", torch.zeros(1))
+    turn.state["seen"] = torch.zeros(1)
+    result = turn.train()
+    turn.runtime.model.get_buffer("seen").fill_(1.0)
+    with pytest.raises(ConfigError, match="seen would be shared without noise"):
+        turn.share(result)
+
+
+def test_the_order_of_levels():
+    assert with_theorem("broken", True) == "broken"
+    assert {with_theorem(level, True) for level in ("open", "not tested")} == {"proven"}
+    assert with_theorem("open", False) == "open"
+
+
+@pytest.mark.parametrize("wrong", [{"kappas": [0.0]}, {"times": [0]}])
+def test_wrong_settings_are_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        ReconstructionRobustness(**wrong)

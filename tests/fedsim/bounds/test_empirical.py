@@ -1,0 +1,45 @@
+"""The confidence limit against its own coverage."""
+
+import math
+
+import pytest
+import torch
+
+from fedsim.bounds.empirical import mu_estimate, mu_lower, unit_canaries
+from fedsim.errors import ConfigError
+
+
+@pytest.mark.parametrize("mu", [0.0, 1.5, 4.0])
+def test_the_lower_end_passes_the_truth_as_often_as_it_says(rng, mu):
+    trials, above = 600, 0
+    for _ in range(trials):
+        inside = mu + torch.randn(12, generator=rng)
+        above += mu_lower(inside, torch.randn(8, generator=rng), 0.9) > mu
+    expected = 0.2 if mu == 0 else 0.1  # without a difference, either sign counts
+    assert abs(above / trials - expected) < 4 * math.sqrt(expected * (1 - expected) / trials)
+
+
+def test_many_canaries_come_close(rng):
+    inside, outside = 2 + torch.randn(20_000, generator=rng), torch.randn(20_000, generator=rng)
+    assert 1.95 < mu_lower(inside, outside) < mu_estimate(inside, outside) < 2.05
+    assert mu_lower(3 * inside + 7, 3 * outside + 7) == pytest.approx(mu_lower(inside, outside), rel=1e-4)
+
+
+def test_without_noise_there_is_no_limit_and_without_a_difference_none_to_find():
+    assert mu_lower(torch.ones(5), torch.zeros(5)) == math.inf
+    assert mu_lower(torch.ones(5), torch.ones(5)) == 0.0
+    assert mu_lower(1 + 1e-6 * torch.arange(5.0), 1e-6 * torch.arange(5.0)) > 1e4
+
+
+def test_canaries_are_unit_vectors_and_nearly_orthogonal(rng):
+    found = unit_canaries(20, 5000, rng)
+    gram = found @ found.T
+    assert torch.allclose(gram.diagonal(), torch.ones(20), atol=1e-5)
+    assert float((gram - torch.eye(20)).abs().max()) < 0.08
+
+
+def test_too_few_are_refused():
+    with pytest.raises(ConfigError, match="canaries=3"):
+        mu_lower(torch.ones(2), torch.ones(1))
+    with pytest.raises(ConfigError, match="confidence=1"):
+        mu_lower(torch.ones(2), torch.ones(2), 1.0)

@@ -1,0 +1,32 @@
+"""A row of the matrix that a theorem covers."""
+
+import pytest
+
+from fedsim.bounds.robustness import blow_up
+from fedsim.report.matrix.cells import Matrix, MatrixCell, MatrixColumn, MatrixRow
+from fedsim.report.matrix.verdict import verdicts
+from fedsim.report.run.counts import Counts
+
+
+def row(mu, certified=0, ended=1, **measured):
+    counts = Counts(certified=certified, images=4 if ended else 0, ended=ended)
+    cell = MatrixCell("patch_gradient", "initial", "done", done=4, pictures=4, batch=1, counts=counts)
+    told = {"dp_sgd_gdp_mu": mu, "dp_sgd_gdp_releases": 9.0, **measured}
+    return MatrixRow("dp", measured=told, cells=(cell,), counts=counts)
+
+
+def test_gamma_is_after_all_releases_of_a_training():
+    assert row(1.0).gamma == pytest.approx(blow_up(1e-3, 1.0))
+    assert row(1.0, local_dp_gdp_mu=0.5).gamma == pytest.approx(blow_up(1e-3, 0.5)), "each holds by itself"
+    assert MatrixRow("none").gamma is None
+
+
+def test_the_level_follows():
+    assert (row(1.0).level, row(1.5).level, row(1.0, certified=1).level) == ("proven", "open", "broken")
+    untested = row(1.0, ended=0)
+    assert (untested.level, untested.tested, untested.leakage) == ("proven", False, None)
+
+
+def test_it_is_said_with_its_numbers():
+    matrix = Matrix("m", (), (MatrixColumn("patch_gradient", "", ""),), ("initial",), (row(1.0),), finished=True)
+    assert "does so with at most 0.019 behind dp after all releases of a training" in verdicts(matrix)[0]
