@@ -138,7 +138,7 @@ def _heat_map(axes: Axes, matrix: Matrix, state: str, *, named: bool) -> None:
         axes.text(len(attacks) + 2.65, y, batch, ha="center", va="center", color=LIGHT[INK])
     heads = [*range(len(attacks)), len(attacks) + 0.15, len(attacks) + 1.4, len(attacks) + 2.4]
     shown = [f"{attack} (baseline)" if attack in matrix.blind else attack for attack in attacks]
-    names = [*shown, "strongest", "accuracy", "pictures in an update"]
+    names = [*shown, "strongest", "accuracy", "images in an update"]
     axes.set_xticks(heads, names, rotation=35, ha="left", rotation_mode="anchor")
     axes.xaxis.tick_top()
     if named:
@@ -149,7 +149,7 @@ def _heat_map(axes: Axes, matrix: Matrix, state: str, *, named: bool) -> None:
         side.set_visible(False)
     guess = baseline_of(matrix.rows)
     known = "" if guess is None else f"; a guess without the gradient: {guess:.1f} dB"
-    axes.set_xlabel(f"PSNR in dB of private pictures, model as {state}{known}", color=LIGHT[INK], fontsize=8.5)
+    axes.set_xlabel(f"PSNR in dB of private images, model as {state}{known}", color=LIGHT[INK], fontsize=8.5)
 
 
 def _square(axes: Axes, x: float, y: int, level: str, text: str, bold: bool = False) -> None:

@@ -47,7 +47,7 @@ def test_how_long_a_search_takes_and_how_long_an_attack_without_steps_has_taken(
     FolderSession(tmp_path, ["b"], "solve", lambda: "").begin()
     now[0] += 30.0
     solving, searching = (describe([one]) for one in sorted(read_progress(tmp_path), key=lambda one: one["total"]))
-    assert solving == "solve on b: for 30.0 s"
+    assert solving == "solve on b: at work for 30.0 s"
     assert searching == "search on a: step 200/400, about 3 min 00 s left"
 
 
