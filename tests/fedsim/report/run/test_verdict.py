@@ -280,14 +280,17 @@ def test_so_many_certificates_bound_the_rate_of_wrong_ones(write_run: Any, recor
     rows = [records.attack(k, 0, records.image(90.0, f"i/{k}")) for k in range(200)]
     found = verdict(read_run(write_run(rows)))
     assert found.details[0] == (
-        "200 certificates of images were granted, none of 200 checked is wrong: at most 3/200 = 1.5 % of such are "
-        "wrong (95 %)."
+        "200 certificates of images were granted, none of 200 checked is wrong: at most 3/200 = 1.5 % of such "
+        "certificates are wrong (95 % confidence)."
     )
     wrong = records.attack(0, 0, records.image(90.0), attack="labels", label_exact=False)
     wrong["images"] = [records.image(None)]
     found = verdict(read_run(write_run([*rows, wrong], name="wrong")))
     assert found.details[0].startswith("200 certificates of images were granted, none of 200 checked is wrong")
-    assert found.details[1].startswith("1 certificate of labels was granted, and 1 of 1 checked is wrong: a fault")
+    assert found.details[1].startswith(
+        "1 certificate of labels (which classes an update holds, and how often; of no image) was granted, and 1 of 1 "
+        "checked is wrong: a fault"
+    )
 
 
 @pytest.mark.parametrize(("tested", "told"), [(4, "4 test images: ± 34 points"), (99, "99 test images: ± 9 points")])
