@@ -66,12 +66,20 @@ def failed_row(status="failed"):
 def test_progress_of_running_attacks_is_told(folder, bars, output, monkeypatch):
     monkeypatch.setattr(scratch, "SECONDS_BETWEEN_LOOKS", 0.01)
     monkeypatch.setattr(scratch, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(scratch, "SECONDS_TO_FIRST_LINE", 0.0)
     with scratch_folder(folder, bars, resumable=True) as path:
         walking(path)
         deadline = time.monotonic() + 20
         while "step 400/4800" not in output.getvalue() and time.monotonic() < deadline:
             time.sleep(0.02)
     assert "walk on round-00000-client-00000: step 400/4800, objective 0.123" in output.getvalue()
+
+
+def test_what_has_just_begun_is_no_line_of_a_log(folder, bars, output):
+    watch = scratch.ProgressWatch(folder.root, bars)
+    watch._due = 0.0
+    watch._show([{"title": "solve on b", "done": 0, "total": 0, "values": {}, "since": time.time(), "first": 0}])
+    assert not output.getvalue()
 
 
 def test_many_running_attacks_are_counted(tmp_path):
