@@ -49,6 +49,8 @@ class CommandStage:
         settings = self.folder / "config.yaml"
         if self.name == "fedsim" and settings.is_file() and NO_POINTS not in settings.read_text(encoding="utf-8"):
             return f"{kept}; there is no resume point yet: {self.name} resume={folder} begins anew there"
+        if self.name == "make demo":
+            return f"{kept}; {self.name} begins anew in another folder"
         return f"{kept}; the same command with another run_dir begins anew"
 
 

@@ -8,7 +8,6 @@ import pytest
 from fedsim.memory import peak as memory
 from fedsim.memory.peak import Memory, Meter, peak_memory
 
-
 HOLDING = """
 from fedsim.memory.peak import peak_memory
 before = peak_memory().resident

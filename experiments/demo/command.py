@@ -1,4 +1,4 @@
-"""`make demo`: a training under a curious server's eyes, and photographs rebuilt from a gradient each, on one page."""
+"""The training and the audits of the demo, side by side, and the page that shows them all."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from experiments.cli.errors import ConfigFault, one_line
 from experiments.cli.logs import silence_libraries
 from experiments.cli.machine import cores
 from experiments.cli.progress import Bars
+from experiments.commands.stage import CommandStage
 from experiments.python.load_config import load_config
 from experiments.run.command import run_federated
 from experiments.studies.harness.processes import spread
@@ -39,7 +40,7 @@ AUDITS: dict[str, tuple[str, ...]] = {
 """One photograph in each update, of a ViT-S/32 at 224 pixels as it is initialised."""
 
 
-def main() -> None:
+def main(stage: CommandStage) -> None:
     """`python -m experiments.demo FOLDER [OVERRIDE …]`: the page's path is printed last.
 
     Overrides are of the audits: `audit.num_images=2`.
@@ -50,6 +51,8 @@ def main() -> None:
     print_what_can_be(sys.stdout)
     folder, *overrides = sys.argv[1:]
     root = Path(folder)
+    root.mkdir(parents=True, exist_ok=True)
+    stage.begin(root)
     try:
         page = run_demo(root, photos=[*PHOTOS, *overrides], processes=min(2, cores()))
     except RunError as error:
@@ -59,7 +62,7 @@ def main() -> None:
         errors.print(f"error: {one_line(error, 'audit', [])}", markup=False)
         sys.exit(2)
     except KeyboardInterrupt:
-        errors.print(f"interrupted: what had finished is in {root}", markup=False)
+        errors.print(stage.interrupted(), markup=False)
         sys.exit(130)
     console.print(str(page), markup=False)
 
@@ -110,7 +113,3 @@ def _run(task: tuple[Path, Config, bool]) -> None:
     silence_libraries()
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         run(config, folder)
-
-
-if __name__ == "__main__":
-    main()
