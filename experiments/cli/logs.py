@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-
 LIBRARIES = ("flwr", "hydra.utils")
 
 
