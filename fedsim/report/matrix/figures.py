@@ -198,7 +198,8 @@ def _scatter(points: Sequence[Point], baseline: float | None, palette: dict[str,
     moves = apart(centres, MARKER + 2.0)
     for point, x, y, aside in zip(points, xs, ys, moves, strict=True):
         if point.error:
-            axes.errorbar(x, y, xerr=100 * point.error, color=paint(GRID), linewidth=1.2, capsize=2, zorder=1.5)
+            bar: Any = {"color": accent if point.pareto else ink, "alpha": 0.45, "linewidth": 1.2, "capsize": 2.5}
+            axes.errorbar(x, y, xerr=100 * point.error, zorder=2.5, **bar)
         look: Any = {"color": accent if point.pareto else paint(SURFACE), "markersize": MARKER, "markeredgewidth": 1.2}
         look |= {"marker": "o" if point.defended else "D", "markeredgecolor": accent if point.pareto else ink}
         axes.plot(x, y, transform=figures._moved(axes, aside), clip_on=False, zorder=3, **look)

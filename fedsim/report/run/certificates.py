@@ -38,7 +38,7 @@ class Certificates:
             wrong = f"{self.wrong:,} of {self.checked:,} checked {'is' if self.wrong == 1 else 'are'} wrong"
             return [f"{granted}, and {wrong}: a fault of the certificate, which breaks nothing by itself."]
         if not self.checked:
-            return [f"{granted}; without audit nothing says whether they are right."]
+            return [f"{granted}; without the originals nothing here says whether they are right."]
         share = f"3/{self.checked:,} = {percent(CONFIDENT / self.checked)}"
         bound = f"at most {share} of such certificates are wrong (95 % confidence)"
         if self.checked <= CONFIDENT:
