@@ -350,7 +350,7 @@ def test_a_checkpoint_that_cannot_be_read_is_a_failure(matrix, monkeypatch):
 
     monkeypatch.setattr(matrix_units, "prepare", unread)
     _, _, err = matrix("matrix.rows=[none]", "matrix.state=trained")
-    assert "failed, and tried again by the next call: none, audit trained" in err
+    assert "failed, and tried again by the next call: row none (audit, trained model)" in err
 
 
 def test_a_defense_that_spoils_its_updates_is_a_failure_and_no_refusal(matrix):
