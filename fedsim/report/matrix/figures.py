@@ -268,8 +268,8 @@ def _write_names(
     sizes = np.array([[extent.width, extent.height] for extent in extents], dtype=float) / unit
     obstacles = [(x - 5.0, y - 5.0, x + 5.0, y + 5.0) for x, y in centres.tolist()]
     obstacles += [_box(text.get_window_extent(renderer), unit) for text in axes.texts]
-    for point, (accuracy, height) in zip(points, where, strict=True):
-        ends = [(accuracy + side * 100 * (point.error or 0.0), height) for side in (-1, 1)]
+    for point, (x, height) in zip(points, where, strict=True):
+        ends = [(x + side * 100 * (point.error or 0.0), height) for side in (-1, 1)]
         (left, y), (right, _) = (axes.transData.transform(ends) / unit).tolist()
         obstacles += [(left, y - 1.0, right, y + 1.0)] if point.error else []
     crowd = crowding(centres)
