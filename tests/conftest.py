@@ -1,5 +1,6 @@
 """Fixtures that every test may use. What they need is imported when one asks for them: most tests need none of it."""
 
+import atexit
 import gc
 import os
 import sys
@@ -94,9 +95,8 @@ def _set_libraries_aside() -> None:
     set_aside["modules"] = len(sys.modules)
 
 
-def pytest_unconfigure() -> None:
-    gc.enable()
-    gc.unfreeze()  # or libraries count as leaked what is still there when Python ends
+# Libraries count as leaked what is still there when Python ends; pytest's own last collections need not see it.
+atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
