@@ -5,6 +5,9 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from experiments.commands import start
+from experiments.commands.stage import STUDY, CommandStage
+
 SCALES = ("small", "paper")
 
 
@@ -43,6 +46,13 @@ def parsed(found: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def begin(found: argparse.ArgumentParser, module: str) -> None:
-    """The module's `main`, which is imported once the command line is known to be right."""
-    parsed(found)
-    import_module(module).main()
+    """The module's `main`, which is imported once the command line is known to be right, and Ctrl-C is watched for."""
+    out = getattr(parsed(found), "out", None)
+
+    def work(stage: CommandStage) -> None:
+        print("loading PyTorch, timm and Flower …", file=sys.stderr, flush=True)
+        study = import_module(module)
+        stage.begin(Path(out or "."))
+        study.main()
+
+    start(STUDY, work)
