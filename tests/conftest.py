@@ -1,5 +1,6 @@
 """Fixtures that every test may use. What they need is imported when one asks for them: most tests need none of it."""
 
+import atexit
 import gc
 import os
 import sys
@@ -28,6 +29,8 @@ STARTS = {"ray_on_this_machine": "ray", "mortal": "subprocess", "site": "subproc
 # Ray's workers are nice by 15: beside the tests of other processes they would wait for minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")
 guard = ProcessGuard()
+# Nothing that collection and its imports make is garbage; looking for some takes seconds in each of xdist's processes.
+gc.disable()
 check_stated_alone()  # before any package of ours is imported
 COLLECTIONS = (20_000, 20, 20)
 """New objects before garbage is collected: Python's own 700 cost a twentieth of the tests' time."""
@@ -85,14 +88,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _set_libraries_aside() -> None:
     """Flower collects garbage at every array that it decodes: half a second each, over all that was imported here."""
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTIONS)
     set_aside["modules"] = len(sys.modules)
 
 
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # or libraries count as leaked what is still there when Python ends
+# Libraries count as leaked what is still there when Python ends; pytest's own last collections need not see it.
+atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

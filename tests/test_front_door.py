@@ -229,6 +229,7 @@ def test_an_audit_is_a_table_and_the_commands_page(vit, tmp_path):
     assert table.loc[("none", "patch_gradient"), ["updates", "refused", "certified"]].tolist() == [2, 0, 2]
     assert table.loc[("withhold_pe", "patch_gradient"), "refused"] == 2
     assert table.loc[("withhold_pe", "labels"), "label_share"] == 1.0
+    assert {str(table[name].dtype) for name in ("psnr", "least_psnr", "label_share")} == {"float64"}
     assert found.verdicts["none"].startswith("broken")
     page = found.report(tmp_path / "leak.html").read_text(encoding="utf-8")
     assert "withhold_pe" in page

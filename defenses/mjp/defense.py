@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
+from logging import getLogger
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,6 +23,8 @@ from defenses.update.withholding import Withhold
 from fedsim.effects import AddsPositions, AddsRegression, Clips, Effect, MasksPositions, TransformsImages
 from fedsim.errors import ConfigError
 from fedsim.update import State
+
+logger = getLogger(__name__)
 
 PER = ("image", "batch")
 SHUFFLES = ("patches", "patches_and_pixels", "none")
@@ -193,6 +197,9 @@ class MaskedJigsawPuzzle(Defense):
                 if isinstance(other, Withhold) and plan.client.get("share") != "gradient":
                     expected += f" (or defense.{name}.mode=local: each client goes on from its own)"
                 raise ConfigError("defense.mjp.dal", self.dal, expected)
+        shuffles_alone = self.ratio > 0 and self.shuffle == "patches" and not self.needs_positions
+        if self._layout is not None and shuffles_alone and int(self.ratio * self._layout.tokens) < 2:
+            _warn_of_identity(names[place], self.ratio, self._layout.tokens)
 
     def begin(self, turn: ClientRound) -> None:
         self._round, self._counts = turn.server_round, MaskingCounts()
@@ -290,6 +297,17 @@ class MaskedJigsawPuzzle(Defense):
         if (height, width) != self._layout.size:
             raise RuntimeError(f"mjp was told of pictures of {self._layout.size} pixels, and saw {(height, width)}")
         return self._layout
+
+
+@cache
+def _warn_of_identity(name: str, ratio: float, tokens: int) -> None:
+    """Once: it runs, and every image stays as it is."""
+    logger.warning(
+        "%s changes nothing: ratio=%g of %d patches is fewer than two, and one has none to change places with",
+        name,
+        ratio,
+        tokens,
+    )
 
 
 def _holds_back_embeddings(defense: Defense) -> bool:

@@ -58,8 +58,8 @@ def position_embedding(model: nn.Module) -> nn.Parameter:
     roles, parameters = find_roles(model), dict(model.named_parameters())
     embedding = parameters.get(POSITION)
     if embedding is None or not embedding.requires_grad or roles.grid is None:
-        expected = f"a learnable absolute position embedding, which {type(model).__name__} has not here"
-        raise ConfigError("defense", "mjp", f"{expected}; without: embedding=own dal=none (mjp_jp)")
+        expected = f"a model with a learnable absolute position embedding, {type(model).__name__} has none here"
+        raise ConfigError("defense", "mjp", f"{expected}; mjp_jp (embedding=own dal=none) needs none")
     prefix = embedding.shape[1] - roles.grid[0] * roles.grid[1]
     if embedding.ndim != 3 or len(embedding) != 1 or not 0 <= prefix <= max(1, roles.prefix_tokens):
         raise ConfigError("defense", "mjp", f"one position embedding a patch, not {tuple(embedding.shape)}")

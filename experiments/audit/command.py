@@ -210,9 +210,8 @@ def choose_pictures(setup: Setup) -> list[int]:
     if isinstance(audit.select, list):
         return [_position(str(name), pictures) for name in audit.select]
     count = audit.num_images
-    held = "test_fraction and data.auxiliary_fraction"
     if count > len(pictures):
-        raise ConfigError("audit.num_images", count, f"at most {len(pictures)}: data.{held} keep the others back")
+        raise ConfigError("audit.num_images", count, f"at most {_all_of(pictures, setup)}")
     if audit.select == "first":
         return sorted(range(len(pictures)), key=lambda position: pictures.ids[position])[:count]
     order = torch.randperm(len(pictures), generator=torch_generator(setup.config.seed, "audit")).tolist()
@@ -225,6 +224,13 @@ def choose_pictures(setup: Setup) -> list[int]:
         turns[label] = turns.get(label, 0) + 1
         ranked.append((turns[label], position))
     return [position for _, position in sorted(ranked, key=lambda entry: entry[0])][:count]
+
+
+def _all_of(pictures: ImageSet, setup: Setup) -> str:
+    """How many there are to audit, and what makes more of them where settings keep some back."""
+    held = {key: setup.config.data.get(key) for key in ("test_fraction", "auxiliary_fraction")}
+    every = " ".join(f"data.{key}=0" for key, share in held.items() if share)
+    return f"{len(pictures):,}, the training images" + (f"; {every} makes every image one of them" if every else "")
 
 
 def _position(name: str, pictures: ImageSet) -> int:

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
@@ -31,6 +32,16 @@ from fedsim.settings.schema import parse
 
 console = Console(highlight=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def on_stderr() -> Iterator[None]:
+    """In a Python session standard output is the caller's own; what the commands print there goes beside it."""
+    before, console.stderr = console.stderr, True
+    try:
+        yield
+    finally:
+        console.stderr = before
 
 
 def print_what_can_be(stream: TextIO) -> None:

@@ -5,18 +5,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+LIBRARIES = ("flwr", "hydra.utils")
+
 
 def quiet_libraries() -> None:
     """Take what Flower and Hydra print away; their records go where all others go, and nowhere before a run has a log.
 
     What Hydra logs of a class that cannot be imported, it raises as well.
     """
-    for name in ("flwr", "hydra.utils"):
+    for name in LIBRARIES:
         logger = logging.getLogger(name)
         for handler in list(logger.handlers):
             logger.removeHandler(handler)
         logger.addHandler(logging.NullHandler())
         logger.propagate = True
+
+
+@contextmanager
+def libraries_silenced() -> Iterator[None]:
+    """The same in somebody else's session, which has its own back after the block."""
+    loggers = [logging.getLogger(name) for name in LIBRARIES]
+    before = [(logger, list(logger.handlers), logger.propagate) for logger in loggers]
+    quiet_libraries()
+    try:
+        yield
+    finally:
+        for logger, handlers, propagate in before:
+            logger.handlers[:], logger.propagate = handlers, propagate
 
 
 class _Records(logging.Formatter):

@@ -3,8 +3,12 @@
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from experiments.commands.stage import CommandStage
 
 
 def fedsim() -> NoReturn:
@@ -37,10 +41,13 @@ def fedsim_report() -> NoReturn:
     start("fedsim-report")
 
 
-def start(name: str) -> NoReturn:
+def start(name: str, work: Callable[["CommandStage"], None] | None = None) -> NoReturn:
     """Run the command, and end this process with its exit code.
 
     It ends at once: everything of a run is closed by then, and what libraries do at their exit takes seconds.
+
+    Args:
+        work: of a command that Hydra does not compose.
     """
     code = 1
     try:
@@ -49,7 +56,9 @@ def start(name: str) -> NoReturn:
 
         stage = CommandStage(name)
         CtrlC(stage)
-        if name == "fedsim-report":
+        if work is not None:
+            work(stage)
+        elif name == "fedsim-report":
             from experiments.commands.report import run_report
 
             run_report()

@@ -7,6 +7,9 @@ from pathlib import Path
 RESUME_POINTS = "resume"
 """The folder of a federated run that holds where it can go on."""
 
+STUDY = "a study"
+"""The name of all commands that go on with the same words."""
+
 NO_POINTS = "resume_every_seconds: null"
 """The setting of a run that leaves none."""
 
@@ -38,6 +41,8 @@ class CommandStage:
 
     def interrupted(self) -> str:
         """The line that says what is left and how to go on."""
+        if self.name == STUDY and self.open:
+            return "interrupted: the same command goes on from here"
         if self.folder is None or not self.open or not self.folder.exists():
             return "interrupted before anything started"
         folder = shortest(self.folder)
@@ -49,6 +54,8 @@ class CommandStage:
         settings = self.folder / "config.yaml"
         if self.name == "fedsim" and settings.is_file() and NO_POINTS not in settings.read_text(encoding="utf-8"):
             return f"{kept}; there is no resume point yet: {self.name} resume={folder} begins anew there"
+        if self.name == "make demo":
+            return f"{kept}; {self.name} begins anew in another folder"
         return f"{kept}; the same command with another run_dir begins anew"
 
 

@@ -93,7 +93,8 @@ class ProgressWatch(threading.Thread):
         done, total = sum(one["done"] for one in running), sum(one["total"] for one in running)
         self._shown = bool(running)
         self._bars.set("steps", done, max(total, 1), note)
-        if running and time.monotonic() >= self._due:
+        long = any(time.time() - one["since"] >= SECONDS_TO_FIRST_LINE for one in running)
+        if long and time.monotonic() >= self._due:
             self._due = time.monotonic() + SECONDS_BETWEEN_LINES
             logger.info("%s", note)
             self._bars.say(note)
@@ -133,7 +134,7 @@ def _how_far(one: dict[str, Any]) -> str:
     """Of an attack without steps how long it has been at work."""
     seconds = max(0.0, time.time() - one["since"])
     if not one["total"]:
-        return f"for {duration(seconds)}"
+        return f"at work for {duration(seconds)}"
     values = "".join(f", {name} {value:.3g}" for name, value in one["values"].items())
     steps = one["done"] - one["first"]
     left = seconds * (one["total"] - one["done"]) / steps if steps > 0 else 0.0

@@ -157,7 +157,7 @@ def read_matrix(progress: MatrixProgress) -> Matrix:
 
 
 def describe_end(progress: MatrixProgress, unit: MatrixRun, end: End) -> str:
-    """`mjp, training 0: accuracy 91.2 %  (3/16 trainings, 21/112 cells, about 4 min left)`."""
+    """`row mjp (training, seed 0): accuracy 91.2 %  (3/16 trainings, 21/112 cells, about 4 min left)`."""
     told = end.reason
     if end.status == "done":
         row = _row(progress, next(entry for entry in progress.rows if entry.name == unit.row))
@@ -173,9 +173,9 @@ def describe_end(progress: MatrixProgress, unit: MatrixRun, end: End) -> str:
 
 def _describe_audit(row: MatrixRow, state: str) -> str:
     strongest, seen = row.strongest_in(state), row.seen_in(state)
-    told = "on average no attack does better than a guess"
+    told = "no attack is better than a guess on average"
     if seen is not None:
-        told = f"{seen.as_seen} of {count(seen.pictures, 'picture')} as the model saw them, by {seen.attack}"
+        told = f"{seen.as_seen} of {count(seen.pictures, 'image')} as the model saw them, by {seen.attack}"
     elif strongest is not None:
         told = f"{leakage_text(strongest.leakage)} dB by {strongest.attack}"
     if row.counts is not None:
@@ -221,7 +221,7 @@ def _mismatch(trainings: Sequence[MatrixRun], audits: Sequence[MatrixRun]) -> st
         if judges_updates(audit) and trained != {audited}:
             sizes = ", ".join(map(str, sorted(trained)))
             return (
-                f"which updates it shares depends on the batch: trained with {sizes}, audited with {audited} pictures; "
+                f"which updates it shares depends on the batch: trained with {sizes}, audited with {audited} images; "
                 "client.batch_size and audit.batch_size would have to be the same"
             )
     return ""
@@ -238,8 +238,8 @@ def _facts(progress: MatrixProgress) -> tuple[tuple[str, str], ...]:
         "Strategy": str(config.strategy.get("_target_", "")).rsplit(".", 1)[-1],
         "Training": f"{rounds}, batches of {client.batch_size}",
         "Trainings a row": config.matrix.seeds,
-        "Test pictures": progress.test_pictures,
-        "Audited": f"{pictures} pictures in updates of {audit.batch_size}, where a row says nothing else",
+        "Test images": progress.test_pictures,
+        "Audited": f"{pictures} images in updates of {audit.batch_size}, where a row says nothing else",
         "Shared": client.share,
         "Seed": config.seed,
     }

@@ -66,7 +66,8 @@ class MatrixRun:
 
     @property
     def title(self) -> str:
-        return f"{self.row}, {self.kind} {self.label}"
+        what = f"seed {self.label}" if self.kind == TRAINING else f"{self.label} model"
+        return f"row {self.row} ({self.kind}, {what})"
 
     def on(self, engine: str) -> Self:
         """The run on the engine that `auto` was found to stand for."""

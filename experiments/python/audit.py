@@ -20,7 +20,7 @@ from attacks.running import build_attack, check_fit
 from defenses.base import Defense, DefenseChain, Plan
 from defenses.named import Named, chain_of
 from experiments.audit.command import audit_prepared
-from experiments.cli.call import console, errors
+from experiments.cli.call import console, errors, on_stderr
 from experiments.cli.validation import check_gpus
 from experiments.engine.setup import Setup
 from experiments.python.load_config import load_config
@@ -245,11 +245,12 @@ def _setup(config: AuditConfig, chosen: Named | Sequence[Named], architecture: O
 
 @contextmanager
 def _progress_in_terminals() -> Iterator[None]:
-    """Bars and closing lines on a terminal and in a notebook; nothing in a script."""
+    """Bars and closing lines, on standard error where that is a terminal and in a notebook; nothing in a script."""
     before = console.quiet, errors.quiet
-    for one in (console, errors):
-        one.quiet = not (one.is_terminal or one.is_jupyter)
-    try:
-        yield
-    finally:
-        console.quiet, errors.quiet = before
+    with on_stderr():
+        for one in (console, errors):
+            one.quiet = not (one.is_terminal or one.is_jupyter)
+        try:
+            yield
+        finally:
+            console.quiet, errors.quiet = before

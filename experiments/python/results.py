@@ -1,5 +1,7 @@
 """Results of a run folder, as records and as a table."""
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +41,11 @@ def attack_table(results: Mapping[str, Sequence[AttackResult]]) -> "pd.DataFrame
     return pd.DataFrame(table)
 
 
+def _mean(values: Sequence[float]) -> float:
+    """NaN without any, so that a column is of numbers."""
+    return statistics.fmean(values) if values else math.nan
+
+
 def _summary(found: Sequence[AttackResult]) -> dict[str, Any]:
     psnrs = [value for one in found for value in one.psnr if value is not None]
     private = [i.private_psnr for one in found if one.scores for i in one.scores.images if i.private_psnr is not None]
@@ -50,9 +57,9 @@ def _summary(found: Sequence[AttackResult]) -> dict[str, Any]:
         "failed": sum(one.status == "failed" for one in found),
         "certified": sum(one.certified for one in found),
         "matched": len(psnrs),
-        "psnr": sum(psnrs) / len(psnrs) if psnrs else None,
-        "least_psnr": min(psnrs, default=None),
-        "private_psnr": sum(private) / len(private) if private else None,
-        "label_share": sum(labels) / len(labels) if labels else None,
+        "psnr": _mean(psnrs),
+        "least_psnr": min(psnrs, default=math.nan),
+        "private_psnr": _mean(private),
+        "label_share": _mean(labels),
         "seconds": sum(one.seconds for one in found),
     }

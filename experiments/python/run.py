@@ -5,6 +5,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.cli.call import on_stderr
+from experiments.cli.logs import libraries_silenced
 from experiments.python.load_config import load_config
 from experiments.python.results import attack_table, read_results
 from experiments.run.command import run_federated
@@ -71,5 +73,6 @@ def run(*overrides: str, run_dir: Path | str | None = None, **settings: Any) -> 
     now = datetime.now().astimezone()
     folder = Path(run_dir) if run_dir is not None else Path("runs") / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}"
     config = load_config("run", *overrides, **settings)
-    run_federated({**config, "run_dir": str(folder)}, folder)
+    with on_stderr(), libraries_silenced():
+        run_federated({**config, "run_dir": str(folder)}, folder)
     return Run(folder)

@@ -49,7 +49,7 @@ from experiments.run.resuming import check_room, finished, go_back
 from fedsim.data.federated import FederatedData
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation, observation_name
-from fedsim.report.wording import count
+from fedsim.report.wording import count, percent
 from fedsim.result import AttackResult
 from fedsim.settings.commands import RunConfig
 from fedsim.settings.composition import build_data
@@ -349,7 +349,7 @@ class _Run:
 
     def _show_round(self, server_round: int, rounds: int, metrics: dict[str, Any]) -> None:
         scheduler, bars = self.scheduler, self.bars
-        note = f"accuracy {metrics['accuracy']:.1%}" if "accuracy" in metrics else None
+        note = f"accuracy {percent(metrics['accuracy'])}" if "accuracy" in metrics else None
         bars.set("rounds", server_round, rounds, note)
         bars.set("attacks", scheduler.finished, scheduler.submitted)
         attacks = f"attacks {scheduler.finished}/{scheduler.submitted}"

@@ -81,8 +81,8 @@ def few_test_images(accuracies: Sequence[float], test_images: int | None) -> str
 
 def nothing_learned(who: str, guess: float | None) -> str:
     """What to say of runs whose accuracies chance explains by a guess, and are compared."""
-    always = f"always naming the commonest class is right for {percent(guess)}"
-    return f"{who} learned more than guessing ({always}), so their difference in accuracy says nothing"
+    always = f"always naming the commonest class, which is right for {percent(guess)}"
+    return f"{who} is clearly more accurate than {always}, so their difference in accuracy says nothing"
 
 
 def without_update(counts: Counts) -> str:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -104,6 +105,12 @@ def detailed(count: int = 1, side: int = 32) -> Tensor:
 
 def photographs(side: int) -> Tensor:
     """scikit-learn's two photographs, [2,3,side,side] in [0, 1], float64."""
+    return _photographs(side).clone()
+
+
+@cache
+def _photographs(side: int) -> Tensor:
+    """Decoded once a process for each size: two hundred tests ask."""
     return torch.cat(
         [to_tensor(Image.open(SAMPLES / name).resize((side, side))) for name in ("china.jpg", "flower.jpg")]
     )

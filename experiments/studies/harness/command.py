@@ -17,14 +17,14 @@ def call(run: Callable[[argparse.Namespace], None], options: argparse.Namespace)
     """Run it with the options; what it had finished when it was stopped is on disk."""
     quiet_environment()
     quiet_libraries()
-    with faults_in_one_line("the same command goes on from here"):
+    with faults_in_one_line(lambda: "interrupted: the same command goes on from here"):
         check(options)
         run(options)
 
 
 @contextmanager
-def faults_in_one_line(interrupted: str) -> Iterator[None]:
-    """Exit with one line where the block cannot do its work; `interrupted`: what is said where it was stopped."""
+def faults_in_one_line(interrupted: Callable[[], str]) -> Iterator[None]:
+    """Exit with one line where the block cannot do its work; `interrupted` says how to go on where it was stopped."""
     try:
         yield
     except RunError as error:
@@ -34,5 +34,5 @@ def faults_in_one_line(interrupted: str) -> Iterator[None]:
         errors.print(f"error: {one_line(error, 'audit', [])}", markup=False)
         sys.exit(2)
     except KeyboardInterrupt:
-        errors.print(f"interrupted: {interrupted}", markup=False)
+        errors.print(interrupted(), markup=False)
         sys.exit(130)

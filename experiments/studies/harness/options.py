@@ -5,6 +5,9 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from experiments.commands import start
+from experiments.commands.stage import STUDY, CommandStage
+
 SCALES = ("small", "paper")
 
 
@@ -45,8 +48,15 @@ def parsed(options: argparse.ArgumentParser) -> argparse.Namespace:
 def begin(package: str, module: str = "study") -> None:
     """A command that is a package, with `arguments` in its `options` and `run` in this module.
 
-    What is heavy is imported once the command line is known to be right.
+    What is heavy is imported once the command line is known to be right, and Ctrl-C is watched for.
     """
     options = parsed(import_module(f"{package}.options").arguments())
-    run = import_module(f"{package}.{module}").run
-    import_module("experiments.studies.harness.command").call(run, options)
+
+    def work(stage: CommandStage) -> None:
+        print("loading PyTorch, timm and Flower …", file=sys.stderr, flush=True)
+        run = import_module(f"{package}.{module}").run
+        call = import_module("experiments.studies.harness.command").call
+        stage.begin(Path(getattr(options, "out", None) or "."))
+        call(run, options)
+
+    start(STUDY, work)

@@ -10,7 +10,7 @@ from fedsim.metrics.chance import accuracy_span
 from fedsim.report.compare.runs import Comparison
 from fedsim.report.draw import figures
 from fedsim.report.draw.chart_data import Chart, table
-from fedsim.report.draw.figures import GRID, MARKERS, SERIES, STYLE, SURFACE
+from fedsim.report.draw.figures import MARKERS, SERIES, STYLE, SURFACE
 from fedsim.report.draw.name_places import apart
 from fedsim.report.wording import accuracy, decibels, percent
 
@@ -100,7 +100,8 @@ def privacy_utility(trades: Sequence[Trade], defenses: Sequence[str], *, share: 
     places = figures._laid_out(figure, axes, xs, ys)
     for one, x, y, aside in zip(trades, xs, ys, apart(places, SIZE + 2.0), strict=True):
         if one.error:
-            axes.errorbar(x, y, xerr=100 * one.error, color=GRID, marker="", linewidth=1.2, capsize=2, zorder=1.5)
+            bar: Any = {"color": looks[one.defense]["color"], "alpha": 0.5, "linewidth": 1.2, "capsize": 2.5}
+            axes.errorbar(x, y, xerr=100 * one.error, marker="", clip_on=False, zorder=2.5, **bar)
         axes.plot(x, y, transform=figures._moved(axes, aside), clip_on=False, zorder=3, **looks[one.defense])
     what = "the share of recognisably rebuilt images" if share else "the mean PSNR of the rebuilt images"
     described = f"Leakage as {what}, over test accuracy, a colour per defense; the lower right corner is best."

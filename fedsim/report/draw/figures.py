@@ -58,6 +58,9 @@ TALL = 2.5
 BEST = "lower right is best: accurate, leaks little ↘"
 """Above accuracy (to the right) and leakage (upwards)."""
 
+MARKED = 60
+"""Points of a line from which its marks are left out: they would hide it, and each other."""
+
 PSNR_SHOWN = 120.0
 """dB at which the axes end; what is above is drawn there."""
 
@@ -113,6 +116,8 @@ def search_curve(attack: str, measure: str, values: Sequence[Series], psnr: Sequ
         name: {"color": SERIES[number % len(SERIES)], "marker": MARKERS[number % len(MARKERS)], "linewidth": 1.3}
         for number, name in enumerate(names)
     }
+    if max(len(line.points) for lines in panels for line in lines) > MARKED:
+        looks = {name: look | {"marker": "", "linewidth": 1.0} for name, look in looks.items()}
     for axes, lines in zip(rows, panels, strict=True):
         axes.patch.set_alpha(0)
         for line in lines:

@@ -138,7 +138,7 @@ def _heat_map(axes: Axes, matrix: Matrix, state: str, *, named: bool) -> None:
         axes.text(len(attacks) + 2.65, y, batch, ha="center", va="center", color=LIGHT[INK])
     heads = [*range(len(attacks)), len(attacks) + 0.15, len(attacks) + 1.4, len(attacks) + 2.4]
     shown = [f"{attack} (baseline)" if attack in matrix.blind else attack for attack in attacks]
-    names = [*shown, "strongest", "accuracy", "pictures in an update"]
+    names = [*shown, "strongest", "accuracy", "images in an update"]
     axes.set_xticks(heads, names, rotation=35, ha="left", rotation_mode="anchor")
     axes.xaxis.tick_top()
     if named:
@@ -149,7 +149,7 @@ def _heat_map(axes: Axes, matrix: Matrix, state: str, *, named: bool) -> None:
         side.set_visible(False)
     guess = baseline_of(matrix.rows)
     known = "" if guess is None else f"; a guess without the gradient: {guess:.1f} dB"
-    axes.set_xlabel(f"PSNR in dB of private pictures, model as {state}{known}", color=LIGHT[INK], fontsize=8.5)
+    axes.set_xlabel(f"PSNR in dB of private images, model as {state}{known}", color=LIGHT[INK], fontsize=8.5)
 
 
 def _square(axes: Axes, x: float, y: int, level: str, text: str, bold: bool = False) -> None:
@@ -198,7 +198,8 @@ def _scatter(points: Sequence[Point], baseline: float | None, palette: dict[str,
     moves = apart(centres, MARKER + 2.0)
     for point, x, y, aside in zip(points, xs, ys, moves, strict=True):
         if point.error:
-            axes.errorbar(x, y, xerr=100 * point.error, color=paint(GRID), linewidth=1.2, capsize=2, zorder=1.5)
+            bar: Any = {"color": accent if point.pareto else ink, "alpha": 0.45, "linewidth": 1.2, "capsize": 2.5}
+            axes.errorbar(x, y, xerr=100 * point.error, zorder=2.5, **bar)
         look: Any = {"color": accent if point.pareto else paint(SURFACE), "markersize": MARKER, "markeredgewidth": 1.2}
         look |= {"marker": "o" if point.defended else "D", "markeredgecolor": accent if point.pareto else ink}
         axes.plot(x, y, transform=figures._moved(axes, aside), clip_on=False, zorder=3, **look)
@@ -267,6 +268,10 @@ def _write_names(
     sizes = np.array([[extent.width, extent.height] for extent in extents], dtype=float) / unit
     obstacles = [(x - 5.0, y - 5.0, x + 5.0, y + 5.0) for x, y in centres.tolist()]
     obstacles += [_box(text.get_window_extent(renderer), unit) for text in axes.texts]
+    for point, (x, height) in zip(points, where, strict=True):
+        ends = [(x + side * 100 * (point.error or 0.0), height) for side in (-1, 1)]
+        (left, y), (right, _) = (axes.transData.transform(ends) / unit).tolist()
+        obstacles += [(left, y - 1.0, right, y + 1.0)] if point.error else []
     crowd = crowding(centres)
     order = sorted(range(len(points)), key=lambda index: (not points[index].pareto, crowd[index]))
     places = place_names(centres, sizes, _box(axes.get_window_extent(), unit), obstacles, order)

@@ -56,7 +56,7 @@ def why_unplaced(row: MatrixRow) -> str:
     stages |= {f"audit, {state}": stage for state, stage in row.audits.items()}
     told = [row.mismatch]
     told += ["not tested: no attack came to an end with an image"] * (not row.tested and not _waits(row))
-    told += ["pictures came out as the model saw them: what an eye finds in them PSNR does not tell"] * row.as_seen
+    told += ["images came out as the model saw them: what an eye finds in them PSNR does not tell"] * row.as_seen
     told += [f"{what}: {stage.status}, {stage.reason}" for what, stage in stages.items() if stage.reason]
     for cell in row.cells:
         if cell.status == "failed" and not cell.blind:

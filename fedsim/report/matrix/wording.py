@@ -73,7 +73,7 @@ def cell_story(cell: MatrixCell) -> str:
     """Everything about a cell in one line, for a tooltip and for who hears the page."""
     parts = []
     if cell.rebuilt:
-        parts.append(f"{cell.rebuilt} of {cell.pictures} pictures rebuilt")
+        parts.append(f"{cell.rebuilt} of {cell.pictures} images rebuilt")
     if cell.private_psnr is not None:
         parts.append(f"mean PSNR of those {cell.private_psnr:.1f} dB")
     if cell.gain is not None:

@@ -32,13 +32,15 @@ class Certificates:
         if not self.granted:
             return []
         certificates = f"{count(self.granted, 'certificate')} of {self.of}"
-        granted = f"{certificates} {'was' if self.granted == 1 else 'were'} granted"
+        meaning = " (which classes an update holds, and how often; of no image)" if self.of == "labels" else ""
+        granted = f"{certificates}{meaning} {'was' if self.granted == 1 else 'were'} granted"
         if self.wrong:
             wrong = f"{self.wrong:,} of {self.checked:,} checked {'is' if self.wrong == 1 else 'are'} wrong"
             return [f"{granted}, and {wrong}: a fault of the certificate, which breaks nothing by itself."]
         if not self.checked:
-            return [f"{granted}; without audit nothing says whether they are right."]
-        bound = f"at most 3/{self.checked:,} = {percent(CONFIDENT / self.checked)} of such are wrong (95 %)"
+            return [f"{granted}; without the originals nothing here says whether they are right."]
+        share = f"3/{self.checked:,} = {percent(CONFIDENT / self.checked)}"
+        bound = f"at most {share} of such certificates are wrong (95 % confidence)"
         if self.checked <= CONFIDENT:
             bound = "too few to bound the share of wrong ones"
         return [f"{granted}, none of {self.checked:,} checked is wrong: {bound}."]
@@ -47,8 +49,8 @@ class Certificates:
 def certificates(records: Iterable[AttackRecord]) -> tuple[Certificates, Certificates]:
     """Certificates of images, and of labels where an attack returned nothing else."""
     granted = [record for record in records if record.certified]
-    images = [record for record in granted if _of_images(record)]
-    labels = [record for record in granted if record.target in (None, "images", "labels") and not _of_images(record)]
+    images = [record for record in granted if of_images(record)]
+    labels = [record for record in granted if record.target in (None, "images", "labels") and not of_images(record)]
     checked = sum(any(image.psnr is not None for image in record.images) for record in images)
     return (
         Certificates("images", len(images), checked, sum(one.wrongly_certified for one in images)),
@@ -72,5 +74,6 @@ def certificate_sentences(records: Iterable[AttackRecord], asked: bool) -> list[
     return [*(images.sentences or (none if asked else [])), *labels.sentences]
 
 
-def _of_images(record: AttackRecord) -> bool:
+def of_images(record: AttackRecord) -> bool:
+    """Whether its certificate, if it has one, is of images; else it is of the labels alone."""
     return any(image.rebuilt for image in record.images)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fedsim.metrics.records import SHOWN
+from fedsim.report.run.certificates import of_images
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord, ImageRecord
 from fedsim.report.thresholds import EXACT, INDISTINGUISHABLE, RECOGNISABLE
@@ -39,6 +40,7 @@ class AttackSummary:
         mean_capped: as `mean_leaked`, a picture above `EXACT` counting as that: more is rounding.
         success, seen_success: share of those with at least so many dB, by threshold, that are recognisable; a picture
             not rebuilt is a miss.
+        certified_labels: of the certificates those of labels alone.
         label_share: recovered labels as a share of all, weighted by batch size.
         exact_batches: share of observations with every label right.
     """
@@ -49,6 +51,7 @@ class AttackSummary:
     failed: int
     retried: int
     certified: int
+    certified_labels: int
     wrongly_certified: int
     pictures: int
     recognisable: int
@@ -208,6 +211,7 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
         failed=len(records) - len(done) - refused,
         retried=sum(record.attempts > 1 for record in records),
         certified=sum(record.certified for record in done),
+        certified_labels=sum(record.certified and not of_images(record) for record in done),
         wrongly_certified=sum(record.wrongly_certified for record in done),
         pictures=pictures,
         recognisable=sum(image.recognisable for image in own),

@@ -183,7 +183,7 @@ def _uncertified(run: RecordedRun) -> str:
 
 
 def _reason(group: Group) -> str:
-    return f"{group.reason} (one of {count(group.wordings, 'wording')})" if group.wordings > 1 else group.reason
+    return f"{group.reason} (one of {group.wordings:,} values)" if group.wordings > 1 else group.reason
 
 
 def _guess(rows: list[AttackSummary], baseline: Baseline | None) -> list[str]:
@@ -211,7 +211,8 @@ def _accuracy(run: RecordedRun) -> list[str]:
 def _guessed(run: RecordedRun, accuracy: float) -> list[str]:
     if not only_guessed([accuracy], run.test_pictures, run.commonest_class):
         return []
-    return [f"No more than guessing: always naming the commonest class is right for {percent(run.commonest_class)}."]
+    always = f"always naming the commonest class, which is right for {percent(run.commonest_class)}"
+    return [f"That is not clearly more than {always}."]
 
 
 def _few_test_images(run: RecordedRun) -> list[str]:

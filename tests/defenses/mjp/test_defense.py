@@ -18,6 +18,7 @@ from defenses import (
     WithholdPositionEmbedding,
 )
 from defenses.mjp import UNKNOWN
+from defenses.mjp.defense import _warn_of_identity
 from defenses.mjp.mask import CHUNK
 from fedsim.effects import Clips
 from fedsim.errors import ConfigError
@@ -385,3 +386,15 @@ def test_before_wrap_model_and_with_other_pictures(rng):
     mjp.wrap_model(SPEC.build(0))
     with pytest.raises(RuntimeError, match=r"pictures of \(32, 32\) pixels, and saw \(64, 64\)"):
         mjp.transform_batch(batch_of(side=64), rng)
+
+
+def test_a_mask_of_one_patch_that_moves_nothing_is_warned_of_once(caplog):
+    _warn_of_identity.cache_clear()
+    for ratio, loud in ((0.3, False), (0.0, False), (0.1, True), (0.1, False)):
+        caplog.clear()
+        mjp = MaskedJigsawPuzzle(ratio, embedding="own", dal="none")
+        model = mjp.wrap_model(ModelSpec("vit_tiny_patch16_224", 5, 16, 4, kwargs={"depth": 1}).build(0))
+        mjp.check(Plan(model, {"share": "gradient"}, {}, {"mjp_jp": mjp}))
+        told = [record.getMessage() for record in caplog.records]
+        start = "mjp_jp changes nothing: ratio=0.1 of 16 patches is fewer than two"
+        assert [one.startswith(start) for one in told] == [True] * loud

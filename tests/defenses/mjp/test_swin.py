@@ -89,7 +89,7 @@ def test_timms_swin_has_shuffled_patches_only(rng):
     batch = own.transform_batch(batch_of(), rng)
     assert own._mask.shape == (3, 64)
     assert not torch.equal(batch.images, batch_of().images)
-    with pytest.raises(ConfigError, match="learnable absolute position embedding, which SwinTransformer has not"):
+    with pytest.raises(ConfigError, match="learnable absolute position embedding, SwinTransformer has none"):
         MaskedJigsawPuzzle().wrap_model(spec.build(0))
 
 

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from experiments.cli.call import print_what_can_be
+from experiments.cli.call import console, on_stderr, print_what_can_be
 
 FAULTS = [
     (["defence=mjp"], ["defence=mjp", "Did you mean 'defense'"]),
@@ -182,3 +182,10 @@ def test_a_sign_that_the_terminal_lacks_ends_no_run():
     Console(file=stream).print("PSNR ≥ 20 dB")
     stream.flush()
     assert raw.getvalue() == b"PSNR ? 20 dB\n"
+
+
+def test_in_a_python_session_standard_output_is_the_callers_own(capsys):
+    with on_stderr():
+        console.print("beside")
+    console.print("again")
+    assert capsys.readouterr() == ("again\n", "beside\n")

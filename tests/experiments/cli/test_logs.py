@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from experiments.cli.logs import log_to, quiet_libraries
+from experiments.cli.logs import libraries_silenced, log_to, quiet_libraries
 
 
 @pytest.mark.parametrize("name", ["flwr", "hydra.utils"])
@@ -21,3 +21,14 @@ def test_libraries_write_to_the_runs_log_and_nowhere_else(name, tmp_path, monkey
     text = (tmp_path / "run.log").read_text(encoding="utf-8")
     assert "in the run" in text
     assert "before the run" not in text
+
+
+def test_a_python_session_has_its_librarys_output_back(monkeypatch, capsys):
+    logger = logging.getLogger("flwr")
+    monkeypatch.setattr(logger, "handlers", [logging.StreamHandler()])
+    monkeypatch.setattr(logger, "propagate", False)
+    with libraries_silenced():
+        logger.error("in the run")
+    logger.error("after it")
+    assert capsys.readouterr().err == "after it\n"
+    assert logger.propagate is False

@@ -47,7 +47,7 @@ def test_how_long_a_search_takes_and_how_long_an_attack_without_steps_has_taken(
     FolderSession(tmp_path, ["b"], "solve", lambda: "").begin()
     now[0] += 30.0
     solving, searching = (describe([one]) for one in sorted(read_progress(tmp_path), key=lambda one: one["total"]))
-    assert solving == "solve on b: for 30.0 s"
+    assert solving == "solve on b: at work for 30.0 s"
     assert searching == "search on a: step 200/400, about 3 min 00 s left"
 
 
@@ -66,12 +66,20 @@ def failed_row(status="failed"):
 def test_progress_of_running_attacks_is_told(folder, bars, output, monkeypatch):
     monkeypatch.setattr(scratch, "SECONDS_BETWEEN_LOOKS", 0.01)
     monkeypatch.setattr(scratch, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(scratch, "SECONDS_TO_FIRST_LINE", 0.0)
     with scratch_folder(folder, bars, resumable=True) as path:
         walking(path)
         deadline = time.monotonic() + 20
         while "step 400/4800" not in output.getvalue() and time.monotonic() < deadline:
             time.sleep(0.02)
     assert "walk on round-00000-client-00000: step 400/4800, objective 0.123" in output.getvalue()
+
+
+def test_what_has_just_begun_is_no_line_of_a_log(folder, bars, output):
+    watch = scratch.ProgressWatch(folder.root, bars)
+    watch._due = 0.0
+    watch._show([{"title": "solve on b", "done": 0, "total": 0, "values": {}, "since": time.time(), "first": 0}])
+    assert not output.getvalue()
 
 
 def test_many_running_attacks_are_counted(tmp_path):

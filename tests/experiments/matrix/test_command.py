@@ -126,7 +126,9 @@ def test_cells_hold_what_the_runs_on_their_own_give(matrix, command, plots, tmp_
     assert levels == ["broken", "open", "broken", "not tested", "open"]  # one image of the last, without a certificate
     assert Counts(**content["none"]["counts"]) == Counts(certified=2, recognisable=2, images=2, ended=2)
     assert Counts(**content["broken"]["counts"]) == Counts(recognisable=1, images=1, ended=1, failed=1)
-    assert "none, audit initial: broken, 2 of 2 recognisable, without the update 0 of 2, 2 certified; " in out
+    assert (
+        "row none (audit, initial model): broken, 2 of 2 recognisable, without the update 0 of 2, 2 certified; " in out
+    )
     assert "Not tested: 1 of 1 defense (refused)." in out
     assert "Few observed images: 2, each 50.0 % of all" in out
     stages = content["refused"]["trainings"]["0"], content["refused"]["audits"]["initial"]
@@ -157,14 +159,14 @@ def test_rows_compare_where_updates_hold_as_many_pictures_and_accuracy_is_of_wha
     }
     assert {name for name, row in found.items() if not row["defended"]} == {"none", "none_batch_2"}
     assert found["gate"]["measured"]["leakage_gate_withheld"] == 0.0
-    assert "trained with 4, audited with 1 pictures" in found["gate"]["mismatch"]
+    assert "trained with 4, audited with 1 images" in found["gate"]["mismatch"]
     assert found["leakage_gate"]["measured"]["leakage_gate_withheld"] == 1.0
     assert found["leakage_gate"]["mismatch"] == ""
     assert not any(row["pareto"] for row in found.values())  # nothing was shared that an attack could be tested on
     assert [found[name]["level"] for name in ("none", "gate", "leakage_gate")] == ["broken", "not tested", "not tested"]
     assert content["test_pictures"] == 90
     assert content["columns"][0]["name"] == "patch_gradient"
-    assert "trained with 4, audited with 1 pictures" in (root / "matrix.html").read_text()
+    assert "trained with 4, audited with 1 images" in (root / "matrix.html").read_text()
 
 
 def test_killed_between_any_two_results_nothing_finished_is_repeated(matrix, whole, computed, monkeypatch):
@@ -348,7 +350,7 @@ def test_a_checkpoint_that_cannot_be_read_is_a_failure(matrix, monkeypatch):
 
     monkeypatch.setattr(matrix_units, "prepare", unread)
     _, _, err = matrix("matrix.rows=[none]", "matrix.state=trained")
-    assert "failed, and tried again by the next call: none, audit trained" in err
+    assert "failed, and tried again by the next call: row none (audit, trained model)" in err
 
 
 def test_a_defense_that_spoils_its_updates_is_a_failure_and_no_refusal(matrix):
@@ -364,4 +366,4 @@ def test_a_defense_that_spoils_its_updates_is_a_failure_and_no_refusal(matrix):
     assert "defense=[spoils]" in stage["reason"]
     assert row["cells"] == []  # the page then shows what the stage says
     assert (row["leakage"], row["pareto"]) == (None, False)
-    assert "spoils, audit initial" in err
+    assert "row spoils (audit, initial model)" in err

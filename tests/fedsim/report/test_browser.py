@@ -188,7 +188,7 @@ def test_a_wide_table_shows_that_it_goes_on_and_scrolls_by_keyboard(page: Page) 
     width = {"height": 900, "deviceScaleFactor": 1, "mobile": False}
     page.call("Emulation.setDeviceMetricsOverride", width=390, **width)
     page.until(f"{region}.className.includes('more-right')")
-    assert page.run(f"{cue}.textContent").startswith("More columns to the right")
+    assert page.run(f"{cue}.textContent").startswith("More to the right")
     assert page.run(f"{cue}.checkVisibility()") is True
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
     focus(page, "[aria-label=Attacks]")

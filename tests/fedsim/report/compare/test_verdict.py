@@ -60,15 +60,15 @@ def test_runs_that_only_guess_are_not_told_apart_by_accuracy(run: Any, accuracie
         for defense, one in zip(("{}", "{d: {}}"), accuracies, strict=True)
     ]
     told = (
-        "learned more than guessing (always naming the commonest class is right for 10.0 %), so their difference in "
-        "accuracy says nothing."
+        "is clearly more accurate than always naming the commonest class, which is right for 10.0 %, so their "
+        "difference in accuracy says nothing."
     )
     (found,) = judge_defenses(runs)
     assert (f"Neither {told}" in found.details) is said
     folders, home = [one.path for one in runs], runs[0].path.parent
     assert compare_runs(folders, home, "two").nothing_learned == (f"Neither run {told}" if said else "")
     assert (f"Neither run {told}" in build_comparison(folders, home / "page.html").read_text()) is said
-    alone = "No more than guessing: always naming the commonest class is right for 10.0 %."
+    alone = "That is not clearly more than always naming the commonest class, which is right for 10.0 %."
     assert [alone in verdict_of(one).details for one in runs] == [guess is not None, said]
 
 

@@ -184,11 +184,11 @@ def test_a_row_has_one_link_and_each_cell_tells_its_story(tmp_path):
     name, closed, april, strongest, *_ = (" ".join(cell.split()) for cell in rows[1]["cells"])
     assert name == "noise"
     assert closed == (
-        "15.0: 1 of 1 pictures rebuilt; +5.0 dB against a guess; 0 of 1 recognisable, without the update 0 of 1, 0 "
+        "15.0: 1 of 1 images rebuilt; +5.0 dB against a guess; 0 of 1 recognisable, without the update 0 of 1, 0 "
         "certified; 0.1 s an update"
     )
     assert april == "n/a: refused on 1 of 1; needs its own model"
-    assert strongest.startswith("15.0: patch_gradient: 1 of 1 pictures rebuilt")
+    assert strongest.startswith("15.0: patch_gradient: 1 of 1 images rebuilt")
 
 
 def test_undefended_rows_are_no_defenses(tmp_path):
@@ -268,9 +268,9 @@ def test_the_summary_says_what_the_model_saw(tmp_path):
     write_matrix(Matrix("m", (), (MatrixColumn("x", "", ""),), ("initial",), (ats,), 100), tmp_path)
     page = build_matrix_report(tmp_path).read_text(encoding="utf-8")
     (summary,) = re.findall(r'<td class="sum level-as-seen"[^>]*>', page)
-    assert "x: 8 of 8 pictures rebuilt" in summary
+    assert "x: 8 of 8 images rebuilt" in summary
     assert "8 of 8 as the model saw them, changed by a defense: look at them" in summary
-    assert "no attack does better than a guess" not in page
+    assert "no attack is better than the guess" not in page
 
 
 def test_the_file_of_an_earlier_version_is_read_and_says_that_it_has_to_be_counted_anew(tmp_path):

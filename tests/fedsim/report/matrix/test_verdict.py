@@ -101,7 +101,7 @@ def test_nobody_is_called_safe():
 
 def test_a_row_that_is_unknown_or_of_two_things_is_no_answer():
     crashes = row("crashes", 0.95, 11.0, status="failed")
-    gate = row("gate", 0.96, 11.0, mismatch="trained with 16, audited with 1 pictures")
+    gate = row("gate", 0.96, 11.0, mismatch="trained with 16, audited with 1 images")
     (told,) = verdicts(matrix(NONE, crashes, gate, row("noise", 0.8, 11.0)))
     assert "Not tested: 1 of 3 defenses (crashes)." in told
     assert "noise with 80.0 %" in told

@@ -48,7 +48,7 @@ def test_the_terminal_says_why_nothing_is_certified(write_run: Any, records: Any
         )
     ]
     found = verdict(read_run(write_run(rows)))
-    told = "patch_gradient is not certified: off by 3 dB (one of 2 wordings)."
+    told = "patch_gradient is not certified: off by 3 dB (one of 2 values)."
     assert found.line == " ".join([f"{found.tag.lower()}: {found.sentence}", told, *found.cautions])
     proven = verdict(read_run(write_run([*rows, records.attack(1, 9, records.image(90.0, "i/9"))], name="proven")))
     assert "is not certified" not in proven.line
@@ -273,21 +273,25 @@ def test_a_certificate_breaks_without_audit_and_its_rate_is_not_told(write_run: 
     found = verdict(read_run(write_run(rows)))
     assert found.level == "broken"
     assert found.sentence == ("1 of 1 image is certified. There are no originals to compare with.")
-    assert "1 certificate of images was granted; without audit nothing says whether they are right." in found.details
+    told = "1 certificate of images was granted; without the originals nothing here says whether they are right."
+    assert told in found.details
 
 
 def test_so_many_certificates_bound_the_rate_of_wrong_ones(write_run: Any, records: Any) -> None:
     rows = [records.attack(k, 0, records.image(90.0, f"i/{k}")) for k in range(200)]
     found = verdict(read_run(write_run(rows)))
     assert found.details[0] == (
-        "200 certificates of images were granted, none of 200 checked is wrong: at most 3/200 = 1.5 % of such are "
-        "wrong (95 %)."
+        "200 certificates of images were granted, none of 200 checked is wrong: at most 3/200 = 1.5 % of such "
+        "certificates are wrong (95 % confidence)."
     )
     wrong = records.attack(0, 0, records.image(90.0), attack="labels", label_exact=False)
     wrong["images"] = [records.image(None)]
     found = verdict(read_run(write_run([*rows, wrong], name="wrong")))
     assert found.details[0].startswith("200 certificates of images were granted, none of 200 checked is wrong")
-    assert found.details[1].startswith("1 certificate of labels was granted, and 1 of 1 checked is wrong: a fault")
+    assert found.details[1].startswith(
+        "1 certificate of labels (which classes an update holds, and how often; of no image) was granted, and 1 of 1 "
+        "checked is wrong: a fault"
+    )
 
 
 @pytest.mark.parametrize(("tested", "told"), [(4, "4 test images: ± 34 points"), (99, "99 test images: ± 9 points")])
@@ -327,7 +331,7 @@ def test_refusals_for_several_reasons_are_listed(write_run: Any, records: Any) -
 def test_reasons_that_differ_in_numbers_alone_are_one(write_run: Any, records: Any) -> None:
     rows = [records.refusal(1, k, f"condition number {1e6 + 1e3 * k:.3e} is too large") for k in range(1000)]
     found = verdict(read_run(write_run(rows)))
-    told = "condition number 1.000e+06 is too large (one of 1,000 wordings)."
+    told = "condition number 1.000e+06 is too large (one of 1,000 values)."
     assert found.sentence.endswith(f"patch_gradient refused 1,000 of 1,000 observed updates, because {told}")
     assert not [detail for detail in found.details if "condition number" in detail]
     found = verdict(read_run(write_run([*rows, records.attack(2, 0, records.image(12.0))], name="another")))

@@ -1,4 +1,4 @@
-"""`make demo`: a training under a curious server's eyes, and photographs rebuilt from a gradient each, on one page."""
+"""The training and the audits of the demo, side by side, and the page that shows them all."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from experiments.cli.call import console, print_what_can_be
 from experiments.cli.logs import quiet_libraries
 from experiments.cli.machine import cores
 from experiments.cli.progress import Bars
+from experiments.commands.stage import CommandStage
 from experiments.python.load_config import load_config
 from experiments.run.command import run_federated
 from experiments.studies.harness.command import faults_in_one_line
@@ -38,7 +39,7 @@ AUDITS: dict[str, tuple[str, ...]] = {
 """One photograph in each update, of a ViT-S/32 at 224 pixels as it is initialised."""
 
 
-def main() -> None:
+def main(stage: CommandStage) -> None:
     """`python -m experiments.demo FOLDER [OVERRIDE …]`: the page's path is printed last.
 
     Overrides are of the audits: `audit.num_images=2`.
@@ -49,7 +50,9 @@ def main() -> None:
     print_what_can_be(sys.stdout)
     folder, *overrides = sys.argv[1:]
     root = Path(folder)
-    with faults_in_one_line(f"what had finished is in {root}"):
+    root.mkdir(parents=True, exist_ok=True)
+    stage.begin(root)
+    with faults_in_one_line(stage.interrupted):
         page = run_demo(root, photos=[*PHOTOS, *overrides], processes=min(2, cores()))
     console.print(str(page), markup=False)
 
@@ -100,7 +103,3 @@ def _run(task: tuple[Path, Config, bool]) -> None:
     quiet_libraries()
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         run(config, folder)
-
-
-if __name__ == "__main__":
-    main()

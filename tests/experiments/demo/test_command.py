@@ -1,6 +1,6 @@
 """`make demo`: a training and four audits of photographs, on one page."""
 
-from experiments import demo
+from experiments.demo import command as demo
 from experiments.python.load_config import load_config
 from tests.experiments.run_files import rows
 
