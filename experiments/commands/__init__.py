@@ -47,7 +47,7 @@ def start(name: str, work: Callable[["CommandStage"], None] | None = None) -> No
     It ends at once: everything of a run is closed by then, and what libraries do at their exit takes seconds.
 
     Args:
-        work: of a command that Hydra does not compose.
+        work: of a command that Hydra does not compose. It imports what takes seconds, which is said before.
     """
     code = 1
     try:
@@ -57,6 +57,7 @@ def start(name: str, work: Callable[["CommandStage"], None] | None = None) -> No
         stage = CommandStage(name)
         CtrlC(stage)
         if work is not None:
+            print("loading PyTorch, timm and Flower …", file=sys.stderr, flush=True)
             work(stage)
         elif name == "fedsim-report":
             from experiments.commands.report import run_report

@@ -53,7 +53,6 @@ def begin(package: str, module: str = "study") -> None:
     options = parsed(import_module(f"{package}.options").arguments())
 
     def work(stage: CommandStage) -> None:
-        print("loading PyTorch, timm and Flower …", file=sys.stderr, flush=True)
         run = import_module(f"{package}.{module}").run
         call = import_module("experiments.studies.harness.command").call
         stage.begin(Path(getattr(options, "out", None) or "."))
