@@ -44,7 +44,7 @@ def test_every_defense_has_an_undefended_row_whose_updates_hold_as_many_pictures
 
 
 def test_attacks_on_batches_are_columns(columns):
-    assert {"first_block", "row_space_batch", "feature_target"} <= {column.name for column in columns}
+    assert {"first_block", "gauss_newton", "labels"} <= {column.name for column in columns}
 
 
 def test_the_gate_is_trained_with_the_batches_that_are_audited(rows):
