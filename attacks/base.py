@@ -24,7 +24,7 @@ class Needs:
     Attributes:
         roles: names of `ViTRoles` that hold parameters, all of whose gradients must have been shared.
         max_batch_size: the largest batch that makes sense, None for any.
-        auxiliary: wants what public images tell, where the server has any: `Observation.auxiliary_probs`, `image_prior`.
+        auxiliary: wants what public images tell where the server has any: `auxiliary_probs`, `image_prior`.
     """
 
     roles: tuple[str, ...] = ()
