@@ -29,7 +29,8 @@ class PatchGradient(Attack):
 
     Nothing behind the token matters: any depth, pooling, norm placement or dropout. Exact for one image
     and at most as many patches as the model is wide. A larger batch gives one mixed picture, never certified. Behind
-    noise of a known size it solves for what stands out of the noise, and public images complete the rest.
+    noise of a known size it solves for what stands out of the noise, and public images complete the rest, unless rcond
+    is given.
 
     Args:
         rcond: singular values below rcond·largest are dropped; None chooses by generalised cross-validation.
@@ -75,7 +76,7 @@ class PatchGradient(Attack):
         solution = solve_patches(token_grads, weight_grad, self.rcond, self.equilibrate, self.weigh)
         rounded = self._round(observation, token_grads, weight_grad, solution)
         patches = solution.patches if rounded is None else rounded.patches
-        if rounded is None and is_even(observation):
+        if rounded is None and self.rcond is None and is_even(observation):
             patches = _completed(observation, token_grads, weight_grad)
         picture = unpatchify(patches, roles.grid, roles.patch)
         return Reconstruction(
