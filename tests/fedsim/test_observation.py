@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from fedsim.bounds.public_prior import PublicPrior
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import Architecture, ModelSpec, find_roles
 from fedsim.observation import Observation
@@ -31,6 +32,7 @@ def observation(rng):
         num_classes=10,
         defenses=({"name": "secrecy", "_target_": "a.B"},),
         auxiliary_probs=torch.full((10,), 0.1, dtype=torch.float64),
+        image_prior=PublicPrior.of(torch.rand(4, 3, 8, 8)),
     )
 
 
@@ -44,6 +46,8 @@ def test_disk_round_trip(observation, tmp_path):
     for name, tensor in observation.gradient.items():
         assert torch.equal(back.gradient[name], tensor)
     assert torch.equal(back.auxiliary_probs, observation.auxiliary_probs)
+    for name, tensor in vars(observation.image_prior).items():
+        assert torch.equal(getattr(back.image_prior, name), tensor)
     same = ("server_round", "client", "protocol", "roles", "image_shape", "mean", "std", "num_classes", "defenses")
     assert all(getattr(back, field) == getattr(observation, field) for field in same)
     x = torch.randn(1, 3, 8, 8)

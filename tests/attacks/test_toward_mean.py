@@ -1,0 +1,71 @@
+"""Behind noise a result is drawn towards the public mean, by what explains the update and by nothing else."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+import fedsim
+from attacks.base import Certificate, Reconstruction
+from attacks.toward_mean import drawn_to_mean
+from defenses import GradientNoise, Half, TopK
+from fedsim.bounds.public_prior import PublicPrior
+from fedsim.models import Architecture, ModelSpec
+
+
+def digits(first, last):
+    images = torch.from_numpy(load_digits().images[first:last] / 16).float()[:, None]
+    return images.expand(-1, 3, -1, -1).contiguous()
+
+
+def seen(defense, count=1, seed=0):
+    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
+    observed = fedsim.observe(vit, digits(0, count), torch.arange(count), defense=defense, seed=seed)
+    return replace(observed, image_prior=PublicPrior.of(digits(1000, 1300)))
+
+
+def result(images, status="uncertified"):
+    return Reconstruction(images=images, labels=None, certificate=Certificate(status, "a test", {}))
+
+
+def error(images, count=1):
+    return float((images.double() - digits(0, count).double()).square().mean())
+
+
+@pytest.mark.parametrize("defense", [GradientNoise(relative_norm=1e-2), TopK(0.1, error_feedback=False)])
+def test_what_is_wrong_becomes_the_mean_and_what_is_right_stays(defense, rng):
+    observation = seen([defense])
+    mean = observation.image_prior.mean[None]
+    wrong = drawn_to_mean(observation, result(torch.rand(1, 3, 8, 8, generator=rng)))
+    assert error(wrong.images) < 1.1 * error(mean)
+    right = drawn_to_mean(observation, result(digits(0, 1)))
+    assert error(right.images) < 0.1 * error(mean)
+
+
+def test_a_wrong_mixture_of_a_batch_becomes_the_mean(rng):
+    observation = seen([], count=2)
+    drawn = drawn_to_mean(observation, result(torch.rand(1, 3, 8, 8, generator=rng)))
+    assert torch.allclose(drawn.images.double(), observation.image_prior.mean[None], atol=1e-6)
+
+
+@pytest.mark.parametrize("defense", [[], [Half()], ["mjp"]])
+def test_where_errors_are_none_or_cannot_be_weighed_it_stays(defense, rng):
+    given = result(torch.rand(1, 3, 8, 8, generator=rng))
+    assert drawn_to_mean(seen(defense), given) is given
+
+
+def test_what_is_certified_or_not_finite_stays():
+    observation = seen([GradientNoise(relative_norm=1e-2)])
+    for given in (result(torch.zeros(1, 3, 8, 8), "certified"), result(torch.full((1, 3, 8, 8), torch.nan))):
+        assert drawn_to_mean(observation, given) is given
+
+
+def test_no_closed_form_ends_below_the_public_mean_behind_noise():
+    errors = {"mean": 0.0, "patch_gradient": 0.0, "row_space": 0.0}
+    for seed in range(2):
+        observation = seen([GradientNoise(relative_norm=1e-2)], seed=seed)
+        errors["mean"] += error(observation.image_prior.mean[None])
+        errors["patch_gradient"] += error(fedsim.attack("patch_gradient", observation).images)
+        errors["row_space"] += error(fedsim.attack("row_space", observation, later=0).images)
+    assert max(errors.values()) < 1.05 * errors["mean"]
