@@ -25,8 +25,6 @@ from fedsim.errors import NotApplicable, one_of, require
 
 logger = getLogger(__name__)
 
-MAX_UNKNOWNS = 2_000
-"""Up to which the Jacobian is computed whole, by one forward-over-reverse product an unknown."""
 STARTS = ("closed_form", "mean", "prior")
 MEAN_NOISE = 0.05
 """Standard deviation of the noise around the prior's mean, where a search starts there."""
@@ -51,6 +49,7 @@ class LevenbergMarquardt(Search):
         restarts: how often each start that draws is tried.
         prior: of images, for starts, and behind noise for the result. None: that of public images where the server has
             any, else a smooth one around gray.
+        max_unknowns: pixels of all images together; more are refused. A step takes time in their square, memory too.
         draws: from the posterior, whose mean is the result behind noise; 0: its likeliest image.
     """
 
@@ -59,12 +58,14 @@ class LevenbergMarquardt(Search):
     restarts: int = 2
     prior: GaussianPrior | None = None
     draws: int = 200
+    max_unknowns: int = 2_000
     one_by_one = True
 
     def __post_init__(self) -> None:
         require("steps", self.steps, self.steps >= 1, "1 or more")
         require("restarts", self.restarts, self.restarts >= 1, "1 or more")
         require("starts", self.starts, len(self.starts) > 0, f"one or more of {', '.join(STARTS)}")
+        require("max_unknowns", self.max_unknowns, self.max_unknowns >= 1, "1 or more")
         require("draws", self.draws, self.draws >= 0, "0 or more")
         for start in self.starts:
             one_of("starts", start, STARTS)
@@ -97,8 +98,9 @@ class _Solution:
         self.settings, self.task, self.problem = settings, task, problem
         self.shape = shape_of(problem)
         unknowns = math.prod(self.shape)
-        if unknowns > MAX_UNKNOWNS:
-            raise NotApplicable(f"{unknowns} unknowns: the Jacobian is computed whole, for {MAX_UNKNOWNS} at most")
+        most = settings.max_unknowns
+        if unknowns > most:
+            raise NotApplicable(f"{unknowns} unknowns: the Jacobian is computed whole, for {most} at most (max_unknowns)")
         self.prior: ImagePrior = settings.prior or problem.observation.image_prior or GaussianPrior()
         self.stages = make_residuals(problem, task.local, self.prior, problem.labels, task.device)
         self.seeds = torch.randint(2**62, (settings.restarts + 1,), generator=rng).tolist()
