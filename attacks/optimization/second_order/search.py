@@ -100,7 +100,8 @@ class _Solution:
         unknowns = math.prod(self.shape)
         most = settings.max_unknowns
         if unknowns > most:
-            raise NotApplicable(f"{unknowns} unknowns: the Jacobian is computed whole, for {most} at most (max_unknowns)")
+            limit = f"for {most} at most (max_unknowns)"
+            raise NotApplicable(f"{unknowns} unknowns: the Jacobian is computed whole, {limit}")
         self.prior: ImagePrior = settings.prior or problem.observation.image_prior or GaussianPrior()
         self.stages = make_residuals(problem, task.local, self.prior, problem.labels, task.device)
         self.seeds = torch.randint(2**62, (settings.restarts + 1,), generator=rng).tolist()
