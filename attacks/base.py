@@ -11,6 +11,7 @@ from attacks.certificate.confirm import confirmed
 from attacks.certificate.jacobian import jacobian_bound
 from attacks.result import Bound, Certificate, Frame, Reconstruction, finished, uncertified
 from attacks.session import Session
+from fedsim.effects import SharesSigns
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 
@@ -24,11 +25,13 @@ class Needs:
     Attributes:
         roles: names of `ViTRoles` that hold parameters, all of whose gradients must have been shared.
         max_batch_size: the largest batch that makes sense, None for any.
+        sizes: how large gradients are; their signs do not do.
         auxiliary: wants what public images tell where the server has any: `auxiliary_probs`, `image_prior`.
     """
 
     roles: tuple[str, ...] = ()
     max_batch_size: int | None = None
+    sizes: bool = False
     auxiliary: bool = False
 
 
@@ -150,6 +153,8 @@ class Attack(ABC):
         """
         for role in self.needs.roles:
             observation.gradients_of(role)
+        if self.needs.sizes and observation.effect(SharesSigns) is not None:
+            raise NotApplicable("signs alone were shared: its equations need sizes too")
         limit = self.needs.max_batch_size
         if limit is not None and observation.protocol.batch_size > limit:
             raise NotApplicable(f"batches of {observation.protocol.batch_size}: at most {limit} can be served")

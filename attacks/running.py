@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attacks.base import Attack, NotApplicable, Reconstruction, finished
 from attacks.session import FolderSession, fingerprint
@@ -143,10 +144,19 @@ def _done(observation: Observation, name: str, attack: Attack, found: Reconstruc
         ended(observation, name, attack, "done", reason, found.seconds),
         certificate=found.certificate,
         images=found.images,
+        own_images=_own(observation, attack, found),
         labels=found.labels,
         trace=found.trace,
         frames=found.frames,
     )
+
+
+def _own(observation: Observation, attack: Attack, found: Reconstruction) -> Tensor | None:
+    """The client's own images by what the model saw, for attacks that recover that."""
+    prior = observation.image_prior
+    if prior is None or found.images is None or attack.baseline:
+        return None
+    return prior.own_images(found.images)
 
 
 def _within_memory(

@@ -189,7 +189,7 @@ def fingerprint(
         if observation.auxiliary_probs is not None:
             tensors["auxiliary_probs"] = observation.auxiliary_probs
         if observation.image_prior is not None:
-            tensors |= {f"image_prior/{name}": tensor for name, tensor in vars(observation.image_prior).items()}
+            tensors |= {f"image_prior/{name}": tensor for name, tensor in observation.image_prior.tensors().items()}
         for name in sorted(tensors):
             tensor = tensors[name].detach().cpu().contiguous()
             digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())

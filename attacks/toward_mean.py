@@ -1,4 +1,4 @@
-"""Between an attack's image and the mean of public ones, what explains a noisy or pruned update best."""
+"""Between an attack's image and the mean of public ones, what explains the update best."""
 
 from dataclasses import replace
 
@@ -8,30 +8,53 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.analytic.patch_gradient import examples_behind
 from attacks.base import Reconstruction
-from attacks.noise import is_even
 from attacks.optimization.parametrisation import Pixels
 from attacks.optimization.problem import known_labels, local_updates, make_problem, shared_update
 from attacks.optimization.second_order.residual import Residual, make_residuals
 from attacks.positions import of_images
 from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior
-from fedsim.effects import AddsNoise, Clips, Quantises, Sparsifies, Withholds
+from fedsim.effects import (
+    AddsNoise,
+    AddsPositions,
+    AddsRegression,
+    Clips,
+    MasksPositions,
+    Quantises,
+    Sparsifies,
+    SumsClients,
+    TransformsImages,
+    Withholds,
+)
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0)
 """Of what the attack found, the rest being the mean."""
-LEAST_GAIN = 0.5
-"""Of ‖r‖² at the mean, what may be left where no noise is known: less of a fall is a fit to a wrong image."""
+WEIGHED = (
+    AddsNoise,
+    AddsPositions,
+    AddsRegression,
+    Clips,
+    MasksPositions,
+    Quantises,
+    Sparsifies,
+    SumsClients,
+    TransformsImages,
+    Withholds,
+)
+"""Effects whose part in an update is simulated, or has a size that is known."""
+LEFT_BY_ONE, LEFT_BY_SEVERAL = 0.25, 0.5
+"""Of ‖r‖² at the mean, what an image, and images of a batch, may leave where no noise is known: else they are wrong."""
 
 
 def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstruction:
     """The likeliest point between the mean of public images and the result.
 
-    Behind noise under its size and a Gaussian of images; behind pruning what is nearest to the entries that are left.
-    The same for a batch, of which closed forms give a mixture. The result itself where a defense does anything else,
-    where it is certified, and where the client's computation cannot be simulated.
+    Behind noise under its size and a Gaussian of images, else by how much of the update is explained: what comes of
+    equations that do not hold, such as those of one image for a batch, explains none. The result itself where it is
+    certified, and where the client's computation cannot be simulated.
     """
-    if result.images is None or not _blurred(observation):
+    if result.images is None or not _can_be_weighed(observation):
         return result
     if result.certificate.status == "certified" or not bool(result.images.isfinite().all()):
         return result
@@ -47,7 +70,8 @@ def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstru
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         costs = [float(residual(_batch(observation, one, each)).square().sum()) for one in line]
     best = min(range(len(line)), key=lambda index: costs[index])
-    if residual.before is None and costs[best] > LEAST_GAIN * costs[0]:
+    left = LEFT_BY_ONE if each == 1 else LEFT_BY_SEVERAL
+    if residual.before is None and costs[best] > left * costs[0]:
         best = 0
     return replace(result, images=line[best].to(result.images)) if SHARES[best] < 1.0 else result
 
@@ -58,14 +82,10 @@ def _batch(observation: Observation, images: Tensor, count: int) -> Tensor:
     return observation.normalised(whole).flatten()
 
 
-def _blurred(observation: Observation) -> bool:
-    """Whether what was shared is of several images, or off from the client's gradient in a way that can be weighed."""
-    several = examples_behind(observation) > 1
-    pruned = observation.effect(Sparsifies) is not None
-    known = all(
-        isinstance(effect, AddsNoise | Quantises | Sparsifies | Clips | Withholds) for effect in observation.effects
-    )
-    return known and (is_even(observation) or pruned or several)
+def _can_be_weighed(observation: Observation) -> bool:
+    """Whether every defense's part in the update is known, and no number is rounded by a step of its own."""
+    rounded = any(isinstance(effect, Quantises) and effect.per == "coordinate" for effect in observation.effects)
+    return not rounded and all(isinstance(effect, WEIGHED) for effect in observation.effects)
 
 
 def _residual(observation: Observation, prior: ImagePrior, labels: Tensor | None) -> Residual:

@@ -115,6 +115,11 @@ class TransformsImages(Effect):
 
 
 @dataclass(frozen=True)
+class MixesImages(Effect):
+    """The model sees mixtures of a batch's images, and their labels as shares of the classes."""
+
+
+@dataclass(frozen=True)
 class MasksPositions(Effect):
     """Some positions of an image take one learnable embedding that all share, in place of their own.
 
@@ -154,6 +159,13 @@ class AddsRegression(Effect):
 
     def at(self, server_round: int) -> Self:
         return replace(self, weight=self.weight(server_round)) if callable(self.weight) else self
+
+
+@dataclass(frozen=True)
+class SamplesFeatures(Effect):
+    """The classifier reads a random sample around the features, and the loss has a term in these."""
+
+    KEEPS = ("images", "equations")
 
 
 @dataclass(frozen=True)

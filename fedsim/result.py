@@ -58,7 +58,9 @@ class AttackResult:
         status: `refused` where the attack does not apply, `failed` where it raised; `reason` says why.
         target: what the attack is after: `images`, `labels`, or whatever else an attack of one's own says.
         baseline: it read nothing of what was shared.
-        images: [B,C,H,W] in [0, 1], or None.
+        images: [B,C,H,W] in [0, 1], as the model saw them, or None.
+        own_images: the same as the client held them, as well as public images tell, where defenses change what the
+            model sees; None: as `images`.
         labels: [B], a multiset where the order cannot be known, or None.
         scores: how close it came; None until `fedsim.score` has compared it with the originals.
         attempts: how often a worker began it.
@@ -75,6 +77,7 @@ class AttackResult:
     baseline: bool = False
     certificate: Certificate = field(default_factory=Certificate)
     images: Tensor | None = field(default=None, repr=False)
+    own_images: Tensor | None = field(default=None, repr=False)
     labels: Tensor | None = field(default=None, repr=False)
     scores: Scores | None = field(default=None, repr=False)
     seconds: float = 0.0

@@ -56,7 +56,7 @@ class April(Attack):
         equilibrate: scale the token gradients to unit norm before the decomposition.
     """
 
-    needs = Needs(roles=("pos_embed", "qkv_weight"))
+    needs = Needs(roles=("pos_embed", "qkv_weight"), sizes=True)
 
     def __init__(self, rcond: float | None = None, equilibrate: bool = True) -> None:
         self.rcond = rcond

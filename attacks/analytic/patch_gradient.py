@@ -42,7 +42,7 @@ class PatchGradient(Attack):
             `subtract`, as a server does that knows the defense, or `keep`, for one that is told nothing of it.
     """
 
-    needs = Needs(roles=("pos_embed", "patch_weight"), auxiliary=True)
+    needs = Needs(roles=("pos_embed", "patch_weight"), sizes=True, auxiliary=True)
     completes = True
 
     def __init__(

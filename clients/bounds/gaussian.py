@@ -9,7 +9,8 @@ from clients.bounds.base import Bound, Turn, gaussian_std, refuse_sums
 from clients.bounds.jacobian import check_linear, jacobian
 from clients.bounds.settings import wholes
 from defenses.settings import whole
-from fedsim.bounds.gaussian_prior import GaussianPrior
+from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior
+from fedsim.bounds.public_prior import MOST_IMAGES, PublicPrior
 from fedsim.bounds.references import gaussian_reference, information, prior_precision
 from fedsim.bounds.rounds import running_reference
 from fedsim.bounds.statement import Statement
@@ -17,7 +18,9 @@ from fedsim.errors import NotApplicable
 
 
 class GaussianReference(Bound):
-    """dB of the least mean squared error under two Gaussian models of images, white and smooth (van Trees 1968).
+    """dB of the least mean squared error under Gaussian models of images (van Trees 1968): white, smooth, public.
+
+    `public` has the mean and spectrum of images that no client holds, where there are any.
 
     Labels are given to the attacker, which only raises it. Laplace noise counts by its Fisher information.
 
@@ -52,22 +55,23 @@ class GaussianReference(Bound):
         shape = tuple(turns[0].images.shape[1:])
         rows, values = [], {"std": std}
         average = torch.stack(each).mean(dim=0)
-        for name, prior in (("white", self.white), ("smooth", self.smooth)):
+        for name, prior in self._priors(turns[0]).items():
             precision = prior_precision(prior, shape)
             values[name] = gaussian_reference(each, precision)
             later = [running_reference([times * average], precision)[-1] for times in self.rounds]
             rows.append((name, f"{values[name]:.1f} dB", *(f"{one:.1f} dB" for one in later)))
+        known = f" ({values['public']:.1f} dB with the moments of public images)" if "public" in values else ""
         sentence = (
             f"Were images Gaussian ones of standard deviation {self.smooth.image_std:g}, no estimate from an update "
             f"whose noise tells as little as a Gaussian one of {std:.3g} would have a mean squared error below "
             f"{values['white']:.1f} dB (independent pixels) or {values['smooth']:.1f} dB (smooth ones) at these "
-            f"{len(each):,} images; real images are not Gaussian, and who knows more of them may pass it."
+            f"{len(each):,} images{known}; real images are not Gaussian, and who knows more of them may pass it."
         )
         header = ("images taken as", "one release", *(f"{times:,} releases" for times in self.rounds))
         return Statement("reference", sentence, values, header, tuple(rows))
 
     def over_rounds(self, turns: Sequence[Turn]) -> dict[str, list[float]]:
-        """The running reference of one image in dB, white and smooth: after each of one client's turns with it.
+        """The running reference of one image in dB, for each model: after each of one client's turns with it.
 
         A client that knows its image can compute it before it shares once more. What it decides by it says something:
         see `fedsim.bounds.rounds`.
@@ -79,8 +83,14 @@ class GaussianReference(Bound):
             NotApplicable: as a call.
         """
         each, shape = [self._information(turn)[0] for turn in turns], tuple(turns[0].images.shape[1:])
-        priors = {"white": self.white, "smooth": self.smooth}
+        priors = self._priors(turns[0])
         return {name: running_reference(each, prior_precision(prior, shape)) for name, prior in priors.items()}
+
+    def _priors(self, turn: Turn) -> dict[str, ImagePrior]:
+        held = turn.runtime.data.auxiliary
+        found: dict[str, ImagePrior] = {"white": self.white, "smooth": self.smooth}
+        count = min(MOST_IMAGES, len(held))
+        return found | ({"public": PublicPrior.of(held.images(range(count)))} if count else {})
 
     def _information(self, turn: Turn) -> tuple[Tensor, float]:
         """About the one image of an update, and the deviation of the noise behind which it stands."""

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from defenses.base import Batch, Defense, Plan
 from defenses.settings import choice, flag, number, whole
+from fedsim.effects import Effect, MixesImages
 from fedsim.errors import ConfigError
 
 PER = ("batch", "image")
@@ -38,6 +39,9 @@ class _Mixing(Defense):
             raise ConfigError("defense", self.name, f"a model with num_classes, which {type(model).__name__} has not")
         self._classes = classes
         return model
+
+    def effects(self) -> tuple[Effect, ...]:
+        return () if self._is_identity() else (MixesImages(),)
 
     def check(self, plan: Plan) -> None:
         """Raises ConfigError where no batch has enough pictures to mix."""

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from defenses.base import Batch, Defense, Plan
 from defenses.settings import choice, number, whole
 from fedsim.determinism import seeded_globals
+from fedsim.effects import Effect, SamplesFeatures
 from fedsim.errors import ConfigError
 from fedsim.models.roles import find_roles
 
@@ -41,6 +42,9 @@ class Precode(Defense):
     @property
     def repeatable(self) -> bool:
         return self.sample == "never"
+
+    def effects(self) -> tuple[Effect, ...]:
+        return () if self.sample == "never" and self.beta == 0.0 else (SamplesFeatures(),)
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """The bottleneck becomes a part of the classifier, whose own weight and bias keep their names.

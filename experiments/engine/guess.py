@@ -1,10 +1,15 @@
 """What one reaches without any gradient."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from defenses.base import Batch, DefenseChain
 from fedsim.bounds.public_prior import MOST_IMAGES, PublicPrior
 from fedsim.data import FederatedData
+from fedsim.effects import MasksPositions, MixesImages, TransformsImages, Unpublished
+from fedsim.models import Normaliser
 
 
 def public_mean(data: FederatedData, shape: tuple[int, int, int]) -> Tensor:
@@ -13,7 +18,35 @@ def public_mean(data: FederatedData, shape: tuple[int, int, int]) -> Tensor:
     return data.auxiliary.images(range(count)).mean(0) if count else torch.full(shape, 0.5)
 
 
-def public_prior(data: FederatedData) -> PublicPrior | None:
-    """The moments of the same images; None where there are none."""
+def public_prior(data: FederatedData, seen: Callable[[Tensor], Tensor] | None = None) -> PublicPrior | None:
+    """The moments of the same images; None where there are none.
+
+    Args:
+        seen: what a client's model sees of images; None: them.
+    """
     count = min(MOST_IMAGES, len(data.auxiliary))
-    return PublicPrior.of(data.auxiliary.images(range(count))) if count else None
+    if not count:
+        return None
+    images = data.auxiliary.images(range(count))
+    return PublicPrior.of(images, None if seen is None else seen(images))
+
+
+def seen_through(
+    defenses: DefenseChain, normaliser: Normaliser, batch_size: int, rng: torch.Generator
+) -> Callable[[Tensor], Tensor] | None:
+    """What a client's model sees of images, by draws of the server's own; None where defenses leave them as they are.
+
+    None too where they mask positions: an attack then finds an order of patches of its own.
+    """
+    kinds = {type(effect) for effect in defenses.effects()}
+    if not kinds & {TransformsImages, MixesImages} or kinds & {MasksPositions, Unpublished}:
+        return None
+
+    def seen(images: Tensor) -> Tensor:
+        parts = []
+        for batch in normaliser(images).split(batch_size):
+            labels = torch.randint(2, (len(batch),), generator=rng)
+            parts.append(defenses.transform_batch(Batch(batch, labels), rng).images)
+        return normaliser.inverse(torch.cat(parts))
+
+    return seen

@@ -21,9 +21,10 @@ from defenses.update.secure_aggregation import SecureAggregation
 from experiments.cli.call import say_doing
 from experiments.cli.machine import cores
 from experiments.cli.validation import check_gpus, check_room, crews, placement, worker_counts
-from experiments.engine.guess import public_mean, public_prior
+from experiments.engine.guess import public_mean, public_prior, seen_through
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.data import FederatedData
+from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, Normaliser, OwnArchitecture, architecture_seed
 from fedsim.observation import Observation
@@ -93,7 +94,11 @@ class Setup:
 
     @cached_property
     def _image_prior(self) -> PublicPrior | None:
-        return public_prior(self.data) if self.wants_auxiliary else None
+        if not self.wants_auxiliary:
+            return None
+        rng = torch_generator(self.config.seed, "public")
+        seen = seen_through(self.defenses, self.normaliser, self.config.client.batch_size, rng)
+        return public_prior(self.data, seen)
 
     def runtime(self) -> ClientRuntime:
         """What a client's worker keeps."""

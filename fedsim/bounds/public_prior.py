@@ -1,6 +1,6 @@
 """What public images tell of private ones: their mean, and how much each frequency of each colour varies."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -25,15 +25,24 @@ class PublicPrior:
         mean: of the images, in [0, 1], float64.
         axes: orthonormal; a row is an axis of colour.
         spectrum: the standard deviation of each DCT coefficient along each axis.
+        seen_mean: of what a client's model sees of such images, where its defenses change them.
+        own_share: the regression of an image on what the model sees of it, one number for all pixels.
     """
 
     mean: Float[Tensor, "c h w"]
     axes: Float[Tensor, "c c"]
     spectrum: Float[Tensor, "c h w"]
+    seen_mean: Float[Tensor, "c h w"] | None = None
+    own_share: Float[Tensor, ""] | None = None
 
     @classmethod
-    def of(cls, images: Float[Tensor, "batch c h w"]) -> "PublicPrior":
+    def of(
+        cls, images: Float[Tensor, "batch c h w"], seen: Float[Tensor, "batch c h w"] | None = None
+    ) -> "PublicPrior":
         """From images in [0, 1]. Few of them are trusted less: see `COUNTS_AS`.
+
+        Args:
+            seen: what a client's model would see of each.
 
         Raises:
             ConfigError: there is none.
@@ -41,19 +50,35 @@ class PublicPrior:
         count = len(images)
         require("images", tuple(images.shape), count >= 1, "one public image or more")
         images = images.double()
-        gray = images.mean(dim=(0, 2, 3), keepdim=True)[0]
-        mean = (count * images.mean(dim=0) + COUNTS_AS * gray) / (count + COUNTS_AS)
+        mean = _mean(images)
         centred = images - mean
         colours = torch.einsum("bchw,bdhw->cd", centred, centred) / max(centred[:, 0].numel(), 1)
         axes = torch.linalg.eigh(colours).eigenvectors.T.flip(0).contiguous()
         squares = _coefficients(centred, axes).square().mean(dim=0)
         variance = (count * squares + COUNTS_AS * _by_frequency(squares)) / (count + COUNTS_AS)
-        return cls(mean, axes, variance.clamp(min=LEAST_STD**2).sqrt())
+        prior = cls(mean, axes, variance.clamp(min=LEAST_STD**2).sqrt())
+        if seen is None:
+            return prior
+        seen = seen.double().clamp(0.0, 1.0)
+        seen_mean = _mean(seen)
+        changed = seen - seen_mean
+        share = (changed * centred).sum() / changed.square().sum().clamp(min=1e-30)
+        return replace(prior, seen_mean=seen_mean, own_share=share.clamp(0.0, 1.0))
+
+    def own_images(self, seen: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch c h w"] | None:
+        """The best linear guess at the client's own images from what its model saw; None where they are the same."""
+        if self.seen_mean is None or self.own_share is None:
+            return None
+        return self.mean.to(seen) + self.own_share.to(seen) * (seen - self.seen_mean.to(seen))
 
     def white(self) -> "PublicPrior":
         """The same mean and variance of a pixel, with nothing known of neighbours and colours."""
         variance = self.spectrum.square().mean()
         return PublicPrior(self.mean, self.axes, variance.sqrt().expand(self.spectrum.shape).clone())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What it consists of, by name."""
+        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
     def whitened(self, images: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch c h w"]:
         """C^-½(x - μ): independent, of standard deviation 1 where the prior is true."""
@@ -73,6 +98,13 @@ class PublicPrior:
     def centre(self, shape: tuple[int, ...]) -> Float[Tensor, "batch c h w"]:
         """The mean, for each of a batch."""
         return self.mean.expand(shape).clone()
+
+
+def _mean(images: Float[Tensor, "batch c h w"]) -> Float[Tensor, "c h w"]:
+    gray = images.mean(dim=(0, 2, 3), keepdim=True)[0]
+    count = len(images)
+    found: Tensor = (count * images.mean(dim=0) + COUNTS_AS * gray) / (count + COUNTS_AS)
+    return found
 
 
 def _coefficients(images: Float[Tensor, "batch c h w"], axes: Float[Tensor, "c c"]) -> Float[Tensor, "batch c h w"]:

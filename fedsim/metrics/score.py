@@ -19,6 +19,7 @@ def score(
     images: Tensor | None,
     labels: Tensor | None,
     *,
+    own: Tensor | None = None,
     eight_bit: bool = False,
     perceptual: bool = True,
 ) -> list[ImageScore]:
@@ -27,6 +28,7 @@ def score(
     Args:
         images: [M,C,H,W] in any order; what lies outside [0, 1] is clamped, as no picture can show it.
         labels: [M] in any order, a multiset.
+        own: [M,C,H,W] what the attack takes the client's own images for; None: `images`.
         eight_bit: compare after rounding both sides to 256 levels, as pictures read from files are.
         perceptual: also LPIPS, where its weights are on the machine.
 
@@ -47,10 +49,13 @@ def score(
                 f"reconstructions of shape {tuple(images.shape[1:])} for originals of {tuple(originals.shape[1:])}"
             )
         rebuilt = _as_picture(images.detach().double().to(originals.device), eight_bit)
-        shown, own = (_as_picture(kept.detach().double(), eight_bit) for kept in (originals, truth.originals))
+        shown, private_images = (
+            _as_picture(kept.detach().double(), eight_bit) for kept in (originals, truth.originals)
+        )
         private = seen = _compare(shown, rebuilt, perceptual)
-        if len(distinct) < len(sources) or not torch.equal(shown, own):
-            found = _compare(own[distinct], rebuilt, perceptual)
+        if len(distinct) < len(sources) or not torch.equal(shown, private_images):
+            guessed = rebuilt if own is None else _as_picture(own.detach().double().to(originals.device), eight_bit)
+            found = _compare(private_images[distinct], guessed, perceptual)
             by_source = {distinct[place]: values for place, values in found.items()}
             private = {place: by_source[source] for place, source in enumerate(sources) if source in by_source}
         for index, values in seen.items():

@@ -55,9 +55,7 @@ def score(
     names = tuple(f"image-{place:05d}" for place in range(len(images)))
     classes = torch.full((len(images),), -1) if known is None else known
     truth = GroundTruth(images.detach().cpu(), classes, names, None if private is None else private.detach().cpu())
-    return replace(
-        result, scores=held_against(truth, result.images, None if known is None else result.labels, result.frames)
-    )
+    return replace(result, scores=held_against(truth, replace(result, labels=None if known is None else result.labels)))
 
 
 def score_against(result: AttackResult, truth: GroundTruth | None) -> AttackResult:
@@ -68,7 +66,7 @@ def score_against(result: AttackResult, truth: GroundTruth | None) -> AttackResu
     if truth is None or result.status != "done":
         return result
     try:
-        return replace(result, scores=held_against(truth, result.images, result.labels, result.frames))
+        return replace(result, scores=held_against(truth, result))
     except (ValueError, TypeError, RuntimeError) as error:
         return replace(
             result,
@@ -76,22 +74,21 @@ def score_against(result: AttackResult, truth: GroundTruth | None) -> AttackResu
             reason=f"its result cannot be scored: {error}",
             certificate=Certificate(),
             images=None,
+            own_images=None,
             labels=None,
             trace=(),
             frames=(),
         )
 
 
-def held_against(
-    truth: GroundTruth, images: Tensor | None, labels: Tensor | None, frames: Sequence[Frame] = ()
-) -> Scores:
+def held_against(truth: GroundTruth, result: AttackResult) -> Scores:
     """Scores of what was rebuilt.
 
     Raises:
         ValueError: the reconstructions have another shape than the originals.
     """
-    scores = score_images(truth, images, labels)
-    return Scores(scores, score_labels(truth, labels), _of_frames(frames, scores, truth))
+    scores = score_images(truth, result.images, result.labels, own=result.own_images)
+    return Scores(scores, score_labels(truth, result.labels), _of_frames(result.frames, scores, truth))
 
 
 def _of_frames(frames: Sequence[Frame], scores: Sequence[ImageScore], truth: GroundTruth) -> list[list[float | None]]:

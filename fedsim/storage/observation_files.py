@@ -40,7 +40,7 @@ def save_observation(observation: Observation, folder: Path) -> None:
     if observation.auxiliary_probs is not None:
         tensors["auxiliary_probs"] = observation.auxiliary_probs
     if observation.image_prior is not None:
-        tensors |= {f"image_prior/{name}": tensor for name, tensor in vars(observation.image_prior).items()}
+        tensors |= {f"image_prior/{name}": tensor for name, tensor in observation.image_prior.tensors().items()}
     _write_tensors(tensors, folder / "update.safetensors")
     record = {
         "format": FORMAT,

@@ -49,8 +49,18 @@ def test_a_wrong_mixture_of_a_batch_becomes_the_mean(rng):
     assert torch.allclose(drawn.images.double(), observation.image_prior.mean[None], atol=1e-6)
 
 
-@pytest.mark.parametrize("defense", [[], [Half()], ["mjp"]])
-def test_where_errors_are_none_or_cannot_be_weighed_it_stays(defense, rng):
+@pytest.mark.parametrize("defense", [[], ["mjp"], ["mjp_jp"], ["fixed_pe"]])
+def test_what_explains_none_of_an_update_becomes_the_mean(defense, rng):
+    observation = seen(defense)
+    drawn = drawn_to_mean(observation, result(torch.rand(1, 3, 8, 8, generator=rng)))
+    assert torch.allclose(drawn.images.double(), observation.image_prior.mean[None], atol=1e-6)
+    right = result(digits(0, 1))
+    if defense in ([], ["fixed_pe"]):
+        assert drawn_to_mean(observation, right) is right
+
+
+@pytest.mark.parametrize("defense", [[Half()], ["sign"], ["precode"]])
+def test_where_errors_cannot_be_weighed_it_stays(defense, rng):
     given = result(torch.rand(1, 3, 8, 8, generator=rng))
     assert drawn_to_mean(seen(defense), given) is given
 

@@ -32,7 +32,7 @@ def observation(rng):
         num_classes=10,
         defenses=({"name": "secrecy", "_target_": "a.B"},),
         auxiliary_probs=torch.full((10,), 0.1, dtype=torch.float64),
-        image_prior=PublicPrior.of(torch.rand(4, 3, 8, 8)),
+        image_prior=PublicPrior.of(torch.rand(4, 3, 8, 8), torch.rand(4, 3, 8, 8)),
     )
 
 
@@ -46,7 +46,7 @@ def test_disk_round_trip(observation, tmp_path):
     for name, tensor in observation.gradient.items():
         assert torch.equal(back.gradient[name], tensor)
     assert torch.equal(back.auxiliary_probs, observation.auxiliary_probs)
-    for name, tensor in vars(observation.image_prior).items():
+    for name, tensor in observation.image_prior.tensors().items():
         assert torch.equal(getattr(back.image_prior, name), tensor)
     same = ("server_round", "client", "protocol", "roles", "image_shape", "mean", "std", "num_classes", "defenses")
     assert all(getattr(back, field) == getattr(observation, field) for field in same)

@@ -44,7 +44,7 @@ class FirstBlock(Attack):
             where all are near; None: never.
     """
 
-    needs = Needs(roles=("patch_weight", "qkv_weight"), auxiliary=True)
+    needs = Needs(roles=("patch_weight", "qkv_weight"), sizes=True, auxiliary=True)
     completes = True
 
     def __init__(self, starts: int = 40, steps: int = 30, levels: int | None = 255) -> None:

@@ -79,7 +79,8 @@ class MJPAdaptive(Attack):
         levels: the largest pixel value of pictures whose pixels are whole numbers; None: never round.
     """
 
-    needs = Needs(roles=("pos_embed", "patch_weight"), max_batch_size=1)
+    needs = Needs(roles=("pos_embed", "patch_weight"), max_batch_size=1, sizes=True, auxiliary=True)
+    completes = True
 
     def __init__(self, later: int = 0, levels: int | None = 255) -> None:
         require("attack.mjp_adaptive.later", later, later >= 0, "0 or more")

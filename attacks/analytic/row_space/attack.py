@@ -25,6 +25,7 @@ from attacks.analytic.row_space.subspace import Subspace, row_space
 from attacks.analytic.row_space.system import PatchSystem, Uncertainty, patch_system, uncertainty
 from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
 from attacks.certificate.linear import MARGIN, own_equations
+from fedsim.effects import MixesImages
 from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation
 
@@ -45,7 +46,7 @@ class RowSpace(Attack):
         levels: the largest pixel value of pictures whose pixels are whole numbers (255 for 8 bits); None: never round.
     """
 
-    needs = Needs(roles=("patch_weight", "qkv_weight"), auxiliary=True)
+    needs = Needs(roles=("patch_weight", "qkv_weight"), sizes=True, auxiliary=True)
     completes = True
 
     def __init__(self, later: int = 2, levels: int | None = 255) -> None:
@@ -65,6 +66,8 @@ class RowSpace(Attack):
         pixels = pixels_of(observation, spaces.norm)
         system = patch_system(spaces.norm, spaces.picture.basis, spaces.tokens)
         if examples_behind(observation) > 1:
+            if observation.effect(MixesImages) is not None:
+                raise NotApplicable("a batch of mixtures: a mixture of these is no image of the client's")
             return _mixture(observation, spaces, system, pixels)
 
         def later(short: bool) -> Readers | None:

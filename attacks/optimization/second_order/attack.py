@@ -9,7 +9,9 @@ from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate
 from attacks.optimization.second_order.search import LevenbergMarquardt
 from attacks.optimization.settings import Budget, Matching
-from fedsim.errors import require
+from fedsim.effects import SamplesFeatures
+from fedsim.errors import NotApplicable, require
+from fedsim.observation import Observation
 from fedsim.settings.grouped import grouped
 
 
@@ -36,6 +38,11 @@ class GaussNewton(GradientMatching):
         require(
             "priors", self.problem.terms, not self.problem.terms, "left out: its prior is image_mean, image_std, decay"
         )
+
+    def check(self, observation: Observation) -> None:
+        super().check(observation)
+        if observation.effect(SamplesFeatures) is not None:
+            raise NotApplicable("the client's model draws numbers of its own: its image alone does not give the update")
 
     def _reconstruction(self, problem: Problem, found: BestCandidate) -> Reconstruction:
         result = super()._reconstruction(problem, found)

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from clients.bounds import GaussianReference
+from fedsim.bounds.public_prior import PublicPrior
 from fedsim.errors import ConfigError, NotApplicable
 
 NOISE = ["defense=[gradient_noise]", "defense.gradient_noise.relative_norm=null", "defense.gradient_noise.std=0.02"]
@@ -17,6 +18,9 @@ def test_more_noise_leaves_less_and_more_releases_more(turns):
     assert quiet.values["white"] > 60
     assert loud.values["white"] == pytest.approx(-20 * math.log10(0.3), abs=1e-3), "the prior alone"
     assert float(quiet.rows[0][2].split()[0]) == pytest.approx(quiet.values["white"] + 20, abs=0.1)
+    held = turns(images=1)[0].runtime.data.auxiliary
+    left = PublicPrior.of(held.images(range(len(held)))).spectrum.square().mean()
+    assert loud.values["public"] == pytest.approx(-10 * math.log10(left), abs=1e-3), "what the public moments leave"
     assert "who knows more of them may pass it" in quiet.sentence
 
 

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from experiments.engine.guess import public_mean
+from experiments.engine.setup import prepare
 from fedsim.ground_truth import GroundTruth
 from fedsim.result import AttackResult
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
 from server.attack_queue.results import Job, ResultWriter
+from tests.support.federation import settings
 
 
 class Pictures:
@@ -71,3 +73,37 @@ def test_results_say_whether_the_attack_reads_the_gradient(command, tmp_path, se
     assert code == 0, err
     (line,) = (run / "attacks.jsonl").read_text().splitlines()
     assert json.loads(line)["baseline"] is baseline
+
+
+def seen_by_model(*overrides):
+    setup = prepare(settings("audit", "data=digits", "model=vit_nano", "attack=[patch_gradient]", *overrides))
+    return setup.factory()._image_prior
+
+
+def test_what_defenses_make_of_images_is_measured_on_public_ones():
+    plain = seen_by_model()
+    assert plain.own_share is None
+    jigsaw, hidden = (
+        seen_by_model("defense=[mjp_jp]", "defense.mjp_jp.ratio=0.3"),
+        seen_by_model("defense=[instahide]", "audit.batch_size=4"),
+    )
+    assert 0.4 < float(jigsaw.own_share) < 0.95
+    assert float(hidden.own_share) < 0.1
+    assert torch.equal(seen_by_model("defense=[mjp_jp]", "defense.mjp_jp.ratio=0.3").own_share, jigsaw.own_share)
+    assert torch.equal(jigsaw.mean, plain.mean)
+
+
+@pytest.mark.parametrize("chosen", ["[mjp]", "[gradient_noise]", "[precode]"])
+def test_where_no_image_or_its_place_is_changed_nothing_is_measured(chosen):
+    assert seen_by_model(f"defense={chosen}").own_share is None
+
+
+def test_a_transformed_image_is_rebuilt_as_seen_and_guessed_at_as_held(command, tmp_path):
+    run = tmp_path / "run"
+    fixed = ["data=digits", "model=vit_nano", "audit.num_images=6", "simulation=inline", "attack=[patch_gradient]"]
+    code, _, err = command("fedsim-audit", *fixed, "defense=[mjp_spp]", "defense.mjp_spp.ratio=0.5", f"run_dir={run}")
+    assert code == 0, err
+    images = [json.loads(line)["images"][0] for line in (run / "attacks.jsonl").read_text().splitlines()]
+    assert min(one["psnr"] for one in images) > 100
+    mean = [sum(10 ** (-one[name] / 10) for one in images) for name in ("private_psnr", "guess_psnr")]
+    assert mean[0] < 1.05 * mean[1], "what it takes for the client's own is no worse than a guess"

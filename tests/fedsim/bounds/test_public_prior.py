@@ -1,5 +1,6 @@
 import pytest
 import torch
+from sklearn.linear_model import LinearRegression
 
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.bounds.references import prior_precision
@@ -54,6 +55,27 @@ def test_the_white_one_knows_the_same_of_a_pixel_and_nothing_of_its_neighbours(i
     covariance = torch.linalg.inv(prior_precision(prior.white(), (3, 6, 6)))
     assert torch.allclose(covariance, torch.eye(108, dtype=torch.float64) * covariance[0, 0], atol=1e-12)
     assert float(covariance[0, 0]) == pytest.approx(float(prior.spectrum.square().mean()))
+
+
+def test_own_images_are_the_linear_regression_on_what_is_seen(images, rng):
+    seen = (0.5 * images.flip(-1) + 0.5 * images.roll(1, dims=0) + 0.1).clamp(0.0, 1.0)
+    prior = PublicPrior.of(images, seen)
+    centred = [(each - each.mean(dim=0)).flatten().numpy() for each in (seen, images)]
+    expected = LinearRegression(fit_intercept=False).fit(centred[0][:, None], centred[1]).coef_[0]
+    assert float(prior.own_share) == pytest.approx(expected, abs=5e-3)
+    errors = [float((guess - images).square().mean()) for guess in (seen, prior.own_images(seen), prior.mean[None])]
+    assert errors[1] < min(errors[0], errors[2])
+
+
+def test_images_that_are_seen_as_they_are_stay(images):
+    assert PublicPrior.of(images).own_images(images) is None
+    kept = PublicPrior.of(images.clamp(0.0, 1.0), images.clamp(0.0, 1.0))
+    assert torch.allclose(kept.own_images(images), images)
+
+
+def test_what_is_seen_of_others_tells_nothing(images, rng):
+    prior = PublicPrior.of(images, torch.rand(images.shape, generator=rng, dtype=torch.float64))
+    assert float(prior.own_share) < 0.02
 
 
 def test_without_an_image_it_is_refused():

@@ -30,6 +30,16 @@ def test_an_exact_result_in_another_order(truth: GroundTruth) -> None:
     assert labels.share == 1.0
 
 
+def test_a_client_s_own_images_are_held_against_what_is_taken_for_them(truth: GroundTruth) -> None:
+    own = 1.0 - truth.images
+    changed = GroundTruth(truth.images, truth.labels, truth.ids, own)
+    for taken, close in ((None, False), (own, True)):
+        scores = score(changed, truth.images, None, own=taken)
+        assert [row.psnr for row in scores] == [PSNR_CAP] * 3
+        assert [row.private_psnr == PSNR_CAP for row in scores] == [close] * 3
+    assert score(truth, truth.images, None, own=own)[0].private_psnr == PSNR_CAP, "nothing was changed"
+
+
 def test_labels_alone(truth: GroundTruth) -> None:
     scores = score(truth, None, torch.tensor([1, 2]))
     assert [row.psnr for row in scores] == [None] * 3
