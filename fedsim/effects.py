@@ -132,6 +132,13 @@ class MasksPositions(Effect):
 
 
 @dataclass(frozen=True)
+class ForgetsPositions(Effect):
+    """The model adds no position to its patches: every order of them has the same update."""
+
+    KEEPS = ("images", "gradient", "equations", "head")
+
+
+@dataclass(frozen=True)
 class AddsPositions(Effect):
     """Tokens take a second embedding of their position besides.
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from defenses.base import Defense
-from fedsim.effects import Effect, Withholds
+from fedsim.effects import Effect, ForgetsPositions, Withholds
 from fedsim.errors import ConfigError
 from fedsim.models.roles import ViTRoles, find_roles
 from fedsim.models.zoo.april import sincos_position_embedding
@@ -85,7 +85,7 @@ class NoPositionEmbedding(Defense):
         return True
 
     def effects(self) -> tuple[Effect, ...]:
-        return (Withholds(),)
+        return (ForgetsPositions(),)
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         embedding, roles = _position_embedding(model, "no_pe")

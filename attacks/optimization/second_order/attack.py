@@ -9,7 +9,8 @@ from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate
 from attacks.optimization.second_order.search import LevenbergMarquardt
 from attacks.optimization.settings import Budget, Matching
-from fedsim.effects import SamplesFeatures
+from attacks.patch_order import expected_image
+from fedsim.effects import ForgetsPositions, SamplesFeatures
 from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation
 from fedsim.settings.grouped import grouped
@@ -46,6 +47,12 @@ class GaussNewton(GradientMatching):
 
     def _reconstruction(self, problem: Problem, found: BestCandidate) -> Reconstruction:
         result = super()._reconstruction(problem, found)
+        if (
+            problem.observation.effect(ForgetsPositions) is not None
+            and result.images is not None
+            and problem.count == 1
+        ):
+            return replace(result, images=expected_image(problem.observation, result.images))
         if not found.values["explained"]:
             return result
         reason = "it explains what was shared up to the errors of what was shared"

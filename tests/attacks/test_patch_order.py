@@ -1,0 +1,59 @@
+"""Places of patches, against a sum over all orders."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+import fedsim
+from attacks.patch_order import expected_places
+from fedsim.bounds.public_prior import PublicPrior
+from fedsim.models import Architecture, ModelSpec
+
+
+def by_hand(patches, means, covariances):
+    """P(place n holds patch p) by the likelihood of each of n! orders."""
+    gaussians = [torch.distributions.MultivariateNormal(m, c) for m, c in zip(means, covariances, strict=True)]
+    each = torch.stack([gaussian.log_prob(patches) for gaussian in gaussians])
+    n, found = len(patches), torch.zeros(len(patches), len(patches), dtype=torch.float64)
+    orders = list(itertools.permutations(range(n)))
+    weights = torch.stack([sum(each[place, patch] for place, patch in enumerate(order)) for order in orders]).softmax(0)
+    for order, weight in zip(orders, weights, strict=True):
+        found[range(n), order] += weight
+    return found
+
+
+def problem(rng, spread, n=5, pixels=3):
+    means = spread * torch.randn(n, pixels, generator=rng, dtype=torch.float64)
+    root = torch.randn(n, pixels, pixels, generator=rng, dtype=torch.float64)
+    covariances = root @ root.mT + 0.1 * torch.eye(pixels, dtype=torch.float64)
+    noise = torch.randn(n, pixels, 1, generator=rng, dtype=torch.float64)
+    return (means + (root @ noise)[..., 0])[torch.randperm(n, generator=rng)], means, covariances
+
+
+@pytest.mark.parametrize(("spread", "off"), [(0.0, 0.2), (1.0, 0.2), (30.0, 1e-6)])
+def test_places_are_as_likely_as_the_sum_over_all_orders_says(rng, spread, off):
+    given = problem(rng, spread)
+    found, expected = expected_places(*given), by_hand(*given)
+    assert torch.allclose(found.sum(0), torch.ones(5, dtype=torch.float64), atol=1e-6)
+    assert torch.allclose(found.sum(1), torch.ones(5, dtype=torch.float64), atol=1e-6)
+    assert float((found - expected).abs().max()) < off
+
+
+def test_places_that_are_alike_hold_each_patch_as_often(rng):
+    patches = torch.randn(4, 3, generator=rng, dtype=torch.float64)
+    same = torch.zeros(4, 3, dtype=torch.float64), torch.eye(3, dtype=torch.float64).expand(4, 3, 3)
+    assert torch.allclose(expected_places(patches, *same), torch.full((4, 4), 0.25, dtype=torch.float64))
+
+
+def test_an_image_of_which_the_model_forgets_the_order_is_its_mean_over_orders():
+    digits = (torch.from_numpy(load_digits().images / 16).float()[:, None]).expand(-1, 3, -1, -1)
+    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
+    seen = fedsim.observe(vit, digits[3:4], [3], defense=["no_pe"], seed=0)
+    seen = replace(seen, image_prior=PublicPrior.of(digits[1000:1300]))
+    result = fedsim.attack("gauss_newton", seen, steps=3, starts=["mean"], frames=0)
+    assert not result.certified
+    errors = [float((guess - digits[3:4]).square().mean()) for guess in (result.images, seen.image_prior.mean[None])]
+    assert errors[0] < 1.3 * errors[1], "no patch is put where public images never have it"
