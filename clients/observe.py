@@ -95,6 +95,7 @@ def observe(
     defended = replace(architecture, wrappers=(chain,), seed=drawn, finetune=recipe)
     settings.check_optimizer()
     runtime = ClientRuntime(config, given=defended)
+    recipe.check(runtime.model, architecture.image_shape)
     chain.check(Plan(runtime.model, plain(settings), {}, chain.defenses))
     state: State = {name: tensor.detach().cpu().clone() for name, tensor in runtime.model.state_dict().items()}
     try:

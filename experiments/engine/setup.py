@@ -142,6 +142,7 @@ def prepare(given: JobConfig | Mapping[str, Any]) -> Setup:
     architecture = Architecture(build_spec(config.model, data), (defenses,), architecture_seed(config.seed), finetune)
     model = architecture.build()
     strategy = config.strategy if isinstance(config, FederatedConfig) else {}
+    finetune.check(model, (3, side, side))
     defenses.check(Plan(model, plain(config.client), strategy, defenses.defenses))
     wants_auxiliary = any(attack.needs.auxiliary for attack in attacks.values())
     costs = tuple(float(attack.cost) for attack in attacks.values())

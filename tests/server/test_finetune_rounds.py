@@ -89,18 +89,8 @@ def test_what_was_observed_is_whole(exchanged):
 
 
 def test_a_seed_gives_the_same_bits(exchanged, command, tmp_path):
-    folder, _, _ = exchanged(
-        "strategy=fedavg", "client.local_steps=2", "finetune=last_k", "attack=[]", "observe.every=0"
-    )
-    command(
-        "fedsim",
-        f"run_dir={tmp_path / 'again'}",
-        *SMALL,
-        *FEW,
-        "strategy=fedavg",
-        "client.local_steps=2",
-        "finetune=last_k",
-        "attack=[]",
-    )
+    settings = ("strategy=fedavg", "client.local_steps=2", "finetune=lora", "attack=[]", "observe.every=0")
+    folder, _, _ = exchanged(*settings)
+    command("fedsim", f"run_dir={tmp_path / 'again'}", *SMALL, *FEW, *settings)
     name = "checkpoints/round-00002.safetensors"
     assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes()

@@ -1,9 +1,11 @@
 """What every recipe of fine-tuning is: which parameters are trained, and what is put into the model for it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from fedsim.errors import ConfigError
@@ -36,9 +38,7 @@ class Finetune:
         raise NotImplementedError
 
     def insert(self, model: nn.Module, seed: int) -> set[str]:
-        """Put in what is trained besides; the names of its trained parameters.
-
-        At first it changes no output. Names of what was there before stay.
+        """Put in what is trained besides; the names of its trained parameters. What was there keeps its names.
 
         Args:
             seed: of what is drawn; public, as the model's own.
@@ -53,6 +53,22 @@ class Finetune:
             if name not in trained:
                 parameter.requires_grad_(False)
         return model
+
+    def hosts(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Modules whose forward pass reads what was put in, by name."""
+        return {}
+
+    def check(self, model: nn.Module, image_shape: Sequence[int]) -> None:
+        """Refuse a prepared model that goes past what was put in: it would train without.
+
+        Raises:
+            ConfigError: naming a module that the model reads in another way than by calling it.
+        """
+        hosts = self.hosts(model)
+        called = _called(model, hosts, image_shape) if hosts else set()
+        if missed := [name for name in hosts if name not in called]:
+            expected = f"a model that calls its modules: {type(model).__name__} goes past {missed[0]}"
+            raise ConfigError("finetune", self.NAME, expected)
 
     def resting(self, model: nn.Module) -> dict[str, Tensor]:
         """The frozen parameters of a prepared model: everybody has them, no message carries them."""
@@ -113,6 +129,27 @@ def recorded_finetune(record: Mapping[str, Any] | None) -> Finetune:
         expected = "a recorded recipe must be a loaded subclass of Finetune; import yours first"
         raise ConfigError("observation", record.get("_target_"), expected)
     return kind(**{key: value for key, value in record.items() if key != "_target_"})
+
+
+def _called(model: nn.Module, hosts: Mapping[str, nn.Module], image_shape: Sequence[int]) -> set[str]:
+    """Those that a forward pass calls; modes stay as they are."""
+    called: set[str] = set()
+
+    def note(name: str, *_: object) -> None:
+        called.add(name)
+
+    hooks = [one.register_forward_pre_hook(partial(note, name)) for name, one in hosts.items()]
+    modes = {one: one.training for one in model.modules()}
+    like = next(model.parameters())
+    try:
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, *image_shape, dtype=like.dtype, device=like.device))
+    finally:
+        for one, mode in modes.items():
+            one.training = mode
+        for hook in hooks:
+            hook.remove()
+    return called
 
 
 def _target(kind: type[Finetune]) -> str:
