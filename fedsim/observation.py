@@ -276,13 +276,17 @@ class Observation:
             NotApplicable: it was withheld, or is not finite.
         """
         gradient = self.gradient.get(name)
-        if gradient is None and name not in self.update.withheld and not self.finetune.whole:
-            raise NotApplicable(f"{name} is not trained (finetune={self.finetune.NAME}), so it has no gradient")
         if gradient is None:
-            raise NotApplicable(f"{name}'s gradient is withheld by {self.update.withheld.get(name, 'the client')}")
+            raise NotApplicable(self.why_absent(name))
         if not bool(gradient.isfinite().all()):
             raise NotApplicable(f"{name}'s gradient is not finite")
         return gradient
+
+    def why_absent(self, name: str) -> str:
+        """Why the gradient of this parameter was not shared."""
+        if name not in self.update.withheld and not self.finetune.whole:
+            return f"{name} is not trained (finetune={self.finetune.NAME}), so it has no gradient"
+        return f"{name}'s gradient is withheld by {self.update.withheld.get(name, 'the client')}"
 
     @property
     def finetune(self) -> Finetune:
