@@ -177,6 +177,7 @@ def fingerprint(
             repr(o.defenses),
             repr(o.architecture.spec),
             o.architecture.seed,
+            repr(o.finetune),
         ]
         for o in observations
     ]

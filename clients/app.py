@@ -19,10 +19,11 @@ from fedsim.data import FederatedData, ImageSet
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.metrics.accuracy import evaluate
 from fedsim.models import Architecture, Normaliser, OwnArchitecture, architecture_seed
+from fedsim.models.finetune import Finetune
 from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
 from fedsim.settings.commands import LocalConfig, config_of
-from fedsim.settings.composition import build_data, build_spec, image_side
+from fedsim.settings.composition import build_data, build_finetune, build_spec, image_side
 from fedsim.update import State, Update
 from fedsim.wire.contents import array_records, config_records
 from fedsim.wire.records import (
@@ -87,12 +88,22 @@ class ClientRuntime:
     def _architecture(self, defenses: DefenseChain) -> Architecture:
         if self._given is not None:
             return replace(self._given, wrappers=(defenses,))
-        return Architecture(build_spec(self.config.model, self.data), (defenses,), architecture_seed(self.seed))
+        spec = build_spec(self.config.model, self.data)
+        return Architecture(spec, (defenses,), architecture_seed(self.seed), self._finetune)
 
     @cached_property
     def _tensors(self) -> State:
         """The model's own memory, by name; a walk through its modules for each client would cost more than loading."""
         return self.model.state_dict(keep_vars=True)
+
+    @cached_property
+    def _resting(self) -> frozenset[str]:
+        """Parameters that the state may lack: they are as they were built."""
+        return frozenset(self._finetune.resting(self.model))
+
+    @property
+    def _finetune(self) -> Finetune:
+        return build_finetune(self.config.finetune) if self._given is None else self._given.finetune
 
     @cached_property
     def device(self) -> torch.device:
@@ -124,7 +135,8 @@ class ClientRuntime:
         """
         with torch.no_grad():
             for name, tensor in self._tensors.items():
-                tensor.copy_(state[name])
+                if name in state or name not in self._resting:
+                    tensor.copy_(state[name])
 
     def train(
         self,

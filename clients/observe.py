@@ -1,6 +1,7 @@
 """`fedsim.observe`: what a client would share of given images, as the server sees it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,9 +12,10 @@ from defenses.base import Plan
 from defenses.named import Named, chain_of
 from fedsim.data.tensors import TensorImages
 from fedsim.errors import ConfigError
-from fedsim.models import OwnArchitecture, own_architecture
+from fedsim.models import architecture_seed, own_architecture
 from fedsim.observation import Observation
 from fedsim.settings.commands import LocalConfig
+from fedsim.settings.composition import NamedFinetune, finetune_of
 from fedsim.settings.groups import ClientSettings
 from fedsim.settings.schema import parse, plain
 from fedsim.update import State
@@ -27,6 +29,7 @@ def observe(
     labels: Tensor | Sequence[int],
     *,
     defense: Named | Sequence[Named] = (),
+    finetune: NamedFinetune = "full",
     share: str = "gradient",
     batch_size: int | None = None,
     local_epochs: int = 1,
@@ -51,6 +54,8 @@ def observe(
         images: [n,c,h,w] in [0, 1].
         labels: [n] classes.
         defense: names of `conf/defense`, with settings as `{"mjp": {"ratio": 0.3}}`, or objects of your own.
+        finetune: what is trained and shared: a name of `conf/finetune`, `{"lora": {"rank": 4}}`, or an object of your
+            own; the rest stays as the model has it.
         share: `gradient` of one batch, or after local steps the `delta` of the weights or the `weights`.
         batch_size: images a step; None: all of them.
         local_epochs, local_steps: passes over the images, or a fixed number of steps (delta and weights).
@@ -86,9 +91,11 @@ def observe(
     )
     chain, described = chain_of(defense)
     config = LocalConfig(client=settings, seed=seed, defense=described, data={}, model={})
-    defended = OwnArchitecture(architecture.spec, (chain,), module=architecture.module)
+    recipe, drawn = finetune_of(finetune), architecture_seed(seed)
+    defended = replace(architecture, wrappers=(chain,), seed=drawn, finetune=recipe)
     settings.check_optimizer()
     runtime = ClientRuntime(config, given=defended)
+    recipe.check(runtime.model, architecture.image_shape)
     chain.check(Plan(runtime.model, plain(settings), {}, chain.defenses))
     state: State = {name: tensor.detach().cpu().clone() for name, tensor in runtime.model.state_dict().items()}
     try:

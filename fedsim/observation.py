@@ -21,6 +21,7 @@ from fedsim.models import (
     own_architecture,
     recover_statistics,
 )
+from fedsim.models.finetune import Finetune
 from fedsim.models.roles import STATED
 from fedsim.update import LocalProtocol, State, Update
 
@@ -164,7 +165,8 @@ class Observation:
         recorded = {role: getattr(loaded.roles, role) for role in STATED}
         stated = {role: name for role, name in recorded.items() if name in parameters and name != getattr(usual, role)}
         about = loaded.image_shape, loaded.num_classes, loaded.mean, loaded.std
-        architecture = own_architecture(model, *about, stated or None)
+        own, made = own_architecture(model, *about, stated or None), loaded.architecture
+        architecture = replace(own, seed=made.seed, finetune=made.finetune)
         state = architecture.build().state_dict()
         strange = [] if loaded.defenses else sorted(loaded.global_state.keys() ^ state.keys())  # they change the model
         shared = loaded.global_state.keys() & state.keys()
@@ -275,10 +277,21 @@ class Observation:
         """
         gradient = self.gradient.get(name)
         if gradient is None:
-            raise NotApplicable(f"{name}'s gradient is withheld by {self.update.withheld.get(name, 'the client')}")
+            raise NotApplicable(self.why_absent(name))
         if not bool(gradient.isfinite().all()):
             raise NotApplicable(f"{name}'s gradient is not finite")
         return gradient
+
+    def why_absent(self, name: str) -> str:
+        """Why the gradient of this parameter was not shared."""
+        if name not in self.update.withheld and not self.finetune.whole:
+            return f"{name} is not trained (finetune={self.finetune.NAME}), so it has no gradient"
+        return f"{name}'s gradient is withheld by {self.update.withheld.get(name, 'the client')}"
+
+    @property
+    def finetune(self) -> Finetune:
+        """What of the model clients train and share."""
+        return self.architecture.finetune
 
     def build_model(self) -> nn.Module:
         """The client's model in the state that the server had sent it."""

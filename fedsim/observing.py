@@ -25,6 +25,8 @@ class ObservationFactory:
         image_prior: PublicPrior | None = None,
     ) -> None:
         self._architecture = architecture
+        # Copies: the model may be trained, or written into while attacks read.
+        self._resting = {n: p.cpu().clone() for n, p in architecture.finetune.resting(model).items()}
         self._roles = find_roles(model)
         self._mean, self._std = normalisation(model)
         self._image_shape = image_shape
@@ -42,10 +44,15 @@ class ObservationFactory:
         auxiliary_probs: Tensor | None,
         summed: int = 1,
     ) -> Observation:
+        """An observation of that update.
+
+        Args:
+            state: the global one as it travels: parameters that are not trained may be missing.
+        """
         return Observation(
             server_round=server_round,
             client=client,
-            global_state=state,
+            global_state={**self._resting, **state},
             update=update,
             protocol=protocol,
             architecture=self._architecture,

@@ -48,6 +48,7 @@ class ServerPlan:
 
     Attributes:
         strategy: any Flower strategy that averages what clients share.
+        resting: parameters that are not trained, as clients have them: no message carries these.
         shares_gradients: the strategy takes gradients itself (FedSGD), not whole weights.
         rules: what every honest reply is like.
         evaluate_every: rounds between central evaluations; the last round is always evaluated.
@@ -65,6 +66,7 @@ class ServerPlan:
 
     model: nn.Module
     strategy: Strategy
+    resting: State
     shares_gradients: bool
     rules: ReplyRules
     num_rounds: int
@@ -145,7 +147,7 @@ def run_rounds(plan: ServerPlan, rounds: Rounds, grid: Grid) -> None:
     start = plan.start
     after_round = _AfterRound(plan, rounds, start.seconds if start is not None else 0.0)
     if start is None:
-        arrays = to_arrays(plan.model.state_dict())
+        arrays = to_arrays({n: t for n, t in plan.model.state_dict().items() if n not in plan.resting})
         after_round(0, arrays)
     else:
         arrays = start.arrays
@@ -197,7 +199,7 @@ class _AuxiliaryProbs:
         plan = self._plan
         if plan.auxiliary is None or len(plan.auxiliary) == 0:
             return None
-        plan.model.load_state_dict(state)
+        plan.model.load_state_dict({**plan.resting, **state})
         with seeded_globals(plan.seed, "auxiliary"):
             return mean_softmax(plan.model, plan.auxiliary, plan.normalise, plan.training_mode)
 
@@ -226,13 +228,13 @@ class _AfterRound:
         metrics: dict[str, Any] = {**record.metrics}
         before = time.perf_counter()
         if last or (plan.evaluate_every > 0 and server_round % plan.evaluate_every == 0):
-            plan.model.load_state_dict(from_arrays(arrays))
+            plan.model.load_state_dict({**plan.resting, **from_arrays(arrays)})
             scores = evaluate(plan.model, plan.test, plan.normalise)
             metrics |= {"accuracy": scores.accuracy, "loss": scores.loss}
         seconds = {**record.seconds, "evaluate": time.perf_counter() - before}
         if last or (plan.checkpoint_every > 0 and server_round % plan.checkpoint_every == 0):
             note = (REDRAWN, plan.checkpoint_mark) if plan.checkpoint_mark else None
-            plan.folder.save_checkpoint(from_arrays(arrays), server_round, note=note)
+            plan.folder.save_checkpoint({**plan.resting, **from_arrays(arrays)}, server_round, note=note)
         failures = [{"client": f["client"], "error": f["error"]} for f in record.failures]
         plan.folder.append("metrics", {"round": server_round, **metrics, "failures": failures})
         with self._rounds.attacks.running():

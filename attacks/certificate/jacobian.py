@@ -36,8 +36,8 @@ MAX_BEND = 0.5
 def jacobian_bound(observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
     """‖x̂ - x‖ <= (‖W r(x̂)‖ + ‖W δ‖) / σ_min(W J), W each tensor's 1/‖f*‖, δ the client's rounding (float64).
 
-    For one gradient that no defense changed; None otherwise, for more than `MAX_PIXELS` pixels, and where J bends too
-    much over that distance.
+    For one gradient that no defense changed; None otherwise, for more than `MAX_PIXELS` pixels, for fewer shared
+    numbers than pixels, and where J bends too much over that distance.
     """
     changed = not observation.keeps("gradient")
     if observation.update.kind != "gradient" or changed or result.images is None or result.labels is None:
@@ -48,6 +48,8 @@ def jacobian_bound(observation: Observation, result: Reconstruction, again: Obse
     shared = _sampled(observation.gradient, strides)
     gradient_of = _gradient(observation, result.labels, shared, strides)
     x = observation.normalised(result.images.cpu()).flatten()
+    if sum(tensor.numel() for tensor in shared.values()) < len(x):
+        return None
     target = torch.cat([tensor.cpu() / _norm(tensor) for tensor in shared.values()])
     with sdpa_kernel(SDPBackend.MATH):
         J = jacobian(gradient_of, x)

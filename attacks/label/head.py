@@ -23,8 +23,7 @@ def shared(observation: Observation, part: str) -> Float[Tensor, "..."]:
         raise NotApplicable(f"the head has no {part}")
     gradient = head_gradient(observation.gradient, names)
     if gradient is None:
-        by = observation.update.withheld.get(names[0], "the client")
-        raise NotApplicable(f"{names[0]}'s gradient is withheld by {by}")
+        raise NotApplicable(observation.why_absent(names[0]))
     if not bool(gradient.isfinite().all()):
         raise NotApplicable(f"{names[0]}'s gradient is not finite")
     return gradient.cpu()

@@ -37,6 +37,8 @@ class Circumstances:
 
     @classmethod
     def of(cls, observation: Observation) -> "Circumstances":
+        finetune = observation.finetune
+        part = {} if finetune.whole else {"finetune": finetune.to_record()}  # checkpoints of before have none
         found = {
             "tensors": {name: list(tensor.shape) for name, tensor in sorted(observation.update.tensors.items())},
             "kind": observation.update.kind,
@@ -44,7 +46,7 @@ class Circumstances:
             "summed": observation.summed,
             "protocol": observation.protocol.to_dict(),
             "defenses": list(observation.defenses),
-            "model": observation.architecture.spec.to_dict(),
+            "model": observation.architecture.spec.to_dict() | part,
             "image_shape": list(observation.image_shape),
             "weights": digest(observation.global_state),
         }

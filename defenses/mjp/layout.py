@@ -57,7 +57,10 @@ def position_embedding(model: nn.Module) -> nn.Parameter:
     """
     roles, parameters = find_roles(model), dict(model.named_parameters())
     embedding = parameters.get(POSITION)
-    if embedding is None or not embedding.requires_grad or roles.grid is None:
+    if embedding is not None and not embedding.requires_grad:
+        expected = "a position embedding that is trained: here it is frozen, as finetune= or another defense has it"
+        raise ConfigError("defense", "mjp", f"{expected}; mjp_jp (embedding=own dal=none) needs none")
+    if embedding is None or roles.grid is None:
         expected = f"a model with a learnable absolute position embedding, {type(model).__name__} has none here"
         raise ConfigError("defense", "mjp", f"{expected}; mjp_jp (embedding=own dal=none) needs none")
     prefix = embedding.shape[1] - roles.grid[0] * roles.grid[1]

@@ -63,7 +63,9 @@ class WithholdPositionEmbedding(Defense):
         return (Withholds(),)
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        _, roles = _position_embedding(model, "withhold_pe")
+        embedding, roles = _position_embedding(model, "withhold_pe")
+        if not embedding.requires_grad:
+            raise ConfigError("defense", "withhold_pe", "a position embedding that is trained: here it is frozen")
         self._name = roles.pos_embed
         return model
 

@@ -56,12 +56,15 @@ class Withhold(Defense):
             )
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        """Raises ConfigError where a pattern matches nothing, or nothing is left to share."""
+        """Raises ConfigError where a pattern matches nothing, nothing of it is trained, or nothing is left to share."""
         trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         persistent = model.state_dict().keys()
         buffers = [name for name, b in model.named_buffers() if b.is_floating_point() and name in persistent]
         every = [*(name for name, _ in model.named_parameters()), *buffers]
         self._names = frozenset(matching(self.patterns, every, parameters_by_role(find_roles(model))))
+        if not self._names & {*trainable, *buffers}:
+            expected = "something that is trained: of these nothing is shared as it is"
+            raise ConfigError("defense.withhold.patterns", list(self.patterns), expected)
         if not trainable - self._names:
             raise ConfigError("defense.withhold.patterns", list(self.patterns), "fewer: no parameter is left to share")
         if self.mode == "frozen":

@@ -13,6 +13,7 @@ PURPOSES = {
     "data": "where the images come from",
     "partition": "how they are divided among clients",
     "model": "what is trained, and attacked",
+    "finetune": "which parameters are trained and shared",
     "strategy": "how the server aggregates",
     "defense": "what clients do to their updates",
     "attack": "what the curious server tries",

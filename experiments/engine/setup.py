@@ -31,7 +31,7 @@ from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
 from fedsim.report.wording import count
 from fedsim.settings.commands import FederatedConfig, JobConfig, config_of
-from fedsim.settings.composition import build_data, build_spec, image_side
+from fedsim.settings.composition import build_data, build_finetune, build_spec, image_side
 from fedsim.settings.knowledge import without_knowledge
 from fedsim.settings.schema import plain
 from fedsim.simulation.placement import anywhere
@@ -143,9 +143,11 @@ def prepare(given: JobConfig | Mapping[str, Any]) -> Setup:
     if isinstance(config, FederatedConfig) and len(data.test) == 0:
         fraction = config.data.get("test_fraction")
         raise ConfigError("data.test_fraction", fraction, "enough for one test picture: the server evaluates on them")
-    architecture = Architecture(build_spec(config.model, data), (defenses,), architecture_seed(config.seed))
+    finetune = build_finetune(config.finetune)
+    architecture = Architecture(build_spec(config.model, data), (defenses,), architecture_seed(config.seed), finetune)
     model = architecture.build()
     strategy = config.strategy if isinstance(config, FederatedConfig) else {}
+    finetune.check(model, (3, side, side))
     defenses.check(Plan(model, plain(config.client), strategy, defenses.defenses))
     wants_auxiliary = any(attack.needs.auxiliary for attack in attacks.values())
     costs = tuple(float(attack.cost) for attack in attacks.values())
@@ -184,6 +186,8 @@ def _comparable(text: str) -> dict[str, Any]:
         config["audit"].pop("victims", None)
     if not config.get("bound"):  # folders of before there were any have no such key
         config.pop("bound", None)
+    if build_finetune(config.get("finetune") or {}).whole:  # as with folders of before there was a choice
+        config.pop("finetune", None)
     kept = {key: value for key, value in config.items() if key not in ("run_dir", "simulation", "ray", "tracker")}
     attacks = {name: without_knowledge(settings) for name, settings in (config.get("attack") or {}).items()}
     return kept | {"attack": attacks, "simulation": bits_of(config.get("simulation") or {})}

@@ -19,7 +19,7 @@ from fedsim.settings.knowledge import read_knowledge, without_knowledge
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
-SHARED = ("seed", "client", "ray", "data", "model", "defense", "tracker", "simulation")
+SHARED = ("seed", "client", "ray", "data", "model", "finetune", "defense", "tracker", "simulation")
 TRAINING = ("num_clients", "num_rounds", "partition", "strategy", "evaluate_every", "checkpoint_every", "round_timeout")
 
 

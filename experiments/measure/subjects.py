@@ -19,7 +19,7 @@ from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, Normaliser, ViTRoles, architecture_seed, find_roles, load_checkpoint
 from fedsim.settings.commands import MeasureConfig
-from fedsim.settings.composition import Config, build_source, build_spec, image_side
+from fedsim.settings.composition import Config, build_finetune, build_source, build_spec, image_side
 
 HOUSEKEEPING = (
     "run_dir",
@@ -188,7 +188,8 @@ def _load(name: str, origin: Origin, data: Config, shelf: PictureShelf, device: 
         expected = f"data of at most {spec.num_classes} classes, as many as {name} tells apart"
         raise ConfigError("data", f"{len(images.class_names)} classes", expected)
     defenses = build_chain(run.get("defense"))
-    model = Architecture(spec, (defenses,), architecture_seed(run["seed"])).build()
+    finetune = build_finetune(run.get("finetune") or {})
+    model = Architecture(spec, (defenses,), architecture_seed(run["seed"]), finetune).build()
     if origin.weights is not None:
         # After the defenses: they add parameters of their own.
         _read(model, origin.weights, "model.checkpoint" if origin.folder is None else "runs")

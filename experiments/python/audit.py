@@ -27,12 +27,13 @@ from experiments.python.load_config import load_config
 from experiments.python.results import attack_table, read_results
 from fedsim.data.own import Own, OwnData, own_data
 from fedsim.errors import ConfigError
-from fedsim.models import Normaliser, OwnArchitecture, own_architecture
+from fedsim.models import Normaliser, OwnArchitecture, architecture_seed, own_architecture
 from fedsim.report.render import build_comparison, build_report
 from fedsim.report.run.read import read_run
 from fedsim.report.run.verdict import verdict
 from fedsim.result import AttackResult
 from fedsim.settings.commands import AuditConfig
+from fedsim.settings.composition import NamedFinetune, finetune_of
 from fedsim.settings.options import option
 from fedsim.settings.schema import parse, plain
 from fedsim.storage.json_lines import rows
@@ -100,6 +101,7 @@ def audit(
     defenses: Sequence[Named | Sequence[Named]] = ((),),
     *,
     bounds: Options = (),
+    finetune: NamedFinetune = "full",
     num_images: int = 16,
     batch_size: int = 1,
     select: Literal["random", "first"] = "random",
@@ -122,6 +124,7 @@ def audit(
         defenses: one run for each entry, which is a name, `{name: settings}`, an object, or several of these;
             `()` is no defense.
         bounds: names of `conf/bound`, with settings as attacks have them: what stands beside the attacks' results.
+        finetune: what clients train and share, as for `fedsim.observe`.
         num_images, batch_size: how many images, and how many in one update.
         share, local_steps, lr: what clients share, as for `fedsim.observe`.
         image_shape: (channels, height, width); None: timm's model says it, or the first image does.
@@ -139,7 +142,8 @@ def audit(
     [4.0, 1.0]
     """
     shape = image_shape if image_shape is not None else _first_shape(model, dataset)
-    architecture = own_architecture(model, shape, None, mean, std, roles)
+    own = own_architecture(model, shape, None, mean, std, roles)
+    architecture = replace(own, seed=architecture_seed(seed), finetune=finetune_of(finetune))
     data = own_data(dataset, architecture.image_shape, architecture.spec.num_classes, num_images, select, seed)
     if share == "gradient" and local_steps is not None:
         raise ConfigError(
@@ -231,10 +235,12 @@ def _setup(config: AuditConfig, chosen: Named | Sequence[Named], architecture: O
     # What the record and the report name: the module and the data set are nobody's by name.
     named = {**config.model, "name": architecture.spec.name, "num_classes": architecture.spec.num_classes}
     digested = {"_target_": "fedsim.data.own.OwnData", "digest": _digest(architecture, data, chain)}
-    own = replace(config, defense=described, model=named, data=digested)
+    recipe = architecture.finetune.to_record()
+    own = replace(config, defense=described, model=named, data=digested, finetune=recipe)
     own.client.check_optimizer()
-    defended = OwnArchitecture(architecture.spec, (chain,), module=architecture.module)
+    defended = replace(architecture, wrappers=(chain,))
     model = defended.build()
+    defended.finetune.check(model, defended.image_shape)
     chain.check(Plan(model, plain(own.client), {}, chain.defenses))
     attacks: list[Attack] = [build_attack(name, settings) for name, settings in own.attack.items()]
     for name, settings in own.attack.items():

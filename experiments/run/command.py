@@ -258,6 +258,7 @@ class _Run:
         plan = ServerPlan(
             model=setup.model,
             strategy=strategy,
+            resting=setup.architecture.finetune.resting(setup.model),
             shares_gradients=takes_gradients(config.strategy),
             rules=setup.rules(simulated=isinstance(self.grid, SimulatedGrid)),
             num_rounds=rounds,

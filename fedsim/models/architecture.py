@@ -14,6 +14,7 @@ from fedsim.determinism import derive_seed, seeded_globals
 from fedsim.errors import ConfigError, nearest
 from fedsim.models.checkpoint import read_checkpoint, redrawn_mark
 from fedsim.models.copies import Copies
+from fedsim.models.finetune import FULL, Finetune
 from fedsim.models.zoo.april import read_embedding_directly
 from fedsim.settings.places import check_model_file
 from fedsim.settings.plugins import load_plugins
@@ -148,7 +149,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A spec, the defenses that alter the model, and the seed of its initial weights.
+    """A spec, what of it is trained, the defenses that alter the model, and the seed of its initial weights.
 
     An attacker gets all of it. `seed` must therefore never be the run's own, from which the clients' noise is
     drawn: `architecture_seed` derives one that says nothing about that.
@@ -157,6 +158,7 @@ class Architecture:
     spec: ModelSpec
     wrappers: Sequence[ModelWrapper] = ()
     seed: int = 0
+    finetune: Finetune = FULL
 
     def build(self, keep: bool = False) -> nn.Module:
         """The model with its initial weights.
@@ -164,7 +166,7 @@ class Architecture:
         Args:
             keep: hold on to the model of this spec, and copy it next time: drawing weights takes longer.
         """
-        if self.spec.checkpoint is not None and self.wrappers:
+        if self.spec.checkpoint is not None and (self.wrappers or not self.finetune.whole):
             trained = self._as_trained(Path(self.spec.checkpoint))
             if trained is not None:
                 return trained
@@ -197,6 +199,7 @@ class Architecture:
         return model, redrawn_mark(bare, model.state_dict()), bare
 
     def _wrapped(self, model: nn.Module) -> nn.Module:
+        model = self.finetune.prepare(model, self.seed)
         for wrapper in self.wrappers:
             model = wrapper.wrap_model(model)
         return model

@@ -73,6 +73,7 @@ class LocalConfig:
     data: Component
     partition: Component = field(init=False, default_factory=dict)  # no setting here
     model: Component
+    finetune: Component = field(default_factory=dict)
     defense: Chosen
 
 

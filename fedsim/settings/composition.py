@@ -8,10 +8,13 @@ from hydra.utils import instantiate
 from fedsim.data import FederatedData, Source
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
+from fedsim.models.finetune import FULL, Finetune
 from fedsim.settings.commands import LocalConfig, config_of
 from fedsim.settings.components import build_component, check_arguments, check_settings
+from fedsim.settings.options import option
 
 Config = dict[str, Any]
+NamedFinetune = str | Mapping[str, Any] | Finetune
 
 
 def image_side(model: Mapping[str, Any]) -> int:
@@ -57,6 +60,30 @@ def build_data(given: LocalConfig | Mapping[str, Any]) -> FederatedData:
         check_settings("partition", config.partition)
         partitioner = instantiate(config.partition)
     return FederatedData(build_source(config.data), partitioner, image_side(config.model))
+
+
+def build_finetune(settings: Mapping[str, Any]) -> Finetune:
+    """The configured recipe; everything is trained where there is none.
+
+    Raises:
+        ConfigError: a setting that it does not have, of another type, or that it refuses.
+    """
+    return build_component("finetune", settings, Finetune) if settings else FULL
+
+
+def finetune_of(named: NamedFinetune) -> Finetune:
+    """A recipe as a caller in Python names it: as in `conf/finetune`, with settings, or an object.
+
+    Raises:
+        ConfigError: there is no such recipe, or it refuses its settings.
+    """
+    if isinstance(named, Finetune):
+        return named
+    given = {named: {}} if isinstance(named, str) else named
+    if not isinstance(given, Mapping) or len(given) != 1:
+        raise ConfigError("finetune", named, "a name of conf/finetune, {name: settings}, or a subclass of Finetune")
+    ((name, changes),) = given.items()
+    return build_finetune(option("finetune", name, changes))
 
 
 def build_spec(model: Mapping[str, Any], data: FederatedData) -> ModelSpec:

@@ -28,9 +28,8 @@ def option(group: str, name: str, changes: Mapping[str, Any] | None = None) -> S
     if name not in names:
         raise ConfigError(group, name, f"one of {', '.join(names)}.{nearest(str(name), names)}")
     text = files("conf").joinpath(group, f"{name}.yaml").read_text(encoding="utf-8")
-    read = OmegaConf.to_container(OmegaConf.create(text))
-    assert isinstance(read, dict)
-    return merged(read[name], changes or {})
+    read: Any = OmegaConf.to_container(OmegaConf.create(text))
+    return merged(read if TARGET in read else read[name], changes or {})
 
 
 def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:

@@ -16,6 +16,7 @@ from fedsim.effects import Clips, Effect, effects_of_records, effects_to_records
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, ModelSpec, OwnArchitecture, ViTRoles
 from fedsim.models.architecture import ModelWrapper
+from fedsim.models.finetune import recorded_finetune
 from fedsim.observation import Observation, Replayer
 from fedsim.storage.durable import replacing, write_text
 from fedsim.update import LocalProtocol, State, Update
@@ -54,6 +55,7 @@ def save_observation(observation: Observation, folder: Path) -> None:
         "protocol": observation.protocol.to_dict(),
         "model": observation.architecture.spec.to_dict(),
         "model_seed": observation.architecture.seed,
+        "finetune": observation.architecture.finetune.to_record(),
         "own_module": isinstance(observation.architecture, OwnArchitecture),
         "roles": observation.roles.to_dict(),
         "image_shape": list(observation.image_shape),
@@ -103,6 +105,7 @@ def load_observation(
                 ModelSpec.from_dict(record["model"]),
                 load_wrappers(defenses) if load_wrappers else (),
                 record["model_seed"],
+                recorded_finetune(record.get("finetune")),
             ),
             roles=ViTRoles.from_dict(record["roles"]),
             image_shape=tuple(record["image_shape"]),

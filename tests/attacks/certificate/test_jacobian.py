@@ -51,3 +51,14 @@ def test_defended_several_steps_and_large_images_have_none(plain):
     delta, _ = observe_client(*TINY, "client.share=delta")
     assert jacobian_bound(delta, result, delta) is None
     assert jacobian_bound(observation, Reconstruction(torch.zeros(1, 3, 32, 32), truth.labels), observation) is None
+
+
+@pytest.mark.parametrize("recipe", ["head", "norm"])
+def test_fewer_numbers_than_pixels_bound_nothing(recipe):
+    """A direction that no equation has is in no singular value of a wide Jacobian either."""
+    settings = ("finetune=head",) if recipe == "head" else ("finetune=norm", "finetune.head=false")
+    observation, truth = observe_client(*TINY, *settings)
+    few = replace(observation.update, tensors=dict(list(observation.update.tensors.items())[-1:]))
+    seen = replace(observation, update=few)
+    assert sum(tensor.numel() for tensor in few.tensors.values()) < truth.images.numel()
+    assert jacobian_bound(seen, Reconstruction(truth.images, truth.labels), seen) is None

@@ -163,14 +163,15 @@ def test_the_same_bits_after_a_kill(mortal, whole, copied, moment):
     assert_same(folder, whole("fedsgd"))
 
 
-def test_what_server_and_clients_remember_goes_on(mortal, whole, tmp_path):
-    """FedAdam its moments, the clients what top-k has kept back."""
+@pytest.mark.parametrize("more", [(), ("finetune=lora",)])
+def test_what_server_and_clients_remember_goes_on(mortal, whole, tmp_path, more):
+    """FedAdam its moments, the clients what top-k has kept back; of low-rank factors as of everything."""
     folder = tmp_path / "run"
-    settings = ["simulation=inline", *SMALL, *SETTINGS["fedadam"], f"run_dir={folder}"]
+    settings = ["simulation=inline", *SMALL, *SETTINGS["fedadam"], *more, f"run_dir={folder}"]
     mortal.run(*settings, at=POINT, call=1, how="after")
     mortal.run(f"resume={folder}", at=POINT, call=2, how="before")
     mortal.run(f"resume={folder}", "resume_every_seconds=3600")
-    assert_same(folder, whole("fedadam"))
+    assert_same(folder, whole("fedadam", *more))
 
 
 def test_a_run_killed_before_its_first_point_begins_anew(mortal, whole, tmp_path):

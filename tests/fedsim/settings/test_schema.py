@@ -44,7 +44,7 @@ def test_a_message_is_read_by_what_only_one_command_has(given):
 @pytest.mark.parametrize("name", KINDS)
 def test_every_setting_that_conf_has_is_needed(name, given):
     for key, value in given(name).items():
-        if key in ("run_dir", "resume", "resume_every_seconds", "bound"):
+        if key in ("run_dir", "resume", "resume_every_seconds", "bound", "finetune"):
             continue
         less = given(name)
         del less[key]

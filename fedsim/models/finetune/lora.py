@@ -1,0 +1,80 @@
+"""Low-rank adaptation of linear layers."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedsim.errors import nearest, one_of, require
+from fedsim.models.finetune.draws import uniform
+from fedsim.models.finetune.recipe import Finetune, known_head
+
+AGGREGATES = ("both", "freeze_a")
+
+
+class LowRankLinear(nn.Linear):
+    """A linear layer of weight W + s·B·A; its own parameters are those of the layer it stands for, by their names."""
+
+    def __init__(self, layer: nn.Linear, first: Float[Tensor, "rank inputs"], scale: float) -> None:
+        super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+        self.weight, self.bias = layer.weight, layer.bias
+        self.lora_A = nn.Parameter(first.to(layer.weight))
+        self.lora_B = nn.Parameter(layer.weight.new_zeros(layer.out_features, len(first)))
+        self.scale = scale
+
+    def forward(self, input: Tensor) -> Tensor:
+        low = F.linear(F.linear(input, self.lora_A), self.lora_B)
+        return super().forward(input) + self.scale * low
+
+
+@dataclass(frozen=True)
+class LoRA(Finetune):
+    """W + (alpha / rank)·B·A on chosen linear layers, B zero at first, and the classifier (Hu et al. 2022).
+
+    A is drawn as torch draws a linear layer's weight, by the seed and the layer's name.
+
+    Attributes:
+        targets: last parts of the names of linear layers: `qkv`, `proj`, `fc1`, `fc2` in timm's ViTs.
+        aggregate: `both`: A and B are shared, and averaged apart (FedIT, Zhang et al. 2024); `freeze_a`: A stays as it
+            was drawn, and B alone is trained (FFA-LoRA, Sun et al. 2024).
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    targets: Sequence[str] = ("qkv", "proj")
+    aggregate: str = "both"
+    head: bool = True
+    NAME = "lora"
+
+    def __post_init__(self) -> None:
+        require("finetune.rank", self.rank, self.rank >= 1, "a whole number of at least 1")
+        require("finetune.alpha", self.alpha, 0 < self.alpha < math.inf, "a positive number")
+        words = not isinstance(self.targets, str) and all(isinstance(one, str) for one in self.targets)
+        require("finetune.targets", self.targets, words and bool(self.targets), "names of layers, as in [qkv,proj]")
+        one_of("finetune.aggregate", self.aggregate, AGGREGATES)
+        object.__setattr__(self, "targets", tuple(self.targets))  # as a file gives them back
+
+    def part(self, model: nn.Module) -> set[str]:
+        return known_head(model, "finetune.head", True) if self.head else set()
+
+    def insert(self, model: nn.Module, seed: int) -> set[str]:
+        """Raises ConfigError where a target names no linear layer."""
+        layers = {name: one for name, one in model.named_modules() if type(one) is nn.Linear}
+        ends = {name.rpartition(".")[2] for name in layers}
+        for target in self.targets:
+            expected = f"the last part of a linear layer's name: {', '.join(sorted(ends))}.{nearest(target, ends)}"
+            require("finetune.targets", target, target in ends, expected)
+        added = set()
+        for name, layer in layers.items():
+            if name.rpartition(".")[2] in self.targets:
+                bound = 1 / math.sqrt(layer.in_features)
+                first = uniform(bound, (self.rank, layer.in_features), seed, "lora_A", name)
+                model.set_submodule(name, LowRankLinear(layer, first, self.alpha / self.rank))
+                added |= {f"{name}.lora_B"} | ({f"{name}.lora_A"} if self.aggregate == "both" else set())
+        return added
+
+    def hosts(self, model: nn.Module) -> dict[str, nn.Module]:
+        return {name: one for name, one in model.named_modules() if isinstance(one, LowRankLinear)}
