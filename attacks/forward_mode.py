@@ -24,10 +24,19 @@ def jacobian_product(
 
 def jacobian(function: Callable[[Tensor], Tensor], point: Float[Tensor, " inputs"]) -> Float[Tensor, "outputs inputs"]:
     """J(point) whole, column by column: as many products as there are inputs."""
-    basis = torch.eye(len(point), dtype=point.dtype, device=point.device)
-    with _without_warning():
-        columns = [vmap(lambda one: jvp(function, (point,), (one,))[1])(part) for part in basis.split(CHUNK)]
-    return torch.cat(columns).T
+    return torch.cat(list(jacobian_rows(function, point, len(point)))).T
+
+
+def jacobian_rows(
+    function: Callable[[Tensor], Tensor], point: Float[Tensor, " inputs"], first: int, together: int = CHUNK
+) -> Iterator[Float[Tensor, "directions outputs"]]:
+    """The first columns of J(point), as rows, `together` at a time."""
+    for begin in range(0, first, together):
+        basis = point.new_zeros(min(together, first - begin), len(point))
+        basis.diagonal(begin).fill_(1.0)
+        with _without_warning():
+            rows: Tensor = vmap(lambda one: jvp(function, (point,), (one,))[1])(basis)
+        yield rows
 
 
 @contextmanager

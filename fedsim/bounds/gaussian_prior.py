@@ -18,6 +18,9 @@ class ImagePrior(Protocol):
     def whitened(self, images: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch c h w"]:
         """C^-½(x - μ)."""
 
+    def coloured(self, noise: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch c h w"]:
+        """μ + C^½z: undoes `whitened`."""
+
     def draw(self, shape: tuple[int, ...], rng: torch.Generator) -> Float[Tensor, "batch c h w"]:
         """Images within [0, 1], float64."""
 
@@ -69,6 +72,15 @@ class GaussianPrior:
         found: Tensor = rows @ (images - self.image_mean) @ columns.T / self.spectrum(height, width).to(images)
         gray = found.mean(dim=1, keepdim=True)
         return (gray + (found - gray) / self.colour) / self._gray_std(images.shape[1])
+
+    def coloured(self, noise: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch c h w"]:
+        """μ + C^½z: undoes `whitened`."""
+        channels, height, width = noise.shape[1:]
+        rows, columns = dct_matrix(height).to(noise), dct_matrix(width).to(noise)
+        gray = noise.mean(dim=1, keepdim=True)
+        coefficients = (gray + (noise - gray) * self.colour) * self._gray_std(channels)
+        patterns: Tensor = rows.T @ (coefficients * self.spectrum(height, width).to(noise)) @ columns
+        return self.image_mean + patterns
 
     def centre(self, shape: tuple[int, ...]) -> Float[Tensor, "batch c h w"]:
         """The mean, for each of a batch; float64."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -30,27 +31,47 @@ class Damped:
     ended: bool = False
 
 
+class Linearised(Protocol):
+    """A residual's linear model at one point.
+
+    Attributes:
+        cost: ‖r‖² there.
+    """
+
+    cost: float
+
+    def step(self, damping: float) -> tuple[Float[Tensor, " unknowns"], float]:
+        """The damped step, and how far the model says that the cost falls."""
+
+
+class Whole:
+    """J whole: Δ = -(JᵀJ + λD)⁻¹Jᵀr with D the diagonal of JᵀJ."""
+
+    def __init__(self, r: Float[Tensor, " rows"], J: Float[Tensor, "rows unknowns"]) -> None:
+        self.cost = float(r.square().sum())
+        self._normal, self._slope = J.T @ J, J.T @ r
+        diagonal = self._normal.diagonal()
+        least = max(MIN_DIAGONAL * float(diagonal.max()), torch.finfo(r.dtype).tiny)
+        self._damped = torch.diag(diagonal.clamp(min=least))
+
+    def step(self, damping: float) -> tuple[Float[Tensor, " unknowns"], float]:
+        step = -_solve(self._normal + damping * self._damped, self._slope)
+        return step, -float(2.0 * self._slope @ step + step @ (self._normal @ step))
+
+
 def take_step(
     state: Damped,
     residual: Callable[[Tensor], Float[Tensor, " rows"]],
-    jacobian: Callable[[Tensor], Float[Tensor, "rows unknowns"]],
+    linearised: Callable[[Tensor], Linearised],
 ) -> None:
-    """Δ = -(JᵀJ + λD)⁻¹Jᵀr with D the diagonal of JᵀJ; λ grows until the cost falls, and follows the gain ratio.
-
-    A step that raises the cost is not taken.
-    """
-    r = residual(state.x)
-    state.cost = float(r.square().sum())
-    J = jacobian(state.x)
-    normal, slope = J.T @ J, J.T @ r
-    diagonal = normal.diagonal()
-    diagonal = diagonal.clamp(min=max(MIN_DIAGONAL * float(diagonal.max()), torch.finfo(r.dtype).tiny))
+    """λ grows until the cost falls, and follows the gain ratio; a step that raises the cost is not taken."""
+    model = linearised(state.x)
+    state.cost = model.cost
     for _ in range(REFUSALS):
-        step = -_solve(normal + state.damping * torch.diag(diagonal), slope)
+        step, predicted = model.step(state.damping)
         cost = float(residual(state.x + step).square().sum())
-        predicted = -float(2.0 * slope @ step + step @ (normal @ step))
         if cost < state.cost:
-            gain = (state.cost - cost) / max(predicted, torch.finfo(r.dtype).tiny)
+            gain = (state.cost - cost) / max(predicted, torch.finfo(step.dtype).tiny)
             state.x, state.cost = state.x + step, cost
             state.damping *= max(1.0 / 8.0, 1.0 - (2.0 * min(gain, 1.5) - 1.0) ** 3)
             state.growth = 2.0

@@ -57,24 +57,32 @@ def shape_of(problem: Problem) -> tuple[int, ...]:
 
 
 def make_residuals(
-    problem: Problem, local: str, prior: ImagePrior, labels: Tensor, device: torch.device
+    problem: Problem,
+    local: str,
+    prior: ImagePrior,
+    labels: Tensor,
+    device: torch.device,
+    point: Callable[[Tensor], Tensor] = lambda x: x,
+    dtype: torch.dtype = torch.float64,
 ) -> list[Residual]:
     """By tensor norms first; where defenses add noise, in units of its standard deviation and with the prior after.
 
     Args:
         local: how local steps are taken, `auto` resolved.
+        point: of the problem's space, flat, from the unknowns.
+        dtype: that the client's computation is repeated in.
     """
     observation = problem.observation
     victim = make_victim(observation, problem.target, device, fused_attention=False)
-    victim.model.double()
-    params, fixed = _double(victim.params), _double(victim.fixed)
+    victim.model.to(dtype)
+    params, fixed = _as(victim.params, dtype), _as(victim.fixed, dtype)
     update = make_update_map(local, replace(victim, params=params, fixed=fixed), observation)
     target = {name: problem.target[name].double() for name in params if name in problem.target}
-    kept = {name: (tensor != 0).double() for name, tensor in target.items()} if _pruned(problem) else None
+    kept = {name: (tensor != 0).to(dtype) for name, tensor in target.items()} if _pruned(problem) else None
     shape = shape_of(problem)
 
     def images(x: Tensor) -> Tensor:
-        found: Tensor = problem.space.images(x.view(1, *shape))[0]
+        found: Tensor = problem.space.images(point(x).view(1, *shape))[0]
         return found
 
     shared = _shared(problem, images, update, list(target), labels, local, kept)
@@ -83,14 +91,15 @@ def make_residuals(
     flat = _flat(target)
     by_norm = _flat(_norm_weights(target, observation.roles.pos_embed))
     error = _flat(rounding) * ROUNDINGS if noise is None else torch.hypot(_flat(noise), _flat(rounding))
-    first = Residual(shared, flat, by_norm, float((by_norm * error).square().sum()), tuple(target))
+    floor = float((by_norm * error).square().sum())
+    first = Residual(shared, flat.to(dtype), by_norm.to(dtype), floor, tuple(target))
     if noise is None:
         return [first]
 
     def before(x: Tensor) -> Tensor:
         return prior.whitened(observation.to_unit_range(images(x))).flatten()
 
-    return [first, replace(first, weights=1.0 / error, floor=float(len(flat)), before=before)]
+    return [first, replace(first, weights=(1.0 / error).to(dtype), floor=float(len(flat)), before=before)]
 
 
 def _shared(
@@ -135,5 +144,5 @@ def _flat(state: State) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in state.values()])
 
 
-def _double(state: State) -> State:
-    return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+def _as(state: State, dtype: torch.dtype) -> State:
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}

@@ -1,41 +1,40 @@
 """Second-order matching as a search: start after start, until what was shared is explained up to its own errors."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from logging import getLogger
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attacks.analytic.patch_gradient import PatchGradient
-from attacks.analytic.row_space.attack import RowSpace
 from attacks.base import Frame
-from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, NotFiniteError, Search, SearchTask
+from attacks.optimization.second_order.coordinates import first_order
 from attacks.optimization.second_order.levenberg_marquardt import Damped, take_step
 from attacks.optimization.second_order.posterior import PosteriorMean, posterior_mean
-from attacks.optimization.second_order.residual import make_residuals, shape_of
+from attacks.optimization.second_order.products import ByProducts
+from attacks.optimization.second_order.residual import shape_of
+from attacks.optimization.second_order.stages import Stage, make_plan
+from attacks.optimization.second_order.starts import STARTS, Starts
 from attacks.result import psnr_of
 from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior
 from fedsim.errors import NotApplicable, one_of, require
 
-logger = getLogger(__name__)
-
-STARTS = ("closed_form", "mean", "prior")
-MEAN_NOISE = 0.05
-"""Standard deviation of the noise around the prior's mean, where a search starts there."""
 DRAWS_A_STEP = 20
 """Draws from the posterior that take about as long as a step."""
 LEAST_FALL = 1e-3
 """Relative fall of ‖r‖² that counts as progress; so many steps without it end a start."""
 PATIENCE, PATIENCE_IN_NOISE = 6, 3
+LEAST_FALL_BY_PRODUCTS, PATIENCE_BY_PRODUCTS = 0.02, 3
+"""The same where a step takes long."""
 SAME = 4.0
 """By how much ‖r‖² of two starts may differ that ended at the same image, and what counts as progress of one, in units
 of the noise."""
+SAVED = ("number", "stage", "taken", "stale", "before", "rows", "ends")
+"""What of a solution goes into its record as it is."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,10 @@ class LevenbergMarquardt(Search):
         restarts: how often each start that draws is tried.
         prior: of images, for starts, and behind noise for the result. None: that of public images where the server has
             any, else a smooth one around gray.
-        max_unknowns: pixels of all images together; more are refused. A step takes time in their square, memory too.
-        draws: from the posterior, whose mean is the result behind noise; 0: its likeliest image.
+        max_unknowns: pixels of all images together; more are refused.
+        first_order: steps of Adam before each start that draws, where J is not computed whole.
+        draws: from the posterior, whose mean is the result behind noise; 0, or where J is not computed whole: its
+            likeliest image.
     """
 
     steps: int = 60
@@ -58,7 +59,8 @@ class LevenbergMarquardt(Search):
     restarts: int = 2
     prior: GaussianPrior | None = None
     draws: int = 200
-    max_unknowns: int = 2_000
+    first_order: int = 300
+    max_unknowns: int = 20_000
     one_by_one = True
 
     def __post_init__(self) -> None:
@@ -67,6 +69,7 @@ class LevenbergMarquardt(Search):
         require("starts", self.starts, len(self.starts) > 0, f"one or more of {', '.join(STARTS)}")
         require("max_unknowns", self.max_unknowns, self.max_unknowns >= 1, "1 or more")
         require("draws", self.draws, self.draws >= 0, "0 or more")
+        require("first_order", self.first_order, self.first_order >= 0, "0 or more")
         for start in self.starts:
             one_of("starts", start, STARTS)
 
@@ -98,14 +101,13 @@ class _Solution:
         self.settings, self.task, self.problem = settings, task, problem
         self.shape = shape_of(problem)
         unknowns = math.prod(self.shape)
-        most = settings.max_unknowns
-        if unknowns > most:
-            limit = f"for {most} at most (max_unknowns)"
-            raise NotApplicable(f"{unknowns} unknowns: the Jacobian is computed whole, {limit}")
+        if unknowns > settings.max_unknowns:
+            raise NotApplicable(f"{unknowns} unknowns, {settings.max_unknowns} at most are asked for (max_unknowns)")
         self.prior: ImagePrior = settings.prior or problem.observation.image_prior or GaussianPrior()
-        self.stages = make_residuals(problem, task.local, self.prior, problem.labels, task.device)
+        self.plan = make_plan(problem, task, self.prior)
+        self.last = self.plan.stages[-1].residual
         self.seeds = torch.randint(2**62, (settings.restarts + 1,), generator=rng).tolist()
-        self.number, self.stage, self.taken = 0, 0, 0
+        self.number, self.stage, self.taken, self.stale, self.before = 0, 0, 0, 0, math.inf
         self.state: Damped | None = None
         self.best: tuple[float, Tensor] | None = None
         self.ends: list[float] = []
@@ -113,13 +115,14 @@ class _Solution:
         self.frames: list[Frame] = []
 
     def run(self) -> BestCandidate:
+        starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1])
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             self._go_on()
-            for number, start in enumerate(self._starts()):
-                if number < self.number or start is None:
+            for number, (kind, make) in enumerate(starts.of(self.settings.starts)):
+                if number < self.number:
                     continue
                 self.number = number
-                self._descend(start)
+                self._descend(kind, make)
                 if self._settled():
                     break
                 self.stage, self.taken, self.state, self.number = 0, 0, None, number + 1
@@ -128,103 +131,92 @@ class _Solution:
             raise NotFiniteError("the residual was finite for no start")
         cost, x = self.best
         x = x if average is None else average.mean
-        images = self.problem.space.images(x.view(1, *self.shape))[0]
+        point = self.plan.point(x).view(self.shape)
         values = {
             "objective": cost,
             "matching": cost,
             "steps": float(len(self.rows)),
             "explained": float(self._explained()),
-            "floor": self.stages[-1].floor,
+            "floor": self.last.floor,
         }
         if average is not None:
             values |= {"accepted": average.accepted, "predicted_psnr": self._predicted(average.variance)}
         assert self.problem.labels is not None
-        return BestCandidate(images, self.problem.labels, values, x.view(self.shape), self.rows, self.frames)
+        return BestCandidate(self._images(x), self.problem.labels, values, point, self.rows, self.frames)
 
-    def _starts(self) -> Iterator[Tensor | None]:
-        """In their order; None for a closed form that does not apply."""
-        for kind in self.settings.starts:
-            if kind == "closed_form":
-                yield self._closed_form()
-                continue
-            for seed in self.seeds[: 1 if kind == "mean" else -1]:
-                yield self._drawn(kind, torch.Generator().manual_seed(seed))
-
-    def _drawn(self, kind: str, rng: torch.Generator) -> Tensor:
-        """The mean has a little noise: all patches alike would be a saddle."""
-        if not isinstance(self.problem.space, PixelSpace):
-            return self.problem.space.initial(rng).double().flatten().to(self.task.device)
-        if kind == "prior":
-            return self._as_unknowns(self.prior.draw(self.shape, rng))
-        noise = MEAN_NOISE * torch.randn(self.shape, generator=rng, dtype=torch.float64)
-        return self._as_unknowns(self.prior.centre(self.shape) + noise)
-
-    def _closed_form(self) -> Tensor | None:
-        if not isinstance(self.problem.space, PixelSpace):
-            return None
-        observation = self.problem.observation
-        for attack in (PatchGradient(), RowSpace()):
-            try:
-                attack.check(observation)
-                with torch.enable_grad():  # it may differentiate a defense's own term
-                    images = attack.run(observation, torch.Generator().manual_seed(0), self.task.device).images
-            except NotApplicable as refusal:
-                logger.debug("no start from %s: %s", type(attack).__name__, refusal)
-                continue
-            if images is not None and bool(images.isfinite().all()):
-                return self._as_unknowns(self._one_each(images.double()))
-        return None
-
-    def _one_each(self, images: Tensor) -> Tensor:
-        """A mixture of a batch stands for each of its images, with a little noise: all alike would be a saddle."""
-        if len(images) == self.shape[0]:
-            return images
-        noise = torch.randn(self.shape, generator=torch.Generator().manual_seed(self.seeds[0]), dtype=torch.float64)
-        return images[:1].expand(self.shape) + MEAN_NOISE * noise.to(images)
-
-    def _as_unknowns(self, images: Tensor) -> Tensor:
-        return self.problem.observation.normalised(images).flatten().to(self.task.device)
-
-    def _descend(self, start: Tensor) -> None:
-        """From one start to its end, stage after stage."""
-        state = self.state or Damped(start)
-        total = self.settings.steps
-        for stage in range(self.stage, len(self.stages)):
-            residual, self.stage = self.stages[stage], stage
-            state = state if self.state is state else Damped(state.x)
-            stale, before = 0, math.inf
-            while self.taken < total * (stage + 1) // len(self.stages) and not state.ended:
-                take_step(state, residual, residual.jacobian)
+    def _descend(self, kind: str, make: Callable[[], Tensor | None]) -> None:
+        """From one start to its end, stage after stage; one that was begun before goes on."""
+        state = self.state
+        if state is None:
+            start = make()
+            if start is None:
+                return
+            state = self._begin(kind, start)
+        stages, total = self.plan.stages, self.settings.steps
+        for number in range(self.stage, len(stages)):
+            stage, self.stage = stages[number], number
+            if state is not self.state:
+                state, self.stale, self.before = Damped(state.x), 0, math.inf
+                if not self.plan.whole and self._reached(stage, float(stage.residual(state.x).square().sum())):
+                    continue
+            while self.taken < total * (number + 1) // len(stages) and not state.ended:
+                take_step(state, stage.residual, stage.linearised)
                 self.taken += 1
                 self.state = state
                 self._record(state.cost)
-                noisy = residual.before is not None
-                least, patience = (SAME, PATIENCE_IN_NOISE) if noisy else (LEAST_FALL * state.cost, PATIENCE)
-                stale = 0 if state.cost < before - least else stale + 1
-                before = state.cost
-                if stale >= patience or (stage + 1 < len(self.stages) and state.cost <= residual.floor):
+                if self._done(stage, state.cost):
                     break
                 self._keep(state)
             self.state = None
-        cost = float(self.stages[-1](state.x).square().sum())
+        cost = float(self.last(state.x).square().sum())
         if math.isfinite(cost):
             self.ends.append(cost)
             if self.best is None or cost < self.best[0]:
                 self.best = cost, state.x
 
+    def _begin(self, kind: str, start: Tensor) -> Damped:
+        """A closed form has the low frequencies already; others are brought near first, where J is not whole."""
+        x, coarse = self.plan.unknowns(start), self.plan.coarse
+        if kind == "closed_form":
+            self.stage = sum(stage.partial for stage in self.plan.stages)
+        elif coarse is not None and self.settings.first_order:
+            x = first_order(coarse, x.float(), self.settings.first_order).double()
+        return Damped(x)
+
+    def _reached(self, stage: Stage, cost: float) -> bool:
+        return stage.residual.before is None and cost <= stage.residual.floor
+
+    def _done(self, stage: Stage, cost: float) -> bool:
+        """What was shared is explained, as far as this stage is asked to, or steps no longer help."""
+        noisy, explained = stage.residual.before is not None, self._reached(stage, cost)
+        fall, patience = (LEAST_FALL, PATIENCE) if self.plan.whole else (LEAST_FALL_BY_PRODUCTS, PATIENCE_BY_PRODUCTS)
+        least, patience = (SAME, PATIENCE_IN_NOISE) if noisy else (fall * cost, patience)
+        self.stale = 0 if cost < self.before - least else self.stale + 1
+        self.before = cost
+        if explained and not self.plan.whole:
+            patience = 1
+        return self.stale >= patience or (explained and stage is not self.plan.stages[-1])
+
+    @property
+    def _draws(self) -> int:
+        return self.settings.draws if self.plan.whole and self.last.before is not None else 0
+
+    def _images(self, x: Tensor) -> Tensor:
+        """The model's input."""
+        return self.problem.space.images(self.plan.point(x).view(1, *self.shape))[0]
+
     def _settled(self) -> bool:
         """What was shared is explained; behind noise, where nothing is exactly, two starts came to the same."""
-        if self.stages[-1].before is None:
+        if self.last.before is None:
             return self._explained()
         return self.best is not None and sum(end <= self.best[0] + SAME for end in self.ends) > 1
 
     def _average(self) -> PosteriorMean | None:
-        """The posterior's mean around the best image; None where no defense adds noise."""
-        if self.best is None or len(self.stages) == 1 or not self.settings.draws:
+        """The posterior's mean around the best image; None where no defense adds noise, and by products."""
+        if self.best is None or not self._draws:
             return None
-        residual, x = self.stages[-1], self.best[1]
-        rng = torch.Generator().manual_seed(self.seeds[-1])
-        return posterior_mean(residual, x, residual.jacobian(x), self.settings.draws, rng, self._drew)
+        x, rng = self.best[1], torch.Generator().manual_seed(self.seeds[-1])
+        return posterior_mean(self.last, x, self.last.jacobian(x), self._draws, rng, self._drew)
 
     def _predicted(self, variance: Tensor) -> float:
         """dB of the mean squared error of pixels in [0, 1] that the posterior itself expects."""
@@ -237,22 +229,20 @@ class _Solution:
         self.task.session.progress(min(done, self._total()), self._total(), {"draw": float(draw)})
 
     def _explained(self) -> bool:
-        return self.best is not None and self.best[0] <= 2.0 * self.stages[-1].floor
+        return self.best is not None and self.best[0] <= 2.0 * self.last.floor
 
     def _record(self, cost: float) -> None:
         values = {"objective": cost, "start": float(self.number), "damping": self.state.damping if self.state else 0.0}
         self.rows.append({"step": float(len(self.rows)), **{k: v for k, v in values.items() if math.isfinite(v)}})
         every = max(1, self.settings.steps // max(1, self.task.budget.frames))
         if self.task.budget.frames and len(self.rows) % every == 1 % every and self.state is not None:
-            images = self.problem.space.images(self.state.x.view(1, *self.shape))[0]
-            shown = self.problem.observation.to_unit_range(images).clamp(0, 1).float().cpu()
+            shown = self.problem.observation.to_unit_range(self._images(self.state.x)).clamp(0, 1).float().cpu()
             self.frames.append(Frame(len(self.rows), shown, {"objective": cost}))
         done = self.number * self.settings.steps + self.taken
         self.task.session.progress(done, self._total(), {"objective": cost})
 
     def _total(self) -> int:
-        draws = self.settings.draws if len(self.stages) > 1 else 0
-        return self._starts_in_all() * self.settings.steps + draws // DRAWS_A_STEP
+        return self._starts_in_all() * self.settings.steps + self._draws // DRAWS_A_STEP
 
     def _starts_in_all(self) -> int:
         return len(self.settings.starts) + (self.settings.restarts - 1) * ("prior" in self.settings.starts)
@@ -261,9 +251,12 @@ class _Solution:
         every = self.task.budget.save_every
         if not every or len(self.rows) % every:
             return
-        tensors = {"x": state.x} | ({} if self.best is None else {"best": self.best[1]})
+        linearised = self.plan.stages[self.stage].linearised
+        anchor = linearised.anchor if isinstance(linearised, ByProducts) else None
+        named = {"x": state.x, "best": None if self.best is None else self.best[1], "anchor": anchor}
+        tensors = {name: tensor for name, tensor in named.items() if tensor is not None}
         tensors |= {f"frame/{index}": frame.images for index, frame in enumerate(self.frames)}
-        record: dict[str, Any] = {name: getattr(self, name) for name in ("number", "stage", "taken", "rows", "ends")}
+        record: dict[str, Any] = {name: getattr(self, name) for name in SAVED}
         record |= {"damping": state.damping, "growth": state.growth, "cost": state.cost}
         record |= {"best": None if self.best is None else self.best[0]}
         record |= {"frames": [[frame.step, frame.values] for frame in self.frames]}
@@ -274,10 +267,13 @@ class _Solution:
         if saved is None:
             return
         tensors, record = saved
-        self.number, self.stage, self.taken = record["number"], record["stage"], record["taken"]
-        self.rows, self.ends = record["rows"], record["ends"]
+        for name in SAVED:
+            setattr(self, name, record[name])
         x = tensors["x"].to(self.task.device)
         self.state = Damped(x, record["damping"], record["growth"], record["cost"])
+        linearised = self.plan.stages[self.stage].linearised
+        if "anchor" in tensors and isinstance(linearised, ByProducts):
+            linearised.anchor = tensors["anchor"].to(self.task.device)
         if record["best"] is not None:
             self.best = record["best"], tensors["best"].to(self.task.device)
         self.frames = [Frame(s, tensors[f"frame/{i}"], v) for i, (s, v) in enumerate(record["frames"])]

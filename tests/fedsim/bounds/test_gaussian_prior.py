@@ -27,6 +27,11 @@ def test_pixels_of_the_prior_have_its_deviation_and_neighbours_are_alike_where_i
     assert float(covariance[0, 16]) > 0.5 * float(covariance[0, 0]), "channels are alike"
 
 
+def test_colouring_undoes_whitening(rng):
+    prior, images = GaussianPrior(image_mean=0.4), torch.rand(2, 3, 4, 6, generator=rng, dtype=torch.float64)
+    assert torch.allclose(prior.coloured(prior.whitened(images)), images, atol=1e-12)
+
+
 def test_draws_are_its_own(rng):
     prior = GaussianPrior(image_std=0.1)
     drawn = prior.draw((500, 1, 6, 6), rng)

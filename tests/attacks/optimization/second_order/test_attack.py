@@ -165,12 +165,11 @@ def test_it_starts_from_what_a_closed_form_makes_of_a_batch_and_behind_mjp(count
     assert bool(result.images.isfinite().all())
 
 
-def test_larger_images_are_refused_with_the_limit(model):
-    wide = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 5))
-    seen = fedsim.observe(wide, torch.rand(1, 3, 32, 32), torch.tensor([1]))
-    result = fedsim.attack("gauss_newton", seen)
+def test_more_unknowns_than_are_asked_for_are_refused_with_the_limit(model, images):
+    seen = fedsim.observe(model, images, torch.tensor([1, 2, 3]))
+    result = fedsim.attack("gauss_newton", seen, max_unknowns=100)
     assert result.status == "refused"
-    assert "3072 unknowns" in result.reason
+    assert "144 unknowns, 100 at most" in result.reason
 
 
 @pytest.mark.parametrize(
@@ -182,6 +181,8 @@ def test_larger_images_are_refused_with_the_limit(model):
         {"starts": ["gray"]},
         {"steps": 0},
         {"draws": -1},
+        {"first_order": -1},
+        {"max_unknowns": 0},
     ],
 )
 def test_wrong_settings_are_refused(wrong):

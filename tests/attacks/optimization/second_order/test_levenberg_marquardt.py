@@ -3,14 +3,14 @@ import torch
 from scipy.optimize import least_squares
 
 from attacks.forward_mode import jacobian
-from attacks.optimization.second_order.levenberg_marquardt import Damped, take_step
+from attacks.optimization.second_order.levenberg_marquardt import Damped, Whole, take_step
 
 
 def solved(residual, start, steps=60):
     state = Damped(start)
     costs = []
     for _ in range(steps):
-        take_step(state, residual, lambda x: jacobian(residual, x))
+        take_step(state, residual, lambda x: Whole(residual(x), jacobian(residual, x)))
         costs.append(state.cost)
         if state.ended:
             break

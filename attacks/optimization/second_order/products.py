@@ -1,0 +1,125 @@
+"""Gauss-Newton steps without J: conjugate gradients on exact products, preconditioned by a sketch."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import vjp
+
+from attacks.forward_mode import jacobian_product
+from attacks.optimization.second_order.sketch import Sketch, sketch
+
+TOLERANCE = 1e-2
+"""Of the preconditioned right-hand side, at which a step's system counts as solved."""
+MOST = 40
+"""Iterations of one step; where they do not do, the sketch is of too far away."""
+TRIALS = 2
+"""Steps from one point that may be tried before the sketch is made anew."""
+
+
+class ByProducts:
+    """Linear models of one residual, which share a sketch as long as it serves.
+
+    Args:
+        coarse: the same residual in less precision, for the sketch.
+        active: the first coordinates, which are varied.
+        first: of them, that the sketch covers.
+        together: directions that are pushed forward at once.
+
+    Attributes:
+        anchor: where the sketch in use was made; None where the next point makes one.
+    """
+
+    def __init__(
+        self,
+        residual: Callable[[Tensor], Tensor],
+        coarse: Callable[[Tensor], Tensor],
+        active: int,
+        first: int,
+        together: int,
+        tolerance: float = TOLERANCE,
+        most: int = MOST,
+    ) -> None:
+        self.residual, self.coarse = residual, coarse
+        self.active, self.first, self.together = active, min(active, first), together
+        self.tolerance, self.most = tolerance, most
+        self.anchor: Tensor | None = None
+        self._sketch: Sketch | None = None
+
+    def __call__(self, x: Float[Tensor, " unknowns"]) -> "Products":
+        return Products(self, x)
+
+    def sketch(self, x: Float[Tensor, " unknowns"]) -> Sketch:
+        if self.anchor is None:
+            self.anchor, self._sketch = x, None
+        if self._sketch is None:
+            self._sketch = sketch(self.coarse, self.anchor.float(), self.active, self.first, self.together)
+        return self._sketch
+
+
+class Products:
+    """(JᵀJ + λ)Δ = -Jᵀr over the active coordinates, λ in units of their mean curvature."""
+
+    def __init__(self, system: ByProducts, x: Float[Tensor, " unknowns"]) -> None:
+        self._system, self._x = system, x
+        self._sketch = system.sketch(x)
+        with torch.enable_grad():
+            r, self._transposed = vjp(system.residual, x)[:2]
+        self.cost = float(r.square().sum())
+        self._slope = self._back(r)
+        self._tried = 0
+
+    def step(self, damping: float) -> tuple[Float[Tensor, " unknowns"], float]:
+        shift = damping * self._sketch.scale
+        step, left, iterations = conjugate_gradients(
+            lambda v: self._back(self._forward(v)) + shift * v,
+            -self._slope,
+            self._sketch.inverse(shift),
+            self._system.tolerance,
+            self._system.most,
+        )
+        self._tried += 1
+        if iterations >= self._system.most or self._tried > TRIALS:
+            self._system.anchor = None
+        curved = -self._slope - shift * step - left
+        return self._whole(step), -float(2.0 * self._slope @ step + step @ curved)
+
+    def _forward(self, v: Float[Tensor, " active"]) -> Float[Tensor, " rows"]:
+        return jacobian_product(self._system.residual, self._x, self._whole(v))
+
+    def _back(self, w: Float[Tensor, " rows"]) -> Float[Tensor, " active"]:
+        found: Tensor = self._transposed(w)[0][: self._system.active]
+        return found
+
+    def _whole(self, v: Float[Tensor, " active"]) -> Float[Tensor, " unknowns"]:
+        return F.pad(v, (0, len(self._x) - len(v)))
+
+
+def conjugate_gradients(
+    product: Callable[[Tensor], Tensor],
+    right: Float[Tensor, " n"],
+    preconditioner: Callable[[Tensor], Tensor],
+    tolerance: float,
+    most: int,
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"], int]:
+    """The solution of a positive system, what it leaves of the right-hand side, and the iterations.
+
+    Args:
+        tolerance: of the right-hand side, in the preconditioner's norm.
+    """
+    solution, left = torch.zeros_like(right), right
+    better = preconditioner(left)
+    direction, size = better, float(left @ better)
+    enough = tolerance**2 * size
+    iterations = 0
+    while size > enough and iterations < most:
+        image = product(direction)
+        length = size / float(direction @ image)
+        solution, left = solution + length * direction, left - length * image
+        better = preconditioner(left)
+        size, before = float(left @ better), size
+        direction = better + (size / before) * direction
+        iterations += 1
+    return solution, left, iterations

@@ -1,0 +1,103 @@
+"""How one victim's search goes on: stage after stage, with J whole where it is small, else by products."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attacks.forward_mode import jacobian
+from attacks.optimization.parametrisation import PixelSpace
+from attacks.optimization.problem import Problem
+from attacks.optimization.search.base import SearchTask
+from attacks.optimization.search.memory import GIB, chunk_size, default_budget
+from attacks.optimization.second_order.coordinates import Frequencies
+from attacks.optimization.second_order.levenberg_marquardt import Linearised, Whole
+from attacks.optimization.second_order.products import ByProducts
+from attacks.optimization.second_order.residual import Residual, make_residuals, shape_of
+from fedsim.bounds.gaussian_prior import ImagePrior
+
+MOST_WHOLE = 2_000
+"""Unknowns up to which J is computed whole, if there is memory for it."""
+PARTS = (16, 4)
+"""One in so many coordinates is varied first, the low frequencies; then all."""
+SKETCH_BYTES = 64
+"""Memory of a sketch for each pair of coordinates."""
+DIRECTION_BYTES = 64
+"""Of one direction's change for each number that was shared."""
+TOGETHER = 16
+"""Directions that are pushed forward at once, at most: more are no faster."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A residual and how its linear model is found.
+
+    Attributes:
+        partial: a part of the unknowns is varied, of whose end nothing is claimed.
+    """
+
+    residual: Residual
+    linearised: Callable[[Tensor], Linearised]
+    partial: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a search varies, and its stages.
+
+    Attributes:
+        point: of the problem's space, flat, from the unknowns; `unknowns` undoes it.
+        coarse: the first stage's residual in float32; None where J is whole.
+    """
+
+    stages: list[Stage]
+    point: Callable[[Tensor], Tensor]
+    unknowns: Callable[[Tensor], Tensor]
+    coarse: Residual | None = None
+
+    @property
+    def whole(self) -> bool:
+        return self.coarse is None
+
+
+def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> Plan:
+    shape = shape_of(problem)
+    count, numbers = math.prod(shape), sum(tensor.numel() for tensor in problem.target.values())
+    room = (task.budget.memory_gib or default_budget(task.device)) * GIB
+    assert problem.labels is not None
+    given = (problem, task.local, prior, problem.labels, task.device)
+    if count <= MOST_WHOLE and 2 * 8 * count * numbers <= room:
+        return Plan([Stage(one, _whole(one)) for one in make_residuals(*given)], _same, _same)
+    frequencies = _frequencies(problem, prior, task.device)
+    point = _same if frequencies is None else frequencies.point
+    unknowns = _same if frequencies is None else frequencies.coordinates
+    exact, coarse = (make_residuals(*given, point, dtype) for dtype in (torch.float64, torch.float32))
+    first = max(1, int(math.sqrt(room / SKETCH_BYTES)))
+    together = chunk_size(TOGETHER, DIRECTION_BYTES * numbers, room / GIB)
+
+    def stage(index: int, active: int) -> Stage:
+        system = ByProducts(exact[index], coarse[index], active, first, together)
+        return Stage(exact[index], system, active < count)
+
+    partial = [] if frequencies is None else [stage(0, max(1, count // part)) for part in PARTS]
+    return Plan([*partial, *(stage(index, count) for index in range(len(exact)))], point, unknowns, coarse[0])
+
+
+def _frequencies(problem: Problem, prior: ImagePrior, device: torch.device) -> Frequencies | None:
+    """Of pixels; other spaces are varied as they are."""
+    if not isinstance(problem.space, PixelSpace):
+        return None
+    observation = problem.observation
+    mean, std = (torch.tensor(v, dtype=torch.float64, device=device) for v in (observation.mean, observation.std))
+    return Frequencies.of(prior, shape_of(problem), mean, std, device)
+
+
+def _whole(residual: Residual) -> Callable[[Tensor], Whole]:
+    return lambda x: Whole(residual(x), jacobian(residual, x))
+
+
+def _same(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    return x

@@ -1,0 +1,102 @@
+"""Steps by products beside J whole."""
+
+import pytest
+import torch
+
+from attacks.forward_mode import jacobian
+from attacks.optimization.second_order.levenberg_marquardt import Damped, take_step
+from attacks.optimization.second_order.products import ByProducts, conjugate_gradients
+from attacks.optimization.second_order.sketch import sketch
+
+
+@pytest.fixture
+def curved(rng):
+    first = torch.randn(40, 12, generator=rng, dtype=torch.float64)
+    second = torch.randn(300, 40, generator=rng, dtype=torch.float64)
+    right = torch.randn(300, generator=rng, dtype=torch.float64)
+    return lambda x: second.to(x) @ torch.tanh(first.to(x) @ x) - right.to(x)
+
+
+@pytest.fixture
+def x(rng):
+    return 0.1 * torch.randn(12, generator=rng, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("active", "first"), [(12, 12), (12, 5), (7, 12), (7, 3)])
+def test_a_step_is_that_of_j_whole(curved, x, active, first):
+    """However little of it the sketch covers, and whatever part of the coordinates is varied."""
+    model = ByProducts(curved, curved, active, first, 4, tolerance=1e-12, most=60)(x)
+    r, J = curved(x), jacobian(curved, x)[:, :active]
+    for damping in (1e-3, 1.0):
+        step, predicted = model.step(damping)
+        shift = damping * float(model._sketch.scale) * torch.eye(active, dtype=torch.float64)
+        oracle = -torch.linalg.solve(J.T @ J + shift, J.T @ r)
+        assert torch.allclose(step[:active], oracle, rtol=1e-8)
+        assert bool((step[active:] == 0).all())
+        assert predicted == pytest.approx(float(r.square().sum() - (r + J @ oracle).square().sum()), rel=1e-8)
+    assert model.cost == pytest.approx(float(r.square().sum()))
+
+
+def test_products_are_those_of_j_whole(curved, x, rng):
+    model, J = ByProducts(curved, curved, 12, 12, 4)(x), jacobian(curved, x)
+    v = torch.randn(12, generator=rng, dtype=torch.float64)
+    w = torch.randn(300, generator=rng, dtype=torch.float64)
+    assert torch.allclose(model._forward(v), J @ v)
+    assert torch.allclose(model._back(w), J.T @ w)
+
+
+def test_a_sketch_of_no_fewer_rows_is_exact(rng, x):
+    matrix = torch.randn(20, 12, generator=rng, dtype=torch.float64)
+    found = sketch(lambda x: matrix @ x, x, 12, 10, together=3)
+    assert torch.allclose(found.normal, (matrix.T @ matrix)[:10, :10])
+
+
+def test_a_sketch_of_fewer_rows_is_within_a_factor(rng):
+    matrix = torch.randn(5000, 40, generator=rng, dtype=torch.float64) * torch.logspace(0, -4, 40, dtype=torch.float64)
+    exact = matrix.T @ matrix
+    found = sketch(lambda x: matrix @ x, torch.zeros(40, dtype=torch.float64), 40, 40, together=16)
+    ratios = torch.linalg.eigvals(torch.linalg.solve(found.normal, exact)).real
+    assert 1 / 20 < float(ratios.min()) < float(ratios.max()) < 20
+    assert torch.allclose(
+        found.inverse(0.5)(exact[0]), torch.linalg.solve(found.normal + 0.5 * torch.eye(40), exact[0])
+    )
+
+
+def test_what_the_sketch_does_not_cover_has_its_mean_curvature(rng):
+    matrix = torch.diag(torch.tensor([5.0, 5.0, 1.0, 3.0, 7.0], dtype=torch.float64))
+    found = sketch(lambda x: matrix @ x, torch.zeros(5, dtype=torch.float64), 4, 2, together=2)
+    assert found.rest == pytest.approx((1 + 9) / 2)
+
+
+def test_a_sketch_is_kept_while_it_serves_and_made_anew_where_it_does_not(curved, x):
+    good = ByProducts(curved, curved, 12, 12, 4)
+    good(x).step(1e-3)
+    assert good.anchor is x
+    poor = ByProducts(curved, lambda x: torch.ones_like(x) @ x + curved(x) * 0.0, 12, 12, 4, most=3)
+    poor(x).step(1e-9)
+    assert poor.anchor is None
+
+
+def test_a_valley_is_followed_to_its_end(curved, x):
+    """With a start away from the solution; each step from the sketch of an earlier one."""
+    truth = 2.0 * x
+    goal = curved(truth)
+
+    def residual(x):
+        return curved(x) - goal.to(x)
+
+    state, system = Damped(x), ByProducts(residual, residual, 12, 12, 4)
+    for _ in range(25):
+        if not state.ended:
+            take_step(state, residual, system)
+    assert torch.allclose(state.x, truth, atol=1e-6)
+
+
+def test_conjugate_gradients_end_at_the_solution(rng):
+    matrix = torch.randn(9, 6, generator=rng, dtype=torch.float64)
+    normal, right = matrix.T @ matrix, torch.randn(6, generator=rng, dtype=torch.float64)
+    found, left, iterations = conjugate_gradients(lambda v: normal @ v, right, lambda v: v, 1e-10, 50)
+    assert torch.allclose(found, torch.linalg.solve(normal, right))
+    assert torch.allclose(left, right - normal @ found)
+    assert iterations <= 8
+    assert conjugate_gradients(lambda v: normal @ v, 0.0 * right, lambda v: v, 1e-10, 50)[2] == 0
