@@ -13,7 +13,7 @@ from fedsim.report.matrix.files import build_matrix_report, write_matrix
 from fedsim.report.matrix.read import BASELINE, read_cells, read_counts
 from fedsim.report.matrix.verdict import verdicts
 from fedsim.report.matrix.wording import few
-from fedsim.report.run.counts import Counts
+from fedsim.report.run.images.counts import Counts
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from fedsim.report.matrix.figures import (
 )
 from fedsim.report.matrix.verdict import difference, verdicts, why_unplaced
 from fedsim.report.render import _environment, _write
-from fedsim.report.run.counts import Counts
+from fedsim.report.run.images.counts import Counts
 from fedsim.report.thresholds import EXACT, GUESS_MARGIN, RECOGNISABLE
 from fedsim.storage.durable import write_whole
 

@@ -14,7 +14,7 @@ from experiments.matrix import units as matrix_units
 from fedsim.errors import ConfigError
 from fedsim.report.matrix import figures as matrix_figures
 from fedsim.report.matrix import files as matrix_files
-from fedsim.report.run.counts import Counts
+from fedsim.report.run.images.counts import Counts
 from fedsim.storage.durable import locked
 from server.attack_queue.results import ResultWriter
 from tests.experiments.run_files import rows

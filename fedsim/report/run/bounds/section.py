@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fedsim.report.draw.pictures import EmbeddedPicture, embed_picture
-from fedsim.report.run.bounds import HEADINGS, BoundRecord
+from fedsim.report.run.bounds.records import HEADINGS, BoundRecord
 from fedsim.report.run.read import RecordedRun
 
 SIDE = 112

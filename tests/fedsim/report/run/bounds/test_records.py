@@ -7,7 +7,7 @@ import pytest
 
 from fedsim.report.compare.verdict import judge_defenses
 from fedsim.report.render import build_report
-from fedsim.report.run.bounds import bound_record, proof_of
+from fedsim.report.run.bounds.records import bound_record, proof_of
 from fedsim.report.run.read import read_run
 from fedsim.report.run.verdict import verdict
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from fedsim.report.run.leakage import Leakage, summarise_leakage
+from fedsim.report.run.images.leakage import Leakage, summarise_leakage
+from fedsim.report.run.images.same import named, same_images
 from fedsim.report.run.read import read_run
 from fedsim.report.run.records import AttackRecord
-from fedsim.report.run.same_images import named, same_images
 
 
 @pytest.fixture

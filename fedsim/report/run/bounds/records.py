@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedsim.bounds.robustness import PROVEN_GAMMA, PROVEN_KAPPA, blow_up
+from fedsim.report.run.values import items, number, whole
 
 HEADINGS = {
     "theorem": (
@@ -79,7 +80,6 @@ def bound_record(row: Mapping[str, Any]) -> BoundRecord | None:
         return None
     proof = row.get("proof")
     proof = proof if isinstance(proof, Mapping) else {}
-    releases = number(proof.get("releases"))
     return BoundRecord(
         bound=name,
         kind=str(kind),
@@ -87,12 +87,12 @@ def bound_record(row: Mapping[str, Any]) -> BoundRecord | None:
         reason=str(row.get("reason") or ""),
         sentence=str(row.get("sentence") or ""),
         note=str(row.get("note") or ""),
-        header=tuple(map(str, _list(row.get("header")))),
-        rows=tuple(tuple(map(str, _list(one))) for one in _list(row.get("rows"))),
-        strips=tuple(_strip(one) for one in _list(row.get("strips")) if isinstance(one, Mapping)),
+        header=tuple(map(str, items(row.get("header")))),
+        rows=tuple(tuple(map(str, items(one))) for one in items(row.get("rows"))),
+        strips=tuple(_strip(one) for one in items(row.get("strips")) if isinstance(one, Mapping)),
         values=_numbers(row.get("values")),
         mu=number(proof.get("mu")),
-        releases=None if releases is None else int(releases),
+        releases=whole(proof.get("releases")),
         seconds=number(row.get("seconds")),
     )
 
@@ -116,23 +116,12 @@ def cautions(bounds: Sequence[BoundRecord], broken: bool) -> list[str]:
 
 
 def _strip(row: Mapping[str, Any]) -> tuple[str, tuple[PanelRecord, ...]]:
-    panels = [one for one in _list(row.get("panels")) if isinstance(one, Mapping)]
+    panels = [one for one in items(row.get("panels")) if isinstance(one, Mapping)]
     return str(row.get("name") or "?"), tuple(
         PanelRecord(str(one.get("image") or ""), str(one.get("caption") or "")) for one in panels
     )
 
 
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _numbers(value: object) -> dict[str, float]:
     found = {str(name): number(one) for name, one in value.items()} if isinstance(value, Mapping) else {}
     return {name: one for name, one in found.items() if one is not None}
-
-
-def number(value: object) -> float | None:
-    """A finite one of ordinary size."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
-        return None
-    return float(value)

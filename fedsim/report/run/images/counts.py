@@ -9,8 +9,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from fedsim.report.level import Level, level
+from fedsim.report.run.images.same import Key, Made, named, same_images
 from fedsim.report.run.records import AttackRecord, ImageRecord
-from fedsim.report.run.same_images import Key, Made, named, same_images
 
 
 @dataclass(frozen=True)

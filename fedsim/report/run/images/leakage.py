@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from fedsim.report.run.counts import Counts, count_images, on_images, rebuilt, recognised, sizes
+from fedsim.report.run.images.counts import Counts, count_images, on_images, rebuilt, recognised, sizes
+from fedsim.report.run.images.same import named, same_images
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord
-from fedsim.report.run.same_images import named, same_images
 from fedsim.report.run.summary import mean
 
 

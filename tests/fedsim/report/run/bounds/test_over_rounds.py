@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedsim.bounds.robustness import blow_up
-from fedsim.report.run.over_rounds import Released, over_rounds, released
+from fedsim.report.run.bounds.over_rounds import Released, over_rounds, released
 from fedsim.report.run.read import read_run
 from fedsim.report.run.verdict import verdict
 
