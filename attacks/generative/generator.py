@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedsim.errors import ConfigError, NotApplicable, require
+from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models.generator import load_generator
 
 WRAPPERS = ("generator", "g_ema", "model", "state_dict")
@@ -122,7 +122,8 @@ def _size(shape: tuple[int, ...]) -> str:
 
 
 def _load(module: nn.Module, path: Path) -> None:
-    require("generator.checkpoint", path, path.is_file(), "there is no such file")
+    if not path.is_file():
+        raise ConfigError("generator.checkpoint", path, fault="there is no such file")
     try:
         if path.suffix == ".safetensors":
             state = load_file(path)

@@ -41,7 +41,7 @@ class FixedPositionEmbedding(Defense):
         embedding, roles = _position_embedding(model, "fixed_pe")
         if self.kind == "sincos":
             if roles.grid is None:
-                raise ConfigError("defense.fixed_pe.kind", self.kind, f"{type(model).__name__} has no patch grid")
+                raise ConfigError("defense.fixed_pe.kind", self.kind, fault=f"{type(model).__name__} has no patch grid")
             fixed = sincos_position_embedding(roles.grid, embedding.shape[-1], roles.embedded_prefix_tokens)
             with torch.no_grad():
                 embedding.copy_(fixed.reshape(embedding.shape))

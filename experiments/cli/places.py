@@ -29,7 +29,7 @@ def refuse_used(root: Path) -> None:
     """
     if (root / "metrics.jsonl").exists() or (root / "attacks.jsonl").exists():
         words = f"choose a new folder, this one holds a run already; fedsim resume={root} goes on with one"
-        raise ConfigError("run_dir", root, words)
+        raise ConfigError("run_dir", root, fault=words)
 
 
 def find_observations(path: Path) -> Iterator[Path]:
@@ -46,7 +46,9 @@ def find_observations(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise ConfigError("observation", path, f"a folder that can be read ({error.strerror})") from error
     if not found:
-        raise ConfigError("observation", path, "there is none in this folder; RUN/observations holds those of a run")
+        raise ConfigError(
+            "observation", path, fault="there is none in this folder; RUN/observations holds those of a run"
+        )
     yield from found
 
 

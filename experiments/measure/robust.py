@@ -113,7 +113,7 @@ def open_folder(path: str, subject: Subject, key: str, *, must_match: bool) -> F
     try:
         data = _read_folder(path, subject.pictures.images.images([0]).shape[-1])
     except ConfigError as error:
-        raise ConfigError(key, path, error.expected) from error
+        raise ConfigError(key, path, error.expected, error.fault) from error
     known = {name: number for number, name in enumerate(subject.pictures.class_names)}
     unknown = [name for name in data.class_names if name not in known]
     if unknown and must_match:

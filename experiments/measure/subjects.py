@@ -198,7 +198,7 @@ def _load(name: str, origin: Origin, data: Config, shelf: PictureShelf, device: 
 
 def _read(model: nn.Module, path: Path, key: str) -> None:
     if not path.is_file():
-        raise ConfigError(key, path, "there is no such file")
+        raise ConfigError(key, path, fault="there is no such file")
     load_checkpoint(model, path, key)
     broken = [name for name, value in model.state_dict().items() if not bool(value.isfinite().all())]
     if broken:

@@ -68,7 +68,9 @@ def load_frost(folder: str | Path, table: str, side: int) -> list[Photograph]:
             with PIL.Image.open(path) as opened:
                 photograph = opened.convert("RGB")
         except OSError as error:
-            raise ConfigError("measure.corruptions.frost", path, f"a picture, not what it is: {error}") from error
+            raise ConfigError(
+                "measure.corruptions.frost", path, fault=f"cannot be read as a picture: {error}"
+            ) from error
         scale = max(CIFAR_FROST_SCALE if table == "cifar" else 1.0, side / min(photograph.size))
         if scale != 1.0:
             width, height = (max(side, round(scale * length)) for length in photograph.size)

@@ -134,7 +134,7 @@ class FederatedData:
                     raise ConfigError(
                         "partition",
                         self._name,
-                        f"client {partition_id} of {self.num_partitions} would hold no picture of the "
+                        fault=f"client {partition_id} of {self.num_partitions} would hold no picture of the "
                         f"{len(self._splits.train)} for training; take fewer clients or a more even partition",
                     )
                 self._indices[partition_id] = rows
@@ -166,7 +166,7 @@ class FederatedData:
                 raise ConfigError(
                     "partition",
                     self._name,
-                    f"cannot divide {len(self._splits.train)} training pictures of {self.num_classes} classes: "
+                    fault=f"cannot divide {len(self._splits.train)} training pictures of {self.num_classes} classes: "
                     f"{reason}",
                 ) from error
         for warning in caught:

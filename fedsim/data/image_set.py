@@ -83,9 +83,9 @@ class ImageSet:
     def _decode(self, position: int, file: dict[str, str | bytes | None]) -> Tensor:
         content = file["bytes"] or file["path"]
         if not content:
-            raise ConfigError("data", self.ids[position], "has neither a file nor content")
+            raise ConfigError("data", self.ids[position], fault="has neither a file nor content")
         try:
             return decode(content, self._image_size)
         except UNREADABLE as error:
             path = file["path"] or self.ids[position]
-            raise ConfigError("data", path, f"this picture cannot be decoded: {one_line(error)}") from error
+            raise ConfigError("data", path, fault=f"this picture cannot be decoded: {one_line(error)}") from error

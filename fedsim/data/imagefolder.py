@@ -66,7 +66,9 @@ class ImageFolder:
         class_names = tuple(train)
         if unknown := [name for name in test if name not in train]:
             raise ConfigError(
-                "data.path", self._root, f"{test_folder} has class folders that {train_folder} lacks: {_few(unknown)}"
+                "data.path",
+                self._root,
+                fault=f"{test_folder} has class folders that {train_folder} lacks: {_few(unknown)}",
             )
         if self._verify:
             self._check_headers([*itertools.chain(*train.values(), *test.values())])
@@ -104,10 +106,12 @@ class ImageFolder:
         if not images:
             loose = any(_is_picture(child.name) for child in folder.iterdir())
             found = "pictures, but no class folders" if loose else "no class folders"
-            raise ConfigError("data.path", folder, f"holds {found}; expected one folder of pictures per class")
+            raise ConfigError("data.path", folder, fault=f"holds {found}; expected one folder of pictures per class")
         if empty := [name for name, paths in images.items() if not paths]:
             known = " ".join(sorted(extension[1:] for extension in EXTENSIONS))
-            raise ConfigError("data.path", folder, f"no pictures in class folder {_few(empty)} (looked for {known})")
+            raise ConfigError(
+                "data.path", folder, fault=f"no pictures in class folder {_few(empty)} (looked for {known})"
+            )
         return images
 
     def _dataset(self, images: dict[str, list[str]], class_names: tuple[str, ...]) -> "Dataset":
@@ -122,14 +126,14 @@ class ImageFolder:
                 features=features(class_names),
             )
         except UnicodeEncodeError as error:
-            raise ConfigError("data.path", self._root, f"a file name is not UTF-8: {error.object!a}") from error
+            raise ConfigError("data.path", self._root, fault=f"a file name is not UTF-8: {error.object!a}") from error
 
     def _check_headers(self, paths: list[str]) -> None:
         with ThreadPoolExecutor(HEADER_THREADS) as pool:
             faults = [fault for fault in pool.map(self._header_fault, paths, chunksize=64) if fault]
         if faults:
             noun = "1 file cannot" if len(faults) == 1 else f"{len(faults)} files cannot"
-            raise ConfigError("data.path", self._root, f"{noun} be read as a picture: {_few(faults)}")
+            raise ConfigError("data.path", self._root, fault=f"{noun} be read as a picture: {_few(faults)}")
 
     def _header_fault(self, path: str) -> str | None:
         try:

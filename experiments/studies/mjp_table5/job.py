@@ -178,7 +178,7 @@ def read_checkpoints(given: Sequence[str]) -> dict[str, Path]:
         if not sign or group not in GROUPS:
             raise ConfigError("--checkpoint", text, f"MODEL=FILE, MODEL one of {', '.join(GROUPS)}")
         if not Path(path).expanduser().is_file():
-            raise ConfigError("--checkpoint", text, "there is no such file")
+            raise ConfigError("--checkpoint", text, fault="there is no such file")
         result[group] = Path(path).expanduser()
     return result
 

@@ -229,7 +229,7 @@ def test_where_the_attack_gives_nothing_the_update_is_shared(client, fake):
 
 def test_an_attack_without_pictures_is_an_error_and_shares_nothing(client):
     client.gate.attack = Fake(None)
-    with pytest.raises(ConfigError, match=r"leakage_gate\.attack=Fake: an attack that rebuilds pictures"):
+    with pytest.raises(ConfigError, match=r"leakage_gate\.attack=Fake: must be an attack that rebuilds pictures"):
         client.share(5)
 
 

@@ -346,7 +346,7 @@ def test_a_trained_model_of_a_defense_that_adds_parameters_is_audited(matrix):
 
 def test_a_checkpoint_that_cannot_be_read_is_a_failure(matrix, monkeypatch):
     def unread(config):
-        raise ConfigError("model.checkpoint", "x", "no state dict that fits the model")
+        raise ConfigError("model.checkpoint", "x", "a state dict that fits the model")
 
     monkeypatch.setattr(matrix_units, "prepare", unread)
     _, _, err = matrix("matrix.rows=[none]", "matrix.state=trained")

@@ -86,7 +86,7 @@ def test_what_stands_in_the_way_is_found_at_the_stated_place():
 
 
 def test_roles_are_a_mapping():
-    with pytest.raises(ConfigError, match=r"roles=embed.weight: parameter names by role"):
+    with pytest.raises(ConfigError, match=r"roles=embed.weight: must be parameter names by role"):
         check_stated(OwnViT(), "embed.weight", 3)
 
 

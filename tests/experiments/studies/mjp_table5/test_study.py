@@ -164,7 +164,7 @@ def test_trained_weights_give_an_accuracy(table5, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--rows", "vit_l.a"], "--rows=vit_l.a: globs on vit_s.a"),
+        (["--rows", "vit_l.a"], "--rows=vit_l.a: must be globs on vit_s.a"),
         (["--count", "0"], "--count=0"),
         (["--count", "7"], "at most 6"),
         (["--ratio", "1"], "--ratio=1.0"),
