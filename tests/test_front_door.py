@@ -182,7 +182,9 @@ def test_gradients_of_nothing_or_of_another_model_are_refused(vit, given, words)
 
 def test_an_unknown_attack_and_an_unknown_setting_are_refused(vit):
     seen = fedsim.observe(vit, IMAGES[:1], LABELS[:1])
-    with pytest.raises(fedsim.ConfigError, match=r"attack=patch_gradent: must be one of .* Did you mean 'patch_gradient'"):
+    with pytest.raises(
+        fedsim.ConfigError, match=r"attack=patch_gradent: must be one of .* Did you mean 'patch_gradient'"
+    ):
         fedsim.attack("patch_gradent", seen)
     with pytest.raises(fedsim.ConfigError, match=r"attack.dlg.step=3: there is no such setting. Did you mean 'steps'"):
         fedsim.attack("dlg", seen, step=3)

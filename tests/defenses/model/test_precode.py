@@ -185,7 +185,9 @@ def test_refuses_models_and_plans():
         Precode().wrap_model(headless)
     quiet = Precode(sample="training")
     quiet.check(Plan(headless, {"training_mode": True}, {}, {}))
-    with pytest.raises(ConfigError, match=r"precode\.sample=training: must be always, since client\.training_mode=false"):
+    with pytest.raises(
+        ConfigError, match=r"precode\.sample=training: must be always, since client\.training_mode=false"
+    ):
         quiet.check(Plan(headless, {"training_mode": False}, {}, {}))
 
 

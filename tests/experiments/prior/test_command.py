@@ -177,10 +177,16 @@ def test_a_defense_that_withholds_every_update_is_named(command, tmp_path, withh
         (["prior.generator.channels=[7]"], "channels in multiples of 8"),
         (["+prior.generator.depth=3"], "prior.generator.depth=3: there is no such setting"),
         (["kind=lti", "prior.lti.any_label=2"], "prior.lti.any_label=2: a share"),
-        (["kind=lti", "prior.validation=1", "client.batch_size=2"], "prior.validation=1: must be at least the 2 pictures"),
+        (
+            ["kind=lti", "prior.validation=1", "client.batch_size=2"],
+            "prior.validation=1: must be at least the 2 pictures",
+        ),
         (["kind=lti", "prior.lti.decoder=magic"], "decoder=magic: must be one of linear, conv"),
         (["kind=lti", "defense=[secure_aggregation]"], "the server sees single clients"),
-        (["kind=lti", "client.batch_size=64", "data.auxiliary_fraction=0.05"], "client.batch_size=64: must be at most the"),
+        (
+            ["kind=lti", "client.batch_size=64", "data.auxiliary_fraction=0.05"],
+            "client.batch_size=64: must be at most the",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_named(command, tmp_path, settings, words):

@@ -194,7 +194,8 @@ def test_partitions_that_no_client_takes_are_reported(caplog):
 def test_more_clients_than_natural_ids():
     error = refusal(NaturalIdPartitioner("writer"), num_clients=8)
     assert (
-        str(error) == "num_clients=8: must be at most 7, the number of partitions that NaturalIdPartitioner makes of this data"
+        str(error)
+        == "num_clients=8: must be at most 7, the number of partitions that NaturalIdPartitioner makes of this data"
     )
     data = FederatedData(Table(), NaturalIdPartitioner("writer"), image_size=8)
     data.check(7)

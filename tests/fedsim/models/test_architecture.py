@@ -86,7 +86,9 @@ def test_checkpoints(tmp_path):
     torch.save({3: "no tensor"}, tmp_path / "other.pt")
     (tmp_path / "empty.safetensors").write_bytes(b"")
     for name in ("empty.pt", "cut.pt", "short.pt", "other.pt", "empty.safetensors"):
-        with pytest.raises(ConfigError, match=rf"model\.checkpoint=.*{name}: must be a state dict that fits the model: \S"):
+        with pytest.raises(
+            ConfigError, match=rf"model\.checkpoint=.*{name}: must be a state dict that fits the model: \S"
+        ):
             ModelSpec(SMALL.name, 5, 32, 8, checkpoint=str(tmp_path / name), kwargs={"depth": 1}).build(0)
 
 

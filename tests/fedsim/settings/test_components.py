@@ -66,7 +66,10 @@ def test_settings_that_fit(settings: dict[str, Any]) -> None:
         ({"size": 10}, "group.thing.size=10: must be at most 9"),
         ({"size": 1, "part": {"_target_": PART, "weight": "w"}}, "group.thing.part.weight=w: must be a number"),
         ({"size": 1, "part": {"_target_": PART, "weight": -1.0}}, "group.thing.part.weight=-1.0: must be 0 or more"),
-        ({"size": 1, "parts": {"a": {"_target_": PART, "weight": -1.0}}}, "group.thing.parts.a.weight=-1.0: must be 0 or more"),
+        (
+            {"size": 1, "parts": {"a": {"_target_": PART, "weight": -1.0}}},
+            "group.thing.parts.a.weight=-1.0: must be 0 or more",
+        ),
         ({"size": 1, "anything": "boom"}, "group.thing=went off: must be settings that fit"),
         ({"size": 1, "part": {"_target_": "no.such.Class"}}, "group.thing.part._target_=no.such.Class: a class"),
     ],

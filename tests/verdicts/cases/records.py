@@ -1,7 +1,7 @@
 """Runs in which something is missing, torn, refused, or not what it looks like."""
 
-from experiments.benchmarks.verdicts.case import Case, PlannedRun, of_run
-from experiments.benchmarks.verdicts.expectations import (
+from tests.verdicts.case import Case, PlannedRun, of_run
+from tests.verdicts.expectations import (
     card,
     column,
     counts,
@@ -10,7 +10,7 @@ from experiments.benchmarks.verdicts.expectations import (
     no_element,
     says,
 )
-from experiments.benchmarks.verdicts.lines import Line, ended, failed, hidden, image, labels, line, refused
+from tests.verdicts.lines import Line, ended, failed, hidden, image, labels, line, refused
 
 EVIL = "<img src=x onerror=alert(1)>"
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from experiments.benchmarks.verdicts.pages import Said
+from tests.verdicts.pages import Said
 
 LEVELS = ("broken", "proven", "open", "not tested")
 FORBIDDEN = re.compile(r"\b(safe|safely|safest|protects|protected)\b", re.IGNORECASE)

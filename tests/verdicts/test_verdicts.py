@@ -11,16 +11,16 @@ import pytest
 from markupsafe import Markup
 from matplotlib.text import Text
 
-from experiments.benchmarks.verdicts.case import Case, PlannedRun, of_run
-from experiments.benchmarks.verdicts.command import REAL, SYNTHETIC, answer, to_markdown, to_page
-from experiments.benchmarks.verdicts.expectations import FORBIDDEN, level
-from experiments.benchmarks.verdicts.lines import ended, image
-from experiments.benchmarks.verdicts.pages import parse
 from fedsim.metrics.records import ImageScore
 from fedsim.result import AttackResult
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
 from server.attack_queue.results import Job, ResultWriter
+from tests.verdicts.case import Case, PlannedRun, of_run
+from tests.verdicts.command import REAL, SYNTHETIC, answer, to_markdown, to_page
+from tests.verdicts.expectations import FORBIDDEN, level
+from tests.verdicts.lines import ended, image
+from tests.verdicts.pages import parse
 
 CASES = [case for group in SYNTHETIC.values() for case in group]
 DRAWINGS = (
@@ -108,7 +108,7 @@ def test_what_is_untrue_is_found(tmp_path):
 
 
 def test_the_committed_page_holds_every_case():
-    page = (Path(__file__).parents[3] / "docs" / "results" / "verdicts.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "results" / "verdicts.md").read_text(encoding="utf-8")
     every = [*CASES, *REAL]
     assert f"{len(every)} of {len(every)} cases hold" in page
     assert [case.name for case in every if f"| {escape(case.name, quote=False)} |" not in page] == []

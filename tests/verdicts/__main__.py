@@ -1,8 +1,8 @@
 """Can a report be made to lie? Run folders, audits and matrices built to that end, and what each page says of them.
 
-python -m experiments.benchmarks.verdicts --out DIR                       all cases, a minute on 2 cores
-python -m experiments.benchmarks.verdicts --out DIR --only guess noise    those whose names hold one of these words
-python -m experiments.benchmarks.verdicts --out DIR --page FILE           the table as a page of the documentation
+python -m tests.verdicts --out DIR                       all cases, a minute on 2 cores
+python -m tests.verdicts --out DIR --only guess noise    those whose names hold one of these words
+python -m tests.verdicts --out DIR --page FILE           the table as a page of the documentation
 
 Ends with 1 where something that must hold does not.
 """
@@ -24,7 +24,7 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = _arguments()
 
-    from experiments.benchmarks.verdicts.command import run
+    from tests.verdicts.command import run
 
     run(arguments)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from experiments.benchmarks.verdicts.case import Case
-from experiments.benchmarks.verdicts.cases import audits, certificates, defenses, guesses, matrices, records, seen
-from experiments.benchmarks.verdicts.pages import Said
+from tests.verdicts.case import Case
+from tests.verdicts.cases import audits, certificates, defenses, guesses, matrices, records, seen
+from tests.verdicts.pages import Said
 
 MODULES = (guesses, certificates, seen, records, defenses, matrices)
 SYNTHETIC: dict[str, tuple[Case, ...]] = {module.__name__.rpartition(".")[2]: module.CASES for module in MODULES}
@@ -107,7 +107,7 @@ that this command writes:
 
 <!-- needs: minutes -->
 ```bash
-python -m experiments.benchmarks.verdicts --out DIR
+python -m tests.verdicts --out DIR
 ```
 
 {held} of {len(answers)} cases hold. No page, terminal line or summary may say “safe”, “proven” or “protects”. A \

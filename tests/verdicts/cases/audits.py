@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 
 from experiments.audit.command import run_audit
-from experiments.benchmarks.verdicts.case import Case, read_run_page, shown
-from experiments.benchmarks.verdicts.cases import plug_ins
-from experiments.benchmarks.verdicts.expectations import card, counts, level, level_of, never, says
-from experiments.benchmarks.verdicts.pages import Said, read_matrix_page, read_page
 from experiments.cli.call import console, errors
 from experiments.studies.priors_defended.cases import composed
 from fedsim.errors import RunError
 from fedsim.report.draw.pictures import save_png
 from fedsim.report.render import build_comparison
+from tests.verdicts.case import Case, read_run_page, shown
+from tests.verdicts.cases import plug_ins
+from tests.verdicts.expectations import card, counts, level, level_of, never, says
+from tests.verdicts.pages import Said, read_matrix_page, read_page
 
 GREY = f"+attack.grey._target_={plug_ins.__name__}.Grey"
 SIDE = 8
@@ -55,7 +55,7 @@ def of_matrix(*settings: str) -> Callable[[Path], Said]:
         root = folder / "matrix"
         common = ["data=digits", "model=vit_nano", "simulation=inline", "simulation.threads=1"]
         command = [sys.executable, "-m", "experiments.matrix", f"run_dir={root}", *common, *settings]
-        ended = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 - our own command
+        ended = subprocess.run(command, capture_output=True, text=True, check=True)
         summary = json.loads((root / "matrix.json").read_text(encoding="utf-8"))
         html = (root / "matrix.html").read_text(encoding="utf-8")
         return read_matrix_page(html, shown(ended.stdout, root), summary, {})

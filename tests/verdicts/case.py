@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from experiments.benchmarks.verdicts.expectations import Expectation, house_rules
-from experiments.benchmarks.verdicts.lines import Line
-from experiments.benchmarks.verdicts.pages import Said, read_page
 from experiments.cli.call import console, errors
 from experiments.engine.reporting import reported
 from fedsim.errors import RunError
 from fedsim.report.draw.pictures import save_png
 from fedsim.report.render import build_comparison, build_report
 from fedsim.storage.run_folder import RunFolder
+from tests.verdicts.expectations import Expectation, house_rules
+from tests.verdicts.lines import Line
+from tests.verdicts.pages import Said, read_page
 
 TEST_IMAGES = 1400
 CONFIG = """\

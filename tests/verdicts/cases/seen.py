@@ -1,8 +1,8 @@
 """Runs in which a defense changed the images before the model saw them."""
 
-from experiments.benchmarks.verdicts.case import Case, PlannedRun, of_run
-from experiments.benchmarks.verdicts.expectations import card, counts, least_below_mean, level, never, says
-from experiments.benchmarks.verdicts.lines import ended, image, line
+from tests.verdicts.case import Case, PlannedRun, of_run
+from tests.verdicts.expectations import card, counts, least_below_mean, level, never, says
+from tests.verdicts.lines import ended, image, line
 
 JIGSAW = "{mjp_jp: {ratio: 0.9}, half: {}}"
 MIRROR = "{ats: {policies: [], flip: true}, half: {}}"

@@ -5,15 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.benchmarks.verdicts.case import PlannedRun, read_run_page, write
-from experiments.benchmarks.verdicts.lines import Line
-from experiments.benchmarks.verdicts.pages import Said, read_matrix_page
 from fedsim.report.matrix.cells import Matrix, MatrixColumn, MatrixRow, RowState, with_front
 from fedsim.report.matrix.files import build_matrix_report, write_matrix
 from fedsim.report.matrix.read import BASELINE, read_cells, read_counts
 from fedsim.report.matrix.verdict import verdicts
 from fedsim.report.matrix.wording import few
 from fedsim.report.run.images.counts import Counts
+from tests.verdicts.case import PlannedRun, read_run_page, write
+from tests.verdicts.lines import Line
+from tests.verdicts.pages import Said, read_matrix_page
 
 
 @dataclass(frozen=True)

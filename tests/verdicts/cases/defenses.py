@@ -1,8 +1,8 @@
 """Comparisons in which a defense looks better, or another run, than it is."""
 
-from experiments.benchmarks.verdicts.case import Case, PlannedRun, of_runs
-from experiments.benchmarks.verdicts.expectations import counts, level, level_of, never, row, says
-from experiments.benchmarks.verdicts.lines import ended, failed, labels, refused
+from tests.verdicts.case import Case, PlannedRun, of_runs
+from tests.verdicts.expectations import counts, level, level_of, never, row, says
+from tests.verdicts.lines import ended, failed, labels, refused
 
 NOISE = "{gradient_noise: {relative_norm: 0.001}}"
 JIGSAW = "{mjp_jp: {ratio: 0.9}, half: {}}"

@@ -1,8 +1,8 @@
 """Matrices in which a row looks better than it is."""
 
-from experiments.benchmarks.verdicts.case import Case
-from experiments.benchmarks.verdicts.cases.seen import MIXED
-from experiments.benchmarks.verdicts.expectations import (
+from tests.verdicts.case import Case
+from tests.verdicts.cases.seen import MIXED
+from tests.verdicts.expectations import (
     Expectation,
     colour,
     level_of,
@@ -11,8 +11,8 @@ from experiments.benchmarks.verdicts.expectations import (
     row,
     says,
 )
-from experiments.benchmarks.verdicts.lines import Line, ended, failed, image, labels, line, refused
-from experiments.benchmarks.verdicts.matrix import PlannedRow, of_matrix
+from tests.verdicts.lines import Line, ended, failed, image, labels, line, refused
+from tests.verdicts.matrix import PlannedRow, of_matrix
 
 EVIL = "<img src=x onerror=alert(1)>"
 NOTHING = r"\bno (image|picture) is recognisable"

@@ -1,8 +1,8 @@
 """Runs in which chance, or what is known without any update, looks like a leak."""
 
-from experiments.benchmarks.verdicts.case import Case, PlannedRun, of_run
-from experiments.benchmarks.verdicts.expectations import card, counts, level, never, says
-from experiments.benchmarks.verdicts.lines import ended, image, line
+from tests.verdicts.case import Case, PlannedRun, of_run
+from tests.verdicts.expectations import card, counts, level, never, says
+from tests.verdicts.lines import ended, image, line
 
 LOW = [24.2 + 1e-6 * n for n in range(20)]
 """The mean image against 20 low-contrast ones."""

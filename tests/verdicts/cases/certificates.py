@@ -1,8 +1,8 @@
 """Runs in which a certificate says more, or less, than it should."""
 
-from experiments.benchmarks.verdicts.case import Case, PlannedRun, of_run
-from experiments.benchmarks.verdicts.expectations import card, counts, level, never, says
-from experiments.benchmarks.verdicts.lines import ended, failed, image, labels, line
+from tests.verdicts.case import Case, PlannedRun, of_run
+from tests.verdicts.expectations import card, counts, level, never, says
+from tests.verdicts.lines import ended, failed, image, labels, line
 
 UNNAMED = r"\d certificates? (was|were) granted,"
 """Without a word of what: a reader of a verdict on images takes it for one of an image."""
