@@ -73,7 +73,7 @@ def test_any_module_is_attacked_by_what_needs_no_vit(make):
 
 
 def test_what_batch_norm_cannot_train_on_is_said():
-    with pytest.raises(fedsim.ConfigError, match=r"images=1 of \(3, 32, 32\): more images, .* BatchNorm"):
+    with pytest.raises(fedsim.ConfigError, match=r"images=1 of \(3, 32, 32\): must be more images, .* BatchNorm"):
         fedsim.observe(make_resnet(), IMAGES[:1], LABELS[:1])
 
 

@@ -50,12 +50,12 @@ class Strip:
     cells: dict[int, FigureCell]
 
 
-def write_figure(rows: Sequence[TableRow], entries: Sequence[Entry], shown: int, out: Path) -> None:
-    """`table5.png`: x and x̃ on top, then a strip for each model and input."""
+def write_figure(rows: Sequence[TableRow], entries: Sequence[Entry], shown: int, out: Path) -> bool:
+    """`table5.png`: x and x̃ on top, then a strip for each model and input; False where there is nothing to show."""
     results = {(entry["case"], entry["attack"], entry["number"]): entry for entry in entries}
     strips = arrange(rows, {key[:2] for key, entry in results.items() if entry["status"] == "done"})
     if shown == 0 or len(strips) == 1:
-        return
+        return False
     blocks = 1 + max(block for strip in strips for block in strip.cells)
     with drawing(out / "table5.png", 1.7 + 0.9 * shown * blocks, 0.3 + 1.15 * len(strips)) as figure:
         axes = figure.subplots(len(strips), shown * blocks, squeeze=False)
@@ -66,6 +66,7 @@ def write_figure(rows: Sequence[TableRow], entries: Sequence[Entry], shown: int,
             for block, cell in strip.cells.items():
                 for client in range(shown):
                     _draw(line[block * shown + client], cell, client, results, out)
+    return True
 
 
 def arrange(rows: Sequence[TableRow], done: set[tuple[str, str]]) -> list[Strip]:

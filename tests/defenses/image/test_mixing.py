@@ -182,7 +182,7 @@ def test_one_after_the_other():
 def test_batches_without_a_partner_are_refused(defense, least):
     defense.check(Plan(SPEC.build(0), {"batch_size": least}, {}, {}))
     if least > 1:
-        with pytest.raises(ConfigError, match=rf"client\.batch_size={least - 1}: {least} or more"):
+        with pytest.raises(ConfigError, match=rf"client\.batch_size={least - 1}: must be {least} or more"):
             defense.check(Plan(SPEC.build(0), {"batch_size": least - 1}, {}, {}))
 
 

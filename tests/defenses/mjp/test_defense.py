@@ -303,7 +303,7 @@ def test_checks_what_it_works_with():
         ({"fixed_pe": FixedPositionEmbedding(), "mjp": MaskedJigsawPuzzle()}, "learnable .*embedding=own"),
         ({"mjp": MaskedJigsawPuzzle(), "dp_sgd": OneByOne()}, "beside dp_sgd: gradients of single pictures"),
         ({"dp_sgd": OneByOne(), "mjp": MaskedJigsawPuzzle(embedding="own", dal="linear")}, "beside dp_sgd"),
-        ({"mjp": MaskedJigsawPuzzle(), "mixup": Mixing()}, r"\[mjp, mixup\]: mixup first"),
+        ({"mjp": MaskedJigsawPuzzle(), "mixup": Mixing()}, r"\[mjp, mixup\]: must be mixup first"),
         (
             {"mjp": MaskedJigsawPuzzle(), "mjp_jp": MaskedJigsawPuzzle(embedding="own")},
             r"\[mjp, mjp_jp\]: must be one of them",

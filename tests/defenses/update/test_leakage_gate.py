@@ -294,7 +294,7 @@ def test_it_comes_last():
     gate = LeakageGate(PatchGradient())
     gate.check(plan(noise=GradientNoise(), leakage_gate=gate, secure_aggregation=SecureAggregation()))
     for other in (GradientNoise(), WithholdPositionEmbedding()):
-        with pytest.raises(ConfigError, match=r"defense=\[leakage_gate, other\]: leakage_gate behind other"):
+        with pytest.raises(ConfigError, match=r"defense=\[leakage_gate, other\]: must be leakage_gate behind other"):
             gate.check(plan(leakage_gate=gate, other=other))
 
 
@@ -302,7 +302,7 @@ def test_it_comes_last():
 @pytest.mark.parametrize("threshold", [0.5, math.inf])
 def test_no_privacy_budget_holds_beside_a_verdict_on_the_pictures(other, threshold):
     gate = LeakageGate(PatchGradient(), threshold=threshold)
-    with pytest.raises(ConfigError, match=r"defense=\[other, leakage_gate\]: other or the gate: .* without noise"):
+    with pytest.raises(ConfigError, match=r"defense=\[other, leakage_gate\]: must be other or the gate: .* without"):
         gate.check(plan(other=other, leakage_gate=gate))
 
 
@@ -334,7 +334,7 @@ def test_its_silence_tells_pictures_apart_whatever_the_noise():
     ],
 )
 def test_settings_that_make_no_sense(key, value, words):
-    with pytest.raises(ConfigError, match=rf"defense\.leakage_gate\.{key}={value}: {words}"):
+    with pytest.raises(ConfigError, match=rf"defense\.leakage_gate\.{key}={value}: must be {words}"):
         LeakageGate(PatchGradient(), **{key: value})
 
 

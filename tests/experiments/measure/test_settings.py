@@ -54,7 +54,7 @@ def test_what_is_configured_is_valid():
         ("measure__num_images", "few", "measure.num_images=few"),
         ("measure__dimensions", [0], "measure.dimensions"),
         ("measure__projections", ["lda"], "measure.projections=lda: must be one of pca"),
-        ("measure__projections", "pca", "measure.projections=pca: names"),
+        ("measure__projections", "pca", "measure.projections=pca: must be names"),
         ("measure__corruptions__names", ["rain"], "names=rain: must be one of gaussian_noise"),
         ("measure__corruptions__names", "foggy", "names=foggy: must be a list, all"),
         ("measure__hard", "no", "measure.hard=no: .* there is none"),
@@ -84,7 +84,7 @@ def test_refuses_a_reference_that_is_no_run():
     ("settings", "words"),
     [
         ({"names": ["fog"]}, r"names=\[fog\]: must be all, beside reference=alexnet: .* fifteen corruptions"),
-        ({"names": "all", "severities": [5]}, r"severities=\[5\]: \[1,2,3,4,5\], beside reference=alexnet"),
+        ({"names": "all", "severities": [5]}, r"severities=\[5\]: must be \[1,2,3,4,5\], beside reference=alexnet"),
         ({"names": "all", "severities": [1, 2, 3, 4, 5, 5]}, "severities="),
     ],
 )

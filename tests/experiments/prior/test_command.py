@@ -176,7 +176,7 @@ def test_a_defense_that_withholds_every_update_is_named(command, tmp_path, withh
         (["prior.generator.steps=0"], "prior.generator.steps=0: must be a whole number of at least 1"),
         (["prior.generator.channels=[7]"], "channels in multiples of 8"),
         (["+prior.generator.depth=3"], "prior.generator.depth=3: there is no such setting"),
-        (["kind=lti", "prior.lti.any_label=2"], "prior.lti.any_label=2: a share"),
+        (["kind=lti", "prior.lti.any_label=2"], "prior.lti.any_label=2: must be a share"),
         (
             ["kind=lti", "prior.validation=1", "client.batch_size=2"],
             "prior.validation=1: must be at least the 2 pictures",

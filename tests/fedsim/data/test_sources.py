@@ -55,7 +55,7 @@ def test_a_small_fraction_is_at_least_one_picture():
 @pytest.mark.parametrize(
     ("test", "auxiliary", "message"),
     [
-        (1.0, 0.0, r"data\.test_fraction=1\.0: a fraction"),
+        (1.0, 0.0, r"data\.test_fraction=1\.0: must be a fraction"),
         (-0.1, 0.0, r"data\.test_fraction=-0\.1"),
         (0.1, 2, r"data\.auxiliary_fraction=2"),
         (

@@ -62,7 +62,7 @@ def test_wrappers_run_in_order():
         ({"kwargs": {"depht": 1}}, "timm refuses"),
         ({"kwargs": {"num_heads": 0}}, "timm refuses.*ZeroDivisionError"),
         ({"kwargs": {"norm_layer": "foo"}}, "timm refuses.*foo"),
-        ({"kwargs": {"in_chans": 1}}, r"model\.kwargs\.in_chans=1: 3"),
+        ({"kwargs": {"in_chans": 1}}, r"model\.kwargs\.in_chans=1: must be 3"),
     ],
 )
 def test_refusals(settings, words):

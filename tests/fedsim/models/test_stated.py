@@ -95,9 +95,9 @@ def test_roles_are_a_mapping():
     [
         ({"patch_wieght": "embed.weight"}, "Did you mean 'patch_weight'"),
         ({"patch_weight": "embed.wieght"}, "roles.patch_weight=embed.wieght: .* Did you mean 'embed.weight'"),
-        ({"patch_weight": "head.weight"}, r"head.weight \(5, 48\): the weight of a Conv2d on images: \(width, 3, "),
+        ({"patch_weight": "head.weight"}, r"head.weight \(5, 48\): must be the weight of a Conv2d on images:"),
         ({"pos_embed": "positions"}, "patch_weight too"),
-        ({**ROLES, "pos_embed": "head.weight"}, r"head.weight \(5, 48\): a row of 48 numbers for each of 16 patches"),
+        ({**ROLES, "pos_embed": "head.weight"}, r"head.weight \(5, 48\): must be a row of 48 numbers for each of 16"),
         ({"patch_weight": "embed.weight", "pos_embed": "positions"}, "a row of 48 numbers for each of 16 patches"),
         ({**ROLES, "class_token": "block.linear2.weight"}, "roles.class_token=.*so many numbers as the model is wide"),
     ],

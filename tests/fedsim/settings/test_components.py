@@ -61,7 +61,7 @@ def test_settings_that_fit(settings: dict[str, Any]) -> None:
         ({}, "group.thing.size=: missing; it has no default"),
         ({"size": 1, "limit": "much"}, "group.thing.limit=much: must be a number or null"),
         ({"size": 1, "flag": "perhaps"}, "group.thing.flag=perhaps: must be true or false"),
-        ({"size": 1, "part": "l2"}, "group.thing.part=l2: a Part by its _target_ or null"),
+        ({"size": 1, "part": "l2"}, "group.thing.part=l2: must be a Part by its _target_ or null"),
         ({"size": 1, "nmae": "b"}, "group.thing.nmae=b: there is no such setting. Did you mean 'name'?"),
         ({"size": 10}, "group.thing.size=10: must be at most 9"),
         ({"size": 1, "part": {"_target_": PART, "weight": "w"}}, "group.thing.part.weight=w: must be a number"),
@@ -71,7 +71,7 @@ def test_settings_that_fit(settings: dict[str, Any]) -> None:
             "group.thing.parts.a.weight=-1.0: must be 0 or more",
         ),
         ({"size": 1, "anything": "boom"}, "group.thing=went off: must be settings that fit"),
-        ({"size": 1, "part": {"_target_": "no.such.Class"}}, "group.thing.part._target_=no.such.Class: a class"),
+        ({"size": 1, "part": {"_target_": "no.such.Class"}}, "group.thing.part._target_=no.such.Class: must be a"),
     ],
 )
 def test_settings_that_do_not(settings: dict[str, Any], message: str) -> None:
