@@ -77,9 +77,9 @@ class Generator:
         self, latent: Float[Tensor, "batch latent"], labels: Int[Tensor, " batch"] | None
     ) -> Float[Tensor, "batch c h w"]:
         """Pictures in [0, 1], differentiable."""
-        return self.as_pictures(self.module(latent, labels) if self.num_classes else self.module(latent))
+        return self.as_images(self.module(latent, labels) if self.num_classes else self.module(latent))
 
-    def as_pictures(self, made: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch c h w"]:
+    def as_images(self, made: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch c h w"]:
         return 0.5 * (made + 1.0) if self.symmetric else made
 
     def check(self, shape: tuple[int, ...], device: torch.device) -> None:

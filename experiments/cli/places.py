@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedsim.errors import ConfigError
 from fedsim.settings.commands import JobConfig, MeasureConfig
-from fedsim.settings.places import check_model_file, picture_folder
+from fedsim.settings.places import check_model_file, class_folders
 
 IMAGE_FOLDER = "fedsim.data.ImageFolder"
 
@@ -87,7 +87,7 @@ def check_measured(config: MeasureConfig) -> None:
 def _check_data(config: JobConfig | MeasureConfig) -> None:
     data = config.data
     if data.get("_target_") == IMAGE_FOLDER and isinstance(data.get("path"), str | None):
-        picture_folder(data.get("path"))
+        class_folders(data.get("path"))
 
 
 def _folder(key: str, path: object, expected: str) -> None:

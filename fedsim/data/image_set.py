@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from fedsim.data.pictures import UNREADABLE, PictureCache, decode, one_line
+from fedsim.data.pictures import UNREADABLE, ImageCache, decode, one_line
 from fedsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ class ImageSet:
         ids: names of the pictures, unique within the source.
     """
 
-    def __init__(
-        self, dataset: "Dataset", rows: Sequence[int], image_size: int, cache: PictureCache, split: str
-    ) -> None:
+    def __init__(self, dataset: "Dataset", rows: Sequence[int], image_size: int, cache: ImageCache, split: str) -> None:
         """`rows` are row numbers of `dataset`; `split` tells its pictures from others in the same cache."""
         from datasets import Image
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from fedsim.errors import ConfigError
 
 
-def picture_folder(path: object) -> Path:
+def class_folders(path: object) -> Path:
     """The folder that `data.path` names.
 
     Raises:

@@ -20,7 +20,7 @@ from experiments.studies.mjp_table5.rows import (
     PATCH_TOLD,
     TableRow,
 )
-from experiments.studies.mjp_table5.tables import compared_pictures
+from experiments.studies.mjp_table5.tables import compared_images
 from fedsim.metrics.image import PSNR_CAP
 from fedsim.report.draw.png import MUTED, drawing
 
@@ -83,7 +83,7 @@ def arrange(rows: Sequence[TableRow], done: set[tuple[str, str]]) -> list[Strip]
         guess = row.attack in (MEAN, GREY)
         if row.setting == "c" or (guess and row.setting == "b") or (row.case.name, row.attack) not in done:
             continue
-        label = row.label if guess else f"{row.label}\n{compared_pictures(row).split(', ')[0]}"
+        label = row.label if guess else f"{row.label}\n{compared_images(row).split(', ')[0]}"
         strip = strips.setdefault(row.name, Strip(label, {}))
         strip.cells[BLOCKS[row.attack]] = FigureCell(f"{row.case.name}-{row.attack}", ATTACKS[row.attack], row)
     return [top, *strips.values()]

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.audit.command import choose_pictures
+from experiments.audit.command import choose_images
 from experiments.engine.setup import prepare
 from experiments.python.load_config import load_config
 from experiments.studies.harness.ledger import Entry
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> None:
     configs = {row.case: config_of(row.case, options, checkpoints) for row in rows}
     config = configs[rows[0].case]
     setup = prepare(config)
-    chosen = choose_pictures(setup)
+    chosen = choose_images(setup)
     victims = [(number, position, setup.data.train.ids[position]) for number, position in enumerate(chosen)]
     settings = {
         "pictures": str(options.pictures.resolve()),

@@ -72,7 +72,7 @@ def page_of(rows: Sequence[TableRow], entries: Sequence[Entry], trained: bool, d
     return Page("mjp_table5", "MJP's Table 5", INTRODUCTION, [table], _notes(lines, trained), figures)
 
 
-def compared_pictures(row: TableRow) -> str:
+def compared_images(row: TableRow) -> str:
     """What stands against what, `Φ(x), x`."""
     compared = COMPARED["b"] if not row.told else COMPARED[row.setting]
     return compared.split(", ")[1] if row.attack in (MEAN, GREY) else compared
@@ -103,7 +103,7 @@ def _line(row: TableRow, by_attack: Mapping[tuple[str, str], Sequence[Entry]]) -
 
 def _cells(line: MeasuredRow) -> list[str]:
     row, paper = line.row, line.row.published
-    compared = compared_pictures(row)
+    compared = compared_images(row)
     own = [number(line.means[name], FORMS[name]) for name in MEASURES]
     if line.psnr_std is not None and line.pictures > 1:
         own[MEASURES.index("psnr")] += f" ± {line.psnr_std:.2f}"

@@ -143,7 +143,7 @@ class AttackRecord:
     seed: int = 0
 
     @property
-    def labels_alone(self) -> bool:
+    def only_labels(self) -> bool:
         """Whether it came to an end and was after labels, not after pictures, of which a search keeps a trace."""
         images = any(image.rebuilt for image in self.images)
         return self.status == "done" and self.labelled and not self.trace and not images

@@ -14,7 +14,7 @@ def test_a_checkpoint_of_fedsim_prior_needs_no_module(painter, checkpoint, rng):
     found = Generator(str(checkpoint))
     assert found.latent == 6
     assert torch.equal(found.pictures(latent, None), painter()(latent))
-    by_stages = found.as_pictures(found.run(found.run(found.embed(latent, None), 0, 2), 2))
+    by_stages = found.as_images(found.run(found.run(found.embed(latent, None), 0, 2), 2))
     assert torch.equal(by_stages, painter()(latent))
     assert not any(parameter.requires_grad for parameter in found.module.parameters())
 

@@ -23,7 +23,7 @@ from defenses import (
     WithholdPositionEmbedding,
 )
 from defenses.compose import load_wrappers
-from defenses.update.leakage_gate import nearest_pictures, relative_leakage
+from defenses.update.leakage_gate import nearest_images, relative_leakage
 from experiments.engine.setup import prepare
 from fedsim.errors import ConfigError
 from fedsim.storage.observation_files import load_observation, save_observation
@@ -123,7 +123,7 @@ def test_rebuilt_pictures_are_held_against_the_nearest(client, rng):
     pictures = client.setup.data.train.subset(range(90))
     images = pictures.images([80, 3, 80]).double()
     noisy = (images + 0.02 * torch.randn(images.shape, generator=rng)).clamp(0, 1)
-    assert nearest_pictures(pictures, noisy).equal(images)
+    assert nearest_images(pictures, noisy).equal(images)
 
 
 def test_measuring_alone_changes_no_bit(client):

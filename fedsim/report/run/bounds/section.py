@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedsim.report.draw.pictures import EmbeddedPicture, embed_picture
+from fedsim.report.draw.pictures import EmbeddedImage, embed_image
 from fedsim.report.run.bounds.records import HEADINGS, BoundRecord
 from fedsim.report.run.read import RecordedRun
 
@@ -15,7 +15,7 @@ class ShownBound:
     """A record, and its strips with the images that could be read."""
 
     record: BoundRecord
-    strips: tuple[tuple[str, tuple[tuple[EmbeddedPicture, str], ...]], ...]
+    strips: tuple[tuple[str, tuple[tuple[EmbeddedImage, str], ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ def shown_bounds(run: RecordedRun) -> list[ShownKind]:
     return found
 
 
-def _strips(run: RecordedRun, record: BoundRecord) -> tuple[tuple[str, tuple[tuple[EmbeddedPicture, str], ...]], ...]:
+def _strips(run: RecordedRun, record: BoundRecord) -> tuple[tuple[str, tuple[tuple[EmbeddedImage, str], ...]], ...]:
     strips = []
     for name, panels in record.strips:
-        shown = [(embed_picture(run.path, one.image, side=SIDE), one.caption) for one in panels]
+        shown = [(embed_image(run.path, one.image, side=SIDE), one.caption) for one in panels]
         strips.append((name, tuple((image, caption) for image, caption in shown if image is not None)))
     return tuple(strips)

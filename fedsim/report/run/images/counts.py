@@ -97,7 +97,7 @@ def count_images(
 
 def on_images(records: Iterable[AttackRecord], labels: AbstractSet[str]) -> list[AttackRecord]:
     """Records of attacks that are after images."""
-    return [record for record in records if record.attack not in labels and not record.labels_alone]
+    return [record for record in records if record.attack not in labels and not record.only_labels]
 
 
 def rebuilt(records: Iterable[AttackRecord]) -> dict[Key, list[Made]]:
