@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from defenses.mjp import blockwise_masks
 from defenses.mjp.mask import blockwise_masks, scaled_min_block
 from tests.defenses.mjp import slow
 

@@ -5,7 +5,7 @@ import torch
 from skimage.metrics import peak_signal_noise_ratio
 
 from fedsim.ground_truth import GroundTruth
-from fedsim.metrics import PSNR_CAP, ImageScore, score, score_labels
+from fedsim.metrics import PSNR_CAP, score, score_labels
 
 
 @pytest.fixture
@@ -69,10 +69,6 @@ def test_eight_bit_forgives_what_a_file_cannot_hold(truth: GroundTruth) -> None:
 def test_another_shape_is_refused_with_both_shapes(truth: GroundTruth) -> None:
     with pytest.raises(ValueError, match=r"\(3, 4, 4\) for originals of \(3, 8, 8\)"):
         score(truth, torch.rand(3, 3, 4, 4), None)
-
-
-def test_success_counts_the_threshold_itself() -> None:
-    scores = [ImageScore("a", psnr=20.0), ImageScore("b", psnr=19.9), ImageScore("c")]
 
 
 def test_a_score_becomes_one_json_object(truth: GroundTruth) -> None:
