@@ -25,14 +25,12 @@ class FixedPositionEmbedding(Defense):
         kind: `sincos`, MAE's 2D embedding, or `frozen`: the values that the model was built with.
     """
 
+    repeatable = True
+
     def __init__(self, kind: str = "sincos") -> None:
         if kind not in KINDS:
             raise ConfigError("defense.fixed_pe.kind", kind, f"one of {', '.join(KINDS)}")
         self.kind = kind
-
-    @property
-    def repeatable(self) -> bool:
-        return True
 
     def effects(self) -> tuple[Effect, ...]:
         return (Withholds(),)
@@ -52,12 +50,10 @@ class FixedPositionEmbedding(Defense):
 class WithholdPositionEmbedding(Defense):
     """The position embedding is trained for the local steps, but no change of it is ever shared."""
 
+    repeatable = True
+
     def __init__(self) -> None:
         self._name: str | None = None
-
-    @property
-    def repeatable(self) -> bool:
-        return True
 
     def effects(self) -> tuple[Effect, ...]:
         return (Withholds(),)
@@ -80,9 +76,7 @@ class NoPositionEmbedding(Defense):
     timm model can do without the attribute.
     """
 
-    @property
-    def repeatable(self) -> bool:
-        return True
+    repeatable = True
 
     def effects(self) -> tuple[Effect, ...]:
         return (Withholds(),)
