@@ -70,7 +70,7 @@ def check_fit(name: str, attack: Attack, image_shape: tuple[int, ...]) -> None:
     try:
         attack.fits(image_shape)
     except ConfigError as error:
-        raise ConfigError(f"attack.{name}.{error.key}", error.value, error.expected) from error
+        raise error.under(f"attack.{name}.{error.key}") from error
 
 
 def attack_device(num_gpus: float) -> torch.device:

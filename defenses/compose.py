@@ -46,7 +46,7 @@ def load_wrappers(recorded: Iterable[dict[str, Any]]) -> tuple[ModelWrapper, ...
             cls = _loaded(target)
         if cls is None or any(str(key).startswith("_") for key in settings):
             expected = "a recorded defense must be a loaded subclass of Defense; choose your own with defense=[NAME]"
-            raise ConfigError("observation", described.get("_target_"), expected)
+            raise ConfigError("observation", described.get("_target_"), fault=expected)
         wrappers.append(cls(**settings))
     return tuple(wrappers)
 

@@ -5,16 +5,18 @@ from collections.abc import Collection, Iterable
 
 
 class ConfigError(Exception):
-    """A setting that cannot work: one line that names the key, the value and what would be right."""
+    """A setting that cannot work, in one line: `KEY=VALUE: must be EXPECTED`, or the fault where that says more."""
 
-    def __init__(self, key: str, value: object, expected: str) -> None:
-        super().__init__(f"{key}={value}: {expected}")
-        self.key = key
-        self.value = value
-        self.expected = expected
+    def __init__(self, key: str, value: object, expected: str = "", fault: str = "") -> None:
+        super().__init__(f"{key}={value}: {fault or f'must be {expected}'}")
+        self.key, self.value, self.expected, self.fault = key, value, expected, fault
 
-    def __reduce__(self) -> tuple[type["ConfigError"], tuple[str, object, str]]:
-        return ConfigError, (self.key, str(self.value), self.expected)
+    def __reduce__(self) -> tuple[type["ConfigError"], tuple[str, object, str, str]]:
+        return ConfigError, (self.key, str(self.value), self.expected, self.fault)
+
+    def under(self, key: str) -> "ConfigError":
+        """The same of a setting that users know by another key."""
+        return ConfigError(key, self.value, self.expected, self.fault)
 
 
 def require(key: str, value: object, good: bool, expected: str) -> None:

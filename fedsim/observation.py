@@ -15,11 +15,9 @@ from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import (
     Architecture,
     OwnArchitecture,
-    Statistics,
     ViTRoles,
     find_roles,
     own_architecture,
-    recover_statistics,
 )
 from fedsim.models.finetune import Finetune
 from fedsim.models.roles import STATED
@@ -315,20 +313,6 @@ class Observation:
         mean = torch.tensor(self.mean, dtype=images.dtype, device=images.device).view(shape)
         std = torch.tensor(self.std, dtype=images.dtype, device=images.device).view(shape)
         return images * std + mean
-
-
-def batch_statistics(observation: Observation) -> dict[str, Statistics] | None:
-    """What the client's batch looked like to each BatchNorm layer, from the running statistics that it shared.
-
-    Exact up to rounding for one step; for several see `recover_statistics`. None where no buffers were shared, or
-    BatchNorm was in evaluation mode and read nothing of the batch.
-    """
-    update, protocol = observation.update, observation.protocol
-    if not update.buffers or not protocol.training_mode:
-        return None
-    shape = (protocol.batch_size, *observation.image_shape)
-    after = update.buffers_after(observation.global_state)
-    return recover_statistics(observation.build_model(), after, protocol.steps, shape)
 
 
 def observation_name(server_round: int, client: int) -> str:

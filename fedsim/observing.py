@@ -92,8 +92,8 @@ def observation_of(
         raise ConfigError("gradients", " and ".join(shared) or None, "one of gradients, delta and weights")
     ((key, value),) = shared.items()
     if key != "gradients" and not (stated and protocol.lrs):
-        expected = "the protocol of the local training with it, LocalProtocol(batch_size, steps, 'sgd', lrs=(0.1,))"
-        raise ConfigError("protocol", None, f"{key} wants {expected}")
+        expected = "the local training's, LocalProtocol(batch_size, steps, 'sgd', lrs=(0.1,))"
+        raise ConfigError("protocol", None, f"{expected}, beside {key}")
     architecture = own_architecture(model, **about)
     module = architecture.build()
     state = {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}

@@ -84,7 +84,7 @@ class FedSGD(FedAvg):
         optimizer = self._optimizer or self._start_optimizer(gradient)
         unknown = set(gradient) - set(self._parameters)
         if unknown:
-            raise ConfigError("strategy", "fedsgd", f"clients began to share {sorted(unknown)[0]} in mid-run")
+            raise ConfigError("strategy", "fedsgd", fault=f"clients began to share {sorted(unknown)[0]} in mid-run")
         for name, parameter in self._parameters.items():
             parameter.data.copy_(self._state[name])
             parameter.grad = gradient[name].to(parameter.dtype) if name in gradient else None

@@ -73,7 +73,7 @@ def test_any_module_is_attacked_by_what_needs_no_vit(make):
 
 
 def test_what_batch_norm_cannot_train_on_is_said():
-    with pytest.raises(fedsim.ConfigError, match=r"images=1 of \(3, 32, 32\): more images, .* BatchNorm"):
+    with pytest.raises(fedsim.ConfigError, match=r"images=1 of \(3, 32, 32\): must be more images, .* BatchNorm"):
         fedsim.observe(make_resnet(), IMAGES[:1], LABELS[:1])
 
 
@@ -143,19 +143,19 @@ def test_an_observation_of_an_own_module_comes_back_from_disk(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"labels": [3, 12]}, "labels=12: classes from 0 to 9"),
+        ({"labels": [3, 12]}, "labels=12: must be classes from 0 to 9"),
         ({"labels": [3]}, "labels=.*one whole number for each of 2"),
         ({"images": 2 * IMAGES + 1}, r"images=1 … .*values in \[0, 1\]"),
         ({"images": IMAGES[0]}, r"images=torch.float32 \(3, 32, 32\)"),
-        ({"images": IMAGES[:, :, :24, :24]}, r"image_shape=\(3, 24, 24\): what VisionTransformer reads"),
-        ({"defense": "mjpp"}, "defense=mjpp: one of .* Did you mean 'mjp'"),
-        ({"defense": ["half", "half"]}, "defense=half: each defense once"),
+        ({"images": IMAGES[:, :, :24, :24]}, r"image_shape=\(3, 24, 24\): must be what VisionTransformer reads"),
+        ({"defense": "mjpp"}, "defense=mjpp: must be one of .* Did you mean 'mjp'"),
+        ({"defense": ["half", "half"]}, "defense=half: must be each defense once"),
         (
             {"defense": {"mjp": {"ration": 0.3}}},
             "defense.mjp.ration=0.3: .* Did you mean 'ratio'",
         ),
-        ({"local_steps": 2}, "local_steps=2: share='delta' or 'weights'"),
-        ({"share": "gradients"}, "share=gradients: gradient, delta or weights"),
+        ({"local_steps": 2}, "local_steps=2: must be share='delta' or 'weights'"),
+        ({"share": "gradients"}, "share=gradients: must be gradient, delta or weights"),
         ({"share": "delta", "lr": -1.0}, "client.optimizer"),
     ],
 )
@@ -167,12 +167,12 @@ def test_wrong_use_is_one_clear_line(vit, wrong, words):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({}, "gradients=None: one of gradients, delta and weights"),
-        ({"gradients": []}, "gradients=0 tensors: one for each of the model's"),
+        ({}, "gradients=None: must be one of gradients, delta and weights"),
+        ({"gradients": []}, "gradients=0 tensors: must be one for each of the model's"),
         ({"gradients": {"head.weigth": torch.zeros(10, 192)}}, "head.weigth: .*Did you mean 'head.weight'"),
         ({"gradients": {"head.weight": torch.zeros(5, 192)}}, "is it another model's"),
         ({"gradients": {}}, "gradients=nothing"),
-        ({"delta": {"head.weight": torch.zeros(10, 192)}}, "protocol=None: delta wants the protocol"),
+        ({"delta": {"head.weight": torch.zeros(10, 192)}}, "protocol=None: must be the local training"),
     ],
 )
 def test_gradients_of_nothing_or_of_another_model_are_refused(vit, given, words):
@@ -182,7 +182,9 @@ def test_gradients_of_nothing_or_of_another_model_are_refused(vit, given, words)
 
 def test_an_unknown_attack_and_an_unknown_setting_are_refused(vit):
     seen = fedsim.observe(vit, IMAGES[:1], LABELS[:1])
-    with pytest.raises(fedsim.ConfigError, match=r"attack=patch_gradent: one of .* Did you mean 'patch_gradient'"):
+    with pytest.raises(
+        fedsim.ConfigError, match=r"attack=patch_gradent: must be one of .* Did you mean 'patch_gradient'"
+    ):
         fedsim.attack("patch_gradent", seen)
     with pytest.raises(fedsim.ConfigError, match=r"attack.dlg.step=3: there is no such setting. Did you mean 'steps'"):
         fedsim.attack("dlg", seen, step=3)

@@ -24,10 +24,10 @@ def test_a_shape_that_is_not_as_stated_is_an_error():
     import jaxtyping
     import torch
 
-    from fedsim.data.pictures import PictureCache
+    from fedsim.data.pictures import ImageCache
     from fedsim.metrics.image import psnr
 
     with pytest.raises(jaxtyping.TypeCheckError, match="psnr"):
         psnr(torch.zeros(4, 4), torch.zeros(4, 4))
     with pytest.raises(jaxtyping.TypeCheckError, match="put"):
-        PictureCache(1).put(("train", 0), torch.zeros(3, 4, 4))
+        ImageCache(1).put(("train", 0), torch.zeros(3, 4, 4))

@@ -86,9 +86,9 @@ class April(Attack):
             embedded = embedded - state[roles.patch_bias].double().to(device)
         weight = state[roles.patch_weight].double().to(device).flatten(1)
         patches, growth = patches_of_tokens(embedded, weight)
-        picture = unpatchify(patches, roles.grid, roles.patch)
+        image = unpatchify(patches, roles.grid, roles.patch)
         return Reconstruction(
-            images=observation.to_unit_range(picture).clamp(0.0, 1.0),
+            images=observation.to_unit_range(image).clamp(0.0, 1.0),
             certificate=_certificate(observation, tokens, growth, only_reader, weight),
         )
 

@@ -51,11 +51,11 @@ class FullyConnectedBias(Attack):
 
     def check(self, observation: Observation) -> None:
         super().check(observation)
-        _gradients(observation, picture_layer(observation))
+        _gradients(observation, image_layer(observation))
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable where no fully connected layer with a bias reads the picture, or it was withheld."""
-        layer = picture_layer(observation)
+        layer = image_layer(observation)
         weight_grad, bias_grad = (g.to(device) for g in _gradients(observation, layer))
         pictures = examples_behind(observation)
         if pictures == 1:
@@ -76,7 +76,7 @@ class FullyConnectedBias(Attack):
 
     def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
         assert result.images is not None
-        layer = picture_layer(observation)
+        layer = image_layer(observation)
         inputs = observation.normalised(result.images.cpu()).flatten(1)
         shared, found = (_gradients(one, layer) for one in (observation, again))
         if len(inputs) > 1:
@@ -217,7 +217,7 @@ def bias_gradients(
     return found
 
 
-def picture_layer(observation: Observation) -> str:
+def image_layer(observation: Observation) -> str:
     """The name of the fully connected layer that runs first, which must read the picture and nothing else.
 
     Raises:

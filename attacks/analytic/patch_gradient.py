@@ -78,9 +78,9 @@ class PatchGradient(Attack):
         patches = solution.patches if rounded is None else rounded.patches
         if rounded is None and self.rcond is None and is_even(observation):
             patches = _completed(observation, token_grads, weight_grad)
-        picture = unpatchify(patches, roles.grid, roles.patch)
+        image = unpatchify(patches, roles.grid, roles.patch)
         return Reconstruction(
-            images=observation.to_unit_range(picture).clamp(0.0, 1.0),
+            images=observation.to_unit_range(image).clamp(0.0, 1.0),
             labels=single_label(observation) if examples_behind(observation) == 1 else None,
             certificate=_certificate(observation, rows, solution, rounded),
         )

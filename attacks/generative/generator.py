@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedsim.errors import ConfigError, NotApplicable, require
+from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models.generator import load_generator
 
 WRAPPERS = ("generator", "g_ema", "model", "state_dict")
@@ -77,9 +77,9 @@ class Generator:
         self, latent: Float[Tensor, "batch latent"], labels: Int[Tensor, " batch"] | None
     ) -> Float[Tensor, "batch c h w"]:
         """Pictures in [0, 1], differentiable."""
-        return self.as_pictures(self.module(latent, labels) if self.num_classes else self.module(latent))
+        return self.as_images(self.module(latent, labels) if self.num_classes else self.module(latent))
 
-    def as_pictures(self, made: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch c h w"]:
+    def as_images(self, made: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch c h w"]:
         return 0.5 * (made + 1.0) if self.symmetric else made
 
     def check(self, shape: tuple[int, ...], device: torch.device) -> None:
@@ -122,7 +122,8 @@ def _size(shape: tuple[int, ...]) -> str:
 
 
 def _load(module: nn.Module, path: Path) -> None:
-    require("generator.checkpoint", path, path.is_file(), "there is no such file")
+    if not path.is_file():
+        raise ConfigError("generator.checkpoint", path, fault="there is no such file")
     try:
         if path.suffix == ".safetensors":
             state = load_file(path)

@@ -123,7 +123,7 @@ class WeightSpace(GeneratedSpace):
             state = {n: part.view_as(p) for (n, p), part in zip(self._params.items(), parts, strict=True)}
             given = (self._latent, self.labels) if self.generator.num_classes else (self._latent,)
             made: Tensor = functional_call(self.generator.module, state, given)
-            return self.generator.as_pictures(made)
+            return self.generator.as_images(made)
 
         weights = point.float()
         unit = one(weights[0])[None] if len(point) == 1 else vmap(one)(weights)
@@ -148,7 +148,7 @@ class FeatureSpace(GeneratedSpace):
 
     def images(self, point: Float[Tensor, "candidates *shape"]) -> Float[Tensor, "candidates batch c h w"]:
         made = self.generator.run(point.flatten(0, 1).float(), self.layer)
-        return self.as_input(self.generator.as_pictures(made), point)
+        return self.as_input(self.generator.as_images(made), point)
 
     def project(self, point: Float[Tensor, "candidates *shape"]) -> None:
         start = self.start.to(point)

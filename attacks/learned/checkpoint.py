@@ -47,7 +47,7 @@ def load_trained(path: Path) -> Trained:
     """
     if not path.is_file():
         raise ConfigError(
-            "checkpoint", path, "there is no such file; fedsim-prior kind=lti writes inversion.safetensors"
+            "checkpoint", path, fault="there is no such file; fedsim-prior kind=lti writes inversion.safetensors"
         )
     try:
         with safe_open(path, framework="pt") as file:

@@ -69,6 +69,7 @@ class AutomaticTransformation(Defense):
         per_picture: each picture is changed by itself, from draws that know none; see `defenses.privacy.dp_sgd`.
     """
 
+    repeatable = True
     per_picture = True
 
     def __init__(
@@ -82,10 +83,6 @@ class AutomaticTransformation(Defense):
         self.crop_padding = whole("defense.ats.crop_padding", crop_padding, "0 or more", lambda v: v >= 0)
         self.flip = flag("defense.ats.flip", flip)
         self._normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-
-    @property
-    def repeatable(self) -> bool:
-        return True
 
     def effects(self) -> tuple[Effect, ...]:
         return (TransformsImages(),)

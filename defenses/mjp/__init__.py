@@ -8,14 +8,14 @@ from defenses.mjp.defense import MaskedJigsawPuzzle
 from defenses.mjp.embedding import INDEX, UNKNOWN
 from defenses.mjp.jigsaw import jigsaw_order, shuffle_patches
 from defenses.mjp.localisation import LOCALISER
-from defenses.mjp.mask import blockwise_mask
+from defenses.mjp.mask import blockwise_masks
 
 __all__ = [
     "INDEX",
     "LOCALISER",
     "UNKNOWN",
     "MaskedJigsawPuzzle",
-    "blockwise_mask",
+    "blockwise_masks",
     "jigsaw_order",
     "shuffle_patches",
 ]

@@ -61,6 +61,8 @@ class MaskedJigsawPuzzle(Defense):
         patch: side of a patch in pixels, for models that have none of their own; needs embedding `own`.
     """
 
+    repeatable = True  # a batch without a mask comes out the same each time
+
     def __init__(
         self,
         ratio: float = 0.1,
@@ -127,11 +129,6 @@ class MaskedJigsawPuzzle(Defense):
         `per=batch` too: what pictures share is drawn without them.
         """
         return not self.needs_positions
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether a batch comes out the same each time: one without a mask does."""
-        return True
 
     def effects(self) -> tuple[Effect, ...]:
         found: list[Effect] = [TransformsImages()]

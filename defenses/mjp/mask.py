@@ -15,13 +15,6 @@ CHUNK = 64
 """Uniform numbers drawn at a time: a call to torch costs more than the rest of an attempt."""
 
 
-def blockwise_mask(
-    grid: tuple[int, int], ratio: float, min_block: int | None, rng: torch.Generator
-) -> Bool[Tensor, "rows columns"]:
-    """One mask; see `blockwise_masks`."""
-    return blockwise_masks(1, grid, ratio, min_block, rng)[0].reshape(grid)
-
-
 def blockwise_masks(
     count: int, grid: tuple[int, int], ratio: float, min_block: int | None, rng: torch.Generator
 ) -> Bool[Tensor, "count tokens"]:

@@ -25,14 +25,12 @@ class FixedPositionEmbedding(Defense):
         kind: `sincos`, MAE's 2D embedding, or `frozen`: the values that the model was built with.
     """
 
+    repeatable = True
+
     def __init__(self, kind: str = "sincos") -> None:
         if kind not in KINDS:
             raise ConfigError("defense.fixed_pe.kind", kind, f"one of {', '.join(KINDS)}")
         self.kind = kind
-
-    @property
-    def repeatable(self) -> bool:
-        return True
 
     def effects(self) -> tuple[Effect, ...]:
         return (Withholds(),)
@@ -41,7 +39,7 @@ class FixedPositionEmbedding(Defense):
         embedding, roles = _position_embedding(model, "fixed_pe")
         if self.kind == "sincos":
             if roles.grid is None:
-                raise ConfigError("defense.fixed_pe.kind", self.kind, f"{type(model).__name__} has no patch grid")
+                raise ConfigError("defense.fixed_pe.kind", self.kind, fault=f"{type(model).__name__} has no patch grid")
             fixed = sincos_position_embedding(roles.grid, embedding.shape[-1], roles.embedded_prefix_tokens)
             with torch.no_grad():
                 embedding.copy_(fixed.reshape(embedding.shape))
@@ -52,12 +50,10 @@ class FixedPositionEmbedding(Defense):
 class WithholdPositionEmbedding(Defense):
     """The position embedding is trained for the local steps, but no change of it is ever shared."""
 
+    repeatable = True
+
     def __init__(self) -> None:
         self._name: str | None = None
-
-    @property
-    def repeatable(self) -> bool:
-        return True
 
     def effects(self) -> tuple[Effect, ...]:
         return (Withholds(),)
@@ -82,9 +78,7 @@ class NoPositionEmbedding(Defense):
     timm model can do without the attribute.
     """
 
-    @property
-    def repeatable(self) -> bool:
-        return True
+    repeatable = True
 
     def effects(self) -> tuple[Effect, ...]:
         return (ForgetsPositions(),)

@@ -39,14 +39,12 @@ class Soteria(Defense):
             own features leave the mean (the paper's r'), which zeroes a column only where all agree.
     """
 
+    repeatable = True
+
     def __init__(self, prune_rate: float = 0.6, per: str = "batch") -> None:
         self.prune_rate = number("defense.soteria.prune_rate", prune_rate, "0 to 1", lambda v: 0.0 <= v <= 1.0)
         self.per = choice("defense.soteria.per", per, PER)
         self._heads: tuple[str, ...] | None = None
-
-    @property
-    def repeatable(self) -> bool:
-        return True
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """Raises ConfigError for models that do not end in a linear layer."""

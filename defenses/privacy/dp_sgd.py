@@ -94,7 +94,7 @@ class DPSGD(Defense):
             )
             raise ConfigError("defense", "dp_sgd", expected)
         for name, other in plan.defenses.items():
-            if other is self or keeps_pictures_apart(other):
+            if other is self or keeps_images_apart(other):
                 continue
             for hook in ("transform_batch", "extra_loss", "gradient"):
                 if getattr(type(other), hook) is not getattr(Defense, hook):
@@ -168,7 +168,7 @@ class DPSGD(Defense):
         return gaussian_epsilon(self.delta, math.sqrt(int(memory["passes"])) / self.noise_multiplier)
 
 
-def keeps_pictures_apart(defense: Defense) -> bool:
+def keeps_images_apart(defense: Defense) -> bool:
     """Whether it says of itself, as `per_picture`, that it does no more than change each picture of a batch by itself.
 
     Its random draws must be the same whatever the pictures are, and losses and gradients must stay as they are.

@@ -157,7 +157,7 @@ class LeakageGate(Defense):
         images = images[images.isfinite().flatten(1).all(dim=1)].clamp(0.0, 1.0)
         if len(images) == 0:
             return 0.0
-        originals = nearest_pictures(pictures, images)
+        originals = nearest_images(pictures, images)
         colour = (0.5,) * len(observation.mean) if self.prior == "grey" else observation.mean
         guess = torch.tensor(colour, dtype=torch.float64).view(1, -1, 1, 1).expand_as(images)
         return float(relative_leakage(originals, images, guess, self.measure).max())
@@ -168,7 +168,7 @@ class LeakageGate(Defense):
         return self.device
 
 
-def nearest_pictures(pictures: ImageSet, images: Float[Tensor, "m c h w"]) -> Float[Tensor, "m c h w"]:
+def nearest_images(pictures: ImageSet, images: Float[Tensor, "m c h w"]) -> Float[Tensor, "m c h w"]:
     """For each rebuilt picture the client's own with the least mean squared error, a few in memory at a time."""
     distances = torch.cat(
         [

@@ -78,12 +78,10 @@ class GradientNoise(Defense):
 class GradientClip(Defense):
     """Scale an update down to an L2 norm of at most `max_norm`, all floating-point tensors together; no buffers."""
 
+    repeatable = True
+
     def __init__(self, max_norm: float = math.inf) -> None:
         self.max_norm = number("defense.gradient_clip.max_norm", max_norm, "more than 0", lambda v: v > 0.0)
-
-    @property
-    def repeatable(self) -> bool:
-        return True
 
     def effects(self) -> tuple[Effect, ...]:
         return () if self.max_norm == math.inf else (Clips(self.max_norm, "update"),)

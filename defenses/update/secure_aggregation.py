@@ -30,16 +30,13 @@ class SecureAggregation(Defense):
             below two.
     """
 
+    repeatable = True  # on the client; a sum is another matter
+
     def __init__(self, clients: int | None = None) -> None:
         self.clients = clients
         if clients is not None:
             expected = "2 or more, or null for all of a round: a sum over one client is its update"
             whole("defense.secure_aggregation.clients", clients, expected, lambda v: v >= 2)
-
-    @property
-    def repeatable(self) -> bool:
-        """On the client; a sum is another matter."""
-        return True
 
     def effects(self) -> tuple[Effect, ...]:
         return (SumsClients(self.clients),)

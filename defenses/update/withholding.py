@@ -115,6 +115,6 @@ def matching(patterns: Sequence[str], tensors: Sequence[str], roles: Mapping[str
         if not matched:
             there = f" Roles of this model: {', '.join(roles)}." if roles else ""
             expected = "it matches no parameter, buffer or role." + nearest(pattern, [*roles, *tensors]) + there
-            raise ConfigError("defense.withhold.patterns", pattern, expected)
+            raise ConfigError("defense.withhold.patterns", pattern, fault=expected)
         result |= matched
     return result

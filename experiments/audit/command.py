@@ -46,7 +46,7 @@ from fedsim.settings.schema import parse, plain
 from fedsim.simulation.shipping import absolute
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
-from server.attack_queue.results import Job, ResultWriter, has_pictures
+from server.attack_queue.results import Job, ResultWriter, has_images
 from server.sums.summing import FEWEST, Sums, in_groups
 
 logger = getLogger(__name__)
@@ -89,7 +89,7 @@ def audit_prepared(setup: Setup, root: Path, start: float) -> None:
     config = _audited(setup)
     bounds = build_bounds(config.bound)
     victims = config.audit.victims
-    updates = divide(choose_pictures(setup), config.audit.batch_size, setup.sums)
+    updates = divide(choose_images(setup), config.audit.batch_size, setup.sums)
     of_all = partial(estimate_audit, setup, -(-len(updates) // victims))
     config = with_engine(config, count(len(updates), "update"), of_all)
     setup = replace(setup, config=config)
@@ -200,7 +200,7 @@ def _forget(scratch: Path, group: Group) -> None:
             discard(scratch, together, attack)
 
 
-def choose_pictures(setup: Setup) -> list[int]:
+def choose_images(setup: Setup) -> list[int]:
     """Positions in the training set of the pictures to audit.
 
     Raises:
@@ -250,7 +250,7 @@ def open_or_resume(config: JobConfig, root: Path) -> RunFolder:
     if before is None and (root / "attacks.jsonl").exists():
         raise ConfigError("run_dir", root, "a new folder; this one holds results without their settings")
     folder = open_folder(config, root, expected=before)
-    folder.keep_rows("attacks", partial(has_pictures, folder))  # loss of power may have left empty ones
+    folder.keep_rows("attacks", partial(has_images, folder))  # loss of power may have left empty ones
     return folder
 
 

@@ -84,43 +84,18 @@ def observe(spec: "ModelSpec", folder: Path, batch: int, seed: int) -> "tuple[Ob
     """A shared gradient of pictures that `seed` draws."""
     import numpy as np
     import torch
-    import torch.nn.functional as F
     from PIL import Image
 
-    from clients.replay import replay
-    from fedsim.models import Architecture, find_roles, input_size, normalisation
-    from fedsim.observation import Observation
-    from fedsim.update import LocalProtocol, Update
+    import fedsim
+    from fedsim.models import input_size
 
-    architecture = Architecture(spec, (), seed)
-    model = architecture.build().train()
+    model = spec.build(seed).train()
     side = input_size(model)
     files = sorted(folder.rglob("*.jpg"))
     chosen = np.random.default_rng(seed).choice(len(files), batch, replace=False)
     arrays = [np.asarray(Image.open(files[i]).convert("RGB").resize((side, side))) for i in chosen]
     images = torch.from_numpy(np.stack(arrays)).double().div(255.0).permute(0, 3, 1, 2)
-    mean, std = normalisation(model)
-    seen = (images - torch.tensor(mean).view(1, -1, 1, 1)) / torch.tensor(std).view(1, -1, 1, 1)
-    parameters = dict(model.named_parameters())
-    loss = F.cross_entropy(model(seen.to(next(iter(parameters.values())).dtype)), torch.arange(batch))
-    gradients = torch.autograd.grad(loss, list(parameters.values()))
-    update = Update(dict(zip(parameters, gradients, strict=True)), "gradient", batch)
-    state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    observation = Observation(
-        server_round=1,
-        client=0,
-        global_state=state,
-        update=update,
-        protocol=LocalProtocol(batch_size=batch),
-        architecture=architecture,
-        roles=find_roles(model),
-        image_shape=(3, side, side),
-        mean=mean,
-        std=std,
-        num_classes=spec.num_classes,
-        replayer=replay,
-    )
-    return observation, images
+    return fedsim.observe(model, images, torch.arange(batch), seed=seed), images
 
 
 def _noise(observation: "Observation", seed: int) -> "Observation":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedsim.errors import ConfigError
 from fedsim.settings.commands import JobConfig, MeasureConfig
-from fedsim.settings.places import check_model_file, picture_folder
+from fedsim.settings.places import check_model_file, class_folders
 
 IMAGE_FOLDER = "fedsim.data.ImageFolder"
 
@@ -29,7 +29,7 @@ def refuse_used(root: Path) -> None:
     """
     if (root / "metrics.jsonl").exists() or (root / "attacks.jsonl").exists():
         words = f"choose a new folder, this one holds a run already; fedsim resume={root} goes on with one"
-        raise ConfigError("run_dir", root, words)
+        raise ConfigError("run_dir", root, fault=words)
 
 
 def find_observations(path: Path) -> Iterator[Path]:
@@ -46,7 +46,9 @@ def find_observations(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise ConfigError("observation", path, f"a folder that can be read ({error.strerror})") from error
     if not found:
-        raise ConfigError("observation", path, "there is none in this folder; RUN/observations holds those of a run")
+        raise ConfigError(
+            "observation", path, fault="there is none in this folder; RUN/observations holds those of a run"
+        )
     yield from found
 
 
@@ -85,7 +87,7 @@ def check_measured(config: MeasureConfig) -> None:
 def _check_data(config: JobConfig | MeasureConfig) -> None:
     data = config.data
     if data.get("_target_") == IMAGE_FOLDER and isinstance(data.get("path"), str | None):
-        picture_folder(data.get("path"))
+        class_folders(data.get("path"))
 
 
 def _folder(key: str, path: object, expected: str) -> None:

@@ -173,7 +173,7 @@ def check_gpus(config: JobConfig) -> None:
     on_ray = needs_ray(config) is not None if engine == "auto" else engine == "ray"
     for key in ("num_gpus", "attack_num_gpus"):
         if (gpus := getattr(simulation, key)) > 0 and config.ray.address is None and not torch.cuda.is_available():
-            raise ConfigError(f"simulation.{key}", gpus, "it must be 0, this machine has no CUDA device")
+            raise ConfigError(f"simulation.{key}", gpus, "0: this machine has no CUDA device")
     if config.client.device == "cuda":
         if not on_ray and not torch.cuda.is_available():
             raise ConfigError("client.device", "cuda", "auto or cpu: this machine has no CUDA device")

@@ -165,7 +165,9 @@ def open_folder(config: JobConfig, root: Path, expected: str | None = None) -> R
     """
     text = yaml.safe_dump(json.loads(json.dumps(plain(config))), sort_keys=False)
     if expected is not None and (other := _difference(_comparable(text), _comparable(expected), "")):
-        raise ConfigError("run_dir", root, f"choose a new folder, this one holds a run with other settings: {other}")
+        raise ConfigError(
+            "run_dir", root, fault=f"choose a new folder, this one holds a run with other settings: {other}"
+        )
     folder = RunFolder(root)
     folder.write_text("config.yaml", text)
     return folder

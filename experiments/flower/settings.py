@@ -21,7 +21,7 @@ from fedsim.settings.schema import parse
 
 OVERRIDES, PARTITION_ID, NUM_PARTITIONS = "overrides", "partition-id", "num-partitions"
 INTRODUCTION, VERSION, REFUSAL = "fedsim.introduction", "version", "refusal"
-NO_PICTURES = "audit=false"
+NO_IMAGES = "audit=false"
 SERVER_DEFAULTS = ("simulation=inline", "resume_every_seconds=null")
 
 FlatConfig = Mapping[str, Any]
@@ -37,7 +37,7 @@ def server_config(run_config: FlatConfig) -> RunConfig:
         ConfigError: the overrides ask clients for what their models saw, which is not the server's to decide.
         ConfigFault: Hydra's complaint about an override.
     """
-    given = _compose([*SERVER_DEFAULTS, NO_PICTURES, *split(run_config)])
+    given = _compose([*SERVER_DEFAULTS, NO_IMAGES, *split(run_config)])
     if given["audit"] is not False:
         expected = "false: a SuperNode sends what its model saw only where its own --node-config says audit=true"
         raise ConfigError("audit", str(given["audit"]).lower(), expected)
@@ -55,7 +55,7 @@ def client_config(run_config: FlatConfig, node_config: FlatConfig) -> RunConfig:
         ConfigFault: Hydra's complaint about an override.
     """
     run, node = split(run_config), split(node_config)
-    return parse(RunConfig, _compose([*_still_meant(run, node), NO_PICTURES, *node]))
+    return parse(RunConfig, _compose([*_still_meant(run, node), NO_IMAGES, *node]))
 
 
 def partition_id(node_config: FlatConfig, num_clients: int) -> int:

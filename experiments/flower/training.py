@@ -12,7 +12,7 @@ from fedsim.data import FederatedData, ImageSet
 from fedsim.settings.composition import build_source, image_side
 
 
-class OwnPictures(FederatedData):
+class OwnImages(FederatedData):
     """A client that holds all training pictures of its source, whatever its number."""
 
     def client(self, partition_id: int) -> ImageSet:
@@ -39,5 +39,5 @@ def answer(message: Message, context: Context) -> Message:
 def _prepared(run_overrides: str, node_overrides: str) -> tuple[ClientApp, int]:
     """The client with what it keeps between messages, and its torch threads."""
     config = client_config({OVERRIDES: run_overrides}, {OVERRIDES: node_overrides})
-    own = None if config.partition else OwnPictures(build_source(config.data), None, image_side(config.model))
+    own = None if config.partition else OwnImages(build_source(config.data), None, image_side(config.model))
     return build_client_app(config, own), config.simulation.threads

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from attacks.running import build_attack
-from experiments.audit.command import choose_pictures
+from experiments.audit.command import choose_images
 from experiments.cli.call import console, errors, run_command, say_doing
 from experiments.cli.machine import cores
 from experiments.cli.progress import Bars
@@ -109,7 +109,7 @@ def plan_matrix(config: MatrixConfig, root: Path) -> MatrixProgress:
     blind = {name for name, settings in attacks.items() if build_attack(name, settings).baseline}
     told = [described(column, attacks[column.name], column.name in blind) for column in columns]
     training, audit = prepare(federated), prepare(parse(AuditConfig, audit_config(undefended, attacks)))
-    chosen = choose_pictures(audit)
+    chosen = choose_images(audit)
     units: list[MatrixRun] = []
     folder = root.resolve() / "rows"
     for row in rows:

@@ -102,7 +102,7 @@ class Composer:
             config = compose(self._name, overrides=[*self._typed, *overrides])
             resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
         except ConfigFault as error:
-            raise ConfigError(key, entry.settings, one_line(error, self._name, overrides)) from error
+            raise ConfigError(key, entry.settings, fault=one_line(error, self._name, overrides)) from error
         assert isinstance(resolved, dict)
         return {str(name): value for name, value in resolved.items()}
 

@@ -15,7 +15,7 @@ import yaml
 from torch import Tensor
 
 from defenses.update.leakage_gate import LeakageGate
-from experiments.audit.command import audit_prepared, choose_pictures, divide, run_audit
+from experiments.audit.command import audit_prepared, choose_images, divide, run_audit
 from experiments.cli import call as cli
 from experiments.cli.errors import ConfigFault, config_error, one_line
 from experiments.cli.logs import quiet_libraries
@@ -176,7 +176,7 @@ def guess(setup: Setup) -> dict[str, float]:
     Mid-grey where there are no public pictures.
     """
     data = setup.data
-    chosen = data.train.subset(choose_pictures(setup))
+    chosen = data.train.subset(choose_images(setup))
     pictures = chosen.images(range(len(chosen)))
     values: Tensor = psnr(
         public_mean(data, (pictures.shape[1], pictures.shape[2], pictures.shape[3])).expand_as(pictures), pictures
@@ -217,7 +217,7 @@ def _audit(unit: MatrixRun) -> None:
     setup = None
     if asked is None:
         setup = prepare(config)
-        updates = divide(choose_pictures(setup), config["audit"]["batch_size"], setup.sums)
+        updates = divide(choose_images(setup), config["audit"]["batch_size"], setup.sums)
         _write(folder / BASELINE, guess(setup))
         judged = any(isinstance(defense, LeakageGate) for defense in setup.defenses.defenses.values())
         asked = {"settings": unit.settings, "attacks": {}, "updates": len(updates), "judged": judged}

@@ -255,7 +255,7 @@ def _normalise(records: Sequence[Record], reference: str | None) -> None:
 def _open(config: MeasureConfig, root: Path) -> None:
     """Raises ConfigError: the folder holds measures or a run, or cannot be written to."""
     if any((root / name).exists() for name in ("measures.json", "metrics.jsonl", "attacks.jsonl")):
-        raise ConfigError("run_dir", root, "choose a new folder, this one holds measures or a run already")
+        raise ConfigError("run_dir", root, fault="choose a new folder, this one holds measures or a run already")
     try:
         root.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(json.loads(json.dumps(plain(config))), sort_keys=False)

@@ -85,7 +85,7 @@ def _corrupted(
 
 
 @dataclass(frozen=True)
-class FolderPictures:
+class FolderImages:
     """Pictures of a folder of class folders, as one model reads them.
 
     Attributes:
@@ -104,7 +104,7 @@ def _read_folder(path: str, side: int) -> FederatedData:
     return FederatedData(ImageFolder(path, test_fraction=0.0, auxiliary_fraction=0.0), None, side)
 
 
-def open_folder(path: str, subject: Subject, key: str, *, must_match: bool) -> FolderPictures:
+def open_folder(path: str, subject: Subject, key: str, *, must_match: bool) -> FolderImages:
     """The folder at the size that the model reads.
 
     Raises:
@@ -113,17 +113,17 @@ def open_folder(path: str, subject: Subject, key: str, *, must_match: bool) -> F
     try:
         data = _read_folder(path, subject.pictures.images.images([0]).shape[-1])
     except ConfigError as error:
-        raise ConfigError(key, path, error.expected) from error
+        raise ConfigError(key, path, error.expected, error.fault) from error
     known = {name: number for number, name in enumerate(subject.pictures.class_names)}
     unknown = [name for name in data.class_names if name not in known]
     if unknown and must_match:
         few = ", ".join(unknown[:3])
         raise ConfigError(key, path, f"class folders called as the classes of the data; {len(unknown)} are not: {few}")
-    return FolderPictures(key, path, data, None if unknown else tuple(known[name] for name in data.class_names))
+    return FolderImages(key, path, data, None if unknown else tuple(known[name] for name in data.class_names))
 
 
 @dataclass(frozen=True)
-class HardPictures:
+class HardImages:
     """Top-1 and AURRA on pictures that models find hard (ImageNet-A), among the classes that these have."""
 
     pictures: int
@@ -132,17 +132,17 @@ class HardPictures:
     aurra: float
 
 
-def measure_hard(subject: Subject, folder: FolderPictures, batch_size: int) -> HardPictures:
+def measure_hard(subject: Subject, folder: FolderImages, batch_size: int) -> HardImages:
     assert folder.classes is not None
     held = folder.data.train
     probabilities = _probabilities(subject, held, folder.classes, batch_size)
     correct = probabilities.argmax(1) == held.labels.numpy()
     confidence = probabilities.max(1)
-    return HardPictures(len(held), len(folder.classes), float(correct.mean()), aurra(confidence, correct))
+    return HardImages(len(held), len(folder.classes), float(correct.mean()), aurra(confidence, correct))
 
 
 @dataclass(frozen=True)
-class ForeignPictures:
+class ForeignImages:
     """How well a low confidence tells foreign pictures (ImageNet-O) from the test pictures.
 
     Attributes:
@@ -158,7 +158,7 @@ class ForeignPictures:
     chance: float
 
 
-def measure_foreign(subject: Subject, clean: Answers, folder: FolderPictures, batch_size: int) -> ForeignPictures:
+def measure_foreign(subject: Subject, clean: Answers, folder: FolderImages, batch_size: int) -> ForeignImages:
     """Raises ConfigError: none of the test pictures is of the foreign folders' classes."""
     held = folder.data.train
     count = clean.logits.shape[1]
@@ -171,7 +171,7 @@ def measure_foreign(subject: Subject, clean: Answers, folder: FolderPictures, ba
     familiar = clean.logits[kept][:, list(classes)].double().softmax(1).amax(1).numpy()
     foreign = _probabilities(subject, held, classes, batch_size).max(1)
     share = len(foreign) / (len(foreign) + len(familiar))
-    return ForeignPictures(len(foreign), len(familiar), len(classes), aupr(-foreign, -familiar), share)
+    return ForeignImages(len(foreign), len(familiar), len(classes), aupr(-foreign, -familiar), share)
 
 
 @torch.no_grad()

@@ -82,7 +82,7 @@ class Subject:
     pictures: Pictures
 
 
-class PictureShelf:
+class ImageShelf:
     """Test pictures by data settings and size: runs that share them load them once."""
 
     def __init__(self, num_images: int | None, seed: int) -> None:
@@ -132,7 +132,7 @@ def load_subjects(config: MeasureConfig) -> list[Subject]:
         origins = [Origin(settings, None, Path(given).expanduser() if given else None, None)]
     elif not origins:
         raise ConfigError("runs", "[]", "folders of fedsim runs, as in runs=[DIR,DIR], or a model: model=vit_small")
-    shelf = PictureShelf(config.measure.num_images, config.seed)
+    shelf = ImageShelf(config.measure.num_images, config.seed)
     names = _names([origin.config for origin in origins], config.names)
     return [
         _load(name, origin, config.data or origin.config["data"], shelf, config.device)
@@ -179,7 +179,7 @@ def _origin(folder: Path, server_round: int | None) -> Origin:
     return Origin(config, folder, checkpoint, round_of(checkpoint))
 
 
-def _load(name: str, origin: Origin, data: Config, shelf: PictureShelf, device: str) -> Subject:
+def _load(name: str, origin: Origin, data: Config, shelf: ImageShelf, device: str) -> Subject:
     run = {**origin.config, "model": {**origin.config["model"], "checkpoint": None}}
     side = image_side(run["model"])
     images = shelf.pictures(data, side)
@@ -199,7 +199,7 @@ def _load(name: str, origin: Origin, data: Config, shelf: PictureShelf, device: 
 
 def _read(model: nn.Module, path: Path, key: str) -> None:
     if not path.is_file():
-        raise ConfigError(key, path, "there is no such file")
+        raise ConfigError(key, path, fault="there is no such file")
     load_checkpoint(model, path, key)
     broken = [name for name, value in model.state_dict().items() if not bool(value.isfinite().all())]
     if broken:

@@ -22,9 +22,9 @@ from experiments.prior.autoencoder import drawn, rebuilt, train_generator
 from experiments.prior.inversion import inverted, train_inversion
 from experiments.prior.settings import (
     SHOWN,
-    PublicPictures,
+    PublicImages,
     chosen_network,
-    public_pictures,
+    public_images,
 )
 from experiments.prior.sheet import write_sheet
 from fedsim.data import ImageSet
@@ -59,7 +59,7 @@ def run_prior(given: PriorConfig | Mapping[str, Any], root: Path) -> None:
     setup = prepare(config)
     if setup.sums is not None and config.kind == "lti":
         raise ConfigError("defense", setup.sums.by, "one under which the server sees single clients: LTI undoes those")
-    images = public_pictures(setup)
+    images = public_images(setup)
     result = root / NAMES[config.kind]
     with RunFolder(root).locked():
         folder = open_or_resume(config, root)
@@ -80,7 +80,7 @@ def run_prior(given: PriorConfig | Mapping[str, Any], root: Path) -> None:
 def _train(
     setup: Setup,
     settings: GeneratorSettings | InversionSettings,
-    images: PublicPictures,
+    images: PublicImages,
     folder: RunFolder,
     bars: Bars,
 ) -> Figures:
@@ -122,9 +122,9 @@ def _train(
     return _figures(images, originals, made)
 
 
-def _figures(images: PublicPictures, originals: list[Tensor], made: list[Tensor]) -> Figures:
+def _figures(images: PublicImages, originals: list[Tensor], made: list[Tensor]) -> Figures:
     """Mean PSNR in dB beside that of the mean picture, on held-back pictures of known and of left-out classes."""
-    mean = _mean_picture(images.train)
+    mean = _mean_image(images.train)
     figures: Figures = {"learned_from": len(images.train), "classes": len(images.classes)}
     for name, truth, found in zip(("validation", "excluded"), originals, made, strict=True):
         if len(truth):
@@ -134,7 +134,7 @@ def _figures(images: PublicPictures, originals: list[Tensor], made: list[Tensor]
     return figures
 
 
-def _mean_picture(images: ImageSet) -> Tensor:
+def _mean_image(images: ImageSet) -> Tensor:
     return images.images(range(len(images))).mean(dim=0)
 
 

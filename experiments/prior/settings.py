@@ -31,7 +31,7 @@ def chosen_network(config: PriorConfig) -> GeneratorSettings | InversionSettings
 
 
 @dataclass(frozen=True)
-class PublicPictures:
+class PublicImages:
     """What no client holds, less the classes that are left out.
 
     Attributes:
@@ -47,7 +47,7 @@ class PublicPictures:
     classes: tuple[int, ...]
 
 
-def public_pictures(setup: Setup) -> PublicPictures:
+def public_images(setup: Setup) -> PublicImages:
     """Divide the auxiliary pictures.
 
     Raises:
@@ -76,4 +76,4 @@ def public_pictures(setup: Setup) -> PublicPictures:
         raise ConfigError("client.batch_size", batch, f"at most the {len(kept) - held} public pictures to learn from")
     every = data.auxiliary
     classes = tuple(sorted({labels[place] for place in kept[:-held]}))
-    return PublicPictures(every.subset(kept[:-held]), every.subset(kept[-held:]), every.subset(others[:held]), classes)
+    return PublicImages(every.subset(kept[:-held]), every.subset(kept[-held:]), every.subset(others[:held]), classes)

@@ -48,7 +48,7 @@ def load_config(command: str, *overrides: str, **settings: Any) -> dict[str, Any
 
 def _put(config: DictConfig, key: str, value: Any, full: str) -> None:
     if key not in config:
-        raise ConfigError(full, value, f"there is no such setting.{nearest(key, map(str, config))}")
+        raise ConfigError(full, value, fault=f"there is no such setting.{nearest(key, map(str, config))}")
     old = config[key]
     if isinstance(value, Mapping) and isinstance(old, DictConfig) and len(old) and "_target_" not in value:
         for inner, one in value.items():
@@ -61,8 +61,8 @@ def _put(config: DictConfig, key: str, value: Any, full: str) -> None:
 def _refused(line: str) -> ConfigError:
     """Hydra's complaint, one line already, as a refusal of fedsim's own."""
     key, _, rest = line.partition("=")
-    value, _, expected = rest.partition(": ")
-    if not expected:
-        key, _, expected = line.partition(": ")
+    value, _, fault = rest.partition(": ")
+    if not fault:
+        key, _, fault = line.partition(": ")
         value = ""
-    return ConfigError(key, value, expected) if expected else ConfigError("overrides", "", line)
+    return ConfigError(key, value, fault=fault) if fault else ConfigError("overrides", "", fault=line)

@@ -11,7 +11,7 @@ from fedsim.errors import ConfigError
 from fedsim.storage.run_folder import RunFolder
 from fedsim.storage.sealed import SealedStates
 from server.attack_queue.pending import PendingObservations
-from server.attack_queue.results import has_pictures
+from server.attack_queue.results import has_images
 from server.resume.points import ResumePoint, newest_point
 
 STATES_IN_A_POINT = 4
@@ -51,7 +51,7 @@ def go_back(folder: RunFolder, pending: PendingObservations, every: float | None
     waiting = pending.names()
     folder.keep_rows(
         "attacks",
-        lambda row: (row["round"] <= server_round and row["observation"] not in waiting) or has_pictures(folder, row),
+        lambda row: (row["round"] <= server_round and row["observation"] not in waiting) or has_images(folder, row),
     )
     say(
         "no resume point yet: the run begins anew"

@@ -18,7 +18,7 @@ from scipy import ndimage
 from fedsim.data.corruption_levels import SEVERITIES, TABLES, Levels
 from fedsim.errors import ConfigError
 
-Picture = Float[np.ndarray, "height width 3"]
+Pixels = Float[np.ndarray, "height width 3"]
 Photograph = Float[np.ndarray, "_ _ 3"]
 """Of any size."""
 
@@ -26,13 +26,13 @@ CIFAR_FROST_SCALE = 0.2
 
 
 def corrupt(
-    picture: Picture,
+    picture: Pixels,
     name: str,
     severity: int,
     rng: np.random.Generator,
     table: str = "imagenet",
     frost: Sequence[Photograph] = (),
-) -> Picture:
+) -> Pixels:
     """A corrupted copy of a picture in [0, 1], rounded to 256 levels as a file would hold it.
 
     Args:
@@ -48,7 +48,7 @@ def corrupt(
     levels = tuple(float(number) for number in TABLES[table][name][severity - 1])
     whole = picture.astype(np.float64)
     changed = _frost(whole, levels, rng, frost) if name == "frost" else CORRUPTIONS[name](whole, levels, rng)
-    rounded: Picture = np.rint(changed.clip(0.0, 1.0) * 255.0) / 255.0
+    rounded: Pixels = np.rint(changed.clip(0.0, 1.0) * 255.0) / 255.0
     return rounded
 
 
@@ -68,7 +68,9 @@ def load_frost(folder: str | Path, table: str, side: int) -> list[Photograph]:
             with PIL.Image.open(path) as opened:
                 photograph = opened.convert("RGB")
         except OSError as error:
-            raise ConfigError("measure.corruptions.frost", path, f"a picture, not what it is: {error}") from error
+            raise ConfigError(
+                "measure.corruptions.frost", path, fault=f"cannot be read as a picture: {error}"
+            ) from error
         scale = max(CIFAR_FROST_SCALE if table == "cifar" else 1.0, side / min(photograph.size))
         if scale != 1.0:
             width, height = (max(side, round(scale * length)) for length in photograph.size)
@@ -79,22 +81,22 @@ def load_frost(folder: str | Path, table: str, side: int) -> list[Photograph]:
     return result
 
 
-def _gaussian_noise(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture:
+def _gaussian_noise(x: Pixels, levels: Levels, rng: np.random.Generator) -> Pixels:
     return x + rng.normal(scale=levels[0], size=x.shape)
 
 
-def _shot_noise(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture:
+def _shot_noise(x: Pixels, levels: Levels, rng: np.random.Generator) -> Pixels:
     return rng.poisson(x * levels[0]) / levels[0]
 
 
-def _impulse_noise(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture:
+def _impulse_noise(x: Pixels, levels: Levels, rng: np.random.Generator) -> Pixels:
     """Each colour value by itself turns black or white."""
     hit = rng.random(x.shape) < levels[0]
     return np.where(hit, rng.integers(0, 2, x.shape).astype(np.float64), x)
 
 
-def _defocus_blur(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture:
-    blurred: Picture = ndimage.correlate(x, disc(*levels)[..., None], mode="mirror")
+def _defocus_blur(x: Pixels, levels: Levels, rng: np.random.Generator) -> Pixels:
+    blurred: Pixels = ndimage.correlate(x, disc(*levels)[..., None], mode="mirror")
     return blurred
 
 
@@ -112,7 +114,7 @@ def disc(radius: float, softness: float) -> Float[np.ndarray, "side side"]:
     return kernel
 
 
-def _glass_blur(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture:
+def _glass_blur(x: Pixels, levels: Levels, rng: np.random.Generator) -> Pixels:
     """Blur, move pixels about, blur. The published code means to exchange pixels but copies: so does this."""
     sigma, reach, rounds = levels[0], int(levels[1]), int(levels[2])
     height, width = x.shape[:2]
@@ -128,12 +130,12 @@ def _glass_blur(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture
     return _blur(moved, sigma)
 
 
-def _blur(x: Picture, sigma: float) -> Picture:
-    blurred: Picture = ndimage.gaussian_filter(x, (sigma, sigma, 0), mode="nearest")
+def _blur(x: Pixels, sigma: float) -> Pixels:
+    blurred: Pixels = ndimage.gaussian_filter(x, (sigma, sigma, 0), mode="nearest")
     return blurred
 
 
-def _motion_blur(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture:
+def _motion_blur(x: Pixels, levels: Levels, rng: np.random.Generator) -> Pixels:
     return smear(x, int(levels[0]), levels[1], math.radians(rng.uniform(-45.0, 45.0)))
 
 
@@ -153,9 +155,9 @@ def smear(
     return out
 
 
-def _zoom_blur(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture:
+def _zoom_blur(x: Pixels, levels: Levels, rng: np.random.Generator) -> Pixels:
     factors = np.arange(1.0, *levels)
-    blurred: Picture = (x + sum(zoom_in(x, factor) for factor in factors)) / (len(factors) + 1)
+    blurred: Pixels = (x + sum(zoom_in(x, factor) for factor in factors)) / (len(factors) + 1)
     return blurred
 
 
@@ -175,17 +177,17 @@ def _centre(length: int, part: int) -> slice:
     return slice(start, start + part)
 
 
-def _snow(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture:
+def _snow(x: Pixels, levels: Levels, rng: np.random.Generator) -> Pixels:
     mean, std, factor, least, radius, sigma, share = levels
     flakes = zoom_in(rng.normal(mean, std, (*x.shape[:2], 1)), factor)
     flakes = np.where(flakes < least, 0.0, flakes).clip(0.0, 1.0)
     flakes = smear(flakes, int(radius), sigma, math.radians(rng.uniform(-135.0, -45.0)))
     grey = x @ np.array([[0.299], [0.587], [0.114]])
-    snowy: Picture = share * x + (1.0 - share) * np.maximum(x, 1.5 * grey + 0.5) + flakes + np.rot90(flakes, 2)
+    snowy: Pixels = share * x + (1.0 - share) * np.maximum(x, 1.5 * grey + 0.5) + flakes + np.rot90(flakes, 2)
     return snowy
 
 
-def _frost(x: Picture, levels: Levels, rng: np.random.Generator, photographs: Sequence[Photograph]) -> Picture:
+def _frost(x: Pixels, levels: Levels, rng: np.random.Generator, photographs: Sequence[Photograph]) -> Pixels:
     height, width = x.shape[:2]
     if photographs:
         ice = photographs[int(rng.integers(len(photographs)))]
@@ -194,15 +196,15 @@ def _frost(x: Picture, levels: Levels, rng: np.random.Generator, photographs: Se
     else:
         ridges = 1.0 - np.abs(2.0 * plasma(max(height, width), 1.6, rng)[:height, :width] - 1.0)
         ice = (0.3 + 0.6 * ridges[..., None]) * np.array([0.85, 0.95, 1.0])
-    frosted: Picture = levels[0] * x + levels[1] * ice
+    frosted: Pixels = levels[0] * x + levels[1] * ice
     return frosted
 
 
-def _fog(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture:
+def _fog(x: Pixels, levels: Levels, rng: np.random.Generator) -> Pixels:
     height, width = x.shape[:2]
     brightest = x.max()
     thick = levels[0] * plasma(max(height, width), levels[1], rng)[:height, :width, None]
-    foggy: Picture = (x + thick) * brightest / (brightest + levels[0])
+    foggy: Pixels = (x + thick) * brightest / (brightest + levels[0])
     return foggy
 
 
@@ -237,21 +239,21 @@ def _midpoints(
     return middle + scale**2 * rng.uniform(-1.0, 1.0, middle.shape)
 
 
-def _brightness(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture:
+def _brightness(x: Pixels, levels: Levels, rng: np.random.Generator) -> Pixels:
     """The value of HSV raised: hue and saturation stay, so each colour is scaled. Black turns grey."""
     value = x.max(axis=2, keepdims=True)
     raised = np.minimum(value + levels[0], 1.0)
-    bright: Picture = np.where(value > 0, x * raised / np.maximum(value, np.finfo(np.float64).tiny), raised)
+    bright: Pixels = np.where(value > 0, x * raised / np.maximum(value, np.finfo(np.float64).tiny), raised)
     return bright
 
 
-def _contrast(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture:
+def _contrast(x: Pixels, levels: Levels, rng: np.random.Generator) -> Pixels:
     mean = x.mean(axis=(0, 1), keepdims=True)
-    flat: Picture = mean + levels[0] * (x - mean)
+    flat: Pixels = mean + levels[0] * (x - mean)
     return flat
 
 
-def _elastic_transform(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture:
+def _elastic_transform(x: Pixels, levels: Levels, rng: np.random.Generator) -> Pixels:
     """A random affine map of three points about the centre, then a smooth random displacement."""
     strength, sigma, shift = levels
     height, width = x.shape[:2]
@@ -269,7 +271,7 @@ def _elastic_transform(x: Picture, levels: Levels, rng: np.random.Generator) -> 
     return _sample(warped, grid + strength * np.stack(fields, axis=-1), "reflect")
 
 
-def _sample(x: Picture, places: Float[np.ndarray, "height width 2"], mode: str) -> Picture:
+def _sample(x: Pixels, places: Float[np.ndarray, "height width 2"], mode: str) -> Pixels:
     """Bilinear values at (row, column)."""
     coordinates = np.moveaxis(places, -1, 0)
     return np.stack(
@@ -277,25 +279,25 @@ def _sample(x: Picture, places: Float[np.ndarray, "height width 2"], mode: str) 
     )
 
 
-def _pixelate(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture:
+def _pixelate(x: Pixels, levels: Levels, rng: np.random.Generator) -> Pixels:
     height, width = x.shape[:2]
     small = (int(width * levels[0]), int(height * levels[0]))
     image = _as_file(x).resize(small, PIL.Image.Resampling.BOX).resize((width, height), PIL.Image.Resampling.BOX)
     return np.asarray(image, dtype=np.float64) / 255.0
 
 
-def _jpeg_compression(x: Picture, levels: Levels, rng: np.random.Generator) -> Picture:
+def _jpeg_compression(x: Pixels, levels: Levels, rng: np.random.Generator) -> Pixels:
     content = io.BytesIO()
     _as_file(x).save(content, "JPEG", quality=int(levels[0]))
     with PIL.Image.open(content) as image:
         return np.asarray(image, dtype=np.float64) / 255.0
 
 
-def _as_file(x: Picture) -> PIL.Image.Image:
+def _as_file(x: Pixels) -> PIL.Image.Image:
     return PIL.Image.fromarray(np.rint(x * 255.0).astype(np.uint8))
 
 
-CORRUPTIONS: Mapping[str, Callable[..., Picture]] = {
+CORRUPTIONS: Mapping[str, Callable[..., Pixels]] = {
     "gaussian_noise": _gaussian_noise,
     "shot_noise": _shot_noise,
     "impulse_noise": _impulse_noise,

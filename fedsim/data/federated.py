@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fedsim.data.image_set import ImageSet
-from fedsim.data.pictures import PictureCache, one_line
+from fedsim.data.pictures import ImageCache, one_line
 from fedsim.data.sources import Source
 from fedsim.errors import ConfigError
 
@@ -43,12 +43,12 @@ class FederatedData:
         self._splits = source.load()
         self._partitioner = copy.deepcopy(partitioner)
         self._image_size = image_size
-        self._cache = PictureCache(cache_bytes)
+        self._cache = ImageCache(cache_bytes)
         self._clients: dict[int, ImageSet] = {}
         self._indices: dict[int, list[int]] = {}
         self._lock = threading.RLock()  # partitioners compute on first use, and are not made for threads
         if self._partitioner is not None:
-            self._partitioner.dataset = _without_pictures(self._splits.train)
+            self._partitioner.dataset = _without_images(self._splits.train)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ class FederatedData:
                     raise ConfigError(
                         "partition",
                         self._name,
-                        f"client {partition_id} of {self.num_partitions} would hold no picture of the "
+                        fault=f"client {partition_id} of {self.num_partitions} would hold no picture of the "
                         f"{len(self._splits.train)} for training; take fewer clients or a more even partition",
                     )
                 self._indices[partition_id] = rows
@@ -166,14 +166,14 @@ class FederatedData:
                 raise ConfigError(
                     "partition",
                     self._name,
-                    f"cannot divide {len(self._splits.train)} training pictures of {self.num_classes} classes: "
+                    fault=f"cannot divide {len(self._splits.train)} training pictures of {self.num_classes} classes: "
                     f"{reason}",
                 ) from error
         for warning in caught:
             logger.info("%s: %s", self._name, one_line(warning.message) if isinstance(warning.message, Warning) else "")
 
 
-def _without_pictures(train: "Dataset") -> "Dataset":
+def _without_images(train: "Dataset") -> "Dataset":
     """Labels, natural ids and row numbers: no partitioner may decode a picture, or copy one, to sort the rows."""
     from datasets import Dataset, Value
 

@@ -82,7 +82,7 @@ class Hub:
                 if images
                 else f"has no column of pictures, only {', '.join(dataset.column_names)}"
             )
-            raise ConfigError("data.name", self.name, f"{found}; data.image_column chooses one")
+            raise ConfigError("data.name", self.name, fault=f"{found}; data.image_column chooses one")
         return str(images[0])
 
     def _label_column(self, dataset: Dataset) -> str:
@@ -96,7 +96,7 @@ class Hub:
         candidates = classes or [name for name in LABEL_NAMES if name in dataset.column_names]
         if len(candidates) != 1:
             columns = ", ".join(candidates or dataset.column_names)
-            raise ConfigError("data.label_column", None, f"name the column of labels of {self.name}, one of {columns}")
+            raise ConfigError("data.label_column", None, f"the column of labels of {self.name}, one of {columns}")
         return str(candidates[0])
 
     def _test_split(self, splits: DatasetDict, label: str) -> str | None:
@@ -125,11 +125,15 @@ class Hub:
                 )
         labels = dataset[label][:]
         if missing := sum(_is_missing(value) for value in labels):
-            raise ConfigError("data.name", self.name, f"{missing} pictures of split {split} have no label in {label}")
+            raise ConfigError(
+                "data.name", self.name, fault=f"{missing} pictures of split {split} have no label in {label}"
+            )
         if not isinstance(dataset.features[label], ClassLabel):
             number = {name: index for index, name in enumerate(class_names)}
             if unknown := sorted({str(value) for value in labels} - number.keys()):
-                raise ConfigError("data.name", self.name, f"split {split} has labels that training lacks: {unknown[0]}")
+                raise ConfigError(
+                    "data.name", self.name, fault=f"split {split} has labels that training lacks: {unknown[0]}"
+                )
             labels = [number[str(value)] for value in labels]
         columns = dataset.select_columns([image])
         if image != "image":
@@ -148,15 +152,17 @@ class Hub:
         try:
             yield
         except DatasetNotFoundError as error:
-            raise ConfigError("data.name", self.name, f"the hub has no such data set: {one_line(error)}") from error
+            raise ConfigError(
+                "data.name", self.name, fault=f"the hub has no such data set: {one_line(error)}"
+            ) from error
         except (ConnectionError, httpx.HTTPError) as error:
             expected = f"cannot reach the hub: {one_line(error)}; a local folder works offline"
-            raise ConfigError("data.name", self.name, expected) from error
+            raise ConfigError("data.name", self.name, fault=expected) from error
         except ValueError as error:
             key, value = ("data.subset", self.subset) if "onfig" in str(error) else ("data.name", self.name)
-            raise ConfigError(key, value, f"cannot load {self.name}: {one_line(error)}") from error
+            raise ConfigError(key, value, fault=f"cannot load {self.name}: {one_line(error)}") from error
         except (DatasetsError, OSError, RuntimeError) as error:
-            raise ConfigError("data.name", self.name, f"cannot be loaded: {one_line(error)}") from error
+            raise ConfigError("data.name", self.name, fault=f"cannot be loaded: {one_line(error)}") from error
 
 
 def _class_names(dataset: Dataset, label: str) -> tuple[str, ...]:
@@ -176,5 +182,5 @@ def _is_missing(label: object) -> bool:
 def _one_of(value: str, options: DatasetDict | Sequence[str], kind: str = "") -> str:
     names = list(options)
     if not names:
-        return f"there are no {kind or 'others'}"
+        return f"left out: there are no {kind or 'others'}"
     return f"one of {', '.join(names)}{f', the {kind}' if kind else ''}.{nearest(value, names)}"

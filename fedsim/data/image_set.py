@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from fedsim.data.pictures import UNREADABLE, PictureCache, decode, one_line
+from fedsim.data.pictures import UNREADABLE, ImageCache, decode, one_line
 from fedsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ class ImageSet:
         ids: names of the pictures, unique within the source.
     """
 
-    def __init__(
-        self, dataset: "Dataset", rows: Sequence[int], image_size: int, cache: PictureCache, split: str
-    ) -> None:
+    def __init__(self, dataset: "Dataset", rows: Sequence[int], image_size: int, cache: ImageCache, split: str) -> None:
         """`rows` are row numbers of `dataset`; `split` tells its pictures from others in the same cache."""
         from datasets import Image
 
@@ -83,9 +81,9 @@ class ImageSet:
     def _decode(self, position: int, file: dict[str, str | bytes | None]) -> Tensor:
         content = file["bytes"] or file["path"]
         if not content:
-            raise ConfigError("data", self.ids[position], "has neither a file nor content")
+            raise ConfigError("data", self.ids[position], fault="has neither a file nor content")
         try:
             return decode(content, self._image_size)
         except UNREADABLE as error:
             path = file["path"] or self.ids[position]
-            raise ConfigError("data", path, f"this picture cannot be decoded: {one_line(error)}") from error
+            raise ConfigError("data", path, fault=f"this picture cannot be decoded: {one_line(error)}") from error

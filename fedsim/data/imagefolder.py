@@ -13,7 +13,7 @@ import PIL.Image
 from fedsim.data.pictures import UNREADABLE, one_line
 from fedsim.data.sources import Splits, divide, features
 from fedsim.errors import ConfigError
-from fedsim.settings.places import picture_folder
+from fedsim.settings.places import class_folders
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -59,14 +59,16 @@ class ImageFolder:
 
     def load(self) -> Splits:
         """Raises `ConfigError`: no such folder, no class folders, a class without pictures, unreadable files."""
-        picture_folder(self._path)
+        class_folders(self._path)
         train_folder, test_folder = self._layout()
-        train = self._pictures_by_class(train_folder)
-        test = self._pictures_by_class(test_folder) if test_folder else {}
+        train = self._images_by_class(train_folder)
+        test = self._images_by_class(test_folder) if test_folder else {}
         class_names = tuple(train)
         if unknown := [name for name in test if name not in train]:
             raise ConfigError(
-                "data.path", self._root, f"{test_folder} has class folders that {train_folder} lacks: {_few(unknown)}"
+                "data.path",
+                self._root,
+                fault=f"{test_folder} has class folders that {train_folder} lacks: {_few(unknown)}",
             )
         if self._verify:
             self._check_headers([*itertools.chain(*train.values(), *test.values())])
@@ -97,17 +99,19 @@ class ImageFolder:
             logger.warning("%s: not used: %s, only %s", self._root, _few(unused), _few(used))
         return used[0], used[1] if len(used) > 1 else None
 
-    def _pictures_by_class(self, split: str) -> dict[str, list[str]]:
+    def _images_by_class(self, split: str) -> dict[str, list[str]]:
         """Paths relative to the root, sorted, by class name, sorted."""
         folder = self._root / split
-        images = {child.name: _pictures_below(child, self._root) for child in _visible_folders(folder)}
+        images = {child.name: _images_below(child, self._root) for child in _visible_folders(folder)}
         if not images:
-            loose = any(_is_picture(child.name) for child in folder.iterdir())
+            loose = any(_is_image(child.name) for child in folder.iterdir())
             found = "pictures, but no class folders" if loose else "no class folders"
-            raise ConfigError("data.path", folder, f"holds {found}; expected one folder of pictures per class")
+            raise ConfigError("data.path", folder, fault=f"holds {found}; expected one folder of pictures per class")
         if empty := [name for name, paths in images.items() if not paths]:
             known = " ".join(sorted(extension[1:] for extension in EXTENSIONS))
-            raise ConfigError("data.path", folder, f"no pictures in class folder {_few(empty)} (looked for {known})")
+            raise ConfigError(
+                "data.path", folder, fault=f"no pictures in class folder {_few(empty)} (looked for {known})"
+            )
         return images
 
     def _dataset(self, images: dict[str, list[str]], class_names: tuple[str, ...]) -> "Dataset":
@@ -122,14 +126,14 @@ class ImageFolder:
                 features=features(class_names),
             )
         except UnicodeEncodeError as error:
-            raise ConfigError("data.path", self._root, f"a file name is not UTF-8: {error.object!a}") from error
+            raise ConfigError("data.path", self._root, fault=f"a file name is not UTF-8: {error.object!a}") from error
 
     def _check_headers(self, paths: list[str]) -> None:
         with ThreadPoolExecutor(HEADER_THREADS) as pool:
             faults = [fault for fault in pool.map(self._header_fault, paths, chunksize=64) if fault]
         if faults:
             noun = "1 file cannot" if len(faults) == 1 else f"{len(faults)} files cannot"
-            raise ConfigError("data.path", self._root, f"{noun} be read as a picture: {_few(faults)}")
+            raise ConfigError("data.path", self._root, fault=f"{noun} be read as a picture: {_few(faults)}")
 
     def _header_fault(self, path: str) -> str | None:
         try:
@@ -143,21 +147,21 @@ def _visible_folders(folder: Path) -> list[Path]:
     return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
 
 
-def _is_picture(name: str) -> bool:
+def _is_image(name: str) -> bool:
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS  # noqa: PTH122 - a name only
 
 
 def _is_split(folder: Path) -> bool:
     """A class may be called `train` too: then it holds its pictures directly."""
-    return bool(_visible_folders(folder)) and not any(_is_picture(child.name) for child in folder.iterdir())
+    return bool(_visible_folders(folder)) and not any(_is_image(child.name) for child in folder.iterdir())
 
 
-def _pictures_below(folder: Path, root: Path) -> list[str]:
+def _images_below(folder: Path, root: Path) -> list[str]:
     found = []
     for parent, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
         relative = Path(parent).relative_to(root)
-        found += [(relative / name).as_posix() for name in names if _is_picture(name)]
+        found += [(relative / name).as_posix() for name in names if _is_image(name)]
     return sorted(found)
 
 

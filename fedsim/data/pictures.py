@@ -45,7 +45,7 @@ def one_line(error: BaseException) -> str:
     return first if len(first) <= 200 else f"{first[:200]}…"
 
 
-class PictureCache:
+class ImageCache:
     """Decoded pictures by key, the least recently used dropped beyond `max_bytes`. Safe between threads."""
 
     def __init__(self, max_bytes: int) -> None:

@@ -68,7 +68,7 @@ def divide(labels: Sequence[int], test_fraction: float | int, auxiliary_fraction
         raise ConfigError(
             "data.test_fraction",
             test_fraction,
-            f"with auxiliary_fraction={auxiliary_fraction} it must leave training pictures; there are {count} in all",
+            f"so small that, with auxiliary_fraction={auxiliary_fraction}, training pictures are left of {count}",
         )
 
     rng = np.random.default_rng(derive_seed(seed, "divide"))

@@ -5,7 +5,7 @@ from fedsim.metrics.labels import assign_labels, exact_batch, label_share
 from fedsim.metrics.matching import match, pairwise_mse
 from fedsim.metrics.perceptual import lpips, lpips_hint
 from fedsim.metrics.records import ImageScore, LabelScore, Scores
-from fedsim.metrics.score import score, score_labels, success_rate
+from fedsim.metrics.score import score, score_labels
 
 __all__ = [
     "PSNR_CAP",
@@ -26,5 +26,4 @@ __all__ = [
     "score",
     "score_labels",
     "ssim",
-    "success_rate",
 ]

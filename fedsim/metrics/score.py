@@ -1,6 +1,5 @@
 """Hold a reconstruction against the truth: match first, then one score per original picture."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -48,13 +47,11 @@ def score(
             raise ValueError(
                 f"reconstructions of shape {tuple(images.shape[1:])} for originals of {tuple(originals.shape[1:])}"
             )
-        rebuilt = _as_picture(images.detach().double().to(originals.device), eight_bit)
-        shown, private_images = (
-            _as_picture(kept.detach().double(), eight_bit) for kept in (originals, truth.originals)
-        )
+        rebuilt = _as_image(images.detach().double().to(originals.device), eight_bit)
+        shown, private_images = (_as_image(kept.detach().double(), eight_bit) for kept in (originals, truth.originals))
         private = seen = _compare(shown, rebuilt, perceptual)
         if len(distinct) < len(sources) or not torch.equal(shown, private_images):
-            guessed = rebuilt if own is None else _as_picture(own.detach().double().to(originals.device), eight_bit)
+            guessed = rebuilt if own is None else _as_image(own.detach().double().to(originals.device), eight_bit)
             found = _compare(private_images[distinct], guessed, perceptual)
             by_source = {distinct[place]: values for place, values in found.items()}
             private = {place: by_source[source] for place, source in enumerate(sources) if source in by_source}
@@ -71,13 +68,6 @@ def score_labels(truth: GroundTruth, labels: Tensor | None) -> LabelScore | None
         return None
     own = truth.labels[list(dict.fromkeys(truth.sources))]
     return LabelScore(exact_batch(own, labels), label_share(own, labels))
-
-
-def success_rate(scores: Sequence[ImageScore], threshold: float) -> float | None:
-    """Share of all pictures with a PSNR of at least `threshold` dB; one without reconstruction counts as a miss."""
-    if not scores:
-        return None
-    return sum(score.psnr is not None and score.psnr >= threshold for score in scores) / len(scores)
 
 
 def _compare(reference: Tensor, rebuilt: Tensor, perceptual: bool) -> dict[int, dict[str, Any]]:
@@ -97,7 +87,7 @@ def _compare(reference: Tensor, rebuilt: Tensor, perceptual: bool) -> dict[int, 
     return {index: {name: column[row] for name, column in columns.items()} for row, (index, _) in enumerate(pairs)}
 
 
-def _as_picture(images: Tensor, eight_bit: bool) -> Tensor:
+def _as_image(images: Tensor, eight_bit: bool) -> Tensor:
     """Values that a picture can have. NaN stays, so that `match` can leave it out; infinity becomes NaN."""
     pictures = torch.where(images.isfinite(), images, torch.nan).clamp(0, 1)
     return (pictures * 255).round() / 255 if eight_bit else pictures

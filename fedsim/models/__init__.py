@@ -9,7 +9,6 @@ from fedsim.models.architecture import (
     normalisation,
     parameter_count,
 )
-from fedsim.models.batch_norm import Statistics, recover_statistics
 from fedsim.models.checkpoint import load_checkpoint
 from fedsim.models.normaliser import Normaliser
 from fedsim.models.own import OwnArchitecture, own_architecture
@@ -21,7 +20,6 @@ __all__ = [
     "ModelWrapper",
     "Normaliser",
     "OwnArchitecture",
-    "Statistics",
     "ViTRoles",
     "architecture_seed",
     "find_roles",
@@ -30,5 +28,4 @@ __all__ = [
     "normalisation",
     "own_architecture",
     "parameter_count",
-    "recover_statistics",
 ]

@@ -79,7 +79,7 @@ class ModelSpec:
         if not timm.is_model(self.name):
             load_plugins()
         if not timm.is_model(self.name):
-            raise ConfigError("model.name", self.name, f"timm has no such model.{_similar(self.name)}")
+            raise ConfigError("model.name", self.name, fault=f"timm has no such model.{_similar(self.name)}")
         if self.variant not in VARIANTS:
             raise ConfigError("model.variant", self.variant, f"one of {', '.join(VARIANTS)}")
         if self.dtype not in DTYPES:
@@ -130,7 +130,7 @@ class ModelSpec:
                 others = {name: value for name, value in arguments.items() if name != "img_size"}
                 return self._create(others, seed)
             raise ConfigError(
-                "model.name", self.name, f"timm refuses {arguments}: {type(error).__name__}: {error}"
+                "model.name", self.name, fault=f"timm refuses {arguments}: {type(error).__name__}: {error}"
             ) from error
         if self.img_size is not None:
             _tell_size(model, self.img_size)

@@ -94,4 +94,4 @@ def redrawn_mark(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> s
 
 def _unfit(path: Path, error: Exception, key: str) -> ConfigError:
     what = " ".join(str(error).split())[:200] or type(error).__name__
-    return ConfigError(key, path, f"no state dict that fits the model: {what}")
+    return ConfigError(key, path, f"a state dict that fits the model: {what}")

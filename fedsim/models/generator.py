@@ -167,7 +167,7 @@ def load_generator(path: Path) -> ConvGenerator:
         ConfigError: no such file, or not one of these.
     """
     if not path.is_file():
-        raise ConfigError("generator.checkpoint", path, "there is no such file; fedsim-prior writes one")
+        raise ConfigError("generator.checkpoint", path, fault="there is no such file; fedsim-prior writes one")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

@@ -40,6 +40,6 @@ def with_theorem(counted: Level, proven: bool) -> Level:
     """The level from counts, where a theorem holds of the whole run besides.
 
     Args:
-        proven: by reconstruction robustness (`fedsim.report.run.bounds.proof_of`), and by nothing else.
+        proven: by reconstruction robustness (`fedsim.report.run.bounds.records.proof_of`), and by nothing else.
     """
     return "proven" if proven and counted != "broken" else counted

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from fedsim.metrics.chance import accuracy_reach
 from fedsim.report.level import BROKEN_BY_CHANCE, Level, by_chance
-from fedsim.report.run.counts import Counts
-from fedsim.report.run.leakage import Leakage
+from fedsim.report.run.images.counts import Counts
+from fedsim.report.run.images.leakage import Leakage
 from fedsim.report.run.summary import AttackSummary
 from fedsim.report.thresholds import FEW_OBSERVED_IMAGES, FEW_TEST_IMAGES, GUESS_MARGIN, RECOGNISABLE
 from fedsim.report.wording import below, count, decibels, listed, percent

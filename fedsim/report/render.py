@@ -22,10 +22,10 @@ from fedsim.report.draw.chart_data import Chart, Series
 from fedsim.report.level_wording import few_images, few_test_images, of_images, without_update
 from fedsim.report.matrix import wording as matrix_wording
 from fedsim.report.run.baseline import baselines, guessing, reading
-from fedsim.report.run.bound_section import shown_bounds
+from fedsim.report.run.bounds.section import shown_bounds
 from fedsim.report.run.gallery import build_gallery
+from fedsim.report.run.images.leakage import summarise_leakage
 from fedsim.report.run.label_attacks import labels_of
-from fedsim.report.run.leakage import summarise_leakage
 from fedsim.report.run.read import RecordedRun, read_run
 from fedsim.report.run.searches import search_lines
 from fedsim.report.run.summary import (

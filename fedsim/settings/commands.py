@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fedsim.errors import ConfigError, nearest
 from fedsim.settings.groups import (
-    AuditedPictures,
+    AuditedImages,
     ClientSettings,
     Device,
     ObserveSettings,
@@ -138,7 +138,7 @@ class AuditConfig(JobConfig):
     """`fedsim-audit`."""
 
     observation: Annotated[str | None, Rule("a folder of observations, or null", lambda value: isinstance(value, str))]
-    audit: AuditedPictures
+    audit: AuditedImages
     bound: Chosen = field(default_factory=dict)
     tracker: Chosen
 
@@ -194,7 +194,7 @@ class MatrixConfig(FederatedConfig):
     """`fedsim-matrix`."""
 
     matrix: MatrixSettings
-    audit: AuditedPictures
+    audit: AuditedImages
 
     def check(self) -> None:
         super().check()

@@ -74,13 +74,13 @@ def check_arguments(key: str, settings: Mapping[str, Any], target: Any) -> None:
         if str(name).startswith("_"):
             continue
         if name not in parameters and not open_ended:
-            raise ConfigError(f"{key}.{name}", value, f"there is no such setting.{nearest(name, parameters)}")
+            raise ConfigError(f"{key}.{name}", value, fault=f"there is no such setting.{nearest(name, parameters)}")
         _check_nested(f"{key}.{name}", value)
         if name in hints and not fits(value, hints[name]):
             raise ConfigError(f"{key}.{name}", value, expected(hints[name]))
     for name, parameter in parameters.items():
         if name not in settings and parameter.default is parameter.empty and parameter.kind in NAMED:
-            raise ConfigError(f"{key}.{name}", "", "missing; it has no default")
+            raise ConfigError(f"{key}.{name}", "", fault="missing; it has no default")
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -156,5 +156,5 @@ def _named(key: str, error: InstantiationException) -> ConfigError:
     if cause.key.startswith(f"{group}.") or cause.key == group:
         return cause
     if within:
-        return ConfigError(f"{path}.{cause.key.split('.', 1)[-1]}", cause.value, cause.expected)
-    return ConfigError(f"{key}.{cause.key}", cause.value, cause.expected)
+        return cause.under(f"{path}.{cause.key.split('.', 1)[-1]}")
+    return cause.under(f"{key}.{cause.key}")

@@ -173,7 +173,7 @@ SELECT = one_of("random", "per_class", "first")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditedPictures:
+class AuditedImages:
     """Which pictures an audit takes, and how many of them one update and one attack get.
 
     Attributes:

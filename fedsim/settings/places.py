@@ -5,7 +5,7 @@ from pathlib import Path
 from fedsim.errors import ConfigError
 
 
-def picture_folder(path: object) -> Path:
+def class_folders(path: object) -> Path:
     """The folder that `data.path` names.
 
     Raises:
@@ -15,11 +15,11 @@ def picture_folder(path: object) -> Path:
         raise ConfigError("data.path", path, "a folder with one folder per class, as in data.path=~/pictures")
     root = Path(str(path)).expanduser()
     if not root.is_dir():
-        raise ConfigError("data.path", root, "is a file, not a folder" if root.exists() else "no such folder")
+        raise ConfigError("data.path", root, fault="is a file, not a folder" if root.exists() else "no such folder")
     return root
 
 
 def check_model_file(path: object) -> None:
     """Raises ConfigError where `model.checkpoint` names a file that is not there; None: it names none."""
     if path is not None and not Path(str(path)).is_file():
-        raise ConfigError("model.checkpoint", path, "there is no such file")
+        raise ConfigError("model.checkpoint", path, fault="there is no such file")

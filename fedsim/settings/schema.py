@@ -78,7 +78,7 @@ def options(key: str, value: Any) -> None:
     """Raises ConfigError where these are not options of a group that takes several, each with settings of its own."""
     group(key, value)
     if isinstance(target := value.get("_target_"), str):
-        raise ConfigError(key, target, "in its YAML a name around its settings: 'NAME:', the rest indented")
+        raise ConfigError(key, target, fault="in its YAML a name around its settings: 'NAME:', the rest indented")
     for name, settings in value.items():
         if not isinstance(settings, Mapping):
             wanted = f"settings: {key}.{name}.NAME=VALUE sets one of them, {key}=[{name}] takes them as they are"
@@ -103,13 +103,13 @@ def parse(kind: type[Settings], given: Any, key: str = "") -> Settings:
     for name, value in given.items():
         if name not in known:
             hint = nearest(str(name), known) or " --cfg job shows them all."
-            raise ConfigError(f"{prefix}{name}", value, f"there is no such setting.{hint}")
+            raise ConfigError(f"{prefix}{name}", value, fault=f"there is no such setting.{hint}")
     values = {}
     for name, field in known.items():
         if name in given:
             values[name] = _value(f"{prefix}{name}", given[name], hints[name])
         elif field.default is MISSING and field.default_factory is MISSING:
-            raise ConfigError(f"{prefix}{name}", "", "missing; leave it as it is instead of taking it away")
+            raise ConfigError(f"{prefix}{name}", "", fault="missing; leave it as it is instead of taking it away")
     parsed = kind(**values)
     check: Callable[[], None] = getattr(parsed, "check", lambda: None)
     check()  # of what depends on several fields

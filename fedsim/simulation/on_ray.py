@@ -58,7 +58,8 @@ class ClientWorker(PooledWorker):
             self._app = make_client_app()
         except ConfigError as error:
             where = f"on node {ray.util.get_node_ip_address()} of the cluster"
-            raise ConfigError(error.key, error.value, f"{error.expected} ({where})") from error
+            said = error.fault or f"must be {error.expected}"
+            raise ConfigError(error.key, error.value, fault=f"{said} ({where})") from error
         settle()
         self._meter = Meter()
         self._at = "", Growing(None)

@@ -65,7 +65,7 @@ def ray_cluster(
     except (ConnectionError, RuntimeError, ValueError) as error:
         if address is None:
             raise
-        raise ConfigError("ray.address", address, _reason(error)) from error
+        raise ConfigError("ray.address", address, fault=_reason(error)) from error
     try:
         yield
     finally:
@@ -104,7 +104,7 @@ def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
     if "ersion mismatch" in text or "python versions" in text.lower():
         words = re.sub(r".*?ersion mismatch:? ?", "", text)
-        return f"a cluster with the Ray and the Python of this environment ({words})"
+        return f"must be a cluster with the Ray and the Python of this environment ({words})"
     if isinstance(error, ConnectionError):
         sent = os.environ.get("RAY_AUTH_MODE") == "token"
         token = "" if sent else "; one that asks for a token: set RAY_AUTH_MODE=token"
@@ -123,7 +123,7 @@ def _check_answer(address: str) -> None:
             actual = canonicalize_bootstrap_address("auto") or ""
         except ConnectionError as error:
             raise ConfigError(
-                "ray.address", address, "no Ray cluster runs on this machine (ray start --head)"
+                "ray.address", address, fault="no Ray cluster runs on this machine (ray start --head)"
             ) from error
     found = ADDRESS.fullmatch(actual)
     if found is None:
@@ -131,7 +131,7 @@ def _check_answer(address: str) -> None:
     host, port = found["host"].strip("[]"), int(found["port"])
     if (fault := _connect(host, port)) is not None:
         where = "there" if actual == address else f"at {actual}"
-        raise ConfigError("ray.address", address, f"no Ray cluster answers {where} ({fault})") from fault
+        raise ConfigError("ray.address", address, fault=f"no Ray cluster answers {where} ({fault})") from fault
     if host in LOOPBACK and not actual.startswith("ray://"):
         from ray._private.services import get_node_ip_address
 

@@ -97,7 +97,7 @@ def locked(folder: Path, key: str = "run_dir") -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(key, folder, "wait: another process is at work in this folder") from None
+            raise ConfigError(key, folder, fault="wait: another process is at work in this folder") from None
         except OSError:  # no locks on this file system
             yield
             return

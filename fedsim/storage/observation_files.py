@@ -120,9 +120,11 @@ def load_observation(
             replayer=replayer,
         )
     except FileNotFoundError as error:
-        raise ConfigError("observation", folder, f"no complete observation: {error.filename} is missing") from error
+        raise ConfigError(
+            "observation", folder, fault=f"no complete observation: {error.filename} is missing"
+        ) from error
     except (KeyError, TypeError, ValueError, SafetensorError) as error:
-        raise ConfigError("observation", folder, f"the record is damaged: {error}") from error
+        raise ConfigError("observation", folder, fault=f"the record is damaged: {error}") from error
 
 
 def _effects(record: dict[str, Any]) -> tuple[Effect, ...] | None:

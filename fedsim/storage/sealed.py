@@ -88,7 +88,7 @@ class SealedStates:
                 shutil.rmtree(self._path(after))
             return number, state
         if damaged:
-            raise ConfigError("resume", self.root.parent, "every resume point in it is damaged: start a new run")
+            raise ConfigError("resume", self.root.parent, fault="every resume point in it is damaged: start a new run")
         return None
 
     def _path(self, number: int) -> Path:

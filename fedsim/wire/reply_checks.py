@@ -38,7 +38,7 @@ TENSOR_NAME = re.compile(r"[\w-]+(?:\.[\w-]+)*", re.ASCII)
 METRIC_NAME = re.compile(r"\w[\w .,:=()%+/-]*")
 UPDATE_KEYS = frozenset({"kind", "partition-id", "withheld", "buffers", "protocol"})
 AUDIT_KEYS = frozenset({"images", "private", "labels", "ids"})
-PICTURE_DTYPES = ("float32", "float64")
+IMAGE_DTYPES = ("float32", "float64")
 
 Values = np.ndarray[Any, np.dtype[Any]]
 
@@ -265,7 +265,7 @@ def _check_audit(record: Any, image_shape: tuple[int, int, int], most: int) -> N
     shape = (len(labels), *image_shape)
     for key in ("images", "private"):
         data = record[key]
-        found = (_decoded(data, dtype, shape) for dtype in PICTURE_DTYPES) if isinstance(data, bytes) else ()
+        found = (_decoded(data, dtype, shape) for dtype in IMAGE_DTYPES) if isinstance(data, bytes) else ()
         values = next((values for values in found if values is not None), None)
         if values is None:
             raise MalformedReply(f"the audit record's {key} are {shown(data)}, no pictures of shape {shape}")

@@ -237,7 +237,7 @@ class ResultWriter:
         return lines
 
 
-def has_pictures(folder: RunFolder, row: dict[str, Any]) -> bool:
+def has_images(folder: RunFolder, row: dict[str, Any]) -> bool:
     """Whether every picture that a line of attacks.jsonl names is there; loss of power may have taken one."""
     strips = [image["frames"]["strip"] for image in row["images"] if image.get("frames")]
     names = [image.get(key) for image in row["images"] for key in ("original", "reconstruction")]

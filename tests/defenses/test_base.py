@@ -145,5 +145,5 @@ def test_a_defense_that_shares_no_update_is_named():
 
 def test_a_setting_called_name_is_refused():
     """Records of observations keep the defense's own name there."""
-    with pytest.raises(ConfigError, match=r"defense\.mine\.name=x: another word"):
+    with pytest.raises(ConfigError, match=r"defense\.mine\.name=x: must be another word"):
         build_chain({"mine": {"_target_": "defenses.GradientNoise", "name": "x"}})

@@ -16,13 +16,13 @@ def test_values_come_back_in_their_type():
 
 @pytest.mark.parametrize("value", ["ten", True, None, math.nan, [1.0], {}, -1.0])
 def test_no_number(value):
-    with pytest.raises(ConfigError, match=r"k=.*: positive"):
+    with pytest.raises(ConfigError, match=r"k=.*: must be positive"):
         number("k", value, "positive", lambda v: v > 0)
 
 
 @pytest.mark.parametrize("value", ["2", 2.0, True, None, 3])
 def test_no_whole_number(value):
-    with pytest.raises(ConfigError, match=r"k=.*: even"):
+    with pytest.raises(ConfigError, match=r"k=.*: must be even"):
         whole("k", value, "even", lambda v: v % 2 == 0)
 
 

@@ -109,7 +109,7 @@ class FirstBlock(Attack):
         grid, patch = observation.roles.grid, observation.roles.patch
         assert grid is not None
         assert patch is not None
-        images = observation.to_unit_range(torch.cat([unpatchify(picture, grid, patch) for picture in patches]))
+        images = observation.to_unit_range(torch.cat([unpatchify(image, grid, patch) for image in patches]))
         if self.levels is not None:
             level = images * self.levels
             if bool(((level - level.round()).abs() < NEAR_LEVEL).all()):
@@ -136,9 +136,9 @@ def _problem(observation: Observation, device: torch.device) -> _Problem:
         raise NotApplicable(f"{total} tokens of {batch} images >= width {width}: their row space is everything")
     output_grad, fc1_grad, fc2_grad = gradients(observation, block)
     patch_grad, qkv_grad = spanned_gradients(observation, device)
-    picture = row_space(patch_grad, min(batch * count, *patch_grad.shape), complete=False)
+    image = row_space(patch_grad, min(batch * count, *patch_grad.shape), complete=False)
     # The prefix tokens enter the first block alike in every picture: they count once here.
-    patches = affine_patches(norm, picture, row_space(qkv_grad, batch * count + norm.prefix_tokens), batch)
+    patches = affine_patches(norm, image, row_space(qkv_grad, batch * count + norm.prefix_tokens), batch)
     second, mlp = block.module.norm2, block.module.mlp
     hidden = row_space(fc2_grad, total, complete=False)
     tokens = affine_tokens(
@@ -208,8 +208,8 @@ def _forward_residual(problem: _Problem, patches: Float[Tensor, "batch tokens pi
     """Largest relative residual when each picture goes through the block itself: no unknown is left in it."""
     weight, bias = problem.block.projection()
     largest = 0.0
-    for picture in patches:
-        z = picture @ problem.norm.patch_weight.T + problem.norm.known
+    for image in patches:
+        z = image @ problem.norm.patch_weight.T + problem.norm.known
         z = z + problem.block.attend(z, z) @ weight.T + bias
         free = AffineSet(z, problem.system.tokens.directions[:, :0], 1.0)
         system = HiddenSystem(**{**vars(problem.system), "tokens": free})

@@ -51,8 +51,8 @@ def _costs(
     count, batch = order.shape
     rows = torch.arange(count, device=order.device)
     costs = []
-    for picture in range(batch):
-        members = tokens[rows, order[:, picture]]
+    for image in range(batch):
+        members = tokens[rows, order[:, image]]
         read = attend(tokens.flatten(0, 1), members).unflatten(0, (count, batch))
         costs.append((outputs - read).square().sum(dim=2))
     return torch.stack(costs, dim=2)

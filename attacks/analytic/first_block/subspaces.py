@@ -75,10 +75,10 @@ def solution_set(
     return AffineSet(base, right[used:].T.contiguous(), gap)
 
 
-def affine_patches(norm: FirstNorm, picture: Subspace, tokens: Subspace, batch: int) -> AffineSet:
+def affine_patches(norm: FirstNorm, image: Subspace, tokens: Subspace, batch: int) -> AffineSet:
     """p_n with LN1(W_p p_n + b_p + e_n) in the rows of ∂L/∂W_qkv, up to N(B - 1) directions."""
     count, pixels = len(norm.known), norm.patch_weight.shape[1]
-    span = picture.basis.T
+    span = image.basis.T
     equations, right_hand = _membership(norm.patch_weight @ span, norm.known, norm.scale, norm.shift, tokens)
     found = solution_set(equations, right_hand, min(count * (batch - 1), span.shape[1], pixels))
     return AffineSet(found.base @ span.T, span @ found.directions, found.gap)

@@ -10,7 +10,7 @@ from torch import Tensor
 from attacks.analytic.linear.certificate import relative_error
 from attacks.analytic.linear.least_squares import solve_patches
 from attacks.analytic.patch_gradient import PatchGradient, check_embedding, embedding_rows
-from attacks.analytic.row_space.attack import Spaces, gradient_spaces, make_readers, pixels_of, to_picture
+from attacks.analytic.row_space.attack import Spaces, gradient_spaces, make_readers, pixels_of, to_image
 from attacks.analytic.row_space.completion import complete
 from attacks.analytic.row_space.first_norm import FirstNorm
 from attacks.analytic.row_space.later_norms import Readers
@@ -123,10 +123,10 @@ class MJPAdaptive(Attack):
                 return make_readers(observation, spaces, self.later)
 
             torn = masked.double()
-            solution = solve(system, spaces.norm, spaces.picture, spaces.tokens, pixels, readers, self.levels, torn)
+            solution = solve(system, spaces.norm, spaces.image, spaces.tokens, pixels, readers, self.levels, torn)
             patches = solution.patches
         return Reconstruction(
-            images=to_picture(observation, patches, pixels),
+            images=to_image(observation, patches, pixels),
             certificate=_certificate(observation, token_grads, masked, parts, spaces is not None),
         )
 

@@ -64,7 +64,7 @@ class RowSpace(Attack):
         """Raises NotApplicable for models without a pre-norm first block, withheld gradients, and too many tokens."""
         spaces = gradient_spaces(observation, device)
         pixels = pixels_of(observation, spaces.norm)
-        system = patch_system(spaces.norm, spaces.picture.basis, spaces.tokens)
+        system = patch_system(spaces.norm, spaces.image.basis, spaces.tokens)
         if examples_behind(observation) > 1:
             if observation.effect(MixesImages) is not None:
                 raise NotApplicable("a batch of mixtures: a mixture of these is no image of the client's")
@@ -73,9 +73,9 @@ class RowSpace(Attack):
         def later(short: bool) -> Readers | None:
             return make_readers(observation, spaces, self.later if short else min(1, self.later))
 
-        solution = solve(system, spaces.norm, spaces.picture, spaces.tokens, pixels, later, self.levels)
+        solution = solve(system, spaces.norm, spaces.image, spaces.tokens, pixels, later, self.levels)
         return Reconstruction(
-            images=to_picture(observation, solution.patches, pixels),
+            images=to_image(observation, solution.patches, pixels),
             certificate=_certificate(observation, spaces, system, solution, pixels),
         )
 
@@ -91,7 +91,7 @@ class RowSpace(Attack):
         errors = []
         for one in (observation, again):
             spaces = gradient_spaces(one, torch.device("cpu"))
-            system = patch_system(spaces.norm, spaces.picture.basis, spaces.tokens)
+            system = patch_system(spaces.norm, spaces.image.basis, spaces.tokens)
             doubt, pixels = uncertainty(system, spaces.norm, spaces.tokens), pixels_of(one, spaces.norm)
             if system.equations.shape[0] <= system.equations.shape[1] or not bool(doubt.deviation.isfinite().all()):
                 return None
@@ -107,7 +107,7 @@ class Spaces:
     """What the two gradients span: `picture` the patches, `tokens` what the first attention reads."""
 
     norm: FirstNorm
-    picture: Subspace
+    image: Subspace
     tokens: Subspace
 
 
@@ -139,7 +139,7 @@ def batch_subspace(
         NotApplicable: as `gradient_spaces`.
     """
     spaces = gradient_spaces(observation, device)
-    system = patch_system(spaces.norm, spaces.picture.basis, spaces.tokens)
+    system = patch_system(spaces.norm, spaces.image.basis, spaces.tokens)
     free = _free_directions(observation, spaces, system)
     estimate = torch.where(free, 0.0, system.estimate)
     return system.patches(estimate), (system.directions @ system.span)[free].T
@@ -176,7 +176,7 @@ def pixels_of(observation: Observation, norm: FirstNorm) -> PatchPixels:
     return PatchPixels(mean, std, roles.grid, roles.patch)
 
 
-def to_picture(
+def to_image(
     observation: Observation, patches: Float[Tensor, "tokens pixels"], pixels: PatchPixels
 ) -> Float[Tensor, "1 c h w"]:
     """In [0, 1]."""
@@ -211,7 +211,7 @@ def _mixture(observation: Observation, spaces: Spaces, system: PatchSystem, pixe
     known = f"each patch is known up to {int(free.sum())} of {len(free)} directions"
     reason = f"{examples_behind(observation)} images behind the update: {known}"
     return Reconstruction(
-        images=to_picture(observation, patches, pixels), certificate=Certificate("uncertified", reason, values)
+        images=to_image(observation, patches, pixels), certificate=Certificate("uncertified", reason, values)
     )
 
 
@@ -220,8 +220,8 @@ def _values(spaces: Spaces, system: PatchSystem, doubt: Uncertainty, pixels: Pat
         "equations": float(system.equations.shape[0]),
         "unknowns": float(system.equations.shape[1]),
         "residual": doubt.residual,
-        "picture_rank": float(len(spaces.picture.basis)),
-        "picture_gap": spaces.picture.gap,
+        "picture_rank": float(len(spaces.image.basis)),
+        "picture_gap": spaces.image.gap,
         "tokens_rank": float(len(spaces.tokens.basis)),
         "tokens_gap": spaces.tokens.gap,
         "open_directions": float(open_directions(doubt)),

@@ -58,14 +58,14 @@ def complete(
     return patches + coordinates @ free
 
 
-def _differences(picture: Float[Tensor, "1 c h w"]) -> Edges:
-    return picture[..., 1:] - picture[..., :-1], picture[..., 1:, :] - picture[..., :-1, :]
+def _differences(image: Float[Tensor, "1 c h w"]) -> Edges:
+    return image[..., 1:] - image[..., :-1], image[..., 1:, :] - image[..., :-1, :]
 
 
 def _gather(edges: Edges, grid: tuple[int, int], patch: tuple[int, int]) -> Float[Tensor, "tokens pixels"]:
     """The adjoint of `_differences`, as patches."""
     horizontal, vertical = edges
-    picture = torch.zeros(
+    image = torch.zeros(
         1,
         horizontal.shape[1],
         grid[0] * patch[0],
@@ -73,17 +73,17 @@ def _gather(edges: Edges, grid: tuple[int, int], patch: tuple[int, int]) -> Floa
         dtype=horizontal.dtype,
         device=horizontal.device,
     )
-    picture[..., 1:] += horizontal
-    picture[..., :-1] -= horizontal
-    picture[..., 1:, :] += vertical
-    picture[..., :-1, :] -= vertical
-    return patchify(picture, patch)
+    image[..., 1:] += horizontal
+    image[..., :-1] -= horizontal
+    image[..., 1:, :] += vertical
+    image[..., :-1, :] -= vertical
+    return patchify(image, patch)
 
 
-def patchify(picture: Float[Tensor, "1 c h w"], patch: tuple[int, int]) -> Float[Tensor, "tokens pixels"]:
+def patchify(image: Float[Tensor, "1 c h w"], patch: tuple[int, int]) -> Float[Tensor, "tokens pixels"]:
     """The inverse of `unpatchify`."""
-    _, channels, height, width = picture.shape
-    tiles = picture.reshape(channels, height // patch[0], patch[0], width // patch[1], patch[1])
+    _, channels, height, width = image.shape
+    tiles = image.reshape(channels, height // patch[0], patch[0], width // patch[1], patch[1])
     return tiles.permute(1, 3, 0, 2, 4).reshape(-1, channels * patch[0] * patch[1])
 
 

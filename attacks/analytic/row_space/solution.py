@@ -58,7 +58,7 @@ class RowSpaceSolution:
 def solve(
     system: PatchSystem,
     norm: FirstNorm,
-    picture: Subspace,
+    image: Subspace,
     tokens: Subspace,
     pixels: PatchPixels,
     make_readers: Callable[[bool], Readers | None],
@@ -78,7 +78,7 @@ def solve(
     refined = None
     result = RowSpaceSolution(system.patches(coordinates), doubt, None, None)
     first = Readers(norm, [tokens])
-    whole = _round(system, coordinates, doubt.deviation, picture, first, pixels, levels)
+    whole = _round(system, coordinates, doubt.deviation, image, first, pixels, levels)
     if whole is not None:
         result = RowSpaceSolution(whole.patches, doubt, None, whole)
     readers = make_readers(short) if short or not result.levels_hold else None
@@ -93,7 +93,7 @@ def solve(
         )
         result = RowSpaceSolution(system.patches(refined.coordinates), doubt, refined, None)
         deviation = doubt.deviation.clamp(max=KNOWN)
-        whole = _round(system, refined.coordinates, deviation, picture, readers, pixels, levels)
+        whole = _round(system, refined.coordinates, deviation, image, readers, pixels, levels)
         if whole is not None:
             result = RowSpaceSolution(whole.patches, doubt, refined, whole)
     return result
@@ -130,7 +130,7 @@ def _round(
     system: PatchSystem,
     coordinates: Float[Tensor, "tokens unknowns"],
     deviation: Float[Tensor, " unknowns"],
-    picture: Subspace,
+    image: Subspace,
     readers: Readers,
     pixels: PatchPixels,
     levels: int | None,
@@ -139,5 +139,5 @@ def _round(
     if levels is None:
         return None
     step, offset = 1.0 / (levels * pixels.std), -pixels.mean / pixels.std
-    whole = to_whole_levels(system, coordinates, deviation, picture, readers, step, offset, levels)
+    whole = to_whole_levels(system, coordinates, deviation, image, readers, step, offset, levels)
     return whole if whole.typical_excess <= MAX_EXCESS else None

@@ -40,7 +40,7 @@ def to_whole_levels(
     system: PatchSystem,
     coordinates: Float[Tensor, "tokens unknowns"],
     deviation: Float[Tensor, " unknowns"],
-    picture: Subspace,
+    image: Subspace,
     readers: Readers,
     step: Float[Tensor, " pixels"],
     offset: Float[Tensor, " pixels"],
@@ -50,7 +50,7 @@ def to_whole_levels(
     """Round, move back to what the equations know, and round again (projections onto the grid and the solutions).
 
     Args:
-        picture: the row space of ∂L/∂W_p.
+        image: the row space of ∂L/∂W_p.
         readers: projections whose row spaces test the result.
         deviation: of each coordinate; badly known ones follow the rounded picture.
         step, offset: a pixel's value is step·level + offset.
@@ -64,7 +64,7 @@ def to_whole_levels(
         if torch.equal(moved, whole):
             break
         whole = moved
-    return WholeLevels(whole, *_test(whole, picture, readers, step))
+    return WholeLevels(whole, *_test(whole, image, readers, step))
 
 
 def _nearest(patches: Tensor, step: Tensor, offset: Tensor, levels: int) -> Tensor:
@@ -73,19 +73,19 @@ def _nearest(patches: Tensor, step: Tensor, offset: Tensor, levels: int) -> Tens
 
 def _test(
     patches: Float[Tensor, "tokens pixels"],
-    picture: Subspace,
+    image: Subspace,
     readers: Readers,
     step: Float[Tensor, " pixels"],
 ) -> tuple[float, float, float]:
     """Largest and typical excess over the tokens and all tests, and the power of the best test for each pixel."""
     excesses, powers = [], []
-    spare = patches.shape[1] - len(picture.basis)
+    spare = patches.shape[1] - len(image.basis)
     if spare > 0:
         rounding = ROUNDING * float(patches.abs().max())
-        outside = patches - (patches @ picture.basis.T) @ picture.basis
-        noise = (picture.leak(patches).square() + rounding**2).sqrt() * math.sqrt(spare)
+        outside = patches - (patches @ image.basis.T) @ image.basis
+        noise = (image.leak(patches).square() + rounding**2).sqrt() * math.sqrt(spare)
         excesses.append(outside.norm(dim=1) / noise)
-        seen = (1.0 - picture.basis.square().sum(dim=0)).clamp(min=0.0).sqrt()
+        seen = (1.0 - image.basis.square().sum(dim=0)).clamp(min=0.0).sqrt()
         powers.append((step * seen)[None] / noise[:, None])
     projection = readers.norm.patch_weight - readers.norm.patch_weight.mean(dim=0, keepdim=True)
     sizes = (patches @ readers.norm.patch_weight.T + readers.norm.known).std(dim=1, unbiased=False)

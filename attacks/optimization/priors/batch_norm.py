@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from attacks.optimization.priors.base import TINY, Prior, PriorTerm
 from attacks.optimization.priors.recorded_inputs import recorded_inputs
-from fedsim.errors import ConfigError, NotApplicable, nearest, one_of, require
+from fedsim.errors import ConfigError, NotApplicable, nearest, one_of
 from fedsim.models import ModelSpec, normalisation
 from fedsim.models.architecture import DTYPES
 from fedsim.observation import Observation
@@ -157,14 +157,17 @@ def _check_network(network: Mapping[str, Any]) -> ModelSpec:
     """Whoever gives no number of classes gets ImageNet's: the head is not used, but must fit a checkpoint."""
     known = ModelSpec.__dataclass_fields__
     for key in network:
-        require(f"prior.network.{key}", network[key], key in known, f"no such setting of a model.{nearest(key, known)}")
+        if key not in known:
+            raise ConfigError(
+                f"prior.network.{key}", network[key], fault=f"no such setting of a model.{nearest(key, known)}"
+            )
     if "name" not in network:
         raise ConfigError("prior.network", dict(network), "a mapping with a name")
     spec = ModelSpec.from_dict({"num_classes": 1000, **network})
     try:
         spec.check()
     except ConfigError as error:
-        raise ConfigError(f"prior.network.{error.key.split('.', 1)[-1]}", error.value, error.expected) from error
+        raise error.under(f"prior.network.{error.key.split('.', 1)[-1]}") from error
     if not spec.pretrained and spec.checkpoint is None:
         raise ConfigError(
             "prior.network.checkpoint",

@@ -25,10 +25,9 @@ from attacks.optimization import (
 )
 from attacks.optimization.matching.victim import set_fused_attention
 from attacks.optimization.priors import TotalVariation
-from clients.app import ClientRuntime
 from experiments.benchmarks.attacks.plain_loop import invert
-from experiments.engine.setup import prepare
 from experiments.python.load_config import load_config
+from experiments.studies.harness.client import Client
 from fedsim.observation import Observation
 from fedsim.simulation.ray_cluster import quiet_environment
 
@@ -112,14 +111,8 @@ def matching(
 def observe(model: str) -> Observation:
     """The gradient of one photograph."""
     quiet_environment()
-    config = load_config("audit", "simulation=inline", f"model={model}", "audit.num_images=1")
-    setup = prepare(config)
-    runtime = ClientRuntime(config, setup.data)
-    state = {name: tensor.clone() for name, tensor in setup.model.state_dict().items()}
-    runtime.load(state)
-    result = runtime.train(setup.data.train.subset(range(1)), 0, 0)
-    update = runtime.share(result, state, 1, 0, 0)
-    return setup.factory().make(0, 0, state, update, result.protocol, None)
+    client = Client(load_config("audit", "simulation=inline", f"model={model}", "audit.num_images=1"))
+    return client.shares([0], 0)[0]
 
 
 def _training_step(observation: Observation, label: int, repeats: int, device: torch.device) -> float:

@@ -11,7 +11,7 @@ from PIL import Image
 from experiments.studies.april.options import FIXED_PE
 from experiments.studies.april.plan import ARMS, KINDS, PART_ARMS
 from experiments.studies.april.tables import ATTACKS, KIND_LABELS, published
-from experiments.studies.april.work import MEAN, ORIGINAL, SHOWN, picture_path
+from experiments.studies.april.work import MEAN, ORIGINAL, SHOWN, image_path
 from experiments.studies.harness.ledger import Entry
 from fedsim.report.draw.png import COLOURS, INK, MUTED, drawing, plain_numbers
 
@@ -23,7 +23,7 @@ LABELS, GAP = 1.35, 0.15
 
 
 @dataclass(frozen=True)
-class PictureCell:
+class ImageCell:
     """A picture on disk, and what is below it."""
 
     path: Path
@@ -35,7 +35,7 @@ class Block:
     """Cells of each line, below one title."""
 
     title: str
-    lines: Sequence[Sequence[PictureCell]]
+    lines: Sequence[Sequence[ImageCell]]
 
 
 def draw_curves(entries: Sequence[Entry], path: Path) -> None:
@@ -77,7 +77,7 @@ def draw_twins(entries: Sequence[Entry], path: Path) -> None:
         MEAN: "no gradient:\nmean of public pictures",
     }
     block = _block("", found, "arm", labels, path.parent, lambda entry: f"loss {entry['rest']:.2g}")
-    draw_pictures(path, list(labels.values()), [block])
+    draw_images(path, list(labels.values()), [block])
 
 
 def draw_fixed(entries: Sequence[Entry], path: Path) -> None:
@@ -95,10 +95,10 @@ def draw_fixed(entries: Sequence[Entry], path: Path) -> None:
         group = [entry for entry in found if entry["kind"] == kind]
         title = f"position embedding\n{KIND_LABELS[kind]}"
         blocks.append(_block(title, group, "attack", labels, path.parent, lambda entry: f"SSIM {entry['ssim']:.2f}"))
-    draw_pictures(path, list(labels.values()), blocks)
+    draw_images(path, list(labels.values()), blocks)
 
 
-def draw_pictures(path: Path, labels: Sequence[str], blocks: Sequence[Block]) -> None:
+def draw_images(path: Path, labels: Sequence[str], blocks: Sequence[Block]) -> None:
     """Lines with their labels on the left, blocks side by side, the numbers below each picture."""
     widths, starts = [LABELS], []
     for block in blocks:
@@ -140,12 +140,12 @@ def _block(
             text = "" if name == ORIGINAL else "not run" if entry is None else "refused"
             if entry is not None and entry["status"] == "done":
                 text = f"{entry['psnr']:.1f} dB\n{more(entry)}"
-            cells.append(PictureCell(picture_path(folder, {**any_other, key: name}), text))
+            cells.append(ImageCell(image_path(folder, {**any_other, key: name}), text))
         lines.append(cells)
     return Block(title, lines)
 
 
-def _draw(axis: Any, cell: PictureCell) -> None:
+def _draw(axis: Any, cell: ImageCell) -> None:
     axis.set_axis_on()
     axis.set(xticks=[], yticks=[])
     axis.set_xlabel(cell.text, fontsize=8, color=INK, labelpad=3)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.audit.command import choose_pictures
+from experiments.audit.command import choose_images
 from experiments.engine.setup import prepare
 from experiments.python.load_config import load_config
 from experiments.studies.april.options import CLOSED_FORM, CURVES, FIXED_PE, TWINS
@@ -235,4 +235,4 @@ def _choose(options: argparse.Namespace, count: int) -> list[int]:
     setup = prepare(composed)
     if len(setup.data.train) < count:
         raise ConfigError("--count", count, f"at most {len(setup.data.train)}, the pictures that clients hold here")
-    return choose_pictures(setup)
+    return choose_images(setup)

@@ -60,7 +60,7 @@ def work(unit: Unit) -> list[Entry]:
     return [{"part": unit.settings["part"], **unit.settings["tags"], **entry} for entry in entries]
 
 
-def picture_path(out: Path, entry: Mapping[str, Any]) -> Path:
+def image_path(out: Path, entry: Mapping[str, Any]) -> Path:
     """Where an entry's picture is kept, of those that a figure may show."""
     place = entry["arm"] if entry["part"] == "matching" else f"{entry['kind']}-{entry['attack']}"
     return out / "pictures" / str(entry["part"]) / f"seed{entry['seed']}" / place / f"{entry['number']:03d}.png"
@@ -169,7 +169,7 @@ def _curve(victim: AprilVictim, frames: tuple[Frame, ...], compare: "Losses") ->
 def _keep(unit: Unit, victim: AprilVictim, more: Mapping[str, Any], images: Tensor) -> None:
     if victim.number < SHOWN:
         entry = {"part": unit.settings["part"], **unit.settings["tags"], **more, "number": victim.number}
-        save_png(images[0], picture_path(unit.out, entry))
+        save_png(images[0], image_path(unit.out, entry))
 
 
 class Losses:

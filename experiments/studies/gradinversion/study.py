@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> None:
     if scale.training == 0 and options.checkpoint is None:
         raise ConfigError("--checkpoint", None, f"trained weights, at --scale {options.scale}")
     if options.checkpoint is not None and not options.checkpoint.is_file():
-        raise ConfigError("--checkpoint", options.checkpoint, "there is no such file")
+        raise ConfigError("--checkpoint", options.checkpoint, fault="there is no such file")
     chosen = seeds(options, scale.seeds)
     settings = {
         "scale": asdict(replace(scale, seeds=0)),

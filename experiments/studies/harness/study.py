@@ -217,7 +217,8 @@ def stamp(options: argparse.Namespace, seeds: Sequence[int], entries: Iterable[M
     entries = list(entries)
     drawn = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
     made = makers({entry["unit"]: entry["by"] for entry in entries}.values(), "units")
-    return " · ".join([datetime.now(UTC).date().isoformat(), f"scale {options.scale}", drawn, *made, *_took(entries)])
+    scale = [f"scale {options.scale}"] if hasattr(options, "scale") else []
+    return " · ".join([datetime.now(UTC).date().isoformat(), *scale, drawn, *made, *_took(entries)])
 
 
 def makers(by: Iterable[str], noun: str) -> list[str]:
@@ -242,7 +243,7 @@ def command_of(name: str, parser: argparse.ArgumentParser, options: argparse.Nam
     for option, value in vars(options).items():
         if value == parser.get_default(option):
             continue
-        values = value if isinstance(value, list) else [value]
+        values = value if isinstance(value, list) else [value] * (value is not True)  # a flag has no value
         words += [f"--{option.replace('_', '-')}", *(_word(one) for one in values)]
     return " ".join(words)
 
@@ -250,7 +251,8 @@ def command_of(name: str, parser: argparse.ArgumentParser, options: argparse.Nam
 def _word(value: object) -> str:
     if isinstance(value, Path):
         return "FILE" if value.is_file() else "DIR"
-    return shlex.quote(str(value))
+    name, sign, path = str(value).partition("=")
+    return f"{name}=FILE" if sign and Path(path).expanduser().is_file() else shlex.quote(str(value))
 
 
 def digest(path: Path) -> str:

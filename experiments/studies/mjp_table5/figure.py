@@ -20,7 +20,7 @@ from experiments.studies.mjp_table5.rows import (
     PATCH_TOLD,
     TableRow,
 )
-from experiments.studies.mjp_table5.tables import compared_pictures
+from experiments.studies.mjp_table5.tables import compared_images
 from fedsim.metrics.image import PSNR_CAP
 from fedsim.report.draw.png import MUTED, drawing
 
@@ -50,12 +50,12 @@ class Strip:
     cells: dict[int, FigureCell]
 
 
-def write_figure(rows: Sequence[TableRow], entries: Sequence[Entry], shown: int, out: Path) -> None:
-    """`table5.png`: x and x̃ on top, then a strip for each model and input."""
+def write_figure(rows: Sequence[TableRow], entries: Sequence[Entry], shown: int, out: Path) -> bool:
+    """`table5.png`: x and x̃ on top, then a strip for each model and input; False where there is nothing to show."""
     results = {(entry["case"], entry["attack"], entry["number"]): entry for entry in entries}
     strips = arrange(rows, {key[:2] for key, entry in results.items() if entry["status"] == "done"})
     if shown == 0 or len(strips) == 1:
-        return
+        return False
     blocks = 1 + max(block for strip in strips for block in strip.cells)
     with drawing(out / "table5.png", 1.7 + 0.9 * shown * blocks, 0.3 + 1.15 * len(strips)) as figure:
         axes = figure.subplots(len(strips), shown * blocks, squeeze=False)
@@ -66,6 +66,7 @@ def write_figure(rows: Sequence[TableRow], entries: Sequence[Entry], shown: int,
             for block, cell in strip.cells.items():
                 for client in range(shown):
                     _draw(line[block * shown + client], cell, client, results, out)
+    return True
 
 
 def arrange(rows: Sequence[TableRow], done: set[tuple[str, str]]) -> list[Strip]:
@@ -82,7 +83,7 @@ def arrange(rows: Sequence[TableRow], done: set[tuple[str, str]]) -> list[Strip]
         guess = row.attack in (MEAN, GREY)
         if row.setting == "c" or (guess and row.setting == "b") or (row.case.name, row.attack) not in done:
             continue
-        label = row.label if guess else f"{row.label}\n{compared_pictures(row).split(', ')[0]}"
+        label = row.label if guess else f"{row.label}\n{compared_images(row).split(', ')[0]}"
         strip = strips.setdefault(row.name, Strip(label, {}))
         strip.cells[BLOCKS[row.attack]] = FigureCell(f"{row.case.name}-{row.attack}", ATTACKS[row.attack], row)
     return [top, *strips.values()]

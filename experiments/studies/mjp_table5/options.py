@@ -20,7 +20,7 @@ from experiments.studies.mjp_table5.rows import GROUPS
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", type=folder, required=True, help="folder with one folder of pictures per class")
-    parser.add_argument("--out", type=Path, required=True, help="table5.md, table5.csv, table5.png, results.jsonl")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the page, its table and figure, results")
     parser.add_argument("--count", type=int, default=800, help="pictures")
     parser.add_argument("--per-class", action="store_true", help="spread over the classes evenly; else drawn at random")
     parser.add_argument("--rows", nargs="+", help="globs on names of rows, such as 'mjp*' deit_s.a; default: all")

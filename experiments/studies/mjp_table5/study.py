@@ -4,25 +4,42 @@ Its options are in `options`.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
-from experiments.audit.command import choose_pictures
-from experiments.cli.call import console
-from experiments.cli.progress import Bars
-from experiments.engine.setup import Setup, prepare
-from experiments.studies.harness.ledger import Ledger, kept, settle
-from experiments.studies.harness.processes import spread
-from experiments.studies.harness.study import code_and_machine
+from experiments.audit.command import choose_images
+from experiments.engine.setup import prepare
+from experiments.python.load_config import load_config
+from experiments.studies.harness.ledger import Entry
+from experiments.studies.harness.study import Page, Study, Unit, digest
+from experiments.studies.harness.weights import class_count
 from experiments.studies.mjp_table5.figure import write_figure
-from experiments.studies.mjp_table5.job import Standing, TableJob, check, portions, read_checkpoints
-from experiments.studies.mjp_table5.rows import MEAN, TableCase, choose, plan
-from experiments.studies.mjp_table5.tables import write_table
-from experiments.studies.mjp_table5.worker import public_sum, results, run_unit
+from experiments.studies.mjp_table5.options import arguments
+from experiments.studies.mjp_table5.rows import (
+    ADAPTIVE,
+    APRIL,
+    APRIL_TOLD,
+    GROUPS,
+    PATCH,
+    PATCH_TOLD,
+    TableCase,
+    TableRow,
+    choose,
+    plan,
+)
+from experiments.studies.mjp_table5.tables import page_of
+from experiments.studies.mjp_table5.work import work
+from fedsim.errors import ConfigError
 from fedsim.settings.composition import Config
+
+CHUNK = 20
+"""Pictures of a unit: those of one model in one process at a time."""
+
+PUBLISHED_APRIL = "experiments.studies.mjp_table5.attacks.PublishedApril"
 
 
 def run(options: argparse.Namespace) -> None:
@@ -30,48 +47,108 @@ def run(options: argparse.Namespace) -> None:
 
     Raises:
         ConfigError: a setting cannot work, or another call is at work in the folder.
-        RunError: a worker was killed.
+        RunError: a unit failed.
     """
     check(options)
-    job = TableJob(options, choose(plan(options.ratio), options.rows), read_checkpoints(options.checkpoint))
-    configs = {case: job.config(case) for case in job.cases}
-    setup = prepare(configs[job.cases[0]])
-    chosen = choose_pictures(setup)
-    with kept(options.out, job.settings(configs[job.cases[0]])) as ledger:
-        _carry_out(job, configs, setup, chosen, ledger)
+    rows, checkpoints = choose(plan(options.ratio), options.rows), read_checkpoints(options.checkpoint)
+    configs = {row.case: config_of(row.case, options, checkpoints) for row in rows}
+    config = configs[rows[0].case]
+    setup = prepare(config)
+    chosen = choose_images(setup)
+    victims = [(number, position, setup.data.train.ids[position]) for number, position in enumerate(chosen)]
+    settings = {
+        "pictures": str(options.pictures.resolve()),
+        "models": list(options.models),
+        "select": "per_class" if options.per_class else "random",
+        "seed": options.seed,
+        "checkpoints": {group: digest(path) for group, path in sorted(checkpoints.items())},
+        **{f"attack.{name}.{key}": v for name, values in config["attack"].items() for key, v in values.items()},
+    }
+    units = list(units_of(rows, configs, checkpoints, victims, options))
+    shown = partial(page, rows=rows, options=options)
+    Study(arguments(), [options.seed], settings, [units], work, shown).run(options)
 
 
-def _carry_out(
-    job: TableJob, configs: Mapping[TableCase, Config], setup: Setup, chosen: Sequence[int], ledger: Ledger
-) -> None:
-    options = job.options
-    for case, config in configs.items():
-        settle(options.out / "cases" / f"{case.name}.json", {"model": config["model"], "defense": config["defense"]})
-    by = code_and_machine(options.device)
-    standing = Standing(ledger)
-    with Bars(console) as bars:
-        bars.set("pictures", 0, len(job.cases) * len(chosen), "the mean picture")
-        public = _public(setup, options) if any(row.attack == MEAN for row in job.rows) else None
-        todo = portions(job, configs, setup.data.train.ids, chosen, standing, public)
-        units = ((portion, portion.unit) for portion in todo if portion.unit is not None)
-        worker = results if options.workers == 1 else run_unit
-        for portion, found in spread(worker, units, options.workers, lambda portion: portion.note):
-            for entry in found:
-                standing.add({**entry, "by": by})
-            bars.set("pictures", portion.done, len(job.cases) * len(chosen), portion.note)
-            bars.say(f"pictures {portion.done}/{len(job.cases) * len(chosen)}: {portion.note}")
-    entries = [entry for entry in ledger.entries if entry["number"] < len(chosen)]
-    write_table(job.rows, entries, options.out, bool(job.checkpoints))
-    write_figure(job.rows, entries, min(options.shown, len(chosen)), options.out)
-    console.print((options.out / "table5.md").read_text(encoding="utf-8"), markup=False)
-    console.print(
-        f"{options.out / 'table5.md'}\n{options.out / 'table5.csv'}\n{options.out / 'table5.png'}", markup=False
-    )
+def units_of(
+    rows: Sequence[TableRow],
+    configs: Mapping[TableCase, Config],
+    checkpoints: Mapping[str, Path],
+    victims: Sequence[tuple[int, int, str]],
+    options: argparse.Namespace,
+) -> Iterator[Unit]:
+    """A few pictures in every case, chunk by chunk: what there is grows in all rows alike.
+
+    Args:
+        victims: of each picture the client's number, the position in the set, and the name.
+    """
+    for start in range(0, len(victims), CHUNK):
+        some = victims[start : start + CHUNK]
+        for case, config in configs.items():
+            attacks = tuple(dict.fromkeys(row.attack for row in rows if row.case == case))
+            own = {"case": case, "config": config, "checkpoint": checkpoints.get(case.group), "shown": options.shown}
+            known = json.dumps({name: config[name] for name in ("model", "defense")}, sort_keys=True)
+            mark = hashlib.sha256(known.encode()).hexdigest()[:8]
+            key = f"{case.name}/{'+'.join(attacks)}/{start}-{start + len(some) - 1}/{mark}"
+            yield Unit.of(options, key, {**own, "victims": some, "attacks": attacks})
 
 
-def _public(setup: Setup, options: argparse.Namespace) -> Tensor:
-    """The sum of the guess's pictures, kept beside the results."""
-    path: Path = options.out / "public.safetensors"
-    if not path.exists():
-        save_file({"sum": public_sum(setup.data.train, options.seed)}, path)
-    return load_file(path)["sum"]
+def page(entries: list[Entry], rows: Sequence[TableRow], options: argparse.Namespace) -> Page:
+    """The page; its figure is written beside it."""
+    drawn = write_figure(rows, entries, min(options.shown, options.count), options.out)
+    return page_of(rows, entries, bool(options.checkpoint), drawn)
+
+
+def config_of(case: TableCase, options: argparse.Namespace, checkpoints: Mapping[str, Path]) -> Config:
+    """Settings of an audit of this case, with the attacks under the names that they have in the table."""
+    overrides = [
+        "simulation=inline",
+        "tracker=[]",
+        "data=imagefolder",
+        "data.test_fraction=0",
+        "data.auxiliary_fraction=0",
+        "data.verify=false",
+        f"seed={options.seed}",
+        f"simulation.threads={options.threads}",
+        f"client.device={options.device}",
+        f"audit.num_images={options.count}",
+        f"audit.select={'per_class' if options.per_class else 'random'}",
+        "attack=[patch_gradient,mjp_adaptive]",
+        *case.overrides(tuple(options.models)),
+    ]
+    config = load_config("audit", *overrides, data={"path": str(options.pictures)})
+    attacks: dict[str, Any] = config["attack"]
+    config["attack"] = {
+        APRIL: {"_target_": PUBLISHED_APRIL, "told": False},
+        APRIL_TOLD: {"_target_": PUBLISHED_APRIL, "told": True},
+        PATCH: {**attacks["patch_gradient"], "localisation": "keep"},
+        PATCH_TOLD: {**attacks["patch_gradient"], "localisation": "subtract"},
+        ADAPTIVE: attacks["mjp_adaptive"],
+    }
+    if case.group in checkpoints:
+        config["model"]["num_classes"] = class_count(checkpoints[case.group])
+    return config
+
+
+def read_checkpoints(given: Sequence[str]) -> dict[str, Path]:
+    """Raises ConfigError for anything but GROUP=FILE."""
+    result = {}
+    for text in given:
+        group, sign, name = text.partition("=")
+        path = Path(name).expanduser()
+        if not sign or group not in GROUPS:
+            raise ConfigError("--checkpoint", text, f"MODEL=FILE, MODEL one of {', '.join(GROUPS)}")
+        if not path.is_file():
+            raise ConfigError("--checkpoint", text, fault="there is no such file")
+        result[group] = path
+    return result
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises ConfigError for numbers that cannot be."""
+    if options.shown < 0:
+        raise ConfigError("--shown", options.shown, "0 or more")
+    for ratio in options.ratio:
+        if not 0 < ratio < 1:
+            raise ConfigError("--ratio", ratio, "above 0 and below 1")
+    if len(set(options.ratio)) < len(options.ratio):
+        raise ConfigError("--ratio", options.ratio, "each ratio once")

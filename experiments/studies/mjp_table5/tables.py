@@ -1,25 +1,28 @@
-"""MJP's Table 5 as Markdown and CSV."""
+"""The page of MJP's Table 5."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from statistics import fmean, pstdev
 
 from experiments.studies.harness.ledger import Entry
-from experiments.studies.harness.study import makers
-from experiments.studies.harness.tables import Value, markdown, mean, number, write_csv
+from experiments.studies.harness.study import Page, Table
+from experiments.studies.harness.tables import Value, mean, number
 from experiments.studies.mjp_table5.rows import ADAPTIVE, ATTACKS, GREY, MEAN, PATCH, PATCH_TOLD, TableCase, TableRow
-from experiments.studies.mjp_table5.worker import MEASURES
+from experiments.studies.mjp_table5.work import MEASURES
 from fedsim.metrics.perceptual import lpips_hint
 from fedsim.report.wording import percent
-from fedsim.storage.durable import write_text
 
 FORMS = {"mse": ".4f", "fft2d_mjp": ".4f", "psnr": ".2f", "ssim": ".4f", "lpips": ".4f"}
 COLUMNS = {"mse": "MSE", "fft2d_mjp": "FFT", "psnr": "PSNR", "ssim": "SSIM", "lpips": "LPIPS"}
 CERTIFYING = (PATCH, PATCH_TOLD, ADAPTIVE)
 """Attacks that can say of a picture that it is exact."""
+
+INTRODUCTION = (
+    "Ren et al. 2023 attack masked jigsaws with the closed form of APRIL. Φ is a recovery from the gradient of its "
+    "argument, x̃ the jigsawed picture: setting a compares Φ(x) with x, b Φ(x̃) with x̃, c Φ(x̃) with x. Means over the "
+    "pictures, compared in [0, 1] after rounding to 8 bits; a picture without any error counts as 300 dB."
+)
 
 COMPARED = {"a": "Φ(x), x", "b": "Φ(x̃), x̃", "c": "Φ(x̃), x"}
 
@@ -45,29 +48,31 @@ class MeasuredRow:
 
 
 def summarise(rows: Sequence[TableRow], entries: Sequence[Entry]) -> list[MeasuredRow]:
-    """One line for each row. A result that failed, and was got later, counts once."""
-    latest = {(entry["case"], entry["attack"], entry["number"]): entry for entry in entries}
+    """One line for each row."""
     by_attack: dict[tuple[str, str], list[Entry]] = {}
-    for entry in latest.values():
+    for entry in entries:
         by_attack.setdefault((entry["case"], entry["attack"]), []).append(entry)
     return [_line(row, by_attack) for row in rows]
 
 
-def write_table(rows: Sequence[TableRow], entries: Sequence[Entry], out: Path, trained: bool) -> None:
-    """`table5.md` and `table5.csv`; the paper's numbers stand on the lines of its own attack."""
+def page_of(rows: Sequence[TableRow], entries: Sequence[Entry], trained: bool, drawn: bool) -> Page:
+    """The page, and `table5.csv`; the paper's numbers stand on the lines of its own attack.
+
+    Args:
+        drawn: there is a figure beside it.
+    """
     lines = summarise(rows, entries)
     header = ["model", "set.", "compared", "closed form", "n", "acc", *COLUMNS.values(), "certified"]
     header += [f"paper: {name}" for name in ("acc", *COLUMNS.values())]
-    text = markdown(header, [_cells(line) for line in lines])
-    made = makers((entry.get("by", "an unknown commit") for entry in entries), "results")
-    stamped = " · ".join([datetime.now(UTC).date().isoformat(), *made])
-    write_text(out / "table5.md", f"{stamped}\n\n{text}\n" + "".join(f"- {note}\n" for note in _notes(lines, trained)))
     names = ["row", "model", "setting", "compared", "attack", "pictures", "acc", *MEASURES, "psnr_std", "certified"]
     names += ["masked", "refused", *(f"paper_{name}" for name in ("acc", *MEASURES))]
-    write_csv(out / "table5.csv", names, [_record(line) for line in lines])
+    record = names, [_record(line) for line in lines]
+    table = Table("table5", "Table 5", header, [_cells(line) for line in lines], record)
+    figures = {"table5.png": "clients' pictures on top, then what each closed form makes of them"} if drawn else {}
+    return Page("mjp_table5", "MJP's Table 5", INTRODUCTION, [table], _notes(lines, trained), figures)
 
 
-def compared_pictures(row: TableRow) -> str:
+def compared_images(row: TableRow) -> str:
     """What stands against what, `Φ(x), x`."""
     compared = COMPARED["b"] if not row.told else COMPARED[row.setting]
     return compared.split(", ")[1] if row.attack in (MEAN, GREY) else compared
@@ -98,7 +103,7 @@ def _line(row: TableRow, by_attack: Mapping[tuple[str, str], Sequence[Entry]]) -
 
 def _cells(line: MeasuredRow) -> list[str]:
     row, paper = line.row, line.row.published
-    compared = compared_pictures(row)
+    compared = compared_images(row)
     own = [number(line.means[name], FORMS[name]) for name in MEASURES]
     if line.psnr_std is not None and line.pictures > 1:
         own[MEASURES.index("psnr")] += f" ± {line.psnr_std:.2f}"
@@ -127,8 +132,7 @@ def _record(line: MeasuredRow) -> list[Value]:
 def _notes(lines: Sequence[MeasuredRow], trained: bool) -> list[str]:
     """What a reader of the table alone must know."""
     notes = [
-        "Means over the pictures, compared in [0, 1] after rounding to 8 bits; a picture without any error counts as "
-        "300 dB. The paper's numbers are of trained models on 1,000 ImageNet validation pictures.",
+        "The paper's numbers are of trained models on 1,000 ImageNet validation pictures.",
         "APRIL as published needs a first block without norm and residual, and attacks such a model; patch_gradient "
         "attacks the stock one, on the same pictures. Patches of more pixels than the model is wide have no exact "
         "solution in APRIL's second step.",

@@ -105,7 +105,7 @@ def _batch_table(entries: Sequence[Entry]) -> Table:
     for method in MATCHING:
         rows.append([method, *(_psnr([e for e in _of(entries, method) if e["batch_size"] == size]) for size in sizes)])
     closed = _of(entries, CLOSED)
-    exact = [_certified_pictures([entry for entry in closed if entry["batch_size"] == size]) for size in sizes]
+    exact = [_certified_images([entry for entry in closed if entry["batch_size"] == size]) for size in sizes]
     rows.append(["… pictures that it certifies as exact", *exact])
     columns = ("method", "batch_size", "seed", "status", "psnr", "ssim", "labels", "pictures_certified", "seconds")
     record: list[list[Value]] = [[entry.get(column) for column in columns] for entry in entries]
@@ -194,10 +194,10 @@ def _certified(method: str, entries: Sequence[Entry]) -> str:
         return f"{sum(e.get('certificate') == 'certified' for e in entries)} of {len(entries)} batches' labels"
     if all(entry.get("certificate", "none") == "none" for entry in entries):
         return "nothing: it has no test"
-    return _certified_pictures(entries)
+    return _certified_images(entries)
 
 
-def _certified_pictures(entries: Sequence[Entry]) -> str:
+def _certified_images(entries: Sequence[Entry]) -> str:
     return f"{sum(e.get('pictures_certified', 0) for e in entries)} of {sum(e['batch_size'] for e in entries)} pictures"
 
 

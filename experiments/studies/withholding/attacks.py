@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.analytic.patch_gradient import check_embedding
-from attacks.analytic.row_space.attack import Spaces, make_readers, pixels_of, to_picture
+from attacks.analytic.row_space.attack import Spaces, make_readers, pixels_of, to_image
 from attacks.analytic.row_space.first_norm import FirstNorm, first_norm, plain_blocks
 from attacks.analytic.row_space.later_norms import Readers, refine
 from attacks.analytic.row_space.solution import solve
@@ -65,15 +65,15 @@ class RowSpaces(Attack):
 
     def _linear(self, observation: Observation, spaces: Spaces) -> Reconstruction:
         pixels = pixels_of(observation, spaces.norm)
-        system = patch_system(spaces.norm, spaces.picture.basis, spaces.tokens)
+        system = patch_system(spaces.norm, spaces.image.basis, spaces.tokens)
 
         def later(short: bool) -> Readers | None:
             return make_readers(observation, spaces, self.projections - 1 if short else 1)
 
-        solution = solve(system, spaces.norm, spaces.picture, spaces.tokens, pixels, later, self.levels)
+        solution = solve(system, spaces.norm, spaces.image, spaces.tokens, pixels, later, self.levels)
         claim = Certificate("certified", "whole pixel levels satisfy every equation")
         certificate = claim if solution.levels_hold else Certificate("uncertified", "pixels are no whole levels")
-        return Reconstruction(images=to_picture(observation, solution.patches, pixels), certificate=certificate)
+        return Reconstruction(images=to_image(observation, solution.patches, pixels), certificate=certificate)
 
     def _gradients(self, observation: Observation) -> list[Tensor | None]:
         """Of the projections up to the last shared one; None for the withheld.
@@ -117,12 +117,12 @@ def position_embedding(observation: Observation, device: torch.device) -> FirstN
 def _direct(observation: Observation, spaces: Spaces) -> Reconstruction:
     """Q (W_p V a_n + b_p + e_n) = 0 with Q off the row space of ∂L/∂W_qkv; without norm the equations are exact."""
     norm, null = spaces.norm, spaces.tokens.null
-    equations = null @ norm.patch_weight @ spaces.picture.basis.T
+    equations = null @ norm.patch_weight @ spaces.image.basis.T
     solved = torch.linalg.lstsq(
         equations, -(null @ norm.known.T), driver="gelsd" if null.device.type == "cpu" else None
     )
-    patches = solved.solution.T @ spaces.picture.basis
-    return Reconstruction(images=to_picture(observation, patches, pixels_of(observation, norm)))
+    patches = solved.solution.T @ spaces.image.basis
+    return Reconstruction(images=to_image(observation, patches, pixels_of(observation, norm)))
 
 
 def everything(width: int, device: torch.device) -> Subspace:
@@ -150,7 +150,7 @@ def _searched(observation: Observation, norm: FirstNorm, image: Subspace, spaces
     base = norm.known.new_zeros(len(norm.known), image.basis.shape[1])
     refined = refine(readers, base, image.basis, start, FLOORS)
     pixels = pixels_of(observation, norm)
-    images = to_picture(observation, base + refined.coordinates @ image.basis, pixels)
+    images = to_image(observation, base + refined.coordinates @ image.basis, pixels)
     values = {"misfit": refined.misfit} if math.isfinite(refined.misfit) else {}
     return Reconstruction(images=images, certificate=Certificate("uncertified", "a local solution", values))
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from attacks.running import run_attack
 from defenses.compose import build_chain
-from experiments.audit.command import choose_pictures
+from experiments.audit.command import choose_images
 from experiments.matrix.units import guess
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.ledger import Entry, Ledger
@@ -103,7 +103,7 @@ class Audits:
     def __init__(self, variant: str, config: Config, ledger: Ledger) -> None:
         self._variant, self._config, self._ledger = variant, config, ledger
         plain = Client(config)
-        self._positions = positions = choose_pictures(plain.setup)
+        self._positions = positions = choose_images(plain.setup)
         self.groups = candidates(plain.setup.model)
         self.sizes = {
             group: sum(plain.setup.model.get_parameter(name).numel() for name in names)

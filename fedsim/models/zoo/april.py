@@ -41,10 +41,10 @@ def read_embedding_directly(model: nn.Module) -> None:
     from timm.models.vision_transformer import Block, VisionTransformer
 
     if not isinstance(model, VisionTransformer) or len(model.blocks) == 0:
-        raise ConfigError("model.variant", "april", f"a timm VisionTransformer is needed, not {type(model).__name__}")
+        raise ConfigError("model.variant", "april", f"a timm VisionTransformer, not {type(model).__name__}")
     first = model.blocks[0]
     if not isinstance(first, Block):
-        raise ConfigError("model.variant", "april", f"pre-norm blocks are needed, not {type(first).__name__}")
+        raise ConfigError("model.variant", "april", f"of pre-norm blocks, not {type(first).__name__}")
     if not isinstance(model.norm_pre, nn.Identity):
         raise ConfigError("model.variant", "april", "a model without a norm before its blocks (norm_pre)")
     model.blocks[0] = DirectAttentionBlock(first)

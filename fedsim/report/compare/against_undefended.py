@@ -8,7 +8,7 @@ from typing import Literal
 
 from fedsim.metrics.chance import clearly_fewer
 from fedsim.report.compare.pooling import PooledRuns
-from fedsim.report.run.counts import Counts
+from fedsim.report.run.images.counts import Counts
 
 Finding = Literal["less", "no less", "chance", "few", "nothing to stop", "unmatched", "untested", "unknown"]
 

@@ -14,9 +14,9 @@ from fedsim.report.compare.settings import (
     seeds,
 )
 from fedsim.report.run.baseline import Baseline, best_baseline, needs_no_gradient
-from fedsim.report.run.bounds import BoundRecord, proof_of
+from fedsim.report.run.bounds.records import BoundRecord, proof_of
+from fedsim.report.run.images.leakage import Leakage, summarise_leakage
 from fedsim.report.run.label_attacks import after_labels
-from fedsim.report.run.leakage import Leakage, summarise_leakage
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord
 from fedsim.report.run.summary import (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from fedsim.report.compare.settings import defense_name
-from fedsim.report.draw.pictures import EmbeddedPicture, embed_picture
+from fedsim.report.draw.pictures import EmbeddedImage, embed_image
 from fedsim.report.run.baseline import guessing, needs_no_gradient, reading
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord, ImageRecord
@@ -26,7 +26,7 @@ class Rebuilt:
     defense: str
     attack: str
     psnr: float | None
-    picture: EmbeddedPicture | None
+    picture: EmbeddedImage | None
     seen: float | None = None
 
 
@@ -35,7 +35,7 @@ class SamePicture:
     """One picture by its name; its original, and one result for each run that observed it."""
 
     name: str
-    original: EmbeddedPicture | None
+    original: EmbeddedImage | None
     results: tuple[Rebuilt, ...]
 
 
@@ -89,9 +89,9 @@ def _row(
         record, image = images[name]
         # What a defense changed before the model saw it is not the client's own picture.
         if original is None and not image.changed:
-            original = embed_picture(runs[run].path, image.original)
+            original = embed_image(runs[run].path, image.original)
         attack = f"{record.attack}, a baseline" if needs_no_gradient(runs[run], record.attack) else record.attack
-        rebuilt = embed_picture(runs[run].path, image.reconstruction)
+        rebuilt = embed_image(runs[run].path, image.reconstruction)
         results.append(
             Rebuilt(run, defense_name(runs[run]), attack, image.leaked, rebuilt, image.psnr if image.changed else None)
         )

@@ -95,13 +95,13 @@ def draw_attention(
                         line[number].set_title(shorten(view.name, 18))
 
 
-def overlay(picture: Float[Tensor, "3 h w"], attention: Float[Tensor, "rows columns"]) -> Float[np.ndarray, "h w 3"]:
+def overlay(image: Float[Tensor, "3 h w"], attention: Float[Tensor, "rows columns"]) -> Float[np.ndarray, "h w 3"]:
     """The picture in grey under the map, enlarged patch by patch; bright is much attention."""
-    height, width = picture.shape[1:]
+    height, width = image.shape[1:]
     low, high = float(attention.min()), float(attention.max())
     scaled = (attention - low) / (high - low) if high > low else torch.zeros_like(attention)
     large = nn.functional.interpolate(scaled[None, None].float(), size=(height, width), mode="nearest")[0, 0]
     heat = mpl.colormaps["inferno"](large.cpu().numpy())[..., :3]
-    grey = picture.mean(dim=0).clamp(0, 1).cpu().numpy()[..., None]
+    grey = image.mean(dim=0).clamp(0, 1).cpu().numpy()[..., None]
     mixed: Float[np.ndarray, "h w 3"] = 0.72 * heat + 0.28 * grey
     return mixed

@@ -31,7 +31,7 @@ STRIP_SIDE = 96
 
 
 @dataclass(frozen=True)
-class EmbeddedPicture:
+class EmbeddedImage:
     """A picture inside the page: a `data:` URI and its size in pixels as it was on disk."""
 
     uri: str
@@ -86,14 +86,12 @@ def path_inside(folder: Path, name: str | None) -> Path | None:
         return None
 
 
-def embed_thumbnail(folder: Path, name: str | None) -> EmbeddedPicture | None:
-    """`embed_picture`, small in pixels and bytes; one that is as small already stays as it is."""
-    return embed_picture(folder, name, side=THUMBNAIL_SIDE, quality=75)
+def embed_thumbnail(folder: Path, name: str | None) -> EmbeddedImage | None:
+    """`embed_image`, small in pixels and bytes; one that is as small already stays as it is."""
+    return embed_image(folder, name, side=THUMBNAIL_SIDE, quality=75)
 
 
-def embed_picture(
-    folder: Path, name: str | None, side: int = LARGEST_SIDE, quality: int = 90
-) -> EmbeddedPicture | None:
+def embed_image(folder: Path, name: str | None, side: int = LARGEST_SIDE, quality: int = 90) -> EmbeddedImage | None:
     """The picture that a record names, ready for the page; None where it is missing, outside or no picture.
 
     Args:
@@ -110,17 +108,17 @@ def embed_picture(
             small = side == LARGEST_SIDE or max(width, height) <= side
             if image.format == "PNG" and small and len(content) <= LARGEST_PNG:
                 image.verify()
-                return EmbeddedPicture(data_uri(content, "image/png"), width, height)
+                return EmbeddedImage(data_uri(content, "image/png"), width, height)
             shown = image.convert("RGB")
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None
     shown.thumbnail((side, side))
     buffer = io.BytesIO()
     shown.save(buffer, format="JPEG", quality=quality)
-    return EmbeddedPicture(data_uri(buffer.getvalue(), "image/jpeg"), width, height)
+    return EmbeddedImage(data_uri(buffer.getvalue(), "image/jpeg"), width, height)
 
 
-def embed_strip(folder: Path, name: str, frames: int) -> EmbeddedPicture | None:
+def embed_strip(folder: Path, name: str, frames: int) -> EmbeddedImage | None:
     """The strip of so many frames that a record names; width and height are those of one frame in the page.
 
     None where it is missing, outside or no such strip.
@@ -147,9 +145,9 @@ def embed_strip(folder: Path, name: str, frames: int) -> EmbeddedPicture | None:
     buffer = io.BytesIO()
     if max(width, height) < TINY_SIDE:
         shown.save(buffer, format="PNG")
-        return EmbeddedPicture(data_uri(buffer.getvalue(), "image/png"), width, height)
+        return EmbeddedImage(data_uri(buffer.getvalue(), "image/png"), width, height)
     shown.save(buffer, format="JPEG", quality=80)
-    return EmbeddedPicture(data_uri(buffer.getvalue(), "image/jpeg"), width, height)
+    return EmbeddedImage(data_uri(buffer.getvalue(), "image/jpeg"), width, height)
 
 
 def data_uri(content: bytes, media_type: str) -> str:

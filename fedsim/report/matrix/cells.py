@@ -9,7 +9,7 @@ from typing import Any
 from fedsim.bounds.privacy import MU
 from fedsim.bounds.robustness import PROVEN_GAMMA, PROVEN_KAPPA, blow_up
 from fedsim.report.level import Level, with_theorem
-from fedsim.report.run.counts import Counts
+from fedsim.report.run.images.counts import Counts
 from fedsim.report.thresholds import is_recognisable
 
 

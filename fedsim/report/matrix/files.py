@@ -18,7 +18,7 @@ from fedsim.report.matrix.figures import (
 )
 from fedsim.report.matrix.verdict import difference, verdicts, why_unplaced
 from fedsim.report.render import _environment, _write
-from fedsim.report.run.counts import Counts
+from fedsim.report.run.images.counts import Counts
 from fedsim.report.thresholds import EXACT, GUESS_MARGIN, RECOGNISABLE
 from fedsim.storage.durable import write_whole
 
@@ -86,7 +86,7 @@ def build_matrix_report(folder: Path) -> Path:
     """
     matrix = Matrix.from_dict(json.loads((folder / "matrix.json").read_text(encoding="utf-8")))
     plots = _plots(matrix)
-    pictures = _write_pictures(matrix, plots, folder)
+    pictures = _write_images(matrix, plots, folder)
     page = (
         _environment()
         .get_template("matrix.html.j2")
@@ -120,7 +120,7 @@ def _plots(matrix: Matrix) -> dict[str, tuple[int | None, list[Point]]]:
     return {PLOT if number == 0 else f"{PLOT}_{plot[0]}": plot for number, plot in enumerate(drawn)}
 
 
-def _write_pictures(matrix: Matrix, plots: dict[str, tuple[int | None, list[Point]]], folder: Path) -> list[str]:
+def _write_images(matrix: Matrix, plots: dict[str, tuple[int | None, list[Point]]], folder: Path) -> list[str]:
     """Names of the PNGs in the folder; those of an earlier call that are none any more are removed."""
     pictures = {
         f"{name}.png": privacy_utility_png(points, baseline_of(matrix.rows_of(batch)))

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedsim.report.matrix.cells import MatrixCell
 from fedsim.report.run.baseline import guessing, reading
-from fedsim.report.run.counts import Counts, count_images
+from fedsim.report.run.images.counts import Counts, count_images
 from fedsim.report.run.label_attacks import labels_of
 from fedsim.report.run.read import RecordedRun, read_run
 from fedsim.report.run.records import AttackRecord, ImageRecord

@@ -2,7 +2,7 @@
 
 from fedsim.metrics.chance import accuracy_reach
 from fedsim.report.matrix.cells import Matrix, MatrixCell
-from fedsim.report.run.counts import Counts
+from fedsim.report.run.images.counts import Counts
 from fedsim.report.thresholds import (
     EXACT,
     FEW_OBSERVED_IMAGES,

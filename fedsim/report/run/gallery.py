@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedsim.report.draw.pictures import EmbeddedPicture, embed_picture, embed_strip, embed_thumbnail
+from fedsim.report.draw.pictures import EmbeddedImage, embed_image, embed_strip, embed_thumbnail
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord, ImageRecord
 from fedsim.report.wording import decibels, likeness
@@ -18,7 +18,7 @@ FILMS_SHOWN = 24
 class Film:
     """Frames of a search side by side, and what to say about each; the last caption is the result's."""
 
-    strip: EmbeddedPicture
+    strip: EmbeddedImage
     steps: tuple[int, ...]
     captions: tuple[str, ...]
 
@@ -29,8 +29,8 @@ class Pair:
 
     record: AttackRecord
     image: ImageRecord
-    original: EmbeddedPicture | None
-    reconstruction: EmbeddedPicture
+    original: EmbeddedImage | None
+    reconstruction: EmbeddedImage
     film: Film | None = None
 
     @property
@@ -62,7 +62,7 @@ class Gallery:
 
 
 Found = list[tuple[AttackRecord, ImageRecord]]
-Embed = Callable[[Path, str | None], EmbeddedPicture | None]
+Embed = Callable[[Path, str | None], EmbeddedImage | None]
 
 
 def build_gallery(run: RecordedRun, limit: int = PAIRS_SHOWN, held: int = THUMBNAILS_HELD) -> Gallery:
@@ -79,7 +79,7 @@ def build_gallery(run: RecordedRun, limit: int = PAIRS_SHOWN, held: int = THUMBN
     shown = _share_out(by_attack, limit)
     taken = {id(image) for found in shown.values() for _, image in found}
     rest = {name: [one for one in found if id(one[1]) not in taken] for name, found in by_attack.items()}
-    pairs = _pairs(run, shown, embed_picture)
+    pairs = _pairs(run, shown, embed_image)
     thumbnails = _pairs(run, _share_out(rest, held), embed_thumbnail)
     return Gallery(tuple(_with_films(run, pairs)), tuple(thumbnails), total - len(pairs) - len(thumbnails))
 

@@ -15,7 +15,7 @@ def after_labels(runs: Iterable[tuple[RecordedRun, str]]) -> bool:
     """
     records = [record for run, attack in runs for record in run.attacks if record.attack == attack]
     done = [record for record in records if record.status == "done"]
-    return _stated(records) or (bool(done) and all(record.labels_alone for record in done))
+    return _stated(records) or (bool(done) and all(record.only_labels for record in done))
 
 
 def labels_of(run: RecordedRun) -> frozenset[str]:

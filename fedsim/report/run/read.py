@@ -5,8 +5,7 @@ empty one, a line cut off in the middle is skipped and counted, a field of anoth
 """
 
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,15 +16,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from fedsim.metrics.records import MEASURES, SHOWN
-from fedsim.report.run.bounds import BoundRecord, bound_record
-from fedsim.report.run.over_rounds import Released, over_rounds, released
-from fedsim.report.run.records import AttackRecord, FramesRecord, ImageRecord, sources
+from fedsim.report.run.bounds.over_rounds import Released, over_rounds, released
+from fedsim.report.run.bounds.records import BoundRecord, bound_record
+from fedsim.report.run.records import AttackRecord, attack_record
+from fedsim.report.run.values import number, share, text, whole
 
 Record = TypeVar("Record")
-
-PSNRS = ("psnr", "private_psnr", "guess_psnr", "seen_guess_psnr")
-SCORES = tuple(prefix + name for prefix in ("", "private_") for name in (*MEASURES, *SHOWN))
 
 
 @dataclass(frozen=True)
@@ -110,18 +106,18 @@ class RecordedRun:
     @property
     def seconds(self) -> float | None:
         """Wall time of the whole run."""
-        return _number(self.summary.get("seconds"))
+        return number(self.summary.get("seconds"))
 
     @property
     def test_pictures(self) -> int | None:
         """How many every accuracy is a share of; None where the run did not say."""
-        number = _number(self.summary.get("test_pictures"))
-        return int(number) if number is not None and number >= 1 else None
+        found = number(self.summary.get("test_pictures"))
+        return int(found) if found is not None and found >= 1 else None
 
     @property
     def commonest_class(self) -> float | None:
         """The accuracy of who always names the commonest class of the test images; None where the run did not say."""
-        return _share(self.summary.get("commonest_class"))
+        return share(self.summary.get("commonest_class"))
 
     @property
     def finished(self) -> bool:
@@ -159,7 +155,7 @@ def read_run(folder: Path) -> RecordedRun:
     config, text = _read_config(folder / "config.yaml", damaged)
     rounds = _read_lines(folder / "metrics.jsonl", _round, damaged)
     timings = _read_lines(folder / "timings.jsonl", _timing, damaged)
-    attacks = _read_lines(folder / "attacks.jsonl", _attack, damaged)
+    attacks = _read_lines(folder / "attacks.jsonl", attack_record, damaged)
     bounds = _read_lines(folder / "bounds.jsonl", bound_record, damaged)
     by_round = {record.number: record for record in rounds}
     measured = {record.number: record for record in timings}
@@ -178,7 +174,7 @@ def read_run(folder: Path) -> RecordedRun:
 
 
 def _over_rounds(by_round: Mapping[int, RecordedRound]) -> list[BoundRecord]:
-    return over_rounds([(number, by_round[number].released) for number in sorted(by_round)])
+    return over_rounds([(record.number, record.released) for _, record in sorted(by_round.items())])
 
 
 def _read_text(path: Path) -> str:
@@ -247,19 +243,19 @@ def _read_lines(path: Path, parse: Callable[[Mapping[str, Any]], Record | None],
 
 
 def _round(values: Mapping[str, Any]) -> RecordedRound | None:
-    number = _whole(values.get("round"))
-    if number is None:
+    server_round = whole(values.get("round"))
+    if server_round is None:
         return None
     failures = values.get("failures")
     return RecordedRound(
-        number=number,
-        accuracy=_share(values.get("accuracy")),
-        loss=_number(values.get("loss")),
-        train_loss=_number(values.get("train_loss")),
-        clients=_whole(values.get("clients")),
+        number=server_round,
+        accuracy=share(values.get("accuracy")),
+        loss=number(values.get("loss")),
+        train_loss=number(values.get("train_loss")),
+        clients=whole(values.get("clients")),
         released=released(values),
         failures=tuple(
-            Failure(client=_text(failure.get("client")) or "?", error=_text(failure.get("error")) or "unknown")
+            Failure(client=text(failure.get("client")) or "?", error=text(failure.get("error")) or "unknown")
             for failure in (failures if isinstance(failures, list) else [])
             if isinstance(failure, dict)
         ),
@@ -267,114 +263,8 @@ def _round(values: Mapping[str, Any]) -> RecordedRound | None:
 
 
 def _timing(values: Mapping[str, Any]) -> TimingRecord | None:
-    number, seconds = _whole(values.get("round")), _number(values.get("seconds"))
-    if number is None or seconds is None:
+    server_round, seconds = whole(values.get("round")), number(values.get("seconds"))
+    if server_round is None or seconds is None:
         return None
-    numbers = {name: _number(value) for name, value in values.items()}
-    return TimingRecord(number, seconds, {name: value for name, value in numbers.items() if value is not None})
-
-
-def _attack(values: Mapping[str, Any]) -> AttackRecord | None:
-    attack, observation = _text(values.get("attack")), _text(values.get("observation"))
-    if attack is None or observation is None:
-        return None
-    certificate = values.get("certificate")
-    certificate = certificate if isinstance(certificate, dict) else {}
-    vouched = certificate.get("values")
-    rows = values.get("images")
-    images = tuple(_image(row) for row in (rows if isinstance(rows, list) else []) if isinstance(row, dict))
-    exact = values.get("label_exact")
-    return AttackRecord(
-        observation=observation,
-        number=_whole(values.get("round")),
-        client=_text(values.get("client")),
-        attack=attack,
-        status=_text(values.get("status")) or "failed",
-        reason=_text(values.get("reason")) or "",
-        certificate=_text(certificate.get("status")) or "none",
-        certificate_reason=_text(certificate.get("reason")) or "",
-        seconds=_number(values.get("seconds")),
-        batch_size=_pictures(_whole(values.get("batch_size")) or 0, images),
-        attempts=_whole(values.get("attempts")) or 1,
-        label_exact=exact if isinstance(exact, bool) else None,
-        label_share=_number(values.get("label_share")),
-        scored=values.get("scored") is True,
-        images=images,
-        trace=_trace(values.get("trace")),
-        target=_text(values.get("target")),
-        baseline=values.get("baseline") is True,
-        promised=_number(vouched.get("promised_psnr", vouched.get("expected_psnr")))
-        if isinstance(vouched, dict)
-        else None,
-        labelled=bool(_list(values.get("labels"))) or _number(values.get("label_share")) is not None,
-    )
-
-
-def _pictures(stated: int, images: Sequence[ImageRecord]) -> int:
-    """How many private ones there are: those that are listed, or as many as stated where that is more than all."""
-    return stated if stated > len(images) else len(set(sources(images)))
-
-
-def _trace(rows: object) -> tuple[dict[str, float], ...]:
-    """Finite numbers alone."""
-    trace = []
-    for row in rows if isinstance(rows, list) else []:
-        if isinstance(row, dict):
-            numbers = {str(name): _number(value) for name, value in row.items()}
-            trace.append({name: value for name, value in numbers.items() if value is not None})
-    return tuple(trace)
-
-
-def _frames(values: object) -> FramesRecord | None:
-    if not isinstance(values, dict) or not isinstance(values.get("strip"), str):
-        return None
-    in_strip, steps, scores = (_list(values.get(name)) for name in ("strip_steps", "steps", "psnr"))
-    kept = [_whole(step) for step in in_strip]
-    points = [(_whole(step), _number(psnr)) for step, psnr in zip(steps, scores, strict=False)]
-    whole = tuple(step for step in kept if step is not None)
-    if not whole or len(whole) < len(kept):
-        return None
-    curve = tuple((step, psnr) for step, psnr in points if step is not None and psnr is not None)
-    return FramesRecord(values["strip"], whole, curve)
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _image(values: Mapping[str, Any]) -> ImageRecord:
-    return ImageRecord(
-        image=_text(values.get("image")) or "?",
-        label=_text(values.get("label")),
-        label_recovered=_text(values.get("label_recovered")),
-        original=_text(values.get("original")),
-        reconstruction=_text(values.get("reconstruction")),
-        frames=_frames(values.get("frames")),
-        **{name: _number(values.get(name)) for name in PSNRS},
-        scores={name: score for name in SCORES if (score := _number(values.get(name))) is not None},
-    )
-
-
-def _number(value: object) -> float | None:
-    """A finite number; JSON as Python writes it may hold NaN, Infinity and integers that no float holds."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _share(value: object) -> float | None:
-    number = _number(value)
-    return number if number is not None and 0.0 <= number <= 1.0 else None
-
-
-def _whole(value: object) -> int | None:
-    number = _number(value)
-    return None if number is None else int(number)
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
+    numbers = {name: number(value) for name, value in values.items()}
+    return TimingRecord(server_round, seconds, {name: value for name, value in numbers.items() if value is not None})

@@ -3,8 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from fedsim.metrics.records import MEASURES, SHOWN
+from fedsim.report.run.values import items, number, text, whole
 from fedsim.report.thresholds import INDISTINGUISHABLE, is_recognisable
+
+PSNRS = ("psnr", "private_psnr", "guess_psnr", "seen_guess_psnr")
+SCORES = tuple(prefix + name for prefix in ("", "private_") for name in (*MEASURES, *SHOWN))
 
 ROUNDING = 120.0
 """dB from which pictures differ by no more than floating-point numbers do."""
@@ -137,7 +143,7 @@ class AttackRecord:
     seed: int = 0
 
     @property
-    def labels_alone(self) -> bool:
+    def only_labels(self) -> bool:
         """Whether it came to an end and was after labels, not after pictures, of which a search keeps a trace."""
         images = any(image.rebuilt for image in self.images)
         return self.status == "done" and self.labelled and not self.trace and not images
@@ -189,3 +195,80 @@ def sources(images: Sequence[ImageRecord]) -> list[int]:
     return [
         first.setdefault((image.image, image.label, image.guess_psnr), number) for number, image in enumerate(images)
     ]
+
+
+def attack_record(values: Mapping[str, Any]) -> AttackRecord | None:
+    attack, observation = text(values.get("attack")), text(values.get("observation"))
+    if attack is None or observation is None:
+        return None
+    certificate = values.get("certificate")
+    certificate = certificate if isinstance(certificate, dict) else {}
+    vouched = certificate.get("values")
+    rows = values.get("images")
+    images = tuple(_image(row) for row in (rows if isinstance(rows, list) else []) if isinstance(row, dict))
+    exact = values.get("label_exact")
+    return AttackRecord(
+        observation=observation,
+        number=whole(values.get("round")),
+        client=text(values.get("client")),
+        attack=attack,
+        status=text(values.get("status")) or "failed",
+        reason=text(values.get("reason")) or "",
+        certificate=text(certificate.get("status")) or "none",
+        certificate_reason=text(certificate.get("reason")) or "",
+        seconds=number(values.get("seconds")),
+        batch_size=_pictures(whole(values.get("batch_size")) or 0, images),
+        attempts=whole(values.get("attempts")) or 1,
+        label_exact=exact if isinstance(exact, bool) else None,
+        label_share=number(values.get("label_share")),
+        scored=values.get("scored") is True,
+        images=images,
+        trace=_trace(values.get("trace")),
+        target=text(values.get("target")),
+        baseline=values.get("baseline") is True,
+        promised=number(vouched.get("promised_psnr", vouched.get("expected_psnr")))
+        if isinstance(vouched, dict)
+        else None,
+        labelled=bool(items(values.get("labels"))) or number(values.get("label_share")) is not None,
+    )
+
+
+def _pictures(stated: int, images: Sequence[ImageRecord]) -> int:
+    """How many private ones there are: those that are listed, or as many as stated where that is more than all."""
+    return stated if stated > len(images) else len(set(sources(images)))
+
+
+def _trace(rows: object) -> tuple[dict[str, float], ...]:
+    """Finite numbers alone."""
+    trace = []
+    for row in rows if isinstance(rows, list) else []:
+        if isinstance(row, dict):
+            numbers = {str(name): number(value) for name, value in row.items()}
+            trace.append({name: value for name, value in numbers.items() if value is not None})
+    return tuple(trace)
+
+
+def _frames(values: object) -> FramesRecord | None:
+    if not isinstance(values, dict) or not isinstance(values.get("strip"), str):
+        return None
+    in_strip, steps, scores = (items(values.get(name)) for name in ("strip_steps", "steps", "psnr"))
+    kept = [whole(step) for step in in_strip]
+    points = [(whole(step), number(psnr)) for step, psnr in zip(steps, scores, strict=False)]
+    steps_kept = tuple(step for step in kept if step is not None)
+    if not steps_kept or len(steps_kept) < len(kept):
+        return None
+    curve = tuple((step, psnr) for step, psnr in points if step is not None and psnr is not None)
+    return FramesRecord(values["strip"], steps_kept, curve)
+
+
+def _image(values: Mapping[str, Any]) -> ImageRecord:
+    return ImageRecord(
+        image=text(values.get("image")) or "?",
+        label=text(values.get("label")),
+        label_recovered=text(values.get("label_recovered")),
+        original=text(values.get("original")),
+        reconstruction=text(values.get("reconstruction")),
+        frames=_frames(values.get("frames")),
+        **{name: number(values.get(name)) for name in PSNRS},
+        scores={name: score for name in SCORES if (score := number(values.get(name))) is not None},
+    )

@@ -8,11 +8,11 @@ from fedsim.metrics.chance import only_guessed
 from fedsim.report.level import Level, with_theorem
 from fedsim.report.level_wording import TAGS, few_images, few_test_images, judged
 from fedsim.report.run.baseline import Baseline, against_guess, best_baseline, guessing, needs_no_gradient, reading
-from fedsim.report.run.bounds import cautions, proof_of
+from fedsim.report.run.bounds.records import cautions, proof_of
 from fedsim.report.run.certificates import certificate_sentences
-from fedsim.report.run.counts import Counts
+from fedsim.report.run.images.counts import Counts
+from fedsim.report.run.images.leakage import Leakage, summarise_leakage
 from fedsim.report.run.label_attacks import labels_of, only_attacked
-from fedsim.report.run.leakage import Leakage, summarise_leakage
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.summary import (
     AttackSummary,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attacks.analytic.fc_bias import FullyConnectedBias, bias_gradients, picture_layer
+from attacks.analytic.fc_bias import FullyConnectedBias, bias_gradients, image_layer
 from attacks.running import build_attack
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec
@@ -167,7 +167,7 @@ def test_withheld_and_zero_gradients_are_refused(tools, cpu):
 
 def test_the_first_layer_is_the_one_that_runs_first(tools):
     observation = tools.observe(mlp(), tools.detailed(1, 16), [0])
-    assert picture_layer(observation) == "body.1"
+    assert image_layer(observation) == "body.1"
 
 
 @pytest.mark.parametrize(("setting", "value"), [("tolerance", 0.0), ("levels", 0)])

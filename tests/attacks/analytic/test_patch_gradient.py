@@ -303,5 +303,5 @@ def test_the_same_on_a_gpu(clean, tools, rng):
 
 
 def test_its_localisation_is_subtracted_or_kept():
-    with pytest.raises(ConfigError, match=r"attack\.patch_gradient\.localisation=drop: subtract or keep"):
+    with pytest.raises(ConfigError, match=r"attack\.patch_gradient\.localisation=drop: must be subtract or keep"):
         PatchGradient(localisation="drop")

@@ -14,7 +14,7 @@ def test_a_checkpoint_of_fedsim_prior_needs_no_module(painter, checkpoint, rng):
     found = Generator(str(checkpoint))
     assert found.latent == 6
     assert torch.equal(found.pictures(latent, None), painter()(latent))
-    by_stages = found.as_pictures(found.run(found.run(found.embed(latent, None), 0, 2), 2))
+    by_stages = found.as_images(found.run(found.run(found.embed(latent, None), 0, 2), 2))
     assert torch.equal(by_stages, painter()(latent))
     assert not any(parameter.requires_grad for parameter in found.module.parameters())
 
@@ -75,7 +75,7 @@ def test_an_attack_refuses_a_generator_of_another_size_before_it_runs(checkpoint
     attack.fits((3, 16, 16))
     with pytest.raises(ConfigError, match=r"^attack\.x\.generator\.checkpoint=.*of 3×8×8, .* this one makes 3×16×16"):
         check_fit("x", attack, (3, 8, 8))
-    with pytest.raises(ConfigError, match=r"generator\.latent=7: the length"):
+    with pytest.raises(ConfigError, match=r"generator\.latent=7: must be the length"):
         make(generator=Generator(module=nn.Linear(4, 2), latent=7)).fits((3, 8, 8))
 
 

@@ -117,7 +117,9 @@ def test_asks_for_auxiliary_pictures_only_where_they_help():
 
 
 def test_unknown_rule_names_the_nearest():
-    with pytest.raises(ConfigError, match=r"attack\.labels\.rule=bias_piror: one of .* Did you mean 'bias_prior'"):
+    with pytest.raises(
+        ConfigError, match=r"attack\.labels\.rule=bias_piror: must be one of .* Did you mean 'bias_prior'"
+    ):
         RecoverLabels("bias_piror")
 
 

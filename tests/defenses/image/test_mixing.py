@@ -182,12 +182,12 @@ def test_one_after_the_other():
 def test_batches_without_a_partner_are_refused(defense, least):
     defense.check(Plan(SPEC.build(0), {"batch_size": least}, {}, {}))
     if least > 1:
-        with pytest.raises(ConfigError, match=rf"client\.batch_size={least - 1}: {least} or more"):
+        with pytest.raises(ConfigError, match=rf"client\.batch_size={least - 1}: must be {least} or more"):
             defense.check(Plan(SPEC.build(0), {"batch_size": least - 1}, {}, {}))
 
 
 def test_refuses_a_model_without_classes_and_use_before_wrap_model():
-    with pytest.raises(ConfigError, match="mixup: a model with num_classes"):
+    with pytest.raises(ConfigError, match="mixup: must be a model with num_classes"):
         MixUp().wrap_model(torch.nn.Linear(2, 2))
     with pytest.raises(RuntimeError, match="wrap_model"):
         CutMix().transform_batch(batch_of(), torch.Generator())

@@ -236,9 +236,9 @@ def test_convolutions_have_shuffled_patches_only():
     changed = (images != batch_of().images).any(dim=1).unfold(1, 8, 8).unfold(2, 8, 8).flatten(3).any(dim=3).flatten(1)
     assert not changed[~mask].any()
     assert changed.any()
-    with pytest.raises(ConfigError, match=r"defense\.mjp\.patch=7: a divisor of the pictures' 32x32"):
+    with pytest.raises(ConfigError, match=r"defense\.mjp\.patch=7: must be a divisor of the pictures' 32x32"):
         MaskedJigsawPuzzle(embedding="own", patch=7).wrap_model(model)
-    with pytest.raises(ConfigError, match=r"defense\.mjp\.patch=None: pixels: ResNet has no patches"):
+    with pytest.raises(ConfigError, match=r"defense\.mjp\.patch=None: must be pixels: ResNet has no patches"):
         MaskedJigsawPuzzle(embedding="own").wrap_model(ModelSpec("resnet18", 5).build(0))
 
 
@@ -303,11 +303,14 @@ def test_checks_what_it_works_with():
         ({"fixed_pe": FixedPositionEmbedding(), "mjp": MaskedJigsawPuzzle()}, "learnable .*embedding=own"),
         ({"mjp": MaskedJigsawPuzzle(), "dp_sgd": OneByOne()}, "beside dp_sgd: gradients of single pictures"),
         ({"dp_sgd": OneByOne(), "mjp": MaskedJigsawPuzzle(embedding="own", dal="linear")}, "beside dp_sgd"),
-        ({"mjp": MaskedJigsawPuzzle(), "mixup": Mixing()}, r"\[mjp, mixup\]: mixup first"),
-        ({"mjp": MaskedJigsawPuzzle(), "mjp_jp": MaskedJigsawPuzzle(embedding="own")}, r"\[mjp, mjp_jp\]: one of them"),
+        ({"mjp": MaskedJigsawPuzzle(), "mixup": Mixing()}, r"\[mjp, mixup\]: must be mixup first"),
+        (
+            {"mjp": MaskedJigsawPuzzle(), "mjp_jp": MaskedJigsawPuzzle(embedding="own")},
+            r"\[mjp, mjp_jp\]: must be one of them",
+        ),
         (
             {"mjp_jp_idx": MaskedJigsawPuzzle(embedding="indexed"), "pe": WithholdPositionEmbedding()},
-            "embedding=indexed: own or unknown beside pe: the index embedding's gradient is the one that pe withholds",
+            "embedding=indexed: must be own or unknown beside pe: the index embedding's gradient is the one that pe",
         ),
         (
             {"withhold": Withhold(["pos_embed"], "local"), "mjp_jp_idx": MaskedJigsawPuzzle(embedding="indexed")},
@@ -315,11 +318,11 @@ def test_checks_what_it_works_with():
         ),
         (
             {"mjp": MaskedJigsawPuzzle(dal="pca"), "pe": WithholdPositionEmbedding()},
-            r"dal=pca: none beside pe: the embeddings that it trains are never shared$",
+            r"dal=pca: must be none beside pe: the embeddings that it trains are never shared$",
         ),
         (
             {"mjp": MaskedJigsawPuzzle(dal="linear"), "hide": Withhold(["pos_*"])},
-            r"dal=linear: none beside hide: .* never shared \(or defense\.hide\.mode=local: each client goes on from",
+            r"dal=linear: must be none beside hide: .* never shared \(or defense\.hide\.mode=local: each client goes",
         ),
         (
             {"withhold": Withhold(["pos_embed", "patch_weight"]), "mjp": MaskedJigsawPuzzle(dal="nonlinear")},

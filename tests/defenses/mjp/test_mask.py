@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from defenses.mjp import blockwise_mask
 from defenses.mjp.mask import blockwise_masks, scaled_min_block
 from tests.defenses.mjp import slow
 
@@ -41,7 +40,7 @@ def test_the_scaled_minimum(tokens, smallest):
 @pytest.mark.parametrize(("ratio", "share"), [(0.0, 0.0), (0.015, 0.0), (1.0, 1.0)])
 def test_nothing_and_everything_draw_nothing(ratio, share, rng):
     before = rng.get_state()
-    assert float(blockwise_mask((8, 8), ratio, 8, rng).double().mean()) == share
+    assert float(blockwise_masks(1, (8, 8), ratio, 8, rng).double().mean()) == share
     assert torch.equal(rng.get_state(), before)
 
 

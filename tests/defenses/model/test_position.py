@@ -91,10 +91,12 @@ def test_chain_keeps_book_and_drops_zero_deltas_of_frozen_parameters():
 @pytest.mark.parametrize("defense", [FixedPositionEmbedding(), WithholdPositionEmbedding(), NoPositionEmbedding()])
 def test_models_without_the_embedding_are_refused_by_name(defense):
     for spec in (ModelSpec("vit_small_patch16_rope_224", 5, 32, kwargs={"depth": 1}), ModelSpec("resnet18", 5)):
-        with pytest.raises(ConfigError, match=f"_pe: a model with a position embedding, which {spec.name} has not"):
+        with pytest.raises(
+            ConfigError, match=f"_pe: must be a model with a position embedding, which {spec.name} has not"
+        ):
             defense.wrap_model(spec.build(0))
 
 
 def test_unknown_kind_is_refused():
-    with pytest.raises(ConfigError, match=r"defense\.fixed_pe\.kind=sinus: one of sincos, frozen"):
+    with pytest.raises(ConfigError, match=r"defense\.fixed_pe\.kind=sinus: must be one of sincos, frozen"):
         FixedPositionEmbedding("sinus")

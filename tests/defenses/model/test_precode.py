@@ -181,11 +181,13 @@ def test_a_used_model_can_be_copied():
 def test_refuses_models_and_plans():
     headless = SPECS["vit"].build(0)
     headless.reset_classifier(0)
-    with pytest.raises(ConfigError, match="precode: a model with a linear classifier"):
+    with pytest.raises(ConfigError, match="precode: must be a model with a linear classifier"):
         Precode().wrap_model(headless)
     quiet = Precode(sample="training")
     quiet.check(Plan(headless, {"training_mode": True}, {}, {}))
-    with pytest.raises(ConfigError, match=r"precode\.sample=training: always, since client\.training_mode=false"):
+    with pytest.raises(
+        ConfigError, match=r"precode\.sample=training: must be always, since client\.training_mode=false"
+    ):
         quiet.check(Plan(headless, {"training_mode": False}, {}, {}))
 
 

@@ -148,7 +148,7 @@ def test_no_second_forward_pass():
 def test_refuses_models_and_plans():
     headless = SPECS["vit"].build(0)
     headless.reset_classifier(0)
-    with pytest.raises(ConfigError, match="soteria: a model with a linear classifier"):
+    with pytest.raises(ConfigError, match="soteria: must be a model with a linear classifier"):
         Soteria().wrap_model(headless)
     defense, model = Soteria(), SPECS["vit"].build(0)
     defense.wrap_model(model)

@@ -261,7 +261,7 @@ class TakesGradients(Defense):
 def test_defenses_that_touch_batches_losses_or_gradients_are_refused(other, hook):
     defense = DPSGD()
     for defenses in ({"dp_sgd": defense, "other": other}, {"other": other, "dp_sgd": defense}):
-        with pytest.raises(ConfigError, match=rf"\[dp_sgd, other\]: no defense beside it that has a `{hook}`"):
+        with pytest.raises(ConfigError, match=rf"\[dp_sgd, other\]: must be no defense beside it that has a `{hook}`"):
             DefenseChain(defenses).check(plan(VIT.build(0), defenses))
 
 
@@ -375,16 +375,16 @@ def test_steps_before_begin():
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: DPSGD(0.0), r"defense\.dp_sgd\.max_grad_norm=0\.0: more than 0"),
-        (lambda: DPSGD(math.inf), r"max_grad_norm=inf: finite: the noise is a multiple of it"),
-        (lambda: DPSGD(1.0, -1.0), r"noise_multiplier=-1\.0: 0 or more"),
+        (lambda: DPSGD(0.0), r"defense\.dp_sgd\.max_grad_norm=0\.0: must be more than 0"),
+        (lambda: DPSGD(math.inf), r"max_grad_norm=inf: must be finite: the noise is a multiple of it"),
+        (lambda: DPSGD(1.0, -1.0), r"noise_multiplier=-1\.0: must be 0 or more"),
         (lambda: DPSGD(1.0, math.inf), "noise_multiplier=inf"),
-        (lambda: DPSGD(delta=0.0), r"dp_sgd\.delta=0\.0: between 0 and 1"),
+        (lambda: DPSGD(delta=0.0), r"dp_sgd\.delta=0\.0: must be between 0 and 1"),
         (lambda: DPSGD(delta=1.0), r"dp_sgd\.delta"),
         (lambda: DPSGD(amplification="poison"), "one of none, poisson. Did you mean 'poisson'"),
-        (lambda: DPSGD(chunk=0), r"chunk=0: a whole number of at least 1, or null"),
+        (lambda: DPSGD(chunk=0), r"chunk=0: must be a whole number of at least 1, or null"),
         (lambda: configured(DPSGD, chunk="all"), r"chunk=all"),
-        (lambda: configured(DPSGD, per_layer="yes"), r"per_layer=yes: true or false"),
+        (lambda: configured(DPSGD, per_layer="yes"), r"per_layer=yes: must be true or false"),
         (lambda: configured(DPSGD, noise_multiplier=None), r"noise_multiplier=None"),
         (lambda: configured(DPSGD, max_grad_norm="one"), r"max_grad_norm=one"),
         (lambda: configured(DPSGD, delta="1/n"), r"delta=1/n"),

@@ -176,11 +176,11 @@ def test_running_statistics_are_refused():
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: LocalDP(0.0), r"defense\.local_dp\.clipping_norm=0\.0: more than 0"),
-        (lambda: LocalDP(math.inf), r"clipping_norm=inf: finite, or epsilon=\.inf beside it"),
-        (lambda: LocalDP(1.0, 0.0), r"epsilon=0\.0: more than 0"),
-        (lambda: LocalDP(delta=1.0), r"delta=1\.0: between 0 and 1"),
-        (lambda: LocalDP(sensitivity=0.0), r"sensitivity=0\.0: more than 0, or null"),
+        (lambda: LocalDP(0.0), r"defense\.local_dp\.clipping_norm=0\.0: must be more than 0"),
+        (lambda: LocalDP(math.inf), r"clipping_norm=inf: must be finite, or epsilon=\.inf beside it"),
+        (lambda: LocalDP(1.0, 0.0), r"epsilon=0\.0: must be more than 0"),
+        (lambda: LocalDP(delta=1.0), r"delta=1\.0: must be between 0 and 1"),
+        (lambda: LocalDP(sensitivity=0.0), r"sensitivity=0\.0: must be more than 0, or null"),
         (lambda: LocalDP(calibration="exact"), "one of classical, analytic"),
         (lambda: configured(LocalDP, epsilon="one"), r"epsilon=one"),
         (lambda: configured(LocalDP, sensitivity=np.ones(2)), r"sensitivity"),

@@ -23,7 +23,7 @@ from defenses import (
     WithholdPositionEmbedding,
 )
 from defenses.compose import load_wrappers
-from defenses.update.leakage_gate import nearest_pictures, relative_leakage
+from defenses.update.leakage_gate import nearest_images, relative_leakage
 from experiments.engine.setup import prepare
 from fedsim.errors import ConfigError
 from fedsim.storage.observation_files import load_observation, save_observation
@@ -123,7 +123,7 @@ def test_rebuilt_pictures_are_held_against_the_nearest(client, rng):
     pictures = client.setup.data.train.subset(range(90))
     images = pictures.images([80, 3, 80]).double()
     noisy = (images + 0.02 * torch.randn(images.shape, generator=rng)).clamp(0, 1)
-    assert nearest_pictures(pictures, noisy).equal(images)
+    assert nearest_images(pictures, noisy).equal(images)
 
 
 def test_measuring_alone_changes_no_bit(client):
@@ -229,7 +229,7 @@ def test_where_the_attack_gives_nothing_the_update_is_shared(client, fake):
 
 def test_an_attack_without_pictures_is_an_error_and_shares_nothing(client):
     client.gate.attack = Fake(None)
-    with pytest.raises(ConfigError, match=r"leakage_gate\.attack=Fake: an attack that rebuilds pictures"):
+    with pytest.raises(ConfigError, match=r"leakage_gate\.attack=Fake: must be an attack that rebuilds pictures"):
         client.share(5)
 
 
@@ -294,7 +294,7 @@ def test_it_comes_last():
     gate = LeakageGate(PatchGradient())
     gate.check(plan(noise=GradientNoise(), leakage_gate=gate, secure_aggregation=SecureAggregation()))
     for other in (GradientNoise(), WithholdPositionEmbedding()):
-        with pytest.raises(ConfigError, match=r"defense=\[leakage_gate, other\]: leakage_gate behind other"):
+        with pytest.raises(ConfigError, match=r"defense=\[leakage_gate, other\]: must be leakage_gate behind other"):
             gate.check(plan(leakage_gate=gate, other=other))
 
 
@@ -302,7 +302,7 @@ def test_it_comes_last():
 @pytest.mark.parametrize("threshold", [0.5, math.inf])
 def test_no_privacy_budget_holds_beside_a_verdict_on_the_pictures(other, threshold):
     gate = LeakageGate(PatchGradient(), threshold=threshold)
-    with pytest.raises(ConfigError, match=r"defense=\[other, leakage_gate\]: other or the gate: .* without noise"):
+    with pytest.raises(ConfigError, match=r"defense=\[other, leakage_gate\]: must be other or the gate: .* without"):
         gate.check(plan(other=other, leakage_gate=gate))
 
 
@@ -334,7 +334,7 @@ def test_its_silence_tells_pictures_apart_whatever_the_noise():
     ],
 )
 def test_settings_that_make_no_sense(key, value, words):
-    with pytest.raises(ConfigError, match=rf"defense\.leakage_gate\.{key}={value}: {words}"):
+    with pytest.raises(ConfigError, match=rf"defense\.leakage_gate\.{key}={value}: must be {words}"):
         LeakageGate(PatchGradient(), **{key: value})
 
 

@@ -127,15 +127,15 @@ def test_order_in_a_chain_matters(update):
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: GradientNoise(-1.0), r"gradient_noise\.std=-1\.0: 0 or more"),
+        (lambda: GradientNoise(-1.0), r"gradient_noise\.std=-1\.0: must be 0 or more"),
         (lambda: GradientNoise(math.nan), "0 or more"),
         (lambda: GradientNoise(relative_norm=-1.0), r"gradient_noise\.relative_norm=-1\.0"),
         (lambda: GradientNoise(0.1, 0.1), "either sets the noise"),
         (lambda: GradientNoise(0.1, distribution="laplacian"), "one of gaussian, laplace. Did you mean 'laplace'"),
-        (lambda: configured(GradientNoise, std="ten"), r"gradient_noise\.std=ten: 0 or more"),
+        (lambda: configured(GradientNoise, std="ten"), r"gradient_noise\.std=ten: must be 0 or more"),
         (lambda: configured(GradientNoise, relative_norm=[1]), r"gradient_noise\.relative_norm=\[1\]"),
         (lambda: configured(GradientClip, max_norm=True), r"gradient_clip\.max_norm=True"),
-        (lambda: GradientClip(0.0), r"gradient_clip\.max_norm=0\.0: more than 0"),
+        (lambda: GradientClip(0.0), r"gradient_clip\.max_norm=0\.0: must be more than 0"),
         (lambda: GradientClip(-1.0), "more than 0"),
         (lambda: GradientClip(math.nan), "more than 0"),
     ],

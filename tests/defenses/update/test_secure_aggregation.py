@@ -28,7 +28,7 @@ def plan(strategy=None, **defenses):
 
 @pytest.mark.parametrize("clients", [1, 0, -3, True])
 def test_a_sum_is_over_two_clients_or_more(clients):
-    with pytest.raises(ConfigError, match=r"secure_aggregation\.clients=.*: 2 or more, or null"):
+    with pytest.raises(ConfigError, match=r"secure_aggregation\.clients=.*: must be 2 or more, or null"):
         SecureAggregation(clients)
 
 
@@ -78,7 +78,9 @@ def test_an_audit_is_divided_into_sums_of_clients():
     assert divide(list(range(10)), 1, Sums(4)) == [(0, (0, 1, 2, 3)), (4, (4, 5, 6, 7, 8, 9))]
     assert divide(list(range(7)), 2, Sums(2)) == [(0, (0, 1, 2, 3)), (2, (4, 5, 6))]
     assert divide(list(range(5)), 2, Sums()) == [(0, (0, 1, 2, 3, 4))]
-    with pytest.raises(ConfigError, match=r"audit\.num_images=6: at least 7: secure_aggregation sums over 4 clients"):
+    with pytest.raises(
+        ConfigError, match=r"audit\.num_images=6: must be at least 7: secure_aggregation sums over 4 clients"
+    ):
         divide(list(range(6)), 2, Sums(4))
     with pytest.raises(ConfigError, match="at least 3"):
         divide(list(range(2)), 2, Sums())
@@ -175,15 +177,18 @@ def test_a_run_observes_sums_and_trains_the_same_bits(command, tmp_path):
 @pytest.mark.parametrize(
     ("over", "words"),
     [
-        (["observe.clients=[0,3]"], "observe.clients=[0, 3]: a number of sums, or all"),
-        (["defense.secure_aggregation.clients=6"], "num_clients=5: at least 6: secure_aggregation sums over them"),
+        (["observe.clients=[0,3]"], "observe.clients=[0, 3]: must be a number of sums, or all"),
+        (
+            ["defense.secure_aggregation.clients=6"],
+            "num_clients=5: must be at least 6: secure_aggregation sums over them",
+        ),
         (
             ["strategy.fraction_train=0.3"],
-            "strategy.fraction_train=0.3: enough for 2 of 5 clients in each round: secure_aggregation sums over them",
+            "strategy.fraction_train=0.3: must be enough for 2 of 5 clients in each round: secure_aggregation sums",
         ),
         (
             ["defense.secure_aggregation.clients=4", "strategy.fraction_train=0.6"],
-            "strategy.fraction_train=0.6: enough for 4 of 5 clients in each round",
+            "strategy.fraction_train=0.6: must be enough for 4 of 5 clients in each round",
         ),
         (["strategy=krum", "client.batch_size=4"], "secure_aggregation shows the server only sums"),
     ],

@@ -97,7 +97,7 @@ def test_local_parameters_stay_with_their_client():
 
 def test_local_needs_local_training():
     defense, model = Withhold(["head_*"], "local"), VIT.build(0)
-    with pytest.raises(ConfigError, match=r"withhold\.mode=local: private or frozen"):
+    with pytest.raises(ConfigError, match=r"withhold\.mode=local: must be private or frozen"):
         defense.check(Plan(model, {"share": "gradient"}, {}, {"withhold": defense}))
     defense.check(Plan(model, {"share": "delta"}, {}, {"withhold": defense}))
 
@@ -170,8 +170,8 @@ def test_before_wrap_model():
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: Withhold(mode="shy"), r"withhold\.mode=shy: one of private, local, frozen"),
-        (lambda: configured(Withhold, patterns=3), r"withhold\.patterns=3: a list of globs"),
+        (lambda: Withhold(mode="shy"), r"withhold\.mode=shy: must be one of private, local, frozen"),
+        (lambda: configured(Withhold, patterns=3), r"withhold\.patterns=3: must be a list of globs"),
         (lambda: configured(Withhold, patterns=[1]), r"withhold\.patterns=\[1\]"),
         (lambda: configured(Withhold, patterns={"pos_embed": True}), "a list of globs"),
     ],

@@ -142,7 +142,7 @@ def test_a_bound_of_ones_own_is_one_class_and_one_yaml(own, command):
         assert row["reason"].startswith(reason)
     code, out, err = command("fedsim-audit", *chosen, "bound=[kindless]", "run_dir=kindless")
     assert code == 2
-    assert "bound.kindless.kind=None: one of theorem, reference, local fact, test" in err
+    assert "bound.kindless.kind=None: must be one of theorem, reference, local fact, test" in err
 
 
 def test_from_python(tmp_path):

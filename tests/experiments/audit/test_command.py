@@ -81,7 +81,7 @@ def test_two_processes_are_not_at_work_in_one_folder(audit, command):
 def test_more_pictures_than_there_are_is_one_clear_line(command, tmp_path):
     code, _, err = command("fedsim-audit", f"run_dir={tmp_path}/a", *SMALL, "audit.num_images=100000")
     assert code == 2
-    assert "audit.num_images=100000: at most 1,258, the training images" in err
+    assert "audit.num_images=100000: must be at most 1,258, the training images" in err
     assert "data.test_fraction=0 data.auxiliary_fraction=0 makes every image one of them" in err
     assert not (tmp_path / "a" / "attacks.jsonl").exists()
 

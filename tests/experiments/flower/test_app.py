@@ -191,7 +191,7 @@ def test_flowers_simulation_runtime_gives_the_bits_of_ours(simulated_by_flower, 
 @pytest.mark.parametrize(
     ("overrides", "num_supernodes", "line"),
     [
-        (["simulation=ray"], 4, "simulation.engine=ray: inline on Flower's simulation runtime"),
+        (["simulation=ray"], 4, "simulation.engine=ray: must be inline on Flower's simulation runtime"),
         (["resume=runs/earlier"], 4, "resume=runs/earlier: null"),
         ([], 2, "num_clients=4: 2, the num-partitions of the SuperNodes"),
     ],

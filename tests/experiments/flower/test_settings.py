@@ -56,7 +56,7 @@ def test_a_server_that_asks_for_pictures_is_told_whose_they_are(asked):
     [
         ("num_rouns=2", "num_rouns=2: there is no such key. Did you mean 'num_rounds'?"),
         ("attack=[patch_gradiant]", "attack=patch_gradiant: there is no such option"),
-        ("data='digits", "overrides=data='digits: Hydra overrides as in a shell"),
+        ("data='digits", "overrides=data='digits: must be Hydra overrides as in a shell"),
         ("--multirun", "--multirun"),
         ("seed", "seed: settings are written KEY=VALUE"),
         ("partition=null", "partition"),

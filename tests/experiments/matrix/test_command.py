@@ -14,7 +14,7 @@ from experiments.matrix import units as matrix_units
 from fedsim.errors import ConfigError
 from fedsim.report.matrix import figures as matrix_figures
 from fedsim.report.matrix import files as matrix_files
-from fedsim.report.run.counts import Counts
+from fedsim.report.run.images.counts import Counts
 from fedsim.storage.durable import locked
 from server.attack_queue.results import ResultWriter
 from tests.experiments.run_files import rows
@@ -346,7 +346,7 @@ def test_a_trained_model_of_a_defense_that_adds_parameters_is_audited(matrix):
 
 def test_a_checkpoint_that_cannot_be_read_is_a_failure(matrix, monkeypatch):
     def unread(config):
-        raise ConfigError("model.checkpoint", "x", "no state dict that fits the model")
+        raise ConfigError("model.checkpoint", "x", "a state dict that fits the model")
 
     monkeypatch.setattr(matrix_units, "prepare", unread)
     _, _, err = matrix("matrix.rows=[none]", "matrix.state=trained")

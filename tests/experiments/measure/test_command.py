@@ -161,14 +161,14 @@ def test_a_reference_that_is_none_of_the_runs(fedsim_measure, write_run, tmp_pat
     settings = ["measure.corruptions.names=[fog]", "measure.corruptions.reference=vgg", f"run_dir={tmp_path}/out"]
     code, _, err = fedsim_measure(f"runs=[{write_run('a')}]", *settings)
     assert code == 2
-    assert "reference=vgg: null or one of alexnet, no defense" in err
+    assert "reference=vgg: must be null or one of alexnet, no defense" in err
 
 
 def test_alexnets_errors_are_of_other_pictures_than_digits(fedsim_measure, write_run, tmp_path):
     settings = ["measure.corruptions.names=all", "measure.corruptions.reference=alexnet", f"run_dir={tmp_path}/out"]
     code, _, err = fedsim_measure(f"runs=[{write_run('a')}]", *settings)
     assert code == 2
-    assert "measure.corruptions.table=cifar: imagenet, beside reference=alexnet" in " ".join(err.split())
+    assert "measure.corruptions.table=cifar: must be imagenet, beside reference=alexnet" in " ".join(err.split())
 
 
 def test_help_teaches(fedsim_measure):

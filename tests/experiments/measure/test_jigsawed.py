@@ -125,5 +125,5 @@ def test_models_without_patches_need_a_size(subject):
 
 
 def test_masked_embeddings_have_the_size_of_the_patches(subject):
-    with pytest.raises(ConfigError, match="patch_size=4: null"):
+    with pytest.raises(ConfigError, match="patch_size=4: must be null"):
         layout(subject(MJP), 4)

@@ -40,23 +40,23 @@ def test_what_is_configured_is_valid():
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("runs", "here", "runs=here: a list of folders"),
-        ("names", "a", "names=a: a list"),
-        ("seed", "x", "seed=x: a whole number"),
+        ("runs", "here", "runs=here: must be a list of folders"),
+        ("names", "a", "names=a: must be a list"),
+        ("seed", "x", "seed=x: must be a whole number"),
         ("threads", 0, "threads=0"),
-        ("device", "gpu", "device=gpu: one of auto, cpu, cuda"),
-        ("measure__ratios", [2], r"measure.ratios=\[2\]: numbers from 0 to 1"),
-        ("measure__ratios", "ten", "measure.ratios=ten: numbers from 0 to 1"),
+        ("device", "gpu", "device=gpu: must be one of auto, cpu, cuda"),
+        ("measure__ratios", [2], r"measure.ratios=\[2\]: must be numbers from 0 to 1"),
+        ("measure__ratios", "ten", "measure.ratios=ten: must be numbers from 0 to 1"),
         ("measure__ratios", [True], "measure.ratios"),
         ("measure__attention_ratio", None, "measure.attention_ratio=None"),
-        ("measure__draws", 0, "measure.draws=0: a whole number of at least 1"),
+        ("measure__draws", 0, "measure.draws=0: must be a whole number of at least 1"),
         ("measure__folds", 1, "measure.folds=1"),
         ("measure__num_images", "few", "measure.num_images=few"),
         ("measure__dimensions", [0], "measure.dimensions"),
-        ("measure__projections", ["lda"], "measure.projections=lda: one of pca"),
-        ("measure__projections", "pca", "measure.projections=pca: names"),
-        ("measure__corruptions__names", ["rain"], "names=rain: one of gaussian_noise"),
-        ("measure__corruptions__names", "foggy", "names=foggy: a list, all"),
+        ("measure__projections", ["lda"], "measure.projections=lda: must be one of pca"),
+        ("measure__projections", "pca", "measure.projections=pca: must be names"),
+        ("measure__corruptions__names", ["rain"], "names=rain: must be one of gaussian_noise"),
+        ("measure__corruptions__names", "foggy", "names=foggy: must be a list, all"),
         ("measure__hard", "no", "measure.hard=no: .* there is none"),
     ],
 )
@@ -76,15 +76,15 @@ def test_refuses_corruptions(key, value):
 
 
 def test_refuses_a_reference_that_is_no_run():
-    with pytest.raises(ConfigError, match="reference=vgg: null or one of alexnet, base"):
+    with pytest.raises(ConfigError, match="reference=vgg: must be null or one of alexnet, base"):
         check_reference("vgg", ["base", "base"], {"cifar"})
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"names": ["fog"]}, r"names=\[fog\]: all, beside reference=alexnet: .* fifteen corruptions"),
-        ({"names": "all", "severities": [5]}, r"severities=\[5\]: \[1,2,3,4,5\], beside reference=alexnet"),
+        ({"names": ["fog"]}, r"names=\[fog\]: must be all, beside reference=alexnet: .* fifteen corruptions"),
+        ({"names": "all", "severities": [5]}, r"severities=\[5\]: must be \[1,2,3,4,5\], beside reference=alexnet"),
         ({"names": "all", "severities": [1, 2, 3, 4, 5, 5]}, "severities="),
     ],
 )
@@ -98,6 +98,6 @@ def test_alexnets_errors_are_of_the_whole_benchmark(settings, words):
 
 @pytest.mark.parametrize("tables", [{"cifar"}, {"cifar", "imagenet"}])
 def test_alexnets_errors_are_of_imagenet(tables):
-    with pytest.raises(ConfigError, match=r"corruptions\.table=cifar: imagenet, beside reference=alexnet"):
+    with pytest.raises(ConfigError, match=r"corruptions\.table=cifar: must be imagenet, beside reference=alexnet"):
         check_reference("alexnet", ["base"], tables)
     check_reference("base", ["base"], tables)

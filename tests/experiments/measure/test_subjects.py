@@ -108,12 +108,12 @@ def test_what_cannot_be_loaded(write_run, settings, tmp_path):
         (settings([tmp_path / "nowhere"]), "nowhere"),
         (settings([tmp_path / "a" / "checkpoints"]), "config.yaml"),
         (settings([empty]), "not finished"),
-        (settings([wrong]), "no state dict that fits"),
+        (settings([wrong]), "must be a state dict that fits"),
         (settings([broken]), "not a run's"),
         (settings([run], model=MODEL, data=DATA), "no model beside runs"),
         (settings(model=MODEL), "data=imagefolder"),
         (settings(model={**MODEL, "checkpoint": str(tmp_path / "no.pt")}, data=DATA), "no such file"),
-        (settings(model={**MODEL, "checkpoint": str(cut)}, data=DATA), "no state dict that fits"),
+        (settings(model={**MODEL, "checkpoint": str(cut)}, data=DATA), "must be a state dict that fits"),
         (settings([run], data={**DATA, "test_fraction": 0.0}), "above 0"),
     ):
         with pytest.raises(ConfigError, match=words):

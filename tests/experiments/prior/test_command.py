@@ -169,18 +169,24 @@ def test_a_defense_that_withholds_every_update_is_named(command, tmp_path, withh
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["kind=gan"], "kind=gan: one of generator, lti"),
-        (["prior.exclude_classes=[tree]"], "prior.exclude_classes=tree: a class of the data: 0, 1"),
+        (["kind=gan"], "kind=gan: must be one of generator, lti"),
+        (["prior.exclude_classes=[tree]"], "prior.exclude_classes=tree: must be a class of the data: 0, 1"),
         (["prior.exclude_classes=3"], "a list of names"),
-        (["data.auxiliary_fraction=0"], "data.auxiliary_fraction=0: more than 64 public pictures"),
-        (["prior.generator.steps=0"], "prior.generator.steps=0: a whole number of at least 1"),
+        (["data.auxiliary_fraction=0"], "data.auxiliary_fraction=0: must be more than 64 public pictures"),
+        (["prior.generator.steps=0"], "prior.generator.steps=0: must be a whole number of at least 1"),
         (["prior.generator.channels=[7]"], "channels in multiples of 8"),
         (["+prior.generator.depth=3"], "prior.generator.depth=3: there is no such setting"),
-        (["kind=lti", "prior.lti.any_label=2"], "prior.lti.any_label=2: a share"),
-        (["kind=lti", "prior.validation=1", "client.batch_size=2"], "prior.validation=1: at least the 2 pictures"),
-        (["kind=lti", "prior.lti.decoder=magic"], "decoder=magic: one of linear, conv"),
+        (["kind=lti", "prior.lti.any_label=2"], "prior.lti.any_label=2: must be a share"),
+        (
+            ["kind=lti", "prior.validation=1", "client.batch_size=2"],
+            "prior.validation=1: must be at least the 2 pictures",
+        ),
+        (["kind=lti", "prior.lti.decoder=magic"], "decoder=magic: must be one of linear, conv"),
         (["kind=lti", "defense=[secure_aggregation]"], "the server sees single clients"),
-        (["kind=lti", "client.batch_size=64", "data.auxiliary_fraction=0.05"], "client.batch_size=64: at most the"),
+        (
+            ["kind=lti", "client.batch_size=64", "data.auxiliary_fraction=0.05"],
+            "client.batch_size=64: must be at most the",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_named(command, tmp_path, settings, words):

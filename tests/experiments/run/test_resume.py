@@ -323,7 +323,7 @@ def test_resume_in_a_file_starts_no_other_run(command, tmp_path):
     run = tmp_path / "run"
     code, _, err = command("fedsim", "--config-dir", str(tmp_path), "experiment=again", f"run_dir={run}")
     assert code == 2
-    assert err.startswith(f"error: resume={tmp_path / 'RUN'}: null in a file: fedsim resume=RUN goes on")
+    assert err.startswith(f"error: resume={tmp_path / 'RUN'}: must be null in a file: fedsim resume=RUN goes on")
     assert not (run / "config.yaml").exists()
 
 

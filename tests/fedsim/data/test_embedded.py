@@ -72,9 +72,9 @@ def test_photos_are_replayed_and_differ():
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (Photos(size=0), r"data\.size=0: a positive number of pixels"),
-        (Photos(count=0), r"data\.count=0: a positive number"),
-        (Photos(count=2), r"data\.test_fraction=0\.15: .* leave training pictures"),
+        (Photos(size=0), r"data\.size=0: must be a positive number of pixels"),
+        (Photos(count=0), r"data\.count=0: must be a positive number"),
+        (Photos(count=2), r"data\.test_fraction=0\.15: must be .* training pictures are left"),
         (Digits(test_fraction=1.5), r"data\.test_fraction=1\.5"),
     ],
 )

@@ -144,11 +144,11 @@ def test_left_over_pictures_are_reported(caplog):
     ],
 )
 def test_more_clients_than_pictures(partitioner):
-    assert str(refusal(partitioner)) == "num_clients=301: at most 300, the number of training pictures"
+    assert str(refusal(partitioner)) == "num_clients=301: must be at most 300, the number of training pictures"
 
 
 def test_no_clients():
-    assert str(refusal(PathologicalPartitioner(0, "label", 1))) == "num_clients=0: at least 1"
+    assert str(refusal(PathologicalPartitioner(0, "label", 1))) == "num_clients=0: must be at least 1"
 
 
 @pytest.mark.parametrize(
@@ -194,11 +194,12 @@ def test_partitions_that_no_client_takes_are_reported(caplog):
 def test_more_clients_than_natural_ids():
     error = refusal(NaturalIdPartitioner("writer"), num_clients=8)
     assert (
-        str(error) == "num_clients=8: at most 7, the number of partitions that NaturalIdPartitioner makes of this data"
+        str(error)
+        == "num_clients=8: must be at most 7, the number of partitions that NaturalIdPartitioner makes of this data"
     )
     data = FederatedData(Table(), NaturalIdPartitioner("writer"), image_size=8)
     data.check(7)
-    with pytest.raises(ConfigError, match="num_clients=8: at most 7"):
+    with pytest.raises(ConfigError, match="num_clients=8: must be at most 7"):
         data.client(7)
 
 

@@ -147,7 +147,7 @@ def test_no_pictures(tmp_path):
 
 def test_a_wrong_image_column_names_the_right_one(write_parquet):
     error = refusal(write_parquet(CLASSES, train=TWENTY), image_column="image")
-    assert str(error).startswith("data.image_column=image: one of img, the columns of pictures")
+    assert str(error).startswith("data.image_column=image: must be one of img, the columns of pictures")
 
 
 def test_two_image_columns_must_be_chosen_from(write_parquet):
@@ -166,9 +166,9 @@ def test_two_label_columns_must_be_chosen_from(write_parquet):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"train_split": "trian"}, "data.train_split=trian: one of train, test. Did you mean 'train'?"),
-        ({"test_split": "dev"}, "data.test_split=dev: one of test."),
-        ({"natural_id_column": "user"}, "data.natural_id_column=user: one of"),
+        ({"train_split": "trian"}, "data.train_split=trian: must be one of train, test. Did you mean 'train'?"),
+        ({"test_split": "dev"}, "data.test_split=dev: must be one of test."),
+        ({"natural_id_column": "user"}, "data.natural_id_column=user: must be one of"),
         ({"auxiliary_fraction": 1.0}, "data.auxiliary_fraction=1.0"),
     ],
 )

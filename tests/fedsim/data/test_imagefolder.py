@@ -95,7 +95,7 @@ def test_same_seed_same_splits(write_folder):
 
 @pytest.mark.parametrize("path", [None, ""])
 def test_no_path(path):
-    assert f"data.path={path}: a folder with one folder per class" in refusal(path)
+    assert f"data.path={path}: must be a folder with one folder per class" in refusal(path)
 
 
 def test_no_such_folder(tmp_path):

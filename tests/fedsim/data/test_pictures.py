@@ -5,7 +5,7 @@ import PIL.Image
 import pytest
 import torch
 
-from fedsim.data.pictures import PictureCache, decode
+from fedsim.data.pictures import ImageCache, decode
 
 RAMP = np.tile(np.linspace(0, 255, 40).astype(np.uint8)[:, None], (1, 20))  # 40 rows high, 20 wide
 
@@ -64,7 +64,7 @@ def test_exif_orientation_is_undone():
 
 
 def test_the_cache_drops_the_least_recently_used():
-    cache = PictureCache(max_bytes=3 * 12)
+    cache = ImageCache(max_bytes=3 * 12)
     pictures = {row: torch.full((3, 2, 2), row, dtype=torch.uint8) for row in range(4)}
     for row in range(3):
         cache.put(("train", row), pictures[row])
@@ -76,13 +76,13 @@ def test_the_cache_drops_the_least_recently_used():
 
 
 def test_a_picture_beyond_the_budget_is_not_kept():
-    cache = PictureCache(max_bytes=11)
+    cache = ImageCache(max_bytes=11)
     cache.put(("train", 0), torch.zeros(3, 2, 2, dtype=torch.uint8))
     assert (len(cache), cache.num_bytes) == (0, 0)
 
 
 def test_a_picture_put_twice_counts_once():
-    cache = PictureCache(max_bytes=100)
+    cache = ImageCache(max_bytes=100)
     for _ in range(2):
         cache.put(("train", 0), torch.zeros(3, 2, 2, dtype=torch.uint8))
     assert cache.num_bytes == 12

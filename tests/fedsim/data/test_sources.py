@@ -55,10 +55,14 @@ def test_a_small_fraction_is_at_least_one_picture():
 @pytest.mark.parametrize(
     ("test", "auxiliary", "message"),
     [
-        (1.0, 0.0, r"data\.test_fraction=1\.0: a fraction"),
+        (1.0, 0.0, r"data\.test_fraction=1\.0: must be a fraction"),
         (-0.1, 0.0, r"data\.test_fraction=-0\.1"),
         (0.1, 2, r"data\.auxiliary_fraction=2"),
-        (0.5, 0.5, r"data\.test_fraction=0\.5: with auxiliary_fraction=0\.5 it must leave training pictures"),
+        (
+            0.5,
+            0.5,
+            r"data\.test_fraction=0\.5: must be so small that, with auxiliary_fraction=0\.5, training pictures are",
+        ),
     ],
 )
 def test_fractions_that_cannot_work(test, auxiliary, message):

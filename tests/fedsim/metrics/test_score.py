@@ -5,7 +5,7 @@ import torch
 from skimage.metrics import peak_signal_noise_ratio
 
 from fedsim.ground_truth import GroundTruth
-from fedsim.metrics import PSNR_CAP, ImageScore, score, score_labels, success_rate
+from fedsim.metrics import PSNR_CAP, score, score_labels
 
 
 @pytest.fixture
@@ -56,7 +56,6 @@ def test_images_alone(truth: GroundTruth) -> None:
     assert [row.label for row in scores] == [1, 1, 4]
     assert [row.label_recovered for row in scores] == [None] * 3
     assert score_labels(truth, None) is None
-    assert success_rate(scores, 20.0) == pytest.approx(1 / 3)
 
 
 def test_values_that_no_picture_has(truth: GroundTruth) -> None:
@@ -80,12 +79,6 @@ def test_eight_bit_forgives_what_a_file_cannot_hold(truth: GroundTruth) -> None:
 def test_another_shape_is_refused_with_both_shapes(truth: GroundTruth) -> None:
     with pytest.raises(ValueError, match=r"\(3, 4, 4\) for originals of \(3, 8, 8\)"):
         score(truth, torch.rand(3, 3, 4, 4), None)
-
-
-def test_success_counts_the_threshold_itself() -> None:
-    scores = [ImageScore("a", psnr=20.0), ImageScore("b", psnr=19.9), ImageScore("c")]
-    assert success_rate(scores, 20.0) == pytest.approx(1 / 3)
-    assert success_rate([], 20.0) is None
 
 
 def test_a_score_becomes_one_json_object(truth: GroundTruth) -> None:

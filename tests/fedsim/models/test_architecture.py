@@ -62,7 +62,7 @@ def test_wrappers_run_in_order():
         ({"kwargs": {"depht": 1}}, "timm refuses"),
         ({"kwargs": {"num_heads": 0}}, "timm refuses.*ZeroDivisionError"),
         ({"kwargs": {"norm_layer": "foo"}}, "timm refuses.*foo"),
-        ({"kwargs": {"in_chans": 1}}, r"model\.kwargs\.in_chans=1: 3"),
+        ({"kwargs": {"in_chans": 1}}, r"model\.kwargs\.in_chans=1: must be 3"),
     ],
 )
 def test_refusals(settings, words):
@@ -86,7 +86,9 @@ def test_checkpoints(tmp_path):
     torch.save({3: "no tensor"}, tmp_path / "other.pt")
     (tmp_path / "empty.safetensors").write_bytes(b"")
     for name in ("empty.pt", "cut.pt", "short.pt", "other.pt", "empty.safetensors"):
-        with pytest.raises(ConfigError, match=rf"model\.checkpoint=.*{name}: no state dict that fits the model: \S"):
+        with pytest.raises(
+            ConfigError, match=rf"model\.checkpoint=.*{name}: must be a state dict that fits the model: \S"
+        ):
             ModelSpec(SMALL.name, 5, 32, 8, checkpoint=str(tmp_path / name), kwargs={"depth": 1}).build(0)
 
 

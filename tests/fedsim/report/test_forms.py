@@ -7,7 +7,7 @@ import pytest
 
 from fedsim.report.compare.verdict import judge_defenses
 from fedsim.report.run.baseline import best_baseline
-from fedsim.report.run.leakage import summarise_leakage
+from fedsim.report.run.images.leakage import summarise_leakage
 from fedsim.report.run.read import read_run
 from fedsim.report.run.summary import leakage_by_round, psnr_values, summarise_attacks
 from fedsim.report.run.verdict import verdict

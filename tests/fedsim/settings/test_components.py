@@ -55,20 +55,23 @@ def test_settings_that_fit(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"size": "ten"}, "group.thing.size=ten: a whole number"),
-        ({"size": True}, "group.thing.size=True: a whole number"),
-        ({"size": 1.5}, "group.thing.size=1.5: a whole number"),
+        ({"size": "ten"}, "group.thing.size=ten: must be a whole number"),
+        ({"size": True}, "group.thing.size=True: must be a whole number"),
+        ({"size": 1.5}, "group.thing.size=1.5: must be a whole number"),
         ({}, "group.thing.size=: missing; it has no default"),
-        ({"size": 1, "limit": "much"}, "group.thing.limit=much: a number or null"),
-        ({"size": 1, "flag": "perhaps"}, "group.thing.flag=perhaps: true or false"),
-        ({"size": 1, "part": "l2"}, "group.thing.part=l2: a Part by its _target_ or null"),
+        ({"size": 1, "limit": "much"}, "group.thing.limit=much: must be a number or null"),
+        ({"size": 1, "flag": "perhaps"}, "group.thing.flag=perhaps: must be true or false"),
+        ({"size": 1, "part": "l2"}, "group.thing.part=l2: must be a Part by its _target_ or null"),
         ({"size": 1, "nmae": "b"}, "group.thing.nmae=b: there is no such setting. Did you mean 'name'?"),
-        ({"size": 10}, "group.thing.size=10: at most 9"),
-        ({"size": 1, "part": {"_target_": PART, "weight": "w"}}, "group.thing.part.weight=w: a number"),
-        ({"size": 1, "part": {"_target_": PART, "weight": -1.0}}, "group.thing.part.weight=-1.0: 0 or more"),
-        ({"size": 1, "parts": {"a": {"_target_": PART, "weight": -1.0}}}, "group.thing.parts.a.weight=-1.0: 0 or more"),
-        ({"size": 1, "anything": "boom"}, "group.thing=went off: settings that fit"),
-        ({"size": 1, "part": {"_target_": "no.such.Class"}}, "group.thing.part._target_=no.such.Class: a class"),
+        ({"size": 10}, "group.thing.size=10: must be at most 9"),
+        ({"size": 1, "part": {"_target_": PART, "weight": "w"}}, "group.thing.part.weight=w: must be a number"),
+        ({"size": 1, "part": {"_target_": PART, "weight": -1.0}}, "group.thing.part.weight=-1.0: must be 0 or more"),
+        (
+            {"size": 1, "parts": {"a": {"_target_": PART, "weight": -1.0}}},
+            "group.thing.parts.a.weight=-1.0: must be 0 or more",
+        ),
+        ({"size": 1, "anything": "boom"}, "group.thing=went off: must be settings that fit"),
+        ({"size": 1, "part": {"_target_": "no.such.Class"}}, "group.thing.part._target_=no.such.Class: must be a"),
     ],
 )
 def test_settings_that_do_not(settings: dict[str, Any], message: str) -> None:
@@ -78,5 +81,5 @@ def test_settings_that_do_not(settings: dict[str, Any], message: str) -> None:
 
 
 def test_another_class() -> None:
-    with pytest.raises(ConfigError, match=r"group\.thing\._target_=.*Part: a subclass of .*Thing"):
+    with pytest.raises(ConfigError, match=r"group\.thing\._target_=.*Part: must be a subclass of .*Thing"):
         build_component("group.thing", {"_target_": PART}, Thing)

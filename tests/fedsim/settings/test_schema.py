@@ -51,33 +51,45 @@ def test_every_setting_that_conf_has_is_needed(name, given):
         with pytest.raises(ConfigError, match=rf"^{key}=: missing; leave it as it is"):
             parse(KINDS[name], less)
         if isinstance(value, dict):
-            with pytest.raises(ConfigError, match=rf"^{key}=3: a group of settings: {key}\.NAME=VALUE"):
+            with pytest.raises(ConfigError, match=rf"^{key}=3: must be a group of settings: {key}\.NAME=VALUE"):
                 parse(KINDS[name], given(name) | {key: 3})
 
 
 @pytest.mark.parametrize(
     ("name", "group", "key", "value", "words"),
     [
-        ("run", "client", "batch_size", True, "client.batch_size=True: a whole number of at least 1"),
+        ("run", "client", "batch_size", True, "client.batch_size=True: must be a whole number of at least 1"),
         (
             "run",
             "client",
             "share",
             "delte",
-            "client.share=delte: one of gradient, delta, weights. Did you mean 'delta'?",
+            "client.share=delte: must be one of gradient, delta, weights. Did you mean 'delta'?",
         ),
-        ("run", "client", "training_mode", "yes", "client.training_mode=yes: true or false"),
-        ("run", "client", "label_smoothing", 1, "label_smoothing=1: a number of at least 0 and at most 0.999"),
-        ("run", "simulation", "workers", "none", "simulation.workers=none: a whole number of at least 1"),
-        ("run", "simulation", "attack_crews", {"x": {"cpus": 1}}, "attack_crews.x.cpus=1: one of .* Did you mean"),
-        ("run", "observe", "clients", [0, 40], r"observe.clients=\[0, 40\]: partition ids from 0 to 39; 40 is none"),
-        ("run", "ray", "address", "there", "ray.address=there: null, auto, HOST:PORT"),
-        ("audit", "audit", "select", "frist", "audit.select=frist: one of .* Did you mean 'first'?"),
-        ("audit", "simulation", "attack_workers", 2, "attack_workers=2: 1 in an audit: its workers attack too"),
-        ("audit", "simulation", "attack_crews", {"x": {"threads": 2}}, r"x.threads=2: left out: .* its like set them$"),
-        ("matrix", "matrix", "seeds", 0, "matrix.seeds=0: a whole number of at least 1"),
+        ("run", "client", "training_mode", "yes", "client.training_mode=yes: must be true or false"),
+        ("run", "client", "label_smoothing", 1, "label_smoothing=1: must be a number of at least 0 and at most 0.999"),
+        ("run", "simulation", "workers", "none", "simulation.workers=none: must be a whole number of at least 1"),
+        (
+            "run",
+            "simulation",
+            "attack_crews",
+            {"x": {"cpus": 1}},
+            "attack_crews.x.cpus=1: must be one of .* Did you mean",
+        ),
+        (
+            "run",
+            "observe",
+            "clients",
+            [0, 40],
+            r"observe.clients=\[0, 40\]: must be partition ids from 0 to 39; 40 is none",
+        ),
+        ("run", "ray", "address", "there", "ray.address=there: must be null, auto, HOST:PORT"),
+        ("audit", "audit", "select", "frist", "audit.select=frist: must be one of .* Did you mean 'first'?"),
+        ("audit", "simulation", "attack_workers", 2, "attack_workers=2: must be 1 in an audit: its workers attack too"),
+        ("audit", "simulation", "attack_crews", {"x": {"threads": 2}}, r"x.threads=2: must be left out: .* its like"),
+        ("matrix", "matrix", "seeds", 0, "matrix.seeds=0: must be a whole number of at least 1"),
         ("measure", "measure", "ratios", [2], "numbers from 0 to 1"),
-        ("prior", "prior", "exclude_classes", "cat", "prior.exclude_classes=cat: a list of names"),
+        ("prior", "prior", "exclude_classes", "cat", "prior.exclude_classes=cat: must be a list of names"),
     ],
 )
 def test_what_cannot_be_is_one_line_with_what_would_be_right(given, name, group, key, value, words):

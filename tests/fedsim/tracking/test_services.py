@@ -40,7 +40,7 @@ def test_a_run_is_found_again(tmp_path):
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"id": 3}', "{"])
 def test_a_damaged_name_of_a_run_is_refused(tmp_path, content):
     (tmp_path / "run.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"run\.json: a file that names a run"):
+    with pytest.raises(ConfigError, match=r"run\.json: must be a file that names a run"):
         kept_run(tmp_path)
 
 

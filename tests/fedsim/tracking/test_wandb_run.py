@@ -58,5 +58,5 @@ def test_a_resumed_run_is_the_same_run_and_its_rows_replace_those_after_the_resu
 
 
 def test_other_modes_are_refused(root):
-    with pytest.raises(ConfigError, match=r"tracker\.wandb\.mode=shared: one of offline, online"):
+    with pytest.raises(ConfigError, match=r"tracker\.wandb\.mode=shared: must be one of offline, online"):
         WeightsAndBiases(str(root / "wandb"), mode="shared")

@@ -29,7 +29,7 @@ def test_defense():
     check_identity(RandomMask(1.0).transform_update)
     check_effect(RandomMask(0.5).transform_update)
     check_replay(RandomMask(0.5).transform_update, random=True)
-    with pytest.raises(ConfigError, match="keep=0: more than 0"):
+    with pytest.raises(ConfigError, match="keep=0: must be more than 0"):
         RandomMask(0)
 
 
@@ -65,5 +65,5 @@ def test_data():
     check_source(Shapes(count=40))
     shapes = Shapes(count=40, seed=1).load()
     assert shapes.train["label"][:] != Shapes(count=40).load().train["label"][:]
-    with pytest.raises(ConfigError, match="count=3: at least 4"):
+    with pytest.raises(ConfigError, match="count=3: must be at least 4"):
         Shapes(count=3).load()

@@ -168,7 +168,9 @@ def test_a_number_of_sums_is_observed_and_single_clients_are_refused(federate):
     seen = []
     federation.start(federation.observed(seen, observing(clients=2), sums=Sums(clients=2)), num_rounds=1)
     assert [observation.client for observation, _ in seen] == [0, 2]
-    with pytest.raises(ConfigError, match=r"observe\.clients=\[3\]: a number of sums, or all: .* no single client"):
+    with pytest.raises(
+        ConfigError, match=r"observe\.clients=\[3\]: must be a number of sums, or all: .* no single client"
+    ):
         federation.observed([], observing(clients=[3]), sums=Sums(clients=2))
 
 

@@ -128,7 +128,7 @@ def test_a_failure_names_its_unit(tmp_path):
     def asked(kind):
         return [Unit(key, {"kind": kind}, tmp_path, 1, "cpu") for key in "abc"]
 
-    with pytest.raises(RunError, match="b: --x=1: 2"):
+    with pytest.raises(RunError, match="b: --x=1: must be 2"):
         carry_out(asked("setting"), broken, options(tmp_path), {})
     with pytest.raises(TypeError) as caught:
         carry_out(asked("fault"), broken, options(tmp_path), {})

@@ -2,13 +2,11 @@
 
 import csv
 import json
-import pickle
 
 import pytest
 import torch
 from PIL import Image
 
-from experiments.studies.mjp_table5 import job as table5_job
 from experiments.studies.mjp_table5 import study as mjp_table5
 from experiments.studies.mjp_table5.rows import PAPER
 from fedsim.metrics.image import PSNR_CAP
@@ -19,12 +17,17 @@ from fedsim.models import ModelSpec
 def figure_of_the_whole_table_alone(request, monkeypatch):
     """The one test that looks at it."""
     if request.node.name != "test_the_whole_table":
-        monkeypatch.setattr(mjp_table5, "write_figure", lambda *arguments: None)
+        monkeypatch.setattr(mjp_table5, "write_figure", lambda *arguments: False)
 
 
 def lines_of(out):
     with (out / "table5.csv").open() as file:
         return list(csv.DictReader(file))
+
+
+def entries_of(out):
+    lines = (out / "results.jsonl").read_text().splitlines()
+    return [entry for line in lines for entry in json.loads(line)["entries"]]
 
 
 def psnr(lines, row, attack):
@@ -53,8 +56,9 @@ def test_the_whole_table(table5, tmp_path):
     ssim = {(line["row"], line["attack"]): float(line["ssim"]) for line in lines if line["ssim"]}
     assert ssim["mjp.b", "adaptive"] > ssim["mjp.c", "adaptive"]
     assert all(line["acc"] == "" for line in lines)
-    text = (tmp_path / "out" / "table5.md").read_text()
+    text = (tmp_path / "out" / "mjp_table5.md").read_text()
     assert text in printed
+    assert "experiments.studies.mjp_table5 --pictures DIR --out DIR --count 2 --ratio 0.2" in text
     assert "| 0.1055 | 0.0166 | 11.52 |" in text
     assert "acc is empty" in text
     assert "the others leave it in" in text
@@ -65,7 +69,7 @@ def test_the_whole_table(table5, tmp_path):
 def test_the_same_pictures_before_every_attack(table5, tmp_path):
     """x̃ is drawn by client, not by case: masks of all models are the same."""
     assert table5("--count", "2", "--ratio", "0.5", "--rows", "mjp.b", "deit_s.b")[0] == 0
-    entries = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    entries = entries_of(tmp_path / "out")
     for number in (0, 1):
         assert len({entry["masked"] for entry in entries if entry["number"] == number}) == 1
     stored = tmp_path / "out" / "pictures"
@@ -77,36 +81,43 @@ def test_the_same_pictures_before_every_attack(table5, tmp_path):
             assert own.tobytes() != seen.tobytes()
 
 
-def test_another_defense_wants_another_folder(table5, tmp_path):
+def test_results_of_another_defense_are_not_taken(table5, tmp_path, monkeypatch):
     rows = ["--rows", "mjp.b", "--ratio", "0.5", "--count", "1"]
     assert table5(*rows)[0] == 0
-    assert " on " in (tmp_path / "out" / "table5.md").read_text().splitlines()[0]  # commit … on … CPU cores
-    for settings in (tmp_path / "out" / "cases").glob("*mjp*.json"):
-        settings.write_text(settings.read_text().replace('"ratio": 0.5', '"ratio": 0.4'))
-    code, _, err = table5(*rows)
-    assert code == 2
-    assert "other settings" in err
+    assert " on " in (tmp_path / "out" / "mjp_table5.md").read_text()  # commit … on … CPU cores
+    compose = mjp_table5.config_of
+
+    def smoother(*arguments):
+        config = compose(*arguments)
+        config["defense"]["mjp"]["min_block"] = 1
+        return config
+
+    monkeypatch.setattr(mjp_table5, "config_of", smoother)
+    before = len(entries_of(tmp_path / "out"))
+    assert table5(*rows)[0] == 0
+    assert len(entries_of(tmp_path / "out")) == 2 * before
 
 
 def test_goes_on_where_it_was_killed(table5, tmp_path, monkeypatch):
+    monkeypatch.setattr(mjp_table5, "CHUNK", 1)
     rows = ["--rows", "deit_s.a", "mjp.a", "--ratio", "0.5"]
     assert table5("--count", "2", *rows)[0] == 0
     results, whole = tmp_path / "out" / "results.jsonl", (tmp_path / "out" / "table5.csv").read_bytes()
     kept = results.read_text().splitlines(keepends=True)
-    results.write_text("".join(kept[:7]) + kept[7][:20])
-    run, again = mjp_table5.results, []
+    results.write_text("".join(kept[:2]) + kept[2][:20])
+    run, again = mjp_table5.work, []
 
     def counted(unit):
-        again.extend((unit.case.name, victim.number, victim.attacks) for victim in unit.victims)
+        again.append((unit.settings["case"].name, unit.settings["victims"][0][0]))
         return run(unit)
 
-    monkeypatch.setattr(mjp_table5, "results", counted)
+    monkeypatch.setattr(mjp_table5, "work", counted)
     assert table5("--count", "2", *rows)[0] == 0
     assert (tmp_path / "out" / "table5.csv").read_bytes() == whole
-    assert sum(len(attacks) for _, _, attacks in again) == len(kept) - 7
+    assert len(again) == len(kept) - 2
     again.clear()
     assert table5("--count", "3", *rows)[0] == 0
-    assert {number for _, number, _ in again} == {2}
+    assert {number for _, number in again} == {2}
     assert all(line["pictures"] == "3" for line in lines_of(tmp_path / "out"))
 
 
@@ -122,24 +133,8 @@ def test_other_attacks_settings_are_no_results_of_this_table(table5, tmp_path):
     assert "attack.patch_gradient.localisation=None there, keep now" in " ".join(err.split())
 
 
-def test_refusals_are_not_repeated_without_end(table5, tmp_path):
-    assert table5("--count", "5", "--rows", "no_pe.a", "deit_s.a")[0] == 0
-    entries = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
-    refused = [entry for entry in entries if entry["status"] == "refused"]
-    assert len(refused) == 2 * table5_job.ENOUGH_REFUSALS
-    assert len(entries) - len(refused) == 2 * 5
-
-
-def test_units_travel_to_other_processes(table5, monkeypatch, tmp_path):
-    travelled = []
-
-    def elsewhere(unit):
-        travelled.append(pickle.loads(pickle.dumps(unit)))
-        return mjp_table5.run_unit(travelled[-1])
-
-    monkeypatch.setattr(mjp_table5, "results", elsewhere)
-    assert table5("--count", "1", "--rows", "baseline*", "mjp.c", "--ratio", "0.5")[0] == 0
-    assert len(travelled) == 3
+def test_units_travel_to_other_processes(table5, tmp_path):
+    assert table5("--count", "1", "--rows", "baseline*", "mjp.c", "--ratio", "0.5", "--workers", "2")[0] == 0
     assert psnr(lines_of(tmp_path / "out"), "baseline.a", "mean_picture") > 5
 
 
@@ -164,7 +159,7 @@ def test_trained_weights_give_an_accuracy(table5, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--rows", "vit_l.a"], "--rows=vit_l.a: globs on vit_s.a"),
+        (["--rows", "vit_l.a"], "--rows=vit_l.a: must be globs on vit_s.a"),
         (["--count", "0"], "--count=0"),
         (["--count", "7"], "at most 6"),
         (["--ratio", "1"], "--ratio=1.0"),

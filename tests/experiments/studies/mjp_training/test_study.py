@@ -237,7 +237,10 @@ def test_other_masks_want_another_folder(done, pictures, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "part"),
-    [(["--variants", "K"], "--variants=K: globs on A, B, C"), (["--pictures", "nowhere"], "--pictures=nowhere")],
+    [
+        (["--variants", "K"], "--variants=K: must be globs on A, B, C"),
+        (["--pictures", "nowhere"], "--pictures=nowhere"),
+    ],
 )
 def test_one_clear_line(pictures, tmp_path, capsys, arguments, part):
     assert call(pictures, tmp_path, *arguments) == 2

@@ -18,10 +18,10 @@ def test_first_block_has_neither_norm_nor_residual():
 @pytest.mark.parametrize(
     ("name", "kwargs", "words"),
     [
-        ("resnet18", {}, "a timm VisionTransformer is needed, not ResNet"),
-        ("vit_small_patch16_rope_ape_224", {"depth": 1}, "a timm VisionTransformer is needed, not Eva"),
+        ("resnet18", {}, "a timm VisionTransformer, not ResNet"),
+        ("vit_small_patch16_rope_ape_224", {"depth": 1}, "a timm VisionTransformer, not Eva"),
         ("vit_base_patch16_clip_224", {"depth": 1}, "norm_pre"),
-        ("vit_base_patch16_rpn_224", {"depth": 1}, "pre-norm blocks are needed, not ResPostBlock"),
+        ("vit_base_patch16_rpn_224", {"depth": 1}, "of pre-norm blocks, not ResPostBlock"),
     ],
 )
 def test_refuses_what_it_cannot_change(name, kwargs, words):

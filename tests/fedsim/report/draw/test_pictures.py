@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
-from fedsim.report.draw.pictures import LARGEST_PNG, embed_picture, path_inside, save_png
+from fedsim.report.draw.pictures import LARGEST_PNG, embed_image, path_inside, save_png
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -57,7 +57,7 @@ def test_names_that_leave_the_folder_are_refused(name: str | None, tmp_path: Pat
     (folder / "link.png").symlink_to(tmp_path / "outside.png")
     (folder / "loop.png").symlink_to(folder / "loop.png")
     assert path_inside(folder, name) is None
-    assert embed_picture(folder, name) is None
+    assert embed_image(folder, name) is None
     if name and name.startswith("/"):
         absolute = str(tmp_path / "outside.png")
         assert path_inside(folder, absolute) is None
@@ -65,7 +65,7 @@ def test_names_that_leave_the_folder_are_refused(name: str | None, tmp_path: Pat
 
 def test_a_small_picture_is_embedded_as_it_is(tmp_path: Path) -> None:
     save_png(torch.rand(1, 8, 8), tmp_path / "a.png")
-    shown = embed_picture(tmp_path, "a.png")
+    shown = embed_image(tmp_path, "a.png")
     assert shown is not None
     assert shown.tiny
     assert (shown.width, shown.height) == (8, 8)
@@ -77,7 +77,7 @@ def test_a_small_picture_is_embedded_as_it_is(tmp_path: Path) -> None:
 def test_a_large_picture_is_embedded_smaller(tmp_path: Path) -> None:
     save_png(torch.rand(3, 300, 400), tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > LARGEST_PNG
-    shown = embed_picture(tmp_path, "a.png")
+    shown = embed_image(tmp_path, "a.png")
     assert shown is not None
     assert not shown.tiny
     prefix, content = shown.uri.split(",")
@@ -89,7 +89,7 @@ def test_a_large_picture_is_embedded_smaller(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"<script>alert(1)</script>", b"\x89PNG\r\n\x1a\n" + b"\0" * 40])
 def test_what_is_no_picture_is_left_out(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(content)
-    assert embed_picture(tmp_path, "a.png") is None
+    assert embed_image(tmp_path, "a.png") is None
 
 
 def test_a_truncated_picture_is_left_out(tmp_path: Path) -> None:
@@ -97,4 +97,4 @@ def test_a_truncated_picture_is_left_out(tmp_path: Path) -> None:
         save_png(torch.rand(3, side, side), tmp_path / "a.png")
         content = (tmp_path / "a.png").read_bytes()
         (tmp_path / "a.png").write_bytes(content[: len(content) // 2])
-        assert embed_picture(tmp_path, "a.png") is None
+        assert embed_image(tmp_path, "a.png") is None

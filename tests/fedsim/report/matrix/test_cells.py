@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedsim.report.matrix.cells import MatrixCell, MatrixRow, RowState, pareto_front, with_front
-from fedsim.report.run.counts import Counts
+from fedsim.report.run.images.counts import Counts
 
 
 def cell(leakage, attack="x", state="initial", status="done", **values):

@@ -14,7 +14,7 @@ from PIL import Image
 from fedsim.report.matrix.cells import Matrix, MatrixCell, MatrixColumn, MatrixRow, RowState, with_front
 from fedsim.report.matrix.files import COLUMNS, build_matrix_report, write_matrix
 from fedsim.report.matrix.wording import leakage_level
-from fedsim.report.run.counts import Counts
+from fedsim.report.run.images.counts import Counts
 from fedsim.report.thresholds import EXACT
 
 pytestmark = pytest.mark.usefixtures("drawn_once")

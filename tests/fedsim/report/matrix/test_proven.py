@@ -5,7 +5,7 @@ import pytest
 from fedsim.bounds.robustness import blow_up
 from fedsim.report.matrix.cells import Matrix, MatrixCell, MatrixColumn, MatrixRow
 from fedsim.report.matrix.verdict import verdicts
-from fedsim.report.run.counts import Counts
+from fedsim.report.run.images.counts import Counts
 
 
 def row(mu, certified=0, ended=1, **measured):

@@ -6,7 +6,7 @@ import pytest
 
 from fedsim.report.matrix.read import BASELINE, read_cells, read_counts, read_training
 from fedsim.report.matrix.wording import cell_level, cell_story, cell_text
-from fedsim.report.run.counts import Counts
+from fedsim.report.run.images.counts import Counts
 from fedsim.report.run.read import read_run
 from fedsim.report.run.verdict import verdict
 from fedsim.report.thresholds import EXACT

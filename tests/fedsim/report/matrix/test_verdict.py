@@ -8,7 +8,7 @@ import pytest
 from fedsim.report.matrix.cells import Matrix, MatrixCell, MatrixColumn, MatrixRow, RowState
 from fedsim.report.matrix.verdict import difference, resolution, standard_error, verdicts, why_unplaced
 from fedsim.report.matrix.wording import few
-from fedsim.report.run.counts import Counts
+from fedsim.report.run.images.counts import Counts
 
 
 def row(name, accuracies, leakage, batch=1, recognised=0.0, status="done", **values):

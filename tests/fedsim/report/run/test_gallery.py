@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsim.report.draw.pictures import embed_picture, embed_thumbnail, save_png
+from fedsim.report.draw.pictures import embed_image, embed_thumbnail, save_png
 from fedsim.report.run.gallery import build_gallery
 from fedsim.report.run.read import read_run
 
@@ -68,7 +68,7 @@ def test_what_is_not_shown_is_held_as_thumbnails(crowded: Any, held: int, left_o
 def test_thumbnails_are_small(tmp_path: Path) -> None:
     noise = torch.rand(3, 224, 224, generator=torch.Generator().manual_seed(0))
     save_png(noise, tmp_path / "a.png")
-    whole, small = embed_picture(tmp_path, "a.png"), embed_thumbnail(tmp_path, "a.png")
+    whole, small = embed_image(tmp_path, "a.png"), embed_thumbnail(tmp_path, "a.png")
     assert whole is not None
     assert small is not None
     assert (small.width, small.height) == (224, 224)
@@ -76,7 +76,7 @@ def test_thumbnails_are_small(tmp_path: Path) -> None:
     assert picture.size == (72, 72)
     assert len(small.uri) < len(whole.uri) / 5
     save_png(noise[:, :32, :32], tmp_path / "b.png")
-    assert embed_thumbnail(tmp_path, "b.png") == embed_picture(tmp_path, "b.png")
+    assert embed_thumbnail(tmp_path, "b.png") == embed_image(tmp_path, "b.png")
 
 
 def test_the_best_is_what_gives_most_away_of_the_clients_own_picture(

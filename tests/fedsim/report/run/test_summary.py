@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fedsim.report.run.certificates import Certificates, certificates
-from fedsim.report.run.leakage import summarise_leakage
+from fedsim.report.run.images.leakage import summarise_leakage
 from fedsim.report.run.read import read_run
 from fedsim.report.run.summary import (
     attack_failures,

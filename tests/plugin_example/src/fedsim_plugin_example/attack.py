@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from attacks.analytic.fc_bias import picture_layer
+from attacks.analytic.fc_bias import image_layer
 from attacks.base import Attack, Bound, Certificate, Needs, NotApplicable, Reconstruction
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from fedsim.errors import ConfigError
@@ -36,7 +36,7 @@ class BiasRows(Attack):
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable where no layer with a bias reads the picture, or its gradient was withheld."""
-        layer = picture_layer(observation)
+        layer = image_layer(observation)
         weight_grad, bias_grad = (_gradient(observation, f"{layer}.{part}").to(device) for part in ("weight", "bias"))
         copies = copies_of_input(weight_grad, bias_grad).reshape(-1, *observation.image_shape)
         copies = observation.to_unit_range(copies)
@@ -45,7 +45,7 @@ class BiasRows(Attack):
 
     def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
         assert result.images is not None
-        layer = picture_layer(observation)
+        layer = image_layer(observation)
         shared, once_more = (
             LinearSystem(_gradient(one, f"{layer}.bias")[None], _gradient(one, f"{layer}.weight"))
             for one in (observation, again)

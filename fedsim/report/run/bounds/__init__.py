@@ -1,0 +1,1 @@
+"""What stands beside the attacks: read, over the rounds of a run, and as a section of the page."""

@@ -1,0 +1,68 @@
+"""Reconstruction robustness of a federated run: γ of the client that released most, round by round."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedsim.bounds.privacy import MU, RELEASES
+from fedsim.bounds.robustness import KAPPAS, GaussianDP, blow_up
+from fedsim.bounds.robustness_wording import lasting, probability, theorem_sentence
+from fedsim.report.run.bounds.records import BoundRecord
+from fedsim.report.run.values import number
+
+ROWS = 8
+"""Of the table: the first rounds, the last, and some between."""
+
+
+@dataclass(frozen=True)
+class Released:
+    """By one defense, the largest of any client up to a round: μ, and over how many releases."""
+
+    defense: str
+    mu: float
+    releases: int
+
+
+def released(row: Mapping[str, Any]) -> Released | None:
+    """By the strongest defense in a line of `metrics.jsonl`; None where none proves anything."""
+    found = []
+    for name, value in row.items():
+        defense = name.removesuffix(f"_{MU}")
+        mu, releases = number(value), number(row.get(f"{defense}_{RELEASES}"))
+        if defense != name and mu is not None and mu > 0 and releases is not None and releases >= 1:
+            found.append(Released(defense, mu, int(releases)))
+    return min(found, key=lambda one: one.mu, default=None)
+
+
+def over_rounds(rounds: Sequence[tuple[int, Released | None]]) -> list[BoundRecord]:
+    """One theorem of the whole run, with γ after each of some rounds; none where the last round has none."""
+    told = [(number, one) for number, one in rounds if one is not None]
+    if not told or rounds[-1][1] is None:
+        return []
+    last = told[-1][1]
+    because = f"{last.defense} clips what it adds noise to; of all clients the one that released most"
+    proven = GaussianDP(last.mu, last.releases, "image", 0.0, because)
+    rows = [
+        (str(number), f"{one.releases:,}", f"{one.mu:.3g}", *(probability(blow_up(kappa, one.mu)) for kappa in KAPPAS))
+        for number, one in _some(told)
+    ]
+    header = ("round", "releases", "μ", *(f"γ at κ = {kappa:g}" for kappa in KAPPAS))
+    return [
+        BoundRecord(
+            "reconstruction_robustness",
+            "theorem",
+            "done",
+            sentence=theorem_sentence(proven),
+            note=lasting(proven),
+            header=header,
+            rows=tuple(rows),
+            mu=last.mu,
+            releases=last.releases,
+        )
+    ]
+
+
+def _some(told: Sequence[tuple[int, Released]]) -> list[tuple[int, Released]]:
+    if len(told) <= ROWS:
+        return list(told)
+    return [told[round(place * (len(told) - 1) / (ROWS - 1))] for place in range(ROWS)]

@@ -1,0 +1,127 @@
+"""What stands beside the attacks in `bounds.jsonl`, read tolerantly; and whether a theorem makes the run proven."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsim.bounds.robustness import PROVEN_GAMMA, PROVEN_KAPPA, blow_up
+from fedsim.report.run.values import items, number, whole
+
+HEADINGS = {
+    "theorem": (
+        "Theorems",
+        "They hold for every attacker, whatever else is known, under what each sentence says, and for nothing else.",
+    ),
+    "reference": (
+        "References",
+        "What a Gaussian model of images alone would leave. Real images are none: who knows more may pass it.",
+    ),
+    "local fact": (
+        "Local facts",
+        "About these images and those close by. They prove no protection, and promise no attack.",
+    ),
+    "test": (
+        "Tests of the mechanism",
+        "Whether a private defense keeps what it claims. A test that finds nothing proves nothing.",
+    ),
+}
+"""By kind, in the order of the page; kinds never share a table."""
+
+
+@dataclass(frozen=True)
+class PanelRecord:
+    """One image of a strip, by the name of its file, and the words below it."""
+
+    image: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class BoundRecord:
+    """One line of `bounds.jsonl`.
+
+    Attributes:
+        status: `done`, `refused` or `failed`; the reason of the last two.
+        sentence: with its assumption; `note`: what follows for whoever reads on.
+        mu, releases, unit: of the theorem that a defense may be proven by; None where it is none.
+        strips: a name and its images.
+    """
+
+    bound: str
+    kind: str
+    status: str
+    reason: str = ""
+    sentence: str = ""
+    note: str = ""
+    header: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    strips: tuple[tuple[str, tuple[PanelRecord, ...]], ...] = ()
+    values: Mapping[str, float] = field(default_factory=dict)
+    mu: float | None = None
+    releases: int | None = None
+    seconds: float | None = None
+
+    @property
+    def proves(self) -> bool:
+        """Reconstruction robustness with a γ that is small enough, counted anew from μ."""
+        theorem = self.status == "done" and self.kind == "theorem" and self.mu is not None and self.mu >= 0
+        return theorem and self.mu is not None and blow_up(PROVEN_KAPPA, self.mu) <= PROVEN_GAMMA
+
+    @property
+    def finds_fault(self) -> bool:
+        """A test that found a mechanism broken."""
+        return self.status == "done" and self.kind == "test" and bool(self.values.get("broken"))
+
+
+def bound_record(row: Mapping[str, Any]) -> BoundRecord | None:
+    """None for a line that names no bound, or one of a kind that there is not."""
+    name, kind = row.get("bound"), row.get("kind")
+    if not isinstance(name, str) or kind not in HEADINGS:
+        return None
+    proof = row.get("proof")
+    proof = proof if isinstance(proof, Mapping) else {}
+    return BoundRecord(
+        bound=name,
+        kind=str(kind),
+        status=str(row.get("status") or "failed"),
+        reason=str(row.get("reason") or ""),
+        sentence=str(row.get("sentence") or ""),
+        note=str(row.get("note") or ""),
+        header=tuple(map(str, items(row.get("header")))),
+        rows=tuple(tuple(map(str, items(one))) for one in items(row.get("rows"))),
+        strips=tuple(_strip(one) for one in items(row.get("strips")) if isinstance(one, Mapping)),
+        values=_numbers(row.get("values")),
+        mu=number(proof.get("mu")),
+        releases=whole(proof.get("releases")),
+        seconds=number(row.get("seconds")),
+    )
+
+
+def proof_of(bounds: Sequence[BoundRecord]) -> BoundRecord | None:
+    """The theorem that makes a run proven; None without one, and where a test found the mechanism broken."""
+    if any(record.finds_fault for record in bounds):
+        return None
+    return next((record for record in bounds if record.proves), None)
+
+
+def cautions(bounds: Sequence[BoundRecord], broken: bool) -> list[str]:
+    """Where a theorem and what was found do not go together."""
+    told = [f"{one.bound} found a fault: {one.sentence}" for one in bounds if one.finds_fault]
+    if broken and (proof := proof_of(bounds)) is not None:
+        told.append(
+            f"A theorem says that this is improbable ({proof.bound}): the mechanism is not as its settings say, or "
+            "the images were easy to guess before."
+        )
+    return told
+
+
+def _strip(row: Mapping[str, Any]) -> tuple[str, tuple[PanelRecord, ...]]:
+    panels = [one for one in items(row.get("panels")) if isinstance(one, Mapping)]
+    return str(row.get("name") or "?"), tuple(
+        PanelRecord(str(one.get("image") or ""), str(one.get("caption") or "")) for one in panels
+    )
+
+
+def _numbers(value: object) -> dict[str, float]:
+    found = {str(name): number(one) for name, one in value.items()} if isinstance(value, Mapping) else {}
+    return {name: one for name, one in found.items() if one is not None}

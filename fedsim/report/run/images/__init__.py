@@ -1,0 +1,1 @@
+"""Different images, and what the attacks took of each."""

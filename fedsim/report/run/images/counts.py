@@ -1,0 +1,147 @@
+"""Different images, and what the attacks took of them: the counts that every level comes from. No wording.
+
+A run's report, a comparison and a matrix count with `count_images`, so that one and the same folder has one level.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from fedsim.report.level import Level, level
+from fedsim.report.run.images.same import Key, Made, named, same_images
+from fedsim.report.run.records import AttackRecord, ImageRecord
+
+
+@dataclass(frozen=True)
+class Counts:
+    """An image that several updates were made of counts once, by its best result in any of them.
+
+    Attributes:
+        certified: those that an attack vouches for, and that are not known to be wrong.
+        recognisable: those that can be recognised, as the client's own or as the model saw them.
+        guessed: those that an answer without the update makes recognisable, by the same bar.
+        images: those on which an attack ended; one that was only refused, or only failed, was not tested.
+        ended: attacks that came to an end with an image to judge, each update by itself.
+        as_seen: of the recognisable ones those that are it as the model saw them alone, changed by a defense.
+        refused, failed: further images, on which attacks refused and none ended, and on which they only failed.
+        unheld: recognisable ones for which no guess was recorded: chance cannot be told on them.
+        guess_known: a guess was recorded for each.
+    """
+
+    certified: int = 0
+    recognisable: int = 0
+    guessed: int = 0
+    images: int = 0
+    ended: int = 0
+    as_seen: int = 0
+    refused: int = 0
+    failed: int = 0
+    unheld: int = 0
+    guess_known: bool = True
+
+    @property
+    def own(self) -> int:
+        """Those that can be recognised as the client's own."""
+        return self.recognisable - self.as_seen
+
+    @property
+    def level(self) -> Level:
+        guessed = min(self.guessed + self.unheld, self.images)
+        return level(self.certified, self.recognisable, guessed, self.images, self.ended)
+
+
+def count_images(
+    records: Iterable[AttackRecord],
+    without: Iterable[AttackRecord] = (),
+    labels: AbstractSet[str] = frozenset(),
+) -> Counts:
+    """Over all of these attacks.
+
+    Args:
+        records: of attacks that read what was shared.
+        without: of attacks on the same updates that read nothing of them.
+        labels: names of attacks on labels alone, which say nothing about images.
+    """
+    tried, without = on_images(records, labels), tuple(without)
+    known = named([*tried, *without])
+    names = same_images(known).names
+    found = rebuilt(tried)
+
+    def different(keys: Iterable[Key]) -> set[object]:
+        return {names[key] for key in keys}
+
+    own, seen = recognised(found)
+    sure = {key for key, made in found.items() if any(_vouches(record, image) for record, image in made)}
+    guessed = {key for key, made in rebuilt(without).items() if any(one.recognisable or one.as_seen for _, one in made)}
+    ended = [record for record in tried if record.status == "done"]
+    refused = [record for record in tried if record.status == "refused"]
+    tested, beyond = _observed(ended, names)
+    declined, beyond_declined = _observed(refused, names)
+    every, beyond_every = _observed(tried, names)
+    return Counts(
+        certified=len(different(sure)),
+        recognisable=len(different(own | seen)),
+        guessed=len(different(guessed) & tested),
+        images=len(tested) + sum(beyond.values()),
+        ended=sum(any(_judged(record, image) for image in record.images) for record in ended),
+        as_seen=len(different(seen) - different(own)),
+        refused=len(declined - tested) + _beside(beyond_declined, beyond),
+        failed=len(every - tested - declined) + _beside(beyond_every, beyond | beyond_declined),
+        unheld=len(different(key for key in own | seen if known[key][1].guess_psnr is None)),
+        guess_known=all(
+            known[one.observation, source][1].guess_psnr is not None for one in ended for source in one.forms
+        ),
+    )
+
+
+def on_images(records: Iterable[AttackRecord], labels: AbstractSet[str]) -> list[AttackRecord]:
+    """Records of attacks that are after images."""
+    return [record for record in records if record.attack not in labels and not record.only_labels]
+
+
+def rebuilt(records: Iterable[AttackRecord]) -> dict[Key, list[Made]]:
+    """All that attacks which came to an end made of each image, in each form in which the model saw it."""
+    result: dict[Key, list[Made]] = {}
+    for record in records:
+        for source, images in record.forms.items() if record.status == "done" else ():
+            made = [(record, image) for image in images if image.rebuilt]
+            if made:
+                result.setdefault((record.observation, source), []).extend(made)
+    return result
+
+
+def recognised(found: Mapping[Key, Sequence[Made]]) -> tuple[set[Key], set[Key]]:
+    """Images that can be recognised as the client's own, and the others that can be as the model saw them."""
+    own = {key for key, made in found.items() if any(image.recognisable for _, image in made)}
+    return own, {key for key, made in found.items() if any(image.as_seen for _, image in made)} - own
+
+
+def sizes(records: Iterable[AttackRecord]) -> dict[str, int]:
+    """Private images behind each update."""
+    result: dict[str, int] = {}
+    for record in records:
+        result[record.observation] = max(result.get(record.observation, 0), record.batch_size)
+    return result
+
+
+def _observed(records: Sequence[AttackRecord], names: Mapping[Key, object]) -> tuple[set[object], dict[str, int]]:
+    """The different images behind these updates, and how many more each update holds than are listed."""
+    listed = Counter(observation for observation, _ in names)
+    found = {names[record.observation, source] for record in records for source in record.forms}
+    return found, {update: max(0, size - listed[update]) for update, size in sizes(records).items()}
+
+
+def _beside(more: Mapping[str, int], counted: Mapping[str, int]) -> int:
+    return sum(number for update, number in more.items() if update not in counted)
+
+
+def _judged(record: AttackRecord, image: ImageRecord) -> bool:
+    """Whether there is an image, and something to tell by what it is worth."""
+    return image.rebuilt and (image.leaked is not None or _vouches(record, image))
+
+
+def _vouches(record: AttackRecord, image: ImageRecord) -> bool:
+    """One image that is known to be wrong takes its whole certificate away; what was not compared proves nothing."""
+    known = image.psnr is not None or not record.scored
+    return record.certified and known and not record.wrongly_certified
