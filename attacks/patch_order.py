@@ -26,11 +26,12 @@ def expected_places(
     factor = torch.linalg.cholesky(covariances)
     whitened = torch.linalg.solve_triangular(factor, apart.transpose(1, 2), upper=False)
     volume = 2.0 * factor.diagonal(dim1=1, dim2=2).log().sum(dim=1)
-    likelihood = -0.5 * (whitened.square().sum(dim=1) + volume[:, None])
+    likelihood: Tensor = -0.5 * (whitened.square().sum(dim=1) + volume[:, None])
     for _ in range(ROUNDS):
         likelihood = likelihood - likelihood.logsumexp(dim=0, keepdim=True)
         likelihood = likelihood - likelihood.logsumexp(dim=1, keepdim=True)
-    return likelihood.exp()
+    found: Tensor = likelihood.exp()
+    return found
 
 
 def expected_image(observation: Observation, image: Float[Tensor, "1 c h w"]) -> Float[Tensor, "1 c h w"]:
@@ -45,5 +46,4 @@ def expected_image(observation: Observation, image: Float[Tensor, "1 c h w"]) ->
     apart = torch.stack([patchify(one[None], patch) for one in draws]) - mean
     covariances = torch.einsum("knp,knq->npq", apart, apart) / DRAWS + RIDGE * torch.eye(mean.shape[1]).double()
     patches = patchify(image.double().cpu(), patch)
-    found: Tensor = unpatchify(expected_places(patches, mean, covariances) @ patches, grid, patch).to(image)
-    return found
+    return unpatchify(expected_places(patches, mean, covariances) @ patches, grid, patch).to(image)

@@ -86,7 +86,7 @@ def test_on_disk_and_back(finetune, model, images, tmp_path):
 def test_what_is_no_recipe_is_refused(model, images):
     with pytest.raises(ConfigError, match=r"finetune=haed: .*Did you mean 'head'"):
         fedsim.observe(model, images, LABELS, finetune="haed")
-    with pytest.raises(ConfigError, match=r"finetune\.k=x: a whole number"):
+    with pytest.raises(ConfigError, match=r"finetune\.k=x: must be a whole number"):
         fedsim.observe(model, images, LABELS, finetune={"last_k": {"k": "x"}})
     with pytest.raises(ConfigError, match="a name of conf/finetune"):
         fedsim.observe(model, images, LABELS, finetune=["head"])

@@ -9,7 +9,7 @@ from fedsim.simulation.actor_pool import PooledWorker
 
 class Homeless(PooledWorker):
     def __init__(self):
-        raise ConfigError("data.path", "/pictures", "no such folder (on node 10.0.0.2 of the cluster)")
+        raise ConfigError("data.path", "/pictures", fault="no such folder (on node 10.0.0.2 of the cluster)")
 
 
 class Broken(PooledWorker):
