@@ -38,14 +38,14 @@ def test_dp_sgd_clips_each_images_gradient_of_the_factors(recipe, model):
 
 @pytest.mark.parametrize("name", ["mjp", "mjp_dal", "mjp_jp_unk"])
 def test_mjp_wants_position_embeddings_that_are_trained(name, model):
-    with pytest.raises(ConfigError, match="defense=mjp: a position embedding that is trained: here it is frozen"):
+    with pytest.raises(ConfigError, match="defense=mjp: must be a position embedding that is trained: here it is frozen"):
         observe(model, IMAGES, LABELS, finetune="lora", defense=name)
 
 
 def test_withholding_what_is_not_trained_is_refused(model):
-    with pytest.raises(ConfigError, match=r"withhold\.patterns=\['patch_weight'\]: something that is trained"):
+    with pytest.raises(ConfigError, match=r"withhold\.patterns=\['patch_weight'\]: must be something that is trained"):
         observe(model, IMAGES, LABELS, finetune="head", defense="withhold")
-    with pytest.raises(ConfigError, match="defense=withhold_pe: a position embedding that is trained"):
+    with pytest.raises(ConfigError, match="defense=withhold_pe: must be a position embedding that is trained"):
         observe(model, IMAGES, LABELS, finetune="head", defense="withhold_pe")
 
 

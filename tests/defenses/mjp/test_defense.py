@@ -297,10 +297,10 @@ def test_checks_what_it_works_with():
 @pytest.mark.parametrize(
     ("defenses", "words"),
     [
-        ({"mjp": MaskedJigsawPuzzle(), "no_pe": NoPositionEmbedding()}, "learnable .*embedding=own"),
-        ({"no_pe": NoPositionEmbedding(), "mjp": MaskedJigsawPuzzle()}, "learnable .*embedding=own"),
-        ({"mjp": MaskedJigsawPuzzle(), "fixed_pe": FixedPositionEmbedding()}, "learnable .*embedding=own"),
-        ({"fixed_pe": FixedPositionEmbedding(), "mjp": MaskedJigsawPuzzle()}, "learnable .*embedding=own"),
+        ({"mjp": MaskedJigsawPuzzle(), "no_pe": NoPositionEmbedding()}, "position embedding.*embedding=own"),
+        ({"no_pe": NoPositionEmbedding(), "mjp": MaskedJigsawPuzzle()}, "position embedding.*embedding=own"),
+        ({"mjp": MaskedJigsawPuzzle(), "fixed_pe": FixedPositionEmbedding()}, "position embedding.*embedding=own"),
+        ({"fixed_pe": FixedPositionEmbedding(), "mjp": MaskedJigsawPuzzle()}, "position embedding.*embedding=own"),
         ({"mjp": MaskedJigsawPuzzle(), "dp_sgd": OneByOne()}, "beside dp_sgd: gradients of single pictures"),
         ({"dp_sgd": OneByOne(), "mjp": MaskedJigsawPuzzle(embedding="own", dal="linear")}, "beside dp_sgd"),
         ({"mjp": MaskedJigsawPuzzle(), "mixup": Mixing()}, r"\[mjp, mixup\]: must be mixup first"),
@@ -330,7 +330,7 @@ def test_checks_what_it_works_with():
         ),
         (
             {"mjp": MaskedJigsawPuzzle(dal="linear"), "withhold": Withhold(["pos_embed"], "frozen")},
-            "learnable .*embedding=own dal=none",
+            "position embedding.*embedding=own dal=none",
         ),
     ],
 )

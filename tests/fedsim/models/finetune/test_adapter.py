@@ -100,14 +100,14 @@ def test_records_come_back(recipe):
 
 
 def test_refusals():
-    with pytest.raises(ConfigError, match=r"finetune\.hidden=0: a whole number of at least 1"):
+    with pytest.raises(ConfigError, match=r"finetune\.hidden=0: must be a whole number of at least 1"):
         Adapter(hidden=0)
     with pytest.raises(ConfigError, match=r"finetune\.after=pml: .*Did you mean 'mlp'"):
         prepared(Adapter(after=["pml"]))
-    with pytest.raises(ConfigError, match=r"finetune\.tokens=0: a whole number of at least 1"):
+    with pytest.raises(ConfigError, match=r"finetune\.tokens=0: must be a whole number of at least 1"):
         Prompt(tokens=0)
     for name in ("resnet18", "eva02_tiny_patch14_224"):
         with pytest.raises(
-            ConfigError, match="finetune=prompt: a ViT of timm's whose blocks read tokens without rotary"
+            ConfigError, match="finetune=prompt: must be a ViT of timm's whose blocks read tokens without rotary"
         ):
             prepared(Prompt(), ModelSpec(name, 5))

@@ -151,11 +151,11 @@ def test_a_checkpoint_of_the_base_and_one_of_the_run_both_load(tmp_path):
 
 def test_refusals():
     for settings, words in [
-        ({"rank": 0}, r"finetune\.rank=0: a whole number of at least 1"),
-        ({"alpha": -1.0}, r"finetune\.alpha=-1\.0: a positive number"),
-        ({"targets": "qkv"}, r"finetune\.targets=qkv: names of layers, as in \[qkv,proj\]"),
-        ({"targets": []}, r"finetune\.targets=\[\]: names of layers"),
-        ({"aggregate": "stack"}, r"finetune\.aggregate=stack: one of both, freeze_a"),
+        ({"rank": 0}, r"finetune\.rank=0: must be a whole number of at least 1"),
+        ({"alpha": -1.0}, r"finetune\.alpha=-1\.0: must be a positive number"),
+        ({"targets": "qkv"}, r"finetune\.targets=qkv: must be names of layers, as in \[qkv,proj\]"),
+        ({"targets": []}, r"finetune\.targets=\[\]: must be names of layers"),
+        ({"aggregate": "stack"}, r"finetune\.aggregate=stack: must be one of both, freeze_a"),
     ]:
         with pytest.raises(ConfigError, match=words):
             LoRA(**settings)
@@ -176,7 +176,7 @@ class _GoesPast(nn.Module):
 
 def test_a_model_that_goes_past_the_factors_is_refused():
     recipe = LoRA(targets=("qkv",), head=False)
-    with pytest.raises(ConfigError, match="finetune=lora: a model that calls its modules: _GoesPast goes past qkv"):
+    with pytest.raises(ConfigError, match="finetune=lora: must be a model that calls its modules: _GoesPast goes past qkv"):
         recipe.check(recipe.prepare(_GoesPast()), (3, 2, 2))
     recipe.check(prepared(recipe), (3, 8, 8))
 

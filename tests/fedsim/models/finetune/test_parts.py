@@ -44,9 +44,9 @@ def test_the_last_blocks_and_one_more_are_everything():
     assert trained(LastK(1)) == second | HEAD | {"norm.weight", "norm.bias"}
     assert trained(LastK(2)) == everything - EMBEDDING
     assert trained(LastK(3)) == everything
-    with pytest.raises(ConfigError, match=r"finetune\.k=4: at most 3: VisionTransformer has 2 blocks"):
+    with pytest.raises(ConfigError, match=r"finetune\.k=4: must be at most 3: VisionTransformer has 2 blocks"):
         trained(LastK(4))
-    with pytest.raises(ConfigError, match=r"finetune\.k=0: a whole number of at least 1"):
+    with pytest.raises(ConfigError, match=r"finetune\.k=0: must be a whole number of at least 1"):
         LastK(0)
 
 
@@ -76,13 +76,13 @@ def test_norms_of_a_convolutional_network():
 
 def test_a_model_without_the_part_is_refused():
     plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2, bias=False))
-    with pytest.raises(ConfigError, match="finetune=head: a model whose classifier is a linear layer, Sequential"):
+    with pytest.raises(ConfigError, match="finetune=head: must be a model whose classifier is a linear layer, Sequential"):
         Head().prepare(copy.deepcopy(plain))
-    with pytest.raises(ConfigError, match=r"finetune=last_k: a model of timm's, which tells its blocks: Sequential"):
+    with pytest.raises(ConfigError, match=r"finetune=last_k: must be a model of timm's, which tells its blocks: Sequential"):
         LastK().prepare(copy.deepcopy(plain))
-    with pytest.raises(ConfigError, match="finetune=norm: a model with norm layers, Sequential has none"):
+    with pytest.raises(ConfigError, match="finetune=norm: must be a model with norm layers, Sequential has none"):
         Norm().prepare(copy.deepcopy(plain))
-    with pytest.raises(ConfigError, match="finetune=bias: a model with biases, Sequential has none"):
+    with pytest.raises(ConfigError, match="finetune=bias: must be a model with biases, Sequential has none"):
         Bias().prepare(copy.deepcopy(plain))
 
 
