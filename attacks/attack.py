@@ -7,9 +7,10 @@ import torch
 
 from attacks.base import Attack
 from attacks.progress import shown_session
-from attacks.running import build_attack, run_built
+from attacks.running import build_attack, run_built, run_on_history
 from attacks.session import Session
 from fedsim.errors import ConfigError
+from fedsim.history import History
 from fedsim.observation import Observation
 from fedsim.result import AttackResult
 from fedsim.settings.options import option
@@ -18,7 +19,7 @@ from fedsim.settings.options import option
 @overload
 def attack(
     attack: str | Attack,
-    observation: Observation,
+    observation: Observation | History,
     *,
     seed: int = 0,
     device: str | torch.device | None = None,
@@ -41,7 +42,7 @@ def attack(
 
 def attack(
     attack: str | Attack,
-    observation: Observation | Sequence[Observation],
+    observation: Observation | History | Sequence[Observation],
     *,
     seed: int = 0,
     device: str | torch.device | None = None,
@@ -52,7 +53,8 @@ def attack(
 
     Args:
         attack: a name of `conf/attack`, or an Attack of your own.
-        observation: one, or several: these are attacked together where the attack can.
+        observation: one, or several: these are attacked together where the attack can. A `fedsim.History` is one
+            client's several rounds, from which an attack rebuilds the same images.
         seed: of every random draw.
         device: None: CUDA where there is any, else the CPU.
         progress: a bar while a search runs; None: on a terminal and in a notebook.
@@ -70,6 +72,12 @@ def attack(
     """
     built, name = _built(attack, settings)
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if isinstance(observation, History):
+        with shown_session(name, progress) as session:
+            built.session = session
+            result = run_on_history(observation, name, built, seed, where)
+        built.session = Session()
+        return result
     several = [observation] if isinstance(observation, Observation) else list(observation)
     if strange := next((one for one in several if not isinstance(one, Observation)), None):
         expected = "an Observation, as fedsim.observe and fedsim.Observation.of give, or several"

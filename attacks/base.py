@@ -13,6 +13,7 @@ from attacks.result import Bound, Certificate, Frame, Reconstruction, finished, 
 from attacks.session import Session
 from fedsim.effects import SharesSigns
 from fedsim.errors import NotApplicable
+from fedsim.history import History
 from fedsim.observation import Observation
 
 __all__ = ["Attack", "Bound", "Certificate", "Frame", "Needs", "NotApplicable", "Reconstruction", "finished"]
@@ -93,6 +94,14 @@ class Attack(ABC):
                 results.append(refusal)
         return results
 
+    def run_history(self, history: History, rng: torch.Generator, device: torch.device) -> Reconstruction:
+        """Rebuild the images of one client from several rounds together.
+
+        Raises:
+            NotApplicable: the attack reads one round, or the rounds cannot be served.
+        """
+        raise NotApplicable(f"{type(self).__name__} reads one round: give it one of the history's observations")
+
     def fits(self, image_shape: tuple[int, ...]) -> None:  # noqa: B027 - most attacks serve images of any shape
         """Refuse, before anything runs, a model whose images have a shape that the attack cannot serve.
 
@@ -111,14 +120,21 @@ class Attack(ABC):
         """
         return ""
 
-    def __call__(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
+    def __call__(
+        self, observation: Observation | History, rng: torch.Generator, device: torch.device
+    ) -> Reconstruction:
         """Check `needs`, run, confirm or take back the certificate, and put the seconds into the result."""
-        self.check(observation)
+        rounds = observation.observations if isinstance(observation, History) else (observation,)
+        for one in rounds:
+            self.check(one)
         start = time.perf_counter()
-        result = self.run(observation, rng, device)
+        if isinstance(observation, History):
+            result = self.run_history(observation, rng, device)
+        else:
+            result = self.run(observation, rng, device)
         if not isinstance(result, Reconstruction):
             raise TypeError(f"{type(self).__name__}.run gave a {type(result).__name__}: a Reconstruction is wanted")
-        result = self.confirm(observation, result)
+        result = self.confirm(rounds[0], result)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return finished(result, time.perf_counter() - start)

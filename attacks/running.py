@@ -18,6 +18,7 @@ from attacks.session import FolderSession, fingerprint
 from attacks.toward_mean import drawn_to_mean
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
+from fedsim.history import History
 from fedsim.observation import Observation
 from fedsim.result import AttackResult, Status
 from fedsim.settings.components import build_component
@@ -96,14 +97,20 @@ def run_attack(
     return _one(observation, name, partial(_with_session, name, settings, seed, device, scratch), seed, device)
 
 
-def _one(observation: Observation, name: str, make: Make, seed: int, device: torch.device) -> AttackResult:
+def run_on_history(history: History, name: str, attack: Attack, seed: int, device: torch.device) -> AttackResult:
+    """`run_attack` on several rounds of one client, with an attack in hand."""
+    return _one(history, name, lambda _: attack, seed, device)
+
+
+def _one(observation: Observation | History, name: str, make: Make, seed: int, device: torch.device) -> AttackResult:
     start = time.perf_counter()
-    before = _versions(observation)
+    rounds = observation.observations if isinstance(observation, History) else (observation,)
+    before = [_versions(one) for one in rounds]
     attack = None
     try:
-        attack = make([observation])
+        attack = make(rounds)
         reconstruction, smaller = _within_memory(attack, observation, name, seed, device)
-        if _versions(observation) != before:
+        if [_versions(one) for one in rounds] != before:
             raise RuntimeError(WROTE)
     except NotApplicable as refusal:
         return ended(observation, name, attack, "refused", str(refusal), time.perf_counter() - start)
@@ -116,7 +123,7 @@ def _one(observation: Observation, name: str, make: Make, seed: int, device: tor
 
 
 def ended(
-    observation: Observation | str,
+    observation: Observation | History | str,
     name: str,
     attack: Attack | None,
     status: Status,
@@ -135,8 +142,10 @@ def ended(
     return result if attack is None else replace(result, target=attack.recovers, baseline=attack.baseline)
 
 
-def _done(observation: Observation, name: str, attack: Attack, found: Reconstruction, reason: str = "") -> AttackResult:
-    if attack.completes:
+def _done(
+    observation: Observation | History, name: str, attack: Attack, found: Reconstruction, reason: str = ""
+) -> AttackResult:
+    if attack.completes and isinstance(observation, Observation):
         start = time.perf_counter()
         found = drawn_to_mean(observation, found)
         found = replace(found, seconds=found.seconds + time.perf_counter() - start)
@@ -151,16 +160,16 @@ def _done(observation: Observation, name: str, attack: Attack, found: Reconstruc
     )
 
 
-def _own(observation: Observation, attack: Attack, found: Reconstruction) -> Tensor | None:
+def _own(observation: Observation | History, attack: Attack, found: Reconstruction) -> Tensor | None:
     """The client's own images by what the model saw, for attacks that recover that."""
-    prior = observation.image_prior
+    prior = (observation.observations[0] if isinstance(observation, History) else observation).image_prior
     if prior is None or found.images is None or attack.baseline:
         return None
     return prior.own_images(found.images)
 
 
 def _within_memory(
-    attack: Attack, observation: Observation, name: str, seed: int, device: torch.device
+    attack: Attack, observation: Observation | History, name: str, seed: int, device: torch.device
 ) -> tuple[Reconstruction, str]:
     """The result, and the setting that made the attack small enough, if it had to be changed."""
     smaller = ""
@@ -273,7 +282,9 @@ def _with_session(
     return attack
 
 
-def _generator(observation: Observation, name: str, seed: int) -> torch.Generator:
+def _generator(observation: Observation | History, name: str, seed: int) -> torch.Generator:
+    if isinstance(observation, History):
+        return _generator(observation.observations[0], name, seed)
     return torch_generator(seed, "attack", name, observation.server_round, observation.client)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from experiments.python.run import run as run
     from fedsim.errors import ConfigError as ConfigError
     from fedsim.errors import NotApplicable as NotApplicable
+    from fedsim.history import History as History
     from fedsim.metrics.scoring import score as score
     from fedsim.observation import Observation as Observation
     from fedsim.report.show import show as show
@@ -39,6 +40,7 @@ _HOMES = {
     "load_config": "experiments.python.load_config",
     "replay": "clients.replay",
     "Observation": "fedsim.observation",
+    "History": "fedsim.history",
     "Update": "fedsim.update",
     "LocalProtocol": "fedsim.update",
     "AttackResult": "fedsim.result",

@@ -49,6 +49,7 @@ class Problem:
         ordered: whether the labels can stay as they are given. Where several local batches are simulated, which label
             was in which is not known, and each restart but the first draws an order of its own; those of
             L-BFGS and GGL keep the first's.
+        later: of the same images, from other rounds.
     """
 
     observation: Observation
@@ -58,6 +59,11 @@ class Problem:
     space: Space
     terms: dict[str, tuple[Prior, PriorTerm]]
     ordered: bool = True
+    later: tuple["Problem", ...] = ()
+
+    @property
+    def rounds(self) -> tuple["Problem", ...]:
+        return (self, *self.later)
 
 
 def local_updates(choice: str, observation: Observation) -> str:

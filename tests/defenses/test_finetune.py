@@ -38,7 +38,9 @@ def test_dp_sgd_clips_each_images_gradient_of_the_factors(recipe, model):
 
 @pytest.mark.parametrize("name", ["mjp", "mjp_dal", "mjp_jp_unk"])
 def test_mjp_wants_position_embeddings_that_are_trained(name, model):
-    with pytest.raises(ConfigError, match="defense=mjp: must be a position embedding that is trained: here it is frozen"):
+    with pytest.raises(
+        ConfigError, match="defense=mjp: must be a position embedding that is trained: here it is frozen"
+    ):
         observe(model, IMAGES, LABELS, finetune="lora", defense=name)
 
 

@@ -155,7 +155,10 @@ def test_workers_sum_what_is_trained(exchanged, command, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (("finetune=lora", "finetune.targets=[qvk]"), "finetune.targets=qvk: must be the last part of a linear layer's name"),
+        (
+            ("finetune=lora", "finetune.targets=[qvk]"),
+            "finetune.targets=qvk: must be the last part of a linear layer's name",
+        ),
         (("finetune=lora", "finetune.rnak=3"), "finetune.rnak"),
         (("finetune=lora", "defense=[mjp]"), "defense=mjp: must be a position embedding that is trained"),
         (("finetune=last_k", "finetune.k=9"), "finetune.k=9: must be at most 3"),

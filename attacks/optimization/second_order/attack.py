@@ -1,6 +1,11 @@
 """Gauss-Newton matching: second order as an attack on any protocol, which names no part of the model."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+
+import torch
+from torch import Tensor
 
 from attacks.base import Certificate, Reconstruction
 from attacks.optimization.engine import GradientMatching
@@ -12,6 +17,7 @@ from attacks.optimization.settings import Budget, Matching
 from attacks.patch_order import expected_image
 from fedsim.effects import ForgetsPositions, SamplesFeatures
 from fedsim.errors import NotApplicable, require
+from fedsim.history import History
 from fedsim.observation import Observation
 from fedsim.settings.grouped import grouped
 
@@ -45,6 +51,18 @@ class GaussNewton(GradientMatching):
         if observation.effect(SamplesFeatures) is not None:
             raise NotApplicable("the client's model draws numbers of its own: its image alone does not give the update")
 
+    def run_history(self, history: History, rng: torch.Generator, device: torch.device) -> Reconstruction:
+        """One residual of all rounds, each number in units of its own round's error.
+
+        Labels are those that most rounds name. Certified is what the first round alone certifies.
+        """
+        problems = [self._problem(observation, rng, device) for observation in history.observations]
+        labels = _named_most(problems)
+        first, *later = [replace(one, labels=labels) for one in problems]
+        problem = replace(first, later=tuple(later))
+        (found,) = self.search.run(self._task([problem], device, self.session), [rng])
+        return self._reconstruction(problem, found)
+
     def _reconstruction(self, problem: Problem, found: BestCandidate) -> Reconstruction:
         result = super()._reconstruction(problem, found)
         if (
@@ -57,3 +75,13 @@ class GaussNewton(GradientMatching):
             return result
         reason = "it explains what was shared up to the errors of what was shared"
         return replace(result, certificate=Certificate("certified", reason, found.values))
+
+
+def _named_most(problems: Sequence[Problem]) -> Tensor:
+    """The labels that most rounds name, those of the earliest among equals."""
+    each = [problem.labels for problem in problems]
+    if any(labels is None or labels.is_floating_point() for labels in each):
+        raise NotApplicable("second-order matching needs classes by a label rule: labels=auto")
+    named = [labels for labels in each if labels is not None]
+    most = Counter(tuple(labels.sort().values.tolist()) for labels in named).most_common(1)[0][0]
+    return next(labels for labels in named if tuple(labels.sort().values.tolist()) == most)

@@ -72,6 +72,46 @@ def make_residuals(
         point: of the problem's space, flat, from the unknowns.
         dtype: that the client's computation is repeated in.
     """
+    rounds = [_round(one, local, labels, device, dtype) for one in problem.rounds]
+    shape = shape_of(problem)
+
+    def images(x: Tensor) -> Tensor:
+        found: Tensor = problem.space.images(point(x).view(1, *shape))[0]
+        return found
+
+    def shared(x: Tensor) -> Tensor:
+        seen = images(x)
+        return torch.cat([one.shared(seen) for one in rounds])
+
+    def before(x: Tensor) -> Tensor:
+        return prior.whitened(problem.observation.to_unit_range(images(x))).flatten()
+
+    flat, by_norm, error = (torch.cat([getattr(one, key) for one in rounds]) for key in ("target", "weights", "error"))
+    names = tuple(dict.fromkeys(name for one in rounds for name in one.names))
+    first = Residual(shared, flat.to(dtype), by_norm.to(dtype), float((by_norm * error).square().sum()), names)
+    if not any(one.noisy for one in rounds):
+        return [first]
+    return [first, replace(first, weights=(1.0 / error).to(dtype), floor=float(len(flat)), before=before)]
+
+
+@dataclass(frozen=True)
+class _Round:
+    """One round's part of a residual, by images as the model reads them.
+
+    Attributes:
+        error: how far each shared number may be off.
+        noisy: defenses add to it.
+    """
+
+    shared: Callable[[Tensor], Tensor]
+    target: Float[Tensor, " numbers"]
+    weights: Float[Tensor, " numbers"]
+    error: Float[Tensor, " numbers"]
+    names: tuple[str, ...]
+    noisy: bool
+
+
+def _round(problem: Problem, local: str, labels: Tensor, device: torch.device, dtype: torch.dtype) -> _Round:
     observation = problem.observation
     victim = make_victim(observation, problem.target, device, fused_attention=False)
     victim.model.to(dtype)
@@ -79,32 +119,16 @@ def make_residuals(
     update = make_update_map(local, replace(victim, params=params, fixed=fixed), observation)
     target = {name: problem.target[name].double() for name in params if name in problem.target}
     kept = {name: (tensor != 0).to(dtype) for name, tensor in target.items()} if _pruned(problem) else None
-    shape = shape_of(problem)
-
-    def images(x: Tensor) -> Tensor:
-        found: Tensor = problem.space.images(point(x).view(1, *shape))[0]
-        return found
-
-    shared = _shared(problem, images, update, list(target), labels, local, kept)
     scale = unit_scale(observation, local)
     rounding, noise = rounding_of(observation, target, scale), noise_of(observation, target, scale)
-    flat = _flat(target)
-    by_norm = _flat(_norm_weights(target, observation.roles.pos_embed))
     error = _flat(rounding) * ROUNDINGS if noise is None else torch.hypot(_flat(noise), _flat(rounding))
-    floor = float((by_norm * error).square().sum())
-    first = Residual(shared, flat.to(dtype), by_norm.to(dtype), floor, tuple(target))
-    if noise is None:
-        return [first]
-
-    def before(x: Tensor) -> Tensor:
-        return prior.whitened(observation.to_unit_range(images(x))).flatten()
-
-    return [first, replace(first, weights=(1.0 / error).to(dtype), floor=float(len(flat)), before=before)]
+    weights = _flat(_norm_weights(target, observation.roles.pos_embed))
+    shared = _shared(problem, update, list(target), labels, local, kept)
+    return _Round(shared, _flat(target), weights, error, tuple(target), noise is not None)
 
 
 def _shared(
     problem: Problem,
-    images: Callable[[Tensor], Tensor],
     update: UpdateMap,
     names: list[str],
     labels: Tensor,
@@ -113,8 +137,8 @@ def _shared(
 ) -> Callable[[Tensor], Tensor]:
     bound = clip_norm(problem.observation, local)
 
-    def shared(x: Tensor) -> Tensor:
-        found = update({"images": images(x), "labels": labels})
+    def shared(images: Tensor) -> Tensor:
+        found = update({"images": images, "labels": labels})
         flat = torch.cat([found[name].flatten() for name in names])
         if bound is not None:
             whole = torch.stack([tensor.square().sum() for tensor in found.values()]).sum().sqrt()

@@ -65,7 +65,7 @@ class Plan:
 
 def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> Plan:
     shape = shape_of(problem)
-    count, numbers = math.prod(shape), sum(tensor.numel() for tensor in problem.target.values())
+    count, numbers = math.prod(shape), sum(tensor.numel() for one in problem.rounds for tensor in one.target.values())
     room = (task.budget.memory_gib or default_budget(task.device)) * GIB
     assert problem.labels is not None
     given = (problem, task.local, prior, problem.labels, task.device)

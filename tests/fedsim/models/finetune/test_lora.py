@@ -176,7 +176,9 @@ class _GoesPast(nn.Module):
 
 def test_a_model_that_goes_past_the_factors_is_refused():
     recipe = LoRA(targets=("qkv",), head=False)
-    with pytest.raises(ConfigError, match="finetune=lora: must be a model that calls its modules: _GoesPast goes past qkv"):
+    with pytest.raises(
+        ConfigError, match="finetune=lora: must be a model that calls its modules: _GoesPast goes past qkv"
+    ):
         recipe.check(recipe.prepare(_GoesPast()), (3, 2, 2))
     recipe.check(prepared(recipe), (3, 8, 8))
 

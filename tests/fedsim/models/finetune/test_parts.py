@@ -76,9 +76,13 @@ def test_norms_of_a_convolutional_network():
 
 def test_a_model_without_the_part_is_refused():
     plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2, bias=False))
-    with pytest.raises(ConfigError, match="finetune=head: must be a model whose classifier is a linear layer, Sequential"):
+    with pytest.raises(
+        ConfigError, match="finetune=head: must be a model whose classifier is a linear layer, Sequential"
+    ):
         Head().prepare(copy.deepcopy(plain))
-    with pytest.raises(ConfigError, match=r"finetune=last_k: must be a model of timm's, which tells its blocks: Sequential"):
+    with pytest.raises(
+        ConfigError, match=r"finetune=last_k: must be a model of timm's, which tells its blocks: Sequential"
+    ):
         LastK().prepare(copy.deepcopy(plain))
     with pytest.raises(ConfigError, match="finetune=norm: must be a model with norm layers, Sequential has none"):
         Norm().prepare(copy.deepcopy(plain))
