@@ -185,7 +185,8 @@ def make_problem(
     device: torch.device,
     blind_of: Observation | None = None,
 ) -> Problem:
-    """
+    """What one victim's search minimises, with the priors that apply to it.
+
     Args:
         blind_of: the true observation, where `observation` is noise. A prior that finds nothing in the noise, such as
             features of certified labels, is left out then; one that does not apply to the true one either refuses.

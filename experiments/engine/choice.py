@@ -42,7 +42,7 @@ class Estimate:
     """Seconds, less what both ways take.
 
     Attributes:
-        alone: in this process.
+        inline: in this process.
         on_ray: on Ray's workers, until all have ended.
         workers: how many those are.
     """

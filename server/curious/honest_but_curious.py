@@ -1,15 +1,21 @@
 """A server that aggregates exactly as it should, and keeps what each client sent."""
 
 from collections.abc import Iterable, Sequence
+from logging import getLogger
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import nn
 
+from fedsim.models import own_architecture
 from fedsim.observation import Observation, Replayer
-from fedsim.update import Kind, LocalProtocol
-from server.curious.own_replies import OwnReplies
+from fedsim.observing import ObservationFactory
+from fedsim.update import Kind, LocalProtocol, Update
+from fedsim.wire.contents import array_records, metric_records
+from fedsim.wire.records import NUM_EXAMPLES, from_arrays
+
+logger = getLogger(__name__)
 
 
 class HonestButCurious(Strategy):
@@ -28,6 +34,10 @@ class HonestButCurious(Strategy):
             none.
         replayer: `fedsim.replay` where clients do nothing but what `protocol` says; without it no result is certified.
 
+    Attributes:
+        observations: one for each reply that could be read, round by round, in the order of node ids: in that order
+            a round's clients are numbered from 0.
+
     Raises:
         ConfigError: the model does not read such images, or has another number of outputs.
     """
@@ -45,9 +55,13 @@ class HonestButCurious(Strategy):
         std: Sequence[float] | None = None,
         replayer: Replayer | None = None,
     ) -> None:
-        self.strategy = strategy
-        self._replies = OwnReplies(model, protocol, image_shape, num_classes, share, mean, std, replayer)
-        self.observations: list[Observation] = self._replies.observations
+        self.strategy, self._protocol, self._share = strategy, protocol, share
+        self.observations: list[Observation] = []
+        architecture = own_architecture(model, image_shape, num_classes, mean, std)
+        module = architecture.build()
+        self._factory = ObservationFactory(architecture, module, architecture.image_shape, replayer=replayer)
+        self._trainable = {name: tensor.shape for name, tensor in module.named_parameters() if tensor.requires_grad}
+        self._floating = {name for name, buffer in module.named_buffers() if buffer.is_floating_point()}
         self._arrays = ArrayRecord()
 
     def configure_train(
@@ -60,7 +74,7 @@ class HonestButCurious(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         replies = list(replies)
-        self._replies.observe(server_round, self._arrays, replies)
+        self.observe(server_round, self._arrays, replies)
         return self.strategy.aggregate_train(server_round, replies)
 
     def configure_evaluate(
@@ -73,3 +87,31 @@ class HonestButCurious(Strategy):
 
     def summary(self) -> None:
         self.strategy.summary()
+
+    def observe(self, server_round: int, arrays: ArrayRecord, replies: list[Message]) -> None:
+        state = from_arrays(arrays)
+        answered = [reply for reply in replies if not reply.has_error()]
+        for client, reply in enumerate(sorted(answered, key=lambda reply: reply.metadata.src_node_id)):
+            try:
+                update = self._read(reply)
+            except (KeyError, OverflowError, StopIteration, TypeError, ValueError) as error:
+                logger.warning("node %s sent what cannot be read: %r", reply.metadata.src_node_id, error)
+                continue
+            self.observations.append(self._factory.make(server_round, client, state, update, self._protocol, None))
+
+    def _read(self, reply: Message) -> Update:
+        sent = from_arrays(next(iter(array_records(reply.content).values())))
+        if missing := self._trainable.keys() - sent.keys():
+            raise ValueError(f"no {', '.join(sorted(missing))} in the reply")
+        if strange := [name for name, shape in self._trainable.items() if sent[name].shape != shape]:
+            raise ValueError(f"{', '.join(strange)} of another shape than the model's")
+        metrics = next(iter(metric_records(reply.content).values()), None)
+        examples = (
+            self._protocol.batch_size if metrics is None else metrics.get(NUM_EXAMPLES, self._protocol.batch_size)
+        )
+        return Update(
+            tensors={name: tensor for name, tensor in sent.items() if name in self._trainable},
+            kind=self._share,
+            num_examples=int(examples),  # type: ignore[arg-type]
+            buffers={name: tensor for name, tensor in sent.items() if name in self._floating},
+        )

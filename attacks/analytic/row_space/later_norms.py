@@ -66,9 +66,11 @@ class Readers:
 
 @dataclass(frozen=True)
 class Refined:
-    """Attributes:
-    coordinates: of each patch.
-    misfit: root mean square of the equations over their expected noise: about 1 or less at the truth.
+    """Where Gauss-Newton on the later projections ended.
+
+    Attributes:
+        coordinates: of each patch.
+        misfit: root mean square of the equations over their expected noise: about 1 or less at the truth.
     """
 
     coordinates: Float[Tensor, "tokens unknowns"]

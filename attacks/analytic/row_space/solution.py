@@ -37,11 +37,13 @@ class PatchPixels:
 
 @dataclass(frozen=True)
 class RowSpaceSolution:
-    """Attributes:
-    patches: normalised, float64.
-    doubt: of the linear system alone.
-    refined: by later projections, or None.
-    whole: `patches` as whole levels with their test, or None where they are not.
+    """The patches of one image, and what is known of their error.
+
+    Attributes:
+        patches: normalised, float64.
+        doubt: of the linear system alone.
+        refined: by later projections, or None.
+        whole: `patches` as whole levels with their test, or None where they are not.
     """
 
     patches: Float[Tensor, "tokens pixels"]
@@ -65,10 +67,10 @@ def solve(
     levels: int | None,
     torn: Float[Tensor, " tokens"] | None = None,
 ) -> RowSpaceSolution:
-    """The patches of one picture.
+    """The patches of one image.
 
     Args:
-        picture, tokens: row spaces of ∂L/∂W_p and ∂L/∂W_qkv.
+        image, tokens: row spaces of ∂L/∂W_p and ∂L/∂W_qkv.
         make_readers: later projections, called where they are needed: with True where equations are short.
         torn: 1 for patches whose neighbours say nothing about them.
     """

@@ -23,11 +23,13 @@ ROUNDING = 2e-7
 
 @dataclass(frozen=True)
 class WholeLevels:
-    """Attributes:
-    patches: every entry the image of a whole number of levels.
-    excess: largest, over row spaces and patches, root mean square of what must vanish over what noise explains.
-    typical_excess: of the median patch.
-    power: what one pixel off by one level would move, over the noise, for the least visible pixel.
+    """Patches rounded to whole pixel levels, and whether the equations bear it.
+
+    Attributes:
+        patches: every entry what a whole number of levels is normalised to.
+        excess: largest, over row spaces and patches, root mean square of what must vanish over what noise explains.
+        typical_excess: of the median patch.
+        power: what one pixel off by one level would move, over the noise, for the least visible pixel.
     """
 
     patches: Float[Tensor, "tokens pixels"]

@@ -43,7 +43,8 @@ class MixedDerivative(ABC):
         self.objective = objective
 
     def __call__(self, variables: Variables, target: State, shared_target: bool) -> Derivative:
-        """
+        """The derivative for each candidate.
+
         Args:
             variables: each with a leading dimension of candidates.
             target: u' by name, of all candidates or with the same leading dimension.

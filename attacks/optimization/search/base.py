@@ -48,7 +48,7 @@ class SearchTask:
     Attributes:
         problems: of victims that one model with one state serves.
         local: how the client's local steps are taken, `auto` resolved.
-        told: is told how many candidates were computed together.
+        report: is told how many candidates were computed together.
     """
 
     problems: Sequence[Problem]

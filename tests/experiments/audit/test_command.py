@@ -283,10 +283,10 @@ def test_what_an_audit_would_not_use_of_a_crew_is_refused(command, tmp_path):
     crew = "+simulation.attack_crews={patch_gradient: {timeout: 60, threads: 2}}"
     code, _, err = command("fedsim-audit", "attack=[patch_gradient]", crew, f"run_dir={tmp_path / 'a'}")
     assert code == 2
-    assert "simulation.attack_crews.patch_gradient.threads=2: left out" in err
+    assert "simulation.attack_crews.patch_gradient.threads=2: must be left out" in err
     code, _, err = command("fedsim-audit", "simulation.attack_threads=2", f"run_dir={tmp_path / 'a'}")
     assert code == 2
-    assert "simulation.attack_threads=2: 1 in an audit" in err
+    assert "simulation.attack_threads=2: must be 1 in an audit" in err
 
 
 def test_statistics_of_a_batchnorm_are_part_of_an_update(audit):

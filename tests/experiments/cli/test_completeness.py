@@ -21,7 +21,7 @@ def test_an_option_without_settings_is_refused_before_anything_is_built(command,
     code, _, err = command(name, f"run_dir={run}", *arguments)
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert code == 2
-    assert line.startswith(f"error: {key}: settings: ")
+    assert line.startswith(f"error: {key}: must be settings: ")
     assert not (run / "config.yaml").exists()
 
 

@@ -89,7 +89,7 @@ def test_in_this_process_clients_have_no_gpu_that_workers_would_not_have(machine
 
 
 def test_a_gpu_that_is_not_there_is_refused(machine):
-    with pytest.raises(ConfigError, match=r"client\.device=cuda: auto or cpu"):
+    with pytest.raises(ConfigError, match=r"client\.device=cuda: must be auto or cpu"):
         prepare(load_config("audit", *AUDIT, "client.device=cuda"))
 
 

@@ -101,7 +101,7 @@ def test_a_bad_override_ends_the_run_with_one_line(deployed, tmp_path):
         deployed("num_rouns=2")
     with pytest.raises(RunError, match=r"^strategy\.optimizer=.*'lr': 'fast'"):
         deployed("strategy.optimizer.lr=fast")
-    with pytest.raises(RunError, match=r"^audit=true: false"):
+    with pytest.raises(RunError, match=r"^audit=true: must be false"):
         deployed("audit=true")
     assert list(tmp_path.iterdir()) == []
 
@@ -192,8 +192,8 @@ def test_flowers_simulation_runtime_gives_the_bits_of_ours(simulated_by_flower, 
     ("overrides", "num_supernodes", "line"),
     [
         (["simulation=ray"], 4, "simulation.engine=ray: must be inline on Flower's simulation runtime"),
-        (["resume=runs/earlier"], 4, "resume=runs/earlier: null"),
-        ([], 2, "num_clients=4: 2, the num-partitions of the SuperNodes"),
+        (["resume=runs/earlier"], 4, "resume=runs/earlier: must be null"),
+        ([], 2, "num_clients=4: must be 2, the num-partitions of the SuperNodes"),
     ],
 )
 def test_what_flowers_simulation_runtime_cannot_do_is_said_at_once(

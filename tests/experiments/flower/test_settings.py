@@ -46,7 +46,7 @@ def test_no_run_makes_a_client_send_its_pictures(asked):
 
 @pytest.mark.parametrize("asked", ["audit=true", "audit=yes", "audit=1"])
 def test_a_server_that_asks_for_pictures_is_told_whose_they_are(asked):
-    with pytest.raises(ConfigError, match=r"^audit=.*: false: .*--node-config"):
+    with pytest.raises(ConfigError, match=r"^audit=.*: must be false: .*--node-config"):
         server_config({"overrides": asked})
     assert server_config({"overrides": ""}).audit is False
 
@@ -78,7 +78,7 @@ def test_a_bad_override_is_one_line(overrides, line):
         ({"partition-id": -1}, "partition-id=-1"),
         ({"partition-id": "0"}, "partition-id=0"),
         ({"partition-id": True}, "partition-id=True"),
-        ({"partition-id": 0, "num-partitions": 3}, "num_clients=2: 3"),
+        ({"partition-id": 0, "num-partitions": 3}, "num_clients=2: must be 3"),
     ],
 )
 def test_a_supernode_without_a_number_is_refused(node_config, key):

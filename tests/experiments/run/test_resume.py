@@ -332,7 +332,7 @@ def test_what_began_on_gpus_does_not_go_on_in_one_process(run_folder):
     began = path.read_text().replace("threads: 1", "threads: 1, engine: ray, attack_num_gpus: 0.5")
     path.write_text(began)
     assert resumed.read_resumed([f"resume={run_folder}", "simulation.engine=ray"]) is not None
-    with pytest.raises(ConfigError, match=r"simulation\.engine=inline: ray, .*simulation\.attack_num_gpus"):
+    with pytest.raises(ConfigError, match=r"simulation\.engine=inline: must be ray, .*simulation\.attack_num_gpus"):
         resumed.read_resumed([f"resume={run_folder}", "simulation.engine=inline"])
 
 

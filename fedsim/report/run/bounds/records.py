@@ -43,7 +43,7 @@ class BoundRecord:
     Attributes:
         status: `done`, `refused` or `failed`; the reason of the last two.
         sentence: with its assumption; `note`: what follows for whoever reads on.
-        mu, releases, unit: of the theorem that a defense may be proven by; None where it is none.
+        mu, releases: of the theorem that a defense may be proven by; None where it is none.
         strips: a name and its images.
     """
 

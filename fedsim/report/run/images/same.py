@@ -14,9 +14,11 @@ Made = tuple[AttackRecord, ImageRecord]
 
 @dataclass(frozen=True)
 class Same:
-    """Attributes:
-    names: one for each different image.
-    told: False where one name stands for two images of one seed, so that those of several seeds are not told apart.
+    """Which images are one.
+
+    Attributes:
+        names: one for each different image.
+        distinct: False where one name stands for two images of one seed: those of several seeds are not told apart.
     """
 
     names: Mapping[Key, object]
