@@ -161,7 +161,7 @@ def beside(settings: Mapping[str, Any]) -> Entry:
     for index in range(settings["images"]):
         images, labels = digits([index])
         seen = observed(settings["model"], settings["share"], images, labels, settings["seed"] + index)
-        jacobian, std, floor = _linear(seen, images, labels)
+        jacobian, std, floor = linear(seen, images, labels)
         if SHARES[settings["share"]].relative:
             each.append(information(jacobian, std))
         rounding.append(determined(jacobian, floor))
@@ -173,7 +173,7 @@ def beside(settings: Mapping[str, Any]) -> Entry:
     return result
 
 
-def _linear(seen: Observation, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def linear(seen: Observation, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """J by pixels in [0, 1] at the image itself, and the standard deviations of noise and of rounding."""
     cpu = torch.device("cpu")
     target = of_images(seen, shared_update(seen, "gradient", cpu))

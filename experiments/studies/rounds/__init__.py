@@ -1,0 +1,1 @@
+"""How leakage grows when the server sees one client again and again."""
