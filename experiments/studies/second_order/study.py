@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> None:
     images = (20 if options.scale == "paper" else 3) if options.images is None else options.images
     if not 1 <= images <= PRIVATE:
         raise ConfigError("--images", images, f"1 to {PRIVATE}")
-    models, shares = _chosen("--models", options.models, MODELS), _chosen("--shares", options.shares, SHARES)
+    models, shares = chosen("--models", options.models, MODELS), chosen("--shares", options.shares, SHARES)
     steps, restarts = BUDGETS[options.scale]
     settings = {"steps": steps, "restarts": restarts, "seed": options.seed}
     cells = [(model, share) for model in models for share in shares]
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> None:
     Study(arguments(), [options.seed], settings, [units], work, shown).run(options)
 
 
-def _chosen(name: str, patterns: Sequence[str] | None, known: Mapping[str, object]) -> list[str]:
+def chosen(name: str, patterns: Sequence[str] | None, known: Mapping[str, object]) -> list[str]:
     result = [one for one in known if any(fnmatchcase(one, pattern) for pattern in patterns or ["*"])]
     if not result:
         raise ConfigError(name, " ".join(patterns or []), f"one of {', '.join(known)}")
@@ -161,7 +161,7 @@ def beside(settings: Mapping[str, Any]) -> Entry:
     for index in range(settings["images"]):
         images, labels = digits([index])
         seen = observed(settings["model"], settings["share"], images, labels, settings["seed"] + index)
-        jacobian, std, floor = _linear(seen, images, labels)
+        jacobian, std, floor = linear(seen, images, labels)
         if SHARES[settings["share"]].relative:
             each.append(information(jacobian, std))
         rounding.append(determined(jacobian, floor))
@@ -173,7 +173,7 @@ def beside(settings: Mapping[str, Any]) -> Entry:
     return result
 
 
-def _linear(seen: Observation, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def linear(seen: Observation, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """J by pixels in [0, 1] at the image itself, and the standard deviations of noise and of rounding."""
     cpu = torch.device("cpu")
     target = of_images(seen, shared_update(seen, "gradient", cpu))
