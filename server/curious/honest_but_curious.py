@@ -8,6 +8,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 from fedsim.observation import Observation, Replayer
+from fedsim.settings.composition import NamedFinetune
 from fedsim.update import Kind, LocalProtocol
 from server.curious.own_replies import OwnReplies
 
@@ -27,6 +28,7 @@ class HonestButCurious(Strategy):
         mean, std: per channel, where clients normalise images in [0, 1]; None: timm's where it is timm's model, else
             none.
         replayer: `fedsim.replay` where clients do nothing but what `protocol` says; without it no result is certified.
+        finetune: what clients train, as for `fedsim.observe`; frozen parameters need not be sent.
 
     Raises:
         ConfigError: the model does not read such images, or has another number of outputs.
@@ -44,9 +46,11 @@ class HonestButCurious(Strategy):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         replayer: Replayer | None = None,
+        finetune: NamedFinetune = "full",
     ) -> None:
         self.strategy = strategy
-        self._replies = OwnReplies(model, protocol, image_shape, num_classes, share, mean, std, replayer)
+        about = mean, std, replayer, finetune
+        self._replies = OwnReplies(model, protocol, image_shape, num_classes, share, *about)
         self.observations: list[Observation] = self._replies.observations
         self._arrays = ArrayRecord()
 

@@ -1,6 +1,7 @@
 """What the clients of somebody else's Flower app send, as observations."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from logging import getLogger
 
 from flwr.app import ArrayRecord, Message
@@ -9,6 +10,7 @@ from torch import nn
 from fedsim.models import own_architecture
 from fedsim.observation import Observation, Replayer
 from fedsim.observing import ObservationFactory
+from fedsim.settings.composition import NamedFinetune, finetune_of
 from fedsim.update import Kind, LocalProtocol, Update
 from fedsim.wire.contents import array_records, metric_records
 from fedsim.wire.records import NUM_EXAMPLES, from_arrays
@@ -37,17 +39,20 @@ class OwnReplies:
         mean: Sequence[float] | None,
         std: Sequence[float] | None,
         replayer: Replayer | None,
+        finetune: NamedFinetune = "full",
     ) -> None:
         self.observations: list[Observation] = []
-        architecture = own_architecture(model, image_shape, num_classes, mean, std)
+        own = own_architecture(model, image_shape, num_classes, mean, std)
+        architecture = replace(own, finetune=finetune_of(finetune))
         module = architecture.build()
+        self._resting = {n: p.detach().clone() for n, p in module.named_parameters() if not p.requires_grad}
         self._factory = ObservationFactory(architecture, module, architecture.image_shape, replayer=replayer)
         self._trainable = {name: tensor.shape for name, tensor in module.named_parameters() if tensor.requires_grad}
         self._floating = {name for name, buffer in module.named_buffers() if buffer.is_floating_point()}
         self._protocol, self._share = protocol, share
 
     def observe(self, server_round: int, arrays: ArrayRecord, replies: list[Message]) -> None:
-        state = from_arrays(arrays)
+        state = {**self._resting, **from_arrays(arrays)}  # an app may send what is trained alone
         answered = [reply for reply in replies if not reply.has_error()]
         for client, reply in enumerate(sorted(answered, key=lambda reply: reply.metadata.src_node_id)):
             try:
