@@ -62,7 +62,7 @@ class Withhold(Defense):
         buffers = [name for name, b in model.named_buffers() if b.is_floating_point() and name in persistent]
         every = [*(name for name, _ in model.named_parameters()), *buffers]
         self._names = frozenset(matching(self.patterns, every, parameters_by_role(find_roles(model))))
-        if not self._names & {*trainable, *buffers}:
+        if self._names and not self._names & {*trainable, *buffers}:
             expected = "something that is trained: of these nothing is shared as it is"
             raise ConfigError("defense.withhold.patterns", list(self.patterns), expected)
         if not trainable - self._names:
