@@ -3,7 +3,7 @@
 import base64
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -173,6 +173,7 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
     size = run.setting("model.img_size")
     facts = {
         "Model": " ".join(str(part) for part in (run.setting("model.name"), f"at {size} px" if size else None) if part),
+        "Trained": _trained(run),
         "Data": _last_part(target),
         "Clients": run.setting("num_clients"),
         "Rounds": run.setting("num_rounds"),
@@ -187,6 +188,15 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
     if run.kind == "audit":
         facts |= {"Clients": None, "Rounds": None, "Strategy": None}
     return [(name, str(value)) for name, value in facts.items() if value not in (None, "")]
+
+
+def _trained(run: RecordedRun) -> str | None:
+    """The recipe of fine-tuning with its numbers; None where everything is trained."""
+    recipe = run.setting("finetune")
+    if not isinstance(recipe, Mapping) or str(recipe.get("_target_", "")).endswith(".Full"):
+        return None
+    numbers = ", ".join(f"{key}={value}" for key, value in recipe.items() if key != "_target_")
+    return " ".join(filter(None, [_last_part(recipe.get("_target_")), numbers and f"({numbers})"])) or None
 
 
 def _last_part(dotted: object) -> str | None:

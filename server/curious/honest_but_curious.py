@@ -1,6 +1,7 @@
 """A server that aggregates exactly as it should, and keeps what each client sent."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from logging import getLogger
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -11,6 +12,7 @@ from torch import nn
 from fedsim.models import own_architecture
 from fedsim.observation import Observation, Replayer
 from fedsim.observing import ObservationFactory
+from fedsim.settings.composition import NamedFinetune, finetune_of
 from fedsim.update import Kind, LocalProtocol, Update
 from fedsim.wire.contents import array_records, metric_records
 from fedsim.wire.records import NUM_EXAMPLES, from_arrays
@@ -33,6 +35,7 @@ class HonestButCurious(Strategy):
         mean, std: per channel, where clients normalise images in [0, 1]; None: timm's where it is timm's model, else
             none.
         replayer: `fedsim.replay` where clients do nothing but what `protocol` says; without it no result is certified.
+        finetune: what clients train, as for `fedsim.observe`; frozen parameters need not be sent.
 
     Attributes:
         observations: one for each reply that could be read, round by round, in the order of node ids: in that order
@@ -54,11 +57,14 @@ class HonestButCurious(Strategy):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         replayer: Replayer | None = None,
+        finetune: NamedFinetune = "full",
     ) -> None:
         self.strategy, self._protocol, self._share = strategy, protocol, share
         self.observations: list[Observation] = []
-        architecture = own_architecture(model, image_shape, num_classes, mean, std)
+        own = own_architecture(model, image_shape, num_classes, mean, std)
+        architecture = replace(own, finetune=finetune_of(finetune))
         module = architecture.build()
+        self._resting = {n: p.detach().clone() for n, p in module.named_parameters() if not p.requires_grad}
         self._factory = ObservationFactory(architecture, module, architecture.image_shape, replayer=replayer)
         self._trainable = {name: tensor.shape for name, tensor in module.named_parameters() if tensor.requires_grad}
         self._floating = {name for name, buffer in module.named_buffers() if buffer.is_floating_point()}
@@ -89,7 +95,7 @@ class HonestButCurious(Strategy):
         self.strategy.summary()
 
     def observe(self, server_round: int, arrays: ArrayRecord, replies: list[Message]) -> None:
-        state = from_arrays(arrays)
+        state = {**self._resting, **from_arrays(arrays)}  # an app may send what is trained alone
         answered = [reply for reply in replies if not reply.has_error()]
         for client, reply in enumerate(sorted(answered, key=lambda reply: reply.metadata.src_node_id)):
             try:

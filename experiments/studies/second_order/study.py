@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> None:
     images = (20 if options.scale == "paper" else 3) if options.images is None else options.images
     if not 1 <= images <= PRIVATE:
         raise ConfigError("--images", images, f"1 to {PRIVATE}")
-    models, shares = _chosen("--models", options.models, MODELS), _chosen("--shares", options.shares, SHARES)
+    models, shares = chosen("--models", options.models, MODELS), chosen("--shares", options.shares, SHARES)
     steps, restarts = BUDGETS[options.scale]
     settings = {"steps": steps, "restarts": restarts, "seed": options.seed}
     cells = [(model, share) for model in models for share in shares]
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> None:
     Study(arguments(), [options.seed], settings, [units], work, shown).run(options)
 
 
-def _chosen(name: str, patterns: Sequence[str] | None, known: Mapping[str, object]) -> list[str]:
+def chosen(name: str, patterns: Sequence[str] | None, known: Mapping[str, object]) -> list[str]:
     result = [one for one in known if any(fnmatchcase(one, pattern) for pattern in patterns or ["*"])]
     if not result:
         raise ConfigError(name, " ".join(patterns or []), f"one of {', '.join(known)}")

@@ -58,18 +58,21 @@ class Adapter(Finetune):
 
     def insert(self, model: nn.Module, seed: int) -> set[str]:
         """Raises ConfigError where a name is none of a module that ends in a linear layer."""
-        ends = {name: linear[-1] for name, one in model.named_modules() if (linear := _linear(one))}
+        ends = {name: linear[-1].weight.detach() for name, one in model.named_modules() if (linear := _linear(one))}
         known = {name.rpartition(".")[2] for name in ends if name}
         for after in self.after:
             expected = f"the last part of a module's name: {', '.join(sorted(known))}.{nearest(after, known)}"
             require("finetune.after", after, after in known, expected)
         added = set()
-        for name, last in ends.items():
+        for name, like in ends.items():
             if name.rpartition(".")[2] in self.after:
                 host = model.get_submodule(name)
-                adapter = Bottleneck(last.out_features, self.hidden, seed, name, last.weight.detach())
-                host.add_module("adapter", adapter)
-                host.register_forward_hook(_adapted)
+                if not hasattr(host, "adapter"):
+                    host.add_module("adapter", Bottleneck(len(like), self.hidden, seed, name, like))
+                    host.register_forward_hook(_adapted)
+                adapter = host.get_submodule("adapter")
+                hidden = len(adapter.get_parameter("down.weight"))
+                require("finetune.hidden", self.hidden, hidden == self.hidden, f"{hidden}: so many units has {name}")
                 added |= {f"{name}.adapter.{part}" for part, _ in adapter.named_parameters()}
         return added
 

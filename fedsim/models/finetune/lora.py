@@ -61,8 +61,8 @@ class LoRA(Finetune):
         return known_head(model, "finetune.head", True) if self.head else set()
 
     def insert(self, model: nn.Module, seed: int) -> set[str]:
-        """Raises ConfigError where a target names no linear layer."""
-        layers = {name: one for name, one in model.named_modules() if type(one) is nn.Linear}
+        """Raises ConfigError where a target names no linear layer, or one with factors of another rank or scale."""
+        layers = {name: one for name, one in model.named_modules() if type(one) in (nn.Linear, LowRankLinear)}
         ends = {name.rpartition(".")[2] for name in layers}
         for target in self.targets:
             expected = f"the last part of a linear layer's name: {', '.join(sorted(ends))}.{nearest(target, ends)}"
@@ -72,7 +72,14 @@ class LoRA(Finetune):
             if name.rpartition(".")[2] in self.targets:
                 bound = 1 / math.sqrt(layer.in_features)
                 first = uniform(bound, (self.rank, layer.in_features), seed, "lora_A", name)
-                model.set_submodule(name, LowRankLinear(layer, first, self.alpha / self.rank))
+                if isinstance(layer, LowRankLinear):
+                    same = (len(layer.lora_A), layer.scale) == (self.rank, self.alpha / self.rank)
+                    expected = (
+                        f"{len(layer.lora_A)}, alpha={len(layer.lora_A) * layer.scale:g}: such factors has {name}"
+                    )
+                    require("finetune.rank", self.rank, same, expected)
+                else:
+                    model.set_submodule(name, LowRankLinear(layer, first, self.alpha / self.rank))
                 added |= {f"{name}.lora_B"} | ({f"{name}.lora_A"} if self.aggregate == "both" else set())
         return added
 

@@ -53,11 +53,15 @@ class Prompt(Finetune):
         bound = math.sqrt(6 / (3 * roles.patch[0] * roles.patch[1] + width))
         like, added = next(model.parameters()), set()
         for place, block in enumerate(blocks if self.deep else blocks[:1]):
-            drawn = uniform(bound, (1, self.tokens, width), seed, "prompt", str(place))
-            block.register_parameter("prompt", nn.Parameter(drawn.to(like)))
-            block.register_forward_pre_hook(_prompted_anew if place else _prompted)
+            if "prompt" not in block._parameters:
+                drawn = uniform(bound, (1, self.tokens, width), seed, "prompt", str(place))
+                block.register_parameter("prompt", nn.Parameter(drawn.to(like)))
+                block.register_forward_pre_hook(_prompted_anew if place else _prompted)
+            tokens = block.get_parameter("prompt").shape[1]
+            require("finetune.tokens", self.tokens, tokens == self.tokens, f"{tokens}: so many has block {place}")
             added.add(f"blocks.{place}.prompt")
-        blocks[-1].register_forward_hook(_Without(self.tokens))
+        if not any(isinstance(hook, _Without) for hook in blocks[-1]._forward_hooks.values()):
+            blocks[-1].register_forward_hook(_Without(self.tokens))
         return added
 
     def hosts(self, model: nn.Module) -> dict[str, nn.Module]:

@@ -40,6 +40,8 @@ class Finetune:
     def insert(self, model: nn.Module, seed: int) -> set[str]:
         """Put in what is trained besides; the names of its trained parameters. What was there keeps its names.
 
+        What an earlier call has put in stays, as it was trained since.
+
         Args:
             seed: of what is drawn; public, as the model's own.
         """

@@ -8,9 +8,10 @@ from flwr.serverapp.exception import InconsistentMessageReplies
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
+from fedsim.settings.composition import finetune_of
 from fedsim.simulation import InlineGrid
 from fedsim.update import LocalProtocol
-from fedsim.wire.records import from_arrays
+from fedsim.wire.records import from_arrays, to_arrays
 from server.curious.honest_but_curious import HonestButCurious
 
 LR = 0.1
@@ -121,3 +122,22 @@ def test_numbers_and_shapes_that_cannot_be_cost_the_observation_alone(settings, 
     assert len(inner.replies) == 2
     assert [one.client for one in curious.observations] == [1]
     assert words in caplog.text
+
+
+def test_an_app_that_sends_low_rank_factors_alone():
+    """As apps do whose backbone comes from a hub: neither instructions nor replies hold it."""
+    recipe = {"lora": {"rank": 2, "targets": ["3"], "head": False}}
+    prepared = finetune_of(recipe).prepare(make_model())
+    factors = [name for name, parameter in prepared.named_parameters() if parameter.requires_grad]
+    buffers = dict(prepared.named_buffers())
+    arrays = to_arrays({name: prepared.state_dict()[name] + 0.5 for name in factors} | buffers)
+    curious = HonestButCurious(averaging(), make_model(), PROTOCOL, (1, 4, 4), 2, finetune=recipe)
+    sent = Message(RecordDict({"arrays": arrays}), dst_node_id=1, message_type="train")
+    content = {"arrays": to_arrays(from_arrays(arrays)), "metrics": MetricRecord({"num-examples": 2})}
+    curious._replies.observe(1, arrays, [Message(RecordDict(content), reply_to=sent)])
+    (seen,) = curious.observations
+    assert set(seen.update.tensors) == set(factors) == {"3.lora_A", "3.lora_B"}
+    assert not any(seen.gradient[name].any() for name in factors)
+    built = seen.build_model().state_dict()
+    assert torch.equal(built["3.lora_B"], prepared.state_dict()["3.lora_B"] + 0.5)
+    assert torch.equal(built["0.weight"], make_model().state_dict()["0.weight"])

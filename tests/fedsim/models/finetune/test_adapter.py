@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, ModelSpec
-from fedsim.models.finetune import Adapter, Prompt, recorded_finetune
+from fedsim.models.finetune import Adapter, LoRA, Prompt, recorded_finetune
 
 NANO = ModelSpec("vit_nano_patch2_8", 10, dtype="float64")
 AVERAGED = ModelSpec("vit_nano_patch2_8", 10, dtype="float64", kwargs={"global_pool": "avg"})
@@ -111,3 +111,26 @@ def test_refusals():
             ConfigError, match="finetune=prompt: must be a ViT of timm's whose blocks read tokens without rotary"
         ):
             prepared(Prompt(), ModelSpec(name, 5))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "other"),
+    [
+        (LoRA(rank=2), LoRA(rank=3)),
+        (LoRA(rank=2), LoRA(rank=2, alpha=1.0)),
+        (Adapter(hidden=3), Adapter(hidden=4)),
+        (Prompt(2, deep=True), Prompt(3, deep=True)),
+    ],
+)
+def test_a_model_that_was_prepared_keeps_what_it_has_learned(recipe, other, images):
+    """As a later round starts from it."""
+    model = prepared(recipe)
+    for name in trained(model):
+        model.get_parameter(name).data += 0.1
+    before, state = model(images), {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    again = recipe.prepare(model, 7)
+    assert torch.equal(again(images), before)
+    assert trained(again) == trained(prepared(recipe))
+    assert all(torch.equal(tensor, state[name]) for name, tensor in again.state_dict().items())
+    with pytest.raises(ConfigError, match=r"finetune\.(rank|hidden|tokens)=\d: \d"):
+        other.prepare(again)

@@ -1,0 +1,1 @@
+"""What is left of an image in updates of fine-tuning."""

@@ -1,0 +1,49 @@
+import csv
+from functools import partial
+
+import pytest
+import torch
+
+from experiments.studies.finetune import study
+
+LATER = study.Case("lora", 3)
+
+
+@pytest.fixture
+def call(call_main, tmp_path, monkeypatch):
+    monkeypatch.setitem(study.BUDGETS, "small", (1, 1))
+    return partial(call_main, "experiments.studies.finetune.__main__", "--out", str(tmp_path), "--workers", "1")
+
+
+def test_a_cell_stands_beside_the_guess_and_what_the_update_holds(call, tmp_path):
+    code, out, err = call("--backbones", "drawn", "--recipes", "head", "--images", "1")
+    assert code == 0, err
+    with (tmp_path / "finetune.csv").open(newline="", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["backbone"], row["recipe"], row["numbers"], row["unknowns"]) == ("drawn", "head", "650", "192")
+    assert 0 < int(row["rank"]) <= 64, "the classifier's gradient is that of 64 features"
+    assert "no more" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [(["--recipes", "qlora"], "--recipes=qlora"), (["--images", "101"], "--images")]
+)
+def test_wrong_options_are_refused(call, arguments, said):
+    code, _, err = call(*arguments)
+    assert code == 2
+    assert said in err
+
+
+def test_rounds_before_the_attacked_one_move_the_factors_alone(monkeypatch):
+    monkeypatch.setattr(study, "HELD", 5)
+    study.at_round.cache_clear()
+    first, later = (study.at_round("drawn", case, 0).state_dict() for case in (study.CASES["lora round 1"], LATER))
+    study.at_round.cache_clear()
+    moved = {name for name, tensor in later.items() if not torch.equal(tensor, first[name])}
+    assert moved == {name for name in first if "lora" in name or name.startswith("head.")}
+    base = study.public_backbone("drawn", 0).state_dict()
+    assert all(torch.equal(tensor, first[name]) for name, tensor in base.items())
+    images, labels = study.digits([0])
+    growing = [study.observed("drawn", case, images, labels, 0).update.tensors for case in (study.Case("lora"), LATER)]
+    study.at_round.cache_clear()
+    assert [bool(one["blocks.0.attn.qkv.lora_A"].any()) for one in growing] == [False, True]
