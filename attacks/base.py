@@ -4,6 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from logging import getLogger
 
 import torch
 
@@ -17,6 +18,8 @@ from fedsim.history import History
 from fedsim.observation import Observation
 
 __all__ = ["Attack", "Bound", "Certificate", "Frame", "Needs", "NotApplicable", "Reconstruction", "finished"]
+
+logger = getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Attack(ABC):
             attacks that wait for a worker the cheapest go first, and `simulation=auto` reckons with it.
         completes: behind noise, its image is drawn towards the mean of public ones as far as that explains the update
             better (`attacks.toward_mean`). Not for settings of a published attack, whose numbers are its own.
+        then: an attack that goes on from the result's images (`polish`) before anything is certified.
         certify: False leaves out the client's computation once more, and every certificate with it.
     """
 
@@ -65,6 +69,7 @@ class Attack(ABC):
     recovers: str = "images"
     cost: float = 0.0
     completes: bool = False
+    then: "Attack | None" = None
     certify: bool = True
 
     @abstractmethod
@@ -102,6 +107,33 @@ class Attack(ABC):
         """
         raise NotApplicable(f"{type(self).__name__} reads one round: give it one of the history's observations")
 
+    def polish(
+        self, observation: Observation, result: Reconstruction, rng: torch.Generator, device: torch.device
+    ) -> Reconstruction:
+        """Go on from another attack's images; for attacks that `then` names.
+
+        Raises:
+            NotApplicable: it starts by itself alone, or the observation cannot be served.
+        """
+        raise NotApplicable(f"{type(self).__name__} does not go on from another attack's images")
+
+    def finish(
+        self, observation: Observation, result: Reconstruction, rng: torch.Generator, device: torch.device
+    ) -> Reconstruction:
+        """Polish by `then`, unless the attack's own equations hold, and confirm or take back the certificate.
+
+        Where `then` does not apply the result stays.
+        """
+        if self.then is None or result.certificate.status == "certified":
+            return self.confirm(observation, result)
+        try:
+            polished = self.then.polish(observation, result, rng, device)
+        except NotApplicable as refusal:
+            logger.info("%s is not polished: %s", type(self).__name__, refusal)
+            return self.confirm(observation, result)
+        self.then.certify = self.certify
+        return self.then.confirm(observation, polished)
+
     def fits(self, image_shape: tuple[int, ...]) -> None:  # noqa: B027 - most attacks serve images of any shape
         """Refuse, before anything runs, a model whose images have a shape that the attack cannot serve.
 
@@ -134,7 +166,7 @@ class Attack(ABC):
             result = self.run(observation, rng, device)
         if not isinstance(result, Reconstruction):
             raise TypeError(f"{type(self).__name__}.run gave a {type(result).__name__}: a Reconstruction is wanted")
-        result = self.confirm(rounds[0], result)
+        result = self.finish(rounds[0], result, rng, device)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return finished(result, time.perf_counter() - start)

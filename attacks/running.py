@@ -3,7 +3,7 @@
 import gc
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from logging import getLogger
@@ -23,6 +23,7 @@ from fedsim.observation import Observation
 from fedsim.result import AttackResult, Status
 from fedsim.settings.components import build_component
 from fedsim.settings.knowledge import read_knowledge, without_knowledge
+from fedsim.settings.options import option
 
 logger = getLogger(__name__)
 
@@ -32,8 +33,8 @@ SHRINKS = 10
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
 """What torch's allocators say in a plain RuntimeError."""
 
-CERTIFY = "certify"
-"""A setting of every attack, which no constructor takes."""
+CERTIFY, THEN = "certify", "then"
+"""Settings of every attack, which no constructor takes."""
 
 Make = Callable[[Sequence[Observation]], Attack]
 """Builds an attack for the observations that it is to serve."""
@@ -44,7 +45,8 @@ WROTE = "the attack wrote into the observation, which other attacks read too"
 def build_attack(name: str, settings: dict[str, Any]) -> Attack:
     """Instantiate `cfg.attack.NAME`, less what is no argument of its class.
 
-    `knows` is for readers; `certify: false` among any attack's settings leaves certificates out.
+    `knows` is for readers; `certify: false` among any attack's settings leaves certificates out, `then: NAME`, or
+    `then: {NAME: {…}}` with settings, has another go on from its images.
 
     Raises:
         ConfigError: its `_target_` is no Attack, or refuses its settings.
@@ -54,11 +56,25 @@ def build_attack(name: str, settings: dict[str, Any]) -> Attack:
     if isinstance(settings, dict):  # what else it may be is refused below
         read_knowledge(key, settings)
         certify = settings.get(CERTIFY, True)
-        own = {name: value for name, value in without_knowledge(settings).items() if name != CERTIFY}
+        own = {name: value for name, value in without_knowledge(settings).items() if name not in (CERTIFY, THEN)}
     if not isinstance(certify, bool):
         raise ConfigError(f"{key}.{CERTIFY}", certify, "true, or false to leave certificates out")
     attack = build_component(key, own, Attack)  # type: ignore[type-abstract]
     attack.certify = certify
+    if isinstance(settings, dict) and settings.get(THEN) is not None:
+        attack.then = _polisher(f"{key}.{THEN}", settings[THEN])
+    return attack
+
+
+def _polisher(key: str, chosen: object) -> Attack:
+    """Raises ConfigError: it is no attack's name, or one that cannot go on from another's images."""
+    named = {chosen: {}} if isinstance(chosen, str) else chosen
+    if not isinstance(named, Mapping) or len(named) != 1:
+        raise ConfigError(key, chosen, "a name of conf/attack, or one name with its settings")
+    ((name, settings),) = named.items()
+    attack = build_attack(str(name), option("attack", str(name), dict(settings or {})))
+    if type(attack).polish is Attack.polish:
+        raise ConfigError(key, name, "an attack that goes on from another's images, such as gauss_newton")
     return attack
 
 
@@ -253,11 +269,14 @@ def _together(
         return [ended(one, name, attack, "failed", f"RuntimeError: {WROTE}", seconds) for one in observations]
     found = []
     for observation, result in zip(observations, results, strict=True):
+        again = _generator(observation, name, seed)
         if isinstance(result, NotApplicable):
             found.append(ended(observation, name, attack, "refused", str(result), seconds))
             continue
         try:
-            result = finished(attack.confirm(observation, result), seconds)
+            begun = time.perf_counter()
+            result = attack.finish(observation, result, again, device)
+            result = finished(result, seconds + time.perf_counter() - begun)
             found.append(_done(observation, name, attack, result))
         except ValueError as error:  # no images, for this victim alone
             found.append(ended(observation, name, attack, "failed", f"ValueError: {error}", seconds))

@@ -50,6 +50,7 @@ class Problem:
             was in which is not known, and each restart but the first draws an order of its own; those of
             L-BFGS and GGL keep the first's.
         later: of the same images, from other rounds.
+        start: [B,C,H,W] in [0, 1] where a search starts, in place of its own starts.
     """
 
     observation: Observation
@@ -60,6 +61,7 @@ class Problem:
     terms: dict[str, tuple[Prior, PriorTerm]]
     ordered: bool = True
     later: tuple["Problem", ...] = ()
+    start: Tensor | None = None
 
     @property
     def rounds(self) -> tuple["Problem", ...]:

@@ -51,6 +51,20 @@ class GaussNewton(GradientMatching):
         if observation.effect(SamplesFeatures) is not None:
             raise NotApplicable("the client's model draws numbers of its own: its image alone does not give the update")
 
+    def polish(
+        self, observation: Observation, result: Reconstruction, rng: torch.Generator, device: torch.device
+    ) -> Reconstruction:
+        """Second order from the result's images on, with its labels where it has them all."""
+        if result.images is None or not bool(result.images.isfinite().all()):
+            return result
+        problem = self._problem(observation, rng, device)
+        labels = problem.labels
+        if result.labels is not None and not result.labels.is_floating_point() and len(result.labels) == problem.count:
+            labels = result.labels.to(device)
+        problem = replace(problem, labels=labels, start=result.images.to(device))
+        (found,) = self.search.run(self._task([problem], device, self.session), [rng])
+        return replace(self._reconstruction(problem, found), trace=(*result.trace, *found.trace))
+
     def run_history(self, history: History, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """One residual of all rounds, each number in units of its own round's error.
 

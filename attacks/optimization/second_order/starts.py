@@ -38,7 +38,14 @@ class Starts:
     seeds: Sequence[int]
 
     def of(self, kinds: Sequence[str]) -> Iterator[tuple[str, Callable[[], Float[Tensor, " n"] | None]]]:
-        """In their order, each with what computes it; that gives None for a closed form that does not apply."""
+        """In their order, each with what computes it; that gives None for a closed form that does not apply.
+
+        The problem's own start is one of a closed form's kind, and the only one.
+        """
+        if self.problem.start is not None:
+            given = self._one_each(self.problem.start.double())
+            yield "closed_form", lambda: self._as_point(given)
+            return
         for kind in kinds:
             if kind == "closed_form":
                 yield kind, self._closed_form
