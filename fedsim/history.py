@@ -1,5 +1,6 @@
 """One client over several rounds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedsim.errors import ConfigError
@@ -27,7 +28,7 @@ class History:
     'client-00000-rounds-00001-00002'
     """
 
-    observations: tuple[Observation, ...]
+    observations: Sequence[Observation]
 
     def __post_init__(self) -> None:
         ordered = tuple(sorted(self.observations, key=lambda one: one.server_round))
