@@ -12,6 +12,7 @@ from attacks.forward_mode import jacobian_product, jacobian_rows
 
 ROWS = 2.5
 """Of the sketch, for each coordinate: the exact system is then within a factor of about twenty of it."""
+BLOCK = 512
 
 
 @dataclass(frozen=True)
@@ -71,4 +72,14 @@ def sketch(
         probe = torch.zeros_like(x)
         probe[first:active] = (2.0 * torch.randint(2, (active - first,), generator=rng) - 1.0).to(x)
         rest = float(jacobian_product(function, x, probe).double().square().sum()) / (active - first)
-    return Sketch(columns @ columns.T, rest)
+    return Sketch(_gram(columns), rest)
+
+
+def _gram(rows: Float[Tensor, "n m"]) -> Float[Tensor, "n n"]:
+    """rows·rowsᵀ, of which half is computed."""
+    found = rows.new_zeros(len(rows), len(rows))
+    for begin in range(0, len(rows), BLOCK):
+        block = rows[begin : begin + BLOCK] @ rows[begin:].T
+        found[begin : begin + BLOCK, begin:] = block
+        found[begin:, begin : begin + BLOCK] = block.T
+    return found
