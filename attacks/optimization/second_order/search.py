@@ -194,12 +194,10 @@ class _Solution:
         fall, patience = (LEAST_FALL, PATIENCE) if self.plan.whole else (LEAST_FALL_BY_PRODUCTS, PATIENCE_BY_PRODUCTS)
         if stage.partial:
             fall, patience = LEAST_FALL_OF_A_PART, 1
-        elif explained and not self.plan.whole:
-            patience = 1
         least, patience = (SAME, PATIENCE_IN_NOISE) if noisy else (fall * cost, patience)
         self.stale = 0 if cost < self.before - least else self.stale + 1
         self.before = cost
-        return self.stale >= patience or (explained and stage is not self.plan.stages[-1])
+        return self.stale >= patience or (explained and not (self.plan.whole and stage is self.plan.stages[-1]))
 
     @property
     def _draws(self) -> int:
