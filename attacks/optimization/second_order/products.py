@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import vjp
 
 from attacks.forward_mode import jacobian_product
-from attacks.optimization.second_order.sketch import Sketch, sketch
+from attacks.optimization.second_order.sketch import Pieces, Sketch, sketch
 
 TOLERANCE = 1e-2
 """Of the preconditioned right-hand side, at which a step's system counts as solved."""
@@ -33,7 +33,7 @@ class ByProducts:
     def __init__(
         self,
         residual: Callable[[Tensor], Tensor],
-        coarse: Callable[[Tensor], Tensor],
+        coarse: Pieces,
         active: int,
         first: int,
         together: int,
