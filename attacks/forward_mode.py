@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -27,15 +28,18 @@ def jacobian(function: Callable[[Tensor], Tensor], point: Float[Tensor, " inputs
     return torch.cat(list(jacobian_rows(function, point, len(point)))).T
 
 
+Output = TypeVar("Output", Tensor, tuple[Tensor, ...])
+
+
 def jacobian_rows(
-    function: Callable[[Tensor], Tensor], point: Float[Tensor, " inputs"], first: int, together: int = CHUNK
-) -> Iterator[Float[Tensor, "directions outputs"]]:
-    """The first columns of J(point), as rows, `together` at a time."""
+    function: Callable[[Tensor], Output], point: Float[Tensor, " inputs"], first: int, together: int = CHUNK
+) -> Iterator[Output]:
+    """The first columns of J(point), as rows, `together` at a time; of each tensor of a tuple its own."""
     for begin in range(0, first, together):
         basis = point.new_zeros(min(together, first - begin), len(point))
         basis.diagonal(begin).fill_(1.0)
         with _without_warning():
-            rows: Tensor = vmap(lambda one: jvp(function, (point,), (one,))[1])(basis)
+            rows: Output = vmap(lambda one: jvp(function, (point,), (one,))[1])(basis)
         yield rows
 
 

@@ -9,14 +9,12 @@ from torch import Tensor
 from torch.func import vjp
 
 from attacks.forward_mode import jacobian_product
-from attacks.optimization.second_order.sketch import Sketch, sketch
+from attacks.optimization.second_order.sketch import Pieces, Sketch, sketch
 
 TOLERANCE = 1e-2
 """Of the preconditioned right-hand side, at which a step's system counts as solved."""
-MOST = 40
-"""Iterations of one step; where they do not do, the sketch is of too far away."""
-TRIALS = 2
-"""Steps from one point that may be tried before the sketch is made anew."""
+MOST = 100
+"""Iterations of one step; where they do not do, the sketch is of too far away. It costs as much as hundreds of them."""
 
 
 class ByProducts:
@@ -35,7 +33,7 @@ class ByProducts:
     def __init__(
         self,
         residual: Callable[[Tensor], Tensor],
-        coarse: Callable[[Tensor], Tensor],
+        coarse: Pieces,
         active: int,
         first: int,
         together: int,
@@ -69,7 +67,6 @@ class Products:
             r, self._transposed = vjp(system.residual, x)[:2]
         self.cost = float(r.square().sum())
         self._slope = self._back(r)
-        self._tried = 0
 
     def step(self, damping: float) -> tuple[Float[Tensor, " unknowns"], float]:
         shift = damping * self._sketch.scale
@@ -80,8 +77,7 @@ class Products:
             self._system.tolerance,
             self._system.most,
         )
-        self._tried += 1
-        if iterations >= self._system.most or self._tried > TRIALS:
+        if iterations >= self._system.most:
             self._system.anchor = None
         curved = -self._slope - shift * step - left
         return self._whole(step), -float(2.0 * self._slope @ step + step @ curved)

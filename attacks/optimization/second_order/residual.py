@@ -13,6 +13,7 @@ from attacks.optimization.matching.local_steps import UpdateMap
 from attacks.optimization.matching.victim import make_victim
 from attacks.optimization.problem import Problem, clip_norm, make_update_map
 from attacks.optimization.second_order.errors import rounding_of, unit_scale
+from attacks.optimization.second_order.sketch import Pieces
 from fedsim.bounds.gaussian_prior import ImagePrior
 from fedsim.effects import Sparsifies
 from fedsim.update import State
@@ -35,7 +36,7 @@ class Residual:
         floor: ‖r‖² that the errors of what was shared leave at the true image, about.
     """
 
-    shared: Callable[[Tensor], Tensor]
+    shared: Callable[[Tensor], tuple[Tensor, ...]]
     target: Float[Tensor, " numbers"]
     weights: Float[Tensor, " numbers"]
     floor: float
@@ -43,8 +44,13 @@ class Residual:
     before: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, x: Float[Tensor, " unknowns"]) -> Float[Tensor, " rows"]:
-        found = self.weights * (self.shared(x) - self.target)
+        found = self.weights * (torch.cat([tensor.flatten() for tensor in self.shared(x)]) - self.target)
         return found if self.before is None else torch.cat([found, self.before(x)])
+
+    def pieces(self) -> Pieces:
+        """The same without its target, tensor by tensor."""
+        before, shared = self.before, self.shared
+        return Pieces(shared if before is None else lambda x: (*shared(x), before(x)), self.weights)
 
     def jacobian(self, x: Float[Tensor, " unknowns"]) -> Float[Tensor, "rows unknowns"]:
         """J whole, in float64."""
@@ -79,9 +85,9 @@ def make_residuals(
         found: Tensor = problem.space.images(point(x).view(1, *shape))[0]
         return found
 
-    def shared(x: Tensor) -> Tensor:
+    def shared(x: Tensor) -> tuple[Tensor, ...]:
         seen = images(x)
-        return torch.cat([one.shared(seen) for one in rounds])
+        return tuple(tensor for one in rounds for tensor in one.shared(seen))
 
     def before(x: Tensor) -> Tensor:
         return prior.whitened(problem.observation.to_unit_range(images(x))).flatten()
@@ -103,7 +109,7 @@ class _Round:
         noisy: defenses add to it.
     """
 
-    shared: Callable[[Tensor], Tensor]
+    shared: Callable[[Tensor], tuple[Tensor, ...]]
     target: Float[Tensor, " numbers"]
     weights: Float[Tensor, " numbers"]
     error: Float[Tensor, " numbers"]
@@ -134,16 +140,16 @@ def _shared(
     labels: Tensor,
     local: str,
     kept: State | None,
-) -> Callable[[Tensor], Tensor]:
+) -> Callable[[Tensor], tuple[Tensor, ...]]:
     bound = clip_norm(problem.observation, local)
 
-    def shared(images: Tensor) -> Tensor:
+    def shared(images: Tensor) -> tuple[Tensor, ...]:
         found = update({"images": images, "labels": labels})
-        flat = torch.cat([found[name].flatten() for name in names])
+        tensors = tuple(found[name] for name in names)
         if bound is not None:
             whole = torch.stack([tensor.square().sum() for tensor in found.values()]).sum().sqrt()
-            flat = flat * (bound / whole.clamp(min=1e-30)).clamp(max=1.0)
-        return flat if kept is None else flat * torch.cat([kept[name].flatten() for name in names])
+            tensors = tuple(tensor * (bound / whole.clamp(min=1e-30)).clamp(max=1.0) for tensor in tensors)
+        return tensors if kept is None else tuple(t * kept[n] for n, t in zip(names, tensors, strict=True))
 
     return shared
 

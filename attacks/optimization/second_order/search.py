@@ -30,6 +30,8 @@ LEAST_FALL = 1e-3
 PATIENCE, PATIENCE_IN_NOISE = 6, 3
 LEAST_FALL_BY_PRODUCTS, PATIENCE_BY_PRODUCTS = 0.02, 3
 """The same where a step takes long."""
+LEAST_FALL_OF_A_PART = 0.1
+"""With a part of the coordinates: the next stage gets further."""
 SAME = 4.0
 """By how much ‖r‖² of two starts may differ that ended at the same image, and what counts as progress of one, in units
 of the noise."""
@@ -190,12 +192,12 @@ class _Solution:
         """What was shared is explained, as far as this stage is asked to, or steps no longer help."""
         noisy, explained = stage.residual.before is not None, self._reached(stage, cost)
         fall, patience = (LEAST_FALL, PATIENCE) if self.plan.whole else (LEAST_FALL_BY_PRODUCTS, PATIENCE_BY_PRODUCTS)
+        if stage.partial:
+            fall, patience = LEAST_FALL_OF_A_PART, 1
         least, patience = (SAME, PATIENCE_IN_NOISE) if noisy else (fall * cost, patience)
         self.stale = 0 if cost < self.before - least else self.stale + 1
         self.before = cost
-        if explained and not self.plan.whole:
-            patience = 1
-        return self.stale >= patience or (explained and stage is not self.plan.stages[-1])
+        return self.stale >= patience or (explained and not (self.plan.whole and stage is self.plan.stages[-1]))
 
     @property
     def _draws(self) -> int:

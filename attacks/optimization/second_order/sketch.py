@@ -12,6 +12,23 @@ from attacks.forward_mode import jacobian_product, jacobian_rows
 
 ROWS = 2.5
 """Of the sketch, for each coordinate: the exact system is then within a factor of about twenty of it."""
+BLOCK = 512
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A function tensor by tensor: to copy them all into one takes as long as their derivative.
+
+    Attributes:
+        weights: of the first numbers, all tensors' one after the other; those of the others are 1.
+    """
+
+    tensors: Callable[[Tensor], tuple[Tensor, ...]]
+    weights: Float[Tensor, " weighed"]
+
+    def __call__(self, x: Float[Tensor, " unknowns"]) -> Float[Tensor, " rows"]:
+        flat = torch.cat([tensor.flatten() for tensor in self.tensors(x)])
+        return flat * F.pad(self.weights, (0, len(flat) - len(self.weights)), value=1.0)
 
 
 @dataclass(frozen=True)
@@ -43,7 +60,7 @@ class Sketch:
 
 
 def sketch(
-    function: Callable[[Tensor], Float[Tensor, " rows"]],
+    function: Pieces,
     x: Float[Tensor, " unknowns"],
     active: int,
     first: int,
@@ -58,17 +75,41 @@ def sketch(
         together: directions that are pushed forward at once.
     """
     rng, rows = torch.Generator().manual_seed(0), int(ROWS * first) | 1
-    signs: Tensor | None = None
-    found = []
-    for part in jacobian_rows(function, x, first, together):
-        if signs is None:
-            signs = (2.0 * torch.randint(2, part.shape[1:], generator=rng) - 1.0).to(part)
-        # Numbers that are an odd number of rows apart share a row: no multiple of a layer's width.
-        found.append(F.pad(part * signs, (0, -part.shape[1] % rows)).unflatten(1, (-1, rows)).sum(dim=1).double())
+    found, factors = [], None
+    for pieces in jacobian_rows(function.tensors, x, first, together):
+        flat = [piece.flatten(1) for piece in pieces]
+        if factors is None:
+            count = sum(piece.shape[1] for piece in flat)
+            signs = (2.0 * torch.randint(2, (count,), generator=rng) - 1.0).to(x)
+            factors = signs * F.pad(function.weights, (0, count - len(function.weights)), value=1.0)
+        found.append(_folded(flat, factors, rows).double())
     columns = torch.cat(found)
     rest = 1.0
     if active > first:
         probe = torch.zeros_like(x)
         probe[first:active] = (2.0 * torch.randint(2, (active - first,), generator=rng) - 1.0).to(x)
         rest = float(jacobian_product(function, x, probe).double().square().sum()) / (active - first)
-    return Sketch(columns @ columns.T, rest)
+    return Sketch(_gram(columns), rest)
+
+
+def _folded(
+    pieces: list[Float[Tensor, "directions _"]], factors: Float[Tensor, " numbers"], rows: int
+) -> Float[Tensor, "directions {rows}"]:
+    """Numbers that are an odd number of rows apart share a row: no multiple of a layer's width."""
+    found, begin = pieces[0].new_zeros(len(pieces[0]), rows), 0
+    for piece in pieces:
+        end = begin + piece.shape[1]
+        padded = F.pad(piece * factors[begin:end], (begin % rows, -end % rows))
+        found += padded.unflatten(1, (-1, rows)).sum(dim=1)
+        begin = end
+    return found
+
+
+def _gram(rows: Float[Tensor, "n m"]) -> Float[Tensor, "n n"]:
+    """rows·rowsᵀ, of which half is computed."""
+    found = rows.new_zeros(len(rows), len(rows))
+    for begin in range(0, len(rows), BLOCK):
+        block = rows[begin : begin + BLOCK] @ rows[begin:].T
+        found[begin : begin + BLOCK, begin:] = block
+        found[begin:, begin : begin + BLOCK] = block.T
+    return found

@@ -79,7 +79,7 @@ def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> Plan:
     together = chunk_size(TOGETHER, DIRECTION_BYTES * numbers, room / GIB)
 
     def stage(index: int, active: int) -> Stage:
-        system = ByProducts(exact[index], coarse[index], active, first, together)
+        system = ByProducts(exact[index], coarse[index].pieces(), active, first, together)
         return Stage(exact[index], system, active < count)
 
     partial = [] if frequencies is None else [stage(0, max(1, count // part)) for part in PARTS]

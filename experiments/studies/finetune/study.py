@@ -16,7 +16,8 @@ from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt
 from experiments.studies.finetune.options import arguments
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Study, Table, Unit
-from experiments.studies.second_order.study import BUDGETS, DIGITS, EXACT, PRIVATE, cell, chosen, digits, linear, public
+from experiments.studies.second_order.study import BUDGETS, EXACT, cell, chosen, linear
+from experiments.studies.second_order.victims import DIGITS, PRIVATE, digits, public
 from fedsim.bounds.references import determined
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError

@@ -18,7 +18,8 @@ from defenses import GradientNoise
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Study, Table, Unit
 from experiments.studies.rounds.options import arguments
-from experiments.studies.second_order.study import SHAPE, digits, linear, public
+from experiments.studies.second_order.study import linear
+from experiments.studies.second_order.victims import SHAPE, digits, public
 from fedsim.bounds.references import information, prior_precision
 from fedsim.bounds.rounds import running_reference
 from fedsim.errors import ConfigError

@@ -2,44 +2,39 @@
 
 import argparse
 import math
+import resource
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache, partial
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from sklearn.datasets import load_digits
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedsim
 from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt, Pixels
 from attacks.optimization.problem import make_problem, shared_update
 from attacks.optimization.second_order.residual import make_residuals
+from attacks.optimization.second_order.starts import STARTS
 from attacks.positions import of_images
-from defenses import QSGD, Defense, FixedPositionEmbedding, GradientNoise, Half, TopK, Withhold
+from defenses import QSGD, Defense, GradientNoise, Half, TopK, Withhold
 from experiments.studies.harness.ledger import Entry
-from experiments.studies.harness.study import Page, Study, Table, Unit
+from experiments.studies.harness.study import Page, Study, Table, Unit, check
+from experiments.studies.second_order import victims
 from experiments.studies.second_order.options import arguments
-from fedsim.bounds.public_prior import PublicPrior
+from experiments.studies.second_order.victims import DIGITS, DIGITS_MODELS, MODELS, PRIVATE, SHAPE, Victims, public
 from fedsim.bounds.references import determined, gaussian_reference, information, prior_precision
-from fedsim.errors import ConfigError
-from fedsim.models import Architecture, ModelSpec
+from fedsim.errors import ConfigError, one_of
 from fedsim.observation import Observation
 
-SHAPE = (3, 8, 8)
-STOCK_STD = 0.02
-"""timm's own standard deviation of position embeddings; `vit_nano` is built with 0.5."""
-MODELS = {
-    "built": "position embeddings of std 0.5, as built",
-    "stock": "of std 0.02, as timm's",
-    "sincos": "fixed sin-cos, not shared",
-}
 READ = ["patch_embed.*", "pos_embed", "blocks.0.attn.qkv.*", "blocks.0.mlp.*"]
 EXACT = 60.0
-PRIVATE, DIGITS = 1000, 1797
-"""The first are attacked; of the others the attacker knows the mean and the spectrum."""
+SPENT = {"seconds": ".0f", "cpu_seconds": ".0f", "peak_gib": ".1f"}
+"""What an attack takes, and how it is shown; memory is the process's so far."""
 BUDGETS = {"small": (30, 1), "paper": (60, 2)}
 """Steps of each start, and draws of the prior."""
 
@@ -81,9 +76,15 @@ def run(options: argparse.Namespace) -> None:
     images = (20 if options.scale == "paper" else 3) if options.images is None else options.images
     if not 1 <= images <= PRIVATE:
         raise ConfigError("--images", images, f"1 to {PRIVATE}")
-    models, shares = chosen("--models", options.models, MODELS), chosen("--shares", options.shares, SHARES)
+    check(options)
+    known = DIGITS_MODELS if options.pictures is None else MODELS
+    models, shares = chosen("--models", options.models, known), chosen("--shares", options.shares, SHARES)
+    for start in options.starts:
+        one_of("--starts", start, STARTS)
     steps, restarts = BUDGETS[options.scale]
+    pictures = None if options.pictures is None else str(options.pictures.resolve())
     settings = {"steps": steps, "restarts": restarts, "seed": options.seed}
+    settings |= {"starts": list(options.starts), "pictures": pictures}
     cells = [(model, share) for model in models for share in shares]
     units = [
         Unit.of(options, f"{model}/{share}/{image}", {"image": image, "model": model, "share": share, **settings})
@@ -93,6 +94,7 @@ def run(options: argparse.Namespace) -> None:
     units += [
         Unit.of(options, f"{m}/{s}/beside of {images}", {"images": images, "model": m, "share": s, **settings})
         for m, s in cells
+        if m in DIGITS_MODELS
     ]
     shown = partial(page, cells=cells, images=images, settings=settings)
     Study(arguments(), [options.seed], settings, [units], work, shown).run(options)
@@ -110,10 +112,10 @@ def work(unit: Unit) -> list[Entry]:
     settings = unit.settings
     if "images" in settings:
         return [beside(settings)]
-    images, labels = digits([settings["image"]])
-    seen = observed(settings["model"], settings["share"], images, labels, settings["seed"] + settings["image"])
-    search = LevenbergMarquardt(steps=settings["steps"], restarts=settings["restarts"])
+    seen, images, _ = observed(settings, settings["image"])
+    search = LevenbergMarquardt(steps=settings["steps"], restarts=settings["restarts"], starts=settings["starts"])
     attack = GaussNewton(search, budget=Budget(frames=0, save_every=0))
+    used = time.process_time()
     result = fedsim.attack(attack, seen, seed=settings["seed"], device=unit.device)
     if result.status != "done" or result.images is None:
         return [{"image": settings["image"], "refused": result.reason}]
@@ -123,44 +125,35 @@ def work(unit: Unit) -> list[Entry]:
         {
             "image": settings["image"],
             "squared_error": error,
-            "guess": float((images - public().mean).square().mean()),
+            "guess": float((images - _victims(settings).public().mean).square().mean()),
             "seconds": result.seconds,
+            "cpu_seconds": time.process_time() - used,
+            "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
             "steps": certificate.values["steps"] if certificate else 0.0,
             "certified": certificate is not None and certificate.status == "certified",
         }
     ]
 
 
-def digits(chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """[B,3,8,8] in [0, 1], float64, and [B] labels; the first 1,797 in their order."""
-    found = load_digits()
-    images = torch.from_numpy(found.images[list(chosen)] / 16.0)[:, None].expand(-1, *SHAPE)
-    return images.contiguous(), torch.from_numpy(found.target[list(chosen)])
+def observed(settings: Mapping[str, Any], image: int) -> tuple[Observation, Tensor, Tensor]:
+    """What one client would share, its image in [0, 1] and the label."""
+    source = _victims(settings)
+    images, labels = source.images([image])
+    defenses, seed = SHARES[settings["share"]].defenses(), settings["seed"] + image
+    seen = victims.observed(settings["model"], defenses, images, labels, seed, source.public())
+    return seen, images, labels
 
 
-@cache
-def public() -> PublicPrior:
-    """The moments of the digits that are nobody's."""
-    return PublicPrior.of(digits(range(PRIVATE, DIGITS))[0])
-
-
-def observed(model: str, share: str, images: Tensor, labels: Tensor, seed: int) -> Observation:
-    """What one client would share."""
-    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
-    if model == "stock":
-        torch.manual_seed(0)
-        nn.init.normal_(vit.get_parameter("pos_embed"), std=STOCK_STD)
-    fixed: list[Defense] = [FixedPositionEmbedding()] if model == "sincos" else []
-    defense = fixed + SHARES[share].defenses()
-    return replace(fedsim.observe(vit, images.float(), labels, defense=defense, seed=seed), image_prior=public())
+def _victims(settings: Mapping[str, Any]) -> Victims:
+    pictures = settings["pictures"]
+    return Victims.of(settings["model"], None if pictures is None else Path(pictures))
 
 
 def beside(settings: Mapping[str, Any]) -> Entry:
-    """The references of a cell, and what rounding alone would leave of its images, in the median."""
+    """The references of a cell of digits, and what rounding alone would leave of its images, in the median."""
     each, rounding = [], []
     for index in range(settings["images"]):
-        images, labels = digits([index])
-        seen = observed(settings["model"], settings["share"], images, labels, settings["seed"] + index)
+        seen, images, labels = observed(settings, index)
         jacobian, std, floor = linear(seen, images, labels)
         if SHARES[settings["share"]].relative:
             each.append(information(jacobian, std))
@@ -198,20 +191,24 @@ def page(
         record.append([model, share, *values.values()])
         shown = [_db(values[name]) for name in ("floor", "median", "guess", "white", "public", "rounding")]
         exact = f"{values['exact']} of {values['done']}"
-        seconds = "" if values["seconds"] is None else f"{values['seconds']:.0f}"
-        rows.append([MODELS[model], share, *shown[:2], exact, str(values["certified"]), *shown[2:], seconds])
+        spent = [f"{values[name]:{form}}" if values[name] is not None else "" for name, form in SPENT.items()]
+        rows.append([MODELS[model], share, *shown[:2], exact, str(values["certified"]), *shown[2:], *spent])
     header = ["model", "shared", "dB of the mean error", "median dB", f"above {EXACT:.0f} dB", "certified", "a guess"]
-    header += ["white reference", "public reference", "rounding alone", "seconds"]
+    header += ["white reference", "public reference", "rounding alone", "seconds", "of them on the CPU", "peak GiB"]
     names = ["model", "shared", *(cell([]))]
     introduction = (
-        f"`gauss_newton` on the gradient of one digit at `vit_nano`, {images} digits a cell, {settings['steps']} steps "
-        f"of each start. Floors are what this search reached, no more; the references are what second moments alone "
-        f"could give of Gaussian images, and no theorem on digits; what rounding alone would leave is a fact near the "
-        f"image, which proves no protection. Compare a reference with the dB of the mean error."
+        f"`gauss_newton` on the gradient of one image, {images} images a cell, {settings['steps']} steps of each start "
+        f"({', '.join(settings['starts'])}). Floors are what this search reached, no more; the references are what "
+        f"second moments alone could give of Gaussian images, and no theorem on digits; what rounding alone would "
+        f"leave is a fact near the image, which proves no protection. Compare a reference with the dB of the mean "
+        f"error."
     )
     differs = [
-        "Models are untrained; labels are read off the update.",
-        f"The guess is the mean of {DIGITS - PRIVATE} digits that are nobody's; so is the prior of the attack.",
+        "Models are untrained; labels are read off the update. `vit_nano` shares float32, ViT-Ti (two blocks, 32 px) "
+        "float64.",
+        f"The guess is the mean of images that are nobody's ({DIGITS - PRIVATE} digits, or half of the folder's); so "
+        f"is the prior of the attack.",
+        "References need J whole: for digits alone.",
     ]
     table = Table("second_order", "Floors and references", header, rows, (names, record))
     return Page("second_order", "Second-order matching", introduction, [table], differs)
@@ -231,8 +228,12 @@ def cell(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "certified": sum(entry["certified"] for entry in done),
         "guess": _psnr(sum(e["guess"] for e in done) / len(done)) if done else None,
         **{name: beside_it.get(name) for name in ("white", "public", "rounding", "rank", "unknowns")},
-        "seconds": sum(entry["seconds"] for entry in done) / len(done) if done else None,
+        **{name: _mean([entry[name] for entry in done if name in entry]) for name in SPENT},
     }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _psnr(squared_error: float) -> float:

@@ -71,7 +71,7 @@ def test_from_a_closed_form_it_only_improves(images):
 @pytest.mark.parametrize("dies_at", [1, 3])
 def test_a_killed_attack_goes_on_with_the_same_bits(model, images, dies_at):
     seen = fedsim.observe(model, images[:2], torch.tensor([1, 4]), defense=[Withhold(["1.*"])])
-    settings = {**SETTINGS, "starts": ["mean", "prior"], "steps": 12, "save_every": 2, "memory_gib": LITTLE}
+    settings = {**SETTINGS, "starts": ["mean", "prior"], "steps": 12, "save_every": 1, "memory_gib": LITTLE}
     whole = _run(GaussNewton(**settings), seen)
     attack = GaussNewton(**settings)
     attack.session = Kept(dies_at)

@@ -6,7 +6,12 @@ import torch
 from attacks.forward_mode import jacobian
 from attacks.optimization.second_order.levenberg_marquardt import Damped, take_step
 from attacks.optimization.second_order.products import ByProducts, conjugate_gradients
-from attacks.optimization.second_order.sketch import sketch
+from attacks.optimization.second_order.sketch import Pieces, sketch
+
+
+def alone(function):
+    """A function of one tensor."""
+    return Pieces(lambda x: (function(x),), torch.ones(0))
 
 
 @pytest.fixture
@@ -25,7 +30,7 @@ def x(rng):
 @pytest.mark.parametrize(("active", "first"), [(12, 12), (12, 5), (7, 12), (7, 3)])
 def test_a_step_is_that_of_j_whole(curved, x, active, first):
     """However little of it the sketch covers, and whatever part of the coordinates is varied."""
-    model = ByProducts(curved, curved, active, first, 4, tolerance=1e-12, most=60)(x)
+    model = ByProducts(curved, alone(curved), active, first, 4, tolerance=1e-12, most=60)(x)
     r, J = curved(x), jacobian(curved, x)[:, :active]
     for damping in (1e-3, 1.0):
         step, predicted = model.step(damping)
@@ -38,7 +43,7 @@ def test_a_step_is_that_of_j_whole(curved, x, active, first):
 
 
 def test_products_are_those_of_j_whole(curved, x, rng):
-    model, J = ByProducts(curved, curved, 12, 12, 4)(x), jacobian(curved, x)
+    model, J = ByProducts(curved, alone(curved), 12, 12, 4)(x), jacobian(curved, x)
     v = torch.randn(12, generator=rng, dtype=torch.float64)
     w = torch.randn(300, generator=rng, dtype=torch.float64)
     assert torch.allclose(model._forward(v), J @ v)
@@ -47,14 +52,14 @@ def test_products_are_those_of_j_whole(curved, x, rng):
 
 def test_a_sketch_of_no_fewer_rows_is_exact(rng, x):
     matrix = torch.randn(20, 12, generator=rng, dtype=torch.float64)
-    found = sketch(lambda x: matrix @ x, x, 12, 10, together=3)
+    found = sketch(alone(lambda x: matrix @ x), x, 12, 10, together=3)
     assert torch.allclose(found.normal, (matrix.T @ matrix)[:10, :10])
 
 
 def test_a_sketch_of_fewer_rows_is_within_a_factor(rng):
     matrix = torch.randn(5000, 40, generator=rng, dtype=torch.float64) * torch.logspace(0, -4, 40, dtype=torch.float64)
     exact = matrix.T @ matrix
-    found = sketch(lambda x: matrix @ x, torch.zeros(40, dtype=torch.float64), 40, 40, together=16)
+    found = sketch(alone(lambda x: matrix @ x), torch.zeros(40, dtype=torch.float64), 40, 40, together=16)
     ratios = torch.linalg.eigvals(torch.linalg.solve(found.normal, exact)).real
     assert 1 / 20 < float(ratios.min()) < float(ratios.max()) < 20
     assert torch.allclose(
@@ -62,17 +67,33 @@ def test_a_sketch_of_fewer_rows_is_within_a_factor(rng):
     )
 
 
+def test_a_sketch_of_tensors_is_that_of_all_their_numbers_in_a_row(rng, x):
+    matrix = torch.randn(90, 12, generator=rng, dtype=torch.float64)
+    weights = torch.rand(60, generator=rng, dtype=torch.float64)
+
+    def tensors(x):
+        whole = matrix @ x
+        return whole[:10].view(2, 5), whole[10:60], whole[60:]
+
+    pieces = Pieces(tensors, weights)
+    assert torch.allclose(pieces(x)[:60], weights * (matrix @ x)[:60])
+    assert torch.allclose(pieces(x)[60:], (matrix @ x)[60:])
+    found, oracle = sketch(pieces, x, 12, 8, 3), sketch(alone(pieces), x, 12, 8, 3)
+    assert torch.allclose(found.normal, oracle.normal)
+    assert found.rest == pytest.approx(oracle.rest)
+
+
 def test_what_the_sketch_does_not_cover_has_its_mean_curvature(rng):
     matrix = torch.diag(torch.tensor([5.0, 5.0, 1.0, 3.0, 7.0], dtype=torch.float64))
-    found = sketch(lambda x: matrix @ x, torch.zeros(5, dtype=torch.float64), 4, 2, together=2)
+    found = sketch(alone(lambda x: matrix @ x), torch.zeros(5, dtype=torch.float64), 4, 2, together=2)
     assert found.rest == pytest.approx((1 + 9) / 2)
 
 
 def test_a_sketch_is_kept_while_it_serves_and_made_anew_where_it_does_not(curved, x):
-    good = ByProducts(curved, curved, 12, 12, 4)
+    good = ByProducts(curved, alone(curved), 12, 12, 4)
     good(x).step(1e-3)
     assert good.anchor is x
-    poor = ByProducts(curved, lambda x: torch.ones_like(x) @ x + curved(x) * 0.0, 12, 12, 4, most=3)
+    poor = ByProducts(curved, alone(lambda x: torch.ones_like(x) @ x + curved(x) * 0.0), 12, 12, 4, most=3)
     poor(x).step(1e-9)
     assert poor.anchor is None
 
@@ -85,7 +106,7 @@ def test_a_valley_is_followed_to_its_end(curved, x):
     def residual(x):
         return curved(x) - goal.to(x)
 
-    state, system = Damped(x), ByProducts(residual, residual, 12, 12, 4)
+    state, system = Damped(x), ByProducts(residual, alone(residual), 12, 12, 4)
     for _ in range(25):
         if not state.ended:
             take_step(state, residual, system)

@@ -3,6 +3,8 @@ import math
 from functools import partial
 
 import pytest
+import torch
+from PIL import Image
 
 from experiments.studies.second_order import study as second_order
 
@@ -38,7 +40,13 @@ def test_a_cell_stands_beside_its_reference_and_is_not_computed_again(call, monk
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(["--models", "resnet"], "--models=resnet"), (["--images", "0"], "--images")]
+    ("arguments", "said"),
+    [
+        (["--models", "resnet"], "--models=resnet"),
+        (["--models", "vit_tiny_8"], "--models=vit_tiny_8"),
+        (["--images", "0"], "--images"),
+        (["--starts", "gray"], "--starts=gray"),
+    ],
 )
 def test_wrong_options_are_refused(call, arguments, said):
     code, _, err = call(*arguments)
@@ -55,12 +63,26 @@ def test_errors_are_averaged_before_decibels_and_refusals_count_nothing():
 
 
 def test_what_is_shared_is_what_it_says():
-    images, labels = second_order.digits([0])
-    shared = {
-        name: second_order.observed("built", name, images, labels, 0).update.tensors for name in second_order.SHARES
-    }
+    shared = {name: tensors("built", name) for name in second_order.SHARES}
     assert all("bias" in name for name in shared["biases alone"])
     assert not any(name.startswith("blocks.0") for name in shared["last block and head"])
     assert {"head.weight", "blocks.1.mlp.fc1.weight"} <= shared["without what closed forms read"].keys()
     assert not {"pos_embed", "blocks.0.attn.qkv.weight"} & shared["without what closed forms read"].keys()
-    assert "pos_embed" not in second_order.observed("sincos", "everything", images, labels, 0).update.tensors
+    assert "pos_embed" not in tensors("sincos", "everything")
+
+
+def tensors(model, share, pictures=None):
+    settings = {"model": model, "share": share, "seed": 0, "pictures": pictures}
+    return second_order.observed(settings, 0)[0].update.tensors
+
+
+def test_a_folders_images_of_32_pixels_are_shared_by_vit_tiny(tmp_path):
+    for index in range(8):
+        (tmp_path / str(index % 2)).mkdir(exist_ok=True)
+        Image.new("RGB", (40, 32), (30 * index, 90, 10)).save(tmp_path / str(index % 2) / f"{index}.png")
+    shared = tensors("vit_tiny_8", "everything", str(tmp_path))
+    assert shared["patch_embed.proj.weight"].shape == (192, 3, 8, 8)
+    assert shared["pos_embed"].dtype == torch.float64
+    assert "blocks.1.norm1.weight" in shared
+    assert "blocks.2.norm1.weight" not in shared
+    assert tensors("vit_tiny_8_sincos", "everything", str(tmp_path)).keys() == shared.keys() - {"pos_embed"}

@@ -1,0 +1,102 @@
+"""Whose images are attacked, at which model: digits at `vit_nano`, a folder's at ViT-Ti of 32 pixels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import fedsim
+from defenses import Defense, FixedPositionEmbedding
+from experiments.engine.guess import public_prior
+from fedsim.bounds.public_prior import PublicPrior
+from fedsim.data import FederatedData, ImageFolder
+from fedsim.models import Architecture, ModelSpec
+from fedsim.observation import Observation
+
+SHAPE = (3, 8, 8)
+SIDE = 32
+STOCK_STD = 0.02
+"""timm's own standard deviation of position embeddings; `vit_nano` is built with 0.5."""
+DIGITS_MODELS = {
+    "built": "position embeddings of std 0.5, as built",
+    "stock": "of std 0.02, as timm's",
+    "sincos": "fixed sin-cos, not shared",
+}
+FOLDER_MODELS = {
+    "vit_tiny_8": "ViT-Ti/8",
+    "vit_tiny_4": "ViT-Ti/4",
+    "vit_tiny_8_sincos": "ViT-Ti/8, fixed sin-cos, not shared",
+}
+"""Two blocks, as timm initialises them, in float64."""
+MODELS = {**DIGITS_MODELS, **FOLDER_MODELS}
+PRIVATE, DIGITS = 1000, 1797
+"""The first are attacked; of the others the attacker knows the mean and the spectrum."""
+
+
+@dataclass(frozen=True)
+class Victims:
+    """Images of one source, in their order, and what is public of others.
+
+    Attributes:
+        pictures: a folder; None: digits.
+    """
+
+    pictures: Path | None = None
+
+    @classmethod
+    def of(cls, model: str, pictures: Path | None) -> "Victims":
+        return cls(pictures if model in FOLDER_MODELS else None)
+
+    def images(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """[B,3,H,W] in [0, 1], float64, and [B] labels."""
+        if self.pictures is None:
+            return digits(chosen)
+        held = _folder(self.pictures).train
+        return held.images(list(chosen)).double(), held.labels[list(chosen)]
+
+    def public(self) -> PublicPrior:
+        """The moments of images that are nobody's."""
+        found = public() if self.pictures is None else public_prior(_folder(self.pictures))
+        assert found is not None
+        return found
+
+
+def digits(chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """[B,3,8,8] in [0, 1], float64, and [B] labels; the first 1,797 in their order."""
+    found = load_digits()
+    images = torch.from_numpy(found.images[list(chosen)] / 16.0)[:, None].expand(-1, *SHAPE)
+    return images.contiguous(), torch.from_numpy(found.target[list(chosen)])
+
+
+@cache
+def public() -> PublicPrior:
+    """The moments of the digits that are nobody's."""
+    return PublicPrior.of(digits(range(PRIVATE, DIGITS))[0])
+
+
+@cache
+def _folder(pictures: Path) -> FederatedData:
+    return FederatedData(ImageFolder(pictures, auxiliary_fraction=0.5, verify=False), None, SIDE)
+
+
+def observed(
+    model: str, defenses: Sequence[Defense], images: Tensor, labels: Tensor, seed: int, prior: PublicPrior
+) -> Observation:
+    """What one client would share."""
+    tiny = model in FOLDER_MODELS
+    spec = ModelSpec("vit_nano_patch2_8", num_classes=10)
+    if tiny:
+        patch = int(model.split("_")[2])
+        kwargs = {"depth": 2}
+        spec = ModelSpec("vit_tiny_patch16_224", 10, SIDE, patch, dtype="float64", kwargs=kwargs)
+    vit = Architecture(spec, (), 0).build(keep=True)
+    if model == "stock":
+        torch.manual_seed(0)
+        nn.init.normal_(vit.get_parameter("pos_embed"), std=STOCK_STD)
+    fixed: list[Defense] = [FixedPositionEmbedding()] if model.endswith("sincos") else []
+    shown = images if tiny else images.float()
+    return replace(fedsim.observe(vit, shown, labels, defense=[*fixed, *defenses], seed=seed), image_prior=prior)
