@@ -190,6 +190,8 @@ def fingerprint(
             tensors["auxiliary_probs"] = observation.auxiliary_probs
         if observation.image_prior is not None:
             tensors |= {f"image_prior/{name}": tensor for name, tensor in vars(observation.image_prior).items()}
+        if observation.public_images is not None:
+            tensors |= {f"public/{name}": tensor for name, tensor in observation.public_images.tensors().items()}
         for name in sorted(tensors):
             tensor = tensors[name].detach().cpu().contiguous()
             digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from fedsim.bounds.public_prior import MOST_IMAGES, PublicPrior
 from fedsim.data import FederatedData
+from fedsim.public_images import PublicImages, most_of
 
 
 def public_mean(data: FederatedData, shape: tuple[int, int, int]) -> Tensor:
@@ -17,3 +18,11 @@ def public_prior(data: FederatedData) -> PublicPrior | None:
     """The moments of the same images; None where there are none."""
     count = min(MOST_IMAGES, len(data.auxiliary))
     return PublicPrior.of(data.auxiliary.images(range(count))) if count else None
+
+
+def public_images(data: FederatedData) -> PublicImages | None:
+    """Images that no client holds, with their labels; None where there are none."""
+    if not len(data.auxiliary):
+        return None
+    count = min(most_of(tuple(data.auxiliary.images([0]).shape[1:])), len(data.auxiliary))
+    return PublicImages.of(data.auxiliary.images(range(count)), data.auxiliary.labels[:count])

@@ -21,13 +21,14 @@ from defenses.update.secure_aggregation import SecureAggregation
 from experiments.cli.call import say_doing
 from experiments.cli.machine import cores
 from experiments.cli.validation import check_gpus, check_room, crews, placement, worker_counts
-from experiments.engine.guess import public_mean, public_prior
+from experiments.engine.guess import public_images, public_mean, public_prior
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.data import FederatedData
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, Normaliser, OwnArchitecture, architecture_seed
 from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
+from fedsim.public_images import PublicImages
 from fedsim.report.wording import count
 from fedsim.settings.commands import FederatedConfig, JobConfig, config_of
 from fedsim.settings.composition import build_data, build_spec, image_side
@@ -89,11 +90,11 @@ class Setup:
     def factory(self) -> ObservationFactory:
         config = self.config
         described = [{"name": name, **settings} for name, settings in config.defense.items()]
-        return ObservationFactory(self.architecture, self.model, self.image_shape, described, replay, self._image_prior)
+        return ObservationFactory(self.architecture, self.model, self.image_shape, described, replay, *self._public)
 
     @cached_property
-    def _image_prior(self) -> PublicPrior | None:
-        return public_prior(self.data) if self.wants_auxiliary else None
+    def _public(self) -> tuple[PublicPrior | None, PublicImages | None]:
+        return (public_prior(self.data), public_images(self.data)) if self.wants_auxiliary else (None, None)
 
     def runtime(self) -> ClientRuntime:
         """What a client's worker keeps."""
