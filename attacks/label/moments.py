@@ -20,6 +20,8 @@ DIRECTIONS_A_CLASS = 2
 """The head reads C - 1 directions, and as many tell classes apart."""
 SHRINKAGE = 0.03
 """Share of the diagonal in a covariance: there are few images, and many moments."""
+POOLED = 10
+"""As many images as the mean covariance of all classes counts for beside a class's own."""
 ROUNDS = 3
 """The covariance depends on the counts: from equal ones, so often."""
 
@@ -98,7 +100,9 @@ def class_moments(
         scatter = (found - mean) * part[own].sqrt()[:, None]
         means.append(mean)
         covariances.append(scatter.T @ scatter / (1.0 - 1.0 / images[label]))
-    return ClassMoments(directions, torch.stack(means), torch.stack(covariances), images)
+    own = torch.stack(covariances)
+    pooled = (images[:, None, None] * own + POOLED * own.mean(dim=0)) / (images + POOLED)[:, None, None]
+    return ClassMoments(directions, torch.stack(means), pooled, images)
 
 
 def telling_directions(
@@ -135,7 +139,9 @@ def fit_counts(
     """The counts under which B·g is likeliest, of those that are at least `least` and sum to B.
 
     A class's mean is known to Cov/N of its N images: n of its labels count for the n + n²/N that n images of it, and n
-    times their mean, vary by.
+    times their mean, vary by. Beforehand any mixture of classes is as likely, which gives counts the variance of the
+    Dirichlet-multinomial: where the gradient tells nothing they are equal. A gradient that the moments explain badly
+    counts for less, by its misfit.
 
     Args:
         added: covariance of whatever else is in B·g: `noise_covariance`, local steps.
@@ -144,7 +150,8 @@ def fit_counts(
     seen = batch_size * moments.read(weight_grad, bias_grad)
     spread = moments.covariances.mean(dim=0).diagonal()
     spread = spread.clamp(min=1e-9 * float(spread.max())) + 1e-12 * float(moments.means.square().max())
-    counts = torch.full((classes,), batch_size / classes, dtype=torch.float64)
+    counts, scale = torch.full((classes,), batch_size / classes, dtype=torch.float64), 1.0
+    variance = batch_size * (classes - 1) * (batch_size + classes) / (classes**2 * (classes + 1))
     for _ in range(ROUNDS):
         taken = counts.clamp(min=0.1)
         taken = taken + taken.square() / moments.images
@@ -156,10 +163,14 @@ def fit_counts(
         means, target = whitened[:, :-1], whitened[:, -1]
         precision = means.T @ means
         tie = 1e4 * float(precision.diagonal().mean())  # to Σ n = B
-        centre = torch.linalg.solve(precision + tie, means.T @ target + tie * batch_size)
-        whole = whole_counts(precision, centre, least, batch_size)
+        posterior = precision / scale + torch.eye(classes).double() / variance
+        known = means.T @ target / scale + batch_size / classes / variance
+        centre = torch.linalg.solve(posterior + tie, known + tie * batch_size)
+        whole = whole_counts(posterior, centre, least, batch_size)
         counts = whole.double()
-    return CountFit(whole, float((target - means @ counts).square().mean()))
+        misfit = float((target - means @ counts).square().mean())
+        scale = max(1.0, misfit)
+    return CountFit(whole, misfit)
 
 
 def noise_covariance(

@@ -30,10 +30,10 @@ from fedsim.determinism import torch_generator
 from fedsim.models import ModelSpec, Normaliser
 from fedsim.public_images import MOST
 
-STEPS = (0, 60, 200, 1000)
+STEPS = (0, 60, 200, 400, 1000)
 SIZES = (8, 32, 64)
 LOCAL = (5, 20)
-LOCAL_AT = (200,)
+LOCAL_AT = (400,)
 CLASSES = 10
 SIMULATED = "class_moments, with simulated clients"
 Entry = dict[str, Any]
@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--cifar10", type=Path, help="folder with train/ and val/ of ten class folders; none: digits")
     parser.add_argument("--batches", type=int, default=40, help="batches for each cell")
     parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help="of training")
-    parser.add_argument("--lr", type=float, default=0.01, help="of local steps")
+    parser.add_argument("--lr", type=float, default=0.05, help="of local steps")
     parser.add_argument("--out", type=Path, default=Path("runs/trained_labels"), help="folder of trained_labels.md")
     options = parser.parse_args()
     torch.set_num_threads(1)

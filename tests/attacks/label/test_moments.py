@@ -63,7 +63,9 @@ def test_moments_are_those_of_drawn_batches(head, rng):
         reads.append(6 * found.read(*gradient(head, features[chosen], labels[chosen])))
     drawn = torch.stack(reads)
     mean = counts.double() @ found.means
-    variance = torch.einsum("c,cii->i", counts.double(), found.covariances)
+    pooled = found.covariances.mean(dim=0)
+    own = ((100 + m.POOLED) * found.covariances - m.POOLED * pooled) / 100
+    variance = torch.einsum("c,cii->i", counts.double(), own)
     assert ((drawn.mean(0) - mean).abs() < 4.5 * (variance / 1000).sqrt() + 1e-9).all()
     torch.testing.assert_close(drawn.var(0), variance, rtol=0.3, atol=1e-9)
 
@@ -109,17 +111,19 @@ def test_unlabelled_images_of_a_calibrated_model_serve_as_well(rng):
     torch.testing.assert_close(*means, rtol=0.0, atol=0.03)
 
 
-def test_noise_that_is_known_makes_the_means_decide(head, rng):
-    """With a covariance of noise alone the fit is ordinary least squares on the class means."""
+def test_noise_that_is_known_leaves_the_means_and_what_is_believed_beforehand(head, rng):
+    """Brute force over all counts: with a covariance of noise alone it is ridge regression on the class means."""
     features, labels = population(400, rng)
     found = m.class_moments(*head, features, F.one_hot(labels, CLASSES).double())
     weight, bias = gradient(head, features[:8], labels[:8])
-    added = 1e6 * torch.eye(found.means.shape[1], dtype=torch.float64)
+    added = 100.0 * torch.eye(found.means.shape[1], dtype=torch.float64)
     fit = m.fit_counts(found, weight, bias, no_least(), 8, added)
     read = 8 * found.read(weight, bias)
     every = torch.cartesian_prod(*[torch.arange(9)] * CLASSES)
     every = every[every.sum(dim=1) == 8]
-    best = every[(every.double() @ found.means - read).square().sum(dim=1).argmin()]
+    variance = 8 * 3 * 12 / (16 * 5)
+    cost = (every.double() @ found.means - read).square().sum(dim=1) / 100.0
+    best = every[(cost + (every - 2.0).square().sum(dim=1) / variance).argmin()]
     assert fit.counts.tolist() == best.tolist()
 
 
