@@ -32,7 +32,7 @@ class RecoverLabels(Attack):
     """The multiset of labels, sorted, by one rule of `attacks.label.rules`, `.counting` or `.membership`.
 
     `auto` takes `label_of_one` for one example; up to `PROVABLE` examples it looks for the only counts that explain
-    the gradient; else, or where none are certified, `class_moments` with public images and one local step, then
+    the gradient; else, or where none are certified, `class_moments` with public images that the batch is like, then
     `bias_prior` with auxiliary pictures and `bias_corrected` without.
     Where the bias has no shared gradient the weight is read: `idlg` for one example, `llg` for several.
     Labels alone: no pictures. A clipped gradient's scale is unknown: that misleads the rules that count, and no other

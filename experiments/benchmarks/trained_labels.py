@@ -23,6 +23,7 @@ from attacks.label import counting, rules
 from attacks.label.drift import drifted_counts
 from attacks.label.moments import ClassMoments, class_moments, fit_counts
 from attacks.label.possible import least_counts
+from attacks.label.public import MAX_MISFIT
 from experiments.benchmarks.heads import head_gradients, head_inputs, train
 from experiments.studies.harness.tables import markdown
 from fedsim.data import Digits, FederatedData, ImageFolder
@@ -35,6 +36,7 @@ SIZES = (8, 32, 64)
 LOCAL = (5, 20)
 LOCAL_AT = (400,)
 CLASSES = 10
+DEFAULT = "`labels` above 8 images: class_moments or bias_prior, by the misfit"
 SIMULATED = "class_moments, with simulated clients"
 Entry = dict[str, Any]
 
@@ -113,7 +115,11 @@ def rules_of(state: State) -> dict[str, Rule]:
         chosen = torch.randint(len(state.public_labels), (size,), generator=rng)
         return torch.bincount(state.public_labels[chosen], minlength=CLASSES)
 
-    known: dict[str, Rule] = {name: by_moments(found) for name, found in moments.items()}
+    def by_misfit(w: Tensor, b: Tensor, size: int, rng: torch.Generator) -> Tensor:
+        fit = fit_counts(moments["class_moments"], w, b, least_counts(b, size), size)
+        return fit.counts if fit.misfit <= MAX_MISFIT else bias_prior(w, b, size, rng)
+
+    known: dict[str, Rule] = {DEFAULT: by_misfit, **{name: by_moments(found) for name, found in moments.items()}}
     return {**known, "bias_prior": bias_prior, "llg_bias": llg_bias, "ilrg": ilrg, "no gradient": guess}
 
 
