@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from attacks.label.drift import drifted_counts
 from attacks.label.head import bias_rounding, shared, single_head
@@ -47,8 +48,8 @@ def likely(
     rng: torch.Generator,
     device: torch.device,
 ) -> Reconstruction | None:
-    """`from_public_images`, or None where that refuses, or the batch is not like them."""
-    if observation.public_images is None:
+    """`from_public_images`; None where that refuses, the batch is unlike them, or BatchNorm mixes its examples."""
+    if observation.public_images is None or _examples_mix(observation):
         return None
     try:
         found = from_public_images(observation, bias_grad, total, rng, device)
@@ -88,6 +89,12 @@ def from_public_images(
     labels = torch.repeat_interleave(torch.arange(len(fit.counts)), fit.counts)
     reason = f"the batch is taken to be like public images with {public.said}"
     return Reconstruction(labels=labels, certificate=Certificate("uncertified", reason, {"misfit": fit.misfit}))
+
+
+def _examples_mix(observation: Observation) -> bool:
+    """Whether BatchNorm reads the whole batch: it shifts all features together, which no class's scatter shows."""
+    layers = observation.build_model().modules()
+    return observation.protocol.training_mode and any(isinstance(layer, _BatchNorm) for layer in layers)
 
 
 def _public(observation: Observation, rng: torch.Generator, device: torch.device) -> Public:

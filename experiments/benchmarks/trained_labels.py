@@ -138,7 +138,6 @@ def one_step(state: State, size: int, batches: int) -> list[Entry]:
 def local_steps(state: State, size: int, local: int, lr: float, batches: int) -> list[Entry]:
     """All rules on what several steps of SGD on one batch made of the head, as the steps' mean gradient."""
     found, rng = rules_of(state), torch_generator(0, "local steps", state.data, size)
-    scores: dict[str, list[tuple[bool, float]]] = {name: [] for name in found}
     before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
     weight, bias = state.head
 
@@ -165,8 +164,8 @@ def local_steps(state: State, size: int, local: int, lr: float, batches: int) ->
         return drifted_counts(moments, (w, b), least_counts(b, size), first, state.public_labels, drift, rng).counts
 
     moments = class_moments(weight, bias, state.public, F.one_hot(state.public_labels, CLASSES).double())
-    found = {SIMULATED: simulated, **found}
-    scores[SIMULATED] = []
+    found = {SIMULATED: simulated, **{name: rule for name, rule in found.items() if name != DEFAULT}}
+    scores: dict[str, list[tuple[bool, float]]] = {name: [] for name in found}
     for _ in range(batches):
         chosen = torch.randperm(len(state.labels), generator=rng)[:size]
         gradients = trained(state.inputs[chosen], state.labels[chosen])

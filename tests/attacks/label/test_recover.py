@@ -229,3 +229,12 @@ def test_local_steps_on_one_batch_are_simulated(sure_batch, rng, cpu):
     found = RecoverLabels("class_moments")(observation, rng, cpu).labels.tolist()
     wrong = 16 - sum((Counter(found) & Counter(labels)).values())
     assert wrong <= 1
+
+
+def test_batchnorm_in_training_mode_leaves_auto_with_the_mean_softmax(tools, rng, cpu):
+    pictures = tools.detailed(12, 64)
+    observation = tools.observe(ModelSpec("resnet10t", 4), pictures, [0, 0, 1, 2, 2, 2, 3, 3, 1, 0, 0, 1])
+    public = PublicImages.of(pictures.repeat(4, 1, 1, 1), torch.arange(48) % 4)
+    seen = replace(observation, public_images=public, auxiliary_probs=torch.full((4,), 0.25))
+    assert "public images" in RecoverLabels("class_moments")(seen, rng, cpu).certificate.reason
+    assert "auxiliary pictures" in RecoverLabels()(seen, rng, cpu).certificate.reason
