@@ -191,6 +191,8 @@ def fingerprint(
             tensors["auxiliary_probs"] = observation.auxiliary_probs
         if observation.image_prior is not None:
             tensors |= {f"image_prior/{name}": tensor for name, tensor in observation.image_prior.tensors().items()}
+        if observation.public_images is not None:
+            tensors |= {f"public/{name}": tensor for name, tensor in observation.public_images.tensors().items()}
         for name in sorted(tensors):
             tensor = tensors[name].detach().cpu().contiguous()
             digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())

@@ -21,6 +21,7 @@ from fedsim.models import (
 )
 from fedsim.models.finetune import Finetune
 from fedsim.models.roles import STATED
+from fedsim.public_images import PublicImages
 from fedsim.update import LocalProtocol, State, Update
 
 Kind = TypeVar("Kind", bound=Effect)
@@ -41,6 +42,7 @@ class Observation:
         defenses: the defenses that run on the client, as configured: public, less their randomness.
         auxiliary_probs: [classes] mean softmax of the global model over pictures that no client holds.
         image_prior: the moments of images that no client holds.
+        public_images: such images themselves, with their labels if they have any.
         recorded_effects: of the defenses, from a file; None where only the defenses themselves can say.
         summed: clients whose updates were summed before the server saw anything.
         replayer: how a client computes, attached by whoever made the observation; None where that is not known.
@@ -61,6 +63,7 @@ class Observation:
     recorded_effects: tuple[Effect, ...] | None = None
     auxiliary_probs: Tensor | None = field(default=None)
     image_prior: PublicPrior | None = field(default=None)
+    public_images: PublicImages | None = field(default=None, repr=False)
     summed: int = 1
     replayer: Replayer | None = field(default=None, repr=False, compare=False)
 
@@ -82,6 +85,7 @@ class Observation:
         roles: Mapping[str, str] | None = None,
         auxiliary_probs: Tensor | None = None,
         public_images: Tensor | None = None,
+        public_labels: Tensor | None = None,
         replayer: Replayer | None = None,
         server_round: int = 0,
         client: int = 0,
@@ -101,7 +105,9 @@ class Observation:
             roles: of a ViT whose parts have other names than timm's: parameter names of `patch_weight` (a Conv2d's),
                 `pos_embed`, `class_token`.
             auxiliary_probs: [classes] mean softmax of the model over images that no client holds, for label attacks.
-            public_images: [N,C,H,W] images in [0, 1] that no client holds: attacks take their mean and spectrum.
+            public_images: [N,C,H,W] images in [0, 1] that no client holds: attacks take their mean and spectrum, and
+                label rules what the model makes of them.
+            public_labels: [N] their classes, where they are known.
             replayer: `fedsim.replay` where clients do nothing but what `protocol` says; without it nothing is
                 certified.
 
@@ -125,7 +131,8 @@ class Observation:
         seen = observation_of(model, given, stated, protocol is not None, num_examples, about)
         prior = None if public_images is None else PublicPrior.of(public_images[:MOST_IMAGES])
         named = {"server_round": server_round, "client": client, "replayer": replayer, "image_prior": prior}
-        return replace(seen, auxiliary_probs=auxiliary_probs, **named)  # type: ignore[arg-type]
+        images = None if public_images is None else PublicImages.of(public_images, public_labels)
+        return replace(seen, auxiliary_probs=auxiliary_probs, public_images=images, **named)  # type: ignore[arg-type]
 
     @property
     def name(self) -> str:

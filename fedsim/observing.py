@@ -9,6 +9,7 @@ from fedsim.bounds.public_prior import PublicPrior
 from fedsim.errors import ConfigError, nearest
 from fedsim.models import Architecture, find_roles, normalisation, own_architecture
 from fedsim.observation import Observation, Replayer
+from fedsim.public_images import PublicImages
 from fedsim.update import Kind, LocalProtocol, State, Update
 
 
@@ -23,6 +24,7 @@ class ObservationFactory:
         defenses: Iterable[dict[str, Any]] = (),
         replayer: Replayer | None = None,
         image_prior: PublicPrior | None = None,
+        public_images: PublicImages | None = None,
     ) -> None:
         self._architecture = architecture
         # Copies: the model may be trained, or written into while attacks read.
@@ -33,6 +35,7 @@ class ObservationFactory:
         self._defenses = tuple(defenses)
         self._replayer = replayer
         self._image_prior = image_prior
+        self._public_images = public_images
 
     def make(
         self,
@@ -64,6 +67,7 @@ class ObservationFactory:
             defenses=self._defenses,
             auxiliary_probs=auxiliary_probs,
             image_prior=self._image_prior,
+            public_images=self._public_images,
             summed=summed,
             replayer=self._replayer,
         )

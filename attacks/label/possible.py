@@ -59,3 +59,30 @@ def nearest_possible(
     if left < 0:
         return largest_remainder(counts.double(), batch_size)
     return least + largest_remainder(counts.double().cpu() - least, left)
+
+
+def whole_counts(
+    precision: Float[Tensor, "classes classes"],
+    centre: Float[Tensor, "classes"],
+    least: Int[Tensor, "classes"],
+    total: int,
+) -> Int[Tensor, "classes"]:
+    """Counts of the least (n - centre)ᵀ precision (n - centre) that moving one label to another class cannot lower.
+
+    They sum to `total` and are at least `least`, which must leave some. From the nearest possible counts, by the move
+    that lowers it most, again and again: the minimum itself mostly, though nothing guarantees it.
+    """
+    precision, centre, least = precision.double().cpu(), centre.double().cpu(), least.cpu()
+    counts = nearest_possible(centre, least, total)
+    curvature = precision.diagonal()[:, None] + precision.diagonal()[None] - 2.0 * precision
+    rounding = 1e-9 * float(curvature.max())
+    while True:
+        slope = precision @ (counts - centre)
+        change = 2.0 * (slope[None] - slope[:, None]) + curvature  # [from, to]
+        change[counts <= least] = torch.inf
+        change.fill_diagonal_(torch.inf)
+        best = int(change.argmin())
+        if float(change.flatten()[best]) >= -rounding:
+            return counts
+        counts[best // len(counts)] -= 1
+        counts[best % len(counts)] += 1

@@ -9,6 +9,7 @@ from attacks.label import counting, rules
 from attacks.label.certified import as_reconstruction, features_of
 from attacks.label.head import head_is_exact, rounding, shared, sign_rounding, single_head
 from attacks.label.membership import rlg
+from attacks.label.public import from_public_images, likely
 from attacks.label.reference import random_reference
 from attacks.label.rules import head_gradient
 from attacks.label.single import label_of_one, relative_sum
@@ -16,8 +17,9 @@ from fedsim.errors import ConfigError, NotApplicable, nearest, require
 from fedsim.observation import Observation
 
 FROM_WEIGHT = ("idlg", "gradinversion", "gradinversion_sum", "rlg")
+FROM_PUBLIC = ("auto", "bias_prior", "class_moments")
 FROM_REFERENCE = ("llg", "llg_bias", "zlg")
-RULES = ("auto", *FROM_WEIGHT, *FROM_REFERENCE, "ilrg", "bias_sign", "bias_corrected", "bias_prior")
+RULES = ("auto", *FROM_WEIGHT, *FROM_REFERENCE, "ilrg", "bias_sign", "bias_corrected", "bias_prior", "class_moments")
 MOST_LABELS = 100_000
 """A client may claim any number of examples, and each label is written down."""
 PROVABLE = 8
@@ -30,7 +32,8 @@ class RecoverLabels(Attack):
     """The multiset of labels, sorted, by one rule of `attacks.label.rules`, `.counting` or `.membership`.
 
     `auto` takes `label_of_one` for one example; up to `PROVABLE` examples it looks for the only counts that explain
-    the gradient; else, or where none are certified, `bias_prior` with auxiliary pictures and `bias_corrected` without.
+    the gradient; else, or where none are certified, `class_moments` with public images that the batch is like, then
+    `bias_prior` with auxiliary pictures and `bias_corrected` without.
     Where the bias has no shared gradient the weight is read: `idlg` for one example, `llg` for several.
     Labels alone: no pictures. A clipped gradient's scale is unknown: that misleads the rules that count, and no other
     where labels are hard; smoothed ones it may hide from `bias_sign`.
@@ -50,7 +53,9 @@ class RecoverLabels(Attack):
             raise ConfigError("attack.labels.reference", reference, "true: zlg knows no features without it")
         self.rule = rule
         self.reference = reference
-        self.needs = Needs(auxiliary=rule in ("auto", "bias_prior") or (reference and rule in FROM_REFERENCE))
+        self.needs = Needs(
+            auxiliary=rule in ("auto", "bias_prior", "class_moments") or (reference and rule in FROM_REFERENCE)
+        )
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable without a head, where its gradient is withheld, and without auxiliary pictures."""
@@ -73,8 +78,13 @@ class RecoverLabels(Attack):
         bias_grad = shared(observation, "bias")
         if self.rule == "ilrg":
             return _ilrg(observation, bias_grad, total)
-        proof = _proof(observation, total, rng) if self.rule == "auto" else None
-        return proof or _from_bias(observation, self.rule, bias_grad, total)
+        if self.rule == "class_moments":
+            return from_public_images(observation, bias_grad, total, rng, device)
+        if self.rule == "auto":
+            found = _proof(observation, total, rng) or likely(observation, bias_grad, total, rng, device)
+            if found is not None:
+                return found
+        return _from_bias(observation, self.rule, bias_grad, total)
 
     def _from_reference(
         self, observation: Observation, total: int, rng: torch.Generator, device: torch.device

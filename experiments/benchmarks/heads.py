@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedsim.data import FederatedData, ImageFolder
 from fedsim.models import ModelSpec, Normaliser
+from fedsim.public_images import MOST
 
 REFERENCE = 64
 CHUNK = 64
@@ -20,14 +21,16 @@ MLP = ModelSpec("mlp_32", CLASSES, kwargs={"hidden": [256, 64]})
 
 
 class GroupedImages:
-    """Private pictures with labels in `classes` groups, and auxiliary ones without."""
+    """Private pictures with labels in `classes` groups, and public ones: the first, `auxiliary`, go without."""
 
     def __init__(self, folder: Path, side: int, classes: int, limit: int) -> None:
         data = FederatedData(ImageFolder(str(folder), auxiliary_fraction=0.1, test_fraction=0.01), None, side)
         order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(0))[:limit]
         self.images = data.train.images(order)
         self.labels = torch.as_tensor(data.train.labels)[order] * classes // data.num_classes
-        self.auxiliary = data.auxiliary.images(range(min(len(data.auxiliary), 256)))
+        self.public = data.auxiliary.images(range(min(len(data.auxiliary), MOST)))
+        self.public_labels = torch.as_tensor(data.auxiliary.labels)[: len(self.public)] * classes // data.num_classes
+        self.auxiliary = self.public[:256]
         self.classes = classes
 
 

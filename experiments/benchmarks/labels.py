@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from experiments.studies.gradinversion.label_rules import RuleResult
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
+LEAST_IMAGES = 8
+"""Public ones of each class, for its moments."""
 
 
 def _options() -> argparse.Namespace:
@@ -86,6 +88,7 @@ def measure(setting: str, model: "nn.Module", pictures: "GroupedImages", batches
     import torch
     import torch.nn.functional as F
 
+    from attacks.label.moments import class_moments
     from experiments.benchmarks.heads import REFERENCE, draw, head_features, head_gradients
     from experiments.studies.gradinversion.label_rules import RULES, HeadBatch, run_rule
     from fedsim.models import Normaliser
@@ -95,10 +98,13 @@ def measure(setting: str, model: "nn.Module", pictures: "GroupedImages", batches
     normalise = Normaliser(model)
     rng = torch.Generator().manual_seed(1)
     noise = torch.rand((REFERENCE, *pictures.images.shape[1:]), generator=rng)
-    features, auxiliary, random = (
-        head_features(model, normalise(images)) for images in (pictures.images, pictures.auxiliary, noise)
+    features, public, random = (
+        head_features(model, normalise(images)) for images in (pictures.images, pictures.public, noise)
     )
-    mean_probs = F.linear(auxiliary, weight, bias).softmax(dim=1).mean(dim=0)
+    mean_probs = F.linear(public[: len(pictures.auxiliary)], weight, bias).softmax(dim=1).mean(dim=0)
+    known = F.one_hot(pictures.public_labels, pictures.classes).double()
+    enough = int(known.sum(dim=0).min()) >= LEAST_IMAGES
+    moments = class_moments(weight, bias, public, known) if enough else None
     rows: list[dict[str, Any]] = []
     for kind in ("distinct", "repeated"):
         for size in SIZES:
@@ -110,7 +116,7 @@ def measure(setting: str, model: "nn.Module", pictures: "GroupedImages", batches
                 h, labels = features[chosen], pictures.labels[chosen].sort().values
                 h = h[pictures.labels[chosen].argsort()]
                 weight_grad, bias_grad = head_gradients(h, weight, bias, labels)
-                batch = HeadBatch(labels, weight, bias, weight_grad, bias_grad, mean_probs, random, h)
+                batch = HeadBatch(labels, weight, bias, weight_grad, bias_grad, mean_probs, random, h, moments)
                 for rule in RULES:
                     outcome = run_rule(rule, batch, rng)
                     if outcome is not None:

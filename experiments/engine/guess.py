@@ -10,6 +10,7 @@ from fedsim.bounds.public_prior import MOST_IMAGES, PublicPrior
 from fedsim.data import FederatedData
 from fedsim.effects import MasksPositions, MixesImages, TransformsImages, Unpublished
 from fedsim.models import Normaliser
+from fedsim.public_images import PublicImages, most_of
 
 
 def public_mean(data: FederatedData, shape: tuple[int, int, int]) -> Tensor:
@@ -50,3 +51,11 @@ def seen_through(
         return normaliser.inverse(torch.cat(parts))
 
     return seen
+
+
+def public_images(data: FederatedData) -> PublicImages | None:
+    """Images that no client holds, with their labels; None where there are none."""
+    if not len(data.auxiliary):
+        return None
+    count = min(most_of(tuple(data.auxiliary.images([0]).shape[1:])), len(data.auxiliary))
+    return PublicImages.of(data.auxiliary.images(range(count)), data.auxiliary.labels[:count])

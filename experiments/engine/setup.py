@@ -21,7 +21,7 @@ from defenses.update.secure_aggregation import SecureAggregation
 from experiments.cli.call import say_doing
 from experiments.cli.machine import cores
 from experiments.cli.validation import check_gpus, check_room, crews, placement, worker_counts
-from experiments.engine.guess import public_mean, public_prior, seen_through
+from experiments.engine.guess import public_images, public_mean, public_prior, seen_through
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.data import FederatedData
 from fedsim.determinism import torch_generator
@@ -29,6 +29,7 @@ from fedsim.errors import ConfigError
 from fedsim.models import Architecture, Normaliser, OwnArchitecture, architecture_seed
 from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
+from fedsim.public_images import PublicImages
 from fedsim.report.wording import count
 from fedsim.settings.commands import FederatedConfig, JobConfig, config_of
 from fedsim.settings.composition import build_data, build_finetune, build_spec, image_side
@@ -90,15 +91,15 @@ class Setup:
     def factory(self) -> ObservationFactory:
         config = self.config
         described = [{"name": name, **settings} for name, settings in config.defense.items()]
-        return ObservationFactory(self.architecture, self.model, self.image_shape, described, replay, self._image_prior)
+        return ObservationFactory(self.architecture, self.model, self.image_shape, described, replay, *self._public)
 
     @cached_property
-    def _image_prior(self) -> PublicPrior | None:
+    def _public(self) -> tuple[PublicPrior | None, PublicImages | None]:
         if not self.wants_auxiliary:
-            return None
+            return None, None
         rng = torch_generator(self.config.seed, "public")
         seen = seen_through(self.defenses, self.normaliser, self.config.client.batch_size, rng)
-        return public_prior(self.data, seen)
+        return public_prior(self.data, seen), public_images(self.data)
 
     def runtime(self) -> ClientRuntime:
         """What a client's worker keeps."""

@@ -18,6 +18,7 @@ from fedsim.models import Architecture, ModelSpec, OwnArchitecture, ViTRoles
 from fedsim.models.architecture import ModelWrapper
 from fedsim.models.finetune import recorded_finetune
 from fedsim.observation import Observation, Replayer
+from fedsim.public_images import PublicImages
 from fedsim.storage.durable import replacing, write_text
 from fedsim.update import LocalProtocol, State, Update
 
@@ -29,8 +30,8 @@ WrapperLoader = Callable[[tuple[dict[str, Any], ...]], tuple[ModelWrapper, ...]]
 def save_observation(observation: Observation, folder: Path) -> None:
     """Write tensors as safetensors and the rest as JSON; the JSON comes last and seals the folder.
 
-    The global state of a round is shared by its clients: it is written once beside them, named by
-    its content, and referred to.
+    The global state of a round is shared by its clients, and public images by all rounds: each is written once beside
+    them, named by its content, and referred to.
     """
     folder.mkdir(parents=True, exist_ok=True)
     state_file = folder.parent / f"global-{_digest(observation.global_state)}.safetensors"
@@ -43,12 +44,18 @@ def save_observation(observation: Observation, folder: Path) -> None:
     if observation.image_prior is not None:
         tensors |= {f"image_prior/{name}": tensor for name, tensor in observation.image_prior.tensors().items()}
     _write_tensors(tensors, folder / "update.safetensors")
+    public_file = None
+    if observation.public_images is not None:
+        public_file = folder.parent / f"public-{observation.public_images.digest()}.safetensors"
+        if not public_file.exists():
+            _write_tensors(observation.public_images.tensors(), public_file)
     record = {
         "format": FORMAT,
         "server_round": observation.server_round,
         "client": observation.client,
         "summed": observation.summed,
         "global_state": state_file.name,
+        "public_images": None if public_file is None else public_file.name,
         "kind": observation.update.kind,
         "num_examples": observation.update.num_examples,
         "withheld": observation.update.withheld,
@@ -87,6 +94,7 @@ def load_observation(
             raise ConfigError("observation", folder, f"format {FORMAT}, not {record['format']}")
         tensors = load_file(folder / "update.safetensors")
         state = load_file(folder.parent / Path(record["global_state"]).name)
+        public = record.get("public_images")
         defenses = tuple(record["defenses"])
         kind = OwnArchitecture if record.get("own_module") is True else Architecture
         return Observation(
@@ -116,6 +124,7 @@ def load_observation(
             recorded_effects=_effects(record),
             auxiliary_probs=tensors.get("auxiliary_probs"),
             image_prior=PublicPrior(**prior) if (prior := _under("image_prior/", tensors)) else None,
+            public_images=None if public is None else PublicImages(**load_file(folder.parent / Path(public).name)),
             summed=record.get("summed", 1),
             replayer=replayer,
         )

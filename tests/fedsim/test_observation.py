@@ -9,6 +9,7 @@ from fedsim.bounds.public_prior import PublicPrior
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import Architecture, ModelSpec, find_roles
 from fedsim.observation import Observation
+from fedsim.public_images import PublicImages
 from fedsim.storage.observation_files import load_observation, save_observation
 from fedsim.update import LocalProtocol, Update
 
@@ -33,6 +34,7 @@ def observation(rng):
         defenses=({"name": "secrecy", "_target_": "a.B"},),
         auxiliary_probs=torch.full((10,), 0.1, dtype=torch.float64),
         image_prior=PublicPrior.of(torch.rand(4, 3, 8, 8), torch.rand(4, 3, 8, 8)),
+        public_images=PublicImages.of(torch.rand(4, 3, 8, 8), torch.tensor([0, 3, 3, 9])),
     )
 
 
@@ -40,7 +42,10 @@ def test_disk_round_trip(observation, tmp_path):
     save_observation(observation, tmp_path / "observations" / "o1")
     save_observation(observation, tmp_path / "observations" / "o2")
     assert len(list((tmp_path / "observations").glob("global-*.safetensors"))) == 1, "one global state a round"
+    assert len(list((tmp_path / "observations").glob("public-*.safetensors"))) == 1, "public images once"
     back = load_observation(tmp_path / "observations" / "o1")
+    for name, tensor in observation.public_images.tensors().items():
+        assert torch.equal(getattr(back.public_images, name), tensor)
     for name, tensor in observation.global_state.items():
         assert torch.equal(back.global_state[name], tensor)
     for name, tensor in observation.gradient.items():

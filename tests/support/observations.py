@@ -1,5 +1,6 @@
 """Observations made in plain torch, without a federation."""
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from clients.replay import replay
 from defenses import Defense, DefenseChain
@@ -39,11 +40,12 @@ def observe(
     label_smoothing: float = 0.0,
     seed: int = 0,
     steps: int = 1,
+    model: nn.Module | None = None,
 ) -> Observation:
     """One client's update on [B,C,H,W] pictures in [0, 1]: a gradient, or what SGD at `lr` makes of it."""
     chain = DefenseChain(defenses)
     architecture = Architecture(spec, (chain,), seed)
-    model = architecture.build(keep=True).train()
+    model = (architecture.build(keep=True) if model is None else copy.deepcopy(model)).train()
     mean, std = normalisation(model)
     start = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     side = input_size(model)

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from attacks.label import counting, rules
 from attacks.label.membership import rlg
+from attacks.label.moments import ClassMoments, fit_counts
+from attacks.label.possible import least_counts
 from attacks.label.residual import CountCertificate, certify_counts
 
 CERTIFIABLE = 16
@@ -25,6 +27,7 @@ class HeadBatch:
         labels: sorted; `features` are in their order.
         mean_probs: over auxiliary pictures.
         random_features: of pictures of noise.
+        moments: of public pictures with labels; None where there are too few.
     """
 
     labels: Tensor
@@ -35,6 +38,7 @@ class HeadBatch:
     mean_probs: Tensor
     random_features: Tensor
     features: Tensor
+    moments: ClassMoments | None = None
 
     @property
     def size(self) -> int:
@@ -101,6 +105,14 @@ def _zlg(batch: HeadBatch, rng: torch.Generator) -> Tensor:
     )
 
 
+def _class_moments(batch: HeadBatch, rng: torch.Generator) -> Tensor | None:
+    if batch.moments is None:
+        return None
+    least = least_counts(batch.bias_grad, batch.size)
+    counts = fit_counts(batch.moments, batch.weight_grad, batch.bias_grad, least, batch.size).counts
+    return torch.repeat_interleave(torch.arange(len(counts)), counts)
+
+
 def _ilrg(batch: HeadBatch, rng: torch.Generator) -> Tensor:
     counts = counting.ilrg_counts(batch.weight, batch.bias, batch.weight_grad, batch.bias_grad, batch.size)
     return counting.labels_of(counts, batch.size)
@@ -139,6 +151,7 @@ RULES: dict[str, Rule] = {
     "bias_corrected": lambda batch, rng: rules.bias_corrected(batch.bias_grad, batch.size),
     "bias_prior, random pictures": _random_prior,
     "bias_prior": lambda batch, rng: rules.bias_prior(batch.bias_grad, batch.mean_probs, batch.size),
+    "class_moments": _class_moments,
     "certified": _certified,
 }
 SETS = ("rlg", "bias_sign")

@@ -6,7 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.label.possible import least_counts, nearest_possible, number_possible, possible_counts
+from attacks.label.possible import (
+    least_counts,
+    nearest_possible,
+    number_possible,
+    possible_counts,
+    whole_counts,
+)
 
 CLASSES = 4
 
@@ -66,3 +72,17 @@ def test_the_nearest_are_possible():
     least = torch.tensor([0, 2, 0, 0])
     assert nearest_possible(torch.tensor([2.6, 0.1, 1.4, 0.0]), least, 4).tolist() == [2, 2, 0, 0]
     assert nearest_possible(torch.tensor([1, 2, 1, 0]), least, 4).tolist() == [1, 2, 1, 0]
+
+
+def test_whole_counts_are_the_best_of_all_multisets(rng):
+    """Brute force over every multiset of six labels of four classes."""
+    least = torch.tensor([1, 0, 0, 0])
+    every = torch.stack(list(possible_counts(least, 6)))
+    for _ in range(50):
+        factor = torch.randn(4, 8, generator=rng, dtype=torch.float64)
+        precision = factor @ factor.T
+        centre = 1.5 + 2.0 * torch.randn(4, generator=rng, dtype=torch.float64)
+        cost = torch.einsum("ni,ij,nj->n", every - centre, precision, every - centre)
+        found = whole_counts(precision, centre, least, 6)
+        assert int(found.sum()) == 6
+        assert float((found - centre) @ precision @ (found - centre)) <= float(cost.min()) + 1e-9

@@ -1,3 +1,4 @@
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from attacks.label import RecoverLabels
 from defenses import GradientClip, GradientNoise
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec
+from fedsim.public_images import PublicImages
 
 SMALL = {"depth": 2}
 
@@ -164,3 +166,77 @@ def test_refusals(tools, rng, cpu):
     smoothed = replace(pair, protocol=replace(pair.protocol, label_smoothing=1.0))
     with pytest.raises(NotApplicable, match="leaves nothing"):
         RecoverLabels()(smoothed, rng, cpu)
+
+
+@pytest.fixture
+def sure_batch(tools):
+    """A batch of digits as a trained model shares it, and labelled digits that no client holds."""
+    from fedsim.data import Digits, FederatedData
+
+    data = FederatedData(Digits(test_fraction=0.1, auxiliary_fraction=0.3), None, 8)
+    public = PublicImages.of(data.auxiliary.images(range(500)), data.auxiliary.labels[:500])
+    spec = ModelSpec("vit_nano_patch2_8", 10)
+    model = spec.build(0).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for start in range(0, 40 * 32, 32):
+        chosen = torch.arange(start, start + 32) % len(data.train)
+        seen = (data.train.images(chosen) - 0.5) / 0.5
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(seen), torch.as_tensor(data.train.labels)[chosen]).backward()
+        optimizer.step()
+
+    def batch(number: int, count: int, **options):
+        chosen = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(number))[:count]
+        labels = torch.as_tensor(data.train.labels)[chosen].tolist()
+        seen = tools.observe(spec, data.train.images(chosen), labels, model=model, **options)
+        probs = auxiliary(seen, data.auxiliary.images(range(200)))
+        return replace(seen, public_images=public, auxiliary_probs=probs), sorted(labels)
+
+    return batch
+
+
+def test_public_images_tell_more_than_their_mean_softmax(sure_batch, rng, cpu):
+    right = {"auto": 0, "bias_prior": 0, "class_moments": 0}
+    for number in range(8):
+        observation, labels = sure_batch(number, 16)
+        for rule in right:
+            found = RecoverLabels(rule)(observation, rng, cpu)
+            assert found.certificate.status == "uncertified"
+            right[rule] += found.labels.tolist() == labels
+    assert right["auto"] == right["class_moments"] >= right["bias_prior"] + 3, right
+
+
+def test_unlabelled_public_images_are_said_to_be(sure_batch, rng, cpu):
+    observation, _ = sure_batch(0, 16)
+    given = RecoverLabels("class_moments")(observation, rng, cpu)
+    assert "with their labels" in given.certificate.reason
+    bare = replace(observation, public_images=replace(observation.public_images, labels=None))
+    assert "the model's own predictions" in RecoverLabels("class_moments")(bare, rng, cpu).certificate.reason
+
+
+def test_class_moments_says_what_it_lacks(sure_batch, rng, cpu):
+    observation, _ = sure_batch(0, 16)
+    few = PublicImages(observation.public_images.pixels[:79], observation.public_images.labels[:79])
+    for public, reason in ((None, "needs public images"), (few, "79 public images of 10 classes")):
+        with pytest.raises(NotApplicable, match=reason):
+            RecoverLabels("class_moments")(replace(observation, public_images=public), rng, cpu)
+    steps, _ = sure_batch(0, 16, lr=0.01, steps=3)
+    with pytest.raises(NotApplicable, match="cannot be simulated"):
+        RecoverLabels("class_moments")(replace(steps, replayer=None), rng, cpu)
+    assert len(RecoverLabels()(steps, rng, cpu).labels) == 16
+
+
+def test_local_steps_on_one_batch_are_simulated(sure_batch, rng, cpu):
+    observation, labels = sure_batch(1, 16, lr=0.02, steps=5)
+    found = RecoverLabels("class_moments")(observation, rng, cpu).labels.tolist()
+    wrong = 16 - sum((Counter(found) & Counter(labels)).values())
+    assert wrong <= 1
+
+
+def test_batchnorm_in_training_mode_leaves_auto_with_the_mean_softmax(tools, rng, cpu):
+    pictures = tools.detailed(12, 64)
+    observation = tools.observe(ModelSpec("resnet10t", 4), pictures, [0, 0, 1, 2, 2, 2, 3, 3, 1, 0, 0, 1])
+    public = PublicImages.of(pictures.repeat(4, 1, 1, 1), torch.arange(48) % 4)
+    seen = replace(observation, public_images=public, auxiliary_probs=torch.full((4,), 0.25))
+    assert "public images" in RecoverLabels("class_moments")(seen, rng, cpu).certificate.reason
+    assert "auxiliary pictures" in RecoverLabels()(seen, rng, cpu).certificate.reason

@@ -77,7 +77,7 @@ def test_results_say_whether_the_attack_reads_the_gradient(command, tmp_path, se
 
 def seen_by_model(*overrides):
     setup = prepare(settings("audit", "data=digits", "model=vit_nano", "attack=[patch_gradient]", *overrides))
-    return setup.factory()._image_prior
+    return setup._public[0]
 
 
 def test_what_defenses_make_of_images_is_measured_on_public_ones():

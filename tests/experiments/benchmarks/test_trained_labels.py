@@ -1,0 +1,32 @@
+"""The benchmark's rules on the same batches; its page holds what was measured."""
+
+import pytest
+
+from experiments.benchmarks.trained_labels import LOCAL, SIMULATED, local_steps, one_step, page, rules_of, states
+from fedsim.data import Digits
+
+
+@pytest.fixture(scope="module")
+def untrained():
+    return next(states("digits", Digits(), 0.05, (0,)))
+
+
+def test_every_rule_is_right_at_initialisation_and_a_guess_is_not(untrained):
+    entries = {entry["rule"]: entry for entry in one_step(untrained, 8, 5)}
+    assert entries.keys() == rules_of(untrained).keys()
+    assert entries["class_moments"]["exact"] == entries["bias_prior"]["exact"] == 1.0
+    assert entries["no gradient"]["overlap"] < 0.8
+
+
+def test_local_steps_leave_the_model_as_it_was(untrained):
+    before = [tensor.clone() for tensor in untrained.head]
+    entries = local_steps(untrained, 8, LOCAL[0], 0.001, 1)
+    assert {entry["rule"]: entry["exact"] for entry in entries}[SIMULATED] == 1.0
+    for tensor, was in zip(untrained.head, before, strict=True):
+        assert tensor.equal(was)
+
+
+def test_the_page_has_a_row_for_each_rule(untrained):
+    text = page(one_step(untrained, 8, 1), 1, 0.05)
+    assert "| bias_prior | 100 / 100 |" in text
+    assert "0 steps, B = 8" in text
