@@ -15,6 +15,7 @@ from attacks.optimization.search.base import BestCandidate
 from attacks.optimization.second_order.search import LevenbergMarquardt
 from attacks.optimization.settings import Budget, Matching
 from attacks.patch_order import expected_image
+from attacks.toward_mean import LEFT_BY_ONE, LEFT_BY_SEVERAL
 from fedsim.effects import ForgetsPositions, SamplesFeatures
 from fedsim.errors import NotApplicable, require
 from fedsim.history import History
@@ -86,9 +87,17 @@ class GaussNewton(GradientMatching):
         ):
             return replace(result, images=expected_image(problem.observation, result.images))
         if not found.values["explained"]:
-            return result
+            return self._or_mean(problem, result, found.values["left"])
         reason = "it explains what was shared up to the errors of what was shared"
         return replace(result, certificate=Certificate("certified", reason, found.values))
+
+    def _or_mean(self, problem: Problem, result: Reconstruction, left: float) -> Reconstruction:
+        """The mean of public images, where a search's end explains hardly more of the update than that does."""
+        most = LEFT_BY_ONE if problem.count == 1 else LEFT_BY_SEVERAL
+        prior = problem.observation.image_prior
+        if left <= most or result.images is None or prior is None or result.certificate.values.get("accepted"):
+            return result
+        return replace(result, images=prior.centre(tuple(result.images.shape)).to(result.images))
 
 
 def _named_most(problems: Sequence[Problem]) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.base import Frame
+from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, NotFiniteError, Search, SearchTask
 from attacks.optimization.second_order.coordinates import first_order
@@ -140,6 +141,7 @@ class _Solution:
             "steps": float(len(self.rows)),
             "explained": float(self._explained()),
             "floor": self.last.floor,
+            "left": self._left(cost),
         }
         if average is not None:
             values |= {"accepted": average.accepted, "predicted_psnr": self._predicted(average.variance)}
@@ -229,6 +231,16 @@ class _Solution:
     def _drew(self, draw: int) -> None:
         done = self._starts_in_all() * self.settings.steps + draw // DRAWS_A_STEP
         self.task.session.progress(min(done, self._total()), self._total(), {"draw": float(draw)})
+
+    def _left(self, cost: float) -> float:
+        """What remains of ‖r‖² at the prior's mean, or of ‖W·f*‖² if that is less; 0 where the mean is no point."""
+        if not isinstance(self.problem.space, PixelSpace):
+            return 0.0
+        mean = self.problem.observation.normalised(self.prior.centre(self.shape)).flatten().to(self.task.device)
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            at_mean = float(self.last(self.plan.unknowns(mean)).square().sum())
+        least = min(at_mean, float((self.last.weights * self.last.target).square().sum()))
+        return cost / least if math.isfinite(least) and least > 0 else 0.0
 
     def _explained(self) -> bool:
         return self.best is not None and self.best[0] <= 2.0 * self.last.floor

@@ -1,6 +1,7 @@
 """Second-order matching on a small module of one's own, and on digits where the closed forms' tensors are withheld."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from attacks.optimization import GaussNewton
 from attacks.session import Session
 from defenses import GradientNoise, TopK, Withhold
 from fedsim.bounds.gaussian_prior import GaussianPrior
+from fedsim.bounds.public_prior import PublicPrior
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, ModelSpec
 from tests.attacks.optimization.test_engine import Kept, KilledError
@@ -188,3 +190,16 @@ def test_more_unknowns_than_are_asked_for_are_refused_with_the_limit(model, imag
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         GaussNewton(**wrong)
+
+
+def test_a_search_that_explains_no_more_than_the_public_mean_gives_that(model, images, rng):
+    public = PublicPrior.of(torch.rand(40, 3, 4, 4, generator=rng))
+    seen = fedsim.observe(model, images[:1], [3])
+    wild = {name: 100.0 * torch.randn(tensor.shape, generator=rng) for name, tensor in seen.update.tensors.items()}
+    wild |= {name: seen.update.tensors[name] for name in wild if name.endswith("5.bias")}
+    wrong = replace(seen, update=replace(seen.update, tensors=wild), image_prior=public)
+    result = fedsim.attack("gauss_newton", wrong, steps=3, starts=["mean"], frames=0)
+    assert torch.allclose(result.images.double(), wrong.image_prior.mean[None], atol=1e-6)
+    right = replace(seen, image_prior=public)
+    found = fedsim.attack("gauss_newton", right, steps=15, starts=["mean"], frames=0)
+    assert not torch.allclose(found.images.double(), right.image_prior.mean[None], atol=0.1)
