@@ -28,7 +28,7 @@ ROWS = ["matrix.every_defense=false", "matrix.rows=[none,noise_1e-1]", "matrix.c
 def matrix(command, tmp_path, request, monkeypatch):
     """A small matrix as a user calls it; gives its folder, output and errors, and checks the exit code."""
     if "plots" not in request.fixturenames:  # as `command` does; tests/fedsim/report draws and reads them
-        monkeypatch.setattr(matrix_files, "_write_pictures", lambda *_: [])
+        monkeypatch.setattr(matrix_files, "_write_images", lambda *_: [])
         monkeypatch.setattr(matrix_figures, "_scatter", lambda *_: Figure())
 
     def call(*arguments, folder=None, code=0):

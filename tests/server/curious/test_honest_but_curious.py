@@ -134,7 +134,7 @@ def test_an_app_that_sends_low_rank_factors_alone():
     curious = HonestButCurious(averaging(), make_model(), PROTOCOL, (1, 4, 4), 2, finetune=recipe)
     sent = Message(RecordDict({"arrays": arrays}), dst_node_id=1, message_type="train")
     content = {"arrays": to_arrays(from_arrays(arrays)), "metrics": MetricRecord({"num-examples": 2})}
-    curious._replies.observe(1, arrays, [Message(RecordDict(content), reply_to=sent)])
+    curious.observe(1, arrays, [Message(RecordDict(content), reply_to=sent)])
     (seen,) = curious.observations
     assert set(seen.update.tensors) == set(factors) == {"3.lora_A", "3.lora_B"}
     assert not any(seen.gradient[name].any() for name in factors)

@@ -132,5 +132,5 @@ def test_a_model_that_was_prepared_keeps_what_it_has_learned(recipe, other, imag
     assert torch.equal(again(images), before)
     assert trained(again) == trained(prepared(recipe))
     assert all(torch.equal(tensor, state[name]) for name, tensor in again.state_dict().items())
-    with pytest.raises(ConfigError, match=r"finetune\.(rank|hidden|tokens)=\d: \d"):
+    with pytest.raises(ConfigError, match=r"finetune\.(rank|hidden|tokens)=\d: must be \d"):
         other.prepare(again)
