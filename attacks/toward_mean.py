@@ -10,7 +10,7 @@ from attacks.analytic.patch_gradient import examples_behind
 from attacks.base import Reconstruction
 from attacks.optimization.parametrisation import Pixels
 from attacks.optimization.problem import known_labels, local_updates, make_problem, shared_update
-from attacks.optimization.second_order.residual import Residual, make_residuals
+from attacks.optimization.second_order.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL, Residual, make_residuals
 from attacks.positions import of_images
 from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior
 from fedsim.effects import (
@@ -43,8 +43,6 @@ WEIGHED = (
     Withholds,
 )
 """Effects whose part in an update is simulated, or has a size that is known."""
-LEFT_BY_ONE, LEFT_BY_SEVERAL = 0.25, 0.5
-"""Of ‖r‖² at the mean, what an image, and images of a batch, may leave where no noise is known: else they are wrong."""
 
 
 def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstruction:

@@ -12,10 +12,10 @@ from attacks.optimization.engine import GradientMatching
 from attacks.optimization.parametrisation import Parametrisation
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate
+from attacks.optimization.second_order.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL
 from attacks.optimization.second_order.search import LevenbergMarquardt
 from attacks.optimization.settings import Budget, Matching
 from attacks.patch_order import expected_image
-from attacks.toward_mean import LEFT_BY_ONE, LEFT_BY_SEVERAL
 from fedsim.effects import ForgetsPositions, SamplesFeatures
 from fedsim.errors import NotApplicable, require
 from fedsim.history import History

@@ -24,6 +24,8 @@ ROW_WEIGHT = 3.0
 MIN_ROW = 0.01
 """Of the median, as which a row of the position embedding's gradient counts that is smaller."""
 ROUNDINGS = 8.0
+LEFT_BY_ONE, LEFT_BY_SEVERAL = 0.25, 0.5
+"""Of ‖r‖² at the mean, what an image, and images of a batch, may leave where no noise is known: else they are wrong."""
 
 
 @dataclass(frozen=True)
