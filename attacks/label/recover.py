@@ -9,7 +9,7 @@ from attacks.label import counting, rules
 from attacks.label.certified import as_reconstruction, features_of
 from attacks.label.head import head_is_exact, rounding, shared, sign_rounding, single_head
 from attacks.label.membership import rlg
-from attacks.label.public import from_public_images, likely
+from attacks.label.public_images.counts import from_public_images, likely
 from attacks.label.reference import random_reference
 from attacks.label.rules import head_gradient
 from attacks.label.single import label_of_one, relative_sum

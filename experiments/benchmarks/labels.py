@@ -88,7 +88,7 @@ def measure(setting: str, model: "nn.Module", pictures: "GroupedImages", batches
     import torch
     import torch.nn.functional as F
 
-    from attacks.label.moments import class_moments
+    from attacks.label.public_images.moments import class_moments
     from experiments.benchmarks.heads import REFERENCE, draw, head_features, head_gradients
     from experiments.studies.gradinversion.label_rules import RULES, HeadBatch, run_rule
     from fedsim.models import Normaliser

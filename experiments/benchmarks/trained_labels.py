@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attacks.label import counting, rules
-from attacks.label.drift import drifted_counts
-from attacks.label.moments import ClassMoments, class_moments, fit_counts
 from attacks.label.possible import least_counts
-from attacks.label.public import MAX_MISFIT
+from attacks.label.public_images.counts import MAX_MISFIT
+from attacks.label.public_images.drift import drifted_counts
+from attacks.label.public_images.moments import ClassMoments, class_moments, fit_counts
 from experiments.benchmarks.heads import head_gradients, head_inputs, train
 from experiments.studies.harness.tables import markdown
 from fedsim.data import Digits, FederatedData, ImageFolder

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from attacks.label import counting, rules
 from attacks.label.membership import rlg
-from attacks.label.moments import ClassMoments, fit_counts
 from attacks.label.possible import least_counts
+from attacks.label.public_images.moments import ClassMoments, fit_counts
 from attacks.label.residual import CountCertificate, certify_counts
 
 CERTIFIABLE = 16

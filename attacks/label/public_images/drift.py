@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.label.moments import ClassMoments, CountFit, fit_counts
+from attacks.label.public_images.moments import ClassMoments, CountFit, fit_counts
 
 CLIENTS = 4
 """Simulated for each belief."""

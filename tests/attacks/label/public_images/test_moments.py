@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from attacks.label import moments as m
-from attacks.label.drift import drifted_counts, images_of
 from attacks.label.possible import least_counts
+from attacks.label.public_images.drift import drifted_counts, images_of
 from attacks.label.rules import largest_remainder, prior_counts
 
 CLASSES, WIDTH = 4, 6

@@ -1,0 +1,1 @@
+"""Labels by what public images tell of each class."""
