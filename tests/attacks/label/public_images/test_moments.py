@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from attacks.label import moments as m
 from attacks.label.possible import least_counts
+from attacks.label.public_images import moments as m
 from attacks.label.public_images.drift import drifted_counts, images_of
 from attacks.label.rules import largest_remainder, prior_counts
 
