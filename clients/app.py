@@ -33,6 +33,7 @@ from fedsim.wire.records import (
     METRICS,
     NUM_EXAMPLES,
     SERVER_ROUND,
+    SKIPPED_STEPS,
     TRAIN_LOSS,
     DecodedState,
     from_arrays,
@@ -230,7 +231,7 @@ def build_client_app(config: AnyConfig, data: FederatedData | None = None) -> Cl
         update = runtime.share(result, state, num_examples, partition_id, server_round)
         metrics = {TRAIN_LOSS: result.loss, **runtime.defenses.measurements()}
         if runtime.settings.precision == "float16":
-            metrics["skipped_steps"] = float(result.skipped)
+            metrics[SKIPPED_STEPS] = float(result.skipped)
         if kept := runtime.defenses.memory():
             context.state[MEMORY] = to_arrays(kept)
         return Message(to_reply(update, result.protocol, partition_id, metrics, result.truth), reply_to=message)

@@ -17,7 +17,7 @@ from torch import nn
 
 from fedsim.update import Kind, LocalProtocol, Precision
 from fedsim.wire.contents import array_records, config_records
-from fedsim.wire.records import ARRAYS, AUDIT, METRICS, NUM_EXAMPLES, TRAIN_LOSS, UPDATE
+from fedsim.wire.records import ARRAYS, AUDIT, METRICS, NUM_EXAMPLES, SKIPPED_STEPS, TRAIN_LOSS, UPDATE
 from fedsim.wire.tensor_records import TensorArray, npy_header
 
 LARGEST = 1e12
@@ -168,7 +168,7 @@ def _check_train_metrics(metrics: Any, rules: ReplyRules) -> int:
     for name, value in metrics.items():
         if name == NUM_EXAMPLES:
             continue
-        if name == TRAIN_LOSS:
+        if name in (TRAIN_LOSS, SKIPPED_STEPS):
             _number(name, value, 0.0)
             continue
         known = len(name) <= LONGEST_NAME and METRIC_NAME.fullmatch(name) and ".." not in name
