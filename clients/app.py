@@ -33,6 +33,7 @@ from fedsim.wire.records import (
     METRICS,
     NUM_EXAMPLES,
     SERVER_ROUND,
+    SKIPPED_STEPS,
     TRAIN_LOSS,
     DecodedState,
     from_arrays,
@@ -80,7 +81,7 @@ class ClientRuntime:
     def _chain(self) -> DefenseChain:
         """The defenses as nobody has used them."""
         if self._given is None:
-            return build_chain(self.config.defense)
+            return build_chain(self.config.hooks)
         (chain,) = self._given.wrappers
         assert isinstance(chain, DefenseChain)
         return copy.deepcopy(chain)
@@ -116,7 +117,7 @@ class ClientRuntime:
     @cached_property
     def onlooker(self) -> ObservationFactory:
         """The server's view of this client. Its defenses are not those at work: an attack builds models with them."""
-        described = [{"name": name, **settings} for name, settings in self.config.defense.items()]
+        described = [{"name": name, **settings} for name, settings in self.config.hooks.items()]
         architecture = self._architecture(self._chain())
         return ObservationFactory(architecture, self.model, self._image_shape, described, replay)
 
@@ -229,6 +230,8 @@ def build_client_app(config: AnyConfig, data: FederatedData | None = None) -> Cl
         num_examples = result.protocol.batch_size if runtime.settings.share == "gradient" else len(images)
         update = runtime.share(result, state, num_examples, partition_id, server_round)
         metrics = {TRAIN_LOSS: result.loss, **runtime.defenses.measurements()}
+        if runtime.settings.precision == "float16":
+            metrics[SKIPPED_STEPS] = float(result.skipped)
         if kept := runtime.defenses.memory():
             context.state[MEMORY] = to_arrays(kept)
         return Message(to_reply(update, result.protocol, partition_id, metrics, result.truth), reply_to=message)

@@ -38,6 +38,8 @@ def observe(
     optimizer: Mapping[str, Any] | None = None,
     label_smoothing: float | int = 0.0,
     training_mode: bool | None = None,
+    precision: str = "float32",
+    augment: Sequence[Any] = (),
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     roles: Mapping[str, str] | None = None,
@@ -61,6 +63,9 @@ def observe(
         local_epochs, local_steps: passes over the images, or a fixed number of steps (delta and weights).
         lr: of torch's SGD; another optimiser by `optimizer={"_target_": "torch.optim.Adam", "lr": 0.001}`.
         training_mode: `model.train()` or `model.eval()` while training; None: as the model is.
+        precision: of forward and backward: `float32`, or autocast to `bfloat16` or `float16`.
+        augment: torchvision's transforms on what the model sees, as `["RandomHorizontalFlip"]`, with settings as
+            `[{"RandomCrop": {"size": 32, "padding": 4}}]`.
         mean, std: normalisation per channel; None: timm's where it is timm's model, else none.
         roles: of a ViT whose parts have other names than timm's: parameter names of `patch_weight` (a Conv2d's),
             `pos_embed`, `class_token`.
@@ -87,16 +92,18 @@ def observe(
             "optimizer": dict(optimizer) if optimizer is not None else {"_target_": SGD, "lr": lr},
             "label_smoothing": float(label_smoothing),
             "training_mode": model.training if training_mode is None else training_mode,
+            "precision": precision,
+            "augment": list(augment),
         }
     )
-    chain, described = chain_of(defense)
+    chain, described = chain_of(defense, settings.augment)
     config = LocalConfig(client=settings, seed=seed, defense=described, data={}, model={})
     recipe, drawn = finetune_of(finetune), architecture_seed(seed)
     defended = replace(architecture, wrappers=(chain,), seed=drawn, finetune=recipe)
     settings.check_optimizer()
     runtime = ClientRuntime(config, given=defended)
     recipe.check(runtime.model, architecture.image_shape)
-    chain.check(Plan(runtime.model, plain(settings), {}, chain.defenses))
+    chain.check(Plan(runtime.model, plain(settings), {}, chain.defenses, architecture.image_shape))
     state: State = {name: tensor.detach().cpu().clone() for name, tensor in runtime.model.state_dict().items()}
     try:
         result = runtime.train(held, client, server_round)

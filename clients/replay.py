@@ -48,7 +48,7 @@ def _once_more(observation: Observation, images: Tensor, labels: Tensor, rng: to
     statistics = (torch.tensor(values, dtype=torch.float64) for values in (observation.mean, observation.std))
     mean, std = (values.view(1, -1, 1, 1).to(like) for values in statistics)
     batch = Batch((images.to(like) - mean) / std, labels.to(like.device))
-    gradient_of = LossGradient(model, defense, protocol.label_smoothing)
+    gradient_of = LossGradient(model, defense, protocol.label_smoothing, protocol.precision)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     start = {name: p.detach().clone() for name, p in trainable.items()}
     optimizer = None if shares_gradient else _sgd(list(trainable.values()), protocol)
@@ -56,6 +56,8 @@ def _once_more(observation: Observation, images: Tensor, labels: Tensor, rng: to
     with torch.enable_grad():
         for step in range(1 if optimizer is None else protocol.steps):
             gradients = defense.gradient(model, batch, gradient_of, rng)
+            while not gradient_of.scale.step() and gradient_of.scale.value >= 1.0:  # the client skipped that step
+                gradients = defense.gradient(model, batch, gradient_of, rng)
             if optimizer is not None:
                 set_gradients(trainable, gradients, start, protocol.proximal_mu)
                 optimizer.param_groups[0]["lr"] = protocol.lrs[step]

@@ -13,12 +13,13 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from clients.precision import LossScale, autocast
 from defenses.base import Batch, Defense
 from fedsim.data import ImageSet
 from fedsim.ground_truth import GroundTruth
 from fedsim.models import Normaliser
 from fedsim.settings.groups import ClientSettings
-from fedsim.update import LocalProtocol, State, Update
+from fedsim.update import LocalProtocol, Precision, State, Update
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class LocalResult:
     Attributes:
         tensors: beside a change of the weights also that of the floating-point buffers.
         buffers: values of the floating-point buffers afterwards (BatchNorm's running statistics).
+        skipped: local steps that were not taken, as float16 overflowed; the protocol knows nothing of them.
     """
 
     tensors: State
@@ -35,6 +37,7 @@ class LocalResult:
     protocol: LocalProtocol
     loss: float
     truth: GroundTruth | None
+    skipped: int = 0
 
     def as_update(self, share: str, num_examples: int) -> Update:
         """What defenses change before it is shared: a gradient, or else a delta; `weights` are made from it later.
@@ -103,9 +106,10 @@ def train_locally(
     steps = 1 if one_gradient else settings.local_steps
     seen = _Seen()
     sizes: list[int] = []
+    skipped = 0
     losses: list[float] = []
     lrs: list[float] = []
-    gradient_of = LossGradient(model, defense, settings.label_smoothing)
+    gradient_of = LossGradient(model, defense, settings.label_smoothing, settings.precision)
     plan = len(pictures), settings.batch_size, settings.local_epochs, steps
     one_order = _steps(*plan) <= -(-len(pictures) // settings.batch_size)
     draws = rng if one_order else defense_rng
@@ -113,12 +117,17 @@ def train_locally(
         private, labels = pictures.images(indices), pictures.labels[indices]
         batch = defense.transform_batch(Batch(normaliser(private), labels), draws)
         gradients = defense.gradient(model, batch, gradient_of, draws)
+        while not (finite := gradient_of.scale.step()) and one_gradient and gradient_of.scale.value >= 1.0:
+            gradients = defense.gradient(model, batch, gradient_of, draws)  # there is no later step to wait for
         losses.append(gradient_of.take_loss())
+        sizes.append(len(batch.labels))
+        if not (finite or one_gradient):
+            skipped += 1
+            continue
         set_gradients(trainable, gradients, start, proximal_mu)
         if audit:
             names = [pictures.ids[int(i)] for i in indices]
             seen.add(normaliser.inverse(batch.images), private, labels, names)
-        sizes.append(len(batch.labels))
         if optimizer is not None:
             lrs.append(float(optimizer.param_groups[0]["lr"]))
             optimizer.step()
@@ -131,26 +140,33 @@ def train_locally(
     return LocalResult(
         tensors={name: tensor.cpu() for name, tensor in tensors.items()},
         buffers={name: tensor.cpu() for name, tensor in _copied(_float_buffers(model)).items()},
-        protocol=_protocol(settings, optimizer, lrs, sizes[0], len(sizes), proximal_mu),
+        protocol=_protocol(settings, optimizer, lrs, sizes[0], proximal_mu),
         loss=sum(losses) / len(losses),
         truth=seen.truth() if audit else None,
+        skipped=skipped,
     )
 
 
 class LossGradient:
     """A client's loss, differentiated; `defenses.base.BatchGradient`."""
 
-    def __init__(self, model: nn.Module, defense: Defense, label_smoothing: float) -> None:
+    def __init__(
+        self, model: nn.Module, defense: Defense, label_smoothing: float, precision: Precision = "float32"
+    ) -> None:
         self._losses: list[tuple[float, int]] = []
         self._model, self._defense, self._label_smoothing = model, defense, label_smoothing
+        self._precision = precision
+        self.scale = LossScale(precision)
 
     def __call__(self, batch: Batch) -> State:
         self._model.zero_grad(set_to_none=True)
-        loss = classification_loss(self._model, batch, self._label_smoothing)
-        self._losses.append((loss.item(), len(batch.labels)))
-        extra = self._defense.extra_loss(self._model, batch)
-        (loss if extra is None else loss + extra).backward()
-        return {name: p.grad for name, p in self._model.named_parameters() if p.grad is not None}
+        with autocast(self._model, self._precision):
+            loss = classification_loss(self._model, batch, self._label_smoothing)
+            self._losses.append((loss.item(), len(batch.labels)))
+            extra = self._defense.extra_loss(self._model, batch)
+            whole = loss if extra is None else loss + extra
+        self.scale.scaled(whole).backward()
+        return self.scale.unscaled({n: p.grad for n, p in self._model.named_parameters() if p.grad is not None})
 
     def per_example(self, batch: Batch) -> State:
         trainable = {name: p.detach() for name, p in self._model.named_parameters() if p.requires_grad}
@@ -159,13 +175,14 @@ class LossGradient:
             call = partial(functional_call, self._model, parameters)
             scores = call((image[None],))
             loss = F.cross_entropy(scores, label[None].to(scores.device), label_smoothing=self._label_smoothing)
-            return loss, loss
+            return self.scale.scaled(loss), loss
 
         each = vmap(grad(loss_of_one, has_aux=True), in_dims=(None, 0, 0), randomness="different")
-        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no batching rule
+        # The fused kernels have no batching rule.
+        with sdpa_kernel(SDPBackend.MATH), autocast(self._model, self._precision):
             gradients, losses = each(trainable, batch.images, batch.labels)
         self._losses.append((float(losses.mean()), len(batch.labels)))
-        return dict(gradients)
+        return self.scale.unscaled(dict(gradients))
 
     def take_loss(self) -> float:
         """Mean classification loss of all pictures differentiated since the last call; NaN where there were none."""
@@ -186,7 +203,10 @@ class _Seen:
             digest = hashlib.sha256(image.numpy().tobytes()).digest()
             self._pictures.setdefault((name, label, digest), (image, original))
 
-    def truth(self) -> GroundTruth:
+    def truth(self) -> GroundTruth | None:
+        """None where no step was taken."""
+        if not self._pictures:
+            return None
         labels = torch.tensor([label for _, label, _ in self._pictures])
         images, private = (torch.stack(list(column)) for column in zip(*self._pictures.values(), strict=True))
         return GroundTruth(images, labels, tuple(n for n, _, _ in self._pictures), private)
@@ -214,14 +234,15 @@ def _protocol(
     optimizer: torch.optim.Optimizer | None,
     lrs: list[float],
     batch_size: int,
-    steps: int,
     proximal_mu: float,
 ) -> LocalProtocol:
     defaults = {} if optimizer is None else optimizer.defaults
+    if optimizer is not None and not lrs:
+        lrs = [0.0]  # every step was skipped: a protocol has one at least
     betas = defaults.get("betas", (0.9, 0.999))
     return LocalProtocol(
         batch_size=batch_size,
-        steps=steps,
+        steps=max(1, len(lrs)),
         optimizer="none" if optimizer is None else type(optimizer).__name__.lower(),
         lrs=tuple(lrs),
         momentum=float(defaults.get("momentum", 0.0)),
@@ -233,4 +254,5 @@ def _protocol(
         proximal_mu=proximal_mu,
         label_smoothing=settings.label_smoothing,
         training_mode=settings.training_mode,
+        precision=settings.precision,
     )

@@ -2,6 +2,7 @@
 
 from defenses.base import Batch, BatchGradient, ClientRound, Defense, DefenseChain, Plan
 from defenses.image.ats import AutomaticTransformation
+from defenses.image.augmentation import Augmentation
 from defenses.image.mixing import CutMix, InstaHide, MixUp
 from defenses.mjp import MaskedJigsawPuzzle
 from defenses.model.position import FixedPositionEmbedding, NoPositionEmbedding, WithholdPositionEmbedding
@@ -19,6 +20,7 @@ from defenses.update.withholding import Withhold
 __all__ = [
     "DPSGD",
     "QSGD",
+    "Augmentation",
     "AutomaticTransformation",
     "Batch",
     "BatchGradient",

@@ -44,12 +44,14 @@ class Plan:
         client: `cfg.client`.
         strategy: `cfg.strategy`; empty in an audit.
         defenses: all that run, by name, in order.
+        image_shape: (channels, height, width) that the model reads; None: not known.
     """
 
     model: nn.Module
     client: Mapping[str, Any]
     strategy: Mapping[str, Any]
     defenses: Mapping[str, "Defense"]
+    image_shape: tuple[int, int, int] | None = None
 
 
 @dataclass

@@ -6,23 +6,25 @@ from typing import Any
 from defenses.base import Defense, DefenseChain
 from defenses.compose import build_chain
 from fedsim.errors import ConfigError
+from fedsim.settings.augment import stage
 from fedsim.settings.options import option
 
 Named = str | Mapping[str, Any] | Defense
 Settings = dict[str, dict[str, Any]]
 
 
-def chain_of(defenses: Named | Sequence[Named]) -> tuple[DefenseChain, Settings]:
+def chain_of(defenses: Named | Sequence[Named], augment: Sequence[Any] = ()) -> tuple[DefenseChain, Settings]:
     """Several defenses in order, and the settings that are public of each, by its name.
 
     Args:
+        augment: `client.augment`, whose hook stands before them in the chain and is none of the settings.
         defenses: names of `conf/defense`; `{"mjp": {"ratio": 0.3}}` with settings; objects of your own.
 
     Raises:
         ConfigError: an unknown name or setting, one defense twice, or what is no defense.
     """
     several = [defenses] if isinstance(defenses, str | Mapping | Defense) else list(defenses)
-    chain: dict[str, Defense] = {}
+    chain: dict[str, Defense] = dict(build_chain(stage(list(augment))).defenses)
     settings: Settings = {}
     for one in several:
         for name, (defense, described) in _resolved(one).items():

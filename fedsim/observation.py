@@ -306,8 +306,9 @@ class Observation:
 
     @property
     def eps(self) -> float:
-        """The relative rounding of what was shared."""
-        return max(float(torch.finfo(tensor.dtype).eps) for tensor in self.update.tensors.values())
+        """The relative rounding of what was shared, and of how the client computed it."""
+        stored = max(float(torch.finfo(tensor.dtype).eps) for tensor in self.update.tensors.values())
+        return max(stored, self.protocol.rounding)
 
     def normalised(self, images: Tensor) -> Tensor:
         """[B,C,H,W] images in [0, 1] as the model reads them, float64."""

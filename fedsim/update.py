@@ -10,6 +10,7 @@ from torch import Tensor
 from fedsim.errors import NotApplicable
 
 Kind = Literal["gradient", "delta", "weights"]
+Precision = Literal["float32", "bfloat16", "float16"]
 State = dict[str, Tensor]
 
 
@@ -18,7 +19,7 @@ class LocalProtocol:
     """How a client came to its update. The server set it, so the attacker knows it.
 
     `lrs` holds the learning rate of each local step (empty for a shared gradient); `steps` counts them.
-    `betas` and `eps` are those of Adam and its kin.
+    `betas` and `eps` are those of Adam and its kin. `precision` is of forward and backward; weights are in float32.
     """
 
     batch_size: int
@@ -34,6 +35,7 @@ class LocalProtocol:
     proximal_mu: float = 0.0
     label_smoothing: float = 0.0
     training_mode: bool = True
+    precision: Precision = "float32"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -44,6 +46,11 @@ class LocalProtocol:
         tuples = {key: tuple(map(_as_float, values[key])) for key in ("lrs", "betas") if key in values}
         names = [one.name for one in fields(cls) if one.type is float and one.name in values]
         return cls(**{**values, **{name: _as_float(values[name]) for name in names}, **tuples})
+
+    @property
+    def rounding(self) -> float:
+        """The relative rounding of what autocast computed with; 0 where nothing was coarser than the tensors are."""
+        return 0.0 if self.precision == "float32" else float(torch.finfo(getattr(torch, self.precision)).eps)
 
     def gradient_scale(self) -> float:
         """The factor s in `delta = -s·(gradient + weight_decay·weights)` for constant gradients.

@@ -123,7 +123,7 @@ class PatchGradient(Attack):
             step,
             offset,
             self.levels,
-            precision=torch.finfo(observation.update.tensors[observation.roles.pos_embed].dtype).eps,
+            precision=observation.eps,
         )
         return rounded if rounded.excess <= EXCESS and rounded.expected_wrong <= MAX_WRONG else None
 

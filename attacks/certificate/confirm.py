@@ -34,6 +34,9 @@ def confirmed(observation: Observation, result: Reconstruction, bound: BoundOf) 
     """
     if not observation.repeatable:
         return uncertified(result, _unrepeatable(observation))
+    if observation.protocol.rounding:
+        precision = observation.protocol.precision
+        return uncertified(result, f"computed in {precision}: what differs by its rounding gives the same update")
     if result.images is None:
         return result
     if not observation.keeps("equations"):  # images near each other can share one update to the bit

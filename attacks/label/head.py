@@ -56,11 +56,12 @@ def rounding(observation: Observation) -> float:
     name = observation.roles.head_weights[0]
     tensor = observation.update.tensors.get(name)
     eps = float(torch.finfo(torch.float32 if tensor is None else tensor.dtype).eps)
+    computed = observation.protocol.rounding
     if tensor is None or observation.update.kind == "gradient":
-        return eps
+        return max(eps, computed)
     weight = observation.global_state[name].double()
     change = observation.gradient[name].norm() * observation.protocol.gradient_scale()
-    return eps * max(1.0, float(weight.norm() / change.clamp(min=1e-300)))
+    return max(computed, eps * max(1.0, float(weight.norm() / change.clamp(min=1e-300))))
 
 
 def bias_rounding(observation: Observation) -> float:
@@ -71,10 +72,10 @@ def bias_rounding(observation: Observation) -> float:
     update, protocol, names = observation.update, observation.protocol, observation.roles.head_biases
     if update.kind == "gradient":
         dtypes = [update.tensors[name].dtype for name in names if name in update.tensors]
-        return max((float(torch.finfo(dtype).eps) for dtype in dtypes), default=0.0)
+        return max([protocol.rounding, *(float(torch.finfo(dtype).eps) for dtype in dtypes)])
     biases = [observation.global_state[name] for name in names]
     each = max((float(torch.finfo(bias.dtype).eps * bias.abs().max()) for bias in biases), default=0.0)
-    return len(names) * (protocol.steps + 1) * each / protocol.gradient_scale()
+    return protocol.rounding + len(names) * (protocol.steps + 1) * each / protocol.gradient_scale()
 
 
 def sign_rounding(observation: Observation) -> float:
@@ -91,10 +92,14 @@ def sign_rounding(observation: Observation) -> float:
 def head_is_exact(observation: Observation) -> str:
     """Why the head's gradient may be another than that of one batch and its labels; empty where it is known to be it.
 
+    Nor is it known under autocast: the head's equations are tested to float32.
+
     By what defenses publish of themselves: one that clips, or does not say how it acts, may have scaled or changed it.
     """
     if not observation.keeps("head"):
         return "a defense ran on the client: whether it left the head's gradient as it was, its scale too, is unknown"
+    if observation.protocol.rounding:
+        return f"computed in {observation.protocol.precision}: its rounding is no bound of the head's equations"
     if observation.summed > 1:
         return f"the updates of {observation.summed} clients were summed: the head's gradient is no single batch's"
     return ""

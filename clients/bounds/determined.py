@@ -33,12 +33,12 @@ class Determinedness(Bound):
         found: list[tuple[str, Determined]] = []
         for turn in turns[: self.images]:
             check_linear(turn, rounds=True)
-            update = turn.share(turn.train())
+            result = turn.train()
+            update = turn.share(result)
             names = list(update.tensors)
             J, shared = jacobian(turn, names)
-            found.append(
-                (", ".join(map(str, turn.pictures.ids)), determined(J, _rounding(turn, update.tensors, shared)))
-            )
+            rounding = _rounding(turn, update.tensors, shared, result.protocol.rounding)
+            found.append((", ".join(map(str, turn.pictures.ids)), determined(J, rounding)))
         whole = [one for _, one in found if one.rank == one.unknowns]
         lost = max(one.unknowns - one.rank for _, one in found)
         left = sorted(one.rounding_psnr for one in whole)
@@ -65,13 +65,13 @@ class Determinedness(Bound):
         return Statement("local fact", sentence, values | ({"rounding_psnr": middle} if left else {}), header, rows)
 
 
-def _rounding(turn: Turn, tensors: "dict[str, torch.Tensor]", shared: torch.Tensor) -> torch.Tensor:
-    """One rounding for each tensor, that of its root mean square; coarser where a defense rounds."""
+def _rounding(turn: Turn, tensors: "dict[str, torch.Tensor]", shared: torch.Tensor, computed: float) -> torch.Tensor:
+    """One rounding for each tensor, that of its root mean square; coarser where a defense or autocast rounds."""
     steps = [one.step for one in turn.effects if isinstance(one, Quantises) and one.per == "coordinate"]
     found, start = [], 0
     for tensor in tensors.values():
         part = shared[start : start + tensor.numel()]
-        eps = max([torch.finfo(tensor.dtype).eps, *steps])
+        eps = max([torch.finfo(tensor.dtype).eps, computed, *steps])
         size = float(part.norm()) / math.sqrt(max(1, tensor.numel()))
         found.append(torch.full((tensor.numel(),), max(eps * size, 1e-300), dtype=torch.float64))
         start += tensor.numel()

@@ -42,6 +42,9 @@ def check_linear(turn: Turn, rounds: bool = False) -> None:
         raise NotApplicable(f"J would take {size / 2**30:.0f} GB: computed up to {MOST_BYTES / 2**30:.0f}")
     if turn.runtime.settings.share != "gradient":
         raise NotApplicable(f"client.share={turn.runtime.settings.share}: computed for the gradient of one batch")
+    precision = turn.runtime.settings.precision
+    if precision != "float32" and not rounds:
+        raise NotApplicable(f"client.precision={precision}: computed for float32")
     for effect in turn.effects:
         rounding = isinstance(effect, Quantises) and effect.per == "coordinate"
         if not isinstance(effect, Withholds | Clips | AddsNoise) and not (rounds and rounding):

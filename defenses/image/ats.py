@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from defenses.base import Batch, Defense
+from defenses.image.pixels import Normalisation, on_bytes
 from defenses.settings import flag, whole
 from fedsim.effects import Effect, TransformsImages
 from fedsim.errors import ConfigError
@@ -82,7 +82,7 @@ class AutomaticTransformation(Defense):
         self.policies = policies if isinstance(policies, str) else [list(policy) for policy in policies]
         self.crop_padding = whole("defense.ats.crop_padding", crop_padding, "0 or more", lambda v: v >= 0)
         self.flip = flag("defense.ats.flip", flip)
-        self._normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+        self._normalisation: Normalisation | None = None
 
     def effects(self) -> tuple[Effect, ...]:
         return (TransformsImages(),)
@@ -97,13 +97,7 @@ class AutomaticTransformation(Defense):
             raise RuntimeError("ats learns the model's normalisation in wrap_model: call it first")
         if not (self.policies or self.crop_padding or self.flip):
             return batch
-        mean, std = (torch.tensor(v, dtype=torch.float64).view(1, -1, 1, 1) for v in self._normalisation)
-        pictures = to_bytes(batch.images.detach().cpu().double() * std + mean)
-        pictures = torch.stack([self._transformed(image, rng) for image in pictures])
-        # In the dtype of the pictures, as they were normalised before: untouched ones come back bit by bit.
-        images = pictures.to(batch.images.dtype) / 255
-        images = (images - mean.to(images)) / std.to(images)
-        return replace(batch, images=images.to(batch.images.device))
+        return on_bytes(batch, self._normalisation, lambda image: self._transformed(image, rng))
 
     def _transformed(self, image: Tensor, rng: torch.Generator) -> Tensor:
         if self.crop_padding:
@@ -120,11 +114,6 @@ class AutomaticTransformation(Defense):
             drawn: list[int] = torch.randint(len(LIBRARY), (POLICY_LENGTH,), generator=rng).tolist()
             return drawn
         return self.policies[int(torch.randint(len(self.policies), (), generator=rng))] if self.policies else []
-
-
-def to_bytes(pictures: Float[Tensor, "*batch c h w"]) -> UInt8[Tensor, "*batch c h w"]:
-    """Pictures in [0, 1] rounded to 8 bits."""
-    return (pictures * 255).round().clamp(0, 255).to(torch.uint8)
 
 
 def apply(operation: str, level: int, picture: UInt8[Tensor, "c h w"], rng: torch.Generator) -> UInt8[Tensor, "c h w"]:

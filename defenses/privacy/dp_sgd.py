@@ -85,7 +85,7 @@ class DPSGD(Defense):
         """Refuses whatever lets a picture enter more than its own clipped gradient.
 
         Raises:
-            ConfigError: BatchNorm in training mode, or a defense that changes batches, losses or gradients.
+            ConfigError: BatchNorm in training mode, float16, or a defense that changes batches, losses or gradients.
         """
         mixing = [name for name, module in plan.model.named_modules() if isinstance(module, _BatchNorm)]
         if mixing and plan.client["training_mode"]:
@@ -93,6 +93,9 @@ class DPSGD(Defense):
                 f"a model without BatchNorm ({mixing[0]} mixes a batch's pictures), or client.training_mode=false"
             )
             raise ConfigError("defense", "dp_sgd", expected)
+        if plan.client.get("precision") == "float16":
+            expected = "float32 or bfloat16 beside dp_sgd: one image that overflows float16 skips the step, and shows"
+            raise ConfigError("client.precision", "float16", expected)
         for name, other in plan.defenses.items():
             if other is self or keeps_images_apart(other):
                 continue

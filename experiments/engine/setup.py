@@ -90,7 +90,7 @@ class Setup:
 
     def factory(self) -> ObservationFactory:
         config = self.config
-        described = [{"name": name, **settings} for name, settings in config.defense.items()]
+        described = [{"name": name, **settings} for name, settings in config.hooks.items()]
         return ObservationFactory(self.architecture, self.model, self.image_shape, described, replay, *self._public)
 
     @cached_property
@@ -135,7 +135,7 @@ def prepare(given: JobConfig | Mapping[str, Any]) -> Setup:
     check_gpus(config)
     config.client.check_optimizer()
     attacks = {name: build_attack(name, settings) for name, settings in config.attack.items()}
-    defenses = build_chain(config.defense)
+    defenses = build_chain(config.hooks)
     side = image_side(config.model)  # a model that timm does not know is refused before any data are read
     for name, attack in attacks.items():
         check_fit(name, attack, (3, side, side))
@@ -149,7 +149,7 @@ def prepare(given: JobConfig | Mapping[str, Any]) -> Setup:
     model = architecture.build()
     strategy = config.strategy if isinstance(config, FederatedConfig) else {}
     finetune.check(model, (3, side, side))
-    defenses.check(Plan(model, plain(config.client), strategy, defenses.defenses))
+    defenses.check(Plan(model, plain(config.client), strategy, defenses.defenses, (3, side, side)))
     wants_auxiliary = any(attack.needs.auxiliary for attack in attacks.values())
     costs = tuple(float(attack.cost) for attack in attacks.values())
     return Setup(config, data, defenses, architecture, model, Normaliser(model), wants_auxiliary, costs)
@@ -191,6 +191,10 @@ def _comparable(text: str) -> dict[str, Any]:
         config.pop("bound", None)
     if build_finetune(config.get("finetune") or {}).whole:  # as with folders of before there was a choice
         config.pop("finetune", None)
+    client = config.get("client") or {}
+    for key, usual in (("precision", "float32"), ("augment", [])):  # the same
+        if client.get(key) == usual:
+            del client[key]
     kept = {key: value for key, value in config.items() if key not in ("run_dir", "simulation", "ray", "tracker")}
     attacks = {name: without_knowledge(settings) for name, settings in (config.get("attack") or {}).items()}
     return kept | {"attack": attacks, "simulation": bits_of(config.get("simulation") or {})}

@@ -230,7 +230,7 @@ def _digest(architecture: OwnArchitecture, data: OwnData, chain: DefenseChain) -
 
 
 def _setup(config: AuditConfig, chosen: Named | Sequence[Named], architecture: OwnArchitecture, data: OwnData) -> Setup:
-    chain, described = chain_of(chosen)
+    chain, described = chain_of(chosen, config.client.augment)
     check_gpus(config)
     # What the record and the report name: the module and the data set are nobody's by name.
     named = {**config.model, "name": architecture.spec.name, "num_classes": architecture.spec.num_classes}
@@ -241,7 +241,7 @@ def _setup(config: AuditConfig, chosen: Named | Sequence[Named], architecture: O
     defended = replace(architecture, wrappers=(chain,))
     model = defended.build()
     defended.finetune.check(model, defended.image_shape)
-    chain.check(Plan(model, plain(own.client), {}, chain.defenses))
+    chain.check(Plan(model, plain(own.client), {}, chain.defenses, defended.image_shape))
     attacks: list[Attack] = [build_attack(name, settings) for name, settings in own.attack.items()]
     for name, settings in own.attack.items():
         check_fit(name, build_attack(name, settings), defended.image_shape)

@@ -31,7 +31,7 @@ def judged(leakage: Leakage, rows: Sequence[AttackSummary], defenses: Sequence[s
         them = "it" if counts.as_seen == 1 else "them"
         sentences.append(
             f"The server rebuilt {counts.as_seen:,} of {of} recognisably as the model saw {them}, changed by "
-            f"{listed(list(defenses)) or 'a defense'} ({without_update(counts)}): {decibels(leakage.seen_psnr)} on "
+            f"{listed(list(defenses)) or 'the client'} ({without_update(counts)}): {decibels(leakage.seen_psnr)} on "
             f"average against what it saw, {decibels(leakage.own_psnr)} against the client's own."
         )
     if counts.certified:

@@ -179,6 +179,8 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
         "Rounds": run.setting("num_rounds"),
         "Shared": run.setting("client.share"),
         "Batch size": run.setting("client.batch_size"),
+        "Precision": None if run.setting("client.precision") == "float32" else run.setting("client.precision"),
+        "Augmentation": _augmentation(run),
         "Strategy": _last_part(strategy) if isinstance(strategy, str) else None,
         "Defense": ", ".join(run.names("defense")) or ("none" if run.config else None),
         "Attack": ", ".join(run.names("attack")) or ("none" if run.config else None),
@@ -188,6 +190,13 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
     if run.kind == "audit":
         facts |= {"Clients": None, "Rounds": None, "Strategy": None}
     return [(name, str(value)) for name, value in facts.items() if value not in (None, "")]
+
+
+def _augmentation(run: RecordedRun) -> str:
+    """The names of the transforms, in order."""
+    chosen = run.setting("client.augment")
+    listed = chosen if isinstance(chosen, list) else []
+    return ", ".join(one if isinstance(one, str) else ", ".join(map(str, one)) for one in listed)
 
 
 def _trained(run: RecordedRun) -> str | None:

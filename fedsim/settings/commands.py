@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from fedsim.errors import ConfigError, nearest
+from fedsim.settings.augment import STAGE, stage
 from fedsim.settings.groups import (
     AuditedImages,
     ClientSettings,
@@ -75,6 +76,17 @@ class LocalConfig:
     model: Component
     finetune: Component = field(default_factory=dict)
     defense: Chosen
+
+    @property
+    def hooks(self) -> Chosen:
+        """What a client's chain is made of, by name: its augmentation, where it has one, and its defenses.
+
+        Raises:
+            ConfigError: a defense has the augmentation's name.
+        """
+        if self.client.augment and STAGE in self.defense:
+            raise ConfigError("defense", STAGE, "another name beside client.augment, which is recorded as that")
+        return {**stage(self.client.augment), **self.defense}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ import inspect
 import os
 import re
 from collections.abc import Mapping
+from numbers import Number
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -121,6 +122,8 @@ def _is_plain(value: Any, option: Any) -> bool:
 
 def _options(hint: Any) -> tuple[Any, ...]:
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    meant: dict[Any, Any] = {Number: float}  # torchvision's
+    options = tuple(meant.get(option, option) if inspect.isclass(option) else option for option in options)
     return tuple(str if option == os.PathLike[str] else option for option in options)  # YAML has words for paths
 
 

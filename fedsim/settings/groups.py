@@ -1,7 +1,7 @@
 """Groups of settings that several commands have: clients, Ray, the simulation and what is audited or observed."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from omegaconf import OmegaConf
 
 from fedsim.errors import ConfigError, nearest
+from fedsim.settings.augment import named
 from fedsim.settings.ray_address import check_address
 from fedsim.settings.schema import Check, Rule, at_least, auto_or, number, one_of
 
@@ -64,6 +65,8 @@ class ClientSettings:
         optimizer: Hydra config of a torch optimiser, without its parameters.
         scheduler: Hydra config of a torch scheduler, stepped after each local step, or None.
         training_mode: `model.train()` (dropout, drop path) or `model.eval()` while the gradient is taken.
+        precision: of forward and backward under autocast; weights, and what is shared, stay in float32.
+        augment: torchvision's transforms on each image of a batch, in order; see `fedsim.settings.augment`.
         device: `auto` takes CUDA where Ray gave the worker a GPU.
     """
 
@@ -76,6 +79,8 @@ class ClientSettings:
     label_smoothing: Annotated[float, number(0.0, 0.999)]
     training_mode: bool
     device: Device
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    augment: Annotated[list[Any], lambda _, value: named(value)] = field(default_factory=list)
 
     @cached_property
     def optimisers(self) -> "OptimizerFactory":

@@ -19,6 +19,7 @@ from fedsim.wire.tensor_records import NUMPY_STYPE, TensorArray, TensorRecord, n
 
 ARRAYS, CONFIG, METRICS, UPDATE, AUDIT = "arrays", "config", "metrics", "fedsim.update", "fedsim.audit"
 NUM_EXAMPLES, SERVER_ROUND, TRAIN_LOSS = "num-examples", "server-round", "train_loss"
+SKIPPED_STEPS = "skipped_steps"
 AUDITED = "fedsim.audited"
 """In a round's instructions: the server observes this round, so an audit record is of use."""
 _PLAIN_DTYPES = frozenset({"float16", "float32", "float64", "int32", "int64", "uint8", "bool"})

@@ -9,15 +9,15 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import nn
 
-from fedsim.update import Kind, LocalProtocol
+from fedsim.update import Kind, LocalProtocol, Precision
 from fedsim.wire.contents import array_records, config_records
-from fedsim.wire.records import ARRAYS, AUDIT, METRICS, NUM_EXAMPLES, TRAIN_LOSS, UPDATE
+from fedsim.wire.records import ARRAYS, AUDIT, METRICS, NUM_EXAMPLES, SKIPPED_STEPS, TRAIN_LOSS, UPDATE
 from fedsim.wire.tensor_records import TensorArray, npy_header
 
 LARGEST = 1e12
@@ -168,7 +168,7 @@ def _check_train_metrics(metrics: Any, rules: ReplyRules) -> int:
     for name, value in metrics.items():
         if name == NUM_EXAMPLES:
             continue
-        if name == TRAIN_LOSS:
+        if name in (TRAIN_LOSS, SKIPPED_STEPS):
             _number(name, value, 0.0)
             continue
         known = len(name) <= LONGEST_NAME and METRIC_NAME.fullmatch(name) and ".." not in name
@@ -244,6 +244,8 @@ def _check_protocol(text: object, examples: int, rules: ReplyRules) -> dict[str,
     for name in ("nesterov", "training_mode"):
         if not isinstance(values[name], bool):
             raise MalformedReply(f"the protocol's {name} is {shown(values[name])}, neither true nor false")
+    if values["precision"] not in get_args(Precision):
+        raise MalformedReply(f"the protocol's precision is {shown(values['precision'])}, none that there is")
     if not isinstance(optimizer, str) or len(optimizer) > LONGEST_NAME or not TENSOR_NAME.fullmatch(optimizer):
         raise MalformedReply(f"the protocol's optimizer is {shown(optimizer)}, no name of one")
     return values

@@ -10,18 +10,28 @@ from fedsim.update import State
 
 
 def rounding_of(observation: Observation, target: State, scale: float) -> State:
-    """The standard deviation that the client's own precision leaves, by name, in units of a gradient.
+    """The standard deviation that the precision of what was shared leaves, by name, in units of a gradient.
 
     Args:
         target: what was shared, in those units.
         scale: of a change of weights; 1 for a gradient.
     """
-    eps = observation.eps
+    eps = max(float(torch.finfo(tensor.dtype).eps) for tensor in observation.update.tensors.values())
     found = {name: torch.full_like(t, eps * float(t.norm()) / math.sqrt(t.numel())) for name, t in target.items()}
     if observation.update.kind == "gradient":
         return found
     state = observation.global_state
     return {n: torch.hypot(own, eps * state[n].to(own).abs() / abs(scale)) for n, own in found.items()}
+
+
+def autocast_of(observation: Observation, target: State) -> State:
+    """The standard deviation that autocast leaves, by name: one rounding of each row's root mean square.
+
+    Sums are taken in float32 and what enters them is rounded, so that errors go with rows. Measured on ViTs of 2 to 12
+    blocks with 1 and 8 images: 0.6 to 2 roundings.
+    """
+    eps = observation.protocol.rounding
+    return {n: eps * t.square().mean(dim=-1, keepdim=True).sqrt().expand_as(t) for n, t in target.items()}
 
 
 def unit_scale(observation: Observation, local: str) -> float:

@@ -12,7 +12,7 @@ from attacks.noise import noise_of
 from attacks.optimization.matching.local_steps import UpdateMap
 from attacks.optimization.matching.victim import make_victim
 from attacks.optimization.problem import Problem, clip_norm, make_update_map
-from attacks.optimization.second_order.errors import rounding_of, unit_scale
+from attacks.optimization.second_order.errors import autocast_of, rounding_of, unit_scale
 from attacks.optimization.second_order.sketch import Pieces
 from fedsim.bounds.gaussian_prior import ImagePrior
 from fedsim.effects import Sparsifies
@@ -130,6 +130,7 @@ def _round(problem: Problem, local: str, labels: Tensor, device: torch.device, d
     scale = unit_scale(observation, local)
     rounding, noise = rounding_of(observation, target, scale), noise_of(observation, target, scale)
     error = _flat(rounding) * ROUNDINGS if noise is None else torch.hypot(_flat(noise), _flat(rounding))
+    error = torch.hypot(error, _flat(autocast_of(observation, target)))
     weights = _flat(_norm_weights(target, observation.roles.pos_embed))
     shared = _shared(problem, update, list(target), labels, local, kept)
     return _Round(shared, _flat(target), weights, error, tuple(target), noise is not None)

@@ -75,7 +75,7 @@ def _judge(name: str, pool: PooledRuns, plains: list[PooledRuns]) -> DefenseVerd
     counted = pool.leakage.counts.level
     level = with_theorem(counted, pool.proof is not None)
     untested = counted == "not tested"
-    shown = _untested(pool) if untested else judged(pool.leakage, pool.attacks, pool.example.names("defense"))
+    shown = _untested(pool) if untested else judged(pool.leakage, pool.attacks, pool.example.changes)
     details = [
         *_guess(pool),
         *_utility(pool, plain),

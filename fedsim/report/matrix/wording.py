@@ -81,7 +81,7 @@ def cell_story(cell: MatrixCell) -> str:
     if cell.counts is not None and cell.counts.ended:
         parts.append(counts_text(cell.counts))
     if cell.as_seen:
-        parts.append(f"{cell.as_seen} of {cell.pictures} as the model saw them, changed by a defense: look at them")
+        parts.append(f"{cell.as_seen} of {cell.pictures} as the model saw them, changed by the client: look at them")
     if cell.label_share is not None:
         parts.append(f"{percent(cell.label_share)} of the labels")
     if cell.seconds is not None:

@@ -140,6 +140,11 @@ class RecordedRun:
         value = self.setting(group)
         return tuple(str(key) for key in value) if isinstance(value, Mapping) else ()
 
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """What may have changed images or updates on a client: its augmentation and its defenses."""
+        return (*(("augmentation",) if self.setting("client.augment") else ()), *self.names("defense"))
+
 
 def read_run(folder: Path) -> RecordedRun:
     """Read `config.yaml`, `summary.json`, `classes.json`, and the lines of metrics, timings, attacks and bounds.

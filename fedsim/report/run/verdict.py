@@ -99,7 +99,7 @@ def verdict(run: RecordedRun) -> Verdict:
     ]
     if not run.finished:
         details.append("The run did not finish: this page shows what was there when it stopped.")
-    shown = judged(leakage, on_images, run.names("defense")) if tested else _untested(run, on_images, leakage, rows)
+    shown = judged(leakage, on_images, run.changes) if tested else _untested(run, on_images, leakage, rows)
     return Verdict(
         level,
         f"{proof.sentence} {shown}" if proof is not None and level == "proven" else shown,

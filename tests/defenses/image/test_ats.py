@@ -5,7 +5,8 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from clients.training import LossGradient
 from defenses import AutomaticTransformation, Batch, DefenseChain
-from defenses.image.ats import EITHER_WAY, LIBRARY, RANGES, apply, shifted, to_bytes, transformed
+from defenses.image.ats import EITHER_WAY, LIBRARY, RANGES, apply, shifted, transformed
+from defenses.image.pixels import to_bytes
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec, Normaliser
 from tests.defenses.as_configured import configured

@@ -50,6 +50,12 @@ def test_an_honest_reply_passes(kind, wire, audited):
     check(honest(kind, 1, audited, wire), kind, 1)
 
 
+def test_skipped_steps_are_a_metric_that_clients_report():
+    content = honest("delta", 1)
+    content[METRICS]["skipped_steps"] = 2.0
+    check(content, "delta", 1)
+
+
 def test_the_rules_travel_to_workers():
     rules = make_rules("delta")
     assert pickle.loads(pickle.dumps(rules)) == rules
@@ -165,6 +171,7 @@ CONTENTS = {
     "an unsaid loss": (lambda c: c[METRICS].pop("train_loss"), "no train_loss"),
     "a NaN loss": (_set(METRICS, "train_loss", math.nan), "train_loss is nan"),
     "a negative loss": (_set(METRICS, "train_loss", -1.0), "train_loss is -1.0"),
+    "less than no skipped steps": (_set(METRICS, "skipped_steps", -1.0), "skipped_steps is -1.0"),
     "a NaN metric": (_set(METRICS, "local_dp_epsilon", math.nan), "local_dp_epsilon is nan"),
     "a huge metric": (_set(METRICS, "local_dp_epsilon", 10**400), "a number of 1329 bits"),
     "the server's metric": (_set(METRICS, "accuracy", 1.0), "no client reports a metric 'accuracy'"),
@@ -197,6 +204,7 @@ CONTENTS = {
     "more steps than rates": (_protocol(steps=10**6), "lrs are 2 entries, for 1000000 steps"),
     "a NaN rate": (_protocol(lrs=[0.1, math.nan]), "a learning rate of the protocol is nan"),
     "a word for a rate": (_protocol(lrs=[0.1, "x"]), "a learning rate of the protocol is 'x'"),
+    "a precision of its own": (_protocol(precision="half"), "precision is 'half'"),
     "one beta": (_protocol(betas=[0.9]), "betas are 1 entries"),
     "a beta above 1": (_protocol(betas=[0.9, 2]), "a beta of the protocol is 2"),
     "infinite momentum": (_protocol(momentum=math.inf), "momentum is inf"),

@@ -269,7 +269,7 @@ def test_the_summary_says_what_the_model_saw(tmp_path):
     page = build_matrix_report(tmp_path).read_text(encoding="utf-8")
     (summary,) = re.findall(r'<td class="sum level-as-seen"[^>]*>', page)
     assert "x: 8 of 8 images rebuilt" in summary
-    assert "8 of 8 as the model saw them, changed by a defense: look at them" in summary
+    assert "8 of 8 as the model saw them, changed by the client: look at them" in summary
     assert "no attack is better than the guess" not in page
 
 

@@ -158,7 +158,7 @@ def test_what_the_model_saw_is_no_guess(shown, records):
     assert (x.as_seen, y.as_seen) == (1, 0)
     assert (x.counts, y.counts) == (Counts(0, 1, 0, 2, 2, as_seen=1), Counts(0, 0, 0, 2, 2))
     assert (cell_text(x), cell_level(x)) == ("8.5 seen", "as-seen")
-    assert "1 of 2 as the model saw them, changed by a defense: look at them" in cell_story(x)
+    assert "1 of 2 as the model saw them, changed by the client: look at them" in cell_story(x)
     assert "1 of 2 recognisable, without the update 0 of 2, 0 certified" in cell_story(x)
     assert (cell_text(y), cell_level(y)) == ("8.5", "guess")
 
