@@ -99,8 +99,7 @@ def train_locally(
     local.set_mode(settings.training_mode)
     one_gradient = settings.share == "gradient"
     model, trainable = local.model, local.trained
-    changing: State = {**trainable, **local.buffers}
-    start = {} if one_gradient else _copied(changing)
+    start = {} if one_gradient else local.keep()
     optimizer, scheduler = (None, None) if one_gradient else settings.optimisers(list(trainable.values()))
     steps = 1 if one_gradient else settings.local_steps
     seen = _Seen()
@@ -129,7 +128,7 @@ def train_locally(
     if one_gradient:
         tensors = {n: torch.zeros_like(p) if p.grad is None else p.grad.detach() for n, p in trainable.items()}
     else:
-        tensors = {name: tensor.detach() - start[name] for name, tensor in changing.items()}
+        tensors = local.change()
     return LocalResult(
         tensors={name: tensor.cpu() for name, tensor in tensors.items()},
         buffers={name: tensor.cpu() for name, tensor in _copied(local.buffers).items()},

@@ -19,11 +19,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import logging
-
     import torch
 
     from experiments.engine.setup import Setup
+    from fedsim.settings.commands import RunConfig
     from fedsim.update import State
 
 Pass = Callable[[], "list[State]"]
@@ -43,6 +42,8 @@ def main() -> None:
     """One row for each way to train; the bare loop against itself shows the noise."""
     arguments, overrides = _arguments()
 
+    import logging
+
     import torch
 
     from experiments.engine.setup import prepare
@@ -57,7 +58,8 @@ def main() -> None:
     setup = prepare(load_config("run", *words))
     ways = {"bare": _bare(setup), "bare again": _bare(setup), "client": _client(setup), "round": _round(setup)}
     if not setup.config.defense:
-        _check_bits({name: way() for name, way in ways.items()})
+        sizes = setup.data.partition_sizes()
+        _check_bits({name: way() for name, way in ways.items()}, sizes)
     seconds = _in_turn(ways, arguments.passes)
     steps = sum(len(_orders(setup, client)) for client in range(arguments.clients))
     print(f"{' '.join(words[4:])}: {arguments.clients} clients, {steps} steps in a pass, {arguments.passes} passes")
@@ -82,7 +84,7 @@ def _in_turn(ways: dict[str, Pass], passes: int) -> dict[str, list[float]]:
     return seconds
 
 
-def _check_bits(ends: "dict[str, list[State]]") -> None:
+def _check_bits(ends: "dict[str, list[State]]", sizes: list[int]) -> None:
     """Refuse to compare what is not the same training; a mean of weights may differ by its rounding."""
     import torch
 
@@ -93,9 +95,18 @@ def _check_bits(ends: "dict[str, list[State]]") -> None:
         if not all(close(one, other, 0.0) for one, other in zip(ends["bare"], ends[name], strict=True)):
             raise SystemExit(f"{name}: other weights than the bare loop's")
     (end,) = ends["round"]
-    mean = {name: torch.stack([one[name] for one in ends["client"]]).mean(dim=0) for name in end}
-    if not close(end, mean, 1e-1):
+    shares = torch.tensor(sizes, dtype=torch.float64) / sum(sizes)
+    each = {name: torch.stack([one[name] for one in ends["client"]]).double() for name in end}
+    mean = {name: torch.tensordot(shares, stacked, dims=1).to(end[name]) for name, stacked in each.items()}
+    if not close(end, mean, 1e-5):
         raise SystemExit("round: another mean than that of the clients' weights")
+
+
+def _config(setup: "Setup") -> "RunConfig":
+    from fedsim.settings.commands import RunConfig
+
+    assert isinstance(setup.config, RunConfig)
+    return setup.config
 
 
 def _orders(setup: "Setup", client: int) -> "list[torch.Tensor]":
@@ -113,10 +124,10 @@ def _bare(setup: "Setup") -> Pass:
     from torch.nn import functional as F
 
     model = setup.runtime().model.train(setup.config.client.training_mode)
-    weights = list(model.parameters())
-    names = [name for name, _ in model.named_parameters()]
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    weights: list[torch.Tensor] = list(parameters)
     start = [weight.detach().clone() for weight in weights]
-    held = [setup.data.client(client) for client in range(setup.config.num_clients)]
+    held = [setup.data.client(client) for client in range(_config(setup).num_clients)]
     inputs = [setup.normaliser(images.images(range(len(images)))) for images in held]
     orders = [_orders(setup, client) for client in range(len(held))]
     settings = {name: value for name, value in setup.config.client.optimizer.items() if name != "_target_"}
@@ -143,7 +154,7 @@ def _client(setup: "Setup") -> Pass:
 
     def train() -> "list[State]":
         ends: list[State] = []
-        for client in range(setup.config.num_clients):
+        for client in range(_config(setup).num_clients):
             images = setup.data.client(client)
             runtime.load(start)
             result = runtime.train(images, client, 1)
@@ -162,7 +173,7 @@ def _round(setup: "Setup") -> Pass:
     from server.rounds import Rounds, WorkerSums
     from server.screening import Screening
 
-    strategy = instantiate(setup.config.strategy, _recursive_=False, _convert_="all")
+    strategy = instantiate(_config(setup).strategy, _recursive_=False, _convert_="all")
     screening = Screening(setup.rules(simulated=True), partition_of)
     rounds = Rounds(strategy, screening=screening, worker_sums=WorkerSums(), client_of=partition_of)
     grid, start = make_grid(setup), to_arrays(setup.model.state_dict())

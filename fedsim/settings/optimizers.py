@@ -52,5 +52,11 @@ def optimizer_factory(key: str, optimizer: dict[str, Any], scheduler: dict[str, 
 
 
 def _plain(call: partial[Any]) -> partial[Any]:
-    """Without Hydra's check at each call, which takes longer than the call: the first has passed it."""
-    return partial(call.func, *call.args, **call.keywords)
+    """Without Hydra's check at each call, which takes longer than the call: the first has passed it.
+
+    SGD takes all parameters together: the same bits, and on a CPU half the time of torch's default there.
+    """
+    keywords = dict(call.keywords)
+    if call.func is torch.optim.SGD and "fused" not in keywords:
+        keywords.setdefault("foreach", True)
+    return partial(call.func, *call.args, **keywords)
