@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from torch import nn
 
+from clients.local_model import LocalModel
 from clients.replay import replay
 from clients.training import LocalResult, train_locally
 from defenses.base import ClientRound, DefenseChain
@@ -93,6 +94,10 @@ class ClientRuntime:
         return Architecture(spec, (defenses,), architecture_seed(self.seed), self._finetune)
 
     @cached_property
+    def _local(self) -> LocalModel:
+        return LocalModel(self.model)
+
+    @cached_property
     def _tensors(self) -> State:
         """The model's own memory, by name; a walk through its modules for each client would cost more than loading."""
         return self.model.state_dict(keep_vars=True)
@@ -134,10 +139,9 @@ class ClientRuntime:
         Raises:
             KeyError: the state lacks a tensor of this model's.
         """
+        names = [name for name in self._tensors if name in state or name not in self._resting]
         with torch.no_grad():
-            for name, tensor in self._tensors.items():
-                if name in state or name not in self._resting:
-                    tensor.copy_(state[name])
+            torch._foreach_copy_([self._tensors[name] for name in names], [state[name] for name in names])
 
     def train(
         self,
@@ -160,7 +164,7 @@ class ClientRuntime:
         defense_rng = torch_generator(self.seed, "client-defense", server_round, client)
         with seeded_globals(self.seed, "model-noise", server_round, client):
             return train_locally(
-                self.model,
+                self._local,
                 pictures,
                 self.settings,
                 self.defenses,
@@ -186,11 +190,10 @@ class ClientRuntime:
         changed = self.defended(result, num_examples, client, server_round)
         if self.settings.share != "weights":
             return changed
-        trained = self.model.state_dict()
         weights: State = {}
         for name, delta in changed.tensors.items():
-            untouched = torch.equal(delta, result.tensors[name])
-            weights[name] = trained[name].detach().cpu().clone() if untouched else state[name] + delta
+            untouched = delta is result.tensors[name] or torch.equal(delta, result.tensors[name])
+            weights[name] = self._tensors[name].detach().cpu().clone() if untouched else state[name] + delta
         return replace(changed, tensors=weights, kind="weights")
 
     def _observe(self, update: Update) -> Observation:

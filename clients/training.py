@@ -13,6 +13,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from clients.local_model import LocalModel
 from clients.precision import LossScale, autocast
 from defenses.base import Batch, Defense
 from fedsim.data import ImageSet
@@ -80,7 +81,7 @@ def _steps(count: int, batch_size: int, epochs: int, steps: int | None) -> int:
 
 
 def train_locally(
-    model: nn.Module,
+    local: LocalModel,
     pictures: ImageSet,
     settings: ClientSettings,
     defense: Defense,
@@ -98,18 +99,18 @@ def train_locally(
         audit: keep what the model saw, for the scorer.
         proximal_mu: weight of FedProx's (μ/2)·‖w - w_global‖².
     """
-    model.train(settings.training_mode)
+    local.set_mode(settings.training_mode)
     one_gradient = settings.share == "gradient"
-    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    start = {} if one_gradient else _copied({**trainable, **_float_buffers(model)})
+    model, trainable = local.model, local.trained
+    start = {} if one_gradient else local.keep()
     optimizer, scheduler = (None, None) if one_gradient else settings.optimisers(list(trainable.values()))
     steps = 1 if one_gradient else settings.local_steps
     seen = _Seen()
     sizes: list[int] = []
     skipped = 0
-    losses: list[float] = []
+    losses: list[Losses] = []
     lrs: list[float] = []
-    gradient_of = LossGradient(model, defense, settings.label_smoothing, settings.precision)
+    gradient_of = LossGradient(model, defense, settings.label_smoothing, local.parameters, settings.precision)
     plan = len(pictures), settings.batch_size, settings.local_epochs, steps
     one_order = _steps(*plan) <= -(-len(pictures) // settings.batch_size)
     draws = rng if one_order else defense_rng
@@ -119,7 +120,7 @@ def train_locally(
         gradients = defense.gradient(model, batch, gradient_of, draws)
         while not (finite := gradient_of.scale.step()) and one_gradient and gradient_of.scale.value >= 1.0:
             gradients = defense.gradient(model, batch, gradient_of, draws)  # there is no later step to wait for
-        losses.append(gradient_of.take_loss())
+        losses.append(gradient_of.take_losses())
         sizes.append(len(batch.labels))
         if not (finite or one_gradient):
             skipped += 1
@@ -136,40 +137,64 @@ def train_locally(
     if one_gradient:
         tensors = {n: torch.zeros_like(p) if p.grad is None else p.grad.detach() for n, p in trainable.items()}
     else:
-        tensors = {n: t.detach() - start[n] for n, t in {**trainable, **_float_buffers(model)}.items()}
+        tensors = local.change()
     return LocalResult(
         tensors={name: tensor.cpu() for name, tensor in tensors.items()},
-        buffers={name: tensor.cpu() for name, tensor in _copied(_float_buffers(model)).items()},
+        buffers={name: tensor.cpu() for name, tensor in _copied(local.buffers).items()},
         protocol=_protocol(settings, optimizer, lrs, sizes[0], proximal_mu),
-        loss=sum(losses) / len(losses),
+        loss=sum(map(mean_loss, losses)) / len(losses),
         truth=seen.truth() if audit else None,
         skipped=skipped,
     )
 
 
+Losses = list[tuple[Tensor, int]]
+"""Mean losses of batches, each with its number of pictures. Left where they are: to read one waits for the device."""
+
+
+def mean_loss(losses: Losses) -> float:
+    """Mean classification loss of all pictures; NaN where there were none."""
+    if len(losses) == 1:
+        return losses[0][0].item()
+    counts = sum(count for _, count in losses)
+    return sum(loss.item() * count for loss, count in losses) / counts if losses else math.nan
+
+
 class LossGradient:
-    """A client's loss, differentiated; `defenses.base.BatchGradient`."""
+    """A client's loss, differentiated; `defenses.base.BatchGradient`.
+
+    Args:
+        parameters: the model's, by name, where somebody has them already.
+    """
 
     def __init__(
-        self, model: nn.Module, defense: Defense, label_smoothing: float, precision: Precision = "float32"
+        self,
+        model: nn.Module,
+        defense: Defense,
+        label_smoothing: float,
+        parameters: Mapping[str, nn.Parameter] | None = None,
+        precision: Precision = "float32",
     ) -> None:
-        self._losses: list[tuple[float, int]] = []
+        self._losses: Losses = []
         self._model, self._defense, self._label_smoothing = model, defense, label_smoothing
+        self._parameters = dict(model.named_parameters()) if parameters is None else parameters
         self._precision = precision
         self.scale = LossScale(precision)
 
     def __call__(self, batch: Batch) -> State:
-        self._model.zero_grad(set_to_none=True)
+        for parameter in self._parameters.values():
+            parameter.grad = None
         with autocast(self._model, self._precision):
             loss = classification_loss(self._model, batch, self._label_smoothing)
-            self._losses.append((loss.item(), len(batch.labels)))
+            self._losses.append((loss.detach(), len(batch.labels)))
             extra = self._defense.extra_loss(self._model, batch)
             whole = loss if extra is None else loss + extra
         self.scale.scaled(whole).backward()
-        return self.scale.unscaled({n: p.grad for n, p in self._model.named_parameters() if p.grad is not None})
+        found = {name: gradient for name, p in self._parameters.items() if (gradient := p.grad) is not None}
+        return self.scale.unscaled(found)
 
     def per_example(self, batch: Batch) -> State:
-        trainable = {name: p.detach() for name, p in self._model.named_parameters() if p.requires_grad}
+        trainable = {name: p.detach() for name, p in self._parameters.items() if p.requires_grad}
 
         def loss_of_one(parameters: State, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
             call = partial(functional_call, self._model, parameters)
@@ -181,15 +206,13 @@ class LossGradient:
         # The fused kernels have no batching rule.
         with sdpa_kernel(SDPBackend.MATH), autocast(self._model, self._precision):
             gradients, losses = each(trainable, batch.images, batch.labels)
-        self._losses.append((float(losses.mean()), len(batch.labels)))
+        self._losses.append((losses.mean(), len(batch.labels)))
         return self.scale.unscaled(dict(gradients))
 
-    def take_loss(self) -> float:
-        """Mean classification loss of all pictures differentiated since the last call; NaN where there were none."""
+    def take_losses(self) -> Losses:
+        """Of the batches differentiated since the last call."""
         losses, self._losses = self._losses, []
-        if len(losses) == 1:
-            return losses[0][0]
-        return sum(loss * count for loss, count in losses) / sum(count for _, count in losses) if losses else math.nan
+        return losses
 
 
 class _Seen:
@@ -216,13 +239,6 @@ def classification_loss(model: nn.Module, batch: Batch, label_smoothing: float =
     """Mean cross-entropy of the batch."""
     device = next(model.parameters()).device
     return F.cross_entropy(model(batch.images), batch.labels.to(device), label_smoothing=label_smoothing)
-
-
-def _float_buffers(model: nn.Module) -> State:
-    """What training changes besides the parameters, less the count of batches: an average of it means nothing."""
-    persistent = set(model.state_dict())
-    buffers = {name: buffer for name, buffer in model.named_buffers() if name in persistent}
-    return {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> State:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import random
 from collections.abc import Iterator
+from contextvars import ContextVar
 
 import numpy as np
 import torch
@@ -30,16 +31,51 @@ def seeded_globals(seed: int, *purpose: str | int) -> Iterator[None]:
     For code we do not own: timm's initialisers, dropout, Flower's node sampling.
     """
     derived = derive_seed(seed, *purpose)
+    if _restored_by_another.get():
+        token = _restored_by_another.set(False)
+        try:
+            _seed_globals(derived)
+            yield
+        finally:
+            _restored_by_another.reset(token)
+        return
+    with _kept_globals():
+        _seed_globals(derived)
+        yield
+
+
+@contextlib.contextmanager
+def kept_globals() -> Iterator[None]:
+    """Restore the global generators at the end, once for all blocks of `seeded_globals` directly inside.
+
+    Reading and writing NumPy's takes as long as a layer of a small model.
+    """
+    with _kept_globals():
+        token = _restored_by_another.set(True)
+        try:
+            yield
+        finally:
+            _restored_by_another.reset(token)
+
+
+_restored_by_another: ContextVar[bool] = ContextVar("_restored_by_another", default=False)
+
+
+@contextlib.contextmanager
+def _kept_globals() -> Iterator[None]:
     python_state, numpy_state = random.getstate(), np.random.get_state()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
         try:
-            random.seed(derived)
-            np.random.seed(derived % 2**32)
-            # Without CUDA, `torch.manual_seed` formats a stack trace at each call, for devices that may come.
-            seed_all = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
-            seed_all(derived)
             yield
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
+
+
+def _seed_globals(derived: int) -> None:
+    random.seed(derived)
+    np.random.seed(derived % 2**32)
+    # Without CUDA, `torch.manual_seed` formats a stack trace at each call, for devices that may come.
+    seed_all = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+    seed_all(derived)

@@ -1,6 +1,8 @@
 """torch optimisers and schedulers from configuration, tried before anything starts."""
 
+import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,13 +27,12 @@ def optimizer_factory(key: str, optimizer: dict[str, Any], scheduler: dict[str, 
         ConfigError: torch has no such class, or refuses the settings, or they climb the loss.
     """
 
-    def make(parameters: list[nn.Parameter]) -> Optimisers:
-        # Called, not passed to `instantiate`: Hydra would deep-copy parameters and train the copies.
-        made = instantiate(optimizer, _partial_=True)(parameters)
-        return made, None if scheduler is None else instantiate(scheduler, _partial_=True)(made)
-
     try:
-        trial = make([nn.Parameter(torch.zeros(1))])
+        # Called, not passed to `instantiate`: Hydra would deep-copy parameters and train the copies.
+        optimizer_of = instantiate(optimizer, _partial_=True)
+        scheduler_of = None if scheduler is None else instantiate(scheduler, _partial_=True)
+        made = optimizer_of([nn.Parameter(torch.zeros(1))])
+        trial = made, None if scheduler_of is None else scheduler_of(made)
     except InstantiationException as error:
         name = optimizer.get("_target_") if scheduler is None else f"{optimizer.get('_target_')} or its scheduler"
         raise ConfigError(f"{key}.optimizer._target_", name, "an importable torch optimiser") from error
@@ -41,4 +42,21 @@ def optimizer_factory(key: str, optimizer: dict[str, Any], scheduler: dict[str, 
         raise ConfigError(f"{key}.optimizer._target_", optimizer.get("_target_"), "a torch optimiser")
     if any(group.get("maximize", False) for group in trial[0].param_groups):
         raise ConfigError(f"{key}.optimizer.maximize", True, "false: the loss is minimised, and attacks read it so")
+    optimizer_of, scheduler_of = _plain(optimizer_of), None if scheduler_of is None else _plain(scheduler_of)
+
+    def make(parameters: list[nn.Parameter]) -> Optimisers:
+        made = copy.deepcopy(optimizer_of)(parameters)  # nothing that the settings hold goes on to the next client
+        return made, None if scheduler_of is None else copy.deepcopy(scheduler_of)(made)
+
     return make
+
+
+def _plain(call: partial[Any]) -> partial[Any]:
+    """Without Hydra's check at each call, which takes longer than the call: the first has passed it.
+
+    SGD takes all parameters together: the same bits, and on a CPU half the time of torch's default there.
+    """
+    keywords = dict(call.keywords)
+    if call.func is torch.optim.SGD and "fused" not in keywords:
+        keywords.setdefault("foreach", True)
+    return partial(call.func, *call.args, **keywords)

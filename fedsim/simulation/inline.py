@@ -1,11 +1,13 @@
 """The Grid in the process itself: for debuggers, tests and small models."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
+from flwr.app import Message
 from flwr.clientapp import ClientApp
 
+from fedsim.determinism import kept_globals
 from fedsim.simulation.bundle import Bundle, Growing, run_bundle
 from fedsim.simulation.grid import ClientAppFactory, Ended, OnReply, SimulatedGrid
 from fedsim.wire.reply_checks import ReplyRules
@@ -28,6 +30,10 @@ class InlineGrid(SimulatedGrid):
         self._app: ClientApp | None = None
         self._threads = threads
         self._queue: deque[Bundle] = deque()
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | int | None = None) -> Iterable[Message]:
+        with kept_globals():
+            return super().send_and_receive(messages, timeout=timeout)
 
     @property
     def _ahead(self) -> int:

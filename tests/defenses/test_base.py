@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from clients.app import MEMORY, ClientRuntime, build_client_app
-from clients.training import LossGradient
+from clients.training import LossGradient, mean_loss
 from defenses import Batch, ClientRound, Defense, DefenseChain
 from defenses.compose import build_chain
 from fedsim.errors import ConfigError
@@ -77,11 +77,11 @@ def test_gradients_of_single_examples_are_those_of_a_loop(runtime):
     batch = Batch(client.normaliser(pictures.images(range(3))), pictures.labels)
     compute = LossGradient(client.model, DefenseChain(), label_smoothing=0.1)
     stacked = compute.per_example(batch)
-    together = compute.take_loss()
+    together = mean_loss(compute.take_losses())
     losses = []
     for index in range(3):
         alone = compute(Batch(batch.images[index : index + 1], batch.labels[index : index + 1]))
-        losses.append(compute.take_loss())
+        losses.append(mean_loss(compute.take_losses()))
         assert stacked.keys() == alone.keys()
         for name, tensor in alone.items():
             torch.testing.assert_close(stacked[name][index], tensor, rtol=1e-4, atol=1e-6)

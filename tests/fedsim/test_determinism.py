@@ -5,7 +5,7 @@ import random
 import numpy as np
 import torch
 
-from fedsim.determinism import derive_seed, seeded_globals, torch_generator
+from fedsim.determinism import derive_seed, kept_globals, seeded_globals, torch_generator
 
 
 def test_seeds_differ_by_purpose_and_type():
@@ -41,3 +41,28 @@ def test_global_generators_are_seeded_inside_and_restored_after():
     assert (random.random(), np.random.rand(), torch.rand(1)) == expected
     with seeded_globals(0, "a"):
         assert (random.random(), np.random.rand(), torch.rand(1)) == inside
+
+
+def drawn():
+    return random.random(), np.random.randn(), torch.rand(1)
+
+
+def test_blocks_inside_a_kept_one_draw_the_same_and_it_restores_what_was_before():
+    with seeded_globals(0, "a"):
+        alone = drawn()
+        with seeded_globals(0, "b"):
+            drawn()
+        behind = drawn()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    np.random.randn()  # NumPy keeps the second normal of a pair for the next call
+    expected = drawn()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    np.random.randn()
+    with kept_globals():
+        for _ in range(2):
+            with seeded_globals(0, "a"):
+                assert drawn() == alone
+                with seeded_globals(0, "b"):
+                    drawn()
+                assert drawn() == behind, "a block inside another's restores it"
+    assert drawn() == expected

@@ -29,3 +29,30 @@ def test_settings_of_a_client_are_refused_where_it_takes_steps(share):
     replace(client, share="gradient").check_optimizer()
     with pytest.raises(ConfigError, match=r"^client\.optimizer\._target_=torch\.optim\.Adan: must be an importable"):
         replace(client, share=share).check_optimizer()
+
+
+@pytest.mark.parametrize("more", [{}, {"momentum": 0.9, "weight_decay": 0.01, "nesterov": True}, {"dampening": 0.5}])
+def test_the_configured_sgd_takes_the_steps_of_torchs_to_the_bit(more):
+    scheduler = {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 1, "gamma": 0.5}
+    factory = optimizer_factory("client", {"_target_": "torch.optim.SGD", "lr": 0.3, **more}, scheduler)
+    ends = []
+    for make in (factory, factory, lambda held: (torch.optim.SGD(held, lr=0.3, foreach=False, **more), None)):
+        rng = torch.Generator().manual_seed(0)
+        held = [torch.nn.Parameter(torch.randn(shape, generator=rng)) for shape in ((5, 3), (7,))]
+        made, stepped = make(held)
+        stepped = stepped or torch.optim.lr_scheduler.StepLR(made, 1, 0.5)
+        for _ in range(4):
+            for one in held:
+                one.grad = torch.randn(one.shape, generator=rng)
+            made.step()
+            stepped.step()
+        ends.append(torch.cat([one.detach().flatten() for one in held]))
+    assert torch.equal(ends[0], ends[2])
+    assert torch.equal(ends[1], ends[2]), "nothing goes on from one client to the next"
+
+
+def test_what_the_settings_hold_is_not_shared_between_clients():
+    factory = optimizer_factory("client", {"_target_": "torch.optim.AdamW", "lr": 0.1, "betas": [0.8, 0.9]}, None)
+    one, other = (factory([torch.nn.Parameter(torch.zeros(1))])[0] for _ in range(2))
+    assert tuple(one.param_groups[0]["betas"]) == (0.8, 0.9)
+    assert one.param_groups[0]["betas"] is not other.param_groups[0]["betas"]
