@@ -1,8 +1,9 @@
 """A stand-in for a GPU: a device of its own name whose kernels refuse what CUDA's refuse, and then run on the CPU.
 
-It is torch's spare backend (PrivateUse1): dispatch, autograd and `torch.func` treat it as they treat CUDA, so most mixed
-devices are refused by torch itself and the rest here. A tensor of it and its twin on the CPU share their memory: DLPack
-makes one of the other, with the device written over. It shows where tensors are, not what a GPU computes.
+It is torch's spare backend (PrivateUse1): dispatch, autograd and `torch.func` treat it as they treat CUDA, so torch
+itself refuses most mixed devices, and the rest is refused here; a scalar of the CPU is let through everywhere. A tensor
+of it and its twin on the CPU share their memory: DLPack makes one of the other, with the device written over. It shows
+where tensors are, not what a GPU computes.
 """
 
 import contextlib
@@ -26,13 +27,15 @@ WHOLE = (*MOVES, "convolution", "convolution_backward")
 """What torch would otherwise take apart into kernels that a spare backend lacks."""
 CPU_INDICES = ("index", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put")
 """Their indices may be on the CPU."""
+counted = {"kernels": 0}
+"""That ran on the device in this process."""
 Argument = tuple[torch._C.Argument, Any]
 """As the operator declares it, and its value."""
 
 
 @contextlib.contextmanager
 def strict_device() -> Iterator[torch.device]:
-    """The device; in the block backward passes stay in this thread, as torch starts none for a device that comes late."""
+    """The device; in the block backward passes stay in this thread: torch starts none for a device that comes late."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _backend()
@@ -64,6 +67,7 @@ def _kernel(operator: Any, *args: Any, **kwargs: Any) -> Any:
     args = tuple(_as_declared(argument, value, tensors) for argument, value in given[: len(args)])
     if ours and any(isinstance(value, torch.Generator) and value.device.type == "cpu" for _, value in given):
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu', for {operator}")
+    counted["kernels"] += ours
     results = {id(one) for argument, one in tensors if argument.is_out and not one.numel()}
     twins: dict[int, tuple[Tensor, Tensor]] = {}
 

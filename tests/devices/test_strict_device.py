@@ -88,7 +88,9 @@ def test_it_is_no_array_of_numpy(strict):
 def test_a_model_is_trained_to_the_same_weights(strict):
     def trained(device):
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 3))
+        model = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 3)
+        )
         model.to(device)
         optimizer = torch.optim.AdamW(model.parameters())
         for _ in range(3):
