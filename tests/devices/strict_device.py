@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils import backend_registration
 
 NAME = "strict"
 DL_CPU, DL_EXTENSION = 1, 12
@@ -46,7 +46,7 @@ def strict_device() -> Iterator[torch.device]:
 @functools.cache
 def _backend() -> tuple[torch.library.Library, ...]:
     """Registered once for a process, as long as the libraries live."""
-    _setup_privateuseone_for_python_backend(NAME)
+    backend_registration._setup_privateuseone_for_python_backend(NAME)
     rest, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     rest.fallback(_kernel, "PrivateUse1")
     for names, kernel in ((VIEWS, _on_same_memory), (WHOLE, _kernel)):
