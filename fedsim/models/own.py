@@ -57,7 +57,7 @@ def own_architecture(
         ConfigError: the module cannot be copied or does not read such images, or what it gives is no [1,classes].
     """
     try:
-        module = copy.deepcopy(model)
+        module = copy.deepcopy(model).cpu()  # where every recipe builds; whoever computes elsewhere moves it
     except Exception as error:
         raise ConfigError("model", type(model).__name__, f"a module that copy.deepcopy can copy ({error})") from error
     known = getattr(module, "pretrained_cfg", None) or {}

@@ -22,7 +22,7 @@ def observe_client(
     """
     config = settings("audit", *overrides)
     runtime = ClientRuntime(config, build_data(config))
-    initial = {name: tensor.detach().clone() for name, tensor in runtime.model.state_dict().items()}
+    initial = {name: tensor.detach().cpu().clone() for name, tensor in runtime.model.state_dict().items()}
     start = initial if state is None else state
     runtime.load(start)
     result = runtime.train(runtime.data.train.subset(list(positions)), client, 0, audit=True)

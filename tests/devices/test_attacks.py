@@ -1,0 +1,79 @@
+"""Every attack of conf/attack that needs nothing trained before, as an audit runs and scores it, with its tensors on
+one device."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from attacks.running import run_attack_on_many
+from experiments.audit.worker import AuditBatch, AuditWorker
+from experiments.engine.setup import prepare
+from tests.devices.strict_device import counted
+from tests.support.federation import settings
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+TRAINED = {"generator_samples", "ggl", "gias", "gifd", "lti", "lti_mean"}
+"""They ask for a checkpoint."""
+BATCHES = {"row_space_batch": 2, "labels_certified": 2}
+CLIENTS = {
+    "gauss_newton": ["attack.gauss_newton.starts=[closed_form,prior]", "attack.gauss_newton.steps=1"],
+    "april": ["model.variant=april"],
+    "fc_bias": ["model=mlp", "model.img_size=8", "model.kwargs.hidden=[256]"],
+    "rgap": ["model=cnn_rgap", "model.img_size=8"],
+    "mjp_adaptive": ["defense=[mjp]"],
+    "sme": ["client.share=delta", "client.local_steps=2"],
+    "gradvit": ["attack.gradvit.priors.image_prior=null"],
+    "gradinversion": ["attack.gradinversion.priors.batch_norm=null"],
+}
+SHORT = {"steps": 2, "restarts": 2, "first_order": 1, "inner": 1, "every": 1, "starts": 2, "draws": 2}
+ONE = ["attack.gauss_newton.starts=[mean]", "attack.gauss_newton.steps=1"]
+MORE = {
+    "local steps": ("inverting_gradients", ["client.share=delta", "client.local_steps=2"]),
+    "unknown positions": ("april_optimization", ["defense=[mjp]"]),
+    "noise": ("patch_gradient", ["defense=[gradient_noise]"]),
+    "products": ("gauss_newton", ["attack.gauss_newton.memory_gib=1e-4", *ONE]),
+    "a posterior": ("gauss_newton", ["defense=[local_dp]", *ONE]),
+}
+"""What else an attack does where there is something to know of the client."""
+
+
+def shorter(given, key=""):
+    if isinstance(given, dict):
+        return {name: shorter(value, name) for name, value in given.items()}
+    return min(given, SHORT[key]) if key in SHORT and isinstance(given, int) else given
+
+
+def check(strict, monkeypatch, name, overrides, batch=1):
+    """It is done and scored, and whatever rebuilds images computes them on the device."""
+    kernels = []
+
+    def attacked(*given):
+        before = counted["kernels"]
+        results = run_attack_on_many(*given)
+        kernels.append(counted["kernels"] - before)
+        return results
+
+    monkeypatch.setattr("experiments.audit.worker.attack_device", lambda _: strict)
+    monkeypatch.setattr("experiments.audit.worker.run_attack_on_many", attacked)
+    config = settings(
+        "audit", "data=digits", "model=vit_nano", f"attack=[{name}]", f"audit.batch_size={batch}", *overrides
+    )
+    config["attack"] = shorter(config["attack"])
+    probs = torch.full((10,), 0.1, dtype=torch.float64)
+    worker = AuditWorker(config, auxiliary_probs=probs, setup=prepare(config))
+    (found,) = worker.run([AuditBatch(0, tuple(range(batch)), (name,), 0)])
+    result = found.result
+    assert result.status == "done", result.reason + result.fault
+    assert result.scores is not None
+    assert result.target != "images" or kernels[0] > 100
+
+
+@pytest.mark.parametrize("name", sorted({path.stem for path in (CONF / "attack").glob("*.yaml")} - TRAINED))
+def test_an_attack_keeps_to_its_device(strict, monkeypatch, name):
+    check(strict, monkeypatch, name, CLIENTS.get(name, []), BATCHES.get(name, 1))
+
+
+@pytest.mark.parametrize("what", MORE)
+def test_so_it_does_with(strict, monkeypatch, what):
+    check(strict, monkeypatch, *MORE[what])
