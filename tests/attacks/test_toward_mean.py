@@ -19,9 +19,9 @@ def digits(first, last):
     return images.expand(-1, 3, -1, -1).contiguous()
 
 
-def seen(defense, count=1, seed=0):
+def seen(defense, count=1, seed=0, first=0):
     vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
-    observed = fedsim.observe(vit, digits(0, count), torch.arange(count), defense=defense, seed=seed)
+    observed = fedsim.observe(vit, digits(first, first + count), torch.arange(count), defense=defense, seed=seed)
     return replace(observed, image_prior=PublicPrior.of(digits(1000, 1300)))
 
 
@@ -49,6 +49,14 @@ def test_a_wrong_mixture_of_a_batch_becomes_the_mean(rng):
     assert torch.allclose(drawn.images.double(), observation.image_prior.mean[None], atol=1e-6)
 
 
+def test_the_image_of_a_pair_that_came_out_stays_whatever_the_other_is():
+    found = fedsim.attack("first_block", seen([], count=2, first=2))
+    errors = (found.images[:, None].double() - digits(2, 4)[None].double()).square().mean(dim=(2, 3, 4))
+    assert not found.certified
+    assert errors.min() < 1e-4
+    assert errors.min(dim=1).values.max() > 1e-2  # the other is wrong
+
+
 @pytest.mark.parametrize("defense", [[], ["mjp"], ["mjp_jp"], ["fixed_pe"]])
 def test_what_explains_none_of_an_update_becomes_the_mean(defense, rng):
     observation = seen(defense)
@@ -65,9 +73,10 @@ def test_where_errors_cannot_be_weighed_it_stays(defense, rng):
     assert drawn_to_mean(seen(defense), given) is given
 
 
-def test_what_is_certified_or_not_finite_stays():
+def test_what_is_certified_or_fits_or_is_not_finite_stays():
     observation = seen([GradientNoise(relative_norm=1e-2)])
-    for given in (result(torch.zeros(1, 3, 8, 8), "certified"), result(torch.full((1, 3, 8, 8), torch.nan))):
+    zeros, nan = torch.zeros(1, 3, 8, 8), torch.full((1, 3, 8, 8), torch.nan)
+    for given in (result(zeros, "certified"), result(nan), replace(result(zeros), fits=True)):
         assert drawn_to_mean(observation, given) is given
 
 

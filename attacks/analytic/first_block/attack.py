@@ -74,16 +74,20 @@ class FirstBlock(Attack):
         order, attention_error = group(embedded, outputs, problem.block.attend, seeds=8)
         patches = patches.gather(1, order[..., None].expand_as(patches)).transpose(0, 1)
         images, rounded = self._pictures(observation, patches)
+        forward = _forward_residuals(problem, patches)
         values = problem.values | {
             "tokens_found": float(found.counts.sum()) / found.residual.numel(),
             "attention_error": attention_error,
-            "forward_residual": _forward_residual(problem, patches),
+            "forward_residual": max(forward),
             "rounded_to_levels": float(rounded),
         }
         if bool(found.residual.isfinite().any()):
             values["residual"] = float(found.residual[found.residual.isfinite()].max())
         return Reconstruction(
-            images=images, certificate=_judge(values, found, problem.tolerance), trace=tuple(found.trace)
+            images=images,
+            certificate=_judge(values, found, problem.tolerance),
+            trace=tuple(found.trace),
+            fits=batch > 1 and min(forward) <= problem.tolerance,
         )
 
     def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
@@ -204,17 +208,17 @@ def _fit(problem: _Problem, patches: Float[Tensor, "tokens pixels"]) -> _Fit:
     return _Fit(at.values.norm(dim=1), at.size, weakest, outside, reach)
 
 
-def _forward_residual(problem: _Problem, patches: Float[Tensor, "batch tokens pixels"]) -> float:
-    """Largest relative residual when each picture goes through the block itself: no unknown is left in it."""
+def _forward_residuals(problem: _Problem, patches: Float[Tensor, "batch tokens pixels"]) -> list[float]:
+    """Each image's largest relative residual when it goes through the block itself: no unknown is left in it."""
     weight, bias = problem.block.projection()
-    largest = 0.0
+    largest = []
     for image in patches:
         z = image @ problem.norm.patch_weight.T + problem.norm.known
         z = z + problem.block.attend(z, z) @ weight.T + bias
         free = AffineSet(z, problem.system.tokens.directions[:, :0], 1.0)
         system = HiddenSystem(**{**vars(problem.system), "tokens": free})
         at = system.at(torch.arange(len(z), device=z.device), z[:, :0])
-        largest = max(largest, float((at.values.norm(dim=1) / at.size).max()))
+        largest.append(float((at.values.norm(dim=1) / at.size).max()))
     return largest
 
 
