@@ -6,7 +6,7 @@ from typing import Any
 from defenses.base import Defense, DefenseChain
 from defenses.compose import build_chain
 from fedsim.errors import ConfigError
-from fedsim.settings.augment import stage
+from fedsim.settings.local.augment import stage
 from fedsim.settings.options import option
 
 Named = str | Mapping[str, Any] | Defense

@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import FedAvg
 from torch.optim.lr_scheduler import LRScheduler
 
 from fedsim.errors import ConfigError
-from fedsim.settings.optimizers import optimizer_factory
+from fedsim.settings.local.optimizers import optimizer_factory
 from fedsim.update import State
 from fedsim.wire.records import buffer_names, from_arrays, to_arrays
 

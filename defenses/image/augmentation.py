@@ -14,8 +14,8 @@ from fedsim.determinism import seeded_globals
 from fedsim.effects import Effect, TransformsImages
 from fedsim.errors import ConfigError
 from fedsim.models.architecture import normalisation
-from fedsim.settings.augment import KEY, named
 from fedsim.settings.components import check_arguments
+from fedsim.settings.local.augment import KEY, named
 
 Settings = str | Mapping[str, Mapping[str, Any]]
 
@@ -27,7 +27,8 @@ class Augmentation(Defense):
     client's own draws, and restored. Images are rounded to 8 bits first, which is what the transforms are made for.
 
     Args:
-        transforms: names of `fedsim.settings.augment.TRANSFORMS`, with settings as `{"RandomCrop": {"size": 32}}`.
+        transforms: names of `fedsim.settings.local.augment.TRANSFORMS`, with
+            settings as `{"RandomCrop": {"size": 32}}`.
 
     Attributes:
         per_picture: each image is changed by itself, from draws that know none; see `defenses.privacy.dp_sgd`.

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from fedsim.errors import ConfigError, nearest
-from fedsim.settings.augment import STAGE, stage
 from fedsim.settings.groups import (
     AuditedImages,
     ClientSettings,
@@ -15,6 +14,7 @@ from fedsim.settings.groups import (
     SimulationSettings,
     usual_simulation,
 )
+from fedsim.settings.local.augment import STAGE, stage
 from fedsim.settings.schema import Rule, at_least, is_number, is_whole, list_of, number, options, parse
 from fedsim.settings.trained import LearnedSettings
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from omegaconf import OmegaConf
 
 from fedsim.errors import ConfigError, nearest
-from fedsim.settings.augment import named
+from fedsim.settings.local.augment import named
 from fedsim.settings.ray_address import check_address
 from fedsim.settings.schema import Check, Rule, at_least, auto_or, number, one_of
 
 if TYPE_CHECKING:
-    from fedsim.settings.optimizers import OptimizerFactory
+    from fedsim.settings.local.optimizers import OptimizerFactory
 
 Device = Literal["auto", "cpu", "cuda"]
 Engine = Literal["auto", "ray", "inline"]
@@ -66,7 +66,7 @@ class ClientSettings:
         scheduler: Hydra config of a torch scheduler, stepped after each local step, or None.
         training_mode: `model.train()` (dropout, drop path) or `model.eval()` while the gradient is taken.
         precision: of forward and backward under autocast; weights, and what is shared, stay in float32.
-        augment: torchvision's transforms on each image of a batch, in order; see `fedsim.settings.augment`.
+        augment: torchvision's transforms on each image of a batch, in order; see `fedsim.settings.local.augment`.
         device: `auto` takes CUDA where Ray gave the worker a GPU.
     """
 
@@ -85,13 +85,13 @@ class ClientSettings:
     @cached_property
     def optimisers(self) -> "OptimizerFactory":
         """Makes the optimiser, and its scheduler or None, of given parameters; raises `ConfigError` as the check."""
-        from fedsim.settings.optimizers import optimizer_factory
+        from fedsim.settings.local.optimizers import optimizer_factory
 
         return optimizer_factory("client", self.optimizer, self.scheduler)
 
     def check_optimizer(self) -> None:
         """Raises `ConfigError` where torch refuses the settings; a client that shares a gradient has no optimiser."""
-        from fedsim.settings.optimizers import optimizer_factory
+        from fedsim.settings.local.optimizers import optimizer_factory
 
         if self.share != "gradient":
             optimizer_factory("client", self.optimizer, self.scheduler)

@@ -12,9 +12,9 @@ from fedsim.determinism import torch_generator
 from fedsim.effects import TransformsImages
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec, Normaliser
-from fedsim.settings.augment import TRANSFORMS
 from fedsim.settings.commands import config_of
 from fedsim.settings.composition import build_data
+from fedsim.settings.local.augment import TRANSFORMS
 from tests.support.federation import settings
 
 FLIP = "client.augment=[{RandomHorizontalFlip: {p: 1.0}}]"

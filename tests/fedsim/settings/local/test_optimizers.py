@@ -7,7 +7,7 @@ import torch
 
 from fedsim.errors import ConfigError
 from fedsim.settings.commands import config_of
-from fedsim.settings.optimizers import optimizer_factory
+from fedsim.settings.local.optimizers import optimizer_factory
 from tests.support.federation import settings
 
 

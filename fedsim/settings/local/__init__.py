@@ -1,0 +1,1 @@
+"""Settings of local training that are built: optimisers, schedulers, augmentations."""
