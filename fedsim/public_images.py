@@ -26,7 +26,7 @@ class PublicImages:
     labels: Int[Tensor, "n"] | None = None
 
     @classmethod
-    def of(cls, images: Float[Tensor, "n c h w"], labels: Int[Tensor, "n"] | None = None) -> "PublicImages":
+    def of(cls, images: Float[Tensor, "n c h w"], labels: Int[Tensor, " labels"] | None = None) -> "PublicImages":
         """From images in [0, 1]; the first where there are more than travel.
 
         Raises:

@@ -28,18 +28,19 @@ Pass = Callable[[], "list[State]"]
 """Trains all clients; the weights of each, or their mean alone."""
 
 
-def _arguments() -> tuple[argparse.Namespace, list[str]]:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="vit_nano", help="name of conf/model")
     parser.add_argument("--clients", type=int, default=40, help="that train in a pass")
     parser.add_argument("--batch", type=int, default=16, help="images of a step")
     parser.add_argument("--passes", type=int, default=30, help="of all clients, for each way")
-    return parser.parse_known_args()
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of fedsim, such as defense=[mjp]")
+    return parser.parse_args()
 
 
 def main() -> None:
     """One row for each way to train; the bare loop against itself shows the noise."""
-    arguments, overrides = _arguments()
+    arguments = _arguments()
 
     import logging
 
@@ -54,7 +55,7 @@ def main() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     common = ["strategy=fedavg", "simulation=inline", "attack=[]", "audit=false", f"num_clients={arguments.clients}"]
-    words = [*common, f"model={arguments.model}", f"client.batch_size={arguments.batch}", *overrides]
+    words = [*common, f"model={arguments.model}", f"client.batch_size={arguments.batch}", *arguments.settings]
     setup = prepare(load_config("run", *words))
     ways = {"bare": _bare(setup), "bare again": _bare(setup), "client": _client(setup), "round": _round(setup)}
     if not setup.config.defense:

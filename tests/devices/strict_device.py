@@ -47,6 +47,10 @@ def strict_device() -> Iterator[torch.device]:
 def _backend() -> tuple[torch.library.Library, ...]:
     """Registered once for a process, as long as the libraries live."""
     backend_registration._setup_privateuseone_for_python_backend(NAME)
+    module = getattr(torch, NAME)
+    # The device draws nothing, but `torch.random.fork_rng` asks each accelerator for its generators.
+    module.get_rng_state = lambda device=None: torch.empty(0, dtype=torch.uint8)
+    module.set_rng_state = lambda state, device=None: None
     rest, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     rest.fallback(_kernel, "PrivateUse1")
     for names, kernel in ((VIEWS, _on_same_memory), (WHOLE, _kernel)):

@@ -101,3 +101,10 @@ def test_a_model_is_trained_to_the_same_weights(strict):
 
     for here, there in zip(trained("cpu"), trained(strict), strict=True):
         torch.testing.assert_close(here, there)
+
+
+def test_a_process_that_knows_the_device_can_still_fork_its_generators(strict):
+    before = torch.get_rng_state()
+    with torch.random.fork_rng():
+        torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)

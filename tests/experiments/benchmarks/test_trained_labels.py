@@ -2,7 +2,15 @@
 
 import pytest
 
-from experiments.benchmarks.trained_labels import LOCAL, SIMULATED, local_steps, one_step, page, rules_of, states
+from experiments.benchmarks.trained_labels.command import (
+    LOCAL,
+    SIMULATED,
+    local_steps,
+    one_step,
+    page,
+    rules_of,
+    states,
+)
 from fedsim.data import Digits
 
 

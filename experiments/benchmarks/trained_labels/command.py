@@ -1,17 +1,9 @@
-"""Label counts from updates of trained models: rules × steps of training × batch sizes, and after several local steps.
-
-python -m experiments.benchmarks.trained_labels --cifar10 DIR --out DIR
-
-`vit_nano` (width 64, 2 blocks) on scikit-learn's digits and on CIFAR-10 at 32 px in patches of 4, trained by SGD on
-batches of 32 of all private images; attacked batches are drawn at random from these, and public images are of no
-client. A rule sees the head's gradient as it would be shared, in float32.
-"""
+"""Rules, batches and models of the benchmark, and its page."""
 
 import argparse
 import datetime
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -31,7 +23,6 @@ from fedsim.determinism import torch_generator
 from fedsim.models import ModelSpec, Normaliser
 from fedsim.public_images import MOST
 
-STEPS = (0, 60, 200, 400, 1000)
 SIZES = (8, 32, 64)
 LOCAL = (5, 20)
 LOCAL_AT = (400,)
@@ -233,15 +224,8 @@ def _cell(entry: Entry) -> str:
     return f"{100 * entry['exact']:.0f} / {100 * entry['overlap']:.0f}"
 
 
-def main() -> None:
+def run(options: argparse.Namespace) -> None:
     """Measure every setting and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cifar10", type=Path, help="folder with train/ and val/ of ten class folders; none: digits")
-    parser.add_argument("--batches", type=int, default=40, help="batches for each cell")
-    parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help="of training")
-    parser.add_argument("--lr", type=float, default=0.05, help="of local steps")
-    parser.add_argument("--out", type=Path, default=Path("runs/trained_labels"), help="folder of trained_labels.md")
-    options = parser.parse_args()
     torch.set_num_threads(1)
     sources: dict[str, tuple[Digits | ImageFolder, float]] = {"digits": (Digits(), 0.05)}
     if options.cifar10 is not None:
@@ -259,7 +243,3 @@ def main() -> None:
                 text = page(entries, options.batches, options.lr)
                 (options.out / "trained_labels.md").write_text(text, encoding="utf-8")
                 print(f"{name} after {state.steps} steps", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,1 @@
+"""Label counts from updates of trained models."""
