@@ -57,8 +57,8 @@ class Attack(ABC):
             about images, and leave all others out.
         cost: how long it takes on one update, in steps of a search, about; closed forms take less than one. Of the
             attacks that wait for a worker the cheapest go first, and `simulation=auto` reckons with it.
-        completes: behind noise, its image is drawn towards the mean of public ones as far as that explains the update
-            better (`attacks.toward_mean`). Not for settings of a published attack, whose numbers are its own.
+        completes: an image that is not certified is drawn towards the mean of public ones as far as that explains the
+            update better (`attacks.toward_mean`). Not for settings of a published attack, whose numbers are its own.
         then: an attack that goes on from the result's images (`polish`) before anything is certified.
         certify: False leaves out the client's computation once more, and every certificate with it.
     """

@@ -12,35 +12,24 @@ from attacks.optimization.parametrisation import Pixels
 from attacks.optimization.problem import known_labels, local_updates, make_problem, shared_update
 from attacks.optimization.second_order.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL, Residual, make_residuals
 from attacks.positions import of_images
+from fedsim import effects
 from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior
-from fedsim.effects import (
-    AddsNoise,
-    AddsPositions,
-    AddsRegression,
-    Clips,
-    MasksPositions,
-    Quantises,
-    Sparsifies,
-    SumsClients,
-    TransformsImages,
-    Withholds,
-)
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0)
 """Of what the attack found, the rest being the mean."""
 WEIGHED = (
-    AddsNoise,
-    AddsPositions,
-    AddsRegression,
-    Clips,
-    MasksPositions,
-    Quantises,
-    Sparsifies,
-    SumsClients,
-    TransformsImages,
-    Withholds,
+    effects.AddsNoise,
+    effects.AddsPositions,
+    effects.AddsRegression,
+    effects.Clips,
+    effects.MasksPositions,
+    effects.Quantises,
+    effects.Sparsifies,
+    effects.SumsClients,
+    effects.TransformsImages,
+    effects.Withholds,
 )
 """Effects whose part in an update is simulated, or has a size that is known."""
 
@@ -82,7 +71,9 @@ def _batch(observation: Observation, images: Tensor, count: int) -> Tensor:
 
 def _can_be_weighed(observation: Observation) -> bool:
     """Whether every defense's part in the update is known, and no number is rounded by a step of its own."""
-    rounded = any(isinstance(effect, Quantises) and effect.per == "coordinate" for effect in observation.effects)
+    rounded = any(
+        isinstance(effect, effects.Quantises) and effect.per == "coordinate" for effect in observation.effects
+    )
     return not rounded and all(isinstance(effect, WEIGHED) for effect in observation.effects)
 
 
