@@ -19,7 +19,7 @@ from experiments.studies.harness.options import folder, parser
 def arguments() -> argparse.ArgumentParser:
     options = parser(__doc__)
     options.add_argument("--pictures", type=folder, help="a folder of class folders, for vit_tiny_8, vit_tiny_4 …")
-    models = "globs on built, stock, sincos and, with --pictures, vit_tiny_8, vit_tiny_4, vit_tiny_8_sincos"
+    models = "globs on built, stock, sincos, trained and, with --pictures, vit_tiny_8, vit_tiny_4, vit_tiny_8_sincos"
     options.add_argument("--models", nargs="+", help=f"{models}; default: all")
     starts = ["closed_form", "mean", "prior"]
     options.add_argument("--starts", nargs="+", default=starts, help=f"of the search; default: {' '.join(starts)}")

@@ -41,16 +41,17 @@ BUDGETS = {"small": (30, 1), "paper": (60, 2)}
 
 @dataclass(frozen=True)
 class Share:
-    """What clients share; `relative`: the noise's norm over the gradient's."""
+    """What clients share; `relative`: the noise's norm over the gradient's; `kept`: of `topk`."""
 
     withheld: tuple[str, ...] = ()
     relative: float = 0.0
     compressed: str = ""
+    kept: float = 0.1
 
     def defenses(self) -> list[Defense]:
         found: list[Defense] = [Withhold(list(self.withheld))] if self.withheld else []
         found += [GradientNoise(relative_norm=self.relative)] if self.relative else []
-        compressions = {"half": Half(), "qsgd": QSGD(), "topk": TopK(error_feedback=False)}
+        compressions = {"half": Half(), "qsgd": QSGD(), "topk": TopK(self.kept, error_feedback=False)}
         return found + ([compressions[self.compressed]] if self.compressed else [])
 
 
@@ -58,11 +59,13 @@ SHARES = {
     "everything": Share(),
     "without what closed forms read": Share(tuple(READ)),
     "biases alone": Share(("*weight", "pos_embed", "cls_token")),
+    "norms alone": Share(("patch_embed.*", "pos_embed", "cls_token", "blocks.*.attn.*", "blocks.*.mlp.*", "head.*")),
     "last block and head": Share(("patch_embed.*", "pos_embed", "cls_token", "blocks.0.*")),
     **{f"noise {size:g}": Share(relative=size) for size in (1e-4, 1e-3, 1e-2, 1e-1)},
     "half": Share(compressed="half"),
     "qsgd": Share(compressed="qsgd"),
     "topk 0.1": Share(compressed="topk"),
+    "topk 0.01": Share(compressed="topk", kept=0.01),
 }
 
 
@@ -204,8 +207,8 @@ def page(
         f"error."
     )
     differs = [
-        "Models are untrained; labels are read off the update. `vit_nano` shares float32, ViT-Ti (two blocks, 32 px) "
-        "float64.",
+        f"Models are untrained, but for the one of {victims.TRAINING_STEPS} steps; labels are read off the update. "
+        "`vit_nano` shares float32, ViT-Ti (two blocks, 32 px) float64.",
         f"The guess is the mean of images that are nobody's ({DIGITS - PRIVATE} digits, or half of the folder's); so "
         f"is the prior of the attack.",
         "References need J whole: for digits alone.",

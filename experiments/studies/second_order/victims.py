@@ -1,11 +1,12 @@
 """Whose images are attacked, at which model: digits at `vit_nano`, a folder's at ViT-Ti of 32 pixels."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -14,7 +15,7 @@ from defenses import Defense, FixedPositionEmbedding
 from experiments.engine.guess import public_prior
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.data import FederatedData, ImageFolder
-from fedsim.models import Architecture, ModelSpec
+from fedsim.models import Architecture, ModelSpec, Normaliser
 from fedsim.observation import Observation
 
 SHAPE = (3, 8, 8)
@@ -25,6 +26,7 @@ DIGITS_MODELS = {
     "built": "position embeddings of std 0.5, as built",
     "stock": "of std 0.02, as timm's",
     "sincos": "fixed sin-cos, not shared",
+    "trained": "as built, then trained",
 }
 FOLDER_MODELS = {
     "vit_tiny_8": "ViT-Ti/8",
@@ -33,6 +35,7 @@ FOLDER_MODELS = {
 }
 """Two blocks, as timm initialises them, in float64."""
 MODELS = {**DIGITS_MODELS, **FOLDER_MODELS}
+TRAINING_STEPS = 300
 PRIVATE, DIGITS = 1000, 1797
 """The first are attacked; of the others the attacker knows the mean and the spectrum."""
 
@@ -83,6 +86,22 @@ def _folder(pictures: Path) -> FederatedData:
     return FederatedData(ImageFolder(pictures, auxiliary_fraction=0.5, verify=False), None, SIDE)
 
 
+@cache
+def trained() -> Mapping[str, Tensor]:
+    """The state of `built` after training on the digits that are nobody's."""
+    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
+    images, labels = digits(range(PRIVATE, DIGITS))
+    inputs = Normaliser(vit)(images.float())
+    optimizer = torch.optim.Adam(vit.parameters(), lr=1e-3)
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(TRAINING_STEPS):
+        chosen = torch.randint(len(inputs), (64,), generator=rng)
+        optimizer.zero_grad()
+        F.cross_entropy(vit(inputs[chosen]), labels[chosen]).backward()
+        optimizer.step()
+    return vit.state_dict()
+
+
 def observed(
     model: str, defenses: Sequence[Defense], images: Tensor, labels: Tensor, seed: int, prior: PublicPrior
 ) -> Observation:
@@ -97,6 +116,8 @@ def observed(
     if model == "stock":
         torch.manual_seed(0)
         nn.init.normal_(vit.get_parameter("pos_embed"), std=STOCK_STD)
+    if model == "trained":
+        vit.load_state_dict(trained())
     fixed: list[Defense] = [FixedPositionEmbedding()] if model.endswith("sincos") else []
     shown = images if tiny else images.float()
     return replace(fedsim.observe(vit, shown, labels, defense=[*fixed, *defenses], seed=seed), image_prior=prior)

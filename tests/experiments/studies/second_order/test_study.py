@@ -7,6 +7,8 @@ import torch
 from PIL import Image
 
 from experiments.studies.second_order import study as second_order
+from experiments.studies.second_order import victims
+from fedsim.models import Architecture, ModelSpec, Normaliser
 
 ENTRY = {"unit": "built/everything/0", "guess": 0.1, "seconds": 2.0, "certified": True}
 
@@ -68,7 +70,16 @@ def test_what_is_shared_is_what_it_says():
     assert not any(name.startswith("blocks.0") for name in shared["last block and head"])
     assert {"head.weight", "blocks.1.mlp.fc1.weight"} <= shared["without what closed forms read"].keys()
     assert not {"pos_embed", "blocks.0.attn.qkv.weight"} & shared["without what closed forms read"].keys()
+    assert all("norm" in name for name in shared["norms alone"])
+    assert not {"head.weight", "head.bias"} & shared["norms alone"].keys()
     assert "pos_embed" not in tensors("sincos", "everything")
+
+
+def test_the_trained_model_knows_digits_that_it_has_not_seen():
+    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True).eval()
+    vit.load_state_dict(victims.trained())
+    images, labels = victims.digits(range(victims.PRIVATE))
+    assert (vit(Normaliser(vit)(images.float())).argmax(dim=1) == labels).double().mean() > 0.8
 
 
 def tensors(model, share, pictures=None):
