@@ -101,6 +101,7 @@ def train_locally(
     """
     local.set_mode(settings.training_mode)
     one_gradient = settings.share == "gradient"
+    proximal_mu = 0.0 if one_gradient else proximal_mu  # at the global weights the term has no gradient
     model, trainable = local.model, local.trained
     start = {} if one_gradient else local.keep()
     optimizer, scheduler = (None, None) if one_gradient else settings.optimisers(list(trainable.values()))

@@ -1,17 +1,16 @@
-"""How what is known of one image, and of one client, adds up over rounds; a client can compute both before it shares.
+"""How what is known of one image adds up over rounds; a client can compute it before it shares.
 
-Both hold where each round's weights depend on earlier releases alone, however they were chosen. A client that stops
+It holds where each round's weights depend on earlier releases alone, however they were chosen. A client that stops
 sharing says something by its silence: count that as a release, or decide by public quantities.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from fedsim.bounds.references import gaussian_reference
-from fedsim.bounds.robustness import blow_up, composed
 
 
 def running_reference(each: Iterable[Float[Tensor, "n n"]], precision: Float[Tensor, "n n"]) -> list[float]:
@@ -26,8 +25,3 @@ def running_reference(each: Iterable[Float[Tensor, "n n"]], precision: Float[Ten
         total = total + one
         found.append(gaussian_reference([total], precision))
     return found
-
-
-def running_gamma(kappa: float, mus: Sequence[float]) -> list[float]:
-    """γ of one client after each of its releases, of these μ."""
-    return [blow_up(kappa, composed(mus[: end + 1])) for end in range(len(mus))]

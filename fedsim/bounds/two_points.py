@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 from jaxtyping import Float
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtr
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -29,12 +29,6 @@ def right_at_most(distance: float) -> float:
     """
     require("distance", distance, distance >= 0, "0 or more")
     return float(ndtr(distance / 2))
-
-
-def distance_told_apart(probability: float = TOLD_APART) -> float:
-    """The d from which the pair can be told apart with this probability."""
-    require("probability", probability, 0.5 <= probability < 1, "a probability from 0.5 to 1")
-    return 2.0 * float(ndtri(probability))
 
 
 def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor], std: float) -> float:

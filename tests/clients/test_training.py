@@ -85,6 +85,15 @@ def test_fedprox_pulls_towards_the_global_weights(runtime):
     assert distance(5.0) < 0.8 * distance(0.0)
 
 
+def test_fedprox_changes_no_gradient_of_the_global_weights(runtime):
+    client = runtime("client.share=gradient")
+    pictures = client.data.train.subset([0, 1])
+    client.load(start_state(client))
+    plain, proximal = (client.train(pictures, 0, 0, proximal_mu=mu) for mu in (0.0, 5.0))
+    assert proximal.protocol == plain.protocol
+    assert all(torch.equal(tensor, plain.tensors[name]) for name, tensor in proximal.tensors.items())
+
+
 def test_schedulers_are_stepped_and_recorded(runtime):
     scheduler = "client.scheduler={_target_:torch.optim.lr_scheduler.StepLR,step_size:1,gamma:0.5}"
     client = runtime("client.share=delta", "client.local_epochs=3", scheduler, "client.optimizer.lr=0.4")

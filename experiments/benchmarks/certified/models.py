@@ -1,6 +1,5 @@
 """Models, and the states of training that they are attacked in."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch.nn import functional as F
 from experiments.benchmarks.certified.images import ImagePool
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.models import ModelSpec, Normaliser, architecture_seed
+from fedsim.storage.durable import replacing
 from fedsim.update import State
 
 NANO = "vit_nano_patch2_8"
@@ -133,7 +133,5 @@ def _saturated(model: nn.Module) -> State:
 
 
 def _write(state: State, path: Path) -> None:
-    """Whole or not at all, whoever else writes it."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    save_file({name: tensor.detach().clone().contiguous() for name, tensor in state.items()}, partial)
-    partial.replace(path)
+    with replacing(path, durable=False) as partial:
+        save_file({name: tensor.detach().clone().contiguous() for name, tensor in state.items()}, partial)

@@ -7,8 +7,7 @@ import torch
 
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.bounds.references import gaussian_reference, information, prior_precision
-from fedsim.bounds.robustness import blow_up
-from fedsim.bounds.rounds import running_gamma, running_reference
+from fedsim.bounds.rounds import running_reference
 
 PRECISION = prior_precision(GaussianPrior(image_std=0.2, colour=1.0), (1, 3, 3))
 
@@ -38,9 +37,3 @@ def test_a_later_round_that_earlier_releases_chose_adds_up_too(rng):
     posterior = (seen @ first + sign * later @ asked) @ torch.linalg.inv(sum(each) + PRECISION)
     found = -10 * math.log10(float((posterior - images).square().mean()))
     assert found == pytest.approx(running_reference(each, PRECISION)[-1], abs=0.1)
-
-
-def test_a_clients_gamma_grows_with_the_squares():
-    found = running_gamma(1e-3, [0.3, 0.4, 1.2])
-    assert found == pytest.approx([blow_up(1e-3, mu) for mu in (0.3, 0.5, 1.3)])
-    assert running_gamma(1e-3, []) == []

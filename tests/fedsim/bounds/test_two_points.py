@@ -8,7 +8,7 @@ import torch
 from scipy.ndimage import gaussian_filter
 from scipy.stats import norm
 
-from fedsim.bounds.two_points import blurred, distance, distance_told_apart, pixelated, right_at_most
+from fedsim.bounds.two_points import blurred, distance, pixelated, right_at_most
 from fedsim.errors import ConfigError
 
 
@@ -37,12 +37,6 @@ def test_equal_images_are_a_coin_and_without_noise_any_difference_tells():
     assert right_at_most(distance(one, one, 0.1)) == 0.5
     assert right_at_most(distance(one, one, 0.0)) == 0.5
     assert right_at_most(distance(one, {"a": torch.zeros(3), "count": torch.tensor(9)}, 0.0)) == 1.0
-
-
-def test_from_which_distance_on_a_pair_is_told_apart():
-    assert right_at_most(distance_told_apart(0.9)) == pytest.approx(0.9)
-    with pytest.raises(ConfigError, match=r"probability=0\.4"):
-        distance_told_apart(0.4)
 
 
 def test_the_blur_is_scipys(rng):
