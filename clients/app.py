@@ -25,7 +25,7 @@ from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
 from fedsim.settings.commands import LocalConfig, config_of
 from fedsim.settings.composition import build_data, build_finetune, build_spec, image_side
-from fedsim.update import State, Update
+from fedsim.update import Shared, State, Update
 from fedsim.wire.contents import array_records, config_records
 from fedsim.wire.records import (
     ARRAYS,
@@ -36,6 +36,7 @@ from fedsim.wire.records import (
     SERVER_ROUND,
     SKIPPED_STEPS,
     TRAIN_LOSS,
+    Contribution,
     DecodedState,
     from_arrays,
     to_arrays,
@@ -180,21 +181,24 @@ class ClientRuntime:
         rng = torch_generator(self.seed, "defense", server_round, client)
         return self.defenses.transform_update(result.as_update(self.settings.share, num_examples), rng)
 
-    def share(self, result: LocalResult, state: State, num_examples: int, client: int, server_round: int) -> Update:
+    def share(
+        self, result: LocalResult, state: State, num_examples: int, client: int, server_round: int
+    ) -> Contribution:
         """What leaves the client: its gradient or delta after the defenses, or weights made from it.
 
         Defenses act on the change, never on whole weights. A tensor that they leave alone is sent as it
         was trained, so that the undefended run and the identity setting share the same bits.
         """
-        self._view = lambda update: self.onlooker.make(server_round, client, state, update, result.protocol, None)
-        changed = self.defended(result, num_examples, client, server_round)
-        if self.settings.share != "weights":
-            return changed
-        weights: State = {}
-        for name, delta in changed.tensors.items():
-            untouched = delta is result.tensors[name] or torch.equal(delta, result.tensors[name])
-            weights[name] = self._tensors[name].detach().cpu().clone() if untouched else state[name] + delta
-        return replace(changed, tensors=weights, kind="weights")
+        whose = result.protocol, client, server_round
+        self._view = lambda update: self.onlooker.make(Shared(update, *whose), state)
+        update = self.defended(result, num_examples, client, server_round)
+        if self.settings.share == "weights":
+            weights: State = {}
+            for name, delta in update.tensors.items():
+                untouched = delta is result.tensors[name] or torch.equal(delta, result.tensors[name])
+                weights[name] = self._tensors[name].detach().cpu().clone() if untouched else state[name] + delta
+            update = replace(update, tensors=weights, kind="weights")
+        return Contribution(update, *whose, truth=result.truth)
 
     def _observe(self, update: Update) -> Observation:
         if self._view is None:
@@ -231,13 +235,13 @@ def build_client_app(config: AnyConfig, data: FederatedData | None = None) -> Cl
         memory = _memory(context)
         result = runtime.train(images, partition_id, server_round, proximal_mu, audit, memory)
         num_examples = result.protocol.batch_size if runtime.settings.share == "gradient" else len(images)
-        update = runtime.share(result, state, num_examples, partition_id, server_round)
+        sent = runtime.share(result, state, num_examples, partition_id, server_round)
         metrics = {TRAIN_LOSS: result.loss, **runtime.defenses.measurements()}
         if runtime.settings.precision == "float16":
             metrics[SKIPPED_STEPS] = float(result.skipped)
         if kept := runtime.defenses.memory():
             context.state[MEMORY] = to_arrays(kept)
-        return Message(to_reply(update, result.protocol, partition_id, metrics, result.truth), reply_to=message)
+        return Message(to_reply(replace(sent, metrics=metrics)), reply_to=message)
 
     @app.evaluate()
     def evaluate_locally(message: Message, context: Context) -> Message:

@@ -113,8 +113,7 @@ def observe(
         expected = "more images, larger ones, or model.eval(): BatchNorm cannot train on one value a channel"
         raise ConfigError("images", f"{len(held)} of {held_shape(held)}", expected) from error
     count = result.protocol.batch_size if settings.share == "gradient" else len(held)
-    update = runtime.share(result, state, count, client, server_round)
-    return runtime.onlooker.make(server_round, client, state, update, result.protocol, None)
+    return runtime.onlooker.make(runtime.share(result, state, count, client, server_round), state)
 
 
 def held_shape(held: TensorImages) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from fedsim.errors import ConfigError, nearest
 from fedsim.models import Architecture, find_roles, normalisation, own_architecture
 from fedsim.observation import Observation, Replayer
 from fedsim.public_images import PublicImages
-from fedsim.update import Kind, LocalProtocol, State, Update
+from fedsim.update import Kind, LocalProtocol, Shared, State, Update
 
 
 class ObservationFactory:
@@ -37,27 +37,18 @@ class ObservationFactory:
         self._image_prior = image_prior
         self._public_images = public_images
 
-    def make(
-        self,
-        server_round: int,
-        client: int,
-        state: State,
-        update: Update,
-        protocol: LocalProtocol,
-        auxiliary_probs: Tensor | None,
-        summed: int = 1,
-    ) -> Observation:
+    def make(self, shared: Shared, state: State, auxiliary_probs: Tensor | None = None) -> Observation:
         """An observation of that update.
 
         Args:
             state: the global one as it travels: parameters that are not trained may be missing.
         """
         return Observation(
-            server_round=server_round,
-            client=client,
+            server_round=shared.server_round,
+            client=shared.client,
             global_state={**self._resting, **state},
-            update=update,
-            protocol=protocol,
+            update=shared.update,
+            protocol=shared.protocol,
             architecture=self._architecture,
             roles=self._roles,
             image_shape=self._image_shape,
@@ -68,7 +59,7 @@ class ObservationFactory:
             auxiliary_probs=auxiliary_probs,
             image_prior=self._image_prior,
             public_images=self._public_images,
-            summed=summed,
+            summed=shared.clients,
             replayer=self._replayer,
         )
 
@@ -108,7 +99,7 @@ def observation_of(
     kind: Kind = "gradient" if key == "gradients" else "delta" if key == "delta" else "weights"
     update = Update(tensors, kind, count, withheld, buffers)
     factory = ObservationFactory(architecture, module, architecture.image_shape)
-    return factory.make(0, 0, state, update, protocol, None)
+    return factory.make(Shared(update, protocol), state)
 
 
 def _by_name(

@@ -18,7 +18,7 @@ from fedsim.errors import NotApplicable
 from fedsim.models import Architecture, ModelSpec, input_size, normalisation
 from fedsim.observation import Observation, Replayer
 from fedsim.observing import ObservationFactory
-from fedsim.update import LocalProtocol, Update
+from fedsim.update import LocalProtocol, Shared, Update
 
 Transform = Callable[[Update, torch.Generator], Update]
 Rebuild = Callable[[Observation, torch.Generator, torch.device], Any]
@@ -104,7 +104,7 @@ def observe(
         update = transform(update, _generator(seed))
     side = input_size(model)
     factory = ObservationFactory(architecture, model, (3, side, side), replayer=replayer)
-    return factory.make(0, 0, state, update, LocalProtocol(batch_size=len(labels)), None)
+    return factory.make(Shared(update, LocalProtocol(batch_size=len(labels))), state)
 
 
 def check_beats_noise(

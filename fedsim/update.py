@@ -154,3 +154,19 @@ class Update:
             delta = tensor.double() - start if self.kind == "weights" else tensor.double()
             gradient[name] = -delta / scale - protocol.weight_decay * start
         return gradient
+
+
+@dataclass(frozen=True)
+class Shared:
+    """An update, how it came about, and whose it is.
+
+    Attributes:
+        client: its partition (of the first in a sum), or its number in an audit.
+        clients: whose updates are summed in it.
+    """
+
+    update: Update
+    protocol: LocalProtocol
+    client: int = 0
+    server_round: int = 0
+    clients: int = 1

@@ -24,10 +24,10 @@ from fedsim.settings.commands import AuditConfig
 from fedsim.settings.schema import parse
 from fedsim.simulation.actor_pool import PooledWorker
 from fedsim.update import State
-from fedsim.wire.records import to_arrays, to_reply
+from fedsim.wire.records import Contribution, to_arrays, to_reply
 from fedsim.wire.reply_checks import MalformedReply, ReplyRules, check_shared
 from server.attack_queue.results import Job
-from server.sums.summing import Contribution, RunningSum
+from server.sums.summing import RunningSum
 
 UNCOMPUTED = "the update could not be computed: "
 """How the reason of a result begins where there was nothing to attack."""
@@ -141,10 +141,8 @@ class AuditWorker(PooledWorker):
     def _observe(self, batch: AuditBatch) -> tuple[Observation, GroundTruth]:
         seen = self._seen(batch)
         assert seen.truth is not None
-        observation = self._setup.factory().make(
-            0, batch.number, self._state, seen.update, seen.protocol, self._auxiliary_probs, seen.clients
-        )
-        return observation, seen.truth
+        numbered = replace(seen, client=batch.number)
+        return self._setup.factory().make(numbered, self._state, self._auxiliary_probs), seen.truth
 
     def _seen(self, batch: AuditBatch) -> Contribution:
         """What the server gets: a client's update, or the sum over several."""
@@ -161,11 +159,10 @@ class AuditWorker(PooledWorker):
         runtime = self._runtime
         runtime.load(self._state)
         result = runtime.train(pictures, client, server_round=0, audit=True)
-        update = runtime.share(result, self._state, len(pictures), client, server_round=0)
+        sent = runtime.share(result, self._state, len(pictures), client, server_round=0)
         # As a federation's server does: an attack on what no client could share says nothing about the defense.
-        content = to_reply(update, result.protocol, client, {}, None)
-        check_shared(content, self._start, self._rules)
-        return Contribution(update, result.protocol, result.truth)
+        check_shared(to_reply(replace(sent, truth=None)), self._start, self._rules)
+        return sent
 
 
 def where(error: Exception) -> str:

@@ -42,8 +42,7 @@ def main() -> None:
     client, attack, bare = [], [], []
     for repeat in range(REPEATS + 1):
         seconds, result = _timed(partial(runtime.train, images, 0, 0))
-        update = runtime.share(result, state, len(images), 0, 0)
-        observation = setup.factory().make(0, 0, state, update, result.protocol, None)
+        observation = setup.factory().make(runtime.share(result, state, len(images), 0, 0), state)
         bare_seconds, found = _timed(partial(run_attack, observation, name, left_out, 0, torch.device("cpu")))
         attack_seconds, found = _timed(partial(run_attack, observation, name, settings, 0, torch.device("cpu")))
         assert found.status == "done", found.reason

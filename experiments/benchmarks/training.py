@@ -160,7 +160,7 @@ def _client(setup: "Setup") -> Pass:
             images = setup.data.client(client)
             runtime.load(start)
             result = runtime.train(images, client, 1)
-            ends.append(runtime.share(result, start, len(images), client, 1).tensors)
+            ends.append(runtime.share(result, start, len(images), client, 1).update.tensors)
         return ends
 
     return train

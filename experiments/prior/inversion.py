@@ -51,8 +51,8 @@ class Simulator:
         """What the server would see of a client with these pictures; it may share nothing."""
         self._runtime.load(self._state)
         result = self._runtime.train(pictures, client, server_round=0)
-        update = self._runtime.share(result, self._state, len(pictures), client, server_round=0)
-        return self._factory.make(0, client, self._state, update, result.protocol, None)
+        sent = self._runtime.share(result, self._state, len(pictures), client, server_round=0)
+        return self._factory.make(sent, self._state)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ import io
 import json
 import math
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast, get_args
 
@@ -13,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedsim.ground_truth import GroundTruth
-from fedsim.update import Kind, LocalProtocol, State, Update
+from fedsim.update import Kind, LocalProtocol, Shared, State, Update
 from fedsim.wire.contents import array_records, config_records, metric_records
 from fedsim.wire.tensor_records import NUMPY_STYPE, TensorArray, TensorRecord, npy_header
 
@@ -92,27 +94,35 @@ def update_kind(word: str) -> Kind:
     raise ValueError(f"an update's kind is gradient, delta or weights, not {word!r}")
 
 
-def to_reply(
-    update: Update,
-    protocol: LocalProtocol,
-    partition_id: int,
-    metrics: dict[str, float],
-    truth: GroundTruth | None,
-) -> RecordDict:
+@dataclass(frozen=True)
+class Contribution(Shared):
+    """What a client answers to an instruction to train, or several in a sum.
+
+    Attributes:
+        metrics: what it reports beside the number of examples.
+        truth: what its model saw, where the operator of a simulation asked for it: for the scorer alone.
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    truth: GroundTruth | None = None
+
+
+def to_reply(sent: Contribution) -> RecordDict:
     """The content of a train reply: one ArrayRecord and one MetricRecord, as every strategy expects.
 
     The update's memory is handed over, not copied.
     """
+    update, truth = sent.update, sent.truth
     content = RecordDict()
     content[ARRAYS] = to_arrays({**update.tensors, **update.buffers}, copy=False)
-    content[METRICS] = MetricRecord({NUM_EXAMPLES: update.num_examples, **metrics})
+    content[METRICS] = MetricRecord({NUM_EXAMPLES: update.num_examples, **sent.metrics})
     content[UPDATE] = ConfigRecord(
         {
             "kind": update.kind,
-            "partition-id": partition_id,
+            "partition-id": sent.client,
             "withheld": json.dumps(update.withheld),
             "buffers": list(update.buffers),
-            "protocol": _protocol_json(protocol),
+            "protocol": _protocol_json(sent.protocol),
         }
     )
     if truth is not None:
@@ -127,26 +137,33 @@ def to_reply(
     return content
 
 
-def from_reply(content: RecordDict) -> tuple[Update, LocalProtocol, int]:
-    """The update, the protocol and the partition id in a train reply.
+def from_reply(content: RecordDict, server_round: int = 0) -> Contribution:
+    """What a client answered; the truth is taken out of the reply.
 
     Raises:
         KeyError, ValueError, TypeError: the reply is no reply of a fedsim client.
     """
+    truth = _take_ground_truth(content)
     config = config_records(content)[UPDATE]
     kind = update_kind(str(config["kind"]))
-    metrics = next(iter(metric_records(content).values()))
+    metrics = dict(next(iter(metric_records(content).values())))
     withheld: dict[str, Any] = json.loads(str(config["withheld"]))
     arrays, buffers = from_arrays(array_records(content)[ARRAYS]), buffer_names(content)
     update = Update(
         tensors={name: tensor for name, tensor in arrays.items() if name not in buffers},
         kind=kind,
-        num_examples=int(metrics[NUM_EXAMPLES]),  # type: ignore[arg-type]
+        num_examples=int(metrics.pop(NUM_EXAMPLES)),  # type: ignore[arg-type]
         withheld={str(name): str(by) for name, by in withheld.items()},
         buffers={name: arrays[name] for name in buffers},
     )
-    protocol = LocalProtocol.from_dict(json.loads(str(config["protocol"])))
-    return update, protocol, int(config["partition-id"])  # type: ignore[arg-type]
+    return Contribution(
+        update,
+        LocalProtocol.from_dict(json.loads(str(config["protocol"]))),
+        int(config["partition-id"]),  # type: ignore[arg-type]
+        server_round,
+        metrics=metrics,  # type: ignore[arg-type]
+        truth=truth,
+    )
 
 
 def buffer_names(content: RecordDict) -> list[str]:
@@ -160,8 +177,7 @@ def buffer_names(content: RecordDict) -> list[str]:
     return [str(name) for name in names]  # type: ignore[union-attr]
 
 
-def take_ground_truth(content: RecordDict) -> GroundTruth | None:
-    """Take the audit record out of a reply, so that nothing later can read it."""
+def _take_ground_truth(content: RecordDict) -> GroundTruth | None:
     record = content.pop(AUDIT, None)
     if not isinstance(record, ConfigRecord):
         return None

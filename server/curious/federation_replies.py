@@ -12,14 +12,13 @@ from fedsim.observing import ObservationFactory
 from fedsim.settings.groups import ObserveSettings
 from fedsim.update import State
 from fedsim.wire.contents import array_records, config_records
-from fedsim.wire.records import ARRAYS, AUDITED, UPDATE, from_arrays, from_reply, take_ground_truth
-from server.sums.summing import Contribution, RunningSum, Sums, in_groups
+from fedsim.wire.records import ARRAYS, AUDIT, AUDITED, UPDATE, Contribution, from_arrays, from_reply
+from server.sums.summing import RunningSum, Sums, in_groups
 
 logger = getLogger(__name__)
 
 OnObservation = Callable[[Observation, GroundTruth | None], None]
 AuxiliaryProbs = Callable[[State], Tensor | None]
-Truths = dict[int, GroundTruth | None]
 
 
 class FederationReplies:
@@ -55,13 +54,13 @@ class FederationReplies:
         config[AUDITED] = self._policy.wants_round(server_round)
 
     def observe(self, server_round: int, arrays: ArrayRecord, replies: list[Message]) -> None:
-        truths = {
-            reply.metadata.src_node_id: take_ground_truth(reply.content) for reply in replies if not reply.has_error()
-        }
         if self._policy.wants_round(server_round):
-            self._observe(server_round, arrays, [reply for reply in replies if _has_update(reply)], truths)
+            self._observe(server_round, arrays, [reply for reply in replies if _has_update(reply)])
+        for reply in replies:
+            if not reply.has_error():
+                reply.content.pop(AUDIT, None)  # nothing later can read it
 
-    def _observe(self, server_round: int, arrays: ArrayRecord, replies: list[Message], truths: Truths) -> None:
+    def _observe(self, server_round: int, arrays: ArrayRecord, replies: list[Message]) -> None:
         clients = {}
         for reply in replies:
             try:
@@ -76,13 +75,10 @@ class FederationReplies:
         state = from_arrays(arrays)
         probs = self._auxiliary_probs(state) if self._auxiliary_probs else None
         for group in groups:
-            sent = _read({client: clients[client] for client in group}, truths)
+            sent = _read({client: clients[client] for client in group}, server_round)
             seen = next(sent, None) if self._sums is None else _summed(sent, self._sums.by)
             if seen is not None:
-                observation = self._factory.make(
-                    server_round, group[0], state, seen.update, seen.protocol, probs, seen.clients
-                )
-                self._on_observation(observation, seen.truth)
+                self._on_observation(self._factory.make(seen, state, probs), seen.truth)
 
 
 def _has_update(reply: Message) -> bool:
@@ -90,15 +86,13 @@ def _has_update(reply: Message) -> bool:
     return not reply.has_error() and ARRAYS in array_records(reply.content)
 
 
-def _read(replies: dict[int, Message], truths: Truths) -> Iterator[Contribution]:
+def _read(replies: dict[int, Message], server_round: int) -> Iterator[Contribution]:
     """What clients sent, one at a time; a reply that cannot be read is left out."""
     for client, reply in replies.items():
         try:
-            update, protocol, _ = from_reply(reply.content)
+            yield from_reply(reply.content, server_round)
         except (KeyError, TypeError, ValueError) as error:
             logger.warning("client %s sent an update that cannot be read: %s", client, error)
-            continue
-        yield Contribution(update, protocol, truths[reply.metadata.src_node_id])
 
 
 def _summed(sent: Iterable[Contribution], by: str) -> Contribution | None:

@@ -13,7 +13,7 @@ from fedsim.models import own_architecture
 from fedsim.observation import Observation, Replayer
 from fedsim.observing import ObservationFactory
 from fedsim.settings.composition import NamedFinetune, finetune_of
-from fedsim.update import Kind, LocalProtocol, Update
+from fedsim.update import Kind, LocalProtocol, Shared, Update
 from fedsim.wire.contents import array_records, metric_records
 from fedsim.wire.records import NUM_EXAMPLES, from_arrays
 
@@ -103,7 +103,7 @@ class HonestButCurious(Strategy):
             except (KeyError, OverflowError, StopIteration, TypeError, ValueError) as error:
                 logger.warning("node %s sent what cannot be read: %r", reply.metadata.src_node_id, error)
                 continue
-            self.observations.append(self._factory.make(server_round, client, state, update, self._protocol, None))
+            self.observations.append(self._factory.make(Shared(update, self._protocol, client, server_round), state))
 
     def _read(self, reply: Message) -> Update:
         sent = from_arrays(next(iter(array_records(reply.content).values())))

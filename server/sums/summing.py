@@ -8,6 +8,7 @@ import torch
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
 from fedsim.update import Kind, LocalProtocol, State, Update
+from fedsim.wire.records import Contribution
 
 FEWEST = 2
 """A sum over one client is its update."""
@@ -33,16 +34,6 @@ class Sums:
         """
         if isinstance(clients, list):
             raise ConfigError("observe.clients", clients, f"a number of sums, or all: {self.by} shows no single client")
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """What a client shares, or several in a sum, how it came to it, and what its model saw where that is known."""
-
-    update: Update
-    protocol: LocalProtocol
-    truth: GroundTruth | None
-    clients: int = 1
 
 
 def in_groups(clients: Iterable[int], size: int | None) -> list[list[int]]:
@@ -74,6 +65,7 @@ class RunningSum:
         self._protocols: list[LocalProtocol] = []
         self._truths: list[GroundTruth | None] = []
         self._silent: list[Contribution] = []
+        self._whose: tuple[int, int] | None = None
 
     @property
     def clients(self) -> int:
@@ -83,6 +75,7 @@ class RunningSum:
     def add(self, one: Contribution) -> None:
         """Raises ValueError for an update of another kind, or with other tensors, than those before."""
         update = one.update
+        self._whose = self._whose or (one.client, one.server_round)
         self._withheld |= update.withheld
         if not update.tensors:
             self._silent.append(one)
@@ -114,6 +107,7 @@ class RunningSum:
         if self.clients < FEWEST or total <= 0:
             return self._nothing()
         assert self._kind is not None
+        assert self._whose is not None
         return Contribution(
             Update(
                 tensors={name: (t / total).to(self._dtypes[name]) for name, t in self._tensors.items()},
@@ -123,20 +117,21 @@ class RunningSum:
                 buffers={name: (t / total).to(self._dtypes[name]) for name, t in self._buffers.items()},
             ),
             joint_protocol(self._protocols, self._examples),
-            joint_truth(self._truths),
+            *self._whose,
             self.clients,
+            truth=joint_truth(self._truths),
         )
 
     def _nothing(self) -> Contribution:
         examples = [*self._examples, *(one.update.num_examples for one in self._silent)]
         protocols = [*self._protocols, *(one.protocol for one in self._silent)]
         truths = [*self._truths, *(one.truth for one in self._silent)]
-        if not protocols:
+        if not protocols or self._whose is None:
             raise ValueError("a sum over no clients")
         kind = self._kind or self._silent[0].update.kind
         withheld = {**self._withheld, **dict.fromkeys(self._tensors, self._by)}
         update = Update({}, kind, sum(examples), withheld=withheld)
-        return Contribution(update, joint_protocol(protocols, examples), joint_truth(truths))
+        return Contribution(update, joint_protocol(protocols, examples), *self._whose, truth=joint_truth(truths))
 
 
 def joint_protocol(protocols: Sequence[LocalProtocol], examples: Sequence[int]) -> LocalProtocol:

@@ -21,9 +21,9 @@ def observed(*overrides: str) -> tuple[Observation, torch.Tensor]:
     client.load(state)
     pictures = client.data.train.subset([3])
     result = client.train(pictures, 0, 0)
-    update = client.share(result, state, 1, 0, 0)
+    sent = client.share(result, state, 1, 0, 0)
     assert build_chain(config["defense"]).defenses.keys() == config["defense"].keys()
-    return client.onlooker.make(0, 0, state, update, result.protocol, None), pictures.images([0])
+    return client.onlooker.make(sent, state), pictures.images([0])
 
 
 @pytest.mark.parametrize("head", ["linear", "nonlinear", "pca"])

@@ -61,7 +61,7 @@ def test_local_steps_are_torchs_sgd(runtime, share):
     state = start_state(client)
     client.load(state)
     result = client.train(pictures, 0, 0, audit=True)
-    update = client.share(result, state, 2, 0, 0)
+    update = client.share(result, state, 2, 0, 0).update
     client.load(state)
     expected = reference(client, pictures, lambda p: p.sub_(0.2 * p.grad))
     assert update.kind == share
@@ -124,7 +124,7 @@ def test_identity_defenses_share_the_bits_of_the_undefended_run(runtime):
             client = runtime(f"client.share={share}", defense, *(identity if defense != "defense=[]" else []))
             state = start_state(client)
             client.load(state)
-            updates.append(client.share(client.train(client.data.train.subset([3]), 0, 0), state, 1, 0, 0))
+            updates.append(client.share(client.train(client.data.train.subset([3]), 0, 0), state, 1, 0, 0).update)
         plain, identical = updates
         assert all(torch.equal(plain.tensors[name], identical.tensors[name]) for name in plain.tensors)
 

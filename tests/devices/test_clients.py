@@ -41,7 +41,7 @@ def check_shared(strict, *overrides):
     assert {tensor.device for tensor in one.runtime.model.state_dict().values()} == {torch.device(strict.type, 0)}
     one.runtime.load(one.state)
     result = one.runtime.train(one.pictures, 0, 0, audit=True)
-    update = one.runtime.share(result, one.state, len(one.pictures), 0, 0)
+    update = one.runtime.share(result, one.state, len(one.pictures), 0, 0).update
     shared = [*update.tensors.values(), *update.buffers.values(), result.truth.images, result.truth.originals]
     assert {tensor.device.type for tensor in shared} == {"cpu"}
     assert 0 <= evaluate(one.runtime.model, one.pictures, one.runtime.normaliser).accuracy <= 1

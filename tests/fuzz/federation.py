@@ -13,7 +13,7 @@ from fedsim.models import Architecture, ModelSpec
 from fedsim.observing import ObservationFactory
 from fedsim.simulation import InlineGrid, node_id_of, partition_of
 from fedsim.update import LocalProtocol, Update
-from fedsim.wire.records import ARRAYS, to_arrays, to_reply
+from fedsim.wire.records import ARRAYS, Contribution, to_arrays, to_reply
 from fedsim.wire.reply_checks import ReplyRules
 from server.curious.federation_replies import FederationReplies
 from server.fedsgd import FedSGD
@@ -68,7 +68,7 @@ def honest(kind, client, audited=True, wire=True):
     pictures = torch.rand(PICTURES, 3, SIDE, SIDE, generator=rng)
     truth = GroundTruth(pictures, torch.tensor([0, 1]), ("cat/1.png", "dog/2.png")) if audited else None
     metrics = {"train_loss": 0.7, "local_dp_epsilon": 1.5}
-    content = to_reply(update, LocalProtocol(PICTURES, **local), client, metrics, truth)
+    content = to_reply(Contribution(update, LocalProtocol(PICTURES, **local), client, metrics=metrics, truth=truth))
     if wire:
         sent = content[ARRAYS]
         content[ARRAYS] = ArrayRecord({n: Array(a.dtype, tuple(a.shape), a.stype, a.data) for n, a in sent.items()})

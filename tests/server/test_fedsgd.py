@@ -7,7 +7,7 @@ from flwr.clientapp import ClientApp
 
 from fedsim.simulation import InlineGrid
 from fedsim.update import LocalProtocol, Update
-from fedsim.wire.records import from_arrays, to_arrays, to_reply
+from fedsim.wire.records import Contribution, from_arrays, to_arrays, to_reply
 from server.fedsgd import FedSGD
 
 STATE = {
@@ -32,7 +32,7 @@ def aggregate():
             @app.train()
             def train(message, context):
                 sent = updates[int(context.node_config["partition-id"])]
-                content = to_reply(sent, LocalProtocol(sent.num_examples), 0, {}, None)
+                content = to_reply(Contribution(sent, LocalProtocol(sent.num_examples)))
                 return Message(content, reply_to=message)
 
             return app

@@ -8,7 +8,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedsim.simulation import InlineGrid
 from fedsim.update import LocalProtocol, Update
-from fedsim.wire.records import from_arrays, to_arrays, to_reply
+from fedsim.wire.records import Contribution, from_arrays, to_arrays, to_reply
 from server.aggregation import aggregate, lone_clients
 from server.fedsgd import FedSGD
 from server.sums.on_workers import ask_for_sums
@@ -32,7 +32,7 @@ def app_of(kind, sent):
         tensors = {} if value == "silent" else {"weight": torch.full((2,), value)}
         update = Update(tensors, kind, 1 + partition)
         metrics = {"withheld": float(value == "silent")}
-        return Message(to_reply(update, LocalProtocol(1), partition, metrics, None), reply_to=message)
+        return Message(to_reply(Contribution(update, LocalProtocol(1), partition, metrics=metrics)), reply_to=message)
 
     return app
 

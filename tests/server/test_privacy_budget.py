@@ -9,7 +9,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.update import LocalProtocol, Update
-from fedsim.wire.records import METRICS, from_arrays, to_arrays, to_reply
+from fedsim.wire.records import METRICS, Contribution, from_arrays, to_arrays, to_reply
 from server.privacy_budget import PrivacyBudget
 from server.rounds import WorkerSums
 
@@ -59,7 +59,7 @@ def replies(*reports):
             made.append(Message(Error(1, "broken"), reply_to=asked))
             continue
         update = Update({"weight": torch.ones(2)}, "gradient", 10**number)
-        made.append(Message(to_reply(update, LocalProtocol(1), number, metrics, None), reply_to=asked))
+        made.append(Message(to_reply(Contribution(update, LocalProtocol(1), number, metrics=metrics)), reply_to=asked))
     return made
 
 

@@ -8,7 +8,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedsim.simulation import InlineGrid
 from fedsim.update import LocalProtocol, Update
-from fedsim.wire.records import from_arrays, to_arrays, to_reply
+from fedsim.wire.records import Contribution, from_arrays, to_arrays, to_reply
 from server.fedsgd import FedSGD
 from server.rounds import Rounds
 
@@ -34,7 +34,9 @@ def run():
                 value, examples, measured = sent[int(context.node_config["partition-id"])]
                 if value == "error":
                     raise RuntimeError("broken")
-                content = to_reply(update(value, examples, kind), LocalProtocol(1), 0, {"withheld": measured}, None)
+                content = to_reply(
+                    Contribution(update(value, examples, kind), LocalProtocol(1), metrics={"withheld": measured})
+                )
                 return Message(content, reply_to=message)
 
             return app

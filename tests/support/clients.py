@@ -26,6 +26,6 @@ def observe_client(
     start = initial if state is None else state
     runtime.load(start)
     result = runtime.train(runtime.data.train.subset(list(positions)), client, 0, audit=True)
-    update = runtime.share(result, start, len(positions), client, 0)
-    assert result.truth is not None
-    return runtime.onlooker.make(0, client, start, update, result.protocol, None), result.truth
+    sent = runtime.share(result, start, len(positions), client, 0)
+    assert sent.truth is not None
+    return runtime.onlooker.make(sent, start), sent.truth

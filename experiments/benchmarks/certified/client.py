@@ -22,9 +22,9 @@ from fedsim.settings.composition import build_spec
 from fedsim.settings.groups import ClientSettings
 from fedsim.settings.schema import parse, plain
 from fedsim.update import State
-from fedsim.wire.records import to_arrays, to_reply
+from fedsim.wire.records import Contribution, to_arrays, to_reply
 from fedsim.wire.reply_checks import check_shared
-from server.sums.summing import Contribution, RunningSum
+from server.sums.summing import RunningSum
 
 
 @cache
@@ -81,13 +81,12 @@ class StatedClient:
             total.add(self._shared(images.subset(range(half, len(images))), 2 * number + 1))
             seen = total.result()
         assert seen.truth is not None
-        observation = self._factory.make(0, number, self._state, seen.update, seen.protocol, None, seen.clients)
-        return observation, seen.truth
+        return self._factory.make(replace(seen, client=number), self._state), seen.truth
 
     def _shared(self, images: ImageSet, number: int) -> Contribution:
         runtime = self._runtime
         runtime.load(self._state)
         result = runtime.train(images, number, server_round=0, audit=True)
-        update = runtime.share(result, self._state, len(images), number, server_round=0)
-        check_shared(to_reply(update, result.protocol, number, {}, None), self._start, self._rules)
-        return Contribution(update, result.protocol, result.truth)
+        sent = runtime.share(result, self._state, len(images), number, server_round=0)
+        check_shared(to_reply(replace(sent, truth=None)), self._start, self._rules)
+        return sent

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsim.update import LocalProtocol, State, Update
 from fedsim.wire.contents import array_records
-from fedsim.wire.records import ARRAYS, DecodedState, to_arrays, to_reply
+from fedsim.wire.records import ARRAYS, Contribution, DecodedState, to_arrays, to_reply
 from server.rounds import Rounds, WorkerSums
 
 PROTOCOL = LocalProtocol(batch_size=1, steps=1, optimizer="sgd", lrs=(0.1,))
@@ -42,7 +42,7 @@ def make_client_app() -> ClientApp:
         state = decoded.get(array_records(message.content)[ARRAYS])
         update = Update(train(state), "weights", 1)
         client = int(context.node_config["partition-id"])
-        return Message(to_reply(update, PROTOCOL, client, {}, None), reply_to=message)
+        return Message(to_reply(Contribution(update, PROTOCOL, client)), reply_to=message)
 
     return app
 

@@ -41,7 +41,7 @@ class Client:
         runtime, images = self.runtime, self.setup.data.train.subset(positions)
         runtime.load(self._state)
         result = runtime.train(images, number, server_round=0, audit=True)
-        update = runtime.share(result, self._state, len(images), number, server_round=0)
-        observation = self._factory.make(0, number, self._state, update, result.protocol, None)
+        sent = runtime.share(result, self._state, len(images), number, server_round=0)
+        observation = self._factory.make(sent, self._state)
         assert result.truth is not None
         return observation, result.truth, runtime.defenses.measurements()

@@ -159,8 +159,7 @@ def test_files_keep_it_and_old_settings_have_none(tmp_path):
     client = setup.runtime()
     result = trained(client)
     state = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
-    update = client.share(result, state, 1, 0, 0)
-    setup.factory().make(0, 0, state, update, result.protocol, None).save(tmp_path / "seen")
+    setup.factory().make(client.share(result, state, 1, 0, 0), state).save(tmp_path / "seen")
     loaded = load_recorded(tmp_path / "seen")
     (chain,) = loaded.architecture.wrappers[:1]
     assert isinstance(chain, Augmentation | DefenseChain)
@@ -170,7 +169,7 @@ def test_files_keep_it_and_old_settings_have_none(tmp_path):
 
 def test_the_clients_own_image_is_guessed_from_what_was_seen():
     setup = prepare(settings("audit", "data=digits", "model=vit_nano", "attack=[patch_gradient]", USUAL))
-    prior = setup.factory().make(*_made(setup), None).image_prior
+    prior = setup.factory().make(*_made(setup)).image_prior
     train = setup.data.train
     order = range(64)
     own = train.images(order).double()
@@ -191,7 +190,7 @@ def _made(setup):
     client = setup.runtime()
     result = trained(client)
     state = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
-    return 0, 0, state, client.share(result, state, 1, 0, 0), result.protocol
+    return client.share(result, state, 1, 0, 0), state
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,6 @@ def test_a_configured_client_trains_it():
     start = {name: tensor.detach().clone() for name, tensor in client.model.state_dict().items()}
     client.load(start)
     result = client.train(client.data.train.subset(range(4)), 0, 1)
-    shared = client.share(result, start, 4, 0, 1).tensors
+    shared = client.share(result, start, 4, 0, 1).update.tensors
     assert all(shared[name].any() for name in ("pos_embed", UNKNOWN, "dal.layers.0.weight", "head.fc.weight"))
     assert client.defenses.measurements()["mjp_mask_ratio"] == pytest.approx(0.09, abs=0.02)

@@ -66,7 +66,7 @@ def trained(defense, data, *overrides, server_round=1):
     start = {name: tensor.detach().clone() for name, tensor in client.model.state_dict().items()}
     client.load(start)
     result = client.train(client.data.train.subset(range(6)), 0, server_round)
-    update = client.share(result, start, 6, 0, server_round)
+    update = client.share(result, start, 6, 0, server_round).update
     return update.tensors, client.defenses.measurements(), result
 
 

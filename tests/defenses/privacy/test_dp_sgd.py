@@ -205,7 +205,7 @@ def shared(digits):
             runtime.load(state)
             result = runtime.train(data.train.subset(range(10)), 0, server_round, memory=memory)
             memory = runtime.defenses.memory()
-        return runtime.share(result, state, 4, 0, 0).tensors, runtime.defenses.measurements()
+        return runtime.share(result, state, 4, 0, 0).update.tensors, runtime.defenses.measurements()
 
     return call
 

@@ -52,12 +52,12 @@ class Client:
         pictures = self.setup.data.train.subset(positions)
         self.runtime.load(self.state)
         self.result = self.runtime.train(pictures, 3, server_round, audit=True, memory=self.memory)
-        update = self.runtime.share(self.result, self.state, len(positions), 3, server_round)
+        self.sent = self.runtime.share(self.result, self.state, len(positions), 3, server_round)
         self.memory = self.runtime.defenses.memory()
-        return update
+        return self.sent.update
 
     def observation(self, update):
-        return self.setup.factory().make(0, 3, self.state, update, self.result.protocol, None)
+        return self.setup.factory().make(replace(self.sent, update=update, server_round=0), self.state)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from fedsim.update import LocalProtocol, Update
 from fedsim.wire.contents import array_records, config_records, metric_records
 from fedsim.wire.partial_sums import PartialSums
-from fedsim.wire.records import ARRAYS, METRICS, UPDATE, from_reply, to_arrays, to_reply
+from fedsim.wire.records import ARRAYS, METRICS, UPDATE, Contribution, from_reply, to_arrays, to_reply
 
 
 def test_records_are_told_apart_as_flower_does():
@@ -34,7 +34,7 @@ def without_cycles():
 def test_an_update_is_gone_with_its_last_reader(without_cycles):
     """Flower's views would keep it until the next search for cycles: hundreds of MB for a large model."""
     protocol = LocalProtocol(batch_size=1, steps=1, optimizer="sgd", lrs=(0.1,))
-    content = to_reply(Update({"w": torch.ones(3)}, "weights", 1), protocol, 0, {}, None)
+    content = to_reply(Contribution(Update({"w": torch.ones(3)}, "weights", 1), protocol))
     sums = PartialSums()
     assert sums.add(content)
     from_reply(content)

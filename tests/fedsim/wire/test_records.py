@@ -12,12 +12,12 @@ from fedsim.ground_truth import GroundTruth
 from fedsim.update import LocalProtocol, Update
 from fedsim.wire.records import (
     AUDIT,
+    Contribution,
     DecodedState,
     buffer_names,
     from_array,
     from_arrays,
     from_reply,
-    take_ground_truth,
     to_array,
     to_arrays,
     to_reply,
@@ -71,33 +71,28 @@ def test_a_reply_carries_the_update_and_the_protocol():
     update = Update({"w": torch.randn(2)}, "delta", 5, {"pos_embed": "fixed_pe"})
     protocol = LocalProtocol(batch_size=5, optimizer="sgd", lrs=(0.1,))
     truth = GroundTruth(torch.rand(2, 3, 4, 4, dtype=torch.float64), torch.tensor([1, 0]), ("a", "b"))
-    content = to_reply(update, protocol, 3, {"train_loss": 1.0}, truth)
+    content = to_reply(Contribution(update, protocol, 3, metrics={"train_loss": 1.0}, truth=truth))
     assert len(content.array_records) == len(content.metric_records) == 1
-    taken = take_ground_truth(content)
+    back = from_reply(content, 4)
+    taken = back.truth
     assert taken is not None
     assert torch.equal(taken.images, truth.images)
     assert torch.equal(taken.labels, truth.labels)
     assert taken.ids == truth.ids
     assert AUDIT not in content
-    assert take_ground_truth(content) is None
-    back, same_protocol, client = from_reply(content)
-    assert (back.kind, back.num_examples, back.withheld, same_protocol, client) == (
-        "delta",
-        5,
-        update.withheld,
-        protocol,
-        3,
-    )
-    assert torch.equal(back.tensors["w"], update.tensors["w"])
+    assert from_reply(content).truth is None
+    assert (back.protocol, back.client, back.server_round, back.metrics) == (protocol, 3, 4, {"train_loss": 1.0})
+    assert (back.update.kind, back.update.num_examples, back.update.withheld) == ("delta", 5, update.withheld)
+    assert torch.equal(back.update.tensors["w"], update.tensors["w"])
 
 
 def test_no_audit_record_unless_asked():
-    content = to_reply(Update({"w": torch.ones(1)}, "gradient", 1), LocalProtocol(1), 0, {}, None)
+    content = to_reply(Contribution(Update({"w": torch.ones(1)}, "gradient", 1), LocalProtocol(1)))
     assert AUDIT not in content
 
 
 def test_an_unknown_kind_is_refused():
-    content = to_reply(Update({"w": torch.ones(1)}, "gradient", 1), LocalProtocol(1), 0, {}, None)
+    content = to_reply(Contribution(Update({"w": torch.ones(1)}, "gradient", 1), LocalProtocol(1)))
     content.config_records["fedsim.update"]["kind"] = "pickle"
     with pytest.raises(ValueError, match="kind"):
         from_reply(content)
@@ -114,9 +109,9 @@ def test_the_global_state_is_decoded_once_per_record():
 @pytest.mark.parametrize("kind", ["gradient", "delta", "weights"])
 def test_buffers_travel_in_the_same_record_and_come_back_apart(kind):
     update = Update({"w": torch.randn(2)}, kind, 5, buffers={"bn.running_mean": torch.randn(3)})
-    content = to_reply(update, LocalProtocol(5), 0, {}, None)
+    content = to_reply(Contribution(update, LocalProtocol(5)))
     assert len(content.array_records) == 1, "every strategy averages one record"
     assert buffer_names(content) == ["bn.running_mean"]
-    back, _, _ = from_reply(content)
+    back = from_reply(content).update
     assert set(back.tensors) == {"w"}
     assert torch.equal(back.buffers["bn.running_mean"], update.buffers["bn.running_mean"])

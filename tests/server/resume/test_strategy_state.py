@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from fedsim.simulation import InlineGrid
 from fedsim.storage.nested import flatten, unflatten
 from fedsim.update import LocalProtocol, Update
-from fedsim.wire.records import from_arrays, to_arrays, to_reply
+from fedsim.wire.records import Contribution, from_arrays, to_arrays, to_reply
 from server.fedsgd import FedSGD
 from server.resume.strategy_state import restore_strategy, strategy_state
 from server.rounds import Rounds
@@ -71,7 +71,9 @@ def sharing_weights():
         update = drawn(server_round, partition)
         weights = {n: t + update.get(n, torch.ones_like(t)) for n, t in from_arrays(message.content["arrays"]).items()}
         content = to_reply(
-            Update(weights, "weights", 3 + partition), LocalProtocol(3), partition, {"train_loss": 0.5}, None
+            Contribution(
+                Update(weights, "weights", 3 + partition), LocalProtocol(3), partition, metrics={"train_loss": 0.5}
+            )
         )
         return Message(content, reply_to=message)
 
@@ -85,7 +87,7 @@ def sharing_gradients():
     def train(message, context):
         server_round, partition = message.content["config"]["server-round"], int(context.node_config["partition-id"])
         update = Update(drawn(server_round, partition), "gradient", 3 + partition)
-        return Message(to_reply(update, LocalProtocol(3), partition, {}, None), reply_to=message)
+        return Message(to_reply(Contribution(update, LocalProtocol(3), partition)), reply_to=message)
 
     return app
 

@@ -6,8 +6,8 @@ import torch
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
 from fedsim.update import LocalProtocol, Update
-from fedsim.wire.records import from_arrays
-from server.sums.summing import Contribution, RunningSum, Sums, in_groups, joint_protocol
+from fedsim.wire.records import Contribution, from_arrays
+from server.sums.summing import RunningSum, Sums, in_groups, joint_protocol
 from tests.support.federation import observing
 
 
@@ -22,7 +22,7 @@ def contribution(seed, examples, kind="gradient", lrs=(), withheld=None, silent=
     buffers = {} if silent else {"mean": torch.randn(3, generator=rng)}
     protocol = LocalProtocol(examples, steps=max(1, len(lrs)), optimizer="sgd" if lrs else "none", lrs=lrs)
     update = Update({} if silent else tensors, kind, examples, withheld=withheld or {}, buffers=buffers)
-    return Contribution(update, protocol, truth)
+    return Contribution(update, protocol, truth=truth)
 
 
 def summed(*parts):
@@ -71,9 +71,9 @@ def test_the_sum_is_the_mean_weighted_by_examples():
 def test_private_pictures_stand_beside_those_that_the_models_saw():
     first, second = contribution(1, 2), contribution(2, 1)
     changed = GroundTruth(first.truth.images, first.truth.labels, first.truth.ids, 1 - first.truth.images)
-    found = summed(Contribution(first.update, first.protocol, changed), second)
+    found = summed(Contribution(first.update, first.protocol, truth=changed), second)
     assert found.truth.originals.equal(torch.cat([1 - first.truth.images, second.truth.images]))
-    assert summed(Contribution(first.update, first.protocol, None), second).truth is None
+    assert summed(Contribution(first.update, first.protocol), second).truth is None
 
 
 def test_who_shares_nothing_is_not_in_the_sum():
