@@ -139,7 +139,7 @@ def _one(observation: Observation | History, name: str, make: Make, seed: int, d
 
 
 def ended(
-    observation: Observation | History | str,
+    observation: Observation | History,
     name: str,
     attack: Attack | None,
     status: Status,
@@ -150,11 +150,21 @@ def ended(
     """The result of an attack that gave nothing back.
 
     Args:
-        observation: it, or its name.
         attack: None where it could not be built.
     """
-    named = observation if isinstance(observation, str) else observation.name
-    result = AttackResult(named, name, status, reason, seconds=seconds, fault=fault)
+    first = observation.observations[0] if isinstance(observation, History) else observation
+    result = AttackResult(
+        observation.name,
+        name,
+        status,
+        reason,
+        seconds=seconds,
+        fault=fault,
+        server_round=first.server_round,
+        client=first.client,
+        batch_size=first.protocol.batch_size,
+        summed=first.summed,
+    )
     return result if attack is None else replace(result, target=attack.recovers, baseline=attack.baseline)
 
 

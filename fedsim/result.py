@@ -1,6 +1,7 @@
 """The one record after an attack: what became of it, what it rebuilt, and how close that came."""
 
 import html
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast, get_args
@@ -8,6 +9,7 @@ from typing import Any, Literal, cast, get_args
 from torch import Tensor
 
 from fedsim.metrics.records import ImageScore, LabelScore, Scores
+from fedsim.storage.values import items, number, whole
 
 CertificateStatus = Literal["certified", "uncertified", "none"]
 Status = Literal["done", "refused", "failed"]
@@ -67,6 +69,7 @@ class AttackResult:
         trace: what the attack measured on its way, one row a step.
         frames: images from the way.
         fault: the traceback of an attack that raised.
+        server_round, client, batch_size, summed: as the observation says.
     """
 
     observation: str
@@ -85,6 +88,10 @@ class AttackResult:
     trace: tuple[dict[str, float], ...] = field(default=(), repr=False)
     frames: tuple[Frame, ...] = field(default=(), repr=False)
     fault: str = field(default="", repr=False)
+    server_round: int = 0
+    client: int = 0
+    batch_size: int = 0
+    summed: int = 1
 
     @property
     def certified(self) -> bool:
@@ -97,25 +104,36 @@ class AttackResult:
         return [] if self.scores is None else [one.psnr for one in self.scores.images]
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the images, as JSON can hold it."""
+        """Everything but the images, as a line of `attacks.jsonl` has it."""
+        scores = self.scores or Scores([], None)
+        images = [one.to_dict() for one in scores.images]
+        for image, curve in zip(images, scores.frames, strict=False):
+            image |= {"frames": {"psnr": curve}} if curve else {}
         return {
             "observation": self.observation,
+            "round": self.server_round,
+            "client": self.client if self.summed == 1 else f"{self.client} (sum of {self.summed} clients)",
             "attack": self.attack,
             "status": self.status,
-            "reason": self.reason,
             "target": self.target,
             "baseline": self.baseline,
-            "certificate": asdict(self.certificate),
-            "labels": None if self.labels is None else self.labels.tolist(),
-            "scores": None if self.scores is None else asdict(self.scores),
+            "reason": self.reason,
+            "certificate": asdict(self.certificate) if self.status == "done" else None,
+            # Of its frames where the attack measured nothing else.
+            "trace": list(self.trace) or [{"step": float(frame.step), **frame.values} for frame in self.frames],
             "seconds": self.seconds,
+            "batch_size": self.batch_size,
             "attempts": self.attempts,
-            "trace": list(self.trace),
+            "labels": None if self.labels is None else self.labels.tolist(),
+            "label_exact": None if scores.labels is None else scores.labels.exact,
+            "label_share": None if scores.labels is None else scores.labels.share,
+            "scored": self.scores is not None,
+            "images": images,
         }
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "AttackResult":
-        """Back from JSON, without images; what is missing has its default, what is unknown is left out.
+        """Back from JSON, without images; what is missing or of another type has its default, the rest is left out.
 
         Raises:
             ValueError: no name of an observation or an attack, or a status that does not exist.
@@ -126,8 +144,16 @@ class AttackResult:
         names = [record.get(key) for key in ("observation", "attack")]
         if status not in get_args(Status) or not all(isinstance(name, str) and name for name in names):
             raise ValueError(f"no attack's result: observation, attack, status = {[*names, status]}")
-        certificate = record.get("certificate") or {}
-        labels, scores = record.get("labels"), record.get("scores")
+        certificate = record.get("certificate")
+        certificate = certificate if isinstance(certificate, Mapping) else {}
+        values = certificate.get("values")
+        client = re.fullmatch(r"(\d+)(?: \(sum of (\d+) clients\))?", str(record.get("client")))
+        labels = [label for label in map(whole, items(record.get("labels"))) if label is not None]
+        numbers = [
+            {str(name): one for name, value in row.items() if (one := number(value)) is not None}
+            for row in items(record.get("trace"))
+            if isinstance(row, Mapping)
+        ]
         return cls(
             observation=str(names[0]),
             attack=str(names[1]),
@@ -136,13 +162,19 @@ class AttackResult:
             target=str(record.get("target") or "images"),
             baseline=record.get("baseline") is True,
             certificate=Certificate(
-                certificate.get("status", "none"), certificate.get("reason", ""), dict(certificate.get("values") or {})
+                cast(CertificateStatus, str(certificate.get("status") or "none")),
+                str(certificate.get("reason") or ""),
+                dict(values) if isinstance(values, Mapping) else {},
             ),
-            labels=None if labels is None else torch.tensor(labels, dtype=torch.int64),
-            scores=None if scores is None else _scores(scores),
-            seconds=float(record.get("seconds") or 0.0),
-            attempts=int(record.get("attempts") or 1),
-            trace=tuple(record.get("trace") or ()),
+            labels=torch.tensor(labels, dtype=torch.int64) if isinstance(record.get("labels"), list) else None,
+            scores=_scores(record),
+            seconds=number(record.get("seconds")) or 0.0,
+            attempts=whole(record.get("attempts")) or 1,
+            trace=tuple(numbers),
+            server_round=whole(record.get("round")) or 0,
+            client=int(client[1]) if client else 0,
+            batch_size=whole(record.get("batch_size")) or 0,
+            summed=int(client[2] or 1) if client else 1,
         )
 
     def __str__(self) -> str:
@@ -180,10 +212,14 @@ class AttackResult:
         return f"<p>{html.escape(str(self))}</p>{inline_images(self.images)}"
 
 
-def _scores(record: Mapping[str, Any]) -> Scores:
-    labels = record.get("labels")
+def _scores(record: Mapping[str, Any]) -> Scores | None:
+    if record.get("scored") is not True:
+        return None
+    rows = [one for one in items(record.get("images")) if isinstance(one, Mapping)]
+    share = number(record.get("label_share"))
+    curves = [items(one["frames"].get("psnr")) if isinstance(one.get("frames"), Mapping) else [] for one in rows]
     return Scores(
-        [ImageScore.from_dict(one) for one in record.get("images") or ()],
-        None if labels is None else LabelScore(bool(labels.get("exact")), float(labels.get("share") or 0.0)),
-        list(record.get("frames") or ()),
+        [ImageScore.from_dict(one) for one in rows],
+        None if share is None else LabelScore(record.get("label_exact") is True, share),
+        curves if any(curves) else [],
     )

@@ -36,7 +36,6 @@ from experiments.engine.setup import (
 from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.errors import ConfigError, RunError, nearest
-from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.accuracy import mean_softmax
 from fedsim.observation import Observation, observation_name
 from fedsim.report.wording import count
@@ -46,7 +45,7 @@ from fedsim.settings.schema import parse, plain
 from fedsim.simulation.shipping import absolute
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
-from server.attack_queue.results import Job, ResultWriter, has_images
+from server.attack_queue.results import ResultWriter, has_images
 from server.sums.summing import FEWEST, Sums, in_groups
 
 logger = getLogger(__name__)
@@ -133,16 +132,11 @@ def _write_results(
     """
     computed = done = total - sum(map(len, groups))
     ended = bool(writer.done)
-    last: AttackResult | None = None
     bars.set("updates", done, total)
     for group, results, attempts, stopped in _results(setup, groups, scratch):
-        computed += len({one.job.client for one in results if not one.uncomputed})
+        computed += len({one.result.client for one in results if not one.uncomputed})
         for one in results:
-            writer.write(one.job, replace(one.result, attempts=attempts), one.truth)
-            if one.result.status == "failed":
-                last = one.result
-            else:
-                ended = True
+            writer.write(replace(one.result, attempts=attempts), one.truth)
         _tell_failures(results, log)
         if malformed := next((one for one in results if one.malformed), None):
             raise RunError(_blamed(malformed, setup))
@@ -153,30 +147,33 @@ def _write_results(
             bars.set("updates", done, total)
             if done % max(1, total // 10) == 0:
                 bars.say(f"updates {done}/{total}")
+    last = writer.failures.last
     if last is not None and not computed:
         raise RunError(f"no update could be computed, the last one because of {_because(last, log)}")
-    if last is not None and not ended:
-        raise RunError(_all_failed(last, log))
+    _refuse_none(writer, ended, log)
 
 
 def _tell_failures(results: list[AuditedAttack], log: Path) -> None:
     """On the console and in the log: each attack that failed, and once each update that there was none of."""
     announced = set()
     for one in results:
-        job, reason = one.job, " ".join(one.result.reason.split())
+        update, reason = one.result.client, " ".join(one.result.reason.split())
         if one.result.status != "failed" or one.malformed:  # the error that ends the audit says it
             continue
         if not one.uncomputed:
-            logger.error("%s failed on update %d: %s", job.attack, job.client, reason)
-            console.print(f"{job.attack} failed on update {job.client}: {reason}", markup=False)
-        elif job.client not in announced:
-            announced.add(job.client)
-            logger.error("update %d:\n%s", job.client, one.result.fault)
-            console.print(f"update {job.client} could not be computed: {_because(one.result, log)}", markup=False)
+            logger.error("%s failed on update %d: %s", one.result.attack, update, reason)
+            console.print(f"{one.result.attack} failed on update {update}: {reason}", markup=False)
+        elif update not in announced:
+            announced.add(update)
+            logger.error("update %d:\n%s", update, one.result.fault)
+            console.print(f"update {update} could not be computed: {_because(one.result, log)}", markup=False)
 
 
-def _all_failed(last: AttackResult, log: Path) -> str:
-    return f"no attack came to an end, the last one because of {_because(last, log)}"
+def _refuse_none(writer: ResultWriter, ended: bool, log: Path) -> None:
+    """Raises RunError where no attack came to an end; `ended`: one did in an earlier call."""
+    failures = writer.failures
+    if failures.last is not None and not (ended or failures.ended):
+        raise RunError(f"no attack came to an end, the last one because of {_because(failures.last, log)}")
 
 
 def _because(result: AttackResult, log: Path) -> str:
@@ -189,7 +186,7 @@ def _blamed(one: AuditedAttack, setup: Setup) -> str:
     """A malformed update, and whose doing it is."""
     defenses = ", ".join(setup.config.defense)
     doing = f"the training's doing, or that of defense=[{defenses}]" if defenses else "the training's own doing"
-    return f"update {one.job.client}: {' '.join(one.result.reason.split())} ({doing})"
+    return f"update {one.result.client}: {' '.join(one.result.reason.split())} ({doing})"
 
 
 def _forget(scratch: Path, group: Group) -> None:
@@ -315,7 +312,7 @@ def _results(
             results: list[AuditedAttack] = lost or end.value or []
             for one in results:
                 if one.result.fault and not one.uncomputed:  # the worker's own log is not the run's
-                    logger.error("attack %s failed:\n%s", one.job.attack, one.result.fault)
+                    logger.error("attack %s failed:\n%s", one.result.attack, one.result.fault)
             yield group, results, end.attempts, stopped
     pool.close()
 
@@ -358,17 +355,7 @@ def _attack_recorded(config: AuditConfig, place: str, root: Path, start: float) 
             engine(config, 1, folder=root),
         ):
             ended = bool(writer.done)
-            last: AttackResult | None = None
-
-            def take(job: Job, result: AttackResult, truth: GroundTruth | None) -> None:
-                nonlocal ended, last
-                writer.write(job, result, truth)
-                if result.status == "failed":
-                    last = result
-                else:
-                    ended = True
-
-            scheduler = make_scheduler(config, take, scratch)
+            scheduler = make_scheduler(config, writer.write, scratch)
             try:
                 for path in paths:
                     observation = load_recorded(path)
@@ -379,8 +366,7 @@ def _attack_recorded(config: AuditConfig, place: str, root: Path, start: float) 
             finally:
                 scheduler.close()
                 writer.finish()
-            if last is not None and not ended:
-                raise RunError(_all_failed(last, folder.log))
+            _refuse_none(writer, ended, folder.log)
 
 
 def _as_recorded(config: AuditConfig, observation: Observation) -> AuditConfig:

@@ -12,13 +12,13 @@ import torch
 from flwr.app import ArrayRecord
 from torch import Tensor
 
-from attacks.running import attack_device, build_attack, ended, run_attack_on_many
+from attacks.running import attack_device, build_attack, run_attack_on_many
 from clients.app import ClientRuntime
 from experiments.engine.setup import Setup, prepare
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.scoring import score_against
-from fedsim.observation import Observation
+from fedsim.observation import Observation, observation_name
 from fedsim.result import AttackResult
 from fedsim.settings.commands import AuditConfig
 from fedsim.settings.schema import parse
@@ -26,7 +26,6 @@ from fedsim.simulation.actor_pool import PooledWorker
 from fedsim.update import State
 from fedsim.wire.records import Contribution, to_arrays, to_reply
 from fedsim.wire.reply_checks import MalformedReply, ReplyRules, check_shared
-from server.attack_queue.results import Job
 from server.sums.summing import RunningSum
 
 UNCOMPUTED = "the update could not be computed: "
@@ -61,7 +60,6 @@ class AuditedAttack:
         uncomputed: it raised before there was an update to attack.
     """
 
-    job: Job
     result: AttackResult
     truth: GroundTruth
     malformed: bool = False
@@ -127,15 +125,14 @@ class AuditWorker(PooledWorker):
                 return [replace(one, malformed=True) for one in none]
             except Exception as error:  # noqa: BLE001 - defenses are plug-ins: their faults are results too
                 for lost in failed(batch, self._setup, UNCOMPUTED + where(error), fault=traceback.format_exc()):
-                    results[batch.number, lost.job.attack] = replace(lost, uncomputed=True)
+                    results[batch.number, lost.result.attack] = replace(lost, uncomputed=True)
         for name, settings in self._config.attack.items():
             numbers = [batch.number for batch in batches if name in batch.attacks and batch.number in observed]
             observations = [observed[number][0] for number in numbers]
             found = run_attack_on_many(observations, name, settings, self._config.seed, self._device, self._scratch)
-            for number, observation, result in zip(numbers, observations, found, strict=True):
-                job = Job(0, number, name, observation.protocol.batch_size, observation.summed)
+            for number, result in zip(numbers, found, strict=True):
                 truth = observed[number][1]
-                results[number, name] = AuditedAttack(job, score_against(result, truth), truth)
+                results[number, name] = AuditedAttack(score_against(result, truth), truth)
         return [results[batch.number, name] for batch in batches for name in batch.attacks]
 
     def _observe(self, batch: AuditBatch) -> tuple[Observation, GroundTruth]:
@@ -185,7 +182,18 @@ def failed(batch: AuditBatch, setup: Setup, reason: str, seconds: float = 0.0, f
     nothing_seen = GroundTruth(torch.empty(0), pictures.labels, pictures.ids)
     lost = []
     for name in batch.attacks:
-        job, attack = Job(0, batch.number, name, len(pictures)), build_attack(name, setup.config.attack[name])
-        result = ended(job.observation, name, attack, "failed", reason, seconds, fault)
-        lost.append(AuditedAttack(job, result, nothing_seen))
+        attack = build_attack(name, setup.config.attack[name])
+        result = AttackResult(
+            observation_name(0, batch.number),
+            name,
+            "failed",
+            reason,
+            target=attack.recovers,
+            baseline=attack.baseline,
+            seconds=seconds,
+            fault=fault,
+            client=batch.number,
+            batch_size=len(pictures),
+        )
+        lost.append(AuditedAttack(result, nothing_seen))
     return lost

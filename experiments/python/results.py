@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim.metrics.records import ImageScore, LabelScore, Scores
 from fedsim.result import AttackResult
 from fedsim.storage.json_lines import rows
 
@@ -17,17 +16,7 @@ if TYPE_CHECKING:
 def read_results(folder: Path) -> list[AttackResult]:
     """The latest result of each attack on each observation in `attacks.jsonl`, in the order of their writing."""
     latest = {(row["observation"], row["attack"]): row for row in rows(folder / "attacks.jsonl")}
-    return [_as_result(row) for row in latest.values()]
-
-
-def _as_result(row: Mapping[str, Any]) -> AttackResult:
-    """A line as today's writer has it."""
-    scores = None
-    if row.get("scored"):
-        labels = None if row.get("label_share") is None else LabelScore(bool(row["label_exact"]), row["label_share"])
-        scores = Scores([ImageScore.from_dict(image | {"reconstruction": None}) for image in row["images"]], labels)
-    record = AttackResult.from_json({**row, "scores": None})
-    return AttackResult(**{**vars(record), "scores": scores})
+    return [AttackResult.from_json(row) for row in latest.values()]
 
 
 def attack_table(results: Mapping[str, Sequence[AttackResult]]) -> "pd.DataFrame":

@@ -30,7 +30,6 @@ from experiments.cli.validation import (
     worker_counts,
 )
 from experiments.commands.stage import CommandStage
-from experiments.engine.attack_failures import AttackFailures
 from experiments.engine.choice import estimate_run, with_engine
 from experiments.engine.reporting import reported
 from experiments.engine.scratch import scratch_folder
@@ -47,10 +46,8 @@ from experiments.flower.grid import NumberedGrid
 from experiments.run.resumed import check_resume
 from experiments.run.resuming import check_room, finished, go_back
 from fedsim.data.federated import FederatedData
-from fedsim.ground_truth import GroundTruth
-from fedsim.observation import Observation, observation_name
+from fedsim.observation import Observation
 from fedsim.report.wording import count, percent
-from fedsim.result import AttackResult
 from fedsim.settings.commands import RunConfig
 from fedsim.settings.composition import build_data
 from fedsim.settings.schema import parse, plain
@@ -62,8 +59,9 @@ from fedsim.storage.run_folder import RunFolder
 from fedsim.storage.sealed import SealedStates
 from fedsim.tracking import Trackers
 from server.app import ServerPlan, build_server_app
-from server.attack_queue.pending import PendingObservations, record_observation
-from server.attack_queue.results import Job, ResultWriter
+from server.attack_queue.failures import AttackFailures
+from server.attack_queue.pending import PendingObservations
+from server.attack_queue.queue import AttackQueue
 from server.attack_queue.scheduling import AttackScheduler, RayAttacks
 from server.resume.points import ResumePoint, ResumePoints
 
@@ -114,7 +112,9 @@ def run_federated(
             refuse_used(root)
             open_folder(config, root)
         check_room(folder, setup.model, config.resume_every_seconds)
-        pending = PendingObservations(folder.resume_points / "pending", folder.observations, load_recorded)
+        pending = PendingObservations(
+            folder.resume_points / "pending", folder.observations, partial(_unfinished, setup)
+        )
         point = go_back(folder, pending, config.resume_every_seconds) if resumed else None
         start -= 0.0 if point is None else point.seconds
         trackers = Trackers(config.tracker, root)
@@ -128,16 +128,11 @@ def run_federated(
         ):
             work = f"{count(config.num_clients, 'client')}, {count(config.num_rounds, 'round')}"
             say_doing(f"training: {work}, in {folder.root}")  # who is killed says nothing at the end
-            writer = make_writer(config, folder, trackers, setup)
-            failures = AttackFailures(_tell)
-
-            def on_result(job: Job, result: AttackResult, truth: GroundTruth | None) -> None:
-                writer.write(job, result, truth)
-                failures.note(result)
-
-            scheduler = make_scheduler(config, on_result, scratch)
+            writer = make_writer(config, folder, trackers, setup, AttackFailures(_tell))
+            scheduler = make_scheduler(config, writer.write, scratch)
+            queue = AttackQueue(scheduler, writer, pending, folder.observations if config.observe.save else None, _tell)
             grid = (grid_of or make_grid)(setup)
-            run = _Run(setup, folder, trackers, writer, pending, scheduler, grid, bars, failures)
+            run = _Run(setup, folder, trackers, queue, grid, bars)
             try:
                 run.train(strategy, point)
                 run.grid.close()
@@ -152,6 +147,10 @@ def run_federated(
 def _commonest_class(labels: Int[Tensor, "images"]) -> float | None:
     """The accuracy of who always names it."""
     return float(labels.bincount().max()) / len(labels) if len(labels) else None
+
+
+def _unfinished(setup: Setup, folder: Path) -> Observation:
+    return replace(load_recorded(folder), architecture=setup.architecture)
 
 
 def _federated(setup: Setup) -> RunConfig:
@@ -222,12 +221,13 @@ class _Run:
     setup: Setup
     folder: RunFolder
     trackers: Trackers
-    writer: ResultWriter
-    pending: PendingObservations
-    scheduler: AttackScheduler
+    queue: AttackQueue
     grid: RunGrid
     bars: Bars
-    failures: AttackFailures
+
+    @property
+    def scheduler(self) -> AttackScheduler:
+        return self.queue.scheduler
 
     def train(self, strategy: Any, point: ResumePoint | None) -> None:
         """All rounds, or those after the resume point."""
@@ -242,11 +242,6 @@ class _Run:
         def on_round(server_round: int, metrics: dict[str, Any]) -> None:
             replies["round"] = 0
             self._show_round(server_round, rounds, metrics)
-
-        def on_observation(observation: Observation, truth: GroundTruth | None) -> None:
-            if config.observe.save:
-                _save(observation, self.folder)
-            self._attack(observation, truth)
 
         self.grid.on_reply = on_reply
         if isinstance(self.grid, SimulatedGrid):
@@ -275,14 +270,14 @@ class _Run:
             sums=setup.sums,
             worker_sums=config.simulation.worker_sums,
             factory=setup.factory(),
-            on_observation=on_observation,
+            on_observation=self.queue,
             auxiliary=setup.data.auxiliary if setup.wants_auxiliary else None,
             training_mode=config.client.training_mode,
             on_round=on_round,
             gauges=self._backlog,
             client_of=partition_of,
             start=point,
-            points=None if every is None else ResumePoints(self._states, float(every), self._settle, self._say),
+            points=None if every is None else ResumePoints(self._states, float(every), self._settle, _tell),
         )
         context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
         build_server_app(plan)(self.grid, context)
@@ -293,20 +288,20 @@ class _Run:
         if isinstance(scheduler, RayAttacks):
             scheduler.help(worker_counts(config, config.num_clients))
         scheduler.drain(lambda: self.bars.set("attacks", scheduler.finished, scheduler.submitted))
-        line = f"attacks {scheduler.finished}/{scheduler.submitted}{self.failures}"
-        console.print(line, markup=False) if str(self.failures) else self.bars.say(line)
+        line = f"attacks {scheduler.finished}/{scheduler.submitted}{self.queue.writer.failures}"
+        console.print(line, markup=False) if str(self.queue.writer.failures) else self.bars.say(line)
 
     def _share_the_cluster(self) -> None:
         """Whoever waits for room says so, and on a cluster clients come first: without them nothing goes on."""
         grid, scheduler = self.grid, self.scheduler
         on_cluster = self.setup.config.ray.address is not None  # a Ray of one's own has room for all workers
         if isinstance(scheduler, RayAttacks):
-            scheduler.on_waiting = self._say
+            scheduler.on_waiting = _tell
         if not isinstance(grid, SimulatedGrid):
             return
 
         def clients_wait(text: str) -> None:
-            self._say(text)
+            _tell(text)
             if on_cluster and isinstance(scheduler, RayAttacks):
                 scheduler.give_way()
 
@@ -321,32 +316,22 @@ class _Run:
         self.scheduler.collect()
         return self.scheduler.backlog()
 
-    def _attack(self, observation: Observation, truth: GroundTruth | None) -> None:
-        """An attack that came to its end before the run was interrupted is not made again."""
-        name = observation_name(observation.server_round, observation.client)
-        self.scheduler.submit(observation, truth, self.writer.ended(name))
-
     def _take_up(self, point: ResumePoint | None) -> None:
         """What attacks had not finished, and what trackers are to forget and to get again."""
         if point is None:
             self.trackers.resume(0)
-            self.writer.track_again(-1, 0)
+            self.queue.writer.track_again(-1, 0)
             return
         self.trackers.resume(point.server_round + 1)
-        self.writer.track_again(point.server_round, point.tracked)
-        for observation, truth in self.pending.load(point.server_round, self._say):
-            self._attack(replace(observation, architecture=self.setup.architecture), truth)
+        self.queue.writer.track_again(point.server_round, point.tracked)
+        self.queue.take_up(point.server_round)
 
     def _settle(self) -> int:
         """On disk from here on: everything that a resumed run does not compute again; and how many results are."""
-        self.pending.keep(self.scheduler.unfinished())
+        written = self.queue.keep()
         self.trackers.flush()
-        written = self.writer.written
         sync_all(self.folder.root)
         return written
-
-    def _say(self, text: str) -> None:
-        _tell(text)
 
     def _show_round(self, server_round: int, rounds: int, metrics: dict[str, Any]) -> None:
         scheduler, bars = self.scheduler, self.bars
@@ -366,13 +351,3 @@ class _Run:
 def _tell(text: str) -> None:
     logger.warning("%s", text)
     console.print(text, markup=False)
-
-
-def _save(observation: Observation, folder: RunFolder) -> None:
-    """A full disk costs the copy of the observation, not the training and not the attack in memory."""
-    name = observation_name(observation.server_round, observation.client)
-    try:
-        record_observation(observation, folder.observations / name)
-    except OSError as error:
-        logger.error("observation %s could not be saved: %s", name, error)
-        console.print(f"observation {name} could not be saved: {error.strerror}", markup=False)

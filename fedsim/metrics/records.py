@@ -49,8 +49,10 @@ class ImageScore:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ImageScore":
         """A score from JSON; what another version wrote besides is left out."""
-        known = {one.name for one in fields(cls)}
-        return cls(**{"image": "", **{key: value for key, value in values.items() if key in known}})
+        whole = {"reconstruction", "label", "label_recovered"}
+        kinds = {one.name: int if one.name in whole else int | float for one in fields(cls) if one.name != "image"}
+        numbers = {key: value for key, value in values.items() if key in kinds and isinstance(value, kinds[key])}
+        return cls(str(values.get("image", "")), **numbers)
 
 
 @dataclass(frozen=True)

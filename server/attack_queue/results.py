@@ -3,7 +3,6 @@
 import csv
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import isfinite
 from typing import Any
@@ -15,11 +14,11 @@ from attacks.session import file_name
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.image import psnr
 from fedsim.metrics.records import TABLE, ImageScore
-from fedsim.observation import observation_name
 from fedsim.report.draw.pictures import path_inside, save_png
 from fedsim.result import AttackResult, Frame
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
+from server.attack_queue.failures import AttackFailures
 
 COLUMNS = (
     "attack",
@@ -39,27 +38,15 @@ FRAMES_KEPT = 12
 """Pictures in a strip of frames: the first, the last, and evenly spaced ones between; their PSNR is kept of all."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """Which observation and which attack: names a result, here and in the report."""
-
-    server_round: int
-    client: int
-    attack: str
-    batch_size: int
-    summed: int = 1
-
-    @property
-    def observation(self) -> str:
-        return observation_name(self.server_round, self.client)
-
-
 class ResultWriter:
     """Writes each result once, when it is there; `done` names what an earlier run had finished.
 
     Args:
         guess: what one would answer without any gradient, [channels, height, width]; asked for once, with the first
             truth. Beside each picture stands how close it comes.
+
+    Attributes:
+        failures: of this call.
     """
 
     def __init__(
@@ -69,7 +56,9 @@ class ResultWriter:
         model: str,
         defenses: Sequence[str],
         guess: Callable[[], Tensor] | None = None,
+        failures: AttackFailures | None = None,
     ) -> None:
+        self.failures = failures or AttackFailures()
         self._make_guess = guess
         self._folder = folder
         self._trackers = trackers
@@ -84,36 +73,17 @@ class ResultWriter:
             self._ended.setdefault(row["observation"], set()).add(row["attack"])
         self._write_csv(rows)
 
-    def write(self, job: Job, result: AttackResult, truth: GroundTruth | None) -> None:
+    def write(self, result: AttackResult, truth: GroundTruth | None) -> None:
         """Pictures first, then the lines that name them."""
-        images = self._images(job, result, truth)
-        label_scores = None if result.scores is None else result.scores.labels
-        row: dict[str, Any] = {
-            "observation": job.observation,
-            "round": job.server_round,
-            "client": job.client if job.summed == 1 else f"{job.client} (sum of {job.summed} clients)",
-            "attack": job.attack,
-            "status": result.status,
-            "target": result.target,
-            "baseline": result.baseline,
-            "reason": result.reason,
-            "certificate": asdict(result.certificate) if result.status == "done" else None,
-            "trace": _trace(result),
-            "seconds": result.seconds,
-            "batch_size": job.batch_size,
-            "attempts": result.attempts,
-            "labels": None if result.labels is None else result.labels.tolist(),
-            "label_exact": None if label_scores is None else label_scores.exact,
-            "label_share": None if label_scores is None else label_scores.share,
-            "scored": result.scores is not None,
-            "images": images,
-        }
+        images = self._images(result, truth)
+        row = result.to_json() | {"images": images}
         self._folder.append("attacks", row)
         self._append_csv(row)
-        self.done.add((job.observation, job.attack))
-        self._ended.setdefault(job.observation, set()).add(job.attack)
+        self.done.add((result.observation, result.attack))
+        self._ended.setdefault(result.observation, set()).add(result.attack)
         # An audit has no rounds: there the number of the update is the step.
-        self._track(job.server_round or job.client, row)
+        self._track(result.server_round or result.client, row)
+        self.failures.note(result)
         self.written += 1
 
     def ended(self, observation: str) -> frozenset[str]:
@@ -142,15 +112,17 @@ class ResultWriter:
         if row["label_share"] is not None:
             self._trackers.log(step, {f"leakage/{row['attack']}/label_share": row["label_share"]})
 
-    def _images(self, job: Job, result: AttackResult, truth: GroundTruth | None) -> list[dict[str, Any]]:
+    def _images(self, result: AttackResult, truth: GroundTruth | None) -> list[dict[str, Any]]:
         rebuilt, frames, scores = result.images, result.frames, result.scores
-        stem = f"{job.observation}-{file_name(job.attack)}"
+        stem = f"{result.observation}-{file_name(result.attack)}"
         if scores is not None:
             per_image: list[ImageScore] = scores.images
         elif truth is not None:
             per_image = [ImageScore(n, label=int(y)) for n, y in zip(truth.ids, truth.labels, strict=True)]
         else:
-            per_image = [ImageScore(f"{job.observation}/{i}", i) for i in range(0 if rebuilt is None else len(rebuilt))]
+            per_image = [
+                ImageScore(f"{result.observation}/{i}", i) for i in range(0 if rebuilt is None else len(rebuilt))
+            ]
         originals = [] if truth is None else list(truth.originals)  # none of a client that failed
         rows = []
         for index, image in enumerate(per_image):
@@ -165,7 +137,7 @@ class ResultWriter:
                     curve = [] if scores is None else scores.frames[index]
                     row["frames"] = self._save_frames(frames, image.reconstruction, curve, f"{stem}-{index:04d}")
                 if truth is not None:
-                    row["original"] = self._save(truth.images[index], f"{job.observation}-{index:04d}-original.png")
+                    row["original"] = self._save(truth.images[index], f"{result.observation}-{index:04d}-original.png")
             rows.append(row)
         return rows
 
@@ -243,11 +215,6 @@ def has_images(folder: RunFolder, row: dict[str, Any]) -> bool:
     names = [image.get(key) for image in row["images"] for key in ("original", "reconstruction")]
     paths = [path_inside(folder.root, name) for name in [*strips, *names] if name]
     return all(path is not None and path.stat().st_size > 0 for path in paths)
-
-
-def _trace(result: AttackResult) -> list[dict[str, float]]:
-    """What the attack measured on its way; that of its frames where it kept nothing else."""
-    return list(result.trace) or [{"step": float(frame.step), **frame.values} for frame in result.frames]
 
 
 def _certified(status: str) -> str:

@@ -25,19 +25,20 @@ from fedsim.simulation.actor_pool import ActorPool, Finished, PooledWorker, wait
 from fedsim.simulation.placement import Request, anywhere, describe_room
 from fedsim.update import State
 from server.attack_queue.pending import Unfinished
-from server.attack_queue.results import Job
 
 logger = getLogger(__name__)
 
 PATIENCE = 60.0
 """Seconds that training waits in all for a full queue while no attack worker could start; then the queue may grow."""
 
-OnResult = Callable[[Job, AttackResult, GroundTruth | None], None]
+OnResult = Callable[[AttackResult, GroundTruth | None], None]
 
 
 @dataclass(frozen=True)
 class _Queued:
-    job: Job
+    """`lost`: the result of an attack whose worker brings none."""
+
+    lost: AttackResult
     truth: GroundTruth | None = field(repr=False)
 
 
@@ -83,21 +84,17 @@ class AttackScheduler(ABC):
     def close(self) -> None:  # noqa: B027 - the inline scheduler has nothing to release
         """Release the workers."""
 
-    def _jobs(self, observation: Observation, skip: frozenset[str]) -> list[Job]:
-        size = observation.protocol.batch_size
+    def _names(self, skip: frozenset[str]) -> list[str]:
         names = [name for name in self.attacks if name not in skip]
         self.submitted += len(names)
-        where = observation.server_round, observation.client
-        return [Job(*where, name, size, observation.summed) for name in names]
+        return names
 
-    def _finish(self, job: Job, result: AttackResult, truth: GroundTruth | None) -> None:
+    def _finish(self, result: AttackResult, truth: GroundTruth | None, stopped: bool = False) -> None:
+        """`stopped`: a later call may go on with it; else there is nothing to go on from any more."""
         self.finished += 1
-        self.on_result(job, result, truth)
-
-    def _forget(self, job: Job) -> None:
-        """The attack came to its end and its result is kept: nothing to go on from any more."""
-        if self.scratch is not None:
-            discard(self.scratch, [job.observation], job.attack)
+        self.on_result(result, truth)
+        if self.scratch is not None and not stopped:
+            discard(self.scratch, [result.observation], result.attack)
 
 
 class InlineAttacks(AttackScheduler):
@@ -118,11 +115,10 @@ class InlineAttacks(AttackScheduler):
         before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
-            for job in self._jobs(observation, skip):
-                settings = self.attacks[job.attack]
-                result = run_attack(observation, job.attack, settings, self.seed, torch.device("cpu"), self.scratch)
-                self._finish(job, score_against(result, truth), truth)
-                self._forget(job)
+            for name in self._names(skip):
+                settings = self.attacks[name]
+                result = run_attack(observation, name, settings, self.seed, torch.device("cpu"), self.scratch)
+                self._finish(score_against(result, truth), truth)
         finally:
             torch.set_num_threads(before)
 
@@ -222,7 +218,7 @@ class RayAttacks(AttackScheduler):
         self.on_waiting: Callable[[str], None] = logger.warning
         own = crews or {}
         self._crew_of = {name: own.get(name, crew or Crew()) for name in attacks}
-        self._cost = {name: float(build_attack(name, settings).cost) for name, settings in attacks.items()}
+        self._built = {name: build_attack(name, settings) for name, settings in attacks.items()}
         self._max_retries, self._place = max_retries, place
         self._pools: dict[Crew, ActorPool[_Queued]] = {}
         for chosen in self._crew_of.values():
@@ -264,18 +260,17 @@ class RayAttacks(AttackScheduler):
             pool.release()
 
     def submit(self, observation: Observation, truth: GroundTruth | None, skip: frozenset[str] = frozenset()) -> None:
-        jobs = self._jobs(observation, skip)
-        if not jobs:
+        if not (names := self._names(skip)):
             return
         state = self._put_state(observation.global_state)
         light = ray.put(replace(observation, global_state={}))
-        name = jobs[0].observation
         load = partial(_fetch, light, state)
-        self._unfinished[name] = Unfinished(name, observation.server_round, truth, load)
-        self._left[name] += len(jobs)
-        for job in jobs:
-            pool = self._pools[self._crew_of[job.attack]]
-            pool.submit(_Queued(job, truth), self._call(job, truth, light, state), self._cost[job.attack])
+        self._unfinished[observation.name] = Unfinished(observation.name, observation.server_round, truth, load)
+        self._left[observation.name] += len(names)
+        for name in names:
+            pool, attack = self._pools[self._crew_of[name]], self._built[name]
+            queued = _Queued(ended(observation, name, attack, "failed"), truth)
+            pool.submit(queued, self._call(name, truth, light, state), float(attack.cost))
         self.collect()
         while self.pending > self._backlog and self._may_wait():
             self._take(1.0)
@@ -329,11 +324,11 @@ class RayAttacks(AttackScheduler):
             self._helpless_since = time.monotonic()
         return time.monotonic() - self._helpless_since < PATIENCE
 
-    def _call(self, job: Job, truth: GroundTruth | None, observation: Any, state: Any) -> Callable[[Any], Any]:
-        settings = self.attacks[job.attack]
+    def _call(self, name: str, truth: GroundTruth | None, observation: Any, state: Any) -> Callable[[Any], Any]:
+        settings = self.attacks[name]
 
         def call(worker: Any) -> Any:
-            result = worker.attack.remote(observation, [state], job.attack, settings, self.seed)
+            result = worker.attack.remote(observation, [state], name, settings, self.seed)
             return worker.score.remote(result, truth)
 
         return call
@@ -355,15 +350,11 @@ class RayAttacks(AttackScheduler):
             self._helpless_since = None
 
     def _end(self, end: Finished[_Queued]) -> None:
-        job, result = end.tag.job, end.value
-        if result is None:
-            attack = build_attack(job.attack, self.attacks[job.attack])
-            result = ended(job.observation, job.attack, attack, "failed", end.error or "", end.seconds)
+        stopped = replace(end.tag.lost, reason=end.error or "", seconds=end.seconds)
+        result, name = end.value or stopped, stopped.observation
         if result.fault:  # the worker's own log is not the run's
-            logger.error("attack %s failed on %s:\n%s", job.attack, job.observation, result.fault)
-        self._finish(job, replace(result, attempts=end.attempts), end.tag.truth)
-        self._left[job.observation] -= 1
-        if self._left[job.observation] == 0:
-            del self._unfinished[job.observation], self._left[job.observation]
-        if end.value is not None:  # else it was stopped: a later call may go on with it
-            self._forget(job)
+            logger.error("attack %s failed on %s:\n%s", result.attack, name, result.fault)
+        self._finish(replace(result, attempts=end.attempts), end.tag.truth, stopped=end.value is None)
+        self._left[name] -= 1
+        if self._left[name] == 0:
+            del self._unfinished[name], self._left[name]

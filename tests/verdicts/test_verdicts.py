@@ -15,7 +15,7 @@ from fedsim.metrics.records import ImageScore
 from fedsim.result import AttackResult
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
-from server.attack_queue.results import Job, ResultWriter
+from server.attack_queue.results import ResultWriter
 from tests.verdicts.case import Case, PlannedRun, of_run
 from tests.verdicts.command import REAL, SYNTHETIC, answer, to_markdown, to_page
 from tests.verdicts.expectations import FORBIDDEN, level
@@ -86,7 +86,7 @@ def test_every_case_has_a_name_of_its_own():
 def test_lines_are_those_that_the_server_writes(tmp_path):
     folder = RunFolder(tmp_path)
     writer = ResultWriter(folder, Trackers({}, tmp_path), "m", [])
-    writer.write(Job(0, 0, "rebuild", 1), AttackResult("o", "rebuild", "refused", "why"), None)
+    writer.write(AttackResult("o", "rebuild", "refused", "why", batch_size=1), None)
     (written,) = map(json.loads, (tmp_path / "attacks.jsonl").read_text().splitlines())
     (ours,) = ended([30.0])
     assert sorted(ours) == sorted(written)

@@ -19,7 +19,7 @@ from yaml import YAMLError
 from fedsim.report.run.bounds.over_rounds import Released, over_rounds, released
 from fedsim.report.run.bounds.records import BoundRecord, bound_record
 from fedsim.report.run.records import AttackRecord, attack_record
-from fedsim.report.run.values import number, share, text, whole
+from fedsim.storage.values import number, share, text, whole
 
 Record = TypeVar("Record")
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedsim.metrics.records import MEASURES, SHOWN
-from fedsim.report.run.values import items, number, text, whole
 from fedsim.report.thresholds import INDISTINGUISHABLE, is_recognisable
+from fedsim.storage.values import items, number, text, whole
 
 PSNRS = ("psnr", "private_psnr", "guess_psnr", "seen_guess_psnr")
 SCORES = tuple(prefix + name for prefix in ("", "private_") for name in (*MEASURES, *SHOWN))

@@ -13,7 +13,7 @@ from fedsim.ground_truth import GroundTruth
 from fedsim.result import AttackResult
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
-from server.attack_queue.results import Job, ResultWriter
+from server.attack_queue.results import ResultWriter
 from tests.support.federation import settings
 
 
@@ -50,8 +50,8 @@ def test_it_is_written_with_each_result_and_held_against_the_private_picture(tmp
     seen, private = torch.zeros(2, 3, 4, 4), torch.stack([torch.full((3, 4, 4), level) for level in (0.6, 0.5)])
     truth = GroundTruth(seen, torch.tensor([0, 1]), ("a", "b"), private)
     for client in (0, 1):
-        writer.write(Job(1, client, "dlg", 2), AttackResult("o", "dlg", "refused", "why"), truth)
-    writer.write(Job(1, 2, "dlg", 2), AttackResult("o", "dlg", "refused", "why"), None)
+        writer.write(AttackResult(f"o{client}", "dlg", "refused", "why", server_round=1, client=client), truth)
+    writer.write(AttackResult("o2", "dlg", "refused", "why", server_round=1, client=2), None)
     rows = [json.loads(line) for line in (tmp_path / "attacks.jsonl").read_text().splitlines()]
     first, second = (image["guess_psnr"] for image in rows[1]["images"])
     assert math.isclose(first, 20.0, abs_tol=1e-4)

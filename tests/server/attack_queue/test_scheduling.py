@@ -32,9 +32,9 @@ def run(observed, ray_on_this_machine):
         results = {}
         crew = Crew(options.pop("workers", 1), HALF, timeout=options.pop("timeout", 3600.0))
 
-        def keep(job, result, truth):
-            assert (job.client, job.attack) not in results, "a result came twice"
-            results[(job.client, job.attack)] = (result, result.scores, result.attempts)
+        def keep(result, truth):
+            assert (result.client, result.attack) not in results, "a result came twice"
+            results[(result.client, result.attack)] = (result, result.scores, result.attempts)
 
         scheduler = (
             InlineAttacks(attacks, 0, keep, **options) if inline else RayAttacks(attacks, 0, keep, crew=crew, **options)

@@ -8,7 +8,7 @@ from fedsim.bounds.privacy import MU, RELEASES
 from fedsim.bounds.robustness import KAPPAS, GaussianDP, blow_up
 from fedsim.bounds.robustness_wording import lasting, probability, theorem_sentence
 from fedsim.report.run.bounds.records import BoundRecord
-from fedsim.report.run.values import number
+from fedsim.storage.values import number
 
 ROWS = 8
 """Of the table: the first rounds, the last, and some between."""

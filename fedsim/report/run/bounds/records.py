@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedsim.bounds.robustness import PROVEN_GAMMA, PROVEN_KAPPA, blow_up
-from fedsim.report.run.values import items, number, whole
+from fedsim.storage.values import items, number, whole
 
 HEADINGS = {
     "theorem": (

@@ -11,14 +11,24 @@ class AttackFailures:
 
     Args:
         say: prints a line.
+
+    Attributes:
+        last: the last that failed.
+        ended: whether any attack came to an end.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], object] = lambda line: None) -> None:
         self._say = say
+        self.last: AttackResult | None = None
+        self.ended = False
         self._counts: dict[str, Counter[str]] = {"failed": Counter(), "refused": Counter()}
 
     def note(self, result: AttackResult) -> None:
         """Say why an attack failed, the first time it does; count it, and what it refuses."""
+        if result.status == "failed":
+            self.last = result
+        else:
+            self.ended = True
         counts = self._counts.get(result.status)
         if counts is None:
             return

@@ -1,8 +1,8 @@
 """What a run says of attacks that came to nothing."""
 
-from experiments.engine.attack_failures import AttackFailures
 from fedsim.observation import observation_name
 from fedsim.result import AttackResult
+from server.attack_queue.failures import AttackFailures
 
 
 def test_the_first_failure_of_an_attack_is_told_and_all_are_counted():
