@@ -146,13 +146,9 @@ class AttackResult:
             raise ValueError(f"no attack's result: observation, attack, status = {[*names, status]}")
         certificate = record.get("certificate")
         certificate = certificate if isinstance(certificate, Mapping) else {}
-        values = certificate.get("values")
         client = re.fullmatch(r"(\d+)(?: \(sum of (\d+) clients\))?", str(record.get("client")))
-        labels = [label for label in map(whole, items(record.get("labels"))) if label is not None]
-        numbers = [
-            {str(name): one for name, value in row.items() if (one := number(value)) is not None}
-            for row in items(record.get("trace"))
-            if isinstance(row, Mapping)
+        labels = [
+            label for label in map(whole, items(record.get("labels"))) if label is not None and abs(label) < 2**63
         ]
         return cls(
             observation=str(names[0]),
@@ -164,13 +160,13 @@ class AttackResult:
             certificate=Certificate(
                 cast(CertificateStatus, str(certificate.get("status") or "none")),
                 str(certificate.get("reason") or ""),
-                dict(values) if isinstance(values, Mapping) else {},
+                _numbers(certificate.get("values")),
             ),
             labels=torch.tensor(labels, dtype=torch.int64) if isinstance(record.get("labels"), list) else None,
             scores=_scores(record),
             seconds=number(record.get("seconds")) or 0.0,
             attempts=whole(record.get("attempts")) or 1,
-            trace=tuple(numbers),
+            trace=tuple(_numbers(row) for row in items(record.get("trace")) if isinstance(row, Mapping)),
             server_round=whole(record.get("round")) or 0,
             client=int(client[1]) if client else 0,
             batch_size=whole(record.get("batch_size")) or 0,
@@ -210,6 +206,12 @@ class AttackResult:
         from fedsim.report.inline import inline_images
 
         return f"<p>{html.escape(str(self))}</p>{inline_images(self.images)}"
+
+
+def _numbers(values: object) -> dict[str, float]:
+    """The finite ones."""
+    named = values.items() if isinstance(values, Mapping) else ()
+    return {str(name): found for name, value in named if (found := number(value)) is not None}
 
 
 def _scores(record: Mapping[str, Any]) -> Scores | None:

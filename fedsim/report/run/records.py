@@ -7,6 +7,7 @@ from typing import Any
 
 from fedsim.metrics.records import MEASURES, SHOWN
 from fedsim.report.thresholds import INDISTINGUISHABLE, is_recognisable
+from fedsim.result import AttackResult
 from fedsim.storage.values import items, number, text, whole
 
 PSNRS = ("psnr", "private_psnr", "guess_psnr", "seen_guess_psnr")
@@ -198,54 +199,40 @@ def sources(images: Sequence[ImageRecord]) -> list[int]:
 
 
 def attack_record(values: Mapping[str, Any]) -> AttackRecord | None:
-    attack, observation = text(values.get("attack")), text(values.get("observation"))
-    if attack is None or observation is None:
+    try:
+        result = AttackResult.from_json({"status": "failed", **values})
+    except ValueError:
         return None
-    certificate = values.get("certificate")
-    certificate = certificate if isinstance(certificate, dict) else {}
-    vouched = certificate.get("values")
-    rows = values.get("images")
-    images = tuple(_image(row) for row in (rows if isinstance(rows, list) else []) if isinstance(row, dict))
-    exact = values.get("label_exact")
+    certificate = result.certificate
+    images = tuple(_image(row) for row in items(values.get("images")) if isinstance(row, dict))
+    exact, share = values.get("label_exact"), number(values.get("label_share"))
     return AttackRecord(
-        observation=observation,
+        observation=result.observation,
         number=whole(values.get("round")),
         client=text(values.get("client")),
-        attack=attack,
-        status=text(values.get("status")) or "failed",
-        reason=text(values.get("reason")) or "",
-        certificate=text(certificate.get("status")) or "none",
-        certificate_reason=text(certificate.get("reason")) or "",
+        attack=result.attack,
+        status=result.status,
+        reason=result.reason,
+        certificate=certificate.status,
+        certificate_reason=certificate.reason,
         seconds=number(values.get("seconds")),
-        batch_size=_pictures(whole(values.get("batch_size")) or 0, images),
-        attempts=whole(values.get("attempts")) or 1,
+        batch_size=_pictures(result.batch_size, images),
+        attempts=result.attempts,
         label_exact=exact if isinstance(exact, bool) else None,
-        label_share=number(values.get("label_share")),
-        scored=values.get("scored") is True,
+        label_share=share,
+        scored=result.scores is not None,
         images=images,
-        trace=_trace(values.get("trace")),
+        trace=result.trace,
         target=text(values.get("target")),
-        baseline=values.get("baseline") is True,
-        promised=number(vouched.get("promised_psnr", vouched.get("expected_psnr")))
-        if isinstance(vouched, dict)
-        else None,
-        labelled=bool(items(values.get("labels"))) or number(values.get("label_share")) is not None,
+        baseline=result.baseline,
+        promised=certificate.values.get("promised_psnr", certificate.values.get("expected_psnr")),
+        labelled=(result.labels is not None and len(result.labels) > 0) or share is not None,
     )
 
 
 def _pictures(stated: int, images: Sequence[ImageRecord]) -> int:
     """How many private ones there are: those that are listed, or as many as stated where that is more than all."""
     return stated if stated > len(images) else len(set(sources(images)))
-
-
-def _trace(rows: object) -> tuple[dict[str, float], ...]:
-    """Finite numbers alone."""
-    trace = []
-    for row in rows if isinstance(rows, list) else []:
-        if isinstance(row, dict):
-            numbers = {str(name): number(value) for name, value in row.items()}
-            trace.append({name: value for name, value in numbers.items() if value is not None})
-    return tuple(trace)
 
 
 def _frames(values: object) -> FramesRecord | None:
