@@ -10,14 +10,14 @@ import torch
 
 from attacks.certificate.confirm import confirmed
 from attacks.certificate.jacobian import jacobian_bound
-from attacks.result import Bound, Certificate, Frame, Reconstruction, finished, uncertified
+from attacks.result import Certificate, Frame, PsnrBound, Reconstruction, finished, uncertified
 from attacks.session import Session
 from fedsim.effects import SharesSigns
 from fedsim.errors import NotApplicable
 from fedsim.history import History
 from fedsim.observation import Observation
 
-__all__ = ["Attack", "Bound", "Certificate", "Frame", "Needs", "NotApplicable", "Reconstruction", "finished"]
+__all__ = ["Attack", "Certificate", "Frame", "Needs", "NotApplicable", "PsnrBound", "Reconstruction", "finished"]
 
 logger = getLogger(__name__)
 
@@ -171,7 +171,7 @@ class Attack(ABC):
             torch.cuda.synchronize(device)
         return finished(result, time.perf_counter() - start)
 
-    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
+    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:
         """How far the result may be from what the model saw, by the conditioning of what determines it.
 
         The whole Jacobian of a single shared gradient, for small images; an attack with a system of its own overrides

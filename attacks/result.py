@@ -32,7 +32,7 @@ class Reconstruction:
 
 
 @dataclass(frozen=True)
-class Bound:
+class PsnrBound:
     """At least so many dB against what the model saw, for the only image near this one.
 
     Attributes:

@@ -169,29 +169,29 @@ def ended(
 
 
 def _done(
-    observation: Observation | History, name: str, attack: Attack, found: Reconstruction, reason: str = ""
+    observation: Observation | History, name: str, attack: Attack, rebuilt: Reconstruction, reason: str = ""
 ) -> AttackResult:
     if attack.completes and isinstance(observation, Observation):
         start = time.perf_counter()
-        found = drawn_to_mean(observation, found)
-        found = replace(found, seconds=found.seconds + time.perf_counter() - start)
+        rebuilt = drawn_to_mean(observation, rebuilt)
+        rebuilt = replace(rebuilt, seconds=rebuilt.seconds + time.perf_counter() - start)
     return replace(
-        ended(observation, name, attack, "done", reason, found.seconds),
-        certificate=found.certificate,
-        images=found.images,
-        own_images=_own(observation, attack, found),
-        labels=found.labels,
-        trace=found.trace,
-        frames=found.frames,
+        ended(observation, name, attack, "done", reason, rebuilt.seconds),
+        certificate=rebuilt.certificate,
+        images=rebuilt.images,
+        own_images=_own(observation, attack, rebuilt),
+        labels=rebuilt.labels,
+        trace=rebuilt.trace,
+        frames=rebuilt.frames,
     )
 
 
-def _own(observation: Observation | History, attack: Attack, found: Reconstruction) -> Tensor | None:
+def _own(observation: Observation | History, attack: Attack, rebuilt: Reconstruction) -> Tensor | None:
     """The client's own images by what the model saw, for attacks that recover that."""
     prior = (observation.observations[0] if isinstance(observation, History) else observation).image_prior
-    if prior is None or found.images is None or attack.baseline:
+    if prior is None or rebuilt.images is None or attack.baseline:
         return None
-    return prior.own_images(found.images)
+    return prior.own_images(rebuilt.images)
 
 
 def _within_memory(
@@ -277,20 +277,20 @@ def _together(
     seconds = (time.perf_counter() - start) / len(observations)
     if [_versions(one) for one in observations] != before:
         return [ended(one, name, attack, "failed", f"RuntimeError: {WROTE}", seconds) for one in observations]
-    found = []
+    made = []
     for observation, result in zip(observations, results, strict=True):
         again = _generator(observation, name, seed)
         if isinstance(result, NotApplicable):
-            found.append(ended(observation, name, attack, "refused", str(result), seconds))
+            made.append(ended(observation, name, attack, "refused", str(result), seconds))
             continue
         try:
             begun = time.perf_counter()
             result = attack.finish(observation, result, again, device)
             result = finished(result, seconds + time.perf_counter() - begun)
-            found.append(_done(observation, name, attack, result))
+            made.append(_done(observation, name, attack, result))
         except ValueError as error:  # no images, for this victim alone
-            found.append(ended(observation, name, attack, "failed", f"ValueError: {error}", seconds))
-    return found
+            made.append(ended(observation, name, attack, "failed", f"ValueError: {error}", seconds))
+    return made
 
 
 def _with_session(

@@ -191,8 +191,8 @@ class LossGradient:
             extra = self._defense.extra_loss(self._model, batch)
             whole = loss if extra is None else loss + extra
         self.scale.scaled(whole).backward()
-        found = {name: gradient for name, p in self._parameters.items() if (gradient := p.grad) is not None}
-        return self.scale.unscaled(found)
+        gradients = {name: gradient for name, p in self._parameters.items() if (gradient := p.grad) is not None}
+        return self.scale.unscaled(gradients)
 
     def per_example(self, batch: Batch) -> State:
         trainable = {name: p.detach() for name, p in self._parameters.items() if p.requires_grad}

@@ -89,8 +89,8 @@ class Screening:
         names = [() if reply.has_error() else names_of(reply.content) for reply in replies]
         usual = usual_names(names, fullest=what == "tensors")
         return [
-            self._rejected(reply, unlike(what, found, usual)) if found and found != usual else reply
-            for reply, found in zip(replies, names, strict=True)
+            self._rejected(reply, unlike(what, own, usual)) if own and own != usual else reply
+            for reply, own in zip(replies, names, strict=True)
         ]
 
     def _rejected(self, reply: Message, fault: str) -> Message:

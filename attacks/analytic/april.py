@@ -10,7 +10,7 @@ from attacks.analytic.linear.certificate import finite, judge, relative_error, s
 from attacks.analytic.linear.least_squares import PatchSolution, solve_patches
 from attacks.analytic.linear.patches import patchify, unpatchify
 from attacks.analytic.patch_gradient import check_embedding, embedding_rows, examples_behind, known_embedding
-from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
+from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
@@ -92,7 +92,7 @@ class April(Attack):
             certificate=_certificate(observation, tokens, growth, only_reader, weight),
         )
 
-    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
+    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:
         assert result.images is not None
         roles, state = observation.roles, observation.global_state
         assert roles.patch is not None

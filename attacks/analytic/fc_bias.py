@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from attacks.analytic.linear.certificate import MIN_EXPECTED_PSNR, relative_error
 from attacks.analytic.linear.rank_one import LinearInput, parallel_units, solve_input
 from attacks.analytic.patch_gradient import examples_behind
-from attacks.base import Attack, Bound, Certificate, Reconstruction
+from attacks.base import Attack, Certificate, PsnrBound, Reconstruction
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from attacks.label.single import single_label
 from attacks.result import psnr_of
@@ -74,7 +74,7 @@ class FullyConnectedBias(Attack):
         images = torch.stack([candidate.image for candidate in found]).clamp(0.0, 1.0)
         return Reconstruction(images, single_label(observation) if pictures == 1 else None, certificate)
 
-    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
+    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:
         assert result.images is not None
         layer = image_layer(observation)
         inputs = observation.normalised(result.images.cpu()).flatten(1)
@@ -147,7 +147,7 @@ def _bound_of_batch(
     inputs: Float[Tensor, "batch pixels"],
     shared: tuple[Tensor, Tensor],
     again: tuple[Tensor, Tensor],
-) -> Bound | None:
+) -> PsnrBound | None:
     """Each image by the units that it alone moves, as long as no other can come to move them over the error bounded.
 
     For one step; units that do nothing where they are inactive (ReLUs) stay so up to where their input turns positive.

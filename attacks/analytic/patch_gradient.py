@@ -11,7 +11,7 @@ from attacks.analytic.linear.errors_in_variables import NoisyRows, complete_patc
 from attacks.analytic.linear.least_squares import PatchSolution, solve_patches
 from attacks.analytic.linear.patches import patchify, unpatchify
 from attacks.analytic.linear.pixel_grid import EXCESS, MAX_WRONG, GridSolution, round_to_grid
-from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
+from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from attacks.label.single import single_label
 from attacks.noise import is_even, noise_of
@@ -85,7 +85,7 @@ class PatchGradient(Attack):
             certificate=_certificate(observation, rows, solution, rounded),
         )
 
-    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
+    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:
         assert result.images is not None
         assert observation.roles.patch is not None
         prefix = observation.roles.embedded_prefix_tokens

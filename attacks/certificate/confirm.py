@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attacks.result import Bound, Certificate, Reconstruction, uncertified
+from attacks.result import Certificate, PsnrBound, Reconstruction, uncertified
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 
@@ -23,7 +23,7 @@ MAX_MISMATCH = 1e-3
 FLOOR = 1e-3
 """A tensor whose gradient is smaller than this share of all counts as that: some are rounding and nothing else."""
 
-BoundOf = Callable[[Observation, Reconstruction, Observation], Bound | None]
+BoundOf = Callable[[Observation, Reconstruction, Observation], PsnrBound | None]
 
 
 def confirmed(observation: Observation, result: Reconstruction, bound: BoundOf) -> Reconstruction:

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.forward_mode import jacobian
-from attacks.result import Bound, Reconstruction, psnr_of
+from attacks.result import PsnrBound, Reconstruction, psnr_of
 from fedsim.observation import Observation
 from fedsim.update import State
 
@@ -33,7 +33,7 @@ MAX_BEND = 0.5
 """Share of its length by which J may change over the distance that the bound allows."""
 
 
-def jacobian_bound(observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
+def jacobian_bound(observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:
     """‖x̂ - x‖ <= (‖W r(x̂)‖ + ‖W δ‖) / σ_min(W J), W each tensor's 1/‖f*‖, δ the client's rounding (float64).
 
     For one gradient that no defense changed; None otherwise, for more than `MAX_PIXELS` pixels, for fewer shared
@@ -65,7 +65,7 @@ def jacobian_bound(observation: Observation, result: Reconstruction, again: Obse
         return None
     mse = length**2 / len(x) * max(observation.std) ** 2
     condition = float(singular[0] / singular[-1])
-    return Bound(psnr_of(mse), f"the whole Jacobian of {len(x)} pixels, condition {condition:.0e}")
+    return PsnrBound(psnr_of(mse), f"the whole Jacobian of {len(x)} pixels, condition {condition:.0e}")
 
 
 def _strides(gradient: State) -> dict[str, int]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.result import Bound, psnr_of
+from attacks.result import PsnrBound, psnr_of
 
 MARGIN = 3.0
 """Times the root mean square that the measured errors lead to: they were measured once, at the result."""
@@ -67,9 +67,9 @@ def linear_error(
     return errors
 
 
-def own_equations(errors: Float[Tensor, " unknowns"] | None, std: Sequence[float]) -> Bound | None:
+def own_equations(errors: Float[Tensor, " unknowns"] | None, std: Sequence[float]) -> PsnrBound | None:
     """The bound in dB of [0, 1] pixels, for the errors of rows of normalised ones; `std` by which they were divided."""
     if errors is None:
         return None
     mse = float(errors.square().mean()) * max(std) ** 2
-    return Bound(psnr_of(mse), "its own equations, with the errors measured on both sides")
+    return PsnrBound(psnr_of(mse), "its own equations, with the errors measured on both sides")

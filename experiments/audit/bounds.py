@@ -27,10 +27,10 @@ ROWS = "bounds"
 
 def build_bounds(chosen: Mapping[str, Any]) -> dict[str, Bound]:
     """Raises ConfigError for settings that a bound does not have or refuses, and for a bound of no kind."""
-    found = {name: build_component(f"bound.{name}", settings, Bound) for name, settings in chosen.items()}
-    for name, bound in found.items():
+    built = {name: build_component(f"bound.{name}", settings, Bound) for name, settings in chosen.items()}
+    for name, bound in built.items():
         one_of(f"bound.{name}.kind", getattr(bound, "kind", None), get_args(Kind))
-    return found
+    return built
 
 
 def write_bounds(
@@ -61,8 +61,8 @@ def write_bounds(
         except Exception as error:  # noqa: BLE001 - bounds are plug-ins: their faults are results too
             logger.error("bound %s failed:\n%s", name, traceback.format_exc())
             row = {"bound": name, "kind": bound.kind, "status": "failed", "reason": where(error)}
-        told = row["sentence"] if row["status"] == "done" else f"{row['status']}: {row['reason']}"
-        console.print(f"{name} ({bound.kind}): {told}", markup=False)
+        sentence = row["sentence"] if row["status"] == "done" else f"{row['status']}: {row['reason']}"
+        console.print(f"{name} ({bound.kind}): {sentence}", markup=False)
         folder.append(ROWS, row | {"seconds": time.perf_counter() - start})
 
 

@@ -129,8 +129,8 @@ class AuditWorker(PooledWorker):
         for name, settings in self._config.attack.items():
             numbers = [batch.number for batch in batches if name in batch.attacks and batch.number in observed]
             observations = [observed[number][0] for number in numbers]
-            found = run_attack_on_many(observations, name, settings, self._config.seed, self._device, self._scratch)
-            for number, result in zip(numbers, found, strict=True):
+            ends = run_attack_on_many(observations, name, settings, self._config.seed, self._device, self._scratch)
+            for number, result in zip(numbers, ends, strict=True):
                 truth = observed[number][1]
                 results[number, name] = AuditedAttack(score_against(result, truth), truth)
         return [results[batch.number, name] for batch in batches for name in batch.attacks]

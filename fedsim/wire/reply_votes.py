@@ -19,8 +19,8 @@ def usual_names(names: Iterable[Names], fullest: bool) -> Names:
     return max(votes, key=lambda one: (votes[one], len(one) if fullest else -len(one), one), default=())
 
 
-def unlike(what: str, found: Names, usual: Names) -> str:
+def unlike(what: str, own: Names, usual: Names) -> str:
     """What is wrong with other names than the usual ones, by one that makes the difference."""
-    missing = next((name for name in usual if name not in found), None)
-    odd = f"{shown(next(name for name in found if name not in usual))} is additional" if missing is None else ""
+    missing = next((name for name in usual if name not in own), None)
+    odd = f"{shown(next(name for name in own if name not in usual))} is additional" if missing is None else ""
     return f"its {what} are not those of most clients: {odd or f'{shown(missing)} is missing'}"

@@ -14,7 +14,7 @@ from attacks.analytic.first_block.subspaces import AffineSet, AffineTokens, affi
 from attacks.analytic.linear.patches import patchify, unpatchify
 from attacks.analytic.row_space.first_norm import FirstNorm, first_norm, spanned_gradients
 from attacks.analytic.row_space.subspace import row_space
-from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
+from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.linear import MARGIN, own_equations
 from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation
@@ -90,7 +90,7 @@ class FirstBlock(Attack):
             fits=batch > 1 and min(forward) <= problem.tolerance,
         )
 
-    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
+    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:
         """Token by token: what the first MLP's equations make of their noise, and how far the sets are off."""
         assert result.images is not None
         assert observation.roles.patch is not None

@@ -17,7 +17,7 @@ from attacks.analytic.row_space.later_norms import Readers
 from attacks.analytic.row_space.solution import PatchPixels, solve
 from attacks.analytic.row_space.subspace import Subspace, row_space
 from attacks.analytic.row_space.system import patch_system
-from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
+from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from fedsim.effects import MasksPositions
 from fedsim.errors import ConfigError, NotApplicable, require
 from fedsim.observation import Observation
@@ -95,7 +95,7 @@ class MJPAdaptive(Attack):
         shared_embedding(observation)
         super().check(observation)
 
-    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
+    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:
         """Of an unmasked image; no other is certified."""
         return self._unmasked.bound(observation, result, again)
 

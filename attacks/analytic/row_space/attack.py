@@ -23,7 +23,7 @@ from attacks.analytic.row_space.solution import (
 )
 from attacks.analytic.row_space.subspace import Subspace, row_space
 from attacks.analytic.row_space.system import PatchSystem, Uncertainty, patch_system, uncertainty
-from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
+from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.linear import MARGIN, own_equations
 from fedsim.effects import MixesImages
 from fedsim.errors import NotApplicable, require
@@ -79,7 +79,7 @@ class RowSpace(Attack):
             certificate=_certificate(observation, spaces, system, solution, pixels),
         )
 
-    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
+    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:
         """By the linear system alone: what its singular values make of the noise, and what they made of it once more.
 
         Its solution for the update that the result gives is off the result by errors of the size that the first one

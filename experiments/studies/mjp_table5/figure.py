@@ -43,7 +43,7 @@ class FigureCell:
 
 
 @dataclass(frozen=True)
-class Strip:
+class FigureRow:
     """A line of the figure: its cells by block."""
 
     label: str
@@ -69,7 +69,7 @@ def write_figure(rows: Sequence[TableRow], entries: Sequence[Entry], shown: int,
     return True
 
 
-def arrange(rows: Sequence[TableRow], done: set[tuple[str, str]]) -> list[Strip]:
+def arrange(rows: Sequence[TableRow], done: set[tuple[str, str]]) -> list[FigureRow]:
     """The strips in the order of the table; c shows the pictures of b.
 
     Args:
@@ -77,14 +77,14 @@ def arrange(rows: Sequence[TableRow], done: set[tuple[str, str]]) -> list[Strip]
     """
     ratios = list(dict.fromkeys(row.case.ratio for row in rows if row.case.ratio is not None))
     inputs = [FigureCell("x", "x"), *(FigureCell(f"jigsawed{ratio:g}", f"x̃, ratio {ratio:g}") for ratio in ratios)]
-    top = Strip("clients' pictures", dict(enumerate(inputs[: 1 + max(BLOCKS.values())])))
-    strips: dict[str, Strip] = {}
+    top = FigureRow("clients' pictures", dict(enumerate(inputs[: 1 + max(BLOCKS.values())])))
+    strips: dict[str, FigureRow] = {}
     for row in rows:
         guess = row.attack in (MEAN, GREY)
         if row.setting == "c" or (guess and row.setting == "b") or (row.case.name, row.attack) not in done:
             continue
         label = row.label if guess else f"{row.label}\n{compared_images(row).split(', ')[0]}"
-        strip = strips.setdefault(row.name, Strip(label, {}))
+        strip = strips.setdefault(row.name, FigureRow(label, {}))
         strip.cells[BLOCKS[row.attack]] = FigureCell(f"{row.case.name}-{row.attack}", ATTACKS[row.attack], row)
     return [top, *strips.values()]
 

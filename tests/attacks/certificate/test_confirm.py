@@ -8,7 +8,7 @@ import torch
 
 from attacks.analytic import PatchGradient
 from attacks.analytic.fc_bias import FullyConnectedBias
-from attacks.base import Attack, Bound, Certificate, Reconstruction
+from attacks.base import Attack, Certificate, PsnrBound, Reconstruction
 from attacks.certificate.confirm import MAX_PSNR, mismatch
 from attacks.running import build_attack
 from fedsim.errors import ConfigError
@@ -39,7 +39,7 @@ class Answer(Attack):
         return Reconstruction(self.images, self.labels, Certificate("certified", "says so"))
 
     def bound(self, observation, result, again):
-        return None if self.psnr is None else Bound(self.psnr, "its word")
+        return None if self.psnr is None else PsnrBound(self.psnr, "its word")
 
 
 @pytest.fixture(scope="module")

@@ -36,15 +36,15 @@ def released(row: Mapping[str, Any]) -> Released | None:
 
 def over_rounds(rounds: Sequence[tuple[int, Released | None]]) -> list[BoundRecord]:
     """One theorem of the whole run, with γ after each of some rounds; none where the last round has none."""
-    told = [(number, one) for number, one in rounds if one is not None]
-    if not told or rounds[-1][1] is None:
+    known = [(number, one) for number, one in rounds if one is not None]
+    if not known or rounds[-1][1] is None:
         return []
-    last = told[-1][1]
+    last = known[-1][1]
     because = f"{last.defense} clips what it adds noise to; of all clients the one that released most"
     proven = GaussianDP(last.mu, last.releases, "image", 0.0, because)
     rows = [
         (str(number), f"{one.releases:,}", f"{one.mu:.3g}", *(probability(blow_up(kappa, one.mu)) for kappa in KAPPAS))
-        for number, one in _some(told)
+        for number, one in _some(known)
     ]
     header = ("round", "releases", "μ", *(f"γ at κ = {kappa:g}" for kappa in KAPPAS))
     return [
@@ -62,7 +62,7 @@ def over_rounds(rounds: Sequence[tuple[int, Released | None]]) -> list[BoundReco
     ]
 
 
-def _some(told: Sequence[tuple[int, Released]]) -> list[tuple[int, Released]]:
-    if len(told) <= ROWS:
-        return list(told)
-    return [told[round(place * (len(told) - 1) / (ROWS - 1))] for place in range(ROWS)]
+def _some(known: Sequence[tuple[int, Released]]) -> list[tuple[int, Released]]:
+    if len(known) <= ROWS:
+        return list(known)
+    return [known[round(place * (len(known) - 1) / (ROWS - 1))] for place in range(ROWS)]

@@ -106,13 +106,13 @@ def proof_of(bounds: Sequence[BoundRecord]) -> BoundRecord | None:
 
 def cautions(bounds: Sequence[BoundRecord], broken: bool) -> list[str]:
     """Where a theorem and what was found do not go together."""
-    told = [f"{one.bound} found a fault: {one.sentence}" for one in bounds if one.finds_fault]
+    sentences = [f"{one.bound} found a fault: {one.sentence}" for one in bounds if one.finds_fault]
     if broken and (proof := proof_of(bounds)) is not None:
-        told.append(
+        sentences.append(
             f"A theorem says that this is improbable ({proof.bound}): the mechanism is not as its settings say, or "
             "the images were easy to guess before."
         )
-    return told
+    return sentences
 
 
 def _strip(row: Mapping[str, Any]) -> tuple[str, tuple[PanelRecord, ...]]:
