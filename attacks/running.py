@@ -153,18 +153,8 @@ def ended(
         attack: None where it could not be built.
     """
     first = observation.observations[0] if isinstance(observation, History) else observation
-    result = AttackResult(
-        observation.name,
-        name,
-        status,
-        reason,
-        seconds=seconds,
-        fault=fault,
-        server_round=first.server_round,
-        client=first.client,
-        batch_size=first.protocol.batch_size,
-        summed=first.summed,
-    )
+    whose = first.server_round, first.client, first.protocol.batch_size, first.summed
+    result = AttackResult(observation.name, name, status, reason, *whose, seconds=seconds, fault=fault)
     return result if attack is None else replace(result, target=attack.recovers, baseline=attack.baseline)
 
 

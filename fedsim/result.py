@@ -58,6 +58,7 @@ class AttackResult:
         observation: its name, `round-00001-client-00003`.
         attack: the attack's name.
         status: `refused` where the attack does not apply, `failed` where it raised; `reason` says why.
+        server_round, client, batch_size, summed: as the observation says.
         target: what the attack is after: `images`, `labels`, or whatever else an attack of one's own says.
         baseline: it read nothing of what was shared.
         images: [B,C,H,W] in [0, 1], as the model saw them, or None.
@@ -69,13 +70,16 @@ class AttackResult:
         trace: what the attack measured on its way, one row a step.
         frames: images from the way.
         fault: the traceback of an attack that raised.
-        server_round, client, batch_size, summed: as the observation says.
     """
 
     observation: str
     attack: str
     status: Status
     reason: str = ""
+    server_round: int = 0
+    client: int = 0
+    batch_size: int = 0
+    summed: int = 1
     target: str = "images"
     baseline: bool = False
     certificate: Certificate = field(default_factory=Certificate)
@@ -88,10 +92,6 @@ class AttackResult:
     trace: tuple[dict[str, float], ...] = field(default=(), repr=False)
     frames: tuple[Frame, ...] = field(default=(), repr=False)
     fault: str = field(default="", repr=False)
-    server_round: int = 0
-    client: int = 0
-    batch_size: int = 0
-    summed: int = 1
 
     @property
     def certified(self) -> bool:

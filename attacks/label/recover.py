@@ -17,7 +17,6 @@ from fedsim.errors import ConfigError, NotApplicable, nearest, require
 from fedsim.observation import Observation
 
 FROM_WEIGHT = ("idlg", "gradinversion", "gradinversion_sum", "rlg")
-FROM_PUBLIC = ("auto", "bias_prior", "class_moments")
 FROM_REFERENCE = ("llg", "llg_bias", "zlg")
 RULES = ("auto", *FROM_WEIGHT, *FROM_REFERENCE, "ilrg", "bias_sign", "bias_corrected", "bias_prior", "class_moments")
 MOST_LABELS = 100_000

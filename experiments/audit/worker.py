@@ -183,17 +183,8 @@ def failed(batch: AuditBatch, setup: Setup, reason: str, seconds: float = 0.0, f
     lost = []
     for name in batch.attacks:
         attack = build_attack(name, setup.config.attack[name])
-        result = AttackResult(
-            observation_name(0, batch.number),
-            name,
-            "failed",
-            reason,
-            target=attack.recovers,
-            baseline=attack.baseline,
-            seconds=seconds,
-            fault=fault,
-            client=batch.number,
-            batch_size=len(pictures),
-        )
+        named, whose = observation_name(0, batch.number), (0, batch.number, len(pictures))
+        result = AttackResult(named, name, "failed", reason, *whose, seconds=seconds, fault=fault)
+        result = replace(result, target=attack.recovers, baseline=attack.baseline)
         lost.append(AuditedAttack(result, nothing_seen))
     return lost

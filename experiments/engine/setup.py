@@ -42,7 +42,6 @@ from fedsim.storage.observation_files import load_observation
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
 from fedsim.wire.reply_checks import ReplyRules
-from server.attack_queue.failures import AttackFailures
 from server.attack_queue.results import ResultWriter
 from server.attack_queue.scheduling import AttackScheduler, InlineAttacks, OnResult, RayAttacks
 from server.sums.summing import Sums
@@ -206,13 +205,7 @@ def bits_of(simulation: Mapping[str, Any]) -> dict[str, Any]:
     return {key: simulation[key] for key in ("threads", "worker_sums") if key in simulation}
 
 
-def make_writer(
-    config: JobConfig,
-    folder: RunFolder,
-    trackers: Trackers,
-    setup: Setup | None = None,
-    failures: AttackFailures | None = None,
-) -> ResultWriter:
+def make_writer(config: JobConfig, folder: RunFolder, trackers: Trackers, setup: Setup | None = None) -> ResultWriter:
     """The run's only writer of results.
 
     Args:
@@ -221,7 +214,7 @@ def make_writer(
     if setup is not None:
         folder.write_text("classes.json", json.dumps(setup.data.class_names))
     guess = None if setup is None else setup.guess
-    return ResultWriter(folder, trackers, config.model["name"], list(config.defense), guess, failures)
+    return ResultWriter(folder, trackers, config.model["name"], list(config.defense), guess)
 
 
 def make_scheduler(config: JobConfig, on_result: OnResult, scratch: Path | None = None) -> AttackScheduler:

@@ -128,7 +128,8 @@ def run_federated(
         ):
             work = f"{count(config.num_clients, 'client')}, {count(config.num_rounds, 'round')}"
             say_doing(f"training: {work}, in {folder.root}")  # who is killed says nothing at the end
-            writer = make_writer(config, folder, trackers, setup, AttackFailures(_tell))
+            writer = make_writer(config, folder, trackers, setup)
+            writer.failures = AttackFailures(_tell)
             scheduler = make_scheduler(config, writer.write, scratch)
             queue = AttackQueue(scheduler, writer, pending, folder.observations if config.observe.save else None, _tell)
             grid = (grid_of or make_grid)(setup)

@@ -82,18 +82,6 @@ def from_arrays(record: ArrayRecord, copy: bool = True) -> State:
     return {name: from_array(array, copy) for name, array in record.items()}
 
 
-def update_kind(word: str) -> Kind:
-    """The word as a kind of update.
-
-    Raises:
-        ValueError: it is none.
-    """
-    for kind in get_args(Kind):
-        if word == kind:
-            return cast(Kind, kind)
-    raise ValueError(f"an update's kind is gradient, delta or weights, not {word!r}")
-
-
 @dataclass(frozen=True)
 class Contribution(Shared):
     """What a client answers to an instruction to train, or several in a sum.
@@ -145,13 +133,14 @@ def from_reply(content: RecordDict, server_round: int = 0) -> Contribution:
     """
     truth = _take_ground_truth(content)
     config = config_records(content)[UPDATE]
-    kind = update_kind(str(config["kind"]))
+    if (kind := str(config["kind"])) not in get_args(Kind):
+        raise ValueError(f"an update's kind is gradient, delta or weights, not {kind!r}")
     metrics = dict(next(iter(metric_records(content).values())))
     withheld: dict[str, Any] = json.loads(str(config["withheld"]))
     arrays, buffers = from_arrays(array_records(content)[ARRAYS]), buffer_names(content)
     update = Update(
         tensors={name: tensor for name, tensor in arrays.items() if name not in buffers},
-        kind=kind,
+        kind=cast(Kind, kind),
         num_examples=int(metrics.pop(NUM_EXAMPLES)),  # type: ignore[arg-type]
         withheld={str(name): str(by) for name, by in withheld.items()},
         buffers={name: arrays[name] for name in buffers},

@@ -56,9 +56,8 @@ class ResultWriter:
         model: str,
         defenses: Sequence[str],
         guess: Callable[[], Tensor] | None = None,
-        failures: AttackFailures | None = None,
     ) -> None:
-        self.failures = failures or AttackFailures()
+        self.failures = AttackFailures()
         self._make_guess = guess
         self._folder = folder
         self._trackers = trackers
