@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.utils import get_class
 from torch import Tensor
 
 from attacks.base import Attack, NotApplicable, Reconstruction, finished
@@ -101,6 +102,7 @@ def run_attack(
     seed: int,
     device: torch.device,
     scratch: Path | None = None,
+    earlier: Sequence[Observation] = (),
 ) -> AttackResult:
     """Run one attack; a refusal is a result, and so is a fault in its code. Nothing is scored.
 
@@ -109,8 +111,26 @@ def run_attack(
     Args:
         scratch: where the attack may keep what another try goes on from; whoever takes the result removes it
             (`attacks.session.discard`), once the result is safe.
+        earlier: observations of the same client's same images; an attack that reads several rounds gets them too.
     """
-    return _one(observation, name, partial(_with_session, name, settings, seed, device, scratch), seed, device)
+    if not earlier or not _reads_history(settings):
+        make = partial(_with_session, name, settings, seed, device, scratch)
+        return _one(observation, name, make, seed, device)
+    try:
+        history = History((*earlier, observation))
+    except ConfigError as error:
+        return ended(observation, name, None, "refused", str(error))
+    make = partial(_with_session, name, settings, seed, device, scratch, names=[observation.name])
+    return replace(_one(history, name, make, seed, device), observation=observation.name)
+
+
+def _reads_history(settings: dict[str, Any]) -> bool:
+    """Whether the attack makes anything of several rounds of one client."""
+    try:
+        kind = get_class(settings["_target_"])
+    except (ImportError, KeyError, ValueError, AttributeError):
+        return False  # it cannot be built: that becomes its result
+    return issubclass(kind, Attack) and kind.run_history is not Attack.run_history
 
 
 def run_on_history(history: History, name: str, attack: Attack, seed: int, device: torch.device) -> AttackResult:
@@ -152,8 +172,8 @@ def ended(
     Args:
         attack: None where it could not be built.
     """
-    first = observation.observations[0] if isinstance(observation, History) else observation
-    whose = first.server_round, first.client, first.protocol.batch_size, first.summed
+    last = observation.observations[-1] if isinstance(observation, History) else observation
+    whose = last.server_round, last.client, last.protocol.batch_size, last.summed
     result = AttackResult(observation.name, name, status, reason, *whose, seconds=seconds, fault=fault)
     return result if attack is None else replace(result, target=attack.recovers, baseline=attack.baseline)
 
@@ -290,10 +310,12 @@ def _with_session(
     device: torch.device,
     scratch: Path | None,
     observations: Sequence[Observation],
+    names: Sequence[str] = (),
 ) -> Attack:
+    """`names`: of the result, where it is not each observation's."""
     attack = build_attack(name, settings)
     if scratch is not None:
-        names = [one.name for one in observations]
+        names = names or [one.name for one in observations]
         same = partial(fingerprint, observations, without_knowledge(settings), seed, device)
         session = FolderSession(scratch, names, name, same)
         session.begin()

@@ -1,10 +1,12 @@
 """Which classes were in the batch, from the gradient of the classifier."""
 
+from collections import Counter
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.base import Attack, Certificate, Needs, Reconstruction
+from attacks.base import Attack, Certificate, Needs, Reconstruction, uncertified
 from attacks.label import counting, rules
 from attacks.label.certified import as_reconstruction, features_of
 from attacks.label.head import head_is_exact, rounding, shared, sign_rounding, single_head
@@ -14,6 +16,7 @@ from attacks.label.reference import random_reference
 from attacks.label.rules import head_gradient
 from attacks.label.single import label_of_one, relative_sum
 from fedsim.errors import ConfigError, NotApplicable, nearest, require
+from fedsim.history import History
 from fedsim.observation import Observation
 
 FROM_WEIGHT = ("idlg", "gradinversion", "gradinversion_sum", "rlg")
@@ -84,6 +87,19 @@ class RecoverLabels(Attack):
             if found is not None:
                 return found
         return _from_bias(observation, self.rule, bias_grad, total)
+
+    def run_history(self, history: History, rng: torch.Generator, device: torch.device) -> Reconstruction:
+        """The labels of a round whose equations hold, else those that most rounds name, the earliest of equals.
+
+        Certified is what the first round alone certifies.
+        """
+        each = [self.run(observation, rng, device) for observation in history.observations]
+        named = [tuple(one.labels.tolist()) for one in each if one.labels is not None]
+        most, votes = Counter(named).most_common(1)[0]
+        chosen = next((one for one in each if one.certificate.certified), each[named.index(most)])
+        if chosen is each[0]:
+            return chosen
+        return uncertified(chosen, f"named by {votes} of {len(each)} rounds; the first alone names others")
 
     def _from_reference(
         self, observation: Observation, total: int, rng: torch.Generator, device: torch.device

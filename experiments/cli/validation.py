@@ -78,6 +78,24 @@ def check_observed(config: RunConfig, sums: Sums | None) -> None:
         raise ConfigError("strategy.fraction_train", fraction, expected)
 
 
+def check_history(config: RunConfig, sums: Sums | None, most: int) -> None:
+    """What holds where attacks read several rounds together: a client trains on the same images in each.
+
+    Args:
+        most: images of the client that has most.
+
+    Raises:
+        ConfigError: naming the key, the value and what would be right.
+    """
+    if not config.observe.save:
+        raise ConfigError("observe.save", False, "true with observe.history: earlier rounds are read from disk")
+    if sums is not None:
+        raise ConfigError("observe.history", True, "false where the server sees sums of clients")
+    if most > config.client.batch_size:
+        expected = f"at least {most} with observe.history=true, so that a client's images are the same in each round"
+        raise ConfigError("client.batch_size", config.client.batch_size, expected)
+
+
 def clients_a_round(config: RunConfig) -> int:
     """How many of the clients train in a round, as Flower's strategies sample them; 1 and 2 are their defaults."""
     strategy = config.strategy

@@ -22,6 +22,7 @@ from experiments.cli.places import refuse_used
 from experiments.cli.progress import Bars
 from experiments.cli.validation import (
     check_federated,
+    check_history,
     check_observed,
     check_strategy,
     clients_a_round,
@@ -103,6 +104,8 @@ def run_federated(
     check_strategy(strategy, config.num_clients)
     setup = prepare(config)
     check_observed(config, setup.sums)
+    if config.observe.history:
+        check_history(config, setup.sums, max(setup.data.partition_sizes()))
     clients = count(clients_a_round(config), "client")
     config = with_engine(config, f"{count(config.num_rounds, 'round')} of {clients}", partial(estimate_run, setup))
     setup = replace(setup, config=config)
@@ -131,7 +134,8 @@ def run_federated(
             writer = make_writer(config, folder, trackers, setup)
             writer.failures = AttackFailures(_tell)
             scheduler = make_scheduler(config, writer.write, scratch)
-            queue = AttackQueue(scheduler, writer, pending, folder.observations if config.observe.save else None, _tell)
+            recorded = folder.observations if config.observe.save else None
+            queue = AttackQueue(scheduler, writer, pending, recorded, _tell, config.observe.history)
             grid = (grid_of or make_grid)(setup)
             run = _Run(setup, folder, trackers, queue, grid, bars)
             try:

@@ -151,6 +151,7 @@ class ObserveSettings:
         clients: how many of a round's clients (those with the lowest partition ids), a list of
             partition ids, or `all`. Under secure aggregation: how many of the round's sums, or `all`.
         save: write observations to disk, so that they can be attacked again later.
+        history: attacks that read several rounds of one client get all up to this one.
     """
 
     every: Annotated[int, at_least(0)]
@@ -162,6 +163,7 @@ class ObserveSettings:
         ),
     ]
     save: bool
+    history: bool = False
 
     def wants_round(self, server_round: int) -> bool:
         return self.every > 0 and (server_round == 1 or server_round % self.every == 0)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
-from fedsim.observation import Observation
+from fedsim.observation import Observation, observation_name
 from fedsim.storage.durable import disk_errors, write_whole
 from fedsim.storage.observation_files import load_observation, save_observation
 
@@ -92,6 +92,12 @@ class PendingObservations:
                 yield self._read(folder)
             except ConfigError as error:
                 say(f"its attacks are lost: {error}")
+
+    def earlier(self, observation: Observation) -> list[Observation]:
+        """What the same client sent in earlier rounds, as far as it was recorded."""
+        names = (observation_name(number, observation.client) for number in range(1, observation.server_round))
+        folders = [self._recorded / name for name in names]
+        return [self._load(folder) for folder in folders if (folder / "observation.json").exists()]
 
     def _rounds(self) -> list[Path]:
         return sorted(path for path in self._root.glob("round-*") if re.fullmatch(r"round-\d{5,}", path.name))

@@ -21,6 +21,7 @@ class AttackQueue:
     Attributes:
         pending: those whose attacks are not finished, for a run that goes on.
         recorded: where each is kept; None: nowhere.
+        history: attacks that read several rounds get what the client sent before, too.
         say: tells whoever watches.
     """
 
@@ -29,6 +30,7 @@ class AttackQueue:
     pending: PendingObservations
     recorded: Path | None
     say: Callable[[str], None]
+    history: bool = False
 
     def __call__(self, observation: Observation, truth: GroundTruth | None) -> None:
         """Record it, and attack it."""
@@ -48,7 +50,8 @@ class AttackQueue:
 
     def _attack(self, observation: Observation, truth: GroundTruth | None) -> None:
         """An attack that came to its end before the run was interrupted is not made again."""
-        self.scheduler.submit(observation, truth, self.writer.ended(observation.name))
+        earlier = self.pending.earlier(observation) if self.history else ()
+        self.scheduler.submit(observation, truth, self.writer.ended(observation.name), earlier)
 
     def _record(self, observation: Observation, folder: Path) -> None:
         """A full disk costs the copy of the observation, not the training and not the attack in memory."""

@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from logging import getLogger
@@ -62,8 +62,18 @@ class AttackScheduler(ABC):
         self.finished = 0
 
     @abstractmethod
-    def submit(self, observation: Observation, truth: GroundTruth | None, skip: frozenset[str] = frozenset()) -> None:
-        """Queue all attacks on this observation, less those named in `skip`."""
+    def submit(
+        self,
+        observation: Observation,
+        truth: GroundTruth | None,
+        skip: frozenset[str] = frozenset(),
+        earlier: Sequence[Observation] = (),
+    ) -> None:
+        """Queue all attacks on this observation, less those named in `skip`.
+
+        Args:
+            earlier: of the same client's same images, for attacks that read several rounds.
+        """
 
     @abstractmethod
     def collect(self) -> None:
@@ -111,13 +121,19 @@ class InlineAttacks(AttackScheduler):
         super().__init__(attacks, seed, on_result, scratch)
         self._threads = threads
 
-    def submit(self, observation: Observation, truth: GroundTruth | None, skip: frozenset[str] = frozenset()) -> None:
+    def submit(
+        self,
+        observation: Observation,
+        truth: GroundTruth | None,
+        skip: frozenset[str] = frozenset(),
+        earlier: Sequence[Observation] = (),
+    ) -> None:
         before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
             for name in self._names(skip):
-                settings = self.attacks[name]
-                result = run_attack(observation, name, settings, self.seed, torch.device("cpu"), self.scratch)
+                settings, device = self.attacks[name], torch.device("cpu")
+                result = run_attack(observation, name, settings, self.seed, device, self.scratch, earlier)
                 self._finish(score_against(result, truth), truth)
         finally:
             torch.set_num_threads(before)
@@ -140,14 +156,20 @@ class AttackWorker(PooledWorker):
         self._state: State = {}
 
     def attack(
-        self, observation: Observation, state: list[Any], name: str, settings: dict[str, Any], seed: int
+        self,
+        observation: Observation,
+        state: list[Any],
+        name: str,
+        settings: dict[str, Any],
+        seed: int,
+        earlier: Sequence[Observation],
     ) -> AttackResult:
         (reference,) = state
         if reference.hex() != self._state_id:
             self._state = _fetch_state(reference)
             self._state_id = reference.hex()
         whole = replace(observation, global_state=self._state)
-        return run_attack(whole, name, settings, seed, self._device, self._scratch)
+        return run_attack(whole, name, settings, seed, self._device, self._scratch, earlier)
 
     def score(self, result: AttackResult, truth: GroundTruth | None) -> AttackResult:
         """A call of its own: nothing that runs during the attack has the truth."""
@@ -259,18 +281,24 @@ class RayAttacks(AttackScheduler):
         for pool in self._pools.values():
             pool.release()
 
-    def submit(self, observation: Observation, truth: GroundTruth | None, skip: frozenset[str] = frozenset()) -> None:
+    def submit(
+        self,
+        observation: Observation,
+        truth: GroundTruth | None,
+        skip: frozenset[str] = frozenset(),
+        earlier: Sequence[Observation] = (),
+    ) -> None:
         if not (names := self._names(skip)):
             return
         state = self._put_state(observation.global_state)
-        light = ray.put(replace(observation, global_state={}))
+        light, past = ray.put(replace(observation, global_state={})), ray.put(list(earlier))
         load = partial(_fetch, light, state)
         self._unfinished[observation.name] = Unfinished(observation.name, observation.server_round, truth, load)
         self._left[observation.name] += len(names)
         for name in names:
             pool, attack = self._pools[self._crew_of[name]], self._built[name]
             queued = _Queued(ended(observation, name, attack, "failed"), truth)
-            pool.submit(queued, self._call(name, truth, light, state), float(attack.cost))
+            pool.submit(queued, self._call(name, truth, light, state, past), float(attack.cost))
         self.collect()
         while self.pending > self._backlog and self._may_wait():
             self._take(1.0)
@@ -324,11 +352,13 @@ class RayAttacks(AttackScheduler):
             self._helpless_since = time.monotonic()
         return time.monotonic() - self._helpless_since < PATIENCE
 
-    def _call(self, name: str, truth: GroundTruth | None, observation: Any, state: Any) -> Callable[[Any], Any]:
+    def _call(
+        self, name: str, truth: GroundTruth | None, observation: Any, state: Any, earlier: Any
+    ) -> Callable[[Any], Any]:
         settings = self.attacks[name]
 
         def call(worker: Any) -> Any:
-            result = worker.attack.remote(observation, [state], name, settings, self.seed)
+            result = worker.attack.remote(observation, [state], name, settings, self.seed, earlier)
             return worker.score.remote(result, truth)
 
         return call

@@ -9,7 +9,11 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import fedsim
+from attacks.base import Reconstruction
+from attacks.label import RecoverLabels
 from attacks.optimization.second_order.attack import _named_most
+from attacks.running import run_attack
+from attacks.session import discard
 from defenses import GradientNoise
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.errors import ConfigError
@@ -66,9 +70,9 @@ def test_one_mistaken_label_is_outvoted():
 
 
 def test_attacks_that_read_one_round_say_so(rounds):
-    result = fedsim.attack("labels", fedsim.History(rounds))
+    result = fedsim.attack("fc_bias", fedsim.History(rounds))
     assert result.status == "refused"
-    assert result.reason == "RecoverLabels reads one round: give it one of the history's observations"
+    assert result.reason == "FullyConnectedBias reads one round: give it one of the history's observations"
 
 
 @pytest.mark.parametrize(
@@ -87,3 +91,42 @@ def test_what_is_no_client_s_history_is_refused(rounds, change, words):
     with pytest.raises(ConfigError) as caught:
         fedsim.History(change(rounds))
     assert words in str(caught.value)
+
+
+def test_labels_are_those_that_most_rounds_name(rounds, monkeypatch):
+    named = iter([3, 7, 7, 5])
+    rule = RecoverLabels("bias_sign")
+    monkeypatch.setattr(rule, "run", lambda *_: Reconstruction(labels=torch.tensor([next(named)])))
+    result = rule.run_history(fedsim.History(rounds[:4]), torch.Generator(), torch.device("cpu"))
+    assert result.labels.tolist() == [7]
+    assert result.certificate.reason == "named by 2 of 4 rounds; the first alone names others"
+
+
+def test_in_a_run_a_result_of_several_rounds_is_the_last_one_s(rounds, tmp_path):
+    settings = {"_target_": "attacks.optimization.GaussNewton", "steps": 3, "starts": ["mean"], "draws": 0, "frames": 0}
+    device = torch.device("cpu")
+    both = run_attack(rounds[1], "gauss_newton", settings, 0, device, tmp_path, earlier=rounds[:1])
+    assert (both.observation, both.server_round) == (rounds[1].name, 2)
+    alone = run_attack(rounds[1], "gauss_newton", settings, 0, device)
+    assert not torch.equal(both.images, alone.images)
+    whole = fedsim.attack("gauss_newton", fedsim.History(rounds[:2]), **{**SEARCH, "steps": 3, "draws": 0})
+    assert torch.equal(both.images, whole.images)
+    discard(tmp_path, [both.observation], both.attack)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_attack_of_single_rounds_reads_the_last_one(rounds):
+    settings = {"_target_": "attacks.analytic.fc_bias.FullyConnectedBias"}
+    results = [
+        run_attack(rounds[1], "fc_bias", settings, 0, torch.device("cpu"), earlier=earlier)
+        for earlier in ([], rounds[:1])
+    ]
+    assert torch.equal(results[0].images, results[1].images)
+
+
+def test_rounds_of_different_images_are_a_refusal_not_a_crash(rounds):
+    other = replace(rounds[0], protocol=replace(rounds[0].protocol, batch_size=2))
+    settings = {"_target_": "attacks.optimization.GaussNewton"}
+    result = run_attack(rounds[1], "gauss_newton", settings, 0, torch.device("cpu"), earlier=[other])
+    assert result.status == "refused"
+    assert "updates of the same images" in result.reason

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from attacks.base import Attack, Frame, NotApplicable, Reconstruction
+from fedsim.history import History
 from fedsim.observation import Observation
 
 
@@ -33,6 +34,16 @@ class Faulty(Attack):
         if self.fault == "refuse":
             raise NotApplicable("not today")
         return Reconstruction(images=torch.rand(1, *observation.image_shape, generator=rng))
+
+
+class Rounds(Attack):
+    """Refuses with the rounds that it was given."""
+
+    def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
+        raise NotApplicable(f"round {observation.server_round}")
+
+    def run_history(self, history: History, rng: torch.Generator, device: torch.device) -> Reconstruction:
+        raise NotApplicable(f"rounds {' and '.join(str(one.server_round) for one in history.observations)}")
 
 
 class Hungry(Attack):

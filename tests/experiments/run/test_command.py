@@ -42,6 +42,33 @@ def test_a_run_leaves_everything_behind(fedsim):
     assert "patch_gradient" in (folder / "report.html").read_text()
 
 
+def test_attacks_read_all_rounds_of_a_client_so_far(fedsim):
+    settings = ["attack=[labels]", "simulation=inline", "client.batch_size=500", "observe.every=1"]
+    together, apart = fedsim(*settings, "observe.history=true"), fedsim(*settings)
+    named = [[(row["observation"], row["status"]) for row in rows(folder, "attacks")] for folder in (together, apart)]
+    assert named[0] == named[1]
+    assert {status for _, status in named[0]} == {"done"}
+    once = {row["observation"]: row["labels"] for row in rows(apart, "attacks")}
+    for row in rows(together, "attacks"):
+        client = row["observation"].split("client")[1]
+        earlier = [labels for name, labels in once.items() if name.endswith(client) and name <= row["observation"]]
+        assert row["labels"] in earlier
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("client.batch_size=1", "client.batch_size=1: must be at least"),
+        ("observe.save=false", "observe.save=False: must be true with observe.history"),
+    ],
+)
+def test_rounds_that_cannot_be_read_together_are_refused(command, tmp_path, wrong, said):
+    settings = ["simulation=inline", f"run_dir={tmp_path}/run", "client.batch_size=2000", "observe.history=true"]
+    code, _, err = command("fedsim", *settings, wrong)
+    assert code == 2
+    assert said in err
+
+
 def test_the_same_seed_gives_the_same_bytes_inline_and_on_one_or_two_workers(fedsim, ray_on_this_machine):
     runs = [
         fedsim("simulation=inline"),

@@ -1,5 +1,6 @@
 """Attacks beside the training: faults lose nothing and name themselves."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -62,6 +63,21 @@ def test_inline_and_ray_give_the_same_results(run):
         assert outcome.status == "done"
         assert torch.equal(outcome.images, on_ray[key][0].images)
         assert scores == on_ray[key][1]
+
+
+def test_earlier_rounds_reach_a_worker(observed, ray_on_this_machine):
+    results = {}
+    (observation, truth), earlier = observed[0], replace(observed[0][0], server_round=0)
+    attacks = {"rounds": {"_target_": "tests.server.faulty_attacks.Rounds"}}
+    for kind in (InlineAttacks, RayAttacks):
+        scheduler = kind(attacks, 0, lambda result, truth, kind=kind: results.update({kind: result}))
+        try:
+            scheduler.submit(observation, truth, earlier=[earlier])
+            scheduler.drain()
+        finally:
+            scheduler.close()
+    assert {result.reason for result in results.values()} == {"rounds 0 and 1"}
+    assert {result.observation for result in results.values()} == {observation.name}
 
 
 def test_a_killed_worker_is_replaced_and_its_attack_tried_again(run, tmp_path):
