@@ -159,8 +159,8 @@ class ClientRuntime:
             memory: what the defenses kept on this client from its earlier rounds.
         """
         self._view = None
-        turn = ClientRound(server_round, len(pictures), dict(memory or {}), self.model, pictures, self._observe)
-        self.defenses.begin(turn)
+        this_round = ClientRound(server_round, len(pictures), dict(memory or {}), self.model, pictures, self._observe)
+        self.defenses.begin(this_round)
         rng = torch_generator(self.seed, "client", server_round, client)
         defense_rng = torch_generator(self.seed, "client-defense", server_round, client)
         with seeded_globals(self.seed, "model-noise", server_round, client):

@@ -22,13 +22,13 @@ class Waiting(RayAttacks):
 @pytest.mark.parametrize(("address", "times"), [(None, 0), ("10.0.0.1:6379", 1)])
 def test_attacks_give_way_only_where_clients_get_their_room(address, times, monkeypatch):
     said = []
-    monkeypatch.setattr(federated._Run, "_say", lambda self, text: said.append(text))
+    monkeypatch.setattr(federated, "_tell", said.append)
     run = object.__new__(federated._Run)
     grid, scheduler = object.__new__(InlineGrid), Waiting()
     run.__dict__.update(
         setup=SimpleNamespace(config=SimpleNamespace(ray=SimpleNamespace(address=address))),
         grid=grid,
-        scheduler=scheduler,
+        queue=SimpleNamespace(scheduler=scheduler),
     )
     run._share_the_cluster()
     grid.on_waiting("no client worker has started for 30 s")

@@ -1,0 +1,46 @@
+"""What becomes of an observation: recorded, attacked but for what has ended, kept for a run that goes on."""
+
+import errno
+
+import pytest
+
+from fedsim.observation import Observation
+from fedsim.storage.run_folder import RunFolder
+from fedsim.tracking import Trackers
+from server.attack_queue import queue as module
+from server.attack_queue.pending import PendingObservations
+from server.attack_queue.queue import AttackQueue
+from server.attack_queue.results import ResultWriter
+from server.attack_queue.scheduling import InlineAttacks
+from tests.support.clients import observe_client
+
+ATTACKS = {"patch_gradient": {"_target_": "attacks.analytic.PatchGradient"}}
+
+
+@pytest.fixture
+def queue(tmp_path):
+    folder, said = RunFolder(tmp_path), []
+    writer = ResultWriter(folder, Trackers({}, tmp_path), "model", [])
+    pending = PendingObservations(tmp_path / "pending", folder.observations, Observation.load)
+    return AttackQueue(InlineAttacks(ATTACKS, 0, writer.write), writer, pending, folder.observations, said.append), said
+
+
+def test_what_has_ended_is_not_attacked_again(queue, tmp_path):
+    attacking, said = queue
+    seen = observe_client()
+    attacking(*seen)
+    attacking(*seen)
+    assert len(list(RunFolder(tmp_path).rows("attacks"))) == attacking.keep() == 1
+    assert Observation.load(tmp_path / "observations" / seen[0].name).update.kind == seen[0].update.kind
+    assert not said
+
+
+def test_a_full_disk_costs_the_copy_and_not_the_attack(queue, tmp_path, monkeypatch):
+    def full(observation, folder):
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+
+    monkeypatch.setattr(module, "record_observation", full)
+    attacking, said = queue
+    attacking(*observe_client())
+    assert [row["status"] for row in RunFolder(tmp_path).rows("attacks")] == ["done"]
+    assert said == ["observation round-00000-client-00000 could not be saved: No space left on device"]
