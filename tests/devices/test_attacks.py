@@ -28,12 +28,13 @@ CLIENTS = {
 }
 SHORT = {"steps": 2, "restarts": 2, "first_order": 1, "inner": 1, "every": 1, "starts": 2, "draws": 2}
 ONE = ["attack.gauss_newton.starts=[mean]", "attack.gauss_newton.steps=1"]
+SMALL = ["model=mlp", "model.img_size=8", "model.kwargs.hidden=[16]"]
 MORE = {
     "local steps": ("inverting_gradients", ["client.share=delta", "client.local_steps=2"]),
     "unknown positions": ("april_optimization", ["defense=[mjp]"]),
     "noise": ("patch_gradient", ["defense=[gradient_noise]"]),
-    "products": ("gauss_newton", ["attack.gauss_newton.memory_gib=1e-4", *ONE]),
-    "a posterior": ("gauss_newton", ["defense=[local_dp]", *ONE]),
+    "products": ("gauss_newton", ["attack.gauss_newton.memory_gib=1e-4", *ONE, *SMALL]),
+    "a posterior": ("gauss_newton", ["defense=[local_dp]", *ONE, *SMALL]),
 }
 """What else an attack does where there is something to know of the client."""
 

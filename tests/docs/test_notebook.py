@@ -39,7 +39,7 @@ def run(name: str, *smaller: tuple[str, str]) -> dict[str, Any]:
 
 
 def test_a_gradient_in_hand() -> None:
-    names = run("gradient_in_hand")
+    names = run("gradient_in_hand", ("num_classes=10)\nloss", "num_classes=10, depth=2)\nloss"))
     assert names["result"].psnr[0] > 100
     assert not names["result"].certified
     assert names["certified"].certified

@@ -17,6 +17,8 @@ COMMANDS = ("fedsim", "fedsim-audit", "fedsim-measure", "fedsim-matrix", "fedsim
 FEWER_STEPS = {
     "prior.generator.steps=20": ("prior.generator.steps=2",),
     "prior.lti.steps=10": ("prior.lti.steps=2",),
+    "prior.lti.updates=32": ("prior.lti.updates=8",),
+    "prior.validation=16": ("prior.validation=4",),
     "attack=[gauss_newton]": ("attack=[gauss_newton]", "attack.gauss_newton.steps=2"),
 }
 """What takes seconds however few its steps would do: that the command works is asked here, not how far it gets."""

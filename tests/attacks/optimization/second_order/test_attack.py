@@ -79,7 +79,8 @@ def test_behind_noise_it_shrinks_to_the_prior_on_a_small_module(model, images, r
     for index in range(3):
         noise = [GradientNoise(relative_norm=relative)]
         seen = fedsim.observe(model, images[index : index + 1], torch.tensor([index]), defense=noise, seed=index)
-        errors.append(float((solved(seen, labels="bias_sign").images - images[index]).square().mean()))
+        found = solved(seen, draws=20, starts=["mean"], labels="bias_sign").images
+        errors.append(float((found - images[index]).square().mean()))
     assert sum(errors) / 3 < float(gray)
     if relative == 1e-3:
         assert sum(errors) / 3 < float(gray) / 30
