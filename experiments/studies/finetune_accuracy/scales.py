@@ -8,16 +8,25 @@ from typing import Any
 from experiments.python.load_config import load_config
 from fedsim.settings.composition import Config
 
+
+@dataclass(frozen=True)
+class Recipe:
+    """Overrides of `fedsim`, and the rates of the clients' AdamW that are tried, ascending."""
+
+    overrides: Sequence[str]
+    rates: Sequence[float] = (1e-3, 3e-3, 1e-2)
+
+
 RECIPES = {
-    "full": ("finetune=full",),
-    "lora": ("finetune=lora",),
-    "lora all": ("finetune=lora", "finetune.targets=[qkv,proj,fc1,fc2]"),
-    "last_k": ("finetune=last_k",),
-    "bias": ("finetune=bias",),
-    "norm": ("finetune=norm",),
-    "head": ("finetune=head",),
+    "full": Recipe(("finetune=full",), (1e-4, 3e-4, 1e-3)),
+    "lora": Recipe(("finetune=lora",)),
+    "lora all": Recipe(("finetune=lora", "finetune.targets=[qkv,proj,fc1,fc2]")),
+    "last_k": Recipe(("finetune=last_k",), (3e-4, 1e-3, 3e-3)),
+    "bias": Recipe(("finetune=bias",)),
+    "norm": Recipe(("finetune=norm",)),
+    "head": Recipe(("finetune=head",), (3e-3, 1e-2, 3e-2)),
 }
-"""`lora all`: factors beside the layers of the MLP too."""
+"""`lora all`: factors beside the layers of the MLP too. Fewer parameters bear a greater rate."""
 HELD_OUT = 0.2
 """Of the clients' training pictures, where a learning rate is chosen."""
 
@@ -31,8 +40,7 @@ class Scale:
         side: of these pictures.
         public_steps: of AdamW, of batches of `public_batch`, for the public model.
         clients, rounds, steps, batch: of the federations; steps are a client's in a round.
-        rates: of the clients' AdamW that are tried, the same for every recipe.
-        search_rounds: for which each is tried.
+        search_rounds: for which each rate is tried.
         seeds: of the comparison.
     """
 
@@ -44,7 +52,6 @@ class Scale:
     rounds: int
     steps: int
     batch: int
-    rates: Sequence[float]
     search_rounds: int
     seeds: int
     public_rate: float = 1e-3
@@ -96,7 +103,7 @@ class Scale:
             pictures,
             [
                 *self.model,
-                *RECIPES[recipe],
+                *RECIPES[recipe].overrides,
                 *_fixed(device, threads, seed),
                 "strategy=fedavg",
                 f"num_clients={self.clients}",
@@ -120,11 +127,10 @@ SCALES = {
         public_steps=1200,
         public_batch=64,
         clients=5,
-        rounds=10,
-        steps=12,
+        rounds=8,
+        steps=10,
         batch=32,
-        rates=(3e-4, 1e-3, 3e-3, 1e-2),
-        search_rounds=4,
+        search_rounds=3,
         seeds=3,
     ),
     "paper": Scale(
@@ -136,7 +142,6 @@ SCALES = {
         rounds=100,
         steps=20,
         batch=32,
-        rates=(1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
         search_rounds=30,
         seeds=5,
     ),

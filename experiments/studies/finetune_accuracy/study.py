@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> None:
     settings = {"pictures": str(options.pictures.resolve()), "seed": options.seed, "classes": classes, **asdict(scale)}
     do = partial(carry_out, work=run_unit, options=options, settings=settings)
     public = do([plan.pretraining()])
-    tried = do([plan.search(recipe, rate) for recipe in recipes for rate in scale.rates])
+    tried = do([plan.search(recipe, rate) for recipe in recipes for rate in RECIPES[recipe].rates])
     rates = {recipe: best_rate(recipe, tried) for recipe in recipes}
     done = do([plan.comparison(recipe, rates[recipe], seed) for seed in drawn for recipe in recipes])
     leaks = do([plan.attack(recipe, image) for image in range(options.attacked) for recipe in recipes])

@@ -8,7 +8,7 @@ from typing import Any
 from scipy.stats import t as student
 
 from attacks.result import psnr_of
-from experiments.studies.finetune_accuracy.scales import HELD_OUT, Scale
+from experiments.studies.finetune_accuracy.scales import HELD_OUT, RECIPES, Scale
 from experiments.studies.harness.study import Page, Table, spread_of
 from experiments.studies.harness.tables import number
 
@@ -48,14 +48,15 @@ def page(
         f"The public model was trained for {scale.public_steps} steps of {scale.public_batch} on the other half of the "
         f"classes: {public['accuracy']:.1%} on its own test pictures. Its classifier is drawn anew.",
         f"Learning rates were chosen after {scale.search_rounds} rounds on {HELD_OUT:.0%} of the training pictures "
-        "that were held out, with another seed; the same rates were tried for every recipe.",
+        "that were held out, with another seed: as many for each recipe, around what its size bears.",
+        *_at_the_edge(recipes, rates),
     ]
     if leaks:
         differs.append(
             "Leakage is that of one picture's gradient at the public model, by `patch_gradient` where it applies and "
             "`gauss_newton` from the mean elsewhere: floors that these attacks reached, no more."
         )
-    tables = [_comparison(recipes, drawn, rates, done, leaks), _rates(scale, recipes, rates, tried)]
+    tables = [_comparison(recipes, drawn, rates, done, leaks), _rates(recipes, rates, tried)]
     return Page("finetune_accuracy", "Fine-tuning recipes in a federation", introduction, tables, differs)
 
 
@@ -97,10 +98,20 @@ def _cpu(entries: Entries) -> float | None:
     return fmean(known) if known else None
 
 
-def _rates(scale: Scale, recipes: Sequence[str], rates: Mapping[str, float], tried: Entries) -> Table:
+def _rates(recipes: Sequence[str], rates: Mapping[str, float], tried: Entries) -> Table:
     by = {(entry["recipe"], entry["rate"]): 100 * entry["accuracy"] for entry in tried}
-    rows = [[recipe, *(f"{by[recipe, rate]:.1f}" for rate in scale.rates), f"{rates[recipe]:g}"] for recipe in recipes]
-    record = [[recipe, rate, by[recipe, rate]] for recipe in recipes for rate in scale.rates]
-    header = ["recipe", *(f"{rate:g}" for rate in scale.rates), "chosen"]
+    places = range(max(len(RECIPES[recipe].rates) for recipe in recipes))
+    rows = [
+        [recipe, *(f"{by[recipe, rate]:.1f} at {rate:g}" for rate in RECIPES[recipe].rates), f"{rates[recipe]:g}"]
+        for recipe in recipes
+    ]
+    record = [[recipe, rate, by[recipe, rate]] for recipe in recipes for rate in RECIPES[recipe].rates]
+    header = ["recipe", *("accuracy (%)" for _ in places), "chosen"]
     names = ["recipe", "rate", "accuracy"]
-    return Table("finetune_accuracy_rates", "Accuracy (%) by learning rate", header, rows, (names, record))
+    return Table("finetune_accuracy_rates", "Learning rates that were tried", header, rows, (names, record))
+
+
+def _at_the_edge(recipes: Sequence[str], rates: Mapping[str, float]) -> list[str]:
+    """A sentence where a better rate may lie outside what was tried."""
+    found = [name for name in recipes if rates[name] in (RECIPES[name].rates[0], RECIPES[name].rates[-1])]
+    return [f"Of {', '.join(found)} the best rate is the first or last that was tried."] if found else []
