@@ -26,7 +26,7 @@ from fedsim.simulation.ray_cluster import quiet_environment
 from fedsim.storage.durable import replacing
 
 PUBLIC_IMAGES = 512
-"""Of whose mean and spectrum an attack knows."""
+"""At most so many, whose mean and spectrum an attack knows."""
 FLOAT = 4
 
 
@@ -110,4 +110,5 @@ def _pictures(path: str, side: int) -> FederatedData:
 
 @cache
 def _public(path: str, side: int) -> PublicPrior:
-    return PublicPrior.of(_pictures(path, side).train.images(list(range(PUBLIC_IMAGES))))
+    held = _pictures(path, side).train
+    return PublicPrior.of(held.images(list(range(min(PUBLIC_IMAGES, len(held))))))
