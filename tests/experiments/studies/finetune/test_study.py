@@ -30,7 +30,10 @@ def test_a_row_for_each_size_of_batch_with_an_entry_for_each_image(call, tmp_pat
     assert code == 0, err
     with (tmp_path / "finetune.csv").open(newline="", encoding="utf-8") as file:
         one, two = csv.DictReader(file)
-    assert [(row["batch"], row["unknowns"], row["done"]) for row in (one, two)] == [("1", "192", "3"), ("2", "384", "4")]
+    assert [(row["batch"], row["unknowns"], row["done"]) for row in (one, two)] == [
+        ("1", "192", "3"),
+        ("2", "384", "4"),
+    ]
     assert int(one["rank"]) < int(two["rank"]) <= 2 * 64
     assert float(one["guess"]) == pytest.approx(10.9, abs=1.5)
     assert one["certified"] == "0"
