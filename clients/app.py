@@ -49,6 +49,9 @@ AnyConfig = LocalConfig | Mapping[str, Any]
 MEMORY = "fedsim.memory"
 """Where a client's context keeps what its defenses remember between rounds."""
 
+OWN = "fedsim.own"
+"""And where the parameters that it trains for itself alone (`Finetune.personalise`)."""
+
 
 class ClientRuntime:
     """What a worker keeps between clients: the data, the model and the defenses, built on first use.
@@ -78,7 +81,20 @@ class ClientRuntime:
 
     @cached_property
     def model(self) -> nn.Module:
-        return self._architecture(self.defenses).build().to(self.device)
+        return self._personal[0]
+
+    @property
+    def own(self) -> State:
+        """The parameters that a client trains and keeps, by name, as every client begins with them."""
+        return self._personal[1]
+
+    @cached_property
+    def _personal(self) -> tuple[nn.Module, State]:
+        architecture = self._architecture(self.defenses)
+        model = architecture.build()
+        names = architecture.finetune.personalise(model, architecture.seed)
+        model = model.to(self.device)
+        return model, {name: model.get_parameter(name).detach().clone() for name in sorted(names)}
 
     def _chain(self) -> DefenseChain:
         """The defenses as nobody has used them."""
@@ -134,15 +150,20 @@ class ClientRuntime:
         side = image_side(self.config.model)
         return 3, side, side
 
-    def load(self, state: State) -> None:
-        """Put the global state into the model, in place.
+    def load(self, state: State, own: State | None = None) -> None:
+        """Put the global state into the model, in place, and what the client has kept of its own.
 
         Raises:
             KeyError: the state lacks a tensor of this model's.
         """
+        state = {**state, **(own or self.own)}
         names = [name for name in self._tensors if name in state or name not in self._resting]
         with torch.no_grad():
             torch._foreach_copy_([self._tensors[name] for name in names], [state[name] for name in names])
+
+    def kept(self) -> State:
+        """What the client whose turn ends keeps of its own."""
+        return {name: self._tensors[name].detach().cpu().clone() for name in self.own}
 
     def train(
         self,
@@ -164,7 +185,7 @@ class ClientRuntime:
         rng = torch_generator(self.seed, "client", server_round, client)
         defense_rng = torch_generator(self.seed, "client-defense", server_round, client)
         with seeded_globals(self.seed, "model-noise", server_round, client):
-            return train_locally(
+            result = train_locally(
                 self._local,
                 pictures,
                 self.settings,
@@ -175,6 +196,7 @@ class ClientRuntime:
                 proximal_mu,
                 audit,
             )
+        return replace(result, tensors={name: one for name, one in result.tensors.items() if name not in self.own})
 
     def defended(self, result: LocalResult, num_examples: int, client: int, server_round: int) -> Update:
         """The client's gradient or change of the weights after its defenses; draws depend on (seed, round, client)."""
@@ -228,11 +250,11 @@ def build_client_app(config: AnyConfig, data: FederatedData | None = None) -> Cl
         state, instructions = _open(message, decoded)
         server_round = int(instructions.get(SERVER_ROUND, 0))  # type: ignore[arg-type]
         images = runtime.data.client(partition_id)
-        runtime.load(state)
+        runtime.load(state, _kept(context, OWN))
         proximal_mu = float(instructions.get("proximal-mu", 0.0))  # type: ignore[arg-type]
         # Asked for by the operator of the simulation, and only in rounds that the server observes.
         audit = runtime.config.audit is True and bool(instructions.get(AUDITED, False))
-        memory = _memory(context)
+        memory = _kept(context, MEMORY)
         result = runtime.train(images, partition_id, server_round, proximal_mu, audit, memory)
         num_examples = result.protocol.batch_size if runtime.settings.share == "gradient" else len(images)
         sent = runtime.share(result, state, num_examples, partition_id, server_round)
@@ -241,16 +263,18 @@ def build_client_app(config: AnyConfig, data: FederatedData | None = None) -> Cl
             metrics[SKIPPED_STEPS] = float(result.skipped)
         if kept := runtime.defenses.memory():
             context.state[MEMORY] = to_arrays(kept)
+        if own := runtime.kept():
+            context.state[OWN] = to_arrays(own)
         return Message(to_reply(replace(sent, metrics=metrics)), reply_to=message)
 
     @app.evaluate()
     def evaluate_locally(message: Message, context: Context) -> Message:
         partition_id = int(context.node_config["partition-id"])
         state, instructions = _open(message, decoded)
-        runtime.load(state)
+        runtime.load(state, _kept(context, OWN))
         images = runtime.data.client(partition_id)
         server_round = int(instructions.get(SERVER_ROUND, 0))  # type: ignore[arg-type]
-        runtime.defenses.begin(ClientRound(server_round, len(images), _memory(context), runtime.model))
+        runtime.defenses.begin(ClientRound(server_round, len(images), _kept(context, MEMORY), runtime.model))
         scores = evaluate(runtime.model, images, runtime.normaliser)
         record: dict[str, Any] = {NUM_EXAMPLES: len(images), "loss": scores.loss, "accuracy": scores.accuracy}
         return Message(RecordDict({METRICS: MetricRecord(record)}), reply_to=message)
@@ -258,8 +282,8 @@ def build_client_app(config: AnyConfig, data: FederatedData | None = None) -> Cl
     return app
 
 
-def _memory(context: Context) -> State:
-    return from_arrays(array_records(context.state).get(MEMORY, ArrayRecord()))
+def _kept(context: Context, name: str) -> State:
+    return from_arrays(array_records(context.state).get(name, ArrayRecord()))
 
 
 def _open(message: Message, decoded: DecodedState) -> tuple[State, ConfigRecord]:

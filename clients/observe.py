@@ -102,9 +102,10 @@ def observe(
     defended = replace(architecture, wrappers=(chain,), seed=drawn, finetune=recipe)
     settings.check_optimizer()
     runtime = ClientRuntime(config, given=defended)
-    recipe.check(runtime.model, architecture.image_shape)
+    recipe.check(runtime.model, architecture.image_shape, share)
     chain.check(Plan(runtime.model, plain(settings), {}, chain.defenses, architecture.image_shape))
-    state: State = {name: tensor.detach().cpu().clone() for name, tensor in runtime.model.state_dict().items()}
+    whole = runtime.model.state_dict()
+    state: State = {name: tensor.detach().cpu().clone() for name, tensor in whole.items() if name not in runtime.own}
     try:
         result = runtime.train(held, client, server_round)
     except ValueError as error:

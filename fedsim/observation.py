@@ -215,7 +215,7 @@ class Observation:
             return False
         if self.protocol.steps > 1 and not self.keeps("images"):
             return False
-        return all(getattr(wrapper, "repeatable", False) for wrapper in self.architecture.wrappers)
+        return not self.finetune.keeps and all(getattr(one, "repeatable", False) for one in self.architecture.wrappers)
 
     @property
     def _defenses_at_hand(self) -> bool:

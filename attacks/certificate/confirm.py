@@ -135,6 +135,8 @@ def _unrepeatable(observation: Observation) -> str:
         return "how the client computes is not known here, so that nothing can be computed once more"
     if observation.summed != 1:
         return f"a sum over {observation.summed} clients cannot be computed once more"
+    if observation.finetune.keeps:
+        return "the client has parameters of its own, which nobody else knows: the update cannot be computed once more"
     if observation.protocol.steps > 1:
         steps = observation.protocol.steps
         return f"each of {steps} local steps may have seen other images behind a defense that draws or does not say"

@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.base import Attack, Certificate, Needs, Reconstruction, uncertified
+from attacks.base import Attack, Certificate, Needs, Reconstruction
+from attacks.result import uncertified
 from attacks.label import counting, rules
 from attacks.label.certified import as_reconstruction, features_of
 from attacks.label.head import head_is_exact, rounding, shared, sign_rounding, single_head

@@ -148,7 +148,7 @@ def prepare(given: JobConfig | Mapping[str, Any]) -> Setup:
     architecture = Architecture(build_spec(config.model, data), (defenses,), architecture_seed(config.seed), finetune)
     model = architecture.build()
     strategy = config.strategy if isinstance(config, FederatedConfig) else {}
-    finetune.check(model, (3, side, side))
+    finetune.check(model, (3, side, side), config.client.share)
     defenses.check(Plan(model, plain(config.client), strategy, defenses.defenses, (3, side, side)))
     wants_auxiliary = any(attack.needs.auxiliary for attack in attacks.values())
     costs = tuple(float(attack.cost) for attack in attacks.values())

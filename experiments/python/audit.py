@@ -240,7 +240,7 @@ def _setup(config: AuditConfig, chosen: Named | Sequence[Named], architecture: O
     own.client.check_optimizer()
     defended = replace(architecture, wrappers=(chain,))
     model = defended.build()
-    defended.finetune.check(model, defended.image_shape)
+    defended.finetune.check(model, defended.image_shape, own.client.share)
     chain.check(Plan(model, plain(own.client), {}, chain.defenses, defended.image_shape))
     attacks: list[Attack] = [build_attack(name, settings) for name, settings in own.attack.items()]
     for name, settings in own.attack.items():

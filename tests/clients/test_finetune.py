@@ -90,3 +90,36 @@ def test_what_is_no_recipe_is_refused(model, images):
         fedsim.observe(model, images, LABELS, finetune={"last_k": {"k": "x"}})
     with pytest.raises(ConfigError, match="a name of conf/finetune"):
         fedsim.observe(model, images, LABELS, finetune=["head"])
+
+
+LOCAL_PAIR = {"lora": {"aggregate": "local_pair"}}
+
+
+def test_a_local_pair_is_in_nothing_that_is_observed(model, images, tmp_path):
+    from fedsim.storage.observation_files import save_observation
+
+    settings = {"share": "weights", "local_steps": 4, "lr": 0.5}
+    seen = fedsim.observe(model, images, LABELS, finetune=LOCAL_PAIR, **settings)
+    both = fedsim.observe(model, images, LABELS, finetune="lora", **settings)
+    assert seen.update.tensors.keys() == both.update.tensors.keys()
+    assert seen.global_state.keys() == both.global_state.keys()
+    assert not any(torch.equal(one, both.update.tensors[name]) for name, one in seen.update.tensors.items())
+    assert both.repeatable
+    assert not seen.repeatable
+    save_observation(seen, tmp_path / "seen")
+    assert not any(b"local_B" in path.read_bytes() for path in (tmp_path / "seen").iterdir())
+    again = fedsim.Observation.load(tmp_path / "seen", model=model)
+    assert again.finetune == seen.finetune
+
+
+def test_one_step_beside_a_local_pair_at_zero_is_that_without(model, images):
+    settings = {"share": "delta", "local_steps": 1, "lr": 0.5}
+    pair, both = (
+        fedsim.observe(model, images, LABELS, finetune=recipe, **settings).update for recipe in (LOCAL_PAIR, "lora")
+    )
+    assert all(torch.equal(tensor, both.tensors[name]) for name, tensor in pair.tensors.items())
+
+
+def test_who_takes_no_step_trains_no_pair_of_its_own(model, images):
+    with pytest.raises(ConfigError, match=r"client\.share=gradient: must be delta or weights"):
+        fedsim.observe(model, images, LABELS, finetune=LOCAL_PAIR)

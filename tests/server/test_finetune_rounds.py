@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
+from clients.app import ClientRuntime
 from fedsim.models import Architecture, ModelSpec, architecture_seed
 from fedsim.models.finetune import LoRA
 from fedsim.observation import Observation
@@ -136,6 +138,30 @@ def test_a_kept_back_factor_stays_with_its_client(exchanged):
     start = Architecture(ModelSpec("vit_nano_patch2_8", 10), seed=architecture_seed(0), finetune=LoRA()).build()
     # A moves in round 2 alone: in the first its gradient is zero but for what B gained within the client's own steps.
     assert not torch.equal(end[name.format("A")], start.state_dict()[name.format("A")])
+
+
+def test_a_local_pair_stays_with_its_client_from_round_to_round(exchanged):
+    """Round 2 by hand, with the client's own code: from the pair that it kept in round 1, not from a fresh one."""
+    pair = ("finetune=lora", "finetune.aggregate=local_pair")
+    sent = ("strategy=fedavg", "client.local_steps=2", "attack=[]", "observe.clients=all")
+    folder, there, back = exchanged(*pair, *sent, "checkpoint_every=1", "simulation.worker_sums=0")
+    assert not any("local_" in name for one in (*there, *back) for name in one)
+    runtime = ClientRuntime(yaml.safe_load((folder / "config.yaml").read_text()))
+    start = Architecture(ModelSpec("vit_nano_patch2_8", 10), seed=architecture_seed(0), finetune=LoRA()).build()
+    states = [start.state_dict(), load_file(folder / "checkpoints" / "round-00001.safetensors")]
+    assert not any("local_" in name for name in states[1])
+    images, kept = runtime.data.client(1), None
+    for number, state in enumerate(states, 1):
+        (seen,) = (Observation.load(one) for one in (folder / "observations").glob(f"round-0000{number}-client-00001*"))
+        assert seen.global_state.keys() == seen.build_model().state_dict().keys() == state.keys()
+        updates = []
+        for own in (kept, None):
+            runtime.load(state, own)
+            result = runtime.train(images, 1, number)
+            updates.append(runtime.share(result, state, len(images), 1, number).tensors)
+            kept = runtime.kept() if own is kept else kept
+        same = [all(torch.equal(seen.update.tensors[n], one) for n, one in update.items()) for update in updates]
+        assert same == [True, number == 1]
 
 
 def test_workers_sum_what_is_trained(exchanged, command, tmp_path):

@@ -1,11 +1,12 @@
-"""What is left of an image in updates of fine-tuning: digits, `vit_nano`, one image in a gradient.
+"""What is left of images in updates of fine-tuning: digits, `vit_nano`, one gradient.
 
 python -m experiments.studies.finetune --out DIR
 python -m experiments.studies.finetune --out DIR --backbones trained --recipes head 'lora *' --images 8
+python -m experiments.studies.finetune --out DIR --backbones drawn --recipes full 'lora *' --images 6 --batches 1 2 4
 
 For each recipe, and for low-rank factors and adapters by the round: the floor that `gauss_newton` reaches, a guess
-without any gradient, and how many directions of the image the update holds. The same command goes on where an earlier
-call stopped; more images and recipes may be asked for later.
+without any gradient, and how many directions of its images the update holds. The same command goes on where an earlier
+call stopped; more images, recipes and batches may be asked for later.
 """
 
 import argparse
@@ -18,4 +19,5 @@ def arguments() -> argparse.ArgumentParser:
     options.add_argument("--backbones", nargs="+", help="globs on drawn, trained; default: both")
     options.add_argument("--recipes", nargs="+", help="globs on recipes and rounds; default: all")
     options.add_argument("--images", type=int, help="digits; default: 3, or 8 with --scale paper")
+    options.add_argument("--batches", nargs="+", type=int, default=[1], help="images of an update")
     return options

@@ -1,9 +1,10 @@
-"""What is left of an image in updates of fine-tuning. Its options are in `options`."""
+"""What is left of images in updates of fine-tuning. Its options are in `options`."""
 
 import argparse
 import copy
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from experiments.studies.second_order.victims import DIGITS, PRIVATE, digits, pu
 from fedsim.bounds.references import determined
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
+from fedsim.metrics.matching import match
 from fedsim.models import Architecture, ModelSpec, architecture_seed
 from fedsim.observation import Observation
 from fedsim.settings.composition import finetune_of
@@ -39,6 +41,19 @@ class Case:
 
     finetune: str
     server_round: int = 1
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row: a public model, a recipe in a round, and the images of an update."""
+
+    backbone: str
+    case: str
+    batch: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.backbone}/{self.case}/B={self.batch}"
 
 
 CASES = {
@@ -62,39 +77,50 @@ def run(options: argparse.Namespace) -> None:
     backbones = chosen("--backbones", options.backbones, BACKBONES)
     cases = chosen("--recipes", options.recipes, CASES)
     steps, restarts = BUDGETS[options.scale]
+    batches = sorted(set(options.batches))
+    if not 1 <= batches[0] <= batches[-1] <= MOST:
+        raise ConfigError("--batches", " ".join(map(str, batches)), f"1 to {MOST}")
     settings = {"steps": steps, "restarts": restarts, "seed": options.seed}
-    cells = [(backbone, case) for backbone in backbones for case in cases]
+    cells = [Cell(backbone, case, batch) for backbone in backbones for case in cases for batch in batches]
     units = [
-        Unit.of(options, f"{backbone}/{case}/{image}", {"image": image, "backbone": backbone, "case": case, **settings})
-        for backbone, case in cells
-        for image in range(images)
+        Unit.of(options, f"{cell.key}/{first}", {"first": first, **asdict(cell), **settings})
+        for cell in cells
+        for first in range(0, images, cell.batch)
     ]
     shown = partial(page, cells=cells, images=images, settings=settings)
     Study(arguments(), [options.seed], settings, [units], work, shown).run(options)
 
 
 def work(unit: Unit) -> list[Entry]:
-    """One image's update, the attack on it, and what it holds of the image; a process of its own may run it."""
+    """One update, the attack on it, and of a cell's first what it holds of its images; a process of its own may run it.
+
+    An entry for each image.
+    """
     settings = unit.settings
-    images, labels = digits([settings["image"]])
+    images, labels = digits(range(settings["first"], settings["first"] + settings["batch"]))
     seen = observed(settings["backbone"], CASES[settings["case"]], images, labels, settings["seed"])
-    jacobian, _, floor = linear(seen, images, labels)
-    held = determined(jacobian, floor)
-    entry: Entry = {"image": settings["image"], "rank": held.rank, "unknowns": held.unknowns}
-    entry |= {"numbers": sum(tensor.numel() for tensor in seen.update.tensors.values())}
+    about: Entry = {"numbers": sum(tensor.numel() for tensor in seen.update.tensors.values())}
+    if settings["first"] == 0:
+        jacobian, _, floor = linear(seen, images, labels)
+        held = determined(jacobian, floor)
+        rounding = held.rounding_psnr if math.isfinite(held.rounding_psnr) else None
+        about |= {"rank": held.rank, "unknowns": held.unknowns, "rounding": rounding}
     search = LevenbergMarquardt(steps=settings["steps"], restarts=settings["restarts"])
     attack = GaussNewton(search, budget=Budget(frames=0, save_every=0))
     result = fedsim.attack(attack, seen, seed=settings["seed"], device=unit.device)
     if result.status != "done" or result.images is None:
-        return [entry | {"refused": result.reason}]
-    entry["squared_error"] = float((result.images.double().cpu() - images).square().mean())
-    entry["guess"] = float((images - public().mean).square().mean())
-    entry["certified"] = result.certificate is not None and result.certificate.status == "certified"
-    return [entry | {"seconds": result.seconds}]
+        return [about | {"refused": result.reason}]
+    about["certified"] = result.certificate is not None and result.certificate.status == "certified"
+    about["seconds"] = result.seconds
+    found = result.images.double().cpu()
+    errors = (found[match(images, found)] - images).square().mean(dim=(1, 2, 3)).tolist()
+    guesses = (images - public().mean).square().mean(dim=(1, 2, 3)).tolist()
+    pairs = zip(errors, guesses, strict=True)
+    return [about | {"squared_error": error, "guess": guess} for error, guess in pairs]
 
 
 def observed(backbone: str, case: Case, images: Tensor, labels: Tensor, seed: int) -> Observation:
-    """What one client would share in that round."""
+    """What one client would share of a batch in that round."""
     model = at_round(backbone, case, seed)
     seen = fedsim.observe(model, images.float(), labels, finetune=case.finetune, seed=seed)
     return replace(seen, image_prior=public())
@@ -134,28 +160,30 @@ def public_backbone(backbone: str, seed: int) -> nn.Module:
     return model
 
 
-def page(
-    entries: Sequence[Mapping[str, Any]], cells: Sequence[tuple[str, str]], images: int, settings: Mapping[str, Any]
-) -> Page:
+def page(entries: Sequence[Mapping[str, Any]], cells: Sequence[Cell], images: int, settings: Mapping[str, Any]) -> Page:
     """One table: a row for each cell."""
     rows, record = [], []
-    for backbone, case in cells:
-        own = [entry for entry in entries if entry["unit"].startswith(f"{backbone}/{case}/")]
-        values = cell(own)
-        numbers, rank = own[0]["numbers"], min(entry["rank"] for entry in own)
-        shared = [values[name] for name in ("floor", "median", "guess")]
-        record.append([backbone, case, numbers, rank, own[0]["unknowns"], *shared, values["exact"], values["done"]])
+    for one in cells:
+        own = [entry for entry in entries if entry["unit"].startswith(f"{one.key}/")]
+        values, numbers = cell(own), own[0]["numbers"]
+        shared = [values[name] for name in ("floor", "median", "guess", "rounding")]
+        counts = [values[name] for name in ("exact", "certified", "done")]
+        record.append([*astuple(one), numbers, values["rank"], values["unknowns"], *shared, *counts])
         shown = ["" if value is None else f"{value:.1f}" for value in shared]
         exact = f"{values['exact']} of {values['done']}"
-        rows.append([BACKBONES[backbone], case, f"{numbers:,}", f"{rank} of {own[0]['unknowns']}", *shown, exact])
-    header = ["backbone", "recipe", "numbers shared", "directions of the image in them", "dB of the mean error"]
-    header += ["median dB", "a guess", f"above {EXACT:.0f} dB"]
-    names = ["backbone", "recipe", "numbers", "rank", "unknowns", "floor", "median", "guess", "exact", "done"]
+        held = f"{values['rank']} of {values['unknowns']}"
+        row = [BACKBONES[one.backbone], one.case, str(one.batch), f"{numbers:,}", held, *shown]
+        rows.append([*row, exact, str(values["certified"])])
+    header = ["backbone", "recipe", "images", "numbers shared", "directions of the images in them"]
+    header += ["dB of the mean error", "median dB", "a guess", "rounding alone", f"above {EXACT:.0f} dB", "certified"]
+    names = ["backbone", "recipe", "batch", "numbers", "rank", "unknowns", "floor", "median", "guess", "rounding"]
+    names += ["exact", "certified", "done"]
     introduction = (
-        f"`gauss_newton` on the gradient of one digit at `vit_nano`, {images} digits a cell, {settings['steps']} steps "
-        "of each start. Floors are what this search reached, no more. Directions are those in which the update moves "
-        "with the image, near it and beyond float64's rounding: fewer than there are unknowns leave many images for "
-        "one update; all of them prove no leakage that a search finds."
+        f"`gauss_newton` on the gradient of a batch of digits at `vit_nano`, {images} digits a cell or the next whole "
+        f"number of batches, {settings['steps']} steps of each start. Floors are what this search reached, no more. "
+        "Directions are those in which the first update moves with its images, near them and beyond float64's "
+        "rounding: fewer than there are unknowns leave many images for one update; all of them prove no leakage that a "
+        "search finds. Rounding alone is what float32 would leave of them to who has solved for the rest."
     )
     differs = [
         f"The guess is the mean of {DIGITS - PRIVATE} digits that are nobody's; so is the prior of the attack.",

@@ -6,13 +6,14 @@ Its options are in `options`.
 import argparse
 from collections.abc import Sequence
 
+from experiments.studies.harness.federation import run_folder
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Study, Unit, seeds
 from experiments.studies.mjp_training.figures import draw, other_projection
 from experiments.studies.mjp_training.options import arguments
 from experiments.studies.mjp_training.scales import SCALES, TrainingScale
 from experiments.studies.mjp_training.tables import Measured, Record, tables
-from experiments.studies.mjp_training.unit import run_folder, run_unit
+from experiments.studies.mjp_training.unit import run_unit
 from experiments.studies.mjp_training.variants import Variant, choose, plan
 from fedsim.settings.composition import Config
 

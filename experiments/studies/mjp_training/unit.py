@@ -9,7 +9,7 @@ from experiments.cli.progress import Bars
 from experiments.matrix.units import quiet
 from experiments.measure.command import PassesBar, measure_subject
 from experiments.measure.subjects import Subject, load_subjects
-from experiments.run.command import run_federated
+from experiments.studies.harness.federation import run_folder, train
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Unit
 from fedsim.settings.commands import MeasureConfig
@@ -32,19 +32,6 @@ def run_unit(unit: Unit) -> list[Entry]:
         with Bars(console) as bars:
             record = measure_subject(subject, parse(MeasureConfig, unit.settings["measure"]), PassesBar(bars, 1))
     return [{**record, "folder": str(folder.relative_to(unit.out))}]
-
-
-def run_folder(out: Path, key: str) -> Path:
-    """The folder of a unit's federated run."""
-    return out / "runs" / key
-
-
-def train(config: Config, folder: Path) -> None:
-    """The run in this folder to its end: from its last resume point where an earlier call was interrupted."""
-    if (folder / "summary.json").is_file():
-        return
-    begun = (folder / "config.yaml").is_file()
-    run_federated({**config, "run_dir": str(folder), "resume": str(folder) if begun else None}, folder)
 
 
 def subjects(measuring: Config, folders: dict[str, Path]) -> list[Subject]:

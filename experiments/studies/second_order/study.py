@@ -178,7 +178,8 @@ def linear(seen: Observation, images: Tensor, labels: Tensor) -> tuple[Tensor, T
     x = seen.normalised(images).flatten()
     with sdpa_kernel(SDPBackend.MATH):
         J = residual.jacobian(x)[: len(residual.weights)] / residual.weights[:, None]
-    by_pixel = J / torch.tensor(seen.std, dtype=torch.float64).repeat_interleave(SHAPE[1] * SHAPE[2])
+    std = torch.tensor(seen.std, dtype=torch.float64).repeat_interleave(SHAPE[1] * SHAPE[2])
+    by_pixel = J / std.repeat(len(images))
     sizes = [(target[n].norm().double() / math.sqrt(target[n].numel()), target[n].numel()) for n in residual.names]
     floor = torch.cat([(seen.eps * size).clamp(min=1e-300).expand(count) for size, count in sizes])
     return by_pixel, 1.0 / residual.weights, floor

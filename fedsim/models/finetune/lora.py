@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,21 +13,33 @@ from fedsim.errors import nearest, one_of, require
 from fedsim.models.finetune.draws import uniform
 from fedsim.models.finetune.recipe import Finetune, known_head
 
-AGGREGATES = ("both", "freeze_a")
+AGGREGATES = ("both", "freeze_a", "local_pair")
 
 
 class LowRankLinear(nn.Linear):
-    """A linear layer of weight W + s·B·A; its own parameters are those of the layer it stands for, by their names."""
+    """A linear layer of weight W + s·B·A; its own parameters are those of the layer it stands for, by their names.
+
+    On a client it may have a second pair of factors, whose product is added: `local_A`, `local_B`.
+    """
 
     def __init__(self, layer: nn.Linear, first: Float[Tensor, "rank inputs"], scale: float) -> None:
         super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
         self.lora_A = nn.Parameter(first.to(layer.weight))
         self.lora_B = nn.Parameter(layer.weight.new_zeros(layer.out_features, len(first)))
+        self.register_parameter("local_A", None)
+        self.register_parameter("local_B", None)
         self.scale = scale
+
+    def add_local(self, first: Float[Tensor, "rank inputs"]) -> None:
+        """Put in the second pair; its B is zero."""
+        self.local_A = nn.Parameter(first.to(self.weight))
+        self.local_B = nn.Parameter(torch.zeros_like(self.lora_B))
 
     def forward(self, input: Tensor) -> Tensor:
         low = F.linear(F.linear(input, self.lora_A), self.lora_B)
+        if self.local_A is not None:
+            low = low + F.linear(F.linear(input, self.local_A), self.local_B)
         return super().forward(input) + self.scale * low
 
 
@@ -39,7 +52,8 @@ class LoRA(Finetune):
     Attributes:
         targets: last parts of the names of linear layers: `qkv`, `proj`, `fc1`, `fc2` in timm's ViTs.
         aggregate: `both`: A and B are shared, and averaged apart (FedIT, Zhang et al. 2024); `freeze_a`: A stays as it
-            was drawn, and B alone is trained (FFA-LoRA, Sun et al. 2024).
+            was drawn, and B alone is trained (FFA-LoRA, Sun et al. 2024); `local_pair`: as `both`, and beside the
+            shared pair each client trains one of its own, which it keeps (two adapters as in FDLoRA, Qi et al. 2024).
     """
 
     rank: int = 8
@@ -80,7 +94,21 @@ class LoRA(Finetune):
                     require("finetune.rank", self.rank, same, expected)
                 else:
                     model.set_submodule(name, LowRankLinear(layer, first, self.alpha / self.rank))
-                added |= {f"{name}.lora_B"} | ({f"{name}.lora_A"} if self.aggregate == "both" else set())
+                added |= {f"{name}.lora_B"} | ({f"{name}.lora_A"} if self.aggregate != "freeze_a" else set())
+        return added
+
+    @property
+    def keeps(self) -> bool:
+        return self.aggregate == "local_pair"
+
+    def personalise(self, model: nn.Module, seed: int) -> set[str]:
+        """Every client draws the same A, by the seed and the layer's name; B is zero at first."""
+        added: set[str] = set()
+        for name, layer in self.hosts(model).items() if self.keeps else ():
+            assert isinstance(layer, LowRankLinear)
+            bound = 1 / math.sqrt(layer.in_features)
+            layer.add_local(uniform(bound, (self.rank, layer.in_features), seed, "local_A", name))
+            added |= {f"{name}.local_A", f"{name}.local_B"}
         return added
 
     def hosts(self, model: nn.Module) -> dict[str, nn.Module]:

@@ -29,6 +29,11 @@ class Finetune:
         """Whether everything is trained, and travels."""
         return False
 
+    @property
+    def keeps(self) -> bool:
+        """Whether clients train and keep something of their own: then nobody can compute their updates once more."""
+        return False
+
     def part(self, model: nn.Module) -> set[str]:
         """Parameters of the model itself that are trained.
 
@@ -47,6 +52,13 @@ class Finetune:
         """
         return set()
 
+    def personalise(self, model: nn.Module, seed: int) -> set[str]:
+        """Put into a client's prepared model what it trains and keeps; the names of these parameters.
+
+        The server's model has none of it, and no message: as drawn it must not change what the model computes.
+        """
+        return set()
+
     def prepare(self, model: nn.Module, seed: int = 0) -> nn.Module:
         """The model, in which the recipe's parameters alone are trained; those that were frozen stay frozen."""
         trained = self.part(model)  # before anything is put in: a part's name is that of the bare model
@@ -60,12 +72,18 @@ class Finetune:
         """Modules whose forward pass reads what was put in, by name."""
         return {}
 
-    def check(self, model: nn.Module, image_shape: Sequence[int]) -> None:
-        """Refuse a prepared model that goes past what was put in: it would train without.
+    def check(self, model: nn.Module, image_shape: Sequence[int], share: str = "weights") -> None:
+        """Refuse a prepared model that goes past what was put in, and clients that would train nothing of their own.
+
+        Args:
+            share: what clients share: `gradient`, `delta` or `weights`.
 
         Raises:
             ConfigError: naming a module that the model reads in another way than by calling it.
         """
+        if self.keeps and share == "gradient":
+            expected = f"delta or weights: without a step nothing changes that finetune={self.NAME} keeps on the client"
+            raise ConfigError("client.share", share, expected)
         hosts = self.hosts(model)
         called = _called(model, hosts, image_shape) if hosts else set()
         if missed := [name for name in hosts if name not in called]:

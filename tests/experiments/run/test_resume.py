@@ -163,9 +163,13 @@ def test_the_same_bits_after_a_kill(mortal, whole, copied, moment):
     assert_same(folder, whole("fedsgd"))
 
 
-@pytest.mark.parametrize("more", [(), ("finetune=lora",)])
+PAIR = ("finetune=lora", "finetune.aggregate=local_pair")
+
+
+@pytest.mark.parametrize("more", [(), ("finetune=lora",), PAIR])
 def test_what_server_and_clients_remember_goes_on(mortal, whole, tmp_path, more):
-    """FedAdam its moments, the clients what top-k has kept back; of low-rank factors as of everything."""
+    """FedAdam its moments, the clients what top-k has kept back; of low-rank factors as of everything, and pairs
+    of their own."""
     folder = tmp_path / "run"
     settings = ["simulation=inline", *SMALL, *SETTINGS["fedadam"], *more, f"run_dir={folder}"]
     mortal.run(*settings, at=POINT, call=1, how="after")

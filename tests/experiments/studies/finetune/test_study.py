@@ -25,8 +25,27 @@ def test_a_cell_stands_beside_the_guess_and_what_the_update_holds(call, tmp_path
     assert "no more" in out
 
 
+def test_a_row_for_each_size_of_batch_with_an_entry_for_each_image(call, tmp_path):
+    code, _, err = call("--backbones", "drawn", "--recipes", "head", "--images", "3", "--batches", "1", "2")
+    assert code == 0, err
+    with (tmp_path / "finetune.csv").open(newline="", encoding="utf-8") as file:
+        one, two = csv.DictReader(file)
+    assert [(row["batch"], row["unknowns"], row["done"]) for row in (one, two)] == [
+        ("1", "192", "3"),
+        ("2", "384", "4"),
+    ]
+    assert int(one["rank"]) < int(two["rank"]) <= 2 * 64
+    assert float(one["guess"]) == pytest.approx(10.9, abs=1.5)
+    assert one["certified"] == "0"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(["--recipes", "qlora"], "--recipes=qlora"), (["--images", "101"], "--images")]
+    ("arguments", "said"),
+    [
+        (["--recipes", "qlora"], "--recipes=qlora"),
+        (["--images", "101"], "--images"),
+        (["--batches", "0"], "--batches=0: must be 1 to 100"),
+    ],
 )
 def test_wrong_options_are_refused(call, arguments, said):
     code, _, err = call(*arguments)

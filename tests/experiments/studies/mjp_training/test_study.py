@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from experiments.measure import command as measure
 from experiments.run import command as federated
+from experiments.studies.harness import federation
 from experiments.studies.mjp_training import figures
-from experiments.studies.mjp_training import unit as mjp_unit
 from experiments.studies.mjp_training.__main__ import main
 from experiments.studies.mjp_training.scales import SCALES, TrainingScale
 from experiments.studies.mjp_training.variants import (
@@ -175,13 +175,13 @@ def test_goes_on_where_it_was_killed(done, pictures, tmp_path, monkeypatch):
     results.write_text("".join(line for line in lines if json.loads(line)["unit"] not in ("A-0", "J-0")))
     (out / "runs" / "J-0" / "summary.json").unlink()
     shutil.rmtree(out / "runs" / "J-0" / "checkpoints")
-    trained, train = [], mjp_unit.run_federated
+    trained, train = [], federation.run_federated
 
     def counted(config, root):
         trained.append((root.name, config["resume"] is not None))
         return train(config, root)
 
-    monkeypatch.setattr(mjp_unit, "run_federated", counted)
+    monkeypatch.setattr(federation, "run_federated", counted)
     monkeypatch.setattr("experiments.studies.mjp_training.figures.draw_all", lambda *_: [])
     assert call(pictures, out, "--variants", *TRAINED) == 0
     assert trained == [("J-0", True)]

@@ -149,6 +149,49 @@ def test_a_checkpoint_of_the_base_and_one_of_the_run_both_load(tmp_path):
         assert all(torch.equal(tensor, loaded.state_dict()[key]) for key, tensor in expected.state_dict().items())
 
 
+def personal(recipe, seed=0):
+    model = prepared(recipe, seed)
+    return model, recipe.personalise(model, seed)
+
+
+def test_a_local_pair_at_zero_changes_nothing_and_the_server_has_none(rng):
+    recipe = LoRA(aggregate="local_pair")
+    (model, added), shared = personal(recipe), moved(prepared(recipe))
+    assert added == model.state_dict().keys() - shared.state_dict().keys()
+    assert len(added) == 8
+    assert all(name.endswith(("local_A", "local_B")) for name in added)
+    assert {n for n, p in model.named_parameters() if p.requires_grad} - added == {
+        n for n, p in prepared(LoRA()).named_parameters() if p.requires_grad
+    }
+    images = torch.randn(2, 3, 8, 8, generator=rng, dtype=torch.float64)
+    assert torch.equal(moved(model)(images), shared(images))
+    again, other = personal(recipe)[0].state_dict(), personal(recipe, 1)[0].state_dict()
+    name = "blocks.0.attn.qkv.local_A"
+    assert torch.equal(model.state_dict()[name], again[name])
+    assert not torch.equal(again[name], other[name])
+    assert not torch.equal(again[name], again["blocks.0.attn.qkv.lora_A"])
+
+
+def test_both_pairs_add_to_the_weights(rng):
+    """Outputs are those of the base model with W + s·B·A + s·B'·A' written into it."""
+    recipe = LoRA(rank=3, alpha=5.0, targets=("qkv", "fc1"), aggregate="local_pair")
+    model = moved(personal(recipe)[0])
+    merged = NANO.build(0)
+    for name, layer in merged.named_modules():
+        if name.endswith(("qkv", "fc1")):
+            low = model.get_submodule(name)
+            low.local_B.data = 0.1 * torch.randn(low.local_B.shape, generator=rng, dtype=torch.float64)
+            layer.weight.data += 5.0 / 3 * (low.lora_B @ low.lora_A + low.local_B @ low.local_A)
+    images = torch.randn(2, 3, 8, 8, generator=rng, dtype=torch.float64)
+    torch.testing.assert_close(model(images), merged(images), rtol=1e-12, atol=1e-12)
+
+
+def test_other_recipes_keep_nothing():
+    for recipe in (LoRA(), LoRA(aggregate="freeze_a")):
+        assert not recipe.keeps
+        assert personal(recipe)[1] == set()
+
+
 def test_refusals():
     for settings, words in [
         ({"rank": 0}, r"finetune\.rank=0: must be a whole number of at least 1"),

@@ -1,0 +1,1 @@
+"""What a federation learns by each recipe of fine-tuning, and what it costs."""
