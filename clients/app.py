@@ -13,7 +13,7 @@ from torch import nn
 
 from clients.local_model import LocalModel
 from clients.replay import replay
-from clients.training import LocalResult, train_locally
+from clients.training import LocalResult, Rate, train_locally
 from defenses.base import ClientRound, DefenseChain
 from defenses.compose import build_chain
 from fedsim.data import FederatedData, ImageSet
@@ -195,8 +195,16 @@ class ClientRuntime:
                 defense_rng,
                 proximal_mu,
                 audit,
+                self._rate(server_round),
             )
         return replace(result, tensors={name: one for name, one in result.tensors.items() if name not in self.own})
+
+    def _rate(self, server_round: int) -> Rate | None:
+        schedule = self.settings.schedule
+        if schedule.constant:
+            return None
+        rounds = getattr(self.config, "num_rounds", 1)
+        return lambda step, steps: schedule.factor(step, steps, max(1, server_round), rounds)
 
     def defended(self, result: LocalResult, num_examples: int, client: int, server_round: int) -> Update:
         """The client's gradient or change of the weights after its defenses; draws depend on (seed, round, client)."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim.lr_scheduler import LambdaLR
 
 from clients.local_model import LocalModel
 from clients.precision import LossScale, autocast
@@ -21,6 +22,9 @@ from fedsim.ground_truth import GroundTruth
 from fedsim.models import Normaliser
 from fedsim.settings.groups import ClientSettings
 from fedsim.update import LocalProtocol, Precision, State, Update
+
+Rate = Callable[[int, int], float]
+"""What multiplies the learning rate of a local step, of how many."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ def train_locally(
     defense_rng: torch.Generator,
     proximal_mu: float = 0.0,
     audit: bool = False,
+    rate: Rate | None = None,
 ) -> LocalResult:
     """Take the gradient of one batch, or train for the configured steps; the model is left as trained.
 
@@ -98,6 +103,7 @@ def train_locally(
         defense_rng: of the defense. Where no second order follows the first it goes on with `rng` instead.
         audit: keep what the model saw, for the scorer.
         proximal_mu: weight of FedProx's (μ/2)·‖w - w_global‖².
+        rate: of each local step, where there is a schedule.
     """
     local.set_mode(settings.training_mode)
     one_gradient = settings.share == "gradient"
@@ -113,7 +119,10 @@ def train_locally(
     lrs: list[float] = []
     gradient_of = LossGradient(model, defense, settings.label_smoothing, local.parameters, settings.precision)
     plan = len(pictures), settings.batch_size, settings.local_epochs, steps
-    one_order = _steps(*plan) <= -(-len(pictures) // settings.batch_size)
+    total = _steps(*plan)
+    if rate is not None and optimizer is not None:
+        scheduler = LambdaLR(optimizer, lambda step: rate(step, total))
+    one_order = total <= -(-len(pictures) // settings.batch_size)
     draws = rng if one_order else defense_rng
     for indices in batches(*plan, rng):
         private, labels = pictures.images(indices), pictures.labels[indices]

@@ -192,6 +192,8 @@ def _comparable(text: str) -> dict[str, Any]:
     if build_finetune(config.get("finetune") or {}).whole:  # as with folders of before there was a choice
         config.pop("finetune", None)
     client = config.get("client") or {}
+    if client.get("schedule", {}).get("shape") == "constant" and not client["schedule"].get("warmup"):
+        del client["schedule"]  # the same as in folders of before there was one
     for key, usual in (("precision", "float32"), ("augment", [])):  # the same
         if client.get(key) == usual:
             del client[key]

@@ -100,6 +100,9 @@ class JobConfig(LocalConfig):
 
     def check(self) -> None:
         """Raises ConfigError where settings of several groups do not go together."""
+        schedule = self.client.schedule
+        if not schedule.constant and schedule.over == "rounds" and not isinstance(self, RunConfig):
+            raise ConfigError("client.schedule.over", schedule.over, "steps but in a federated run: here are no rounds")
         for name, crew in self.simulation.attack_crews.items():
             if name not in self.attack and (hint := nearest(str(name), self.attack)):
                 raise ConfigError(f"simulation.attack_crews.{name}", crew, f"the name of an attack.{hint}")

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from fedsim.errors import ConfigError, nearest
 from fedsim.settings.local.augment import named
+from fedsim.settings.local.schedule import Schedule
 from fedsim.settings.ray_address import check_address
 from fedsim.settings.schema import Check, Rule, at_least, auto_or, number, one_of
 
@@ -64,6 +65,7 @@ class ClientSettings:
         local_steps: a fixed number of steps instead.
         optimizer: Hydra config of a torch optimiser, without its parameters.
         scheduler: Hydra config of a torch scheduler, stepped after each local step, or None.
+        schedule: warm-up and decay of the learning rate, in place of a scheduler.
         training_mode: `model.train()` (dropout, drop path) or `model.eval()` while the gradient is taken.
         precision: of forward and backward under autocast; weights, and what is shared, stay in float32.
         augment: torchvision's transforms on each image of a batch, in order; see `fedsim.settings.local.augment`.
@@ -81,6 +83,17 @@ class ClientSettings:
     device: Device
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     augment: Annotated[list[Any], lambda _, value: named(value)] = field(default_factory=list)
+    schedule: Schedule = field(default_factory=Schedule)
+
+    def check(self) -> None:
+        """Raises `ConfigError` where the schedule has no learning rate to change, or shares it with a scheduler."""
+        if self.schedule.constant:
+            return
+        if self.share == "gradient":
+            wanted = "constant, without warmup, beside client.share=gradient: such a client takes no step"
+            raise ConfigError("client.schedule.shape", self.schedule.shape, wanted)
+        if self.scheduler is not None:
+            raise ConfigError("client.scheduler", self.scheduler, "null beside client.schedule: one of them")
 
     @cached_property
     def optimisers(self) -> "OptimizerFactory":
