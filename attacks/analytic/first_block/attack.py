@@ -10,7 +10,13 @@ from attacks.analytic.first_block.block import PlainBlock, gradients, plain_bloc
 from attacks.analytic.first_block.grouping import group
 from attacks.analytic.first_block.residual import HiddenSystem
 from attacks.analytic.first_block.search import Solutions, find_solutions
-from attacks.analytic.first_block.subspaces import AffineSet, AffineTokens, affine_patches, affine_tokens
+from attacks.analytic.first_block.subspaces import (
+    AffineSet,
+    AffineTokens,
+    affine_patches,
+    affine_tokens,
+    embedded_rank,
+)
 from attacks.analytic.linear.patches import patchify, unpatchify
 from attacks.analytic.row_space.first_norm import FirstNorm, first_norm, spanned_gradients
 from attacks.analytic.row_space.subspace import row_space
@@ -141,8 +147,10 @@ def _problem(observation: Observation, device: torch.device) -> _Problem:
     output_grad, fc1_grad, fc2_grad = gradients(observation, block)
     patch_grad, qkv_grad = spanned_gradients(observation, device)
     image = row_space(patch_grad, min(batch * count, *patch_grad.shape), complete=False)
+    embedded = embedded_rank(norm, block.prefix)
     # The prefix tokens enter the first block alike in every picture: they count once here.
-    patches = affine_patches(norm, image, row_space(qkv_grad, batch * count + norm.prefix_tokens), batch)
+    read = min(batch * count + norm.prefix_tokens, len(image.basis) + embedded)
+    patches = affine_patches(norm, image, row_space(qkv_grad, read), batch, embedded)
     second, mlp = block.module.norm2, block.module.mlp
     hidden = row_space(fc2_grad, total, complete=False)
     tokens = affine_tokens(
@@ -153,6 +161,7 @@ def _problem(observation: Observation, device: torch.device) -> _Problem:
         (second.weight, second.bias),
         row_space(fc1_grad, total),
         batch,
+        embedded,
     )
     bias = mlp.fc1.bias if mlp.fc1.bias is not None else mlp.fc1.weight.new_zeros(len(mlp.fc1.weight))
     system = HiddenSystem(

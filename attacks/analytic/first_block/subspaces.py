@@ -16,6 +16,9 @@ from torch import Tensor
 from attacks.analytic.row_space.first_norm import FirstNorm
 from attacks.analytic.row_space.subspace import Subspace
 
+MIN_WEIGHT = 1e-2
+"""Of the strongest dimension of what is known of the tokens, from which on one counts."""
+
 
 @dataclass(frozen=True)
 class AffineSet:
@@ -75,12 +78,32 @@ def solution_set(
     return AffineSet(base, right[used:].T.contiguous(), gap)
 
 
-def affine_patches(norm: FirstNorm, image: Subspace, tokens: Subspace, batch: int) -> AffineSet:
-    """p_n with LN1(W_p p_n + b_p + e_n) in the rows of ∂L/∂W_qkv, up to N(B - 1) directions."""
-    count, pixels = len(norm.known), norm.patch_weight.shape[1]
+def embedded_rank(norm: FirstNorm, prefix: Float[Tensor, "prefix width"]) -> int:
+    """Dimensions that what is known of the tokens spans: fewer than tokens where position embeddings are sin-cos.
+
+    Σ α p_n is free for all α with Σ α (b_p + e_n) = 0. Dimensions of hardly any weight count as none: the equations
+    would hardly determine what they leave free.
+    """
+    known = norm.scale * (norm.known - norm.known.mean(dim=1, keepdim=True))
+    others = norm.scale * (prefix - prefix.mean(dim=1, keepdim=True))
+    if bool(norm.shift.any()):
+        others = torch.cat((others, norm.shift[None]))
+    size = known.norm(dim=1).median()
+    others = others * (size / others.norm(dim=1, keepdim=True).clamp(min=torch.finfo(size.dtype).tiny))
+    singular = torch.linalg.svdvals(torch.cat((known, others)))
+    return int((singular > MIN_WEIGHT * singular[0]).sum()) - int(bool(norm.shift.any()))
+
+
+def affine_patches(norm: FirstNorm, image: Subspace, tokens: Subspace, batch: int, embedded: int) -> AffineSet:
+    """p_n with LN1(W_p p_n + b_p + e_n) in the rows of ∂L/∂W_qkv, up to NB directions less those embedded.
+
+    Args:
+        embedded: as `embedded_rank`.
+    """
     span = image.basis.T
     equations, right_hand = _membership(norm.patch_weight @ span, norm.known, norm.scale, norm.shift, tokens)
-    found = solution_set(equations, right_hand, min(count * (batch - 1), span.shape[1], pixels))
+    free = len(norm.known) * batch + norm.prefix_tokens - embedded
+    found = solution_set(equations, right_hand, min(free, span.shape[1]))
     return AffineSet(found.base @ span.T, span @ found.directions, found.gap)
 
 
@@ -92,10 +115,12 @@ def affine_tokens(
     second_norm: tuple[Float[Tensor, " width"], Float[Tensor, " width"]],
     hidden: Subspace,
     batch: int,
+    embedded: int,
 ) -> AffineTokens:
-    """(p_n, o_n) with LN2(z_n + W_o o_n + b_o) in the rows of ∂L/∂W_fc1 as well, up to T(B - 1) directions.
+    """(p_n, o_n) with LN2(z_n + W_o o_n + b_o) in the rows of ∂L/∂W_fc1 as well, up to TB directions less the embedded.
 
     Args:
+        embedded: as `embedded_rank`.
         projection: W_o and b_o, layer scale included.
         second_norm: γ and β of the LayerNorm before the MLP.
     """
@@ -104,7 +129,7 @@ def affine_tokens(
     reach = torch.cat((norm.patch_weight @ patches.directions, weight @ basis), dim=1)
     known = norm.known + patches.base @ norm.patch_weight.T + bias
     equations, right_hand = _membership(reach, known, *second_norm, hidden)
-    free = patches.directions.shape[1] + norm.prefix_tokens * (batch - 1)
+    free = (len(norm.known) + norm.prefix_tokens) * batch - embedded
     joint = solution_set(equations, right_hand, min(free, reach.shape[1]))
     # Orthonormal in the space of tokens: there the unknowns have one scale.
     orthonormal, triangle = torch.linalg.qr(reach @ joint.directions)
