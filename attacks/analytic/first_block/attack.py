@@ -1,6 +1,7 @@
 """Every picture of a batch from the gradients of the patch embedding and the first block."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -10,16 +11,12 @@ from attacks.analytic.first_block.block import PlainBlock, gradients, plain_bloc
 from attacks.analytic.first_block.grouping import group
 from attacks.analytic.first_block.residual import HiddenSystem
 from attacks.analytic.first_block.search import Solutions, find_solutions
-from attacks.analytic.first_block.subspaces import (
-    AffineSet,
-    AffineTokens,
-    affine_patches,
-    affine_tokens,
-    embedded_rank,
-)
+from attacks.analytic.first_block.subspaces import AffineSet, AffineTokens, affine_patches, affine_tokens
 from attacks.analytic.linear.patches import patchify, unpatchify
-from attacks.analytic.row_space.first_norm import FirstNorm, first_norm, spanned_gradients
-from attacks.analytic.row_space.subspace import row_space
+from attacks.analytic.row_space.attack import pixels_of
+from attacks.analytic.row_space.first_norm import FirstNorm, embedded_rank, first_norm, spanned_gradients
+from attacks.analytic.row_space.solution import PatchPixels
+from attacks.analytic.row_space.subspace import numerical_rank, row_space
 from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
 from attacks.certificate.linear import MARGIN, own_equations
 from fedsim.errors import NotApplicable, require
@@ -72,7 +69,14 @@ class FirstBlock(Attack):
         problem = _problem(observation, device)
         batch = observation.protocol.batch_size
         found = find_solutions(
-            problem.system, problem.tokens.outputs_of_x, batch, problem.tolerance, self.starts, self.steps, rng
+            problem.system,
+            problem.tokens.outputs_of_x,
+            batch,
+            problem.tolerance,
+            self.starts,
+            self.steps,
+            rng,
+            partial(_pixels, problem, pixels_of(observation, problem.norm)),
         )
         x = torch.where(found.x.isfinite(), found.x, 0.0)
         patches, outputs = problem.tokens.split(x)
@@ -146,10 +150,10 @@ def _problem(observation: Observation, device: torch.device) -> _Problem:
         raise NotApplicable(f"{total} tokens of {batch} images >= width {width}: their row space is everything")
     output_grad, fc1_grad, fc2_grad = gradients(observation, block)
     patch_grad, qkv_grad = spanned_gradients(observation, device)
-    image = row_space(patch_grad, min(batch * count, *patch_grad.shape), complete=False)
-    embedded = embedded_rank(norm, block.prefix)
+    image = row_space(patch_grad, min(batch * count, numerical_rank(patch_grad, observation.eps)), complete=False)
+    embedded = embedded_rank(norm)
     # The prefix tokens enter the first block alike in every picture: they count once here.
-    read = min(batch * count + norm.prefix_tokens, len(image.basis) + embedded)
+    read = min(batch * count + norm.prefix_tokens, len(image.basis) + embedded + bool(norm.shift.any()))
     patches = affine_patches(norm, image, row_space(qkv_grad, read), batch, embedded)
     second, mlp = block.module.norm2, block.module.mlp
     hidden = row_space(fc2_grad, total, complete=False)
@@ -183,6 +187,12 @@ def _problem(observation: Observation, device: torch.device) -> _Problem:
         "hidden_gap": hidden.gap,
     }
     return _Problem(norm, block, tokens, system, tolerance, values)
+
+
+def _pixels(
+    problem: _Problem, pixels: PatchPixels, x: Float[Tensor, "rows free"], rows: Tensor
+) -> Float[Tensor, "rows pixels"]:
+    return problem.tokens.patches_at(rows, x) * pixels.std + pixels.mean
 
 
 @dataclass(frozen=True)

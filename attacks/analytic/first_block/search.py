@@ -1,5 +1,6 @@
 """All solutions of every position: starts, deflation, and which of what was found are solutions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +17,9 @@ tokens of a picture nearly one output, so that B - 1 directions tell the picture
 
 JITTER = 0.5
 """Standard deviation of later starts, in typical ‖x‖."""
+
+OUTSIDE = 0.2
+"""How far a pixel of a solution may be out of [0, 1]."""
 
 DISTINCT = 0.01
 """Solutions closer than this share of the typical ‖x‖ are one."""
@@ -47,6 +51,7 @@ def find_solutions(
     starts: int,
     steps: int,
     rng: torch.Generator,
+    pixels: Callable[[Float[Tensor, "rows free"], Tensor], Tensor],
 ) -> Solutions:
     """Search each position until it has `batch` solutions, or `starts` are spent; the first start is the base itself.
 
@@ -56,6 +61,7 @@ def find_solutions(
     Args:
         outputs: o_n as an affine set of the same x.
         tolerance: the largest relative residual of a solution.
+        pixels: in [0, 1], of x at those positions; where noise makes tolerance wide, much else than an image fits.
     """
     base = system.tokens.base
     free = system.tokens.directions.shape[1]
@@ -76,7 +82,7 @@ def find_solutions(
             x = drawn * (spread / free**0.5)
         else:
             x = _towards_others(found, outputs, rows, rng) + drawn * (JITTER * spread / free**0.5)
-        _search(system, found, rows, x, spread, tolerance, steps, start)
+        _search(system, found, rows, x, spread, tolerance, steps, start, pixels)
     return found
 
 
@@ -106,6 +112,7 @@ def _search(
     tolerance: float,
     steps: int,
     start: int,
+    pixels: Callable[[Float[Tensor, "rows free"], Tensor], Tensor],
 ) -> None:
     """One start of the positions `rows`; what it finds goes into `found`."""
 
@@ -119,7 +126,8 @@ def _search(
     at = system.at(rows, x)
     relative = at.values.norm(dim=1) / at.size
     nearest = (x[:, None] - found.x[rows]).norm(dim=2).nan_to_num(nan=torch.inf).amin(dim=1)
-    new = (relative < tolerance) & (nearest > DISTINCT * spread)
+    inside = ((pixels(x, rows) - 0.5).abs() < 0.5 + OUTSIDE).all(dim=1)
+    new = (relative < tolerance) & (nearest > DISTINCT * spread) & inside
     where, slot = rows[new], found.counts[rows[new]]
     found.x[where, slot], found.residual[where, slot] = x[new], relative[new]
     found.counts[where] += 1

@@ -16,9 +16,6 @@ from torch import Tensor
 from attacks.analytic.row_space.first_norm import FirstNorm
 from attacks.analytic.row_space.subspace import Subspace
 
-MIN_WEIGHT = 1e-2
-"""Of the strongest dimension of what is known of the tokens, from which on one counts."""
-
 
 @dataclass(frozen=True)
 class AffineSet:
@@ -54,6 +51,12 @@ class AffineTokens:
         directions = self.outputs @ self.joint.directions[known:]
         return AffineSet(self.joint.base[:, known:] @ self.outputs.T, directions, self.joint.gap)
 
+    def patches_at(self, rows: Tensor, x: Float[Tensor, "rows free"]) -> Float[Tensor, "rows pixels"]:
+        """p of x at those positions."""
+        known = self.patches.directions.shape[1]
+        joint = self.joint.base[rows, :known] + x @ self.joint.directions[:known].T
+        return self.patches.base[rows] + joint @ self.patches.directions.T
+
     def split(
         self, x: Float[Tensor, "tokens batch free"]
     ) -> tuple[Float[Tensor, "tokens batch pixels"], Float[Tensor, "tokens batch width"]]:
@@ -78,31 +81,15 @@ def solution_set(
     return AffineSet(base, right[used:].T.contiguous(), gap)
 
 
-def embedded_rank(norm: FirstNorm, prefix: Float[Tensor, "prefix width"]) -> int:
-    """Dimensions that what is known of the tokens spans: fewer than tokens where position embeddings are sin-cos.
-
-    Σ α p_n is free for all α with Σ α (b_p + e_n) = 0. Dimensions of hardly any weight count as none: the equations
-    would hardly determine what they leave free.
-    """
-    known = norm.scale * (norm.known - norm.known.mean(dim=1, keepdim=True))
-    others = norm.scale * (prefix - prefix.mean(dim=1, keepdim=True))
-    if bool(norm.shift.any()):
-        others = torch.cat((others, norm.shift[None]))
-    size = known.norm(dim=1).median()
-    others = others * (size / others.norm(dim=1, keepdim=True).clamp(min=torch.finfo(size.dtype).tiny))
-    singular = torch.linalg.svdvals(torch.cat((known, others)))
-    return int((singular > MIN_WEIGHT * singular[0]).sum()) - int(bool(norm.shift.any()))
-
-
 def affine_patches(norm: FirstNorm, image: Subspace, tokens: Subspace, batch: int, embedded: int) -> AffineSet:
     """p_n with LN1(W_p p_n + b_p + e_n) in the rows of ∂L/∂W_qkv, up to NB directions less those embedded.
 
     Args:
-        embedded: as `embedded_rank`.
+        embedded: dimensions that what is known of the tokens spans, as `embedded_rank`.
     """
     span = image.basis.T
     equations, right_hand = _membership(norm.patch_weight @ span, norm.known, norm.scale, norm.shift, tokens)
-    free = len(norm.known) * batch + norm.prefix_tokens - embedded
+    free = len(norm.known) * batch + norm.prefix_tokens - embedded  # Σ α p_m where Σ α (b_p + e_m) = 0
     found = solution_set(equations, right_hand, min(free, span.shape[1]))
     return AffineSet(found.base @ span.T, span @ found.directions, found.gap)
 

@@ -14,6 +14,9 @@ from fedsim.observation import Observation
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
 
+MIN_WEIGHT = 1e-2
+"""Of the strongest dimension of what is known of the tokens, from which on one counts."""
+
 
 @dataclass(frozen=True)
 class FirstNorm:
@@ -66,6 +69,19 @@ def first_norm(observation: Observation, device: torch.device) -> FirstNorm:
         shift.detach().double().to(device),
         roles.prefix_tokens,
     )
+
+
+def embedded_rank(norm: FirstNorm) -> int:
+    """Dimensions that what is known of the tokens spans: fewer than tokens where position embeddings are sin-cos.
+
+    Dimensions of hardly any weight count as none: the equations would hardly determine what they leave free.
+    """
+    known = norm.scale * (norm.known - norm.known.mean(dim=1, keepdim=True))
+    shift = bool(norm.shift.any())
+    if shift:
+        known = torch.cat((known, (norm.shift * known.norm(dim=1).median() / norm.shift.norm())[None]))
+    singular = torch.linalg.svdvals(known)
+    return int((singular > MIN_WEIGHT * singular[0]).sum()) - shift + norm.prefix_tokens
 
 
 def _norm_before_qkv(model: nn.Module, qkv_weight: str) -> tuple[Tensor, Tensor]:
