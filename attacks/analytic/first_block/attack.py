@@ -78,8 +78,7 @@ class FirstBlock(Attack):
             rng,
             partial(_pixels, problem, pixels_of(observation, problem.norm)),
         )
-        x = torch.where(found.x.isfinite(), found.x, 0.0)
-        patches, outputs = problem.tokens.split(x)
+        patches, outputs = problem.tokens.split(found.alike())
         embedded = patches @ problem.norm.patch_weight.T + problem.norm.known[:, None]
         order, attention_error = group(embedded, outputs, problem.block.attend, seeds=8)
         patches = patches.gather(1, order[..., None].expand_as(patches)).transpose(0, 1)

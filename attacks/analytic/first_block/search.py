@@ -18,6 +18,9 @@ tokens of a picture nearly one output, so that B - 1 directions tell the picture
 JITTER = 0.5
 """Standard deviation of later starts, in typical ‖x‖."""
 
+STRICTER = (0.03, 0.03, 0.03, 0.2, 0.2, 0.2)
+"""Of the tolerance, for the first starts: where noise makes it wide, another solution may come before the true one."""
+
 OUTSIDE = 0.2
 """How far a pixel of a solution may be out of [0, 1]."""
 
@@ -37,6 +40,13 @@ class Solutions:
     residual: Float[Tensor, "tokens batch"]
     counts: Int[Tensor, " tokens"]
     trace: list[dict[str, float]] = field(default_factory=list)
+
+    def alike(self) -> Float[Tensor, "tokens batch free"]:
+        """x, missing ones as those that were found at their position: there images may be alike. Else 0, the base."""
+        last = (self.counts - 1).clamp(min=0)[:, None]
+        index = torch.minimum(torch.arange(self.x.shape[1], device=self.x.device), last)
+        x = self.x.gather(1, index[..., None].expand_as(self.x))
+        return torch.where(x.isfinite(), x, 0.0)
 
     @property
     def complete(self) -> bool:
@@ -82,7 +92,8 @@ def find_solutions(
             x = drawn * (spread / free**0.5)
         else:
             x = _towards_others(found, outputs, rows, rng) + drawn * (JITTER * spread / free**0.5)
-        _search(system, found, rows, x, spread, tolerance, steps, start, pixels)
+        strict = STRICTER[start] if start < len(STRICTER) else 1.0
+        _search(system, found, rows, x, spread, strict * tolerance, steps, start, pixels)
     return found
 
 
