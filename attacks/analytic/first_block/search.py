@@ -18,8 +18,9 @@ tokens of a picture nearly one output, so that B - 1 directions tell the picture
 JITTER = 0.5
 """Standard deviation of later starts, in typical ‖x‖."""
 
-STRICTER = (0.03, 0.03, 0.03, 0.2, 0.2, 0.2)
-"""Of the tolerance, for the first starts: where noise makes it wide, another solution may come before the true one."""
+STRICTER = (0.03, 0.2, 1.0)
+"""Of the tolerance, for the first quarter of the starts, the second, all others: where noise makes it wide, another
+solution may come before the true one."""
 
 OUTSIDE = 0.2
 """How far a pixel of a solution may be out of [0, 1]."""
@@ -92,7 +93,7 @@ def find_solutions(
             x = drawn * (spread / free**0.5)
         else:
             x = _towards_others(found, outputs, rows, rng) + drawn * (JITTER * spread / free**0.5)
-        strict = STRICTER[start] if start < len(STRICTER) else 1.0
+        strict = STRICTER[min(4 * start // starts, len(STRICTER) - 1)]
         _search(system, found, rows, x, spread, strict * tolerance, steps, start, pixels)
     return found
 
