@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attacks.analytic.first_block.block import PlainBlock, gradients, plain_block
@@ -30,6 +30,9 @@ TOLERANCE = (1e-9, 1e-2)
 
 NEAR_LEVEL = 0.25
 """All pixels must be this close to whole levels before they are rounded; half of random ones are."""
+
+OUTSIDE = 0.2
+"""How far a pixel of a solution may be out of [0, 1]."""
 
 
 class FirstBlock(Attack):
@@ -76,7 +79,7 @@ class FirstBlock(Attack):
             self.starts,
             self.steps,
             rng,
-            partial(_pixels, problem, pixels_of(observation, problem.norm)),
+            partial(_possible, problem, pixels_of(observation, problem.norm)),
         )
         patches, outputs = problem.tokens.split(found.alike())
         embedded = patches @ problem.norm.patch_weight.T + problem.norm.known[:, None]
@@ -188,10 +191,13 @@ def _problem(observation: Observation, device: torch.device) -> _Problem:
     return _Problem(norm, block, tokens, system, tolerance, values)
 
 
-def _pixels(
+def _possible(
     problem: _Problem, pixels: PatchPixels, x: Float[Tensor, "rows free"], rows: Tensor
-) -> Float[Tensor, "rows pixels"]:
-    return problem.tokens.patches_at(rows, x) * pixels.std + pixels.mean
+) -> Bool[Tensor, " rows"]:
+    """Pixels in [0, 1], about, and no output of the attention larger than a value can be."""
+    patches, outputs = problem.tokens.at(rows, x)
+    inside = ((patches * pixels.std + pixels.mean - 0.5).abs() < 0.5 + OUTSIDE).all(dim=1)
+    return inside & (outputs.abs() <= problem.block.largest_value()).all(dim=1)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attacks.analytic.first_block.levenberg_marquardt import Normal, deflated, minimise
@@ -21,9 +21,6 @@ JITTER = 0.5
 STRICTER = (0.03, 0.2, 1.0)
 """Of the tolerance, for the first quarter of the starts, the second, all others: where noise makes it wide, another
 solution may come before the true one."""
-
-OUTSIDE = 0.2
-"""How far a pixel of a solution may be out of [0, 1]."""
 
 DISTINCT = 0.01
 """Solutions closer than this share of the typical ‖x‖ are one."""
@@ -62,7 +59,7 @@ def find_solutions(
     starts: int,
     steps: int,
     rng: torch.Generator,
-    pixels: Callable[[Float[Tensor, "rows free"], Tensor], Tensor],
+    possible: Callable[[Float[Tensor, "rows free"], Tensor], Bool[Tensor, " rows"]],
 ) -> Solutions:
     """Search each position until it has `batch` solutions, or `starts` are spent; the first start is the base itself.
 
@@ -72,7 +69,7 @@ def find_solutions(
     Args:
         outputs: o_n as an affine set of the same x.
         tolerance: the largest relative residual of a solution.
-        pixels: in [0, 1], of x at those positions; where noise makes tolerance wide, much else than an image fits.
+        possible: whether x at those positions can be an image's; where noise makes the tolerance wide, much else fits.
     """
     base = system.tokens.base
     free = system.tokens.directions.shape[1]
@@ -94,7 +91,7 @@ def find_solutions(
         else:
             x = _towards_others(found, outputs, rows, rng) + drawn * (JITTER * spread / free**0.5)
         strict = STRICTER[min(4 * start // starts, len(STRICTER) - 1)]
-        _search(system, found, rows, x, spread, strict * tolerance, steps, start, pixels)
+        _search(system, found, rows, x, spread, strict * tolerance, steps, start, possible)
     return found
 
 
@@ -124,7 +121,7 @@ def _search(
     tolerance: float,
     steps: int,
     start: int,
-    pixels: Callable[[Float[Tensor, "rows free"], Tensor], Tensor],
+    possible: Callable[[Float[Tensor, "rows free"], Tensor], Bool[Tensor, " rows"]],
 ) -> None:
     """One start of the positions `rows`; what it finds goes into `found`."""
 
@@ -138,8 +135,7 @@ def _search(
     at = system.at(rows, x)
     relative = at.values.norm(dim=1) / at.size
     nearest = (x[:, None] - found.x[rows]).norm(dim=2).nan_to_num(nan=torch.inf).amin(dim=1)
-    inside = ((pixels(x, rows) - 0.5).abs() < 0.5 + OUTSIDE).all(dim=1)
-    new = (relative < tolerance) & (nearest > DISTINCT * spread) & inside
+    new = (relative < tolerance) & (nearest > DISTINCT * spread) & possible(x, rows)
     where, slot = rows[new], found.counts[rows[new]]
     found.x[where, slot], found.residual[where, slot] = x[new], relative[new]
     found.counts[where] += 1

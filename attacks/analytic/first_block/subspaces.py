@@ -51,11 +51,13 @@ class AffineTokens:
         directions = self.outputs @ self.joint.directions[known:]
         return AffineSet(self.joint.base[:, known:] @ self.outputs.T, directions, self.joint.gap)
 
-    def patches_at(self, rows: Tensor, x: Float[Tensor, "rows free"]) -> Float[Tensor, "rows pixels"]:
-        """p of x at those positions."""
-        known = self.patches.directions.shape[1]
-        joint = self.joint.base[rows, :known] + x @ self.joint.directions[:known].T
-        return self.patches.base[rows] + joint @ self.patches.directions.T
+    def at(
+        self, rows: Tensor, x: Float[Tensor, "rows free"]
+    ) -> tuple[Float[Tensor, "rows pixels"], Float[Tensor, "rows width"]]:
+        """p and o of x at those positions."""
+        joint, known = self.joint.base[rows] + x @ self.joint.directions.T, self.patches.directions.shape[1]
+        patches = self.patches.base[rows] + joint[:, :known] @ self.patches.directions.T
+        return patches, joint[:, known:] @ self.outputs.T
 
     def split(
         self, x: Float[Tensor, "tokens batch free"]

@@ -2,14 +2,17 @@
 
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 from attacks.analytic.first_block import FirstBlock
-from attacks.analytic.first_block.attack import _problem
+from attacks.analytic.first_block.attack import _possible, _problem
 from attacks.analytic.first_block.levenberg_marquardt import Normal, deflated
-from attacks.analytic.first_block.search import Solutions, find_solutions
+from attacks.analytic.first_block.search import Solutions
+from attacks.analytic.linear.patches import patchify
+from attacks.analytic.row_space.attack import pixels_of
 from defenses import Defense, FixedPositionEmbedding
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import Architecture
@@ -47,7 +50,7 @@ def test_a_sincos_embedding_leaves_more_to_search_and_hides_nothing(
     """`drawn`: norm1's scale and shift are not timm's 1 and 0."""
     spec = tools.tiny(img_size=24, patch_size=8, dtype="float64", kwargs={"depth": 2})
     fixed = FixedPositionEmbedding("sincos")
-    model = Architecture(spec, (fixed,), 0).build(keep=True)
+    model: Any = Architecture(spec, (fixed,), 0).build(keep=True)
     if drawn:
         noise = torch.Generator().manual_seed(3)
         with torch.no_grad():
@@ -79,15 +82,24 @@ def test_images_that_are_alike_at_a_position_fill_each_other() -> None:
     assert not found.complete
 
 
-def test_what_lies_far_outside_the_range_of_pixels_is_no_solution(pair: Observation, cpu: torch.device) -> None:
+def test_neither_pixels_out_of_range_nor_outputs_above_any_value_are_possible(
+    pair: Observation, cpu: torch.device
+) -> None:
     problem = _problem(pair, cpu)
-
-    def white(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return torch.full((len(x), 1), 1.3)
-
-    rng = torch.Generator().manual_seed(0)
-    found = find_solutions(problem.system, problem.tokens.outputs_of_x, 2, problem.tolerance, 1, 3, rng, white)
-    assert not found.counts.any()
+    rows, free = torch.arange(9), problem.tokens.joint.directions.shape[1]
+    pixels = pixels_of(pair, problem.norm)
+    known = problem.tokens.patches.directions.shape[1]
+    for part in (slice(known), slice(known, None)):  # the direction that moves patches, or outputs, the most
+        far = torch.linalg.svd(problem.tokens.joint.directions[part])[2][0]
+        assert not _possible(problem, pixels, 1e3 * far.expand(9, free), rows).any()
+    result = FirstBlock()(pair, torch.Generator().manual_seed(0), cpu)
+    assert result.images is not None
+    z = patchify(pair.normalised(result.images[:1]), (8, 8)) @ problem.norm.patch_weight.T + problem.norm.known
+    weight, bias = problem.block.projection()
+    outputs = problem.block.attend(z, z)
+    assert (outputs.abs() <= problem.block.largest_value()).all()
+    x = (z + outputs @ weight.T + bias - problem.tokens.tokens.base) @ problem.tokens.tokens.directions
+    assert _possible(problem, pixels, x, rows).all()
 
 
 def test_a_second_table_of_embeddings_counts(indexed: dict[str, Defense], tools: ModuleType, cpu: torch.device) -> None:
