@@ -153,7 +153,7 @@ def _problem(observation: Observation, device: torch.device) -> _Problem:
     output_grad, fc1_grad, fc2_grad = gradients(observation, block)
     patch_grad, qkv_grad = spanned_gradients(observation, device)
     image = row_space(patch_grad, min(batch * count, numerical_rank(patch_grad, observation.eps)), complete=False)
-    embedded = embedded_rank(norm)
+    embedded = embedded_rank(norm, observation.eps)
     # The prefix tokens enter the first block alike in every picture: they count once here.
     read = min(batch * count + norm.prefix_tokens, len(image.basis) + embedded + bool(norm.shift.any()))
     patches = affine_patches(norm, image, row_space(qkv_grad, read), batch, embedded)

@@ -32,18 +32,22 @@ class Solutions:
 
     Attributes:
         residual: relative, ‖r‖/‖activations‖.
+        nearly, nearly_residual: of each position, the best that was no solution; inf where there is none.
     """
 
     x: Float[Tensor, "tokens batch free"]
     residual: Float[Tensor, "tokens batch"]
     counts: Int[Tensor, " tokens"]
+    nearly: Float[Tensor, "tokens free"]
+    nearly_residual: Float[Tensor, " tokens"]
     trace: list[dict[str, float]] = field(default_factory=list)
 
     def alike(self) -> Float[Tensor, "tokens batch free"]:
-        """x, missing ones as those that were found at their position: there images may be alike. Else 0, the base."""
+        """x; where one is missing, another of its position (images may be alike there), else `nearly`, else the base."""
         last = (self.counts - 1).clamp(min=0)[:, None]
         index = torch.minimum(torch.arange(self.x.shape[1], device=self.x.device), last)
         x = self.x.gather(1, index[..., None].expand_as(self.x))
+        x = torch.where((self.counts > 0)[:, None, None], x, self.nearly[:, None])
         return torch.where(x.isfinite(), x, 0.0)
 
     @property
@@ -77,6 +81,8 @@ def find_solutions(
         torch.full((len(base), batch, free), torch.inf, dtype=base.dtype, device=base.device),
         torch.full((len(base), batch), torch.inf, dtype=base.dtype, device=base.device),
         torch.zeros(len(base), dtype=torch.long, device=base.device),
+        torch.full((len(base), free), torch.inf, dtype=base.dtype, device=base.device),
+        torch.full((len(base),), torch.inf, dtype=base.dtype, device=base.device),
     )
     for start in range(starts if free else 1):  # without unknowns the base is all there is
         rows = (found.counts < batch).nonzero()[:, 0]
@@ -135,7 +141,10 @@ def _search(
     at = system.at(rows, x)
     relative = at.values.norm(dim=1) / at.size
     nearest = (x[:, None] - found.x[rows]).norm(dim=2).nan_to_num(nan=torch.inf).amin(dim=1)
-    new = (relative < tolerance) & (nearest > DISTINCT * spread) & possible(x, rows)
+    other = (nearest > DISTINCT * spread) & possible(x, rows)
+    new = (relative < tolerance) & other
+    nearer = other & ~new & (relative < found.nearly_residual[rows])
+    found.nearly[rows[nearer]], found.nearly_residual[rows[nearer]] = x[nearer], relative[nearer]
     where, slot = rows[new], found.counts[rows[new]]
     found.x[where, slot], found.residual[where, slot] = x[new], relative[new]
     found.counts[where] += 1

@@ -77,8 +77,10 @@ def test_gray_images_span_fewer_dimensions(tools: ModuleType, cpu: torch.device)
 
 def test_images_that_are_alike_at_a_position_fill_each_other() -> None:
     x = torch.tensor([[[1.0], [torch.inf]], [[2.0], [3.0]], [[torch.inf], [torch.inf]]])
-    found = Solutions(x, torch.zeros(3, 2), torch.tensor([1, 2, 0]))
-    assert found.alike()[..., 0].tolist() == [[1.0, 1.0], [2.0, 3.0], [0.0, 0.0]]
+    x = torch.cat((x, x[2:]))
+    nearly = torch.tensor([[7.0], [8.0], [torch.inf], [9.0]])
+    found = Solutions(x, torch.zeros(4, 2), torch.tensor([1, 2, 0, 0]), nearly, torch.zeros(4))
+    assert found.alike()[..., 0].tolist() == [[1.0, 1.0], [2.0, 3.0], [0.0, 0.0], [9.0, 9.0]]
     assert not found.complete
 
 
