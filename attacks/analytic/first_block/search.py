@@ -43,7 +43,7 @@ class Solutions:
     trace: list[dict[str, float]] = field(default_factory=list)
 
     def alike(self) -> Float[Tensor, "tokens batch free"]:
-        """x; where one is missing, another of its position (images may be alike there), else `nearly`, else the base."""
+        """x; for a missing one another of its position (images may be alike there), else `nearly`, else the base."""
         last = (self.counts - 1).clamp(min=0)[:, None]
         index = torch.minimum(torch.arange(self.x.shape[1], device=self.x.device), last)
         x = self.x.gather(1, index[..., None].expand_as(self.x))
