@@ -1,9 +1,10 @@
 """Every picture of a batch from the gradients of the patch embedding and the first block."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attacks.analytic.first_block.block import PlainBlock, gradients, plain_block
@@ -12,8 +13,10 @@ from attacks.analytic.first_block.residual import HiddenSystem
 from attacks.analytic.first_block.search import Solutions, find_solutions
 from attacks.analytic.first_block.subspaces import AffineSet, AffineTokens, affine_patches, affine_tokens
 from attacks.analytic.linear.patches import patchify, unpatchify
-from attacks.analytic.row_space.first_norm import FirstNorm, first_norm, spanned_gradients
-from attacks.analytic.row_space.subspace import row_space
+from attacks.analytic.row_space.attack import pixels_of
+from attacks.analytic.row_space.first_norm import FirstNorm, embedded_rank, first_norm, spanned_gradients
+from attacks.analytic.row_space.solution import PatchPixels
+from attacks.analytic.row_space.subspace import numerical_rank, row_space
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.linear import MARGIN, own_equations
 from fedsim.errors import NotApplicable, require
@@ -27,6 +30,9 @@ TOLERANCE = (1e-9, 1e-2)
 
 NEAR_LEVEL = 0.25
 """All pixels must be this close to whole levels before they are rounded; half of random ones are."""
+
+OUTSIDE = 0.2
+"""How far a pixel of a solution may be out of [0, 1]."""
 
 
 class FirstBlock(Attack):
@@ -66,10 +72,16 @@ class FirstBlock(Attack):
         problem = _problem(observation, device)
         batch = observation.protocol.batch_size
         found = find_solutions(
-            problem.system, problem.tokens.outputs_of_x, batch, problem.tolerance, self.starts, self.steps, rng
+            problem.system,
+            problem.tokens.outputs_of_x,
+            batch,
+            problem.tolerance,
+            self.starts,
+            self.steps,
+            rng,
+            partial(_possible, problem, pixels_of(observation, problem.norm)),
         )
-        x = torch.where(found.x.isfinite(), found.x, 0.0)
-        patches, outputs = problem.tokens.split(x)
+        patches, outputs = problem.tokens.split(found.alike())
         embedded = patches @ problem.norm.patch_weight.T + problem.norm.known[:, None]
         order, attention_error = group(embedded, outputs, problem.block.attend, seeds=8)
         patches = patches.gather(1, order[..., None].expand_as(patches)).transpose(0, 1)
@@ -140,9 +152,11 @@ def _problem(observation: Observation, device: torch.device) -> _Problem:
         raise NotApplicable(f"{total} tokens of {batch} images >= width {width}: their row space is everything")
     output_grad, fc1_grad, fc2_grad = gradients(observation, block)
     patch_grad, qkv_grad = spanned_gradients(observation, device)
-    image = row_space(patch_grad, min(batch * count, *patch_grad.shape), complete=False)
+    image = row_space(patch_grad, min(batch * count, numerical_rank(patch_grad, observation.eps)), complete=False)
+    embedded = embedded_rank(norm, observation.eps)
     # The prefix tokens enter the first block alike in every picture: they count once here.
-    patches = affine_patches(norm, image, row_space(qkv_grad, batch * count + norm.prefix_tokens), batch)
+    read = min(batch * count + norm.prefix_tokens, len(image.basis) + embedded + bool(norm.shift.any()))
+    patches = affine_patches(norm, image, row_space(qkv_grad, read), batch, embedded)
     second, mlp = block.module.norm2, block.module.mlp
     hidden = row_space(fc2_grad, total, complete=False)
     tokens = affine_tokens(
@@ -153,6 +167,7 @@ def _problem(observation: Observation, device: torch.device) -> _Problem:
         (second.weight, second.bias),
         row_space(fc1_grad, total),
         batch,
+        embedded,
     )
     bias = mlp.fc1.bias if mlp.fc1.bias is not None else mlp.fc1.weight.new_zeros(len(mlp.fc1.weight))
     system = HiddenSystem(
@@ -174,6 +189,15 @@ def _problem(observation: Observation, device: torch.device) -> _Problem:
         "hidden_gap": hidden.gap,
     }
     return _Problem(norm, block, tokens, system, tolerance, values)
+
+
+def _possible(
+    problem: _Problem, pixels: PatchPixels, x: Float[Tensor, "rows free"], rows: Tensor
+) -> Bool[Tensor, " rows"]:
+    """Pixels in [0, 1], about, and no output of the attention larger than a value can be."""
+    patches, outputs = problem.tokens.at(rows, x)
+    inside = ((patches * pixels.std + pixels.mean - 0.5).abs() < 0.5 + OUTSIDE).all(dim=1)
+    return inside & (outputs.abs() <= problem.block.largest_value()).all(dim=1)
 
 
 @dataclass(frozen=True)

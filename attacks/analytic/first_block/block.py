@@ -41,6 +41,14 @@ class PlainBlock:
         read: Tensor = (weights @ values).transpose(-2, -3).flatten(-2)
         return read
 
+    def largest_value(self) -> Float[Tensor, " width"]:
+        """Of each entry of the values that attention averages, whatever it reads: a normalised token has length √D."""
+        weight, bias = self.module.attn.qkv.weight, self.module.attn.qkv.bias
+        weight, norm = weight[-len(weight) // 3 :], self.module.norm1
+        largest: Tensor = (weight * norm.weight).norm(dim=1) * weight.shape[1] ** 0.5
+        shift = weight @ norm.bias if bias is None else weight @ norm.bias + bias[-len(weight) :]
+        return largest + shift.abs()
+
     def projection(self) -> tuple[Float[Tensor, "width width"], Float[Tensor, " width"]]:
         """W_o and b_o with the layer scale in front of the residual."""
         projection = self.module.attn.proj

@@ -1,9 +1,10 @@
 """All solutions of every position: starts, deflation, and which of what was found are solutions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attacks.analytic.first_block.levenberg_marquardt import Normal, deflated, minimise
@@ -17,6 +18,10 @@ tokens of a picture nearly one output, so that B - 1 directions tell the picture
 JITTER = 0.5
 """Standard deviation of later starts, in typical ‖x‖."""
 
+STRICTER = (0.03, 0.2, 1.0)
+"""Of the tolerance, for the first quarter of the starts, the second, all others: where noise makes it wide, another
+solution may come before the true one."""
+
 DISTINCT = 0.01
 """Solutions closer than this share of the typical ‖x‖ are one."""
 
@@ -27,12 +32,23 @@ class Solutions:
 
     Attributes:
         residual: relative, ‖r‖/‖activations‖.
+        nearly, nearly_residual: of each position, the best that was no solution; inf where there is none.
     """
 
     x: Float[Tensor, "tokens batch free"]
     residual: Float[Tensor, "tokens batch"]
     counts: Int[Tensor, " tokens"]
+    nearly: Float[Tensor, "tokens free"]
+    nearly_residual: Float[Tensor, " tokens"]
     trace: list[dict[str, float]] = field(default_factory=list)
+
+    def alike(self) -> Float[Tensor, "tokens batch free"]:
+        """x; for a missing one another of its position (images may be alike there), else `nearly`, else the base."""
+        last = (self.counts - 1).clamp(min=0)[:, None]
+        index = torch.minimum(torch.arange(self.x.shape[1], device=self.x.device), last)
+        x = self.x.gather(1, index[..., None].expand_as(self.x))
+        x = torch.where((self.counts > 0)[:, None, None], x, self.nearly[:, None])
+        return torch.where(x.isfinite(), x, 0.0)
 
     @property
     def complete(self) -> bool:
@@ -47,6 +63,7 @@ def find_solutions(
     starts: int,
     steps: int,
     rng: torch.Generator,
+    possible: Callable[[Float[Tensor, "rows free"], Tensor], Bool[Tensor, " rows"]],
 ) -> Solutions:
     """Search each position until it has `batch` solutions, or `starts` are spent; the first start is the base itself.
 
@@ -56,6 +73,7 @@ def find_solutions(
     Args:
         outputs: o_n as an affine set of the same x.
         tolerance: the largest relative residual of a solution.
+        possible: whether x at those positions can be an image's; where noise makes the tolerance wide, much else fits.
     """
     base = system.tokens.base
     free = system.tokens.directions.shape[1]
@@ -63,6 +81,8 @@ def find_solutions(
         torch.full((len(base), batch, free), torch.inf, dtype=base.dtype, device=base.device),
         torch.full((len(base), batch), torch.inf, dtype=base.dtype, device=base.device),
         torch.zeros(len(base), dtype=torch.long, device=base.device),
+        torch.full((len(base), free), torch.inf, dtype=base.dtype, device=base.device),
+        torch.full((len(base),), torch.inf, dtype=base.dtype, device=base.device),
     )
     for start in range(starts if free else 1):  # without unknowns the base is all there is
         rows = (found.counts < batch).nonzero()[:, 0]
@@ -76,7 +96,8 @@ def find_solutions(
             x = drawn * (spread / free**0.5)
         else:
             x = _towards_others(found, outputs, rows, rng) + drawn * (JITTER * spread / free**0.5)
-        _search(system, found, rows, x, spread, tolerance, steps, start)
+        strict = STRICTER[min(4 * start // starts, len(STRICTER) - 1)]
+        _search(system, found, rows, x, spread, strict * tolerance, steps, start, possible)
     return found
 
 
@@ -106,6 +127,7 @@ def _search(
     tolerance: float,
     steps: int,
     start: int,
+    possible: Callable[[Float[Tensor, "rows free"], Tensor], Bool[Tensor, " rows"]],
 ) -> None:
     """One start of the positions `rows`; what it finds goes into `found`."""
 
@@ -119,7 +141,10 @@ def _search(
     at = system.at(rows, x)
     relative = at.values.norm(dim=1) / at.size
     nearest = (x[:, None] - found.x[rows]).norm(dim=2).nan_to_num(nan=torch.inf).amin(dim=1)
-    new = (relative < tolerance) & (nearest > DISTINCT * spread)
+    other = (nearest > DISTINCT * spread) & possible(x, rows)
+    new = (relative < tolerance) & other
+    nearer = other & ~new & (relative < found.nearly_residual[rows])
+    found.nearly[rows[nearer]], found.nearly_residual[rows[nearer]] = x[nearer], relative[nearer]
     where, slot = rows[new], found.counts[rows[new]]
     found.x[where, slot], found.residual[where, slot] = x[new], relative[new]
     found.counts[where] += 1

@@ -51,6 +51,14 @@ class AffineTokens:
         directions = self.outputs @ self.joint.directions[known:]
         return AffineSet(self.joint.base[:, known:] @ self.outputs.T, directions, self.joint.gap)
 
+    def at(
+        self, rows: Tensor, x: Float[Tensor, "rows free"]
+    ) -> tuple[Float[Tensor, "rows pixels"], Float[Tensor, "rows width"]]:
+        """p and o of x at those positions."""
+        joint, known = self.joint.base[rows] + x @ self.joint.directions.T, self.patches.directions.shape[1]
+        patches = self.patches.base[rows] + joint[:, :known] @ self.patches.directions.T
+        return patches, joint[:, known:] @ self.outputs.T
+
     def split(
         self, x: Float[Tensor, "tokens batch free"]
     ) -> tuple[Float[Tensor, "tokens batch pixels"], Float[Tensor, "tokens batch width"]]:
@@ -75,12 +83,16 @@ def solution_set(
     return AffineSet(base, right[used:].T.contiguous(), gap)
 
 
-def affine_patches(norm: FirstNorm, image: Subspace, tokens: Subspace, batch: int) -> AffineSet:
-    """p_n with LN1(W_p p_n + b_p + e_n) in the rows of ∂L/∂W_qkv, up to N(B - 1) directions."""
-    count, pixels = len(norm.known), norm.patch_weight.shape[1]
+def affine_patches(norm: FirstNorm, image: Subspace, tokens: Subspace, batch: int, embedded: int) -> AffineSet:
+    """p_n with LN1(W_p p_n + b_p + e_n) in the rows of ∂L/∂W_qkv, up to NB directions less those embedded.
+
+    Args:
+        embedded: dimensions that what is known of the tokens spans, as `embedded_rank`.
+    """
     span = image.basis.T
     equations, right_hand = _membership(norm.patch_weight @ span, norm.known, norm.scale, norm.shift, tokens)
-    found = solution_set(equations, right_hand, min(count * (batch - 1), span.shape[1], pixels))
+    free = len(norm.known) * batch + norm.prefix_tokens - embedded  # Σ α p_m where Σ α (b_p + e_m) = 0
+    found = solution_set(equations, right_hand, min(free, span.shape[1]))
     return AffineSet(found.base @ span.T, span @ found.directions, found.gap)
 
 
@@ -92,10 +104,12 @@ def affine_tokens(
     second_norm: tuple[Float[Tensor, " width"], Float[Tensor, " width"]],
     hidden: Subspace,
     batch: int,
+    embedded: int,
 ) -> AffineTokens:
-    """(p_n, o_n) with LN2(z_n + W_o o_n + b_o) in the rows of ∂L/∂W_fc1 as well, up to T(B - 1) directions.
+    """(p_n, o_n) with LN2(z_n + W_o o_n + b_o) in the rows of ∂L/∂W_fc1 as well, up to TB directions less the embedded.
 
     Args:
+        embedded: as `embedded_rank`.
         projection: W_o and b_o, layer scale included.
         second_norm: γ and β of the LayerNorm before the MLP.
     """
@@ -104,7 +118,7 @@ def affine_tokens(
     reach = torch.cat((norm.patch_weight @ patches.directions, weight @ basis), dim=1)
     known = norm.known + patches.base @ norm.patch_weight.T + bias
     equations, right_hand = _membership(reach, known, *second_norm, hidden)
-    free = patches.directions.shape[1] + norm.prefix_tokens * (batch - 1)
+    free = (len(norm.known) + norm.prefix_tokens) * batch - embedded
     joint = solution_set(equations, right_hand, min(free, reach.shape[1]))
     # Orthonormal in the space of tokens: there the unknowns have one scale.
     orthonormal, triangle = torch.linalg.qr(reach @ joint.directions)

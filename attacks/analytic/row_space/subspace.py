@@ -60,6 +60,12 @@ def row_space(matrix: Float[Tensor, "rows width"], rank: int, complete: bool = T
     return best[1]
 
 
+def numerical_rank(matrix: Float[Tensor, "rows width"], eps: float) -> int:
+    """Dimensions above the rounding of what was shared: gray pixels in three channels are one."""
+    singular = torch.linalg.svdvals(matrix.double())
+    return int((singular > singular[0] * eps * math.sqrt(max(matrix.shape))).sum())
+
+
 def _decompose(M: Float[Tensor, "rows width"], rank: int, full: bool) -> Subspace:
     _, singular, right = torch.linalg.svd(M, full_matrices=full)
     dropped = singular[rank:]

@@ -118,7 +118,7 @@ class _Solution:
         self.frames: list[Frame] = []
 
     def run(self) -> BestCandidate:
-        starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1])
+        starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], self._cost)
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             self._go_on()
             for number, (kind, make) in enumerate(starts.of(self.settings.starts)):
@@ -200,6 +200,9 @@ class _Solution:
         self.stale = 0 if cost < self.before - least else self.stale + 1
         self.before = cost
         return self.stale >= patience or (explained and not (self.plan.whole and stage is self.plan.stages[-1]))
+
+    def _cost(self, point: Tensor) -> float:
+        return float(self.plan.stages[0].residual(self.plan.unknowns(point)).square().sum())
 
     @property
     def _draws(self) -> int:

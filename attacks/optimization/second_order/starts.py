@@ -3,14 +3,18 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice, permutations
 from logging import getLogger
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from attacks.analytic.first_block.attack import FirstBlock
 from attacks.analytic.patch_gradient import PatchGradient
 from attacks.analytic.row_space.attack import RowSpace
+from attacks.base import Attack
+from attacks.certificate.assignments import MAX_ORDERS
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.second_order.residual import shape_of
@@ -30,12 +34,14 @@ class Starts:
 
     Attributes:
         seeds: of the starts that draw.
+        cost: ‖r‖² of a point: tells which image of a batch has which label.
     """
 
     problem: Problem
     prior: ImagePrior
     device: torch.device
     seeds: Sequence[int]
+    cost: Callable[[Float[Tensor, " n"]], float]
 
     def of(self, kinds: Sequence[str]) -> Iterator[tuple[str, Callable[[], Float[Tensor, " n"] | None]]]:
         """In their order, each with what computes it; that gives None for a closed form that does not apply.
@@ -44,7 +50,7 @@ class Starts:
         """
         if self.problem.start is not None:
             given = self._one_each(self.problem.start.double())
-            yield "closed_form", lambda: self._as_point(given)
+            yield "closed_form", lambda: self._in_order(given)
             return
         for kind in kinds:
             if kind == "closed_form":
@@ -67,18 +73,35 @@ class Starts:
     def _closed_form(self) -> Tensor | None:
         if not isinstance(self.problem.space, PixelSpace):
             return None
+        found = []
+        for attack in (PatchGradient(), RowSpace(), FirstBlock()):
+            images, open_ = self._images_of(attack)
+            if images is not None:
+                found.append(self._in_order(self._one_each(images)))
+                if not open_:
+                    break
+        return min(found, key=self.cost) if len(found) > 1 else next(iter(found), None)
+
+    def _images_of(self, attack: Attack) -> tuple[Float[Tensor, "b c h w"] | None, bool]:
+        """What the attack finds, and whether that leaves directions open that the next one may settle."""
         observation = self.problem.observation
-        for attack in (PatchGradient(), RowSpace()):
-            try:
-                attack.check(observation)
-                with torch.enable_grad():  # it may differentiate a defense's own term
-                    images = attack.run(observation, torch.Generator().manual_seed(0), self.device).images
-            except NotApplicable as refusal:
-                logger.debug("no start from %s: %s", type(attack).__name__, refusal)
-                continue
-            if images is not None and bool(images.isfinite().all()):
-                return self._as_point(self._one_each(images.double()))
-        return None
+        try:
+            attack.check(observation)
+            with torch.enable_grad():  # it may differentiate a defense's own term
+                result = attack.run(observation, torch.Generator().manual_seed(0), self.device)
+        except NotApplicable as refusal:
+            logger.debug("no start from %s: %s", type(attack).__name__, refusal)
+            return None, True
+        if result.images is None or not bool(result.images.isfinite().all()):
+            return None, True
+        mixed = len(result.images) < self.problem.count
+        return result.images.double(), mixed or result.certificate.values.get("open_directions", 0.0) > 0
+
+    def _in_order(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, " n"]:
+        """Each image at the place of its label: the order that explains the most."""
+        orders = islice(permutations(range(len(images))), MAX_ORDERS)
+        points = [self._as_point(images[list(order)]) for order in orders]
+        return points[0] if len(points) == 1 else min(points, key=self.cost)
 
     def _one_each(self, images: Tensor) -> Tensor:
         """A mixture of a batch stands for each of its images, with a little noise: all alike would be a saddle."""

@@ -32,6 +32,7 @@ FOLDER_MODELS = {
     "vit_tiny_8": "ViT-Ti/8",
     "vit_tiny_4": "ViT-Ti/4",
     "vit_tiny_8_sincos": "ViT-Ti/8, fixed sin-cos, not shared",
+    "vit_tiny_4_sincos": "ViT-Ti/4, fixed sin-cos, not shared",
 }
 """Two blocks, as timm initialises them, in float64."""
 MODELS = {**DIGITS_MODELS, **FOLDER_MODELS}

@@ -2,15 +2,20 @@
 
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 from attacks.analytic.first_block import FirstBlock
-from attacks.analytic.first_block.attack import _problem
+from attacks.analytic.first_block.attack import _possible, _problem
 from attacks.analytic.first_block.levenberg_marquardt import Normal, deflated
-from defenses import Defense
+from attacks.analytic.first_block.search import Solutions
+from attacks.analytic.linear.patches import patchify
+from attacks.analytic.row_space.attack import pixels_of
+from defenses import Defense, FixedPositionEmbedding
 from fedsim.errors import ConfigError, NotApplicable
+from fedsim.models import Architecture
 from fedsim.observation import Observation
 
 
@@ -35,6 +40,68 @@ def test_one_picture_leaves_nothing_to_search(tools: ModuleType, cpu: torch.devi
     result = FirstBlock()(alone, torch.Generator().manual_seed(0), cpu)
     assert result.images is not None
     assert tools.psnr(result.images[0], tools.photographs(32)[0]) > 80.0
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_sincos_embedding_leaves_more_to_search_and_hides_nothing(
+    count: int, drawn: bool, tools: ModuleType, cpu: torch.device
+) -> None:
+    """`drawn`: norm1's scale and shift are not timm's 1 and 0."""
+    spec = tools.tiny(img_size=24, patch_size=8, dtype="float64", kwargs={"depth": 2})
+    fixed = FixedPositionEmbedding("sincos")
+    model: Any = Architecture(spec, (fixed,), 0).build(keep=True)
+    if drawn:
+        noise = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for part, std in ((model.blocks[0].norm1.weight, 0.2), (model.blocks[0].norm1.bias, 0.1)):
+                part.add_(std * torch.randn(part.shape, generator=noise, dtype=part.dtype))
+    truth = tools.photographs(24)[:count]
+    observation = tools.observe(spec, truth, [3, 5][:count], defenses={"fixed_pe": fixed}, model=model)
+    assert "pos_embed" not in observation.update.tensors
+    result = FirstBlock()(observation, torch.Generator().manual_seed(0), cpu)
+    assert result.images is not None
+    # 9 patches, whose embeddings span 3 + 3 - 1 dimensions, and the class token
+    assert result.certificate.values["unknowns"] == 10 * count - 6
+    for picture in truth:
+        assert max(tools.psnr(found, picture) for found in result.images) > 80.0
+
+
+def test_gray_images_span_fewer_dimensions(tools: ModuleType, cpu: torch.device) -> None:
+    """Their channels are alike: what a third of the pixels span."""
+    spec = tools.tiny(img_size=24, patch_size=2, dtype="float64", kwargs={"depth": 2})
+    gray = tools.photographs(24)[:1].mean(dim=1, keepdim=True).expand(-1, 3, -1, -1)
+    problem = _problem(tools.observe(spec, gray, [3], defenses={"fixed_pe": FixedPositionEmbedding("sincos")}), cpu)
+    assert problem.tokens.patches.directions.shape[1] <= 4
+
+
+def test_images_that_are_alike_at_a_position_fill_each_other() -> None:
+    x = torch.tensor([[[1.0], [torch.inf]], [[2.0], [3.0]], [[torch.inf], [torch.inf]]])
+    x = torch.cat((x, x[2:]))
+    nearly = torch.tensor([[7.0], [8.0], [torch.inf], [9.0]])
+    found = Solutions(x, torch.zeros(4, 2), torch.tensor([1, 2, 0, 0]), nearly, torch.zeros(4))
+    assert found.alike()[..., 0].tolist() == [[1.0, 1.0], [2.0, 3.0], [0.0, 0.0], [9.0, 9.0]]
+    assert not found.complete
+
+
+def test_neither_pixels_out_of_range_nor_outputs_above_any_value_are_possible(
+    pair: Observation, cpu: torch.device
+) -> None:
+    problem = _problem(pair, cpu)
+    rows, free = torch.arange(9), problem.tokens.joint.directions.shape[1]
+    pixels = pixels_of(pair, problem.norm)
+    known = problem.tokens.patches.directions.shape[1]
+    for part in (slice(known), slice(known, None)):  # the direction that moves patches, or outputs, the most
+        far = torch.linalg.svd(problem.tokens.joint.directions[part])[2][0]
+        assert not _possible(problem, pixels, 1e3 * far.expand(9, free), rows).any()
+    result = FirstBlock()(pair, torch.Generator().manual_seed(0), cpu)
+    assert result.images is not None
+    z = patchify(pair.normalised(result.images[:1]), (8, 8)) @ problem.norm.patch_weight.T + problem.norm.known
+    weight, bias = problem.block.projection()
+    outputs = problem.block.attend(z, z)
+    assert (outputs.abs() <= problem.block.largest_value()).all()
+    x = (z + outputs @ weight.T + bias - problem.tokens.tokens.base) @ problem.tokens.tokens.directions
+    assert _possible(problem, pixels, x, rows).all()
 
 
 def test_a_second_table_of_embeddings_counts(indexed: dict[str, Defense], tools: ModuleType, cpu: torch.device) -> None:

@@ -8,6 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 
 import fedsim
+from attacks.base import Reconstruction
 from attacks.optimization import GaussNewton
 from attacks.session import Session
 from defenses import GradientNoise, TopK, Withhold
@@ -47,6 +48,14 @@ def test_all_that_a_batch_shares_gives_both_images_back(model, images):
     assert result.status == "done", result.reason
     assert max(psnr(result.images, images[:2]), psnr(result.images.flip(0), images[:2])) > 60
     assert result.certificate.values["explained"] == 1.0
+
+
+def test_images_of_a_batch_are_put_to_the_labels_that_they_fit(model, images, rng, cpu):
+    seen = fedsim.observe(model, images[:2], torch.tensor([1, 4]))
+    near = 0.02 * torch.rand(2, 3, 4, 4, generator=rng) + 0.98 * images[:2]
+    swapped = Reconstruction(images=near.flip(0), labels=torch.tensor([1, 4]))
+    found = GaussNewton(steps=1, prior=WHITE, frames=0).polish(seen, swapped, rng, cpu)
+    assert psnr(found.images, images[:2]) > 30 > psnr(near.flip(0), images[:2])
 
 
 def test_one_image_of_all_that_is_shared_is_certified(model, images):
