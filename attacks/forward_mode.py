@@ -25,7 +25,25 @@ def jacobian_product(
 
 def jacobian(function: Callable[[Tensor], Tensor], point: Float[Tensor, " inputs"]) -> Float[Tensor, "outputs inputs"]:
     """J(point) whole, column by column: as many products as there are inputs."""
-    return torch.cat(list(jacobian_rows(function, point, len(point)))).T
+    return jacobian_transposed(lambda x: (function(x),), point).T
+
+
+def jacobian_transposed(
+    function: Callable[[Tensor], tuple[Tensor, ...]], point: Float[Tensor, " inputs"], together: int = CHUNK
+) -> Float[Tensor, "inputs outputs"]:
+    """J(point) whole of all tensors' numbers one after the other, its columns as rows.
+
+    Each chunk is written where it stays: to join all of them at the end takes as long as the products.
+    """
+    found, begin = None, 0
+    for tensors in jacobian_rows(function, point, len(point), together):
+        rows = [tensor.detach().flatten(1) for tensor in tensors]
+        if found is None:
+            found = rows[0].new_empty(len(point), sum(row.shape[1] for row in rows))
+        torch.cat(rows, dim=1, out=found[begin : begin + len(rows[0])])
+        begin += len(rows[0])
+    assert found is not None, "a function of no number"
+    return found
 
 
 Output = TypeVar("Output", Tensor, tuple[Tensor, ...])

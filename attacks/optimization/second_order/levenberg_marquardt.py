@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from attacks.optimization.second_order.sketch import gram
+
 FIRST_DAMPING = 1e-3
 MIN_DIAGONAL = 1e-12
 """Of the largest entry: directions that nothing determines are damped as if they had this curvature."""
@@ -49,7 +51,7 @@ class Whole:
 
     def __init__(self, r: Float[Tensor, " rows"], J: Float[Tensor, "rows unknowns"]) -> None:
         self.cost = float(r.square().sum())
-        self._normal, self._slope = J.T @ J, J.T @ r
+        self._normal, self._slope = gram(J.T), J.T @ r
         diagonal = self._normal.diagonal()
         least = max(MIN_DIAGONAL * float(diagonal.max()), torch.finfo(r.dtype).tiny)
         self._damped = torch.diag(diagonal.clamp(min=least))

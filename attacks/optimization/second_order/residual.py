@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.forward_mode import jacobian
+from attacks.forward_mode import CHUNK, jacobian_transposed
 from attacks.noise import noise_of
 from attacks.optimization.matching.local_steps import UpdateMap
 from attacks.optimization.matching.victim import make_victim
@@ -54,9 +54,16 @@ class Residual:
         before, shared = self.before, self.shared
         return Pieces(shared if before is None else lambda x: (*shared(x), before(x)), self.weights)
 
-    def jacobian(self, x: Float[Tensor, " unknowns"]) -> Float[Tensor, "rows unknowns"]:
-        """J whole, in float64."""
-        return jacobian(self, x)
+    def jacobian(self, x: Float[Tensor, " unknowns"], together: int = CHUNK) -> Float[Tensor, "rows unknowns"]:
+        """J whole, in float64, `together` columns at a time."""
+        return jacobian_transposed(self._weighed, x, together).T
+
+    def _weighed(self, x: Float[Tensor, " unknowns"]) -> tuple[Tensor, ...]:
+        """Without the target, tensor by tensor."""
+        shared = self.shared(x)
+        weights = self.weights.split([tensor.numel() for tensor in shared])
+        found = tuple(weight * tensor.flatten() for weight, tensor in zip(weights, shared, strict=True))
+        return found if self.before is None else (*found, self.before(x))
 
 
 def shape_of(problem: Problem) -> tuple[int, ...]:

@@ -53,8 +53,8 @@ class LevenbergMarquardt(Search):
             any, else a smooth one around gray.
         max_unknowns: pixels of all images together; more are refused.
         first_order: steps of Adam before each start that draws, where J is not computed whole.
-        draws: from the posterior, whose mean is the result behind noise; 0, or where J is not computed whole: its
-            likeliest image.
+        draws: from the posterior, at most, whose mean is the result behind noise; 0, or where J is not computed whole:
+            its likeliest image.
     """
 
     steps: int = 60
@@ -82,7 +82,6 @@ class LevenbergMarquardt(Search):
         return 100.0 * self.steps * self.restarts
 
     def run(self, task: SearchTask, rngs: Sequence[torch.Generator]) -> list[BestCandidate]:
-        task.report(1)
         found = []
         for index, (problem, rng) in enumerate(zip(task.problems, rngs, strict=True)):
             part = task if len(task.problems) == 1 else task.part(f"victim-{index}")
@@ -108,6 +107,7 @@ class _Solution:
             raise NotApplicable(f"{unknowns} unknowns, {settings.max_unknowns} at most are asked for (max_unknowns)")
         self.prior: ImagePrior = settings.prior or problem.observation.image_prior or GaussianPrior()
         self.plan = make_plan(problem, task, self.prior)
+        task.report(self.plan.directions)
         self.last = self.plan.stages[-1].residual
         self.seeds = torch.randint(2**62, (settings.restarts + 1,), generator=rng).tolist()
         self.number, self.stage, self.taken, self.stale, self.before = 0, 0, 0, 0, math.inf
@@ -144,7 +144,8 @@ class _Solution:
             "left": self._left(cost),
         }
         if average is not None:
-            values |= {"accepted": average.accepted, "predicted_psnr": self._predicted(average.variance)}
+            values |= {"accepted": average.accepted, "draws": float(average.draws)}
+            values |= {"predicted_psnr": self._predicted(average.variance)}
         assert self.problem.labels is not None
         return BestCandidate(self._images(x), self.problem.labels, values, point, self.rows, self.frames)
 
@@ -275,7 +276,7 @@ class _Solution:
         tensors |= {f"frame/{index}": frame.images for index, frame in enumerate(self.frames)}
         record: dict[str, Any] = {name: getattr(self, name) for name in SAVED}
         record |= {"damping": state.damping, "growth": state.growth, "cost": state.cost}
-        record |= {"best": None if self.best is None else self.best[0]}
+        record |= {"best": None if self.best is None else self.best[0], "directions": self.plan.directions}
         record |= {"frames": [[frame.step, frame.values] for frame in self.frames]}
         self.task.session.save(tensors, record)
 
@@ -284,6 +285,8 @@ class _Solution:
         if saved is None:
             return
         tensors, record = saved
+        if record["directions"] != self.plan.directions:  # less memory since then: other unknowns, or another sketch
+            return
         for name in SAVED:
             setattr(self, name, record[name])
         x = tensors["x"].to(self.task.device)

@@ -89,7 +89,7 @@ def sketch(
         probe = torch.zeros_like(x)
         probe[first:active] = (2.0 * torch.randint(2, (active - first,), generator=rng) - 1.0).to(x)
         rest = float(jacobian_product(function, x, probe).double().square().sum()) / (active - first)
-    return Sketch(_gram(columns), rest)
+    return Sketch(gram(columns), rest)
 
 
 def _folded(
@@ -105,11 +105,12 @@ def _folded(
     return found
 
 
-def _gram(rows: Float[Tensor, "n m"]) -> Float[Tensor, "n n"]:
-    """rows·rowsᵀ, of which half is computed."""
+def gram(rows: Float[Tensor, "n m"]) -> Float[Tensor, "n n"]:
+    """rows·rowsᵀ, of which little more than half is computed."""
     found = rows.new_zeros(len(rows), len(rows))
-    for begin in range(0, len(rows), BLOCK):
-        block = rows[begin : begin + BLOCK] @ rows[begin:].T
-        found[begin : begin + BLOCK, begin:] = block
-        found[begin:, begin : begin + BLOCK] = block.T
+    size = min(BLOCK, -(-len(rows) // 4))
+    for begin in range(0, len(rows), size):
+        block = rows[begin : begin + size] @ rows[begin:].T
+        found[begin : begin + size, begin:] = block
+        found[begin:, begin : begin + size] = block.T
     return found

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.forward_mode import jacobian
+from attacks.forward_mode import CHUNK
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import SearchTask
@@ -21,6 +21,8 @@ from fedsim.bounds.gaussian_prior import ImagePrior
 
 MOST_WHOLE = 2_000
 """Unknowns up to which J is computed whole, if there is memory for it."""
+WHOLE_BYTES = 8
+"""Of J whole, for each of its numbers."""
 PARTS = (16, 4)
 """One in so many coordinates is varied first, the low frequencies; then all."""
 SKETCH_BYTES = 64
@@ -50,12 +52,14 @@ class Plan:
 
     Attributes:
         point: of the problem's space, flat, from the unknowns; `unknowns` undoes it.
+        directions: along which the change of what was shared is held at once; of 1, less memory would change nothing.
         coarse: the first stage's residual in float32; None where J is whole.
     """
 
     stages: list[Stage]
     point: Callable[[Tensor], Tensor]
     unknowns: Callable[[Tensor], Tensor]
+    directions: int
     coarse: Residual | None = None
 
     @property
@@ -69,8 +73,10 @@ def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> Plan:
     room = (task.budget.memory_gib or default_budget(task.device)) * GIB
     assert problem.labels is not None
     given = (problem, task.local, prior, problem.labels, task.device)
-    if count <= MOST_WHOLE and 2 * 8 * count * numbers <= room:
-        return Plan([Stage(one, _whole(one)) for one in make_residuals(*given)], _same, _same)
+    whole = WHOLE_BYTES * count * numbers
+    if count <= MOST_WHOLE and 2 * whole <= room:
+        together = chunk_size(CHUNK, DIRECTION_BYTES * numbers, (room - whole) / GIB)
+        return Plan([Stage(one, _whole(one, together)) for one in make_residuals(*given)], _same, _same, count)
     frequencies = _frequencies(problem, prior, task.device)
     point = _same if frequencies is None else frequencies.point
     unknowns = _same if frequencies is None else frequencies.coordinates
@@ -83,7 +89,8 @@ def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> Plan:
         return Stage(exact[index], system, active < count)
 
     partial = [] if frequencies is None else [stage(0, max(1, count // part)) for part in PARTS]
-    return Plan([*partial, *(stage(index, count) for index in range(len(exact)))], point, unknowns, coarse[0])
+    stages = [*partial, *(stage(index, count) for index in range(len(exact)))]
+    return Plan(stages, point, unknowns, max(first, together), coarse[0])
 
 
 def _frequencies(problem: Problem, prior: ImagePrior, device: torch.device) -> Frequencies | None:
@@ -95,8 +102,8 @@ def _frequencies(problem: Problem, prior: ImagePrior, device: torch.device) -> F
     return Frequencies.of(prior, shape_of(problem), mean, std, device)
 
 
-def _whole(residual: Residual) -> Callable[[Tensor], Whole]:
-    return lambda x: Whole(residual(x), jacobian(residual, x))
+def _whole(residual: Residual, together: int) -> Callable[[Tensor], Whole]:
+    return lambda x: Whole(residual(x), residual.jacobian(x, together))
 
 
 def _same(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:

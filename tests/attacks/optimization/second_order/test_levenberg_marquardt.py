@@ -24,6 +24,13 @@ def test_a_linear_system_takes_a_few_steps(rng):
     assert torch.allclose(state.x, torch.linalg.lstsq(matrix, right[:, None]).solution[:, 0], atol=1e-9)
 
 
+def test_a_step_is_that_of_the_damped_normal_equations(rng):
+    J, r = torch.randn(30, 7, generator=rng, dtype=torch.float64), torch.randn(30, generator=rng, dtype=torch.float64)
+    normal = J.T @ J
+    oracle = -torch.linalg.solve(normal + 0.1 * torch.diag(normal.diagonal()), J.T @ r)
+    assert torch.allclose(Whole(r, J).step(0.1)[0], oracle, rtol=1e-10)
+
+
 def test_rosenbrocks_valley_ends_where_scipy_ends_and_no_step_goes_up():
     def residual(x):
         return torch.stack([10.0 * (x[1] - x[0] ** 2), 1.0 - x[0]])

@@ -1,0 +1,192 @@
+"""What the products of `gauss_newton` cost in training steps, and what it finds beside a first-order search.
+
+python -m experiments.benchmarks.second_order                        the products
+python -m experiments.benchmarks.second_order --beside everything    both searches for equal seconds on digits
+python -m experiments.benchmarks.second_order --beside everything --model vit_tiny_8 --pictures DIR
+
+A training step is forward and backward of the same model and image in float64. The floor is counted: FLOPs of matrix
+products, in those of a training step.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments.studies.harness.options import parsed
+
+if TYPE_CHECKING:
+    from fedsim.observation import Observation
+
+
+def _options() -> argparse.Namespace:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--models", nargs="+", default=["built", "vit_tiny_8"], choices=["built", "vit_tiny_8"])
+    options.add_argument("--repeats", type=int, default=5, help="rounds of all products in turn; medians are shown")
+    options.add_argument("--threads", type=int, default=1, help="torch threads")
+    options.add_argument("--beside", nargs="+", help="what is shared, as the study second_order names it")
+    options.add_argument("--model", default="built", choices=["built", "vit_tiny_8"], help="of the searches")
+    options.add_argument("--images", type=int, default=1, help="of the searches")
+    options.add_argument("--pictures", type=Path, help="a folder of class folders, for vit_tiny_8's searches")
+    found = parsed(options)
+    if found.beside and found.model == "vit_tiny_8" and found.pictures is None:
+        options.error("--pictures must be given: vit_tiny_8 attacks a folder's images")
+    return found
+
+
+def main() -> None:
+    options = _options()
+
+    import torch
+
+    torch.set_num_threads(options.threads)
+    if options.beside:
+        searches(options.model, options.beside, options.images, options.pictures)
+        return
+    for model in options.models:
+        products(model, options.repeats)
+
+
+def products(model: str, repeats: int) -> None:
+    """One table: each product in training steps, by time and by FLOPs."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    seen = drawn(model)
+    with sdpa_kernel(SDPBackend.MATH):
+        calls, floors = _calls(seen)
+        rounds = [{name: _seconds(call) for name, call in calls.items()} for _ in range(repeats + 1)][1:]
+    step = statistics.median(one["training step"] for one in rounds)
+    print(f"\n{model}, medians of {repeats} rounds, training step {1e3 * step:.2f} ms\n")
+    print("| product | ms | training steps | floor by FLOPs |\n| --- | --- | --- | --- |")
+    for name in calls:
+        ms = 1e3 * statistics.median(one[name] for one in rounds)
+        ratio = statistics.median(one[name] / one["training step"] for one in rounds)
+        print(f"| {name} | {ms:.1f} | {ratio:.1f} | {floors[name]:.1f} |")
+
+
+def _calls(seen: "Observation") -> tuple[dict[str, Callable[[], object]], dict[str, float]]:
+    """What is timed, by name, and the floor of each in training steps."""
+    import torch
+    import torch.nn.functional as F
+
+    from attacks.forward_mode import jacobian_product
+    from attacks.optimization import Pixels
+    from attacks.optimization.problem import make_problem, shared_update
+    from attacks.optimization.second_order.posterior import LEAPS
+    from attacks.optimization.second_order.residual import make_residuals
+    from attacks.optimization.second_order.sketch import gram, sketch
+    from attacks.optimization.second_order.stages import MOST_WHOLE, PARTS, TOGETHER
+    from attacks.positions import of_images
+
+    cpu, labels, prior = torch.device("cpu"), torch.tensor([0]), seen.image_prior
+    assert prior is not None
+    problem = make_problem(seen, of_images(seen, shared_update(seen, "gradient", cpu)), labels, Pixels(), {}, cpu)
+    residual, coarse = (
+        make_residuals(problem, "gradient", prior, labels, cpu, dtype=dtype)[-1]
+        for dtype in (torch.float64, torch.float32)
+    )
+    x = seen.normalised(prior.centre((1, *seen.image_shape))).flatten().double()
+    vit, v = seen.build_model().double(), torch.randn_like(x)
+
+    def step() -> None:
+        vit.zero_grad()
+        F.cross_entropy(vit(x.view(1, *seen.image_shape)), labels).backward()
+
+    def back() -> torch.Tensor:
+        at = x.clone().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(residual(at).square().sum(), at)[0]
+
+    def forward() -> torch.Tensor:
+        with torch.no_grad():
+            return jacobian_product(residual, x, v)
+
+    def both() -> torch.Tensor:
+        at = x.clone().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(residual(at), at, forward())[0]
+
+    calls: dict[str, Callable[[], object]] = {
+        "training step": step, "Jacobian-vector": forward, "vector-Jacobian": back, "Gauss-Newton": both,
+    }  # fmt: skip
+    floors = {name: _flops(call) for name, call in calls.items()}
+    if len(x) <= MOST_WHOLE:
+        columns = residual.jacobian(x).T
+        calls |= {"J whole": lambda: residual.jacobian(x), "JᵀJ": lambda: gram(columns)}
+        calls |= {"one draw (8 leaps)": lambda: [back() for _ in range(LEAPS)]}
+        floors |= {"J whole": len(x) * floors["Jacobian-vector"], "JᵀJ": float(columns.numel() * (len(x) + 1))}
+        floors |= {"one draw (8 leaps)": LEAPS * floors["vector-Jacobian"]}
+    else:
+        first = len(x) // PARTS[0]
+        name = f"sketch of {first} coordinates"
+        calls[name] = lambda: sketch(coarse.pieces(), x.float(), first, first, TOGETHER)
+        floors[name] = first * floors["Jacobian-vector"]
+    return calls, {name: floor / floors["training step"] for name, floor in floors.items()}
+
+
+def _flops(call: Callable[[], object]) -> float:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return float(counter.get_total_flops())
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """The mean of as many calls as a fifth of a second has, one at least."""
+    start, count = time.perf_counter(), 0
+    while not count or time.perf_counter() - start < 0.2:
+        call()
+        count += 1
+    return (time.perf_counter() - start) / count
+
+
+def drawn(model: str) -> "Observation":
+    """What one client shares of an image that is a draw of a prior: no folder is needed to time it."""
+    import torch
+
+    from experiments.studies.second_order import victims
+    from fedsim.bounds.gaussian_prior import GaussianPrior
+    from fedsim.bounds.public_prior import PublicPrior
+
+    side = victims.SIDE if model in victims.FOLDER_MODELS else victims.SHAPE[-1]
+    images = GaussianPrior().draw((32, 3, side, side), torch.Generator().manual_seed(0)).clamp(0.0, 1.0).double()
+    return victims.observed(model, [], images[:1], torch.tensor([0]), 0, PublicPrior.of(images[1:]))
+
+
+def searches(model: str, shares: Sequence[str], images: int, pictures: Path | None) -> None:
+    """dB of `gauss_newton`, of `april_optimization` for as many seconds, and of the mean of public images."""
+    import fedsim
+    from attacks.result import psnr_of
+    from experiments.studies.second_order import victims
+    from experiments.studies.second_order.study import SHARES
+
+    source = victims.Victims.of(model, pictures)
+    print("| shared | image | seconds | `gauss_newton` | `april_optimization` | its steps | a guess |")
+    print("|" + " --- |" * 7)
+    for share in shares:
+        for index in range(images):
+            truth, labels = source.images([index])
+            seen = victims.observed(model, SHARES[share].defenses(), truth, labels, index, source.public())
+            second = fedsim.attack("gauss_newton", seen, frames=0, save_every=0)
+            short, long = (
+                fedsim.attack("april_optimization", seen, steps=steps, frames=0, save_every=0).seconds
+                for steps in (10, 40)
+            )
+            steps = max(1, round(second.seconds / max((long - short) / 30, 1e-4)))
+            first = fedsim.attack("april_optimization", seen, steps=steps, frames=0, save_every=0)
+            found = [one.images for one in (second, first)]
+            decibels = [
+                "refused" if x is None else f"{psnr_of(float((x.double() - truth).square().mean())):.1f}" for x in found
+            ]
+            guess = psnr_of(float((source.public().mean - truth).square().mean()))
+            seconds = f"{second.seconds:.1f}, {first.seconds:.1f}"
+            print(
+                f"| {share} | {index} | {seconds} | {decibels[0]} | {decibels[1]} | {steps} | {guess:.1f} |", flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()
