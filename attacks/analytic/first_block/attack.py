@@ -12,6 +12,7 @@ from attacks.analytic.first_block.residual import HiddenSystem
 from attacks.analytic.first_block.search import Solutions, find_solutions
 from attacks.analytic.first_block.subspaces import AffineSet, AffineTokens, affine_patches, affine_tokens
 from attacks.analytic.linear.patches import patchify, unpatchify
+from attacks.analytic.linear.pixel_grid import whole_levels
 from attacks.analytic.row_space.first_norm import FirstNorm, first_norm, spanned_gradients
 from attacks.analytic.row_space.subspace import row_space
 from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
@@ -24,9 +25,6 @@ NOISE_FACTOR = 20.0
 
 TOLERANCE = (1e-9, 1e-2)
 """Least and largest tolerance of a relative residual; wrong solutions were seen at 3e-2 and above."""
-
-NEAR_LEVEL = 0.25
-"""All pixels must be this close to whole levels before they are rounded; half of random ones are."""
 
 
 class FirstBlock(Attack):
@@ -114,10 +112,9 @@ class FirstBlock(Attack):
         assert grid is not None
         assert patch is not None
         images = observation.to_unit_range(torch.cat([unpatchify(image, grid, patch) for image in patches]))
-        if self.levels is not None:
-            level = images * self.levels
-            if bool(((level - level.round()).abs() < NEAR_LEVEL).all()):
-                return (level.round() / self.levels).clamp(0.0, 1.0), True
+        rounded = None if self.levels is None else whole_levels(images, self.levels)
+        if rounded is not None:
+            return rounded, True
         return images.clamp(0.0, 1.0), False
 
 
@@ -142,7 +139,7 @@ def _problem(observation: Observation, device: torch.device) -> _Problem:
     patch_grad, qkv_grad = spanned_gradients(observation, device)
     image = row_space(patch_grad, min(batch * count, *patch_grad.shape), complete=False)
     # The prefix tokens enter the first block alike in every picture: they count once here.
-    patches = affine_patches(norm, image, row_space(qkv_grad, batch * count + norm.prefix_tokens), batch)
+    patches = affine_patches(norm, image, row_space(qkv_grad, batch * count + norm.prefix_tokens), count * (batch - 1))
     second, mlp = block.module.norm2, block.module.mlp
     hidden = row_space(fc2_grad, total, complete=False)
     tokens = affine_tokens(
@@ -152,7 +149,7 @@ def _problem(observation: Observation, device: torch.device) -> _Problem:
         block.projection(),
         (second.weight, second.bias),
         row_space(fc1_grad, total),
-        batch,
+        patches.directions.shape[1] + norm.prefix_tokens * (batch - 1),
     )
     bias = mlp.fc1.bias if mlp.fc1.bias is not None else mlp.fc1.weight.new_zeros(len(mlp.fc1.weight))
     system = HiddenSystem(

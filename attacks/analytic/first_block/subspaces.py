@@ -75,12 +75,11 @@ def solution_set(
     return AffineSet(base, right[used:].T.contiguous(), gap)
 
 
-def affine_patches(norm: FirstNorm, image: Subspace, tokens: Subspace, batch: int) -> AffineSet:
-    """p_n with LN1(W_p p_n + b_p + e_n) in the rows of ∂L/∂W_qkv, up to N(B - 1) directions."""
-    count, pixels = len(norm.known), norm.patch_weight.shape[1]
+def affine_patches(norm: FirstNorm, image: Subspace, tokens: Subspace, free: int) -> AffineSet:
+    """p_n with LN1(W_p p_n + b_p + e_n) in the rows of ∂L/∂W_qkv, up to `free` directions: N(B - 1) of a batch."""
     span = image.basis.T
     equations, right_hand = _membership(norm.patch_weight @ span, norm.known, norm.scale, norm.shift, tokens)
-    found = solution_set(equations, right_hand, min(count * (batch - 1), span.shape[1], pixels))
+    found = solution_set(equations, right_hand, min(free, span.shape[1]))
     return AffineSet(found.base @ span.T, span @ found.directions, found.gap)
 
 
@@ -91,9 +90,9 @@ def affine_tokens(
     projection: tuple[Float[Tensor, "width width"], Float[Tensor, " width"]],
     second_norm: tuple[Float[Tensor, " width"], Float[Tensor, " width"]],
     hidden: Subspace,
-    batch: int,
+    free: int,
 ) -> AffineTokens:
-    """(p_n, o_n) with LN2(z_n + W_o o_n + b_o) in the rows of ∂L/∂W_fc1 as well, up to T(B - 1) directions.
+    """(p_n, o_n) with LN2(z_n + W_o o_n + b_o) in the rows of ∂L/∂W_fc1 as well, up to `free` directions.
 
     Args:
         projection: W_o and b_o, layer scale included.
@@ -104,7 +103,6 @@ def affine_tokens(
     reach = torch.cat((norm.patch_weight @ patches.directions, weight @ basis), dim=1)
     known = norm.known + patches.base @ norm.patch_weight.T + bias
     equations, right_hand = _membership(reach, known, *second_norm, hidden)
-    free = patches.directions.shape[1] + norm.prefix_tokens * (batch - 1)
     joint = solution_set(equations, right_hand, min(free, reach.shape[1]))
     # Orthonormal in the space of tokens: there the unknowns have one scale.
     orthonormal, triangle = torch.linalg.qr(reach @ joint.directions)
