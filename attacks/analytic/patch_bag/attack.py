@@ -10,6 +10,7 @@ from attacks.analytic.linear.patches import patchify, unpatchify
 from attacks.analytic.linear.pixel_grid import whole_levels
 from attacks.analytic.patch_bag.attention import pair_logits
 from attacks.analytic.patch_bag.block import UnplacedBlock, unplaced_block
+from attacks.analytic.patch_bag.matching import by_gradient, by_outputs
 from attacks.analytic.patch_bag.order import find_order, order_of_pairs, runner_up
 from attacks.analytic.patch_bag.search import find_tokens
 from attacks.analytic.patch_bag.tokens import TokenSystem, token_system
@@ -44,6 +45,7 @@ class PatchBag(Attack):
         starts: at most so many random starts for the patches; the search ends when all are found.
         steps: Levenberg-Marquardt steps of a start.
         orders: random orders from which the order is looked for.
+        places: up to so many places an order that the first attention does not tell is looked for in the whole gradient.
         levels: the largest pixel value of pictures whose pixels are whole numbers (255 for 8 bits): rounded to them
             where all are near; None: never.
     """
@@ -51,11 +53,12 @@ class PatchBag(Attack):
     needs = Needs(roles=("patch_weight", "qkv_weights"), sizes=True, auxiliary=True)
     completes = True
 
-    def __init__(self, starts: int = 512, steps: int = 40, orders: int = 8, levels: int | None = 255) -> None:
+    def __init__(self, starts: int = 512, steps: int = 40, orders: int = 8, places: int = 36, levels: int | None = 255) -> None:
         for key, value in (("starts", starts), ("steps", steps), ("orders", orders)):
             require(f"attack.patch_bag.{key}", value, value >= 1, "1 or more")
         require("attack.patch_bag.levels", levels, levels is None or levels >= 1, "1 or more, or null")
-        self.starts, self.steps, self.orders, self.levels = starts, steps, orders, levels
+        require("attack.patch_bag.places", places, places >= 0, "0 or more")
+        self.starts, self.steps, self.orders, self.places, self.levels = starts, steps, orders, places, levels
 
     def check(self, observation: Observation) -> None:
         unplaced_block(observation, torch.device("cpu"))
@@ -72,15 +75,15 @@ class PatchBag(Attack):
             "unknowns": float(system.free),
             "gap": system.gap,
             "tolerance": tolerance,
-            "tokens_found": len(x) / system.count,
-            "distinct_patches": float(system.count),
+            "patches_found": len(x) / system.distinct,
+            "distinct_patches": float(system.distinct),
         }
-        if len(x) < system.count:
-            reason = f"{len(x)} of {system.count} patches were found within the starts"
+        if len(x) < system.distinct:
+            reason = f"{len(x)} of {system.distinct} patches were found within the starts"
             return self._unordered(observation, bag, Certificate("uncertified", reason, values), trace)
         order, apart = self._order(observation, system, bag, values, rng)
         if not apart:
-            reason = "the patches up to their order: the first attention tells none apart"
+            reason = "the patches up to their order: nothing that was shared tells it apart"
             return self._unordered(observation, bag, Certificate("uncertified", reason, values), trace, order)
         image, rounded = self._image(observation, bag.patches[order])
         values["forward_residual"] = _forward_residual(system, _unpatched(observation, bag.patches[order]))
@@ -109,26 +112,31 @@ class PatchBag(Attack):
     def _order(
         self, observation: Observation, system: TokenSystem, bag: "_Bag", values: dict[str, float], rng: torch.Generator
     ) -> tuple[Int[Tensor, " places"], bool]:
-        """The likeliest order, and whether the attention tells it from others."""
-        block, grid = system.block, observation.roles.grid
+        """The likeliest order by the first attention and then by the whole gradient, and whether these tell it apart."""
+        grid, tokens = observation.roles.grid, len(bag.patches)
         assert grid is not None
-        places, tokens = grid[0] * grid[1], len(bag.patches)
+        places = grid[0] * grid[1]
 
         def picture(patches: Float[Tensor, "images places pixels"]) -> Float[Tensor, "images c h w"]:
             return torch.cat([_unpatched(observation, one) for one in patches])
 
-        def read(orders: Int[Tensor, "orders places"]) -> Float[Tensor, "orders places inner"]:
-            return block.forward(picture(bag.patches[orders]))[0]
-
         starts = [torch.randperm(places, generator=rng) % tokens for _ in range(self.orders)]
-        pairs = pair_logits(block, bag.patches, bag.outputs, picture) if tokens == places else None
+        pairs = pair_logits(system.block, bag.patches, bag.outputs, picture) if tokens == places else None
         if pairs is not None:
             starts.insert(0, order_of_pairs(pairs.costs()))
-        order, error = find_order(bag.outputs, starts, read)
-        values["order_error"] = error
-        values["next_order_error"] = runner_up(bag.outputs, order, read)
-        placed = observation.roles.rotary or observation.roles.relative
-        return order, placed and error < ORDERED and values["next_order_error"] > max(UNIQUE * error, ROUNDING)
+        outputs = by_outputs(system.block, bag.patches, bag.outputs, picture)
+        order, error = find_order(starts, tokens, outputs)
+        values["order_error"], values["next_order_error"] = error, runner_up(order, tokens, outputs)
+        if not observation.roles.rotary and not observation.roles.relative:
+            return order, False
+        if error < ORDERED and values["next_order_error"] > max(UNIQUE * error, ROUNDING):
+            return order, True
+        gradient = by_gradient(observation, bag.patches, picture) if places <= self.places else None
+        if gradient is None:
+            return order, False
+        order, error = find_order([order], tokens, gradient)
+        values["gradient_error"], values["next_gradient_error"] = error, runner_up(order, tokens, gradient)
+        return order, values["next_gradient_error"] > max(UNIQUE * error, ROUNDING)
 
     def _unordered(
         self,

@@ -27,7 +27,7 @@ class UnplacedBlock:
     norm: FirstNorm
     weight: Float[Tensor, "width inner"]
     bias: Float[Tensor, " width"]
-    gradients: tuple[Float[Tensor, "rows inner"], Float[Tensor, "rows width"], Float[Tensor, "rows hidden"]]
+    gradients: tuple[Float[Tensor, "_ inner"], Float[Tensor, "_ width"], Float[Tensor, "_ hidden"]]
     model: Any  # timm's, whose parts nn.Module types as Tensor | Module
 
     @property

@@ -1,4 +1,4 @@
-"""Where each patch belongs: under the right order the first attention gives what its projection was found to read."""
+"""Where each patch belongs: the order under which the model gives what was shared, looked for by exchanges."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,40 +6,42 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-Read = Callable[[Int[Tensor, "orders places"]], Float[Tensor, "orders places inner"]]
-"""What the attention's projection reads at each place, under orders that name the token of each place."""
-
-CHUNK = 256
+Cost = Callable[[Int[Tensor, "orders places"]], Float[Tensor, " orders"]]
+"""Squared relative error of orders, which name the token of each place."""
 
 EXACT = 1e-3
 """Relative error of an order below which no other is looked for."""
 
 
 def find_order(
-    outputs: Float[Tensor, "tokens inner"], starts: Sequence[Int[Tensor, " places"]], read: Read
+    starts: Sequence[Int[Tensor, " places"]], tokens: int, cost: Cost
 ) -> tuple[Int[Tensor, " places"], float]:
-    """The order with the least error, and that error relative to the spread of the outputs.
+    """The order with the least error, and that error.
 
     Steepest descent from each start: of all exchanges of two places and, where there are more places than tokens, of
     all replacements, the best is taken until none is better.
     """
-    scale = _scale(outputs, len(starts[0]))
     best: tuple[Int[Tensor, " places"], float] | None = None
     for order in starts:
-        cost = float(_costs(outputs, order[None], read)[0])
-        while cost > EXACT**2 * scale:
-            moves = _moves(order, len(outputs))
-            costs = _costs(outputs, moves, read)
-            if not len(moves) or not float(costs.min()) < cost * (1.0 - 1e-9):
+        now = float(cost(order[None])[0])
+        while now > EXACT**2:
+            moves = _moves(order, tokens)
+            costs = cost(moves) if len(moves) else torch.zeros(0)
+            if not len(moves) or not float(costs.min()) < now * (1.0 - 1e-9):
                 break
-            cost, order = float(costs.min()), moves[int(costs.argmin())]
-        error = (cost / scale) ** 0.5
-        if best is None or error < best[1]:
-            best = order, error
+            now, order = float(costs.min()), moves[int(costs.argmin())]
+        if best is None or now**0.5 < best[1]:
+            best = order, now**0.5
         if best[1] < EXACT:
             break
     assert best is not None
     return best
+
+
+def runner_up(order: Int[Tensor, " places"], tokens: int, cost: Cost) -> float:
+    """The error of the best order that is one exchange or replacement away; 1 without any."""
+    moves = _moves(order, tokens)
+    return float(cost(moves).min().sqrt()) if len(moves) else 1.0
 
 
 def order_of_pairs(costs: Float[Tensor, "tokens tokens places places"]) -> Int[Tensor, " places"]:
@@ -69,22 +71,9 @@ def order_of_pairs(costs: Float[Tensor, "tokens tokens places places"]) -> Int[T
     return order
 
 
-def runner_up(outputs: Float[Tensor, "tokens inner"], order: Int[Tensor, " places"], read: Read) -> float:
-    """The error of the best order that is one exchange or replacement away, as `find_order` has it; 1 without any."""
-    moves = _moves(order, len(outputs))
-    if not len(moves):
-        return 1.0
-    return float((_costs(outputs, moves, read).min() / _scale(outputs, len(order))).sqrt())
-
-
 def _sum(costs: Float[Tensor, "tokens tokens places places"], places: Int[Tensor, " tokens"]) -> float:
     rows = torch.arange(len(places))
     return float(costs[rows[:, None], rows, places[:, None], places].sum())
-
-
-def _scale(outputs: Float[Tensor, "tokens inner"], places: int) -> float:
-    spread = float((outputs - outputs.mean(dim=0)).square().sum()) * places / len(outputs)
-    return max(spread, torch.finfo(outputs.dtype).tiny)
 
 
 def _moves(order: Int[Tensor, " places"], tokens: int) -> Int[Tensor, "moves places"]:
@@ -100,11 +89,4 @@ def _moves(order: Int[Tensor, " places"], tokens: int) -> Int[Tensor, "moves pla
     put = order.repeat(places * tokens, 1)
     rows = torch.arange(places * tokens)
     put[rows, rows // tokens] = rows % tokens
-    return torch.cat([swapped, put])
-
-
-def _costs(
-    outputs: Float[Tensor, "tokens inner"], orders: Int[Tensor, "orders places"], read: Read
-) -> Float[Tensor, " orders"]:
-    each = [(read(some) - outputs[some]).square().sum(dim=(1, 2)) for some in orders.split(CHUNK)]
-    return torch.cat(each) if each else outputs.new_zeros(0)
+    return torch.cat([swapped, put[(put != order).any(dim=1)]])

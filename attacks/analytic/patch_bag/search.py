@@ -10,8 +10,8 @@ from attacks.analytic.patch_bag.tokens import TokenSystem
 TOGETHER = 64
 """Starts that are searched at once."""
 
-DISTINCT = 0.02
-"""Solutions closer than this share of the typical ‖x‖ are one."""
+NEAREST, APART = 1e-6, 10.0
+"""Solutions are one where they are closer than this share of the typical ‖x‖, or than so many times their errors."""
 
 
 def find_tokens(
@@ -38,8 +38,9 @@ def find_tokens(
         x, way = minimise(system.normal if begun // TOGETHER % 2 else away, x, steps)
         x, _ = minimise(system.normal, x, 5)  # the deflated cost stops short of rounding level
         trace += [{"step": float(len(trace)), "residual": row.cost, "damping": row.damping} for row in way]
-        found = _merged(found, x, system.relative(x), tolerance, DISTINCT * spread)[: system.count]
-        if len(found) == system.count:
+        before, found = len(found), _merged(system, found, x, tolerance, NEAREST * spread)
+        # Tokens of one patch differ by the attention alone, and may be too near each other to be told apart.
+        if len(found) == system.count or (len(found) >= system.distinct and len(found) == before):
             break
         if len(found):
             spread = max(float(found.norm(dim=1).median()), 1e-6)
@@ -47,15 +48,22 @@ def find_tokens(
 
 
 def _merged(
+    system: TokenSystem,
     found: Float[Tensor, "found free"],
     x: Float[Tensor, "points free"],
-    residual: Float[Tensor, " points"],
     tolerance: float,
-    apart: float,
+    least: float,
 ) -> Float[Tensor, "more free"]:
-    for index in residual.argsort().tolist():
-        if not float(residual[index]) < tolerance:
+    """An error is what the residual makes of the weakest direction of the Jacobian."""
+    x = torch.cat([found, x])
+    residual = system.residual(x)[0].norm(dim=1)
+    relative = system.relative(x)
+    weakest = torch.linalg.svdvals(system.jacobian(x))[:, -1] if system.free else residual.new_ones(len(x))
+    error = APART * residual / weakest.clamp(min=torch.finfo(x.dtype).tiny) + least
+    kept: list[int] = []
+    for index in relative.argsort().tolist():
+        if not float(relative[index]) < tolerance or len(kept) == system.count:
             break
-        if not len(found) or float((found - x[index]).norm(dim=1).min()) > apart:
-            found = torch.cat([found, x[index : index + 1]])
-    return found
+        if all(float((x[index] - x[other]).norm()) > float(error[index] + error[other]) for other in kept):
+            kept.append(index)
+    return x[kept]

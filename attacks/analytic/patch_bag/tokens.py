@@ -16,6 +16,7 @@ from attacks.analytic.first_block.levenberg_marquardt import Normal
 from attacks.analytic.first_block.subspaces import AffineTokens, affine_patches, affine_tokens
 from attacks.analytic.patch_bag.block import UnplacedBlock
 from attacks.analytic.row_space.subspace import Subspace, row_space
+from attacks.forward_mode import jacobian_product
 from fedsim.errors import NotApplicable
 
 SIGNAL = 10.0
@@ -27,7 +28,7 @@ class TokenSystem:
     """(I - H Hᵀ) hidden(base + Z x) = 0, H an orthonormal basis of the rows of ∂L/∂W_2.
 
     Attributes:
-        count: tokens that are not alike, each a solution.
+        count: tokens that are not alike behind the attention, each a solution; `distinct`: in front of it.
         noise: the relative residual that the noise of ∂L/∂W_2 leaves in a true token.
         gap: the smallest of all row spaces that were used.
     """
@@ -36,6 +37,7 @@ class TokenSystem:
     tokens: AffineTokens
     span: Float[Tensor, "rank hidden"]
     count: int
+    distinct: int
     noise: float
     gap: float
 
@@ -54,8 +56,7 @@ class TokenSystem:
 
     def jacobian(self, x: Float[Tensor, "points free"]) -> Float[Tensor, "points hidden free"]:
         def along(direction: Tensor) -> Tensor:
-            moved: Tensor = torch.func.jvp(lambda x: self.residual(x)[0], (x,), (direction.expand_as(x),))[1]
-            return moved
+            return jacobian_product(lambda x: self.residual(x)[0], x, direction.expand_as(x))
 
         columns: Tensor = torch.func.vmap(along)(torch.eye(self.free, dtype=x.dtype, device=x.device))
         return columns.permute(1, 2, 0)
@@ -88,17 +89,18 @@ def token_system(
     count = len(inner.basis) - prefix
     if count < 1:
         raise NotApplicable("the first MLP's gradient spans no more than the prefix tokens")
-    mixed = affine_patches(block.norm, image, inputs, max(0, len(inputs.basis) - prefix - 1))
+    distinct = max(1, len(inputs.basis) - prefix)
+    mixed = affine_patches(block.norm, image, inputs, distinct - 1)
     second = block.module.norm2
     tokens = affine_tokens(
         block.norm, mixed, outputs, (block.weight, block.bias), (second.weight, second.bias), inner, count - 1
     )
-    system = TokenSystem(block, tokens, outer.basis, count, 0.0, min(one.gap for one in (image, inputs, inner, outer)))
+    system = TokenSystem(block, tokens, outer.basis, count, distinct, 0.0, min(one.gap for one in (image, inputs, inner, outer)))
     if system.equations <= system.free:
         raise NotApplicable(f"{system.equations} equations for {system.free} unknowns of each token")
     hidden = block.hidden(tokens.tokens.base)
     noise = float(outer.leak(hidden).max() * math.sqrt(system.equations) / hidden.norm())
-    return TokenSystem(block, tokens, outer.basis, count, noise, system.gap)
+    return TokenSystem(block, tokens, outer.basis, count, distinct, noise, system.gap)
 
 
 def spanned(matrix: Float[Tensor, "rows width"], most: int, complete: bool = False) -> Subspace:

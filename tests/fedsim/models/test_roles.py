@@ -49,6 +49,24 @@ MODELS = {
         "prefix_tokens": 5,
         "embedded_prefix_tokens": 0,
     },
+    "eva02_base_patch16_clip_224": {
+        **STOCK,
+        **ONE_HEAD,
+        **CLASS,
+        "qkv_weight": None,
+        "qkv_weights": tuple(f"blocks.0.attn.{part}_proj.weight" for part in "qkv"),
+        "rotary": True,
+        "relative": False,
+    },
+    "beit_base_patch16_224": {
+        **ONE_HEAD,
+        **CLASS,
+        "pos_embed": None,
+        "embedded_prefix_tokens": 0,
+        "qkv_weights": ("blocks.0.attn.qkv.weight",),
+        "rotary": False,
+        "relative": True,
+    },
     "cait_xxs24_224": {**STOCK, **QKV, **ONE_HEAD, **CLASS, "embedded_prefix_tokens": 0},
 }
 
