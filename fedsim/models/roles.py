@@ -175,10 +175,9 @@ def _first_qkv(model: nn.Module) -> nn.Module | None:
 
 
 def _qkv_weights(model: nn.Module) -> tuple[str, ...]:
-    if (fused := _first_qkv(model)) is not None:
-        read = [fused]
-    else:
-        read = [getattr(_first_attention(model), part, None) for part in ("q_proj", "k_proj", "v_proj")]
+    fused, attention = _first_qkv(model), _first_attention(model)
+    parts = (getattr(attention, part, None) for part in ("q_proj", "k_proj", "v_proj"))
+    read: list[object] = list(parts) if fused is None else [fused]
     names = [_name(model, one.weight) if isinstance(one, nn.Linear) else None for one in read]
     return tuple(name for name in names if name is not None) if None not in names else ()
 

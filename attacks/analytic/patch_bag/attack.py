@@ -45,7 +45,7 @@ class PatchBag(Attack):
         starts: at most so many random starts for the patches; the search ends when all are found.
         steps: Levenberg-Marquardt steps of a start.
         orders: random orders from which the order is looked for.
-        places: up to so many places an order that the first attention does not tell is looked for in the whole gradient.
+        places: up to so many, an order that the first attention does not tell is looked for in the whole gradient.
         levels: the largest pixel value of pictures whose pixels are whole numbers (255 for 8 bits): rounded to them
             where all are near; None: never.
     """
@@ -53,7 +53,9 @@ class PatchBag(Attack):
     needs = Needs(roles=("patch_weight", "qkv_weights"), sizes=True, auxiliary=True)
     completes = True
 
-    def __init__(self, starts: int = 512, steps: int = 40, orders: int = 8, places: int = 36, levels: int | None = 255) -> None:
+    def __init__(
+        self, starts: int = 512, steps: int = 40, orders: int = 8, places: int = 36, levels: int | None = 255
+    ) -> None:
         for key, value in (("starts", starts), ("steps", steps), ("orders", orders)):
             require(f"attack.patch_bag.{key}", value, value >= 1, "1 or more")
         require("attack.patch_bag.levels", levels, levels is None or levels >= 1, "1 or more, or null")
@@ -112,10 +114,13 @@ class PatchBag(Attack):
     def _order(
         self, observation: Observation, system: TokenSystem, bag: "_Bag", values: dict[str, float], rng: torch.Generator
     ) -> tuple[Int[Tensor, " places"], bool]:
-        """The likeliest order by the first attention and then by the whole gradient, and whether these tell it apart."""
+        """The likeliest order by the first attention, then by the whole gradient, and whether these tell it apart."""
         grid, tokens = observation.roles.grid, len(bag.patches)
         assert grid is not None
         places = grid[0] * grid[1]
+        placed = observation.roles.rotary or observation.roles.relative
+        if not placed and tokens == places:
+            return torch.arange(places), False
 
         def picture(patches: Float[Tensor, "images places pixels"]) -> Float[Tensor, "images c h w"]:
             return torch.cat([_unpatched(observation, one) for one in patches])
@@ -127,7 +132,7 @@ class PatchBag(Attack):
         outputs = by_outputs(system.block, bag.patches, bag.outputs, picture)
         order, error = find_order(starts, tokens, outputs)
         values["order_error"], values["next_order_error"] = error, runner_up(order, tokens, outputs)
-        if not observation.roles.rotary and not observation.roles.relative:
+        if not placed:
             return order, False
         if error < ORDERED and values["next_order_error"] > max(UNIQUE * error, ROUNDING):
             return order, True
@@ -156,7 +161,10 @@ class PatchBag(Attack):
             patches = bag.patches[order]
         image, _ = self._image(observation, patches)
         return Reconstruction(
-            images=expected_image(observation, image), certificate=certificate, trace=tuple(trace), fits=order is not None
+            images=expected_image(observation, image),
+            certificate=certificate,
+            trace=tuple(trace),
+            fits=order is not None,
         )
 
     def _image(
@@ -244,5 +252,7 @@ def _judge(values: dict[str, float], tolerance: float) -> Certificate:
     if not values["rounded_to_levels"]:
         return Certificate("uncertified", f"residual {forward:.1e}, but the pixels are no whole levels", values)
     equations = f"{values['equations']:.0f} equations for {values['unknowns']:.0f} unknowns of each patch"
-    order = f"the next best order is off {values['next_order_error'] / max(values['order_error'], 1e-300):.0e} times more"
+    order = (
+        f"the next best order is off {values['next_order_error'] / max(values['order_error'], 1e-300):.0e} times more"
+    )
     return Certificate("certified", f"residual {forward:.1e} through the first block, {equations}; {order}", values)

@@ -53,7 +53,10 @@ def pair_logits(
     outputs: Float[Tensor, "tokens inner"],
     picture: Callable[[Float[Tensor, "images places pixels"]], Float[Tensor, "images c h w"]],
 ) -> PairLogits | None:
-    """For as many tokens as places; None where the outputs do not give the weights: norms or gates inside, or more tokens than a head is wide."""
+    """For as many tokens as places.
+
+    None where the outputs do not give the weights: norms or gates inside, or more tokens than a head is wide.
+    """
     attention, norm = block.module.attn, block.norm
     inside = (getattr(attention, "norm", None), getattr(attention, "gate", None))
     if any(not isinstance(part or nn.Identity(), nn.Identity) for part in inside):

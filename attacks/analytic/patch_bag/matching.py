@@ -42,7 +42,9 @@ def by_gradient(observation: Observation, patches: Float[Tensor, "tokens pixels"
     model = observation.build_model().double().eval().to(device)
     whole = sum(float(one.square().sum()) for one in observation.gradient.values()) ** 0.5
     target = {
-        name: one.to(device) for name, one in observation.gradient.items() if float(one.norm()) > 1e-3 * observation.eps * whole
+        name: one.to(device)
+        for name, one in observation.gradient.items()
+        if float(one.norm()) > 1e-3 * observation.eps * whole
     }
     parameters = dict(model.named_parameters())
     chosen = [parameters[name] for name in target]
@@ -52,7 +54,10 @@ def by_gradient(observation: Observation, patches: Float[Tensor, "tokens pixels"
             scores = model(picture(patches[order][None]))
             loss = F.cross_entropy(scores, label.to(device), label_smoothing=smoothing)
             found = torch.autograd.grad(loss, chosen)
-        off = [(one - known).square().sum() / known.square().sum() for one, known in zip(found, target.values(), strict=True)]
+        off = [
+            (one - known).square().sum() / known.square().sum()
+            for one, known in zip(found, target.values(), strict=True)
+        ]
         return torch.stack(off).mean()
 
     def cost(orders: Int[Tensor, "orders places"]) -> Float[Tensor, " orders"]:

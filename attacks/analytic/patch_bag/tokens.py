@@ -56,10 +56,12 @@ class TokenSystem:
 
     def jacobian(self, x: Float[Tensor, "points free"]) -> Float[Tensor, "points hidden free"]:
         def along(direction: Tensor) -> Tensor:
-            return jacobian_product(lambda x: self.residual(x)[0], x, direction.expand_as(x))
+            moved: Tensor = jacobian_product(lambda x: self.residual(x)[0], x, direction.expand_as(x))
+            return moved
 
         columns: Tensor = torch.func.vmap(along)(torch.eye(self.free, dtype=x.dtype, device=x.device))
-        return columns.permute(1, 2, 0)
+        ordered: Tensor = columns.permute(1, 2, 0)
+        return ordered
 
     def normal(self, x: Float[Tensor, "points free"]) -> Normal:
         r, J = self.residual(x)[0], self.jacobian(x)
@@ -95,7 +97,9 @@ def token_system(
     tokens = affine_tokens(
         block.norm, mixed, outputs, (block.weight, block.bias), (second.weight, second.bias), inner, count - 1
     )
-    system = TokenSystem(block, tokens, outer.basis, count, distinct, 0.0, min(one.gap for one in (image, inputs, inner, outer)))
+    system = TokenSystem(
+        block, tokens, outer.basis, count, distinct, 0.0, min(one.gap for one in (image, inputs, inner, outer))
+    )
     if system.equations <= system.free:
         raise NotApplicable(f"{system.equations} equations for {system.free} unknowns of each token")
     hidden = block.hidden(tokens.tokens.base)

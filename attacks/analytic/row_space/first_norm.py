@@ -133,7 +133,7 @@ def plain_blocks(observation: Observation) -> "VisionTransformer | None":
 def spanned_gradients(
     observation: Observation, device: torch.device
 ) -> tuple[Float[Tensor, "width pixels"], Float[Tensor, "rows width"]]:
-    """∂L/∂W_p and the first block's ∂L/∂W_qkv, fused or apart: their rows span the patches, and what the first attention reads.
+    """∂L/∂W_p and the first block's ∂L/∂W_qkv, fused or apart: rows that span the patches and what it reads.
 
     Raises:
         NotApplicable: one of them is withheld, zero or not finite.

@@ -81,7 +81,7 @@ def test_parts_by_role(name):
     assert roles.patch == (16, 16)
     assert roles.obstacles == ()
     assert not roles.direct_attention
-    assert roles.rotary == ("rope" in name or "dinov3" in name)
+    assert roles.rotary == any(family in name for family in ("rope", "dinov3", "eva02"))
     names = dict(model.named_parameters())
     for found in (*roles.head_weights, *roles.head_biases, *roles.prefix_names):
         assert found in names
