@@ -252,7 +252,7 @@ def _judge(values: dict[str, float], tolerance: float) -> Certificate:
     if not values["rounded_to_levels"]:
         return Certificate("uncertified", f"residual {forward:.1e}, but the pixels are no whole levels", values)
     equations = f"{values['equations']:.0f} equations for {values['unknowns']:.0f} unknowns of each patch"
-    order = (
-        f"the next best order is off {values['next_order_error'] / max(values['order_error'], 1e-300):.0e} times more"
-    )
+    by = "gradient" if "gradient_error" in values else "order"
+    apart = values[f"next_{by}_error"] / max(values[f"{by}_error"], torch.finfo(torch.float64).tiny)
+    order = f"the next best order is off {apart:.0e} times more"
     return Certificate("certified", f"residual {forward:.1e} through the first block, {equations}; {order}", values)

@@ -60,8 +60,7 @@ class TokenSystem:
             return moved
 
         columns: Tensor = torch.func.vmap(along)(torch.eye(self.free, dtype=x.dtype, device=x.device))
-        ordered: Tensor = columns.permute(1, 2, 0)
-        return ordered
+        return columns.permute(1, 2, 0)
 
     def normal(self, x: Float[Tensor, "points free"]) -> Normal:
         r, J = self.residual(x)[0], self.jacobian(x)
@@ -69,7 +68,8 @@ class TokenSystem:
 
     def relative(self, x: Float[Tensor, "points free"]) -> Float[Tensor, " points"]:
         r, size = self.residual(x)
-        return r.norm(dim=1) / size
+        share: Tensor = r.norm(dim=1) / size
+        return share
 
 
 def token_system(
