@@ -89,6 +89,7 @@ ATTACKS = {
     "first_block": Strip(
         "model=vit_tiny_4_32 model.patch_size=8 data.size=32 audit.batch_size=2 model.dtype=float64", ("first_block",)
     ),
+    "patch_bag": Strip("model=dinov3_tiny_8_32 data.size=32 model.dtype=float64", ("patch_bag",)),
     "mjp_adaptive": Strip(SMALL + " defense=[mjp] defense.mjp.ratio=0.2 seed=1", ("patch_gradient", "mjp_adaptive")),
     "fc_bias": Strip("model=mlp data.size=32", ("fc_bias",)),
     "rgap": Strip("model=cnn_rgap data.size=32", ("rgap",)),

@@ -267,6 +267,8 @@ class Observation:
             why = f": removed by {removed_by}" if removed_by else ""
             if role == "pos_embed" and not why and self.roles.rotary:
                 why = ": its positions are rotary"
+            elif role == "pos_embed" and not why and self.roles.relative:
+                why = ": its positions are relative"
             elif role in STATED and not why and isinstance(self.architecture, OwnArchitecture):
                 why = f": state it, roles={{'{role}': NAME}}, where it has another name"
             raise NotApplicable(f"the model has no {role}{why}")

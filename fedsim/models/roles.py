@@ -29,10 +29,12 @@ class ViTRoles:
         prefix_names: the parameters that hold them, in order.
         embedded_prefix_tokens: how many leading rows of `pos_embed` belong to prefix tokens.
         qkv_weight, qkv_bias: the fused projection of the first attention.
+        qkv_weights: what the first attention reads its input by: that one, or query, key and value apart (EVA02).
         head_weights, head_biases: classifiers (two for distilled DeiT), whose logits are averaged.
         grid, patch: patch grid and patch size, (rows, columns).
         direct_attention: the first attention reads the embedding without norm or residual (APRIL).
         rotary: positions enter through rotary embeddings.
+        relative: positions enter through relative position biases.
         obstacles: why the patch gradient is not Gᵀ X in this model; empty for stock ViTs.
     """
 
@@ -45,12 +47,14 @@ class ViTRoles:
     embedded_prefix_tokens: int = 0
     qkv_weight: str | None = None
     qkv_bias: str | None = None
+    qkv_weights: tuple[str, ...] = ()
     head_weights: tuple[str, ...] = ()
     head_biases: tuple[str, ...] = ()
     grid: tuple[int, int] | None = None
     patch: tuple[int, int] | None = None
     direct_attention: bool = False
     rotary: bool = False
+    relative: bool = False
     obstacles: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,12 +97,14 @@ def _as_timm(model: nn.Module) -> ViTRoles:
         embedded_prefix_tokens=_embedded_prefix(pos_embed, _pair(getattr(patch_embed, "grid_size", None)), prefix),
         qkv_weight=_name(model, getattr(_first_qkv(model), "weight", None)),
         qkv_bias=_name(model, getattr(_first_qkv(model), "bias", None)),
+        qkv_weights=_qkv_weights(model),
         head_weights=head_weights,
         head_biases=head_biases,
         grid=_pair(getattr(patch_embed, "grid_size", None)),
         patch=_pair(getattr(projection, "kernel_size", None)) if is_conv else None,
         direct_attention=reads_embedding_directly(model),
         rotary=getattr(model, "rope", None) is not None,
+        relative=any("relative_position" in name or "rel_pos" in name for name, _ in model.named_parameters()),
         obstacles=_obstacles(model, patch_embed, projection),
     )
 
@@ -156,12 +162,24 @@ def _name(model: nn.Module, parameter: object) -> str | None:
     return None
 
 
-def _first_qkv(model: nn.Module) -> nn.Module | None:
+def _first_attention(model: nn.Module) -> object:
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, nn.Sequential | nn.ModuleList) or len(blocks) == 0:
         return None
-    qkv = getattr(getattr(blocks[0], "attn", None), "qkv", None)
+    return getattr(blocks[0], "attn", None)
+
+
+def _first_qkv(model: nn.Module) -> nn.Module | None:
+    qkv = getattr(_first_attention(model), "qkv", None)
     return qkv if isinstance(qkv, nn.Linear) else None
+
+
+def _qkv_weights(model: nn.Module) -> tuple[str, ...]:
+    fused, attention = _first_qkv(model), _first_attention(model)
+    parts = (getattr(attention, part, None) for part in ("q_proj", "k_proj", "v_proj"))
+    read: list[object] = list(parts) if fused is None else [fused]
+    names = [_name(model, one.weight) if isinstance(one, nn.Linear) else None for one in read]
+    return tuple(name for name in names if name is not None) if None not in names else ()
 
 
 def _heads(model: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -13,6 +13,7 @@ from attacks.analytic.first_block.residual import HiddenSystem
 from attacks.analytic.first_block.search import Solutions, find_solutions
 from attacks.analytic.first_block.subspaces import AffineSet, AffineTokens, affine_patches, affine_tokens
 from attacks.analytic.linear.patches import patchify, unpatchify
+from attacks.analytic.linear.pixel_grid import whole_levels
 from attacks.analytic.row_space.attack import pixels_of
 from attacks.analytic.row_space.first_norm import FirstNorm, embedded_rank, first_norm, spanned_gradients
 from attacks.analytic.row_space.solution import PatchPixels
@@ -27,9 +28,6 @@ NOISE_FACTOR = 20.0
 
 TOLERANCE = (1e-9, 1e-2)
 """Least and largest tolerance of a relative residual; wrong solutions were seen at 3e-2 and above."""
-
-NEAR_LEVEL = 0.25
-"""All pixels must be this close to whole levels before they are rounded; half of random ones are."""
 
 OUTSIDE = 0.2
 """How far a pixel of a solution may be out of [0, 1]."""
@@ -126,10 +124,9 @@ class FirstBlock(Attack):
         assert grid is not None
         assert patch is not None
         images = observation.to_unit_range(torch.cat([unpatchify(image, grid, patch) for image in patches]))
-        if self.levels is not None:
-            level = images * self.levels
-            if bool(((level - level.round()).abs() < NEAR_LEVEL).all()):
-                return (level.round() / self.levels).clamp(0.0, 1.0), True
+        rounded = None if self.levels is None else whole_levels(images, self.levels)
+        if rounded is not None:
+            return rounded, True
         return images.clamp(0.0, 1.0), False
 
 
@@ -156,7 +153,9 @@ def _problem(observation: Observation, device: torch.device) -> _Problem:
     embedded = embedded_rank(norm, observation.eps)
     # The prefix tokens enter the first block alike in every picture: they count once here.
     read = min(batch * count + norm.prefix_tokens, len(image.basis) + embedded + bool(norm.shift.any()))
-    patches = affine_patches(norm, image, row_space(qkv_grad, read), batch, embedded)
+    # Of a batch, less what is known of the tokens: Σ α p_m where Σ α (b_p + e_m) = 0.
+    free = batch * count + norm.prefix_tokens - embedded
+    patches = affine_patches(norm, image, row_space(qkv_grad, read), free)
     second, mlp = block.module.norm2, block.module.mlp
     hidden = row_space(fc2_grad, total, complete=False)
     tokens = affine_tokens(
@@ -166,8 +165,7 @@ def _problem(observation: Observation, device: torch.device) -> _Problem:
         block.projection(),
         (second.weight, second.bias),
         row_space(fc1_grad, total),
-        batch,
-        embedded,
+        total - embedded,
     )
     bias = mlp.fc1.bias if mlp.fc1.bias is not None else mlp.fc1.weight.new_zeros(len(mlp.fc1.weight))
     system = HiddenSystem(

@@ -83,15 +83,10 @@ def solution_set(
     return AffineSet(base, right[used:].T.contiguous(), gap)
 
 
-def affine_patches(norm: FirstNorm, image: Subspace, tokens: Subspace, batch: int, embedded: int) -> AffineSet:
-    """p_n with LN1(W_p p_n + b_p + e_n) in the rows of ∂L/∂W_qkv, up to NB directions less those embedded.
-
-    Args:
-        embedded: dimensions that what is known of the tokens spans, as `embedded_rank`.
-    """
+def affine_patches(norm: FirstNorm, image: Subspace, tokens: Subspace, free: int) -> AffineSet:
+    """p_n with LN1(W_p p_n + b_p + e_n) in the rows of ∂L/∂W_qkv, up to `free` directions."""
     span = image.basis.T
     equations, right_hand = _membership(norm.patch_weight @ span, norm.known, norm.scale, norm.shift, tokens)
-    free = len(norm.known) * batch + norm.prefix_tokens - embedded  # Σ α p_m where Σ α (b_p + e_m) = 0
     found = solution_set(equations, right_hand, min(free, span.shape[1]))
     return AffineSet(found.base @ span.T, span @ found.directions, found.gap)
 
@@ -103,13 +98,11 @@ def affine_tokens(
     projection: tuple[Float[Tensor, "width width"], Float[Tensor, " width"]],
     second_norm: tuple[Float[Tensor, " width"], Float[Tensor, " width"]],
     hidden: Subspace,
-    batch: int,
-    embedded: int,
+    free: int,
 ) -> AffineTokens:
-    """(p_n, o_n) with LN2(z_n + W_o o_n + b_o) in the rows of ∂L/∂W_fc1 as well, up to TB directions less the embedded.
+    """(p_n, o_n) with LN2(z_n + W_o o_n + b_o) in the rows of ∂L/∂W_fc1 as well, up to `free` directions.
 
     Args:
-        embedded: as `embedded_rank`.
         projection: W_o and b_o, layer scale included.
         second_norm: γ and β of the LayerNorm before the MLP.
     """
@@ -118,7 +111,6 @@ def affine_tokens(
     reach = torch.cat((norm.patch_weight @ patches.directions, weight @ basis), dim=1)
     known = norm.known + patches.base @ norm.patch_weight.T + bias
     equations, right_hand = _membership(reach, known, *second_norm, hidden)
-    free = (len(norm.known) + norm.prefix_tokens) * batch - embedded
     joint = solution_set(equations, right_hand, min(free, reach.shape[1]))
     # Orthonormal in the space of tokens: there the unknowns have one scale.
     orthonormal, triangle = torch.linalg.qr(reach @ joint.directions)

@@ -14,6 +14,9 @@ off by a quarter of a level on average, which exceeds rounding noise by orders o
 MAX_WRONG = 0.01
 """Expected number of wrong pixels in the whole picture up to which it counts as exact."""
 
+NEAR_LEVEL = 0.25
+"""All pixels must be this close to whole levels before `whole_levels` rounds them; half of random ones are."""
+
 
 @dataclass(frozen=True)
 class GridSolution:
@@ -97,3 +100,11 @@ def _sorted_qr(
             R[step, step + 1 :] += overlap
             Q[:, step + 1 :] -= Q[:, step : step + 1] * overlap
     return Q, R, order
+
+
+def whole_levels(images: Float[Tensor, "batch c h w"], levels: int) -> Float[Tensor, "batch c h w"] | None:
+    """Images in [0, 1] rounded to whole levels where all pixels are near one; else None."""
+    level = images * levels
+    if not bool(((level - level.round()).abs() < NEAR_LEVEL).all()):
+        return None
+    return (level.round() / levels).clamp(0.0, 1.0)

@@ -46,7 +46,7 @@ class RowSpace(Attack):
         levels: the largest pixel value of pictures whose pixels are whole numbers (255 for 8 bits); None: never round.
     """
 
-    needs = Needs(roles=("patch_weight", "qkv_weight"), sizes=True, auxiliary=True)
+    needs = Needs(roles=("patch_weight", "qkv_weights"), sizes=True, auxiliary=True)
     completes = True
 
     def __init__(self, later: int = 2, levels: int | None = 255) -> None:
@@ -148,8 +148,7 @@ def batch_subspace(
 def make_readers(observation: Observation, spaces: Spaces, later: int) -> Readers | None:
     """The first attention and up to `later` further projections whose gradients were shared; None without any."""
     model = plain_blocks(observation)
-    assert observation.roles.qkv_weight is not None
-    stem, dot, rest = observation.roles.qkv_weight.rpartition("0.attn.qkv.weight")
+    stem, dot, rest = (observation.roles.qkv_weight or "").rpartition("0.attn.qkv.weight")
     if model is None or later == 0 or not dot or rest:
         return None
     device = spaces.norm.known.device

@@ -44,23 +44,44 @@ def first_norm(observation: Observation, device: torch.device) -> FirstNorm:
     Raises:
         NotApplicable: the first projection does not read LN(W_p p + b_p + e), or the embedding is unknown.
     """
-    check_embedding(observation)
-    roles, state = observation.roles, observation.global_state
-    if roles.direct_attention:
-        raise NotApplicable("the first attention reads the embedding without a norm: april serves that architecture")
-    if roles.qkv_weight is None or roles.patch_weight is None:
-        raise NotApplicable("the model has no fused qkv projection in its first block")
+    roles = observation.roles
+    check_first_attention(observation)
     if roles.pos_embed is None:
         removed = observation.update.withheld.get("pos_embed")
-        why = f" (removed by {removed})" if removed else " (rotary or none)"
+        how = "rotary" if roles.rotary else "relative" if roles.relative else "none"
+        why = f" (removed by {removed})" if removed else f" (positions: {how})"
         raise NotApplicable(f"no position embedding{why}: every position has the same solutions")
-    model = observation.build_model()
-    scale, shift = _norm_before_qkv(model, roles.qkv_weight)
-    weight = state[roles.patch_weight].double().flatten(1)
     known = known_embedding(observation)[roles.embedded_prefix_tokens :]
     assert roles.grid is not None
     if len(known) != roles.grid[0] * roles.grid[1]:
         raise NotApplicable(f"pos_embed has {len(known)} rows for {roles.grid[0] * roles.grid[1]} patches")
+    return norm_of(observation, known, device)
+
+
+def check_first_attention(observation: Observation) -> None:
+    """Refuse a model whose first projections do not read a norm of the patches' embeddings.
+
+    Raises:
+        NotApplicable: with the reason.
+    """
+    check_embedding(observation)
+    roles = observation.roles
+    if roles.direct_attention:
+        raise NotApplicable("the first attention reads the embedding without a norm: april serves that architecture")
+    if not roles.qkv_weights or roles.patch_weight is None:
+        raise NotApplicable("the model has no query, key and value projections in its first block")
+
+
+def norm_of(observation: Observation, added: Float[Tensor, "tokens width"], device: torch.device) -> FirstNorm:
+    """The first norm, of patches to which `added` is added.
+
+    Raises:
+        NotApplicable: something else stands before the first attention.
+    """
+    roles, state, known = observation.roles, observation.global_state, added
+    assert roles.patch_weight is not None
+    scale, shift = _norm_before_qkv(observation.build_model(), roles.qkv_weights[0])
+    weight = state[roles.patch_weight].double().flatten(1)
     if roles.patch_bias is not None:
         known = known + state[roles.patch_bias].double()
     return FirstNorm(
@@ -94,7 +115,7 @@ def _norm_before_qkv(model: nn.Module, qkv_weight: str) -> tuple[Tensor, Tensor]
     Raises:
         NotApplicable: something else stands there.
     """
-    block = model.get_submodule(qkv_weight.removesuffix(".attn.qkv.weight"))
+    block = model.get_submodule(qkv_weight.rpartition(".attn.")[0])
     norm = getattr(block, "norm1", None)
     # ResPostBlock is no Block: its norm1 stands behind the attention. EVA's and DeiT-III's blocks are pre-norm.
     if type(norm) is not nn.LayerNorm and not isinstance(norm, nn.LayerNorm):
@@ -132,14 +153,14 @@ def plain_blocks(observation: Observation) -> "VisionTransformer | None":
 def spanned_gradients(
     observation: Observation, device: torch.device
 ) -> tuple[Float[Tensor, "width pixels"], Float[Tensor, "rows width"]]:
-    """∂L/∂W_p and the first block's ∂L/∂W_qkv: their rows span the patches, and what the first attention reads.
+    """∂L/∂W_p and the first block's ∂L/∂W_qkv, fused or apart: rows that span the patches and what it reads.
 
     Raises:
         NotApplicable: one of them is withheld, zero or not finite.
     """
     found = []
-    for role in ("patch_weight", "qkv_weight"):
-        gradient = observation.gradient_of(role).to(device).flatten(1)
+    for role in ("patch_weight", "qkv_weights"):
+        gradient = torch.cat([one.flatten(1) for one in observation.gradients_of(role)]).to(device)
         if not bool(gradient.any()):
             raise NotApplicable(f"{role}'s gradient is zero: not trained, or nothing of it shared")
         found.append(gradient)

@@ -21,8 +21,8 @@ More = Float[Tensor, "batch more width"]
 class Prompt(Finetune):
     """Learned tokens that blocks read beside the image's, and the classifier (VPT, Jia et al. 2022).
 
-    They stand behind the image's tokens, which attention without rotary positions cannot tell, and are gone before
-    tokens are pooled.
+    They stand behind the image's tokens, which attention without rotary or relative positions cannot tell, and are
+    gone before tokens are pooled.
 
     Attributes:
         tokens: how many.
@@ -41,11 +41,13 @@ class Prompt(Finetune):
         return known_head(model, "finetune.head", True) if self.head else set()
 
     def insert(self, model: nn.Module, seed: int) -> set[str]:
-        """Raises ConfigError where blocks do not read a sequence of tokens without rotary positions."""
+        """Raises ConfigError where blocks read no sequence of tokens, or give tokens rotary or relative positions."""
         roles, blocks, width = find_roles(model), getattr(model, "blocks", None), getattr(model, "embed_dim", None)
         stacked = isinstance(blocks, nn.Sequential | nn.ModuleList) and len(blocks) > 0
-        reads_tokens = stacked and roles.patch is not None and not roles.rotary and isinstance(width, int)
-        expected = f"a ViT of timm's whose blocks read tokens without rotary positions: {type(model).__name__} is none"
+        apart = not roles.rotary and not roles.relative
+        reads_tokens = stacked and roles.patch is not None and apart and isinstance(width, int)
+        expected = "a ViT of timm's whose blocks read tokens without rotary or relative positions"
+        expected = f"{expected}: {type(model).__name__} is none"
         require("finetune", self.NAME, reads_tokens, expected)
         assert isinstance(blocks, nn.Sequential | nn.ModuleList)
         assert roles.patch is not None

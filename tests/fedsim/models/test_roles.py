@@ -49,6 +49,24 @@ MODELS = {
         "prefix_tokens": 5,
         "embedded_prefix_tokens": 0,
     },
+    "eva02_base_patch16_clip_224": {
+        **STOCK,
+        **ONE_HEAD,
+        **CLASS,
+        "qkv_weight": None,
+        "qkv_weights": tuple(f"blocks.0.attn.{part}_proj.weight" for part in "qkv"),
+        "rotary": True,
+        "relative": False,
+    },
+    "beit_base_patch16_224": {
+        **ONE_HEAD,
+        **CLASS,
+        "pos_embed": None,
+        "embedded_prefix_tokens": 0,
+        "qkv_weights": ("blocks.0.attn.qkv.weight",),
+        "rotary": False,
+        "relative": True,
+    },
     "cait_xxs24_224": {**STOCK, **QKV, **ONE_HEAD, **CLASS, "embedded_prefix_tokens": 0},
 }
 
@@ -63,7 +81,7 @@ def test_parts_by_role(name):
     assert roles.patch == (16, 16)
     assert roles.obstacles == ()
     assert not roles.direct_attention
-    assert roles.rotary == ("rope" in name or "dinov3" in name)
+    assert roles.rotary == any(family in name for family in ("rope", "dinov3", "eva02"))
     names = dict(model.named_parameters())
     for found in (*roles.head_weights, *roles.head_biases, *roles.prefix_names):
         assert found in names

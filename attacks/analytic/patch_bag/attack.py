@@ -1,0 +1,258 @@
+"""The image of a model that adds no positions to its patches: they are found as a set, and then put in order."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from attacks.analytic.linear.patches import patchify, unpatchify
+from attacks.analytic.linear.pixel_grid import whole_levels
+from attacks.analytic.patch_bag.attention import pair_logits
+from attacks.analytic.patch_bag.block import UnplacedBlock, unplaced_block
+from attacks.analytic.patch_bag.matching import by_gradient, by_outputs
+from attacks.analytic.patch_bag.order import find_order, order_of_pairs, runner_up
+from attacks.analytic.patch_bag.search import find_tokens
+from attacks.analytic.patch_bag.tokens import TokenSystem, token_system
+from attacks.analytic.patch_gradient import examples_behind
+from attacks.analytic.row_space.first_norm import spanned_gradients
+from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
+from attacks.certificate.linear import MARGIN, own_equations
+from attacks.label.single import single_label
+from attacks.patch_order import expected_image
+from fedsim.errors import NotApplicable, require
+from fedsim.observation import Observation
+
+NOISE_FACTOR = 20.0
+TOLERANCE = (1e-9, 1e-2)
+"""Least and largest tolerance of a relative residual; mixtures of patches were seen at 1e-2 and above."""
+
+ORDERED = 0.1
+"""Largest error of an order that counts as found: random ones have about 1."""
+
+UNIQUE, ROUNDING = 3.0, 1e-6
+"""How many times its error the next best order must have, and how much at least, for the order to be told apart."""
+
+
+class PatchBag(Attack):
+    """Solve block 0 for the patches as a set, then order them by what its attention was found to read.
+
+    For one image and blocks that read patches without a position added to them: rotary, relative, or none at all.
+    Exact where fewer tokens than the width were read and float64 gradients are shared; without any positions in the
+    attention the patches are known up to their order, and public images say where each is likely to be.
+
+    Args:
+        starts: at most so many random starts for the patches; the search ends when all are found.
+        steps: Levenberg-Marquardt steps of a start.
+        orders: random orders from which the order is looked for.
+        places: up to so many, an order that the first attention does not tell is looked for in the whole gradient.
+        levels: the largest pixel value of pictures whose pixels are whole numbers (255 for 8 bits): rounded to them
+            where all are near; None: never.
+    """
+
+    needs = Needs(roles=("patch_weight", "qkv_weights"), sizes=True, auxiliary=True)
+    completes = True
+
+    def __init__(
+        self, starts: int = 512, steps: int = 40, orders: int = 8, places: int = 36, levels: int | None = 255
+    ) -> None:
+        for key, value in (("starts", starts), ("steps", steps), ("orders", orders)):
+            require(f"attack.patch_bag.{key}", value, value >= 1, "1 or more")
+        require("attack.patch_bag.levels", levels, levels is None or levels >= 1, "1 or more, or null")
+        require("attack.patch_bag.places", places, places >= 0, "0 or more")
+        self.starts, self.steps, self.orders, self.places, self.levels = starts, steps, orders, places, levels
+
+    def check(self, observation: Observation) -> None:
+        unplaced_block(observation, torch.device("cpu"))
+        super().check(observation)
+
+    def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
+        """Raises NotApplicable for batches and local steps, other blocks, withheld gradients, and too many tokens."""
+        system = _system(observation, device)
+        tolerance = min(max(NOISE_FACTOR * system.noise, TOLERANCE[0]), TOLERANCE[1])
+        x, trace = find_tokens(system, tolerance, self.starts, self.steps, rng)
+        bag = _bag(system, x)
+        values = {
+            "equations": float(system.equations),
+            "unknowns": float(system.free),
+            "gap": system.gap,
+            "tolerance": tolerance,
+            "patches_found": len(x) / system.distinct,
+            "distinct_patches": float(system.distinct),
+        }
+        if len(x) < system.distinct:
+            reason = f"{len(x)} of {system.distinct} patches were found within the starts"
+            return self._unordered(observation, bag, Certificate("uncertified", reason, values), trace)
+        order, apart = self._order(observation, system, bag, values, rng)
+        if not apart:
+            reason = "the patches up to their order: nothing that was shared tells it apart"
+            return self._unordered(observation, bag, Certificate("uncertified", reason, values), trace, order)
+        image, rounded = self._image(observation, bag.patches[order])
+        values["forward_residual"] = _forward_residual(system, _unpatched(observation, bag.patches[order]))
+        values["rounded_to_levels"] = float(rounded)
+        return Reconstruction(
+            images=image,
+            labels=single_label(observation),
+            certificate=_judge(values, tolerance),
+            trace=tuple(trace),
+            fits=values["forward_residual"] <= tolerance,
+        )
+
+    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
+        """Token by token: what the MLP's equations make of their noise, and how far the patches are off their set."""
+        assert result.images is not None
+        image = observation.normalised(result.images.cpu())
+        first, second = (_system(one, torch.device("cpu")) for one in (observation, again))
+        here, there = _fit(first, observation, image), _fit(second, observation, image)
+        if not bool((here.weakest > 0).all()):
+            return None
+        noise = torch.stack([here.residual, there.residual, first.noise * here.size]).amax(dim=0)
+        errors = MARGIN * (here.reach * noise / here.weakest + torch.maximum(here.outside, there.outside))
+        pixels = first.block.norm.patch_weight.shape[1]
+        return own_equations(errors.square().mean().sqrt()[None] / pixels**0.5, observation.std)
+
+    def _order(
+        self, observation: Observation, system: TokenSystem, bag: "_Bag", values: dict[str, float], rng: torch.Generator
+    ) -> tuple[Int[Tensor, " places"], bool]:
+        """The likeliest order by the first attention, then by the whole gradient, and whether these tell it apart."""
+        grid, tokens = observation.roles.grid, len(bag.patches)
+        assert grid is not None
+        places = grid[0] * grid[1]
+        placed = observation.roles.rotary or observation.roles.relative
+        if not placed and tokens == places:
+            return torch.arange(places), False
+
+        def picture(patches: Float[Tensor, "images places pixels"]) -> Float[Tensor, "images c h w"]:
+            return torch.cat([_unpatched(observation, one) for one in patches])
+
+        starts = [torch.randperm(places, generator=rng) % tokens for _ in range(self.orders)]
+        pairs = pair_logits(system.block, bag.patches, bag.outputs, picture) if tokens == places else None
+        if pairs is not None:
+            starts.insert(0, order_of_pairs(pairs.costs()))
+        outputs = by_outputs(system.block, bag.patches, bag.outputs, picture)
+        order, error = find_order(starts, tokens, outputs)
+        values["order_error"], values["next_order_error"] = error, runner_up(order, tokens, outputs)
+        if not placed:
+            return order, False
+        if error < ORDERED and values["next_order_error"] > max(UNIQUE * error, ROUNDING):
+            return order, True
+        gradient = by_gradient(observation, bag.patches, picture) if places <= self.places else None
+        if gradient is None:
+            return order, False
+        order, error = find_order([order], tokens, gradient)
+        values["gradient_error"], values["next_gradient_error"] = error, runner_up(order, tokens, gradient)
+        return order, values["next_gradient_error"] > max(UNIQUE * error, ROUNDING)
+
+    def _unordered(
+        self,
+        observation: Observation,
+        bag: "_Bag",
+        certificate: Certificate,
+        trace: list[dict[str, float]],
+        order: Int[Tensor, " places"] | None = None,
+    ) -> Reconstruction:
+        """Each patch where public images would have it; the mean patch stands for those that were not found."""
+        assert observation.roles.grid is not None
+        places = observation.roles.grid[0] * observation.roles.grid[1]
+        if order is None:
+            missing = bag.mean.expand(max(0, places - len(bag.patches)), -1)
+            patches = torch.cat([bag.patches, missing])[:places]
+        else:
+            patches = bag.patches[order]
+        image, _ = self._image(observation, patches)
+        return Reconstruction(
+            images=expected_image(observation, image),
+            certificate=certificate,
+            trace=tuple(trace),
+            fits=order is not None,
+        )
+
+    def _image(
+        self, observation: Observation, patches: Float[Tensor, "places pixels"]
+    ) -> tuple[Float[Tensor, "1 c h w"], bool]:
+        """In [0, 1], and whether it was rounded to whole levels."""
+        image = observation.to_unit_range(_unpatched(observation, patches))
+        rounded = None if self.levels is None else whole_levels(image, self.levels)
+        return (image.clamp(0.0, 1.0), False) if rounded is None else (rounded, True)
+
+
+@dataclass(frozen=True)
+class _Bag:
+    """Patches, and what W_o read at each; `mean` is a mean of all patches."""
+
+    patches: Float[Tensor, "found pixels"]
+    outputs: Float[Tensor, "found inner"]
+    mean: Float[Tensor, "1 pixels"]
+
+
+def _bag(system: TokenSystem, x: Float[Tensor, "found free"]) -> _Bag:
+    patches, outputs = system.tokens.split(torch.cat([x, x.new_zeros(1, x.shape[1])])[None])
+    return _Bag(patches[0, :-1], outputs[0, :-1], patches[0, -1:])
+
+
+def _system(observation: Observation, device: torch.device) -> TokenSystem:
+    behind = examples_behind(observation)
+    if behind > 1 or observation.protocol.steps > 1:
+        raise NotApplicable(f"{behind} images behind the update: the bag of one image's patches alone can be solved")
+    block: UnplacedBlock = unplaced_block(observation, device)
+    assert observation.roles.grid is not None
+    patch_grad, qkv_grad = spanned_gradients(observation, device)
+    return token_system(block, patch_grad, qkv_grad, observation.roles.grid[0] * observation.roles.grid[1])
+
+
+def _unpatched(observation: Observation, patches: Float[Tensor, "places pixels"]) -> Float[Tensor, "1 c h w"]:
+    assert observation.roles.grid is not None
+    assert observation.roles.patch is not None
+    return unpatchify(patches, observation.roles.grid, observation.roles.patch)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """An image's tokens in the equations: ‖r‖, ‖activations‖ and the smallest singular value of each one's Jacobian.
+
+    Attributes:
+        outside: distance of each patch from what its token stands for.
+        reach: pixels that a unit of the unknowns moves at most.
+    """
+
+    residual: Float[Tensor, " places"]
+    size: Float[Tensor, " places"]
+    weakest: Float[Tensor, " places"]
+    outside: Float[Tensor, " places"]
+    reach: float
+
+
+def _fit(system: TokenSystem, observation: Observation, image: Float[Tensor, "1 c h w"]) -> _Fit:
+    assert observation.roles.patch is not None
+    patches, norm, tokens = patchify(image, observation.roles.patch), system.block.norm, system.tokens
+    read = system.block.forward(image)[0][0]
+    z = patches @ norm.patch_weight.T + norm.known + read @ system.block.weight.T + system.block.bias
+    x = (z - tokens.tokens.base) @ tokens.tokens.directions
+    residual, size = system.residual(x)
+    free = system.free
+    weakest = torch.linalg.svdvals(system.jacobian(x))[:, -1] if free else torch.ones(len(z), dtype=z.dtype)
+    known = tokens.patches.directions.shape[1]
+    moved = tokens.patches.directions @ tokens.joint.directions[:known]
+    reach = float(torch.linalg.matrix_norm(moved, ord=2)) if free and known else 0.0
+    found, _ = tokens.split(x[None])
+    return _Fit(residual.norm(dim=1), size, weakest, (patches - found[0]).norm(dim=1), reach)
+
+
+def _forward_residual(system: TokenSystem, image: Float[Tensor, "1 c h w"]) -> float:
+    """The largest relative residual of the ordered image's tokens when it goes through the block itself."""
+    hidden = system.block.forward(image)[1][0]
+    outside = hidden - (hidden @ system.span.T) @ system.span
+    return float((outside.norm(dim=1) / hidden.norm(dim=1)).max())
+
+
+def _judge(values: dict[str, float], tolerance: float) -> Certificate:
+    forward = values["forward_residual"]
+    if forward > tolerance:
+        return Certificate("uncertified", f"the image leaves the first MLP's row space by {forward:.1e}", values)
+    if not values["rounded_to_levels"]:
+        return Certificate("uncertified", f"residual {forward:.1e}, but the pixels are no whole levels", values)
+    equations = f"{values['equations']:.0f} equations for {values['unknowns']:.0f} unknowns of each patch"
+    by = "gradient" if "gradient_error" in values else "order"
+    apart = values[f"next_{by}_error"] / max(values[f"{by}_error"], torch.finfo(torch.float64).tiny)
+    order = f"the next best order is off {apart:.0e} times more"
+    return Certificate("certified", f"residual {forward:.1e} through the first block, {equations}; {order}", values)
