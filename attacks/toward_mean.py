@@ -1,10 +1,12 @@
 """Between an attack's image and the mean of public ones, what explains the update best."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.dropout import _DropoutNd
 
 from attacks.analytic.patch_gradient import examples_behind
 from attacks.base import Reconstruction
@@ -39,7 +41,7 @@ def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstru
 
     Behind noise under its size and a Gaussian of images, else by how much of the update is explained: what comes of
     equations that do not hold, such as those of one image for a batch, explains none. The result itself where it is
-    certified or an image of it fits, and where the client's computation cannot be simulated.
+    certified or an image of it fits, and where the client's computation cannot be simulated: behind dropout, say.
     """
     if result.images is None or not _can_be_weighed(observation):
         return result
@@ -48,8 +50,10 @@ def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstru
     prior: ImagePrior = observation.image_prior or GaussianPrior()
     images = result.images.detach().double().cpu()
     try:
-        residual = _residual(observation, prior, result.labels)
+        residual = None if _draws(observation) else _residual(observation, prior, result.labels)
     except NotApplicable:
+        return result
+    if residual is None:
         return result
     centre = prior.centre(tuple(images.shape))
     line = [centre + share * (images - centre) for share in SHARES]
@@ -75,6 +79,18 @@ def _can_be_weighed(observation: Observation) -> bool:
         isinstance(effect, effects.Quantises) and effect.per == "coordinate" for effect in observation.effects
     )
     return not rounded and all(isinstance(effect, WEIGHED) for effect in observation.effects)
+
+
+def _draws(observation: Observation) -> bool:
+    """Whether units are dropped at random: a simulation without them explains no image's update, the right one's too."""
+    rates = (
+        getattr(m, "p", 0.0) if isinstance(m, _DropoutNd) else getattr(m, "drop_prob", 0.0) for m in _parts(observation)
+    )
+    return any(rates)
+
+
+def _parts(observation: Observation) -> Iterator[nn.Module]:
+    return observation.build_model().modules() if observation.protocol.training_mode else iter(())
 
 
 def _residual(observation: Observation, prior: ImagePrior, labels: Tensor | None) -> Residual:

@@ -17,7 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedsim
 from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt, Pixels
-from attacks.optimization.problem import make_problem, shared_update
+from attacks.optimization.problem import local_updates, make_problem, shared_update
+from attacks.optimization.second_order.errors import autocast_of, rounding_of, unit_scale
 from attacks.optimization.second_order.residual import make_residuals
 from attacks.optimization.second_order.starts import STARTS
 from attacks.positions import of_images
@@ -170,19 +171,28 @@ def beside(settings: Mapping[str, Any]) -> Entry:
 
 
 def linear(seen: Observation, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """J by pixels in [0, 1] at the image itself, and the standard deviations of noise and of rounding."""
+    """J by pixels in [0, 1] at the images themselves, and the standard deviations of noise and of rounding."""
     cpu = torch.device("cpu")
-    target = of_images(seen, shared_update(seen, "gradient", cpu))
+    local = local_updates("auto", seen)
+    target = of_images(seen, shared_update(seen, local, cpu))
     problem = make_problem(seen, target, labels, Pixels(), {}, cpu)
-    residual = make_residuals(problem, "gradient", public(), labels, cpu)[-1]
+    residual = make_residuals(problem, local, public(), labels, cpu)[-1]
     x = seen.normalised(images).flatten()
     with sdpa_kernel(SDPBackend.MATH):
         J = residual.jacobian(x)[: len(residual.weights)] / residual.weights[:, None]
+<<<<<<< HEAD
     std = torch.tensor(seen.std, dtype=torch.float64).repeat_interleave(SHAPE[1] * SHAPE[2])
     by_pixel = J / std.repeat(len(images))
     sizes = [(target[n].norm().double() / math.sqrt(target[n].numel()), target[n].numel()) for n in residual.names]
     floor = torch.cat([(seen.eps * size).clamp(min=1e-300).expand(count) for size, count in sizes])
     return by_pixel, 1.0 / residual.weights, floor
+=======
+    std = torch.tensor(seen.std, dtype=torch.float64).repeat_interleave(images[0, 0].numel()).repeat(len(images))
+    exact = {name: target[name].double() for name in residual.names}
+    precision = rounding_of(seen, exact, unit_scale(seen, local)), autocast_of(seen, exact)
+    parts = (torch.hypot(*(one[name] for one in precision)).flatten() for name in residual.names)
+    return J / std, 1.0 / residual.weights, torch.cat(list(parts)).clamp(min=1e-300)
+>>>>>>> ladder
 
 
 def page(

@@ -1,0 +1,1 @@
+"""At which step from a demonstration to training as people do it leakage ends."""

@@ -1,0 +1,150 @@
+"""The realism ladder: its plan and its page. Its options are in `options`."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+from experiments.studies.harness.study import Page, Study, Table, Unit, check
+from experiments.studies.realism.figure import draw_strips
+from experiments.studies.realism.options import arguments
+from experiments.studies.realism.rungs import RUNGS
+from experiments.studies.realism.victims import STEPS
+from experiments.studies.realism.work import CLOSED, FIRST_ORDER, LABELS, SECOND_ORDER, work
+from experiments.studies.second_order.study import chosen
+from fedsim.errors import ConfigError
+from fedsim.report.thresholds import is_recognisable
+
+MOST = 64
+FAMILIES = {"closed form": CLOSED, "second order": (SECOND_ORDER,), "first order": FIRST_ORDER}
+HEADER = ["rung", "pictures", *FAMILIES, "recognisable", "of the client's own", "a guess", "nearest public picture"]
+NAMES = ["rung", "pictures", *FAMILIES, "best", "recognisable", "own", "guess", "nearest", "reference", "rounding"]
+
+
+def run(options: argparse.Namespace) -> None:
+    """From settings to the page.
+
+    Raises:
+        ConfigError: an option cannot work.
+        RunError: a unit failed.
+    """
+    images = (8 if options.pictures is None else 3) if options.images is None else options.images
+    if not 1 <= images <= MOST:
+        raise ConfigError("--images", images, f"1 to {MOST}")
+    check(options)
+    names = chosen("--rungs", options.rungs, RUNGS)
+    folder = None if options.pictures is None else str(options.pictures.resolve())
+    large = options.scale == "paper"
+    most = (8 if large else 2) if folder is None else 1
+    settings = {"pictures": folder, "seed": options.seed, "scale": options.scale, "second_order": most}
+    count = {name: -(-images // RUNGS[name].pictures) for name in names}
+    units = [
+        Unit.of(options, f"{name}/{number}", {"rung": name, "number": number, **settings})
+        for number in range(images)
+        for name in names
+        if number < count[name]
+    ]
+    units += [
+        Unit.of(options, f"{name}/beside of {count[name]}", {"rung": name, "beside": count[name], **settings})
+        for name in names
+        if folder is None
+    ]
+    model = [Unit.of(options, "trained", settings)] if any(RUNGS[name].trained for name in names) else []
+    shown = partial(page, names=names, options=options)
+    Study(arguments(), [options.seed], settings, [model, units], work, shown).run(options)
+
+
+def page(entries: Sequence[Mapping[str, Any]], names: Sequence[str], options: argparse.Namespace) -> Page:
+    """One table and a strip for each rung."""
+    rows, record, best = [], [], {}
+    for name in names:
+        own = [entry for entry in entries if entry["unit"].rpartition("/")[0] == name]
+        line = numbers(own)
+        best[name] = line["best"]
+        record.append([name, *(line[key] for key in NAMES[1:])])
+        shown = [said(own, family, line[title]) for title, family in FAMILIES.items()]
+        found = f"{line['recognisable']} of {line['pictures']}"
+        rest = [_db(line[key]) for key in ("own", "guess", "nearest")]
+        rows.append([name, str(line["pictures"]), *shown, found, *rest, beside_of(own), labels_of(own)])
+    draw_strips(options.out, best)
+    accuracy = next((entry["accuracy"] for entry in entries if "accuracy" in entry), None)
+    return Page(
+        "realism",
+        "The realism ladder",
+        "From one picture at initial weights, whose gradient of one step of SGD in float32 is shared, to training as "
+        "people do it: each thing alone, then together, each with all before it. Median dB over the pictures, against "
+        "what the model saw. A floor is what the best of these attacks reached, no more: one at the guess proves "
+        "nothing, and there leakage is open.",
+        [Table("realism", "Rungs", [*HEADER, "reference / rounding alone", "labels"], rows, (NAMES, record))],
+        differs(options, accuracy),
+        {"realism.png": "For each rung: the client's picture, what the model saw, the best attack, the guess"},
+    )
+
+
+def differs(options: argparse.Namespace, accuracy: float | None) -> list[str]:
+    """What a reader of the table has to know."""
+    said = [
+        "The best attack is chosen with the truth in hand, by its median over the rung; so is the nearest public "
+        "picture. In batches results are matched to pictures, which favours attacks and not the guess.",
+        "Recognisable is a picture of 20 dB and more that is 1 dB above its guess.",
+        "The reference takes the rounding of the update for Gaussian noise and pictures for Gaussian ones with the "
+        "public moments: dB of the mean error. Rounding alone is a fact near the pictures. Neither is a theorem.",
+        "`gauss_newton` runs up to two digits or one larger picture an update; the others are not run, not refused.",
+    ]
+    if accuracy is not None:
+        said.append(
+            f"Trained weights: {STEPS[options.scale]} steps of Adam, {100 * accuracy:.0f} % right on test data."
+        )
+    return said
+
+
+def numbers(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a row holds; None where there is nothing."""
+    guess = [entry for entry in entries if entry.get("attack") == "guess"]
+    held, guessed, nearest = (
+        [value for entry in guess for value in entry[key]] for key in ("psnrs", "psnrs", "nearest")
+    )
+    each = {name: psnrs(entries, name) for family in FAMILIES.values() for name in family}
+    found = {name: median(values) for name, values in each.items() if values}
+    best = max(found, key=lambda name: found[name], default=None)
+    line: dict[str, Any] = {"pictures": len(held), "guess": median(guessed), "nearest": median(nearest), "best": best}
+    for title, family in FAMILIES.items():
+        line[title] = max((found[name] for name in family if name in found), default=None)
+    pairs = zip(each[best], guessed, strict=True) if best else ()
+    line["recognisable"] = sum(is_recognisable(value, at) for value, at in pairs)
+    line["own"] = median(psnrs(entries, best, "private")) if best else None
+    beside = next((entry for entry in entries if "unknowns" in entry), {})
+    return line | {key: beside.get(key) for key in ("reference", "rounding")}
+
+
+def psnrs(entries: Sequence[Mapping[str, Any]], name: str, key: str = "psnrs") -> list[float]:
+    """Of one attack on all pictures; nothing where it was refused on one."""
+    own = [entry for entry in entries if entry.get("attack") == name]
+    return [] if any(key not in entry for entry in own) else [value for entry in own for value in entry[key]]
+
+
+def said(entries: Sequence[Mapping[str, Any]], family: Sequence[str], value: float | None) -> str:
+    """A family's cell: its best, or why there is none."""
+    if value is not None:
+        return _db(value)
+    return "refused" if any(entry.get("attack") in family for entry in entries) else "not run"
+
+
+def beside_of(entries: Sequence[Mapping[str, Any]]) -> str:
+    """What stands beside a rung, or why nothing does."""
+    found = next((entry for entry in entries if "unknowns" in entry or "none" in entry), {"none": "over 400 unknowns"})
+    if "none" in found:
+        return str(found["none"])
+    rank = f"{found['rank']} of {found['unknowns']} directions"
+    return f"{_db(found['reference'])} / {_db(found['rounding']) if found['rounding'] is not None else rank}"
+
+
+def labels_of(entries: Sequence[Mapping[str, Any]]) -> str:
+    """The mean share of labels that are right."""
+    shares = [entry["labels"] for entry in entries if entry.get("attack") == LABELS and "labels" in entry]
+    return f"{100 * sum(shares) / len(shares):.0f} %" if shares else "refused"
+
+
+def _db(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
