@@ -180,19 +180,11 @@ def linear(seen: Observation, images: Tensor, labels: Tensor) -> tuple[Tensor, T
     x = seen.normalised(images).flatten()
     with sdpa_kernel(SDPBackend.MATH):
         J = residual.jacobian(x)[: len(residual.weights)] / residual.weights[:, None]
-<<<<<<< HEAD
-    std = torch.tensor(seen.std, dtype=torch.float64).repeat_interleave(SHAPE[1] * SHAPE[2])
-    by_pixel = J / std.repeat(len(images))
-    sizes = [(target[n].norm().double() / math.sqrt(target[n].numel()), target[n].numel()) for n in residual.names]
-    floor = torch.cat([(seen.eps * size).clamp(min=1e-300).expand(count) for size, count in sizes])
-    return by_pixel, 1.0 / residual.weights, floor
-=======
     std = torch.tensor(seen.std, dtype=torch.float64).repeat_interleave(images[0, 0].numel()).repeat(len(images))
     exact = {name: target[name].double() for name in residual.names}
     precision = rounding_of(seen, exact, unit_scale(seen, local)), autocast_of(seen, exact)
     parts = (torch.hypot(*(one[name] for one in precision)).flatten() for name in residual.names)
     return J / std, 1.0 / residual.weights, torch.cat(list(parts)).clamp(min=1e-300)
->>>>>>> ladder
 
 
 def page(
