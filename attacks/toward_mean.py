@@ -82,7 +82,7 @@ def _can_be_weighed(observation: Observation) -> bool:
 
 
 def _draws(observation: Observation) -> bool:
-    """Whether units are dropped at random: a simulation without them explains no image's update, the right one's too."""
+    """Whether units are dropped at random: a simulation without them explains nothing."""
     rates = (
         getattr(m, "p", 0.0) if isinstance(m, _DropoutNd) else getattr(m, "drop_prob", 0.0) for m in _parts(observation)
     )

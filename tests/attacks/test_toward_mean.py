@@ -88,3 +88,10 @@ def test_no_closed_form_ends_below_the_public_mean_behind_noise():
         errors["patch_gradient"] += error(fedsim.attack("patch_gradient", observation).images)
         errors["row_space"] += error(fedsim.attack("row_space", observation, later=0).images)
     assert max(errors.values()) < 1.05 * errors["mean"]
+
+
+def test_behind_dropout_no_image_explains_the_update_and_the_exact_one_stays():
+    spec = ModelSpec("vit_nano_patch2_8", num_classes=10, kwargs={"pos_drop_rate": 0.1, "drop_path_rate": 0.1})
+    observed = fedsim.observe(Architecture(spec, (), 0).build(keep=True), digits(0, 1), [0], training_mode=True)
+    found = fedsim.attack("patch_gradient", replace(observed, image_prior=PublicPrior.of(digits(1000, 1300))))
+    assert error(found.images) < 1e-10

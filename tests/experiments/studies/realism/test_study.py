@@ -1,0 +1,44 @@
+import csv
+from functools import partial
+
+import pytest
+
+from experiments.studies.realism import study, work
+from experiments.studies.realism.rungs import RUNGS
+
+
+@pytest.fixture
+def call(call_main, tmp_path, monkeypatch):
+    search = {"second": {"steps": 1, "restarts": 1, "starts": ["closed_form"]}, "first": 1}
+    monkeypatch.setitem(work.BUDGETS, "small", search)
+    return partial(call_main, "experiments.studies.realism.__main__", "--out", str(tmp_path), "--workers", "1")
+
+
+def test_the_start_gives_the_image_away_and_is_not_computed_again(call, tmp_path, monkeypatch):
+    rungs = ("--rungs", "start", "alone: dropout*", "--images", "1")
+    code, out, err = call(*rungs)
+    assert code == 0, err
+    with (tmp_path / "realism.csv").open(newline="", encoding="utf-8") as file:
+        start, dropout = csv.DictReader(file)
+    for row in (start, dropout):
+        assert float(row["closed form"]) > 100, "the closed form reads nothing behind the embedding"
+        assert float(row["closed form"]) > float(row["nearest"]) > float(row["guess"])
+    assert "the model draws" in out
+    assert (tmp_path / "realism.png").exists()
+    monkeypatch.setattr(study, "work", lambda unit: pytest.fail(f"{unit.key} was computed again"))
+    assert call(*rungs)[0] == 0
+
+
+def test_rungs_stand_alone_before_they_stand_together():
+    assert RUNGS["alone: batch 8"].pictures == 8
+    *_, last = RUNGS.values()
+    assert (last.finetune, last.trained, last.pictures, last.draws) == ("lora", True, 64, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [(["--rungs", "moon"], "--rungs=moon"), (["--images", "65"], "--images")]
+)
+def test_wrong_options_are_refused(call, arguments, said):
+    code, _, err = call(*arguments)
+    assert code == 2
+    assert said in err
