@@ -7,7 +7,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.base import Attack, Certificate, Needs, Reconstruction
-from attacks.result import uncertified
 from attacks.label import counting, rules
 from attacks.label.certified import as_reconstruction, features_of
 from attacks.label.head import head_is_exact, rounding, shared, sign_rounding, single_head
@@ -16,6 +15,7 @@ from attacks.label.public_images.counts import from_public_images, likely
 from attacks.label.reference import random_reference
 from attacks.label.rules import head_gradient
 from attacks.label.single import label_of_one, relative_sum
+from attacks.result import uncertified
 from fedsim.errors import ConfigError, NotApplicable, nearest, require
 from fedsim.history import History
 from fedsim.observation import Observation
