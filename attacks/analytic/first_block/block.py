@@ -47,7 +47,8 @@ class PlainBlock:
         weight, norm = weight[-len(weight) // 3 :], self.module.norm1
         largest: Tensor = (weight * norm.weight).norm(dim=1) * weight.shape[1] ** 0.5
         shift = weight @ norm.bias if bias is None else weight @ norm.bias + bias[-len(weight) :]
-        return largest + shift.abs()
+        values: Tensor = largest + shift.abs()
+        return values
 
     def projection(self) -> tuple[Float[Tensor, "width width"], Float[Tensor, " width"]]:
         """W_o and b_o with the layer scale in front of the residual."""

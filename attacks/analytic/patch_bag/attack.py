@@ -16,7 +16,7 @@ from attacks.analytic.patch_bag.search import find_tokens
 from attacks.analytic.patch_bag.tokens import TokenSystem, token_system
 from attacks.analytic.patch_gradient import examples_behind
 from attacks.analytic.row_space.first_norm import spanned_gradients
-from attacks.base import Attack, Bound, Certificate, Needs, Reconstruction
+from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.linear import MARGIN, own_equations
 from attacks.label.single import single_label
 from attacks.patch_order import expected_image
@@ -98,7 +98,7 @@ class PatchBag(Attack):
             fits=values["forward_residual"] <= tolerance,
         )
 
-    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
+    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:
         """Token by token: what the MLP's equations make of their noise, and how far the patches are off their set."""
         assert result.images is not None
         image = observation.normalised(result.images.cpu())

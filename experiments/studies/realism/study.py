@@ -137,7 +137,8 @@ def beside_of(entries: Sequence[Mapping[str, Any]]) -> str:
     if "none" in found:
         return str(found["none"])
     rank = f"{found['rank']} of {found['unknowns']} directions"
-    return f"{_db(found['reference'])} / {_db(found['rounding']) if found['rounding'] is not None else rank}"
+    rounding = found["rounding"]
+    return f"{_db(found['reference'])} / {rank if rounding is None else _db(rounding)}"
 
 
 def labels_of(entries: Sequence[Mapping[str, Any]]) -> str:
