@@ -136,8 +136,9 @@ def beside_of(entries: Sequence[Mapping[str, Any]]) -> str:
     found = next((entry for entry in entries if "unknowns" in entry or "none" in entry), {"none": "over 400 unknowns"})
     if "none" in found:
         return str(found["none"])
-    rank = f"{found['rank']} of {found['unknowns']} directions"
-    return f"{_db(found['reference'])} / {_db(found['rounding']) if found['rounding'] is not None else rank}"
+    rounding = found["rounding"]
+    left = f"{found['rank']} of {found['unknowns']} directions" if rounding is None else _db(rounding)
+    return f"{_db(found['reference'])} / {left}"
 
 
 def labels_of(entries: Sequence[Mapping[str, Any]]) -> str:

@@ -45,7 +45,7 @@ def config(settings: Mapping[str, Any], rung: Rung, checkpoint: Path | None = No
     """The settings of an audit at that rung."""
     folder = settings["pictures"]
     source = {"path": folder, "verify": False} if folder is not None else {}
-    model = {"kwargs": rung.model(), "checkpoint": None if checkpoint is None else str(checkpoint)}
+    model: dict[str, Any] = {"kwargs": rung.model(), "checkpoint": None if checkpoint is None else str(checkpoint)}
     if folder is not None:
         model |= {"img_size": SIDE, "patch_size": PATCH}
     groups = [f"data={'digits' if folder is None else 'imagefolder'}", "model=vit_nano", f"finetune={rung.finetune}"]
