@@ -133,7 +133,8 @@ def said(entries: Sequence[Mapping[str, Any]], family: Sequence[str], value: flo
 
 def beside_of(entries: Sequence[Mapping[str, Any]]) -> str:
     """What stands beside a rung, or why nothing does."""
-    found = next((entry for entry in entries if "unknowns" in entry or "none" in entry), {"none": "over 400 unknowns"})
+    none: dict[str, Any] = {"none": "over 400 unknowns"}
+    found = next((entry for entry in entries if "unknowns" in entry or "none" in entry), none)
     if "none" in found:
         return str(found["none"])
     rounding = found["rounding"]
