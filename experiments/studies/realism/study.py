@@ -133,13 +133,13 @@ def said(entries: Sequence[Mapping[str, Any]], family: Sequence[str], value: flo
 
 def beside_of(entries: Sequence[Mapping[str, Any]]) -> str:
     """What stands beside a rung, or why nothing does."""
-    nothing: Mapping[str, Any] = {"none": "over 400 unknowns"}
-    found = next((entry for entry in entries if "unknowns" in entry or "none" in entry), nothing)
+    none: dict[str, Any] = {"none": "over 400 unknowns"}
+    found = next((entry for entry in entries if "unknowns" in entry or "none" in entry), none)
     if "none" in found:
         return str(found["none"])
-    rank = f"{found['rank']} of {found['unknowns']} directions"
     rounding = found["rounding"]
-    return f"{_db(found['reference'])} / {rank if rounding is None else _db(rounding)}"
+    left = f"{found['rank']} of {found['unknowns']} directions" if rounding is None else _db(rounding)
+    return f"{_db(found['reference'])} / {left}"
 
 
 def labels_of(entries: Sequence[Mapping[str, Any]]) -> str:
