@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from attacks.analytic.fc_bias import image_layer
-from attacks.base import Attack, Bound, Certificate, Needs, NotApplicable, Reconstruction
+from attacks.base import Attack, Certificate, Needs, NotApplicable, PsnrBound, Reconstruction
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from fedsim.errors import ConfigError
 from fedsim.observation import Observation
@@ -43,7 +43,7 @@ class BiasRows(Attack):
         picture = copies.nanmedian(dim=0).values.nan_to_num(0.5)  # grey where every unit lost the pixel
         return Reconstruction(images=picture[None].clamp(0.0, 1.0), certificate=self._judge(copies, picture))
 
-    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> Bound | None:
+    def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:
         assert result.images is not None
         layer = image_layer(observation)
         shared, once_more = (
