@@ -22,6 +22,7 @@ CLIENTS = {
     "fc_bias": ["model=mlp", "model.img_size=8", "model.kwargs.hidden=[256]"],
     "rgap": ["model=cnn_rgap", "model.img_size=8"],
     "mjp_adaptive": ["defense=[mjp]"],
+    "patch_bag": ["defense=[no_pe]"],
     "sme": ["client.share=delta", "client.local_steps=2"],
     "gradvit": ["attack.gradvit.priors.image_prior=null"],
     "gradinversion": ["attack.gradinversion.priors.batch_norm=null"],
