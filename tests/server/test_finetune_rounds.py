@@ -158,7 +158,7 @@ def test_a_local_pair_stays_with_its_client_from_round_to_round(exchanged):
         for own in (kept, None):
             runtime.load(state, own)
             result = runtime.train(images, 1, number)
-            updates.append(runtime.share(result, state, len(images), 1, number).tensors)
+            updates.append(runtime.share(result, state, len(images), 1, number).update.tensors)
             kept = runtime.kept() if own is kept else kept
         same = [all(torch.equal(seen.update.tensors[n], one) for n, one in update.items()) for update in updates]
         assert same == [True, number == 1]
