@@ -87,6 +87,7 @@ def differs(options: argparse.Namespace, accuracy: float | None) -> list[str]:
     said = [
         "The best attack is chosen with the truth in hand, by its median over the rung; so is the nearest public "
         "picture. In batches results are matched to pictures, which favours attacks and not the guess.",
+        "A picture that an attack has no image for counts as 0 dB: closed forms of one image, given a batch.",
         "Recognisable is a picture of 20 dB and more that is 1 dB above its guess.",
         "The reference takes the rounding of the update for Gaussian noise and pictures for Gaussian ones with the "
         "public moments: dB of the mean error. Rounding alone is a fact near the pictures. Neither is a theorem.",
