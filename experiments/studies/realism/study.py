@@ -17,9 +17,32 @@ from fedsim.errors import ConfigError
 from fedsim.report.thresholds import is_recognisable
 
 MOST = 64
+SAME = 100.0
+"""dB from which the model saw the picture itself, up to the normalisation's rounding."""
 FAMILIES = {"closed form": CLOSED, "second order": (SECOND_ORDER,), "first order": FIRST_ORDER}
-HEADER = ["rung", "pictures", *FAMILIES, "recognisable", "of the client's own", "a guess", "nearest public picture"]
-NAMES = ["rung", "pictures", *FAMILIES, "best", "recognisable", "own", "guess", "nearest", "reference", "rounding"]
+HEADER = [
+    "rung",
+    "pictures",
+    *FAMILIES,
+    "recognisable",
+    "against the own",
+    "seen against the own",
+    "a guess",
+    "nearest public picture",
+]
+NAMES = [
+    "rung",
+    "pictures",
+    *FAMILIES,
+    "best",
+    "recognisable",
+    "own",
+    "moved",
+    "guess",
+    "nearest",
+    "reference",
+    "rounding",
+]
 
 
 def run(options: argparse.Namespace) -> None:
@@ -65,7 +88,8 @@ def page(entries: Sequence[Mapping[str, Any]], names: Sequence[str], options: ar
         record.append([name, *(line[key] for key in NAMES[1:])])
         shown = [said(own, family, line[title]) for title, family in FAMILIES.items()]
         found = f"{line['recognisable']} of {line['pictures']}"
-        rest = [_db(line[key]) for key in ("own", "guess", "nearest")]
+        moved = "the same" if line["moved"] > SAME else _db(line["moved"])
+        rest = [_db(line["own"]), moved, *(_db(line[key]) for key in ("guess", "nearest"))]
         rows.append([name, str(line["pictures"]), *shown, found, *rest, beside_of(own), labels_of(own)])
     draw_strips(options.out, best)
     accuracy = next((entry["accuracy"] for entry in entries if "accuracy" in entry), None)
@@ -88,6 +112,8 @@ def differs(options: argparse.Namespace, accuracy: float | None) -> list[str]:
         "The best attack is chosen with the truth in hand, by its median over the rung; so is the nearest public "
         "picture. In batches results are matched to pictures, which favours attacks and not the guess.",
         "A picture that an attack has no image for counts as 0 dB: closed forms of one image, given a batch.",
+        "Against the own: the best attack's estimate of the client's own picture, which behind augmentation is a mean "
+        "over what may have been done to it. Beside it what the model saw, held against the same.",
         "Recognisable is a picture of 20 dB and more that is 1 dB above its guess.",
         "The reference takes the rounding of the update for Gaussian noise and pictures for Gaussian ones with the "
         "public moments: dB of the mean error. Rounding alone is a fact near the pictures. Neither is a theorem.",
@@ -113,6 +139,7 @@ def numbers(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for title, family in FAMILIES.items():
         line[title] = max((found[name] for name in family if name in found), default=None)
     pairs = zip(each[best], guessed, strict=True) if best else ()
+    line["moved"] = median(value for entry in guess for value in entry["moved"])
     line["recognisable"] = sum(is_recognisable(value, at) for value, at in pairs)
     line["own"] = median(psnrs(entries, best, "private")) if best else None
     beside = next((entry for entry in entries if "unknowns" in entry), {})

@@ -90,7 +90,7 @@ def guessed(truth: GroundTruth, public: Tensor) -> Entry:
         "attack": "guess",
         "psnrs": by_source(truth, measures.psnr(mean, images).tolist()),
         "nearest": by_source(truth, (-10.0 * nearest.clamp(min=1e-16).log10()).tolist()),
-        "moved": by_source(truth, measures.psnr(images, own).tolist()) if truth.private is not None else None,
+        "moved": by_source(truth, measures.psnr(images, own).tolist()),
     }
 
 
