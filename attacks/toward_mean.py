@@ -1,12 +1,10 @@
 """Between an attack's image and the mean of public ones, what explains the update best."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.dropout import _DropoutNd
 
 from attacks.analytic.patch_gradient import examples_behind
 from attacks.base import Reconstruction
@@ -17,6 +15,7 @@ from attacks.positions import of_images
 from fedsim import effects
 from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior
 from fedsim.errors import NotApplicable
+from fedsim.models.random_drops import random_drops
 from fedsim.observation import Observation
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0)
@@ -50,10 +49,8 @@ def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstru
     prior: ImagePrior = observation.image_prior or GaussianPrior()
     images = result.images.detach().double().cpu()
     try:
-        residual = None if _draws(observation) else _residual(observation, prior, result.labels)
+        residual = _residual(observation, prior, result.labels)
     except NotApplicable:
-        return result
-    if residual is None:
         return result
     centre = prior.centre(tuple(images.shape))
     line = [centre + share * (images - centre) for share in SHARES]
@@ -74,23 +71,13 @@ def _batch(observation: Observation, images: Tensor, count: int) -> Tensor:
 
 
 def _can_be_weighed(observation: Observation) -> bool:
-    """Whether every defense's part in the update is known, and no number is rounded by a step of its own."""
+    """Whether each defense's part is known, no number is rounded by a step of its own, and no unit is dropped."""
+    if observation.protocol.training_mode and random_drops(observation.build_model()):
+        return False
     rounded = any(
         isinstance(effect, effects.Quantises) and effect.per == "coordinate" for effect in observation.effects
     )
     return not rounded and all(isinstance(effect, WEIGHED) for effect in observation.effects)
-
-
-def _draws(observation: Observation) -> bool:
-    """Whether units are dropped at random: a simulation without them explains nothing."""
-    rates = (
-        getattr(m, "p", 0.0) if isinstance(m, _DropoutNd) else getattr(m, "drop_prob", 0.0) for m in _parts(observation)
-    )
-    return any(rates)
-
-
-def _parts(observation: Observation) -> Iterator[nn.Module]:
-    return observation.build_model().modules() if observation.protocol.training_mode else iter(())
 
 
 def _residual(observation: Observation, prior: ImagePrior, labels: Tensor | None) -> Residual:

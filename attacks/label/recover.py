@@ -95,12 +95,13 @@ class RecoverLabels(Attack):
         Certified is what the first round alone certifies.
         """
         each = [self.run(observation, rng, device) for observation in history.observations]
-        named = [tuple(one.labels.tolist()) for one in each if one.labels is not None]
-        most, votes = Counter(named).most_common(1)[0]
-        chosen = next((one for one in each if one.certificate.certified), each[named.index(most)])
-        if chosen is each[0]:
-            return chosen
-        return uncertified(chosen, f"named by {votes} of {len(each)} rounds; the first alone names others")
+        named = [None if one.labels is None else tuple(one.labels.tolist()) for one in each]
+        certified = next((index for index, one in enumerate(each) if one.certificate.certified), None)
+        chosen = named.index(Counter(named).most_common(1)[0][0]) if certified is None else certified
+        if chosen == 0:
+            return each[0]
+        votes = named.count(named[chosen])
+        return uncertified(each[chosen], f"named by {votes} of {len(each)} rounds, not certified by the first alone")
 
     def _from_reference(
         self, observation: Observation, total: int, rng: torch.Generator, device: torch.device

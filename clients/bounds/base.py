@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from clients.app import ClientRuntime
 from clients.training import LocalResult
@@ -16,6 +15,7 @@ from fedsim.data import ImageSet
 from fedsim.data.tensors import TensorImages
 from fedsim.effects import AddsNoise, Clips, Effect, Withholds
 from fedsim.errors import NotApplicable
+from fedsim.models.random_drops import random_drops
 from fedsim.update import State, Update
 
 
@@ -129,12 +129,8 @@ def _of_one_step(turn: Turn, result: LocalResult) -> float:
 
 def refuse_draws(model: nn.Module, training: bool) -> None:
     """Raises NotApplicable where the model draws random numbers of its own: they belong to no covariance."""
-    if not training:
-        return
-    for name, module in model.named_modules():
-        rate = module.p if isinstance(module, _DropoutNd) else getattr(module, "drop_prob", 0.0)
-        if rate:
-            raise NotApplicable(f"{name} drops units at random: client.training_mode=false")
+    if training and (names := random_drops(model)):
+        raise NotApplicable(f"{names[0]} drops units at random: client.training_mode=false")
 
 
 def refuse_sums(turns: Sequence[Turn]) -> None:

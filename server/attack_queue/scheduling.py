@@ -61,7 +61,6 @@ class AttackScheduler(ABC):
         self.submitted = 0
         self.finished = 0
 
-    @abstractmethod
     def submit(
         self,
         observation: Observation,
@@ -74,6 +73,15 @@ class AttackScheduler(ABC):
         Args:
             earlier: of the same client's same images, for attacks that read several rounds.
         """
+        if names := [name for name in self.attacks if name not in skip]:
+            self.submitted += len(names)
+            self._queue(observation, truth, names, earlier)
+
+    @abstractmethod
+    def _queue(
+        self, observation: Observation, truth: GroundTruth | None, names: list[str], earlier: Sequence[Observation]
+    ) -> None:
+        """Run these attacks, now or on workers."""
 
     @abstractmethod
     def collect(self) -> None:
@@ -93,11 +101,6 @@ class AttackScheduler(ABC):
 
     def close(self) -> None:  # noqa: B027 - the inline scheduler has nothing to release
         """Release the workers."""
-
-    def _names(self, skip: frozenset[str]) -> list[str]:
-        names = [name for name in self.attacks if name not in skip]
-        self.submitted += len(names)
-        return names
 
     def _finish(self, result: AttackResult, truth: GroundTruth | None, stopped: bool = False) -> None:
         """`stopped`: a later call may go on with it; else there is nothing to go on from any more."""
@@ -121,17 +124,13 @@ class InlineAttacks(AttackScheduler):
         super().__init__(attacks, seed, on_result, scratch)
         self._threads = threads
 
-    def submit(
-        self,
-        observation: Observation,
-        truth: GroundTruth | None,
-        skip: frozenset[str] = frozenset(),
-        earlier: Sequence[Observation] = (),
+    def _queue(
+        self, observation: Observation, truth: GroundTruth | None, names: list[str], earlier: Sequence[Observation]
     ) -> None:
         before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
-            for name in self._names(skip):
+            for name in names:
                 settings, device = self.attacks[name], torch.device("cpu")
                 result = run_attack(observation, name, settings, self.seed, device, self.scratch, earlier)
                 self._finish(score_against(result, truth), truth)
@@ -281,15 +280,9 @@ class RayAttacks(AttackScheduler):
         for pool in self._pools.values():
             pool.release()
 
-    def submit(
-        self,
-        observation: Observation,
-        truth: GroundTruth | None,
-        skip: frozenset[str] = frozenset(),
-        earlier: Sequence[Observation] = (),
+    def _queue(
+        self, observation: Observation, truth: GroundTruth | None, names: list[str], earlier: Sequence[Observation]
     ) -> None:
-        if not (names := self._names(skip)):
-            return
         state = self._put_state(observation.global_state)
         light, past = ray.put(replace(observation, global_state={})), ray.put(list(earlier))
         load = partial(_fetch, light, state)

@@ -99,7 +99,7 @@ def test_labels_are_those_that_most_rounds_name(rounds, monkeypatch):
     monkeypatch.setattr(rule, "run", lambda *_: Reconstruction(labels=torch.tensor([next(named)])))
     result = rule.run_history(fedsim.History(rounds[:4]), torch.Generator(), torch.device("cpu"))
     assert result.labels.tolist() == [7]
-    assert result.certificate.reason == "named by 2 of 4 rounds; the first alone names others"
+    assert result.certificate.reason == "named by 2 of 4 rounds, not certified by the first alone"
 
 
 def test_in_a_run_a_result_of_several_rounds_is_the_last_one_s(rounds, tmp_path):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from attacks.analytic.row_space.first_norm import FirstNorm, check_first_attention, norm_of
 from fedsim.errors import NotApplicable
+from fedsim.models.random_drops import random_drops
 from fedsim.observation import Observation
 
 
@@ -74,7 +75,7 @@ def unplaced_block(observation: Observation, device: torch.device) -> UnplacedBl
     if roles.patch_bias is None or not bool(observation.global_state[roles.patch_bias].any()):
         raise NotApplicable("the patch projection has no bias: its patches are known up to a factor only")
     model: Any = observation.build_model()
-    if _draws(model):
+    if model.training and random_drops(model):
         raise NotApplicable("dropout makes the blocks random")
     if len(getattr(model, "blocks", ())) < 2:
         raise NotApplicable("one block alone: no gradient reaches all of its outputs")
@@ -104,17 +105,6 @@ def _is_known(block: nn.Module) -> bool:
 
     known = (vision_transformer.Block, vision_transformer_relpos.RelPosBlock, beit.Block, eva.EvaBlock)
     return type(block) in known
-
-
-def _draws(model: nn.Module) -> bool:
-    from timm.layers.drop import DropPath
-
-    rates = (getattr(one, "p", 0.0) or getattr(one, "drop_prob", 0.0) or 0.0 for one in _dropouts(model, DropPath))
-    return model.training and any(float(rate) > 0 for rate in rates)
-
-
-def _dropouts(model: nn.Module, drop_path: type[nn.Module]) -> list[nn.Module]:
-    return [one for one in model.modules() if isinstance(one, nn.Dropout | drop_path)]
 
 
 def _layer_scale(block: Any) -> Float[Tensor, " width"]:

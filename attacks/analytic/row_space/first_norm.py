@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from attacks.analytic.patch_gradient import check_embedding, known_embedding
 from fedsim.errors import NotApplicable
+from fedsim.models.random_drops import random_drops
 from fedsim.observation import Observation
 
 if TYPE_CHECKING:
@@ -140,11 +141,8 @@ def plain_blocks(observation: Observation) -> "VisionTransformer | None":
     model = observation.build_model()
     if not isinstance(model, VisionTransformer) or not all(type(block) is Block for block in model.blocks):
         return None
-    random = (nn.Dropout, type(model.blocks[0].drop_path1)) if model.training else ()
-    for module in model.modules():
-        rate = getattr(module, "p", None) or getattr(module, "drop_prob", None) or 0.0
-        if random and not isinstance(module, nn.Identity) and isinstance(module, random) and float(rate) > 0:
-            return None
+    if model.training and random_drops(model):
+        return None
     for block in model.blocks:
         block.get_submodule("attn").fused_attn = False  # type: ignore[assignment]  # the fused kernels have no forward-mode derivative
     return model.double().eval().requires_grad_(False)
