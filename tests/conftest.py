@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+import random
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -69,6 +70,7 @@ def _folder(name: str) -> Path:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     may = any(item.get_closest_marker(name) for name in ("ray", "subprocess"))
     guard.test = None if may else item.nodeid
+    _seed_what_is_imported()
     remembered_settings.remember()
     remembered_pictures.remember()
     try:
@@ -77,6 +79,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         guard.test = None
         if len(sys.modules) > set_aside["modules"] + 200:
             _set_libraries_aside()
+
+
+def _seed_what_is_imported() -> None:
+    """What a test draws without a seed of its own is the same in every run, whichever tests ran before it."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.manual_seed(0)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

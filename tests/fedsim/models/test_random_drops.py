@@ -23,11 +23,11 @@ def test_what_draws_is_named_and_nothing_else():
 def test_a_model_that_it_calls_fixed_computes_the_same_twice_and_another_does_not():
     def twice(**rates):
         model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, num_classes=4, **rates)
-        images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        images = torch.rand(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
         return random_drops(model), torch.equal(model.train()(images), model(images))
 
     assert twice() == ([], True)
-    for rates in ({"proj_drop_rate": 0.5}, {"attn_drop_rate": 0.5}, {"drop_path_rate": 0.9}, {"patch_drop_rate": 0.5}):
+    for rates in ({"proj_drop_rate": 0.5}, {"attn_drop_rate": 0.5}, {"drop_path_rate": 0.5}, {"patch_drop_rate": 0.5}):
         names, same = twice(**rates)
         assert names
         assert not same
