@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import Strategy
 from fedsim.wire.contents import array_records, config_records, metric_records
 from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE
 from fedsim.wire.records import ARRAYS, NUM_EXAMPLES, UPDATE, from_array, to_array
-from server.sums.on_workers import carries_sum, means
+from server.sums.on_workers import carries_sum, means, shares_nothing
 from server.sums.summing import FEWEST, Sums, in_groups
 
 logger = getLogger(__name__)
@@ -102,7 +102,7 @@ def _of_speaking(
 
     Where nobody shares anything the round leaves the model as it was.
     """
-    speaking = [reply for reply in replies if not _shares_nothing(reply)]
+    speaking = [reply for reply in replies if not shares_nothing(reply)]
     if len(speaking) == len(replies):
         return _of_whole(strategy, server_round, start, speaking, completes)
     arrays: ArrayRecord | None = start
@@ -129,7 +129,7 @@ def _lone(replies: Sequence[Message], sums: Sums | None) -> tuple[set[int], set[
     if sums is None:
         return set(), set()
     answered = [reply for reply in replies if not reply.has_error()]
-    speaking = {_client(reply) for reply in answered if not _shares_nothing(reply)}
+    speaking = {_client(reply) for reply in answered if not shares_nothing(reply)}
     return lone_clients(map(_client, answered), speaking, sums.clients), speaking
 
 
@@ -151,14 +151,6 @@ def _with_arrays(reply: Message, arrays: ArrayRecord) -> Message:
     made = copy.copy(reply)
     made.content = RecordDict({ARRAYS: arrays, **records})
     return made
-
-
-def _shares_nothing(reply: Message) -> bool:
-    """An answer with no tensor in it; one without arrays was summed where it was made: its client shared something."""
-    if reply.has_error():
-        return False
-    records = array_records(reply.content)
-    return ARRAYS in records and len(records[ARRAYS]) == 0
 
 
 def _mean_metrics(replies: Sequence[Message]) -> dict[str, float]:

@@ -24,7 +24,7 @@ from fedsim.settings.commands import AuditConfig
 from fedsim.settings.schema import parse
 from fedsim.simulation.actor_pool import PooledWorker
 from fedsim.update import State
-from fedsim.wire.records import Contribution, to_arrays, to_reply
+from fedsim.wire.records import Contribution, to_arrays
 from fedsim.wire.reply_checks import MalformedReply, ReplyRules, check_shared
 from server.sums.summing import RunningSum
 
@@ -158,7 +158,7 @@ class AuditWorker(PooledWorker):
         result = runtime.train(pictures, client, server_round=0, audit=True)
         sent = runtime.share(result, self._state, len(pictures), client, server_round=0)
         # As a federation's server does: an attack on what no client could share says nothing about the defense.
-        check_shared(to_reply(replace(sent, truth=None)), self._start, self._rules)
+        check_shared(sent.update, self._start, self._rules)
         return sent
 
 

@@ -61,7 +61,7 @@ def means(replies: Iterable[Message]) -> Iterator[Message]:
     """Errors and clients that share nothing as they are, and one reply for each sum, which is taken out of its own."""
     replies = list(replies)
     for reply in replies:
-        if reply.has_error() or _shares_nothing(reply):
+        if reply.has_error() or shares_nothing(reply):
             yield reply
     for reply in replies:
         if carries_sum(reply):
@@ -76,6 +76,9 @@ def means(replies: Iterable[Message]) -> Iterator[Message]:
             yield mean
 
 
-def _shares_nothing(reply: Message) -> bool:
+def shares_nothing(reply: Message) -> bool:
+    """An answer with no tensor in it; one without arrays was summed where it was made: its client shared something."""
+    if reply.has_error():
+        return False
     records = array_records(reply.content)
     return ARRAYS in records and len(records[ARRAYS]) == 0

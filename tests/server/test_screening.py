@@ -155,7 +155,7 @@ def test_a_clients_own_words_are_one_line():
     said = as_reply(RecordDict(), 0)
     errors = [Error(2, f"ValueError: {EVIL}\x1b[31m\ud800{'x' * 9000}"), Error(2, "ValueError: no"), Error(0)]
     replies = [Message(error=error, metadata=said.metadata) for error in errors]
-    screened = Screening(make_rules("delta")).train(replies, start())
+    screened = [reply.message for reply in Screening(make_rules("delta")).train(replies, start())]
     reasons = [reply.error.reason for reply in screened]
     assert reasons[0].startswith("ValueError: <script>alert(1)</script> 2026-11-01 00:00:00,000 INFO")
     assert reasons[0].isprintable()
@@ -168,8 +168,8 @@ def test_a_clients_own_words_are_one_line():
 def test_no_two_nodes_are_the_same_partition():
     replies = [as_reply(honest("delta", partition), node) for node, partition in enumerate([4, 5, 4])]
     screened = Screening(make_rules("delta")).train(replies, start())
-    assert [reply.has_error() for reply in screened] == [False, False, True]
-    assert screened[2].error.reason == f"malformed reply: it claims partition 4, as node {node_id_of(0)} does"
+    assert [reply.sent is None for reply in screened] == [False, False, True]
+    assert screened[2].message.error.reason == f"malformed reply: it claims partition 4, as node {node_id_of(0)} does"
 
 
 @pytest.mark.parametrize("checks", [True, False])
