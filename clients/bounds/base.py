@@ -20,8 +20,8 @@ from fedsim.update import State, Update
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One client's turn, as that client knows it; nothing of it is the server's.
+class Participant:
+    """A client in one round, as it knows itself; nothing of it is the server's.
 
     Attributes:
         runtime: how the client computes: its model, settings and defenses.
@@ -76,7 +76,7 @@ class Bound:
 
     kind: Kind
 
-    def __call__(self, turns: Sequence[Turn]) -> Statement:
+    def __call__(self, turns: Sequence[Participant]) -> Statement:
         """What can be said of what these clients share, each in one release.
 
         Raises:
@@ -85,7 +85,7 @@ class Bound:
         raise NotImplementedError
 
 
-def gaussian_std(turn: Turn, result: LocalResult, informed: bool = False) -> float:
+def gaussian_std(turn: Participant, result: LocalResult, informed: bool = False) -> float:
     """The standard deviation of independent Gaussian noise on each shared coordinate.
 
     Args:
@@ -114,7 +114,7 @@ def gaussian_std(turn: Turn, result: LocalResult, informed: bool = False) -> flo
     return added.std * unit / (math.sqrt(2.0) if laplace else 1.0)
 
 
-def _of_one_step(turn: Turn, result: LocalResult) -> float:
+def _of_one_step(turn: Participant, result: LocalResult) -> float:
     """What a batch's sum is multiplied by, where it is shared after one step."""
     protocol = result.protocol
     share = 1.0 / protocol.batch_size
@@ -133,7 +133,7 @@ def refuse_draws(model: nn.Module, training: bool) -> None:
         raise NotApplicable(f"{names[0]} drops units at random: client.training_mode=false")
 
 
-def refuse_sums(turns: Sequence[Turn]) -> None:
+def refuse_sums(turns: Sequence[Participant]) -> None:
     """Raises NotApplicable where the server sees no client's update by itself."""
     if any(turn.summed for turn in turns):
         raise NotApplicable("the server sees sums over clients: this is of one client's update")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from clients.bounds.base import Bound, Turn, refuse_sums
+from clients.bounds.base import Bound, Participant, refuse_sums
 from clients.bounds.jacobian import check_linear, jacobian
 from defenses.settings import whole
 from fedsim.bounds.references import Determined, determined
@@ -27,7 +27,7 @@ class Determinedness(Bound):
     def __init__(self, images: int = 16) -> None:
         self.images = whole("bound.determined.images", images, "a whole number, 1 or more", lambda one: one >= 1)
 
-    def __call__(self, turns: Sequence[Turn]) -> Statement:
+    def __call__(self, turns: Sequence[Participant]) -> Statement:
         """Raises NotApplicable where J is not computed."""
         refuse_sums(turns)
         found: list[tuple[str, Determined]] = []
@@ -65,7 +65,9 @@ class Determinedness(Bound):
         return Statement("local fact", sentence, values | ({"rounding_psnr": middle} if left else {}), header, rows)
 
 
-def _rounding(turn: Turn, tensors: "dict[str, torch.Tensor]", shared: torch.Tensor, computed: float) -> torch.Tensor:
+def _rounding(
+    turn: Participant, tensors: "dict[str, torch.Tensor]", shared: torch.Tensor, computed: float
+) -> torch.Tensor:
     """One rounding for each tensor, that of its root mean square; coarser where a defense or autocast rounds."""
     steps = [one.step for one in turn.effects if isinstance(one, Quantises) and one.per == "coordinate"]
     found, start = [], 0

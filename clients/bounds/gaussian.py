@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from clients.bounds.base import Bound, Turn, gaussian_std, refuse_sums
+from clients.bounds.base import Bound, Participant, gaussian_std, refuse_sums
 from clients.bounds.jacobian import check_linear, jacobian
 from clients.bounds.settings import wholes
 from defenses.settings import whole
@@ -48,7 +48,7 @@ class GaussianReference(Bound):
         self.rounds = wholes(f"{key}.rounds", rounds, f"numbers of releases, {least}", lambda one: one >= 1)
         self.images = whole(f"{key}.images", images, f"a whole number, {least}", lambda one: one >= 1)
 
-    def __call__(self, turns: Sequence[Turn]) -> Statement:
+    def __call__(self, turns: Sequence[Participant]) -> Statement:
         """Raises NotApplicable where the noise is not Gaussian of known covariance, or J is not computed."""
         found = [self._information(turn) for turn in turns[: self.images]]
         each, std = [one for one, _ in found], found[0][1]
@@ -70,7 +70,7 @@ class GaussianReference(Bound):
         header = ("images taken as", "one release", *(f"{times:,} releases" for times in self.rounds))
         return Statement("reference", sentence, values, header, tuple(rows))
 
-    def over_rounds(self, turns: Sequence[Turn]) -> dict[str, list[float]]:
+    def over_rounds(self, turns: Sequence[Participant]) -> dict[str, list[float]]:
         """The running reference of one image in dB, for each model: after each of one client's turns with it.
 
         A client that knows its image can compute it before it shares once more. What it decides by it says something:
@@ -86,13 +86,13 @@ class GaussianReference(Bound):
         priors = self._priors(turns[0])
         return {name: running_reference(each, prior_precision(prior, shape)) for name, prior in priors.items()}
 
-    def _priors(self, turn: Turn) -> dict[str, ImagePrior]:
+    def _priors(self, turn: Participant) -> dict[str, ImagePrior]:
         held = turn.runtime.data.auxiliary
         found: dict[str, ImagePrior] = {"white": self.white, "smooth": self.smooth}
         count = min(MOST_IMAGES, len(held))
         return found | ({"public": PublicPrior.of(held.images(range(count)))} if count else {})
 
-    def _information(self, turn: Turn) -> tuple[Tensor, float]:
+    def _information(self, turn: Participant) -> tuple[Tensor, float]:
         """About the one image of an update, and the deviation of the noise behind which it stands."""
         refuse_sums([turn])
         check_linear(turn)

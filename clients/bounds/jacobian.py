@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from clients.bounds.base import Turn, refuse_draws
+from clients.bounds.base import Participant, refuse_draws
 from defenses.base import Defense
 from fedsim.effects import AddsNoise, Clips, Quantises, Withholds
 from fedsim.errors import NotApplicable
@@ -28,7 +28,7 @@ AT_ONCE = 2**22
 """Numbers of the columns that are pushed forward together."""
 
 
-def check_linear(turn: Turn, rounds: bool = False) -> None:
+def check_linear(turn: Participant, rounds: bool = False) -> None:
     """Raises NotApplicable where J is not computed: too many pixels, local steps, defenses that do more than is known.
 
     Args:
@@ -55,7 +55,9 @@ def check_linear(turn: Turn, rounds: bool = False) -> None:
     refuse_draws(turn.runtime.model, turn.runtime.settings.training_mode)
 
 
-def jacobian(turn: Turn, names: Sequence[str]) -> tuple[Float[Tensor, "numbers pixels"], Float[Tensor, " numbers"]]:
+def jacobian(
+    turn: Participant, names: Sequence[str]
+) -> tuple[Float[Tensor, "numbers pixels"], Float[Tensor, " numbers"]]:
     """J of the mean gradient by pixels in [0, 1], clipped as the defenses do, and the gradient itself.
 
     Args:
@@ -77,7 +79,9 @@ def jacobian(turn: Turn, names: Sequence[str]) -> tuple[Float[Tensor, "numbers p
         return columns.T.contiguous(), shared
 
 
-def _shared(turn: Turn, model: torch.nn.Module, labels: Tensor, names: Sequence[str]) -> Callable[[Tensor], Tensor]:
+def _shared(
+    turn: Participant, model: torch.nn.Module, labels: Tensor, names: Sequence[str]
+) -> Callable[[Tensor], Tensor]:
     parameters = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
     smoothing, normaliser = turn.runtime.settings.label_smoothing, Normaliser(model)
     clips = [effect for effect in turn.effects if isinstance(effect, Clips)]

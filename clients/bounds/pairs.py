@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from clients.bounds.base import Bound, Turn, gaussian_std, refuse_draws, refuse_sums, same_buffers
+from clients.bounds.base import Bound, Participant, gaussian_std, refuse_draws, refuse_sums, same_buffers
 from clients.bounds.settings import numbers, wholes
 from defenses.settings import whole
 from fedsim.bounds.statement import Panel, Statement, Strip
@@ -40,7 +40,7 @@ class IndistinguishablePairs(Bound):
         self.blocks = wholes("bound.pairs.blocks", blocks, block_words, lambda one: one >= 2)
         self.images = whole("bound.pairs.images", images, "a whole number, 1 or more", lambda one: one >= 1)
 
-    def __call__(self, turns: Sequence[Turn]) -> Statement:
+    def __call__(self, turns: Sequence[Participant]) -> Statement:
         """Of the first images.
 
         Raises:
@@ -86,7 +86,7 @@ class IndistinguishablePairs(Bound):
         smaller, larger = [b for b in self.blocks if b < side], [b for b in self.blocks if b >= side]
         return smaller + larger[:1]
 
-    def _compare(self, turn: Turn, place: int) -> tuple[float, Strip, list[tuple[str, float]]]:
+    def _compare(self, turn: Participant, place: int) -> tuple[float, Strip, list[tuple[str, float]]]:
         """The noise, the strip and how often each x' is told from this image of the batch."""
         refuse_draws(turn.runtime.model, turn.runtime.settings.training_mode)
         images = turn.images

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from clients.bounds.base import Bound, Turn
+from clients.bounds.base import Bound, Participant
 from clients.bounds.settings import numbers, wholes
 from defenses.base import Defense
 from defenses.privacy.accounting import gaussian_epsilon
@@ -32,7 +32,7 @@ class ReconstructionRobustness(Bound):
         self.kappas = numbers(f"{key}.kappas", kappas, words, lambda one: 0 < one < 1)
         self.times = wholes(f"{key}.times", times, "multiples of the releases, 1 or more", lambda one: one >= 1)
 
-    def __call__(self, turns: Sequence[Turn]) -> Statement:
+    def __call__(self, turns: Sequence[Participant]) -> Statement:
         """Of the first turn: every other releases as often.
 
         Raises:

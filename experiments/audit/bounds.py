@@ -9,7 +9,7 @@ from dataclasses import replace
 from logging import getLogger
 from typing import Any, get_args
 
-from clients.bounds import Bound, ReconstructionRobustness, Turn
+from clients.bounds import Bound, Participant, ReconstructionRobustness
 from experiments.audit.worker import where
 from experiments.cli.call import console
 from experiments.engine.setup import Setup
@@ -43,7 +43,7 @@ def write_bounds(
     """
     folder.mend(ROWS)
     done = {row["bound"] for row in folder.rows(ROWS) if row["status"] != "failed"}
-    turns: list[Turn] = []
+    turns: list[Participant] = []
     for name, bound in bounds.items():
         if name in done:
             continue
@@ -66,7 +66,7 @@ def write_bounds(
         folder.append(ROWS, row | {"seconds": time.perf_counter() - start})
 
 
-def _turns(setup: Setup, updates: Sequence[tuple[int, tuple[int, ...]]]) -> list[Turn]:
+def _turns(setup: Setup, updates: Sequence[tuple[int, tuple[int, ...]]]) -> list[Participant]:
     """Each client's by itself, also where the server sees them summed."""
     runtime = setup.runtime()
     state = {name: tensor.detach().clone() for name, tensor in setup.model.state_dict().items()}
@@ -74,7 +74,7 @@ def _turns(setup: Setup, updates: Sequence[tuple[int, tuple[int, ...]]]) -> list
     for first, positions in updates:
         for client, start in enumerate(range(0, len(positions), size), first):
             pictures = setup.data.train.subset(positions[start : start + size])
-            turns.append(Turn(runtime, state, pictures, client, summed=setup.sums is not None))
+            turns.append(Participant(runtime, state, pictures, client, summed=setup.sums is not None))
     return turns
 
 

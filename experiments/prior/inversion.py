@@ -17,7 +17,7 @@ from attacks.learned.loss import best_orders, matched_mse
 from attacks.learned.network import InversionNetwork
 from clients.app import ClientRuntime
 from experiments.engine.setup import Setup
-from experiments.prior.settings import PublicImages
+from experiments.prior.settings import PriorImages
 from experiments.prior.training import Training
 from fedsim.data import ImageSet
 from fedsim.determinism import derive_seed, seeded_globals, torch_generator
@@ -144,7 +144,7 @@ def _read(path: Path) -> Updates | None:
 
 def train_inversion(
     setup: Setup,
-    pictures: PublicImages,
+    pictures: PriorImages,
     settings: InversionSettings,
     folder: Path,
     simulated: Callable[[int], None],

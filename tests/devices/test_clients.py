@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clients.app import ClientRuntime
-from clients.bounds import Turn
+from clients.bounds import Participant
 from experiments.audit.bounds import build_bounds
 from fedsim.metrics.accuracy import evaluate
 from fedsim.settings.composition import build_data
@@ -32,7 +32,7 @@ def turn(*overrides, batch=2):
     given = settings("audit", "data=digits", "model=vit_nano", f"audit.batch_size={batch}", *overrides)
     runtime = ClientRuntime(given, build_data(given))
     state = {name: tensor.detach().cpu().clone() for name, tensor in runtime.model.state_dict().items()}
-    return given, Turn(runtime, state, runtime.data.train.subset(range(batch)), 0)
+    return given, Participant(runtime, state, runtime.data.train.subset(range(batch)), 0)
 
 
 def check_shared(strict, *overrides):

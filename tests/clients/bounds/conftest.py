@@ -3,7 +3,7 @@
 import pytest
 
 from clients.app import ClientRuntime
-from clients.bounds import Turn
+from clients.bounds import Participant
 from fedsim.settings.composition import build_data
 from tests.support.federation import settings
 
@@ -22,7 +22,7 @@ def turns(digits):
         runtime = ClientRuntime(config, digits)
         state = {name: tensor.detach().clone() for name, tensor in runtime.model.state_dict().items()}
         return [
-            Turn(runtime, state, digits.train.subset(range(k * batch, (k + 1) * batch)), k, summed=summed)
+            Participant(runtime, state, digits.train.subset(range(k * batch, (k + 1) * batch)), k, summed=summed)
             for k in range(images)
         ]
 
