@@ -1,6 +1,5 @@
 """From a round's replies to the next global model: what stands between them and the user's strategy."""
 
-import copy
 import math
 from collections.abc import Iterable, Sequence
 from logging import getLogger
@@ -11,7 +10,7 @@ from flwr.serverapp.strategy import Strategy
 from fedsim.wire.contents import array_records, config_records, metric_records
 from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE
 from fedsim.wire.records import ARRAYS, NUM_EXAMPLES, UPDATE, from_array, to_array
-from server.sums.on_workers import carries_sum, means, shares_nothing
+from server.sums.on_workers import carries_sum, means, shares_nothing, with_content
 from server.sums.summing import FEWEST, Sums, in_groups
 
 logger = getLogger(__name__)
@@ -76,7 +75,7 @@ def complete(reply: Message, start: ArrayRecord) -> Message:
             weights[name] = sent[name]
         else:
             weights[name] = to_array(from_array(before) + from_array(sent[name]))
-    return _with_arrays(reply, ArrayRecord(weights))
+    return with_content(reply, RecordDict({**reply.content, ARRAYS: ArrayRecord(weights)}))
 
 
 def restore(arrays: ArrayRecord, start: ArrayRecord, shared: set[str]) -> ArrayRecord:
@@ -140,17 +139,9 @@ def _without(replies: Sequence[Message], lone: set[int]) -> list[Message]:
         if not reply.has_error():
             records = {k: record for k, record in reply.content.items() if k not in (SUM, SUM_OF, SUM_UPDATE)}
             nothing = {ARRAYS: ArrayRecord()} if _client(reply) in lone else {}
-            reply = copy.copy(reply)
-            reply.content = RecordDict({**records, **nothing})
+            reply = with_content(reply, RecordDict({**records, **nothing}))
         kept.append(reply)
     return kept
-
-
-def _with_arrays(reply: Message, arrays: ArrayRecord) -> Message:
-    records = {key: record for key, record in reply.content.items() if key != ARRAYS}
-    made = copy.copy(reply)
-    made.content = RecordDict({ARRAYS: arrays, **records})
-    return made
 
 
 def _mean_metrics(replies: Sequence[Message]) -> dict[str, float]:

@@ -49,10 +49,7 @@ class Simulator:
 
     def observe(self, pictures: ImageSet, client: int) -> Observation:
         """What the server would see of a client with these pictures; it may share nothing."""
-        self._runtime.load(self._state)
-        result = self._runtime.train(pictures, client, server_round=0)
-        sent = self._runtime.share(result, self._state, len(pictures), client, server_round=0)
-        return self._factory.make(sent, self._state)
+        return self._factory.make(self._runtime.answer(pictures, self._state, client), self._state)
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from logging import getLogger
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Strategy
 
 from fedsim.wire.contents import array_records, config_records
-from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE, SUM_WANTED, WHOLE, mean_replies
+from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE, SUM_WANTED, WHOLE, mean_reply
 from fedsim.wire.records import ARRAYS, CONFIG, NUM_EXAMPLES
 
 logger = getLogger(__name__)
@@ -67,13 +67,16 @@ def means(replies: Iterable[Message]) -> Iterator[Message]:
         if carries_sum(reply):
             sums = {name: reply.content.pop(name) for name in (SUM, SUM_OF, SUM_UPDATE)}
             try:
-                (content,) = mean_replies([type(reply.content)(sums)])
+                yield with_content(reply, mean_reply(RecordDict(sums)))
             except ValueError as error:
                 logger.warning("a sum of updates is worth nothing: %s", error)
-                continue
-            mean = copy.copy(reply)
-            mean.content = content
-            yield mean
+
+
+def with_content(reply: Message, content: RecordDict) -> Message:
+    """The same reply, of other content."""
+    made = copy.copy(reply)
+    made.content = content
+    return made
 
 
 def shares_nothing(reply: Message) -> bool:
