@@ -173,9 +173,9 @@ def ended(
         attack: None where it could not be built.
     """
     last = observation.observations[-1] if isinstance(observation, History) else observation
-    whose = last.server_round, last.client, last.protocol.batch_size, last.summed
-    result = AttackResult(observation.name, name, status, reason, *whose, seconds=seconds, fault=fault)
-    return result if attack is None else replace(result, target=attack.recovers, baseline=attack.baseline)
+    kind = {} if attack is None else {"target": attack.recovers, "baseline": attack.baseline}
+    result = AttackResult.of(last, name, status, reason, seconds=seconds, fault=fault, **kind)
+    return replace(result, observation=observation.name)
 
 
 def _done(

@@ -230,6 +230,12 @@ class ClientRuntime:
             update = replace(update, tensors=weights, kind="weights")
         return Contribution(update, *whose, truth=result.truth)
 
+    def answer(self, images: ImageSet, state: State, client: int, server_round: int = 0) -> Contribution:
+        """What a client with these images shares of that state, and what its model saw."""
+        self.load(state)
+        result = self.train(images, client, server_round, audit=True)
+        return self.share(result, state, len(images), client, server_round)
+
     def _observe(self, update: Update) -> Observation:
         if self._view is None:
             raise RuntimeError("an update is observed once training is over: in transform_update")

@@ -4,12 +4,15 @@ import html
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from torch import Tensor
 
 from fedsim.metrics.records import ImageScore, LabelScore, Scores
 from fedsim.storage.values import items, number, whole
+
+if TYPE_CHECKING:
+    from fedsim.observation import Observation
 
 CertificateStatus = Literal["certified", "uncertified", "none"]
 Status = Literal["done", "refused", "failed"]
@@ -92,6 +95,14 @@ class AttackResult:
     trace: tuple[dict[str, float], ...] = field(default=(), repr=False)
     frames: tuple[Frame, ...] = field(default=(), repr=False)
     fault: str = field(default="", repr=False)
+
+    @classmethod
+    def of(
+        cls, observation: "Observation", attack: str, status: Status, reason: str = "", **known: Any
+    ) -> "AttackResult":
+        """What became of an attack on this observation."""
+        whose = observation.server_round, observation.client, observation.protocol.batch_size, observation.summed
+        return cls(observation.name, attack, status, reason, *whose, **known)
 
     @property
     def certified(self) -> bool:

@@ -1,6 +1,5 @@
 """From a round's replies to the next global model: what stands between them and the user's strategy."""
 
-import copy
 import math
 from collections.abc import Iterable, Sequence
 from logging import getLogger
@@ -11,7 +10,7 @@ from flwr.serverapp.strategy import Strategy
 from fedsim.wire.contents import array_records, config_records, metric_records
 from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE
 from fedsim.wire.records import ARRAYS, NUM_EXAMPLES, UPDATE, from_array, to_array
-from server.sums.on_workers import carries_sum, means
+from server.sums.on_workers import carries_sum, means, shares_nothing, with_content
 from server.sums.summing import FEWEST, Sums, in_groups
 
 logger = getLogger(__name__)
@@ -76,7 +75,7 @@ def complete(reply: Message, start: ArrayRecord) -> Message:
             weights[name] = sent[name]
         else:
             weights[name] = to_array(from_array(before) + from_array(sent[name]))
-    return _with_arrays(reply, ArrayRecord(weights))
+    return with_content(reply, RecordDict({**reply.content, ARRAYS: ArrayRecord(weights)}))
 
 
 def restore(arrays: ArrayRecord, start: ArrayRecord, shared: set[str]) -> ArrayRecord:
@@ -102,7 +101,7 @@ def _of_speaking(
 
     Where nobody shares anything the round leaves the model as it was.
     """
-    speaking = [reply for reply in replies if not _shares_nothing(reply)]
+    speaking = [reply for reply in replies if not shares_nothing(reply)]
     if len(speaking) == len(replies):
         return _of_whole(strategy, server_round, start, speaking, completes)
     arrays: ArrayRecord | None = start
@@ -129,7 +128,7 @@ def _lone(replies: Sequence[Message], sums: Sums | None) -> tuple[set[int], set[
     if sums is None:
         return set(), set()
     answered = [reply for reply in replies if not reply.has_error()]
-    speaking = {_client(reply) for reply in answered if not _shares_nothing(reply)}
+    speaking = {_client(reply) for reply in answered if not shares_nothing(reply)}
     return lone_clients(map(_client, answered), speaking, sums.clients), speaking
 
 
@@ -140,25 +139,9 @@ def _without(replies: Sequence[Message], lone: set[int]) -> list[Message]:
         if not reply.has_error():
             records = {k: record for k, record in reply.content.items() if k not in (SUM, SUM_OF, SUM_UPDATE)}
             nothing = {ARRAYS: ArrayRecord()} if _client(reply) in lone else {}
-            reply = copy.copy(reply)
-            reply.content = RecordDict({**records, **nothing})
+            reply = with_content(reply, RecordDict({**records, **nothing}))
         kept.append(reply)
     return kept
-
-
-def _with_arrays(reply: Message, arrays: ArrayRecord) -> Message:
-    records = {key: record for key, record in reply.content.items() if key != ARRAYS}
-    made = copy.copy(reply)
-    made.content = RecordDict({ARRAYS: arrays, **records})
-    return made
-
-
-def _shares_nothing(reply: Message) -> bool:
-    """An answer with no tensor in it; one without arrays was summed where it was made: its client shared something."""
-    if reply.has_error():
-        return False
-    records = array_records(reply.content)
-    return ARRAYS in records and len(records[ARRAYS]) == 0
 
 
 def _mean_metrics(replies: Sequence[Message]) -> dict[str, float]:

@@ -227,14 +227,17 @@ class _AfterRound:
         record = self._rounds.take()
         metrics: dict[str, Any] = {**record.metrics}
         before = time.perf_counter()
-        if last or (plan.evaluate_every > 0 and server_round % plan.evaluate_every == 0):
-            plan.model.load_state_dict({**plan.resting, **from_arrays(arrays)})
+        evaluates = last or (plan.evaluate_every > 0 and server_round % plan.evaluate_every == 0)
+        keeps = last or (plan.checkpoint_every > 0 and server_round % plan.checkpoint_every == 0)
+        state = {**plan.resting, **from_arrays(arrays)} if evaluates or keeps else {}
+        if evaluates:
+            plan.model.load_state_dict(state)
             scores = evaluate(plan.model, plan.test, plan.normalise)
             metrics |= {"accuracy": scores.accuracy, "loss": scores.loss}
         seconds = {**record.seconds, "evaluate": time.perf_counter() - before}
-        if last or (plan.checkpoint_every > 0 and server_round % plan.checkpoint_every == 0):
+        if keeps:
             note = (REDRAWN, plan.checkpoint_mark) if plan.checkpoint_mark else None
-            plan.folder.save_checkpoint({**plan.resting, **from_arrays(arrays)}, server_round, note=note)
+            plan.folder.save_checkpoint(state, server_round, note=note)
         failures = [{"client": f["client"], "error": f["error"]} for f in record.failures]
         plan.folder.append("metrics", {"round": server_round, **metrics, "failures": failures})
         with self._rounds.attacks.running():

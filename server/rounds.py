@@ -14,7 +14,7 @@ from fedsim.determinism import seeded_globals
 from fedsim.simulation.traffic import Traffic
 from fedsim.wire.contents import array_records, config_records
 from fedsim.wire.partial_sums import sum_size
-from fedsim.wire.records import CONFIG
+from fedsim.wire.records import CONFIG, from_arrays
 from fedsim.wire.tensor_records import TensorArray
 from server.aggregation import aggregate
 from server.curious.federation_replies import FederationReplies
@@ -64,7 +64,7 @@ class Rounds:
     Args:
         seed: of the sampling of clients.
         completes: the strategy averages whole weights; False: it takes what clients share (FedSGD).
-        screening: None: every reply is taken as it is.
+        screening: reads replies; None: every one is taken as it is.
         observer: None: a server that does not look. The model is the same either way, to the bit.
         sums: secure aggregation.
         worker_sums: where the strategy takes a weighted mean (`is_weighted_mean`).
@@ -89,7 +89,8 @@ class Rounds:
         attacks: Stopwatch | None = None,
     ) -> None:
         self.strategy, self._seed, self._completes = strategy, seed, completes
-        self._screening, self._observer, self._sums, self._worker_sums = screening, observer, sums, worker_sums
+        self._screening = screening or Screening()
+        self._observer, self._sums, self._worker_sums = observer, sums, worker_sums
         self._client_of = client_of
         self.attacks = attacks or Stopwatch()
         self.budget = PrivacyBudget()
@@ -127,22 +128,23 @@ class Rounds:
         return _in_order(messages)
 
     def aggregate(
-        self, server_round: int, start: ArrayRecord, replies: Iterable[Message], checked: bool = False
+        self, server_round: int, start: ArrayRecord, messages: Iterable[Message], checked: bool = False
     ) -> ArrayRecord | None:
-        """Screen the replies, observe them, account for privacy, aggregate, record; None where nothing came of it.
+        """Read the replies, observe them, account for privacy, aggregate, record; None where nothing came of it.
 
         Args:
             checked: the Grid has checked them already, as it must where workers add up updates.
         """
-        replies = list(replies) if self._screening is None else self._screening.train(replies, start, checked)
-        self._note_failures(replies)
-        self.record.metrics["clients"] = sum(not reply.has_error() for reply in replies)
-        replies = _by_sender(replies)
-        if self._observer is not None:
-            self._observer.observe(server_round, start, replies)
-        self.budget.hear(server_round, replies)
+        replies = self._screening.train(messages, start, server_round, checked)
+        self._note_failures(reply.message for reply in replies)
+        replies.sort(key=lambda reply: reply.message.metadata.src_node_id)
+        if self._observer is not None and self._observer.wants(server_round):
+            self._observer.observe(from_arrays(start), [reply.sent for reply in replies if reply.sent is not None])
+        answers = [reply.message for reply in replies]
+        self.record.metrics["clients"] = sum(not answer.has_error() for answer in answers)
+        self.budget.hear(server_round, answers)
         arrays, metrics = aggregate(
-            self.strategy, server_round, start, replies, completes=self._completes, sums=self._sums
+            self.strategy, server_round, start, answers, completes=self._completes, sums=self._sums
         )
         self.record.metrics |= dict(self.budget.put_into(metrics) or {})
         if arrays is None:
@@ -163,9 +165,11 @@ class Rounds:
 
     def heard(self, server_round: int, replies: Iterable[Message]) -> None:
         """What clients say of the model."""
-        replies = list(replies) if self._screening is None else self._screening.evaluate(replies)
+        replies = self._screening.evaluate(replies)
         self._note_failures(replies)
-        metrics = self.strategy.aggregate_evaluate(server_round, _by_sender(replies))
+        metrics = self.strategy.aggregate_evaluate(
+            server_round, sorted(replies, key=lambda reply: reply.metadata.src_node_id)
+        )
         self.record.metrics |= {f"client_{name}": value for name, value in (metrics or {}).items()}
         if replies:
             self._lap("client_evaluate")
@@ -213,10 +217,6 @@ def _checked(messages: list[Message], grid: Grid) -> bool:
 
 def _in_order(messages: Iterable[Message]) -> list[Message]:
     return sorted(messages, key=lambda message: message.metadata.dst_node_id)
-
-
-def _by_sender(replies: Iterable[Message]) -> list[Message]:
-    return sorted(replies, key=lambda reply: reply.metadata.src_node_id)
 
 
 def _bytes_of(replies: Iterable[Message]) -> int:

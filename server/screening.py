@@ -1,14 +1,15 @@
-"""Replies that no honest client sends, kept from everything else on the server."""
+"""A round's replies, read once: into what clients shared, or into why a reply is none that an honest client sends."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from logging import getLogger
 
-from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Error, Message
 from flwr.common.constant import ErrorCode
 
-from fedsim.wire.contents import config_records
-from fedsim.wire.records import ARRAYS, METRICS, UPDATE
-from fedsim.wire.reply_checks import MalformedReply, ReplyRules, check_evaluate_reply, check_train_reply
+from fedsim.wire.records import Contribution
+from fedsim.wire.reply_checks import MalformedReply, ReplyRules, check_evaluate_reply, read_train_reply
 from fedsim.wire.reply_votes import Names, unlike, usual_names
 
 logger = getLogger(__name__)
@@ -16,90 +17,111 @@ logger = getLogger(__name__)
 LONGEST_REASON = 500
 """Characters of a client's own account of its failure."""
 
-Check = Callable[[RecordDict, int | None], None]
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back from one node.
+
+    Attributes:
+        message: for the user's strategy; an error where the node failed, or sent what no honest client sends.
+        sent: what its client shared, in the message's own memory, which may be read-only; None where the message is an
+            error, or the update was summed where it was made.
+    """
+
+    message: Message
+    sent: Contribution | None = None
 
 
 class Screening:
-    """Turns a malformed reply into an error reply that says why; the round goes on with the others.
+    """Reads replies, and turns a malformed one into an error that says why; the round goes on with the others.
 
     That no client uses names of its own is settled by what most clients sent, since Flower's strategies refuse a round
     in which they differ. Updates that come back summed can only be checked where they were made.
 
     Args:
+        rules: None: every reply is taken as it is.
         client_of: a client's number from its node id, where the Grid numbers its nodes; None: a client says itself who
             it is, and no two of a round may say the same.
     """
 
-    def __init__(self, rules: ReplyRules, client_of: Callable[[int], int] | None = None) -> None:
+    def __init__(self, rules: ReplyRules | None = None, client_of: Callable[[int], int] | None = None) -> None:
         self._rules = rules
         self._client_of = client_of
 
-    def train(self, replies: Iterable[Message], start: ArrayRecord, checked: bool = False) -> list[Message]:
+    def train(
+        self, messages: Iterable[Message], start: ArrayRecord, server_round: int = 0, checked: bool = False
+    ) -> list[Reply]:
         """Replies to instructions to train from `start`.
 
         Args:
             checked: they were checked where they were made, before they were summed: the Grid's word is taken.
         """
-        screened = [_with_plain_error(reply) for reply in replies]
-        if checked:
-            for reply in screened:
-                if reply.has_error() and reply.error.code == ErrorCode.UNKNOWN:
-                    self._log(reply, reply.error.reason)
-            return screened
-        screened = self._screen(screened, lambda content, who: check_train_reply(content, start, self._rules, who))
+        rules = None if checked else self._rules
+        read = partial(read_train_reply, server_round=server_round, start=start, rules=rules)
+        replies = [self._read(message, read) for message in messages]
+        if rules is None:
+            return replies
         if self._client_of is None:
-            screened = self._once_each(screened)
-        screened = self._alike(screened, "metrics", lambda content: tuple(sorted(content[METRICS])))
-        if self._rules.kind == "gradient":  # whole weights are completed where tensors are missing
-            screened = self._alike(screened, "tensors", lambda content: tuple(sorted(content[ARRAYS])))
-        return screened
+            replies = self._once_each(replies)
+        replies = self._alike(replies, "metrics", lambda sent: sent.metrics)
+        if rules.kind == "gradient":  # whole weights are completed where tensors are missing
+            replies = self._alike(replies, "tensors", lambda sent: (*sent.update.tensors, *sent.update.buffers))
+        return replies
 
-    def evaluate(self, replies: Iterable[Message]) -> list[Message]:
-        screened = [_with_plain_error(reply) for reply in replies]
-        return self._screen(screened, lambda content, _: check_evaluate_reply(content, self._rules))
+    def evaluate(self, messages: Iterable[Message]) -> list[Message]:
+        """Replies to instructions to evaluate."""
+        if (rules := self._rules) is None:
+            return list(messages)
+        return [
+            self._read(one, lambda content, client: check_evaluate_reply(content, rules)).message for one in messages
+        ]
 
-    def _screen(self, replies: Iterable[Message], check: Check) -> list[Message]:
-        screened = []
-        for reply in replies:
-            client = None if self._client_of is None else self._client_of(reply.metadata.src_node_id)
-            if not reply.has_error():
-                try:
-                    check(reply.content, client)
-                except MalformedReply as fault:
-                    reply = self._rejected(reply, str(fault))
-            screened.append(reply)
-        return screened
+    def _read(self, message: Message, read: Callable[..., Contribution | None]) -> Reply:
+        message = _with_plain_error(message)
+        if message.has_error():
+            if message.error.code == ErrorCode.UNKNOWN:
+                self._log(message, message.error.reason)
+            return Reply(message)
+        client = None if self._client_of is None else self._client_of(message.metadata.src_node_id)
+        try:
+            return Reply(message, read(message.content, client=client))
+        except MalformedReply as fault:
+            return self._rejected(message, str(fault))
+        except (KeyError, TypeError, ValueError) as error:
+            self._log(message, f"it sent no update that can be read: {error}")
+            return Reply(message)
 
-    def _once_each(self, replies: Iterable[Message]) -> list[Message]:
+    def _once_each(self, replies: Iterable[Reply]) -> list[Reply]:
         """Of replies that claim the same partition the first alone."""
         claimed: dict[int, int] = {}
         screened = []
         for reply in replies:
-            if not reply.has_error():
-                node = reply.metadata.src_node_id
-                partition = int(config_records(reply.content)[UPDATE]["partition-id"])  # type: ignore[arg-type]
+            if reply.sent is not None:
+                partition, node = reply.sent.client, reply.message.metadata.src_node_id
                 first = claimed.setdefault(partition, node)
                 if first != node:
-                    reply = self._rejected(reply, f"it claims partition {partition}, as node {first} does")
+                    reply = self._rejected(reply.message, f"it claims partition {partition}, as node {first} does")
             screened.append(reply)
         return screened
 
-    def _alike(self, replies: Sequence[Message], what: str, names_of: Callable[[RecordDict], Names]) -> list[Message]:
+    def _alike(
+        self, replies: Sequence[Reply], what: str, names_of: Callable[[Contribution], Iterable[str]]
+    ) -> list[Reply]:
         """Rejects replies whose names are not those of most clients; one without any, of a silent client, may stay."""
-        names = [() if reply.has_error() else names_of(reply.content) for reply in replies]
+        names: list[Names] = [() if one.sent is None else tuple(sorted(names_of(one.sent))) for one in replies]
         usual = usual_names(names, fullest=what == "tensors")
         return [
-            self._rejected(reply, unlike(what, own, usual)) if own and own != usual else reply
+            self._rejected(reply.message, unlike(what, own, usual)) if own and own != usual else reply
             for reply, own in zip(replies, names, strict=True)
         ]
 
-    def _rejected(self, reply: Message, fault: str) -> Message:
+    def _rejected(self, message: Message, fault: str) -> Reply:
         reason = f"malformed reply: {fault}"
-        self._log(reply, reason)
-        return _failed(reply, reason, ErrorCode.UNKNOWN)
+        self._log(message, reason)
+        return Reply(_failed(message, reason, ErrorCode.UNKNOWN))
 
-    def _log(self, reply: Message, reason: str | None) -> None:
-        node = reply.metadata.src_node_id
+    def _log(self, message: Message, reason: str | None) -> None:
+        node = message.metadata.src_node_id
         who = f"node {node}" if self._client_of is None else f"client {self._client_of(node)}"
         logger.warning("%s: %s", who, reason)
 

@@ -1,7 +1,7 @@
 """Bounds that a client can compute of what it shares, before it shares it; each an option of `conf/bound`."""
 
 from clients.bounds.base import Bound as Bound
-from clients.bounds.base import Turn as Turn
+from clients.bounds.base import Party as Party
 from clients.bounds.canaries import Canaries as Canaries
 from clients.bounds.canaries import EmpiricalEpsilon as EmpiricalEpsilon
 from clients.bounds.canaries import empirical_epsilon as empirical_epsilon

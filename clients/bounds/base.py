@@ -1,4 +1,4 @@
-"""What every bound is: from one or several clients' turns to a statement, or a refusal in one line."""
+"""What every bound is: from one or several clients to a statement, or a refusal in one line."""
 
 import math
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from fedsim.update import State, Update
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One client's turn, as that client knows it; nothing of it is the server's.
+class Party:
+    """A client in one round, as it knows itself; nothing of it is the server's.
 
     Attributes:
         runtime: how the client computes: its model, settings and defenses.
@@ -76,7 +76,7 @@ class Bound:
 
     kind: Kind
 
-    def __call__(self, turns: Sequence[Turn]) -> Statement:
+    def __call__(self, parties: Sequence[Party]) -> Statement:
         """What can be said of what these clients share, each in one release.
 
         Raises:
@@ -85,7 +85,7 @@ class Bound:
         raise NotImplementedError
 
 
-def gaussian_std(turn: Turn, result: LocalResult, informed: bool = False) -> float:
+def gaussian_std(party: Party, result: LocalResult, informed: bool = False) -> float:
     """The standard deviation of independent Gaussian noise on each shared coordinate.
 
     Args:
@@ -94,7 +94,7 @@ def gaussian_std(turn: Turn, result: LocalResult, informed: bool = False) -> flo
     Raises:
         NotApplicable: there is none, or the noise is of another kind, depends on the images, or is changed after.
     """
-    effects, noise = turn.effects, [one for one in turn.effects if isinstance(one, AddsNoise)]
+    effects, noise = party.effects, [one for one in party.effects if isinstance(one, AddsNoise)]
     if not noise:
         raise NotApplicable("no Gaussian noise is added: whatever differs is told apart")
     if len(noise) > 1:
@@ -110,15 +110,15 @@ def gaussian_std(turn: Turn, result: LocalResult, informed: bool = False) -> flo
         raise NotApplicable(f"{type(other[0]).__name__} stands beside the noise: only clipping and withholding may")
     if any(isinstance(one, Clips) for one in effects[effects.index(added) :]):
         raise NotApplicable("the noisy update is clipped: its noise is Gaussian no more")
-    unit = 1.0 if added.on == "update" else _of_one_step(turn, result)
+    unit = 1.0 if added.on == "update" else _of_one_step(party, result)
     return added.std * unit / (math.sqrt(2.0) if laplace else 1.0)
 
 
-def _of_one_step(turn: Turn, result: LocalResult) -> float:
+def _of_one_step(party: Party, result: LocalResult) -> float:
     """What a batch's sum is multiplied by, where it is shared after one step."""
     protocol = result.protocol
     share = 1.0 / protocol.batch_size
-    if turn.runtime.settings.share == "gradient":
+    if party.runtime.settings.share == "gradient":
         return share
     if protocol.steps > 1:
         raise NotApplicable(f"noise enters each of {protocol.steps} local steps: one step has a known covariance")
@@ -133,9 +133,9 @@ def refuse_draws(model: nn.Module, training: bool) -> None:
         raise NotApplicable(f"{names[0]} drops units at random: client.training_mode=false")
 
 
-def refuse_sums(turns: Sequence[Turn]) -> None:
+def refuse_sums(parties: Sequence[Party]) -> None:
     """Raises NotApplicable where the server sees no client's update by itself."""
-    if any(turn.summed for turn in turns):
+    if any(party.summed for party in parties):
         raise NotApplicable("the server sees sums over clients: this is of one client's update")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from clients.bounds.base import Bound, Turn
+from clients.bounds.base import Bound, Party
 from defenses.base import Batch, ClientRound, Defense
 from defenses.privacy.accounting import gaussian_epsilon, gaussian_mu
 from defenses.settings import whole
@@ -67,10 +67,10 @@ class Canaries(Bound):
             whole("bound.canaries.canaries", canaries, f"from 2 to {MOST:,}, or null", lambda one: 2 <= one <= MOST)
         self.canaries, self.seed = canaries, whole("bound.canaries.seed", seed, "0 or more", lambda one: one >= 0)
 
-    def __call__(self, turns: Sequence[Turn]) -> Statement:
+    def __call__(self, parties: Sequence[Party]) -> Statement:
         """Raises NotApplicable where no defense claims an ε."""
         found = {}
-        for name, defense in turns[0].defenses.defenses.items():
+        for name, defense in parties[0].defenses.defenses.items():
             if type(defense).gaussian_dp is not Defense.gaussian_dp:
                 found[name] = empirical_epsilon(defense, canaries=self.canaries, seed=self.seed)
         if not found:

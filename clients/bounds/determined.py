@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from clients.bounds.base import Bound, Turn, refuse_sums
+from clients.bounds.base import Bound, Party, refuse_sums
 from clients.bounds.jacobian import check_linear, jacobian
 from defenses.settings import whole
 from fedsim.bounds.references import Determined, determined
@@ -27,18 +27,18 @@ class Determinedness(Bound):
     def __init__(self, images: int = 16) -> None:
         self.images = whole("bound.determined.images", images, "a whole number, 1 or more", lambda one: one >= 1)
 
-    def __call__(self, turns: Sequence[Turn]) -> Statement:
+    def __call__(self, parties: Sequence[Party]) -> Statement:
         """Raises NotApplicable where J is not computed."""
-        refuse_sums(turns)
+        refuse_sums(parties)
         found: list[tuple[str, Determined]] = []
-        for turn in turns[: self.images]:
-            check_linear(turn, rounds=True)
-            result = turn.train()
-            update = turn.share(result)
+        for party in parties[: self.images]:
+            check_linear(party, rounds=True)
+            result = party.train()
+            update = party.share(result)
             names = list(update.tensors)
-            J, shared = jacobian(turn, names)
-            rounding = _rounding(turn, update.tensors, shared, result.protocol.rounding)
-            found.append((", ".join(map(str, turn.pictures.ids)), determined(J, rounding)))
+            J, shared = jacobian(party, names)
+            rounding = _rounding(party, update.tensors, shared, result.protocol.rounding)
+            found.append((", ".join(map(str, party.pictures.ids)), determined(J, rounding)))
         whole = [one for _, one in found if one.rank == one.unknowns]
         lost = max(one.unknowns - one.rank for _, one in found)
         left = sorted(one.rounding_psnr for one in whole)
@@ -65,9 +65,9 @@ class Determinedness(Bound):
         return Statement("local fact", sentence, values | ({"rounding_psnr": middle} if left else {}), header, rows)
 
 
-def _rounding(turn: Turn, tensors: "dict[str, torch.Tensor]", shared: torch.Tensor, computed: float) -> torch.Tensor:
+def _rounding(party: Party, tensors: "dict[str, torch.Tensor]", shared: torch.Tensor, computed: float) -> torch.Tensor:
     """One rounding for each tensor, that of its root mean square; coarser where a defense or autocast rounds."""
-    steps = [one.step for one in turn.effects if isinstance(one, Quantises) and one.per == "coordinate"]
+    steps = [one.step for one in party.effects if isinstance(one, Quantises) and one.per == "coordinate"]
     found, start = [], 0
     for tensor in tensors.values():
         part = shared[start : start + tensor.numel()]

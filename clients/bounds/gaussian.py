@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from clients.bounds.base import Bound, Turn, gaussian_std, refuse_sums
+from clients.bounds.base import Bound, Party, gaussian_std, refuse_sums
 from clients.bounds.jacobian import check_linear, jacobian
 from clients.bounds.settings import wholes
 from defenses.settings import whole
@@ -48,14 +48,14 @@ class GaussianReference(Bound):
         self.rounds = wholes(f"{key}.rounds", rounds, f"numbers of releases, {least}", lambda one: one >= 1)
         self.images = whole(f"{key}.images", images, f"a whole number, {least}", lambda one: one >= 1)
 
-    def __call__(self, turns: Sequence[Turn]) -> Statement:
+    def __call__(self, parties: Sequence[Party]) -> Statement:
         """Raises NotApplicable where the noise is not Gaussian of known covariance, or J is not computed."""
-        found = [self._information(turn) for turn in turns[: self.images]]
+        found = [self._information(party) for party in parties[: self.images]]
         each, std = [one for one, _ in found], found[0][1]
-        shape = tuple(turns[0].images.shape[1:])
+        shape = tuple(parties[0].images.shape[1:])
         rows, values = [], {"std": std}
         average = torch.stack(each).mean(dim=0)
-        for name, prior in self._priors(turns[0]).items():
+        for name, prior in self._priors(parties[0]).items():
             precision = prior_precision(prior, shape)
             values[name] = gaussian_reference(each, precision)
             later = [running_reference([times * average], precision)[-1] for times in self.rounds]
@@ -70,35 +70,35 @@ class GaussianReference(Bound):
         header = ("images taken as", "one release", *(f"{times:,} releases" for times in self.rounds))
         return Statement("reference", sentence, values, header, tuple(rows))
 
-    def over_rounds(self, turns: Sequence[Turn]) -> dict[str, list[float]]:
-        """The running reference of one image in dB, for each model: after each of one client's turns with it.
+    def over_rounds(self, parties: Sequence[Party]) -> dict[str, list[float]]:
+        """The running reference of one image in dB, for each model: after each of one client's rounds with it.
 
         A client that knows its image can compute it before it shares once more. What it decides by it says something:
         see `fedsim.bounds.rounds`.
 
         Args:
-            turns: of one client in several rounds, each with the weights that it got then.
+            parties: of one client in several rounds, each with the weights that it got then.
 
         Raises:
             NotApplicable: as a call.
         """
-        each, shape = [self._information(turn)[0] for turn in turns], tuple(turns[0].images.shape[1:])
-        priors = self._priors(turns[0])
+        each, shape = [self._information(party)[0] for party in parties], tuple(parties[0].images.shape[1:])
+        priors = self._priors(parties[0])
         return {name: running_reference(each, prior_precision(prior, shape)) for name, prior in priors.items()}
 
-    def _priors(self, turn: Turn) -> dict[str, ImagePrior]:
-        held = turn.runtime.data.auxiliary
+    def _priors(self, party: Party) -> dict[str, ImagePrior]:
+        held = party.runtime.data.auxiliary
         found: dict[str, ImagePrior] = {"white": self.white, "smooth": self.smooth}
         count = min(MOST_IMAGES, len(held))
         return found | ({"public": PublicPrior.of(held.images(range(count)))} if count else {})
 
-    def _information(self, turn: Turn) -> tuple[Tensor, float]:
+    def _information(self, party: Party) -> tuple[Tensor, float]:
         """About the one image of an update, and the deviation of the noise behind which it stands."""
-        refuse_sums([turn])
-        check_linear(turn)
-        if len(turn.pictures) > 1:
-            raise NotApplicable(f"{len(turn.pictures)} images in an update: computed for one")
-        result = turn.train()
-        std = gaussian_std(turn, result, informed=True)
-        found, _ = jacobian(turn, list(turn.share(result).tensors))
+        refuse_sums([party])
+        check_linear(party)
+        if len(party.pictures) > 1:
+            raise NotApplicable(f"{len(party.pictures)} images in an update: computed for one")
+        result = party.train()
+        std = gaussian_std(party, result, informed=True)
+        found, _ = jacobian(party, list(party.share(result).tensors))
         return information(found, torch.full((len(found),), std, dtype=torch.float64)), std

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from clients.bounds.base import Turn, refuse_draws
+from clients.bounds.base import Party, refuse_draws
 from defenses.base import Defense
 from fedsim.effects import AddsNoise, Clips, Quantises, Withholds
 from fedsim.errors import NotApplicable
@@ -28,44 +28,44 @@ AT_ONCE = 2**22
 """Numbers of the columns that are pushed forward together."""
 
 
-def check_linear(turn: Turn, rounds: bool = False) -> None:
+def check_linear(party: Party, rounds: bool = False) -> None:
     """Raises NotApplicable where J is not computed: too many pixels, local steps, defenses that do more than is known.
 
     Args:
         rounds: a defense may round each shared number by itself.
     """
-    unknowns = turn.images.numel()
+    unknowns = party.images.numel()
     if unknowns > MOST_UNKNOWNS:
         raise NotApplicable(f"{unknowns:,} pixels in an update: computed for at most {MOST_UNKNOWNS:,}")
-    size = 8 * unknowns * sum(p.numel() for p in turn.runtime.model.parameters() if p.requires_grad)
+    size = 8 * unknowns * sum(p.numel() for p in party.runtime.model.parameters() if p.requires_grad)
     if size > MOST_BYTES:
         raise NotApplicable(f"J would take {size / 2**30:.0f} GB: computed up to {MOST_BYTES / 2**30:.0f}")
-    if turn.runtime.settings.share != "gradient":
-        raise NotApplicable(f"client.share={turn.runtime.settings.share}: computed for the gradient of one batch")
-    precision = turn.runtime.settings.precision
+    if party.runtime.settings.share != "gradient":
+        raise NotApplicable(f"client.share={party.runtime.settings.share}: computed for the gradient of one batch")
+    precision = party.runtime.settings.precision
     if precision != "float32" and not rounds:
         raise NotApplicable(f"client.precision={precision}: computed for float32")
-    for effect in turn.effects:
+    for effect in party.effects:
         rounding = isinstance(effect, Quantises) and effect.per == "coordinate"
         if not isinstance(effect, Withholds | Clips | AddsNoise) and not (rounds and rounding):
             raise NotApplicable(f"not computed behind what {type(effect).__name__} does")
-    for defense in turn.defenses.wrappers:
+    for defense in party.defenses.wrappers:
         if type(defense).extra_loss is not Defense.extra_loss:
             raise NotApplicable(f"{type(defense).__name__} changes the loss: not computed")
-    refuse_draws(turn.runtime.model, turn.runtime.settings.training_mode)
+    refuse_draws(party.runtime.model, party.runtime.settings.training_mode)
 
 
-def jacobian(turn: Turn, names: Sequence[str]) -> tuple[Float[Tensor, "numbers pixels"], Float[Tensor, " numbers"]]:
+def jacobian(party: Party, names: Sequence[str]) -> tuple[Float[Tensor, "numbers pixels"], Float[Tensor, " numbers"]]:
     """J of the mean gradient by pixels in [0, 1], clipped as the defenses do, and the gradient itself.
 
     Args:
         names: of the tensors that are shared, in this order.
     """
-    turn.runtime.load(turn.state)
-    model = copy.deepcopy(turn.runtime.model).double().cpu()
-    model.train(turn.runtime.settings.training_mode)
-    images, labels = turn.images.double().cpu(), turn.pictures.labels
-    whole = _shared(turn, model, labels, names)
+    party.runtime.load(party.state)
+    model = copy.deepcopy(party.runtime.model).double().cpu()
+    model.train(party.runtime.settings.training_mode)
+    images, labels = party.images.double().cpu(), party.pictures.labels
+    whole = _shared(party, model, labels, names)
     size, shape = images.numel(), images.shape
     basis = torch.eye(size, dtype=torch.float64).view(size, *shape)
     with sdpa_kernel(SDPBackend.MATH), torch.no_grad(), warnings.catch_warnings():
@@ -77,10 +77,10 @@ def jacobian(turn: Turn, names: Sequence[str]) -> tuple[Float[Tensor, "numbers p
         return columns.T.contiguous(), shared
 
 
-def _shared(turn: Turn, model: torch.nn.Module, labels: Tensor, names: Sequence[str]) -> Callable[[Tensor], Tensor]:
+def _shared(party: Party, model: torch.nn.Module, labels: Tensor, names: Sequence[str]) -> Callable[[Tensor], Tensor]:
     parameters = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
-    smoothing, normaliser = turn.runtime.settings.label_smoothing, Normaliser(model)
-    clips = [effect for effect in turn.effects if isinstance(effect, Clips)]
+    smoothing, normaliser = party.runtime.settings.label_smoothing, Normaliser(model)
+    clips = [effect for effect in party.effects if isinstance(effect, Clips)]
 
     def loss(given: Mapping[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
         scores = functional_call(model, dict(given), (normaliser(image[None]),))

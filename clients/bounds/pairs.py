@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from clients.bounds.base import Bound, Turn, gaussian_std, refuse_draws, refuse_sums, same_buffers
+from clients.bounds.base import Bound, Party, gaussian_std, refuse_draws, refuse_sums, same_buffers
 from clients.bounds.settings import numbers, wholes
 from defenses.settings import whole
 from fedsim.bounds.statement import Panel, Statement, Strip
@@ -40,22 +40,22 @@ class IndistinguishablePairs(Bound):
         self.blocks = wholes("bound.pairs.blocks", blocks, block_words, lambda one: one >= 2)
         self.images = whole("bound.pairs.images", images, "a whole number, 1 or more", lambda one: one >= 1)
 
-    def __call__(self, turns: Sequence[Turn]) -> Statement:
+    def __call__(self, parties: Sequence[Party]) -> Statement:
         """Of the first images.
 
         Raises:
             NotApplicable: the noise is not Gaussian of a known covariance.
         """
-        refuse_sums(turns)
+        refuse_sums(parties)
         strips: list[Strip] = []
         rows: list[tuple[str, ...]] = []
         most: list[float] = []
         std = 0.0
-        for turn in turns:
-            for place in range(len(turn.pictures)):
+        for party in parties:
+            for place in range(len(party.pictures)):
                 if len(strips) == self.images:
                     break
-                std, strip, told = self._compare(turn, place)
+                std, strip, told = self._compare(party, place)
                 strips.append(strip)
                 rows.append((strip.name, self._finest(told), *(f"{rounded_up(right, 3):.3f}" for _, right in told)))
                 most.append(max(right for _, right in told))
@@ -67,7 +67,7 @@ class IndistinguishablePairs(Bound):
             f"Of {len(most):,} images {apart:,} can be told at {WORDS} from a coarser version of themselves."
         )
         values = {"std": std, "told_apart": float(apart), "images": float(len(most))}
-        coarser = self._coarser(max(turns[0].images.shape[-2:]))
+        coarser = self._coarser(max(parties[0].images.shape[-2:]))
         header = ("image", f"finest told apart at {WORDS}", *(words for words, _ in coarser))
         return Statement("theorem", sentence, values, header, tuple(rows), tuple(strips))
 
@@ -86,20 +86,20 @@ class IndistinguishablePairs(Bound):
         smaller, larger = [b for b in self.blocks if b < side], [b for b in self.blocks if b >= side]
         return smaller + larger[:1]
 
-    def _compare(self, turn: Turn, place: int) -> tuple[float, Strip, list[tuple[str, float]]]:
+    def _compare(self, party: Party, place: int) -> tuple[float, Strip, list[tuple[str, float]]]:
         """The noise, the strip and how often each x' is told from this image of the batch."""
-        refuse_draws(turn.runtime.model, turn.runtime.settings.training_mode)
-        images = turn.images
-        result = turn.train()
-        std = gaussian_std(turn, result)
-        own = turn.share(result).tensors
-        name = str(turn.pictures.ids[place])
+        refuse_draws(party.runtime.model, party.runtime.settings.training_mode)
+        images = party.images
+        result = party.train()
+        std = gaussian_std(party, result)
+        own = party.share(result).tensors
+        name = str(party.pictures.ids[place])
         told, panels = [], [Panel(images[place], name)]
         for words, coarser in self._coarser(max(images.shape[-2:])):
-            other = turn.train(_replaced(images, place, coarser))
+            other = party.train(_replaced(images, place, coarser))
             same_buffers(result, other)
             # The same draws on both sides: their difference is that of the noiseless updates, to rounding.
-            right = right_at_most(distance(own, turn.share(other).tensors, std))
+            right = right_at_most(distance(own, party.share(other).tensors, std))
             told.append((words, right))
             caption = f"{words}: {100 * rounded_up(right, 2):.0f} %"
             panels.append(Panel(_replaced(images, place, coarser)[place], caption))

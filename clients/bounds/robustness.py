@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from clients.bounds.base import Bound, Turn
+from clients.bounds.base import Bound, Party
 from clients.bounds.settings import numbers, wholes
 from defenses.base import Defense
 from defenses.privacy.accounting import gaussian_epsilon
@@ -32,23 +32,23 @@ class ReconstructionRobustness(Bound):
         self.kappas = numbers(f"{key}.kappas", kappas, words, lambda one: 0 < one < 1)
         self.times = wholes(f"{key}.times", times, "multiples of the releases, 1 or more", lambda one: one >= 1)
 
-    def __call__(self, turns: Sequence[Turn]) -> Statement:
-        """Of the first turn: every other releases as often.
+    def __call__(self, parties: Sequence[Party]) -> Statement:
+        """Of the first one: every other releases as often.
 
         Raises:
             NotApplicable: no defense proves Gaussian differential privacy, or one beside it does not say how it acts.
         """
-        turn = turns[0]
-        if all(type(one).gaussian_dp is Defense.gaussian_dp for one in turn.defenses.wrappers):
+        party = parties[0]
+        if all(type(one).gaussian_dp is Defense.gaussian_dp for one in party.defenses.wrappers):
             raise NotApplicable("no defense is differentially private: dp_sgd and local_dp are")
-        silent = [effect.defense for effect in turn.effects if isinstance(effect, Unpublished)]
+        silent = [effect.defense for effect in party.effects if isinstance(effect, Unpublished)]
         if silent:
             raise NotApplicable(f"{silent[0]} does not say how it acts: it may tell what the noise hides")
-        turn.share(turn.train())
-        proven = turn.defenses.gaussian_dp()
+        party.share(party.train())
+        proven = party.defenses.gaussian_dp()
         if proven is None or proven.mu == math.inf:
             raise NotApplicable("the private defense adds no noise: it proves nothing")
-        seen = Counter(name for one in turns for name in one.pictures.ids)
+        seen = Counter(name for one in parties for name in one.pictures.ids)
         return state(often(proven, max(seen.values())), self.kappas, self.times)
 
 

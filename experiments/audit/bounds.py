@@ -9,7 +9,7 @@ from dataclasses import replace
 from logging import getLogger
 from typing import Any, get_args
 
-from clients.bounds import Bound, ReconstructionRobustness, Turn
+from clients.bounds import Bound, Party, ReconstructionRobustness
 from experiments.audit.worker import where
 from experiments.cli.call import console
 from experiments.engine.setup import Setup
@@ -43,15 +43,15 @@ def write_bounds(
     """
     folder.mend(ROWS)
     done = {row["bound"] for row in folder.rows(ROWS) if row["status"] != "failed"}
-    turns: list[Turn] = []
+    parties: list[Party] = []
     for name, bound in bounds.items():
         if name in done:
             continue
-        turns = turns or _turns(setup, updates)
+        parties = parties or _parties(setup, updates)
         start = time.perf_counter()
         row: dict[str, Any] = {"bound": name, "kind": bound.kind, "status": "done", "reason": ""}
         try:
-            statement = bound(turns)
+            statement = bound(parties)
             if type(bound) is not ReconstructionRobustness:  # nothing else makes a run proven
                 statement = replace(statement, proof=None)
             row |= statement.to_json() | {"kind": bound.kind, "strips": _save(name, statement, folder)}
@@ -66,16 +66,16 @@ def write_bounds(
         folder.append(ROWS, row | {"seconds": time.perf_counter() - start})
 
 
-def _turns(setup: Setup, updates: Sequence[tuple[int, tuple[int, ...]]]) -> list[Turn]:
+def _parties(setup: Setup, updates: Sequence[tuple[int, tuple[int, ...]]]) -> list[Party]:
     """Each client's by itself, also where the server sees them summed."""
     runtime = setup.runtime()
     state = {name: tensor.detach().clone() for name, tensor in setup.model.state_dict().items()}
-    size, turns = setup.config.client.batch_size, []
+    size, parties = setup.config.client.batch_size, []
     for first, positions in updates:
         for client, start in enumerate(range(0, len(positions), size), first):
             pictures = setup.data.train.subset(positions[start : start + size])
-            turns.append(Turn(runtime, state, pictures, client, summed=setup.sums is not None))
-    return turns
+            parties.append(Party(runtime, state, pictures, client, summed=setup.sums is not None))
+    return parties
 
 
 def _save(bound: str, statement: Statement, folder: RunFolder) -> list[dict[str, Any]]:

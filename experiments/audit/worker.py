@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord
 from torch import Tensor
 
 from attacks.running import attack_device, build_attack, run_attack_on_many
-from clients.app import ClientRuntime
+from experiments.engine.audited import AuditedClients
 from experiments.engine.setup import Setup, prepare
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
@@ -23,10 +22,7 @@ from fedsim.result import AttackResult
 from fedsim.settings.commands import AuditConfig
 from fedsim.settings.schema import parse
 from fedsim.simulation.actor_pool import PooledWorker
-from fedsim.update import State
-from fedsim.wire.records import Contribution, to_arrays, to_reply
-from fedsim.wire.reply_checks import MalformedReply, ReplyRules, check_shared
-from server.sums.summing import RunningSum
+from fedsim.wire.reply_checks import MalformedReply
 
 UNCOMPUTED = "the update could not be computed: "
 """How the reason of a result begins where there was nothing to attack."""
@@ -94,20 +90,8 @@ class AuditWorker(PooledWorker):
         return self._given or prepare(self._config)
 
     @cached_property
-    def _runtime(self) -> ClientRuntime:
-        return self._setup.runtime()
-
-    @cached_property
-    def _state(self) -> State:
-        return {name: tensor.detach().clone() for name, tensor in self._setup.model.state_dict().items()}
-
-    @cached_property
-    def _start(self) -> ArrayRecord:
-        return to_arrays(self._state)
-
-    @cached_property
-    def _rules(self) -> ReplyRules:
-        return self._setup.rules(simulated=False)
+    def _clients(self) -> AuditedClients:
+        return AuditedClients(self._setup)
 
     def run(self, batches: Sequence[AuditBatch]) -> list[AuditedAttack]:
         """All attacks on these updates; every result is independent of which worker computed it, and beside which.
@@ -136,30 +120,10 @@ class AuditWorker(PooledWorker):
         return [results[batch.number, name] for batch in batches for name in batch.attacks]
 
     def _observe(self, batch: AuditBatch) -> tuple[Observation, GroundTruth]:
-        seen = self._seen(batch)
-        assert seen.truth is not None
-        numbered = replace(seen, client=batch.number)
-        return self._setup.factory().make(numbered, self._state, self._auxiliary_probs), seen.truth
-
-    def _seen(self, batch: AuditBatch) -> Contribution:
-        """What the server gets: a client's update, or the sum over several."""
-        sums = self._setup.sums
-        if sums is None:
-            return self._shared(batch.positions, batch.first_client)
-        total, size = RunningSum(sums.by), self._config.audit.batch_size
-        for number, start in enumerate(range(0, len(batch.positions), size), batch.first_client):
-            total.add(self._shared(batch.positions[start : start + size], number))
-        return total.result()
-
-    def _shared(self, positions: Sequence[int], client: int) -> Contribution:
-        pictures = self._setup.data.train.subset(positions)
-        runtime = self._runtime
-        runtime.load(self._state)
-        result = runtime.train(pictures, client, server_round=0, audit=True)
-        sent = runtime.share(result, self._state, len(pictures), client, server_round=0)
-        # As a federation's server does: an attack on what no client could share says nothing about the defense.
-        check_shared(to_reply(replace(sent, truth=None)), self._start, self._rules)
-        return sent
+        size, held = self._config.audit.batch_size, self._setup.data.train
+        starts = range(0, len(batch.positions), size)
+        images = [held.subset(batch.positions[start : start + size]) for start in starts]
+        return self._clients.observe(images, batch.first_client, batch.number, self._auxiliary_probs)
 
 
 def where(error: Exception) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from experiments.benchmarks.heads import Head
+    from experiments.benchmarks.heads import MeasuredHead
 
 EPS = 2.0**-23
 
@@ -97,7 +97,7 @@ def label_cases(
                         yield measure(scaled, kind, size, batches)
 
 
-def measure(head: "Head", kind: str, size: int, batches: int) -> CountedRow:
+def measure(head: "MeasuredHead", kind: str, size: int, batches: int) -> CountedRow:
     """The figures of one kind of batch; draws are the same for all heads."""
     import torch
 

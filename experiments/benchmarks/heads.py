@@ -35,7 +35,7 @@ class GroupedImages:
 
 
 @dataclass(frozen=True)
-class Head:
+class MeasuredHead:
     """A classifier in some state, with what it reads of each private image.
 
     Attributes:
@@ -51,7 +51,7 @@ class Head:
     labels: Int[Tensor, "images"]
     mean_probs: Float[Tensor, "classes"]
 
-    def times(self, factor: float) -> "Head":
+    def times(self, factor: float) -> "MeasuredHead":
         """A head that is surer of everything."""
         probs = self.mean_probs.log().mul(factor).softmax(dim=0)
         name = f"{self.name}, head × {factor:g}"
@@ -60,7 +60,7 @@ class Head:
 
 def trained(
     name: str, spec: ModelSpec, pictures: GroupedImages, fit: "Fit", steps: Sequence[int] = (0, 10, 30, 100, 300)
-) -> Iterator[Head]:
+) -> Iterator[MeasuredHead]:
     """The head after more and more training, on the images' labels and on random ones."""
     noise = torch.randint(CLASSES, pictures.labels.shape, generator=torch.Generator().manual_seed(7))
     for labels, said in ((pictures.labels, ""), (noise, ", label noise")):
@@ -74,14 +74,14 @@ def trained(
             yield head_of(f"{name}, {target} steps{said}", model, pictures, labels)
 
 
-def head_of(name: str, model: nn.Module, pictures: GroupedImages, labels: Int[Tensor, "images"]) -> Head:
+def head_of(name: str, model: nn.Module, pictures: GroupedImages, labels: Int[Tensor, "images"]) -> MeasuredHead:
     head: nn.Linear = model.get_classifier()  # type: ignore[operator]
     weight, bias = head.weight.detach().clone(), head.bias.detach().clone()
     normalise = Normaliser(model)
     features, auxiliary = (head_inputs(model, head, normalise(p)) for p in (pictures.images, pictures.auxiliary))
     mean_probs = F.linear(auxiliary, weight, bias).softmax(dim=1).mean(dim=0)
     accuracy = float((F.linear(features, weight, bias).argmax(dim=1) == labels).double().mean())
-    return Head(name, round(accuracy, 2), weight, bias, features, labels, mean_probs)
+    return MeasuredHead(name, round(accuracy, 2), weight, bias, features, labels, mean_probs)
 
 
 def head_inputs(model: nn.Module, head: nn.Linear, inputs: Tensor) -> Float[Tensor, "images features"]:
@@ -154,32 +154,32 @@ def draw(labels: Tensor, size: int, classes: int, kind: str, rng: torch.Generato
     return torch.stack([pool[int(torch.randint(len(pool), (1,), generator=rng))] for pool in pools])
 
 
-def _as_trained(head: Head, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def _as_trained(head: MeasuredHead, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     chosen = _drawn(len(head.labels), size, rng)
     return chosen, head.labels[chosen]
 
 
-def _random_labels(head: Head, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def _random_labels(head: MeasuredHead, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     return _drawn(len(head.labels), size, rng), _drawn(CLASSES, size, rng)
 
 
-def _one_label(head: Head, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def _one_label(head: MeasuredHead, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     return _drawn(len(head.labels), size, rng), _drawn(CLASSES, 1, rng).repeat(size)
 
 
-def _one_class(head: Head, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def _one_class(head: MeasuredHead, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     of_class = (head.labels == _drawn(CLASSES, 1, rng)).nonzero().flatten()
     return of_class[_drawn(len(of_class), size, rng)], head.labels[of_class[:1]].repeat(size)
 
 
-def _burst(head: Head, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def _burst(head: MeasuredHead, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """Copies of one image, of the same label but for one batch in three."""
     chosen = _drawn(len(head.labels), 1, rng).repeat(size)
     labels = _drawn(CLASSES, size if int(_drawn(3, 1, rng)) == 0 else 1, rng)
     return chosen, labels.expand(size)
 
 
-def _one_twice(head: Head, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def _one_twice(head: MeasuredHead, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """Random labels, and one image twice."""
     chosen, labels = _random_labels(head, size, rng)
     chosen[1] = chosen[0]

@@ -4,14 +4,14 @@ import errno
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from experiments.cli.call import console, errors
 from fedsim.errors import RunError
 from fedsim.metrics.perceptual import lpips_hint
-from fedsim.report.render import build_report
-from fedsim.report.run.read import read_run
-from fedsim.report.run.verdict import verdict
+from fedsim.report.render import build_report, report_run
+from fedsim.report.run.verdict import Verdict
 from fedsim.storage.run_folder import RunFolder
 from fedsim.storage.sealed import SealedStates
 
@@ -39,23 +39,22 @@ def reported(
     try:
         yield
         seconds = time.perf_counter() - start
-        facts = {"kind": kind, "finished": True, "seconds": seconds, "lpips": lpips_hint()}
+        facts: dict[str, Any] = {"kind": kind, "finished": True, "seconds": seconds, "lpips": lpips_hint()}
         if test_pictures is not None:
             facts |= {"test_pictures": test_pictures, "commonest_class": commonest_class}
-        judged = verdict(replace(read_run(folder.root), summary=facts))
-        folder.write_json("summary.json", facts | {"verdict": judged.to_dict()})
+        page, judged = report_run(folder.root, facts)
     except BaseException as error:
         again = _how_to_go_on(folder, kind)
         full = error if isinstance(error, OSError) and error.errno in FULL else None
-        page = _unfinished_page(folder)
+        unfinished = _unfinished_page(folder)
         if not isinstance(error, KeyboardInterrupt):  # then the command itself says how to go on
             advice = "" if full or isinstance(error, RunError) else again
-            errors.print(f"unfinished; what there is: {page}{advice and f'; {advice}'}", markup=False)
+            errors.print(f"unfinished; what there is: {unfinished}{advice and f'; {advice}'}", markup=False)
         if full is not None:
             reason = f"{full.filename or folder.root}: {full.strerror}; what had finished is kept"
             raise RunError(f"{reason}. With more room, {again}" if again else reason) from error
         raise
-    end_with_report(folder)
+    tell_end(folder, page, judged)
 
 
 def _how_to_go_on(folder: RunFolder, kind: str) -> str:
@@ -71,9 +70,8 @@ def _unfinished_page(folder: RunFolder) -> str:
         return f"{folder.root}, without a report ({error.strerror})"
 
 
-def end_with_report(folder: RunFolder) -> None:
-    """Build the report of a finished run; its level and sentence are printed, and last where to read on."""
-    page = build_report(folder.root)
-    console.print(verdict(read_run(folder.root)).line, markup=False)
+def tell_end(folder: RunFolder, page: Path, judged: Verdict) -> None:
+    """The level and the sentence of a finished run, and last where to read on."""
+    console.print(judged.line, markup=False)
     console.print(f"report  {page}", markup=False)
     console.print(str(folder.root), markup=False)

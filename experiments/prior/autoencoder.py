@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from experiments.prior.settings import PublicImages
+from experiments.prior.settings import PriorImages
 from experiments.prior.training import Training
 from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals, torch_generator
@@ -47,7 +47,7 @@ class Autoencoder(nn.Module):
 
 
 def train_generator(
-    pictures: PublicImages,
+    pictures: PriorImages,
     settings: GeneratorSettings,
     seed: int,
     side: int,

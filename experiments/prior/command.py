@@ -22,7 +22,7 @@ from experiments.prior.autoencoder import drawn, rebuilt, train_generator
 from experiments.prior.inversion import inverted, train_inversion
 from experiments.prior.settings import (
     SHOWN,
-    PublicImages,
+    PriorImages,
     chosen_network,
     public_images,
 )
@@ -80,7 +80,7 @@ def run_prior(given: PriorConfig | Mapping[str, Any], root: Path) -> None:
 def _train(
     setup: Setup,
     settings: GeneratorSettings | InversionSettings,
-    images: PublicImages,
+    images: PriorImages,
     folder: RunFolder,
     bars: Bars,
 ) -> Figures:
@@ -122,7 +122,7 @@ def _train(
     return _figures(images, originals, made)
 
 
-def _figures(images: PublicImages, originals: list[Tensor], made: list[Tensor]) -> Figures:
+def _figures(images: PriorImages, originals: list[Tensor], made: list[Tensor]) -> Figures:
     """Mean PSNR in dB beside that of the mean picture, on held-back pictures of known and of left-out classes."""
     mean = _mean_image(images.train)
     figures: Figures = {"learned_from": len(images.train), "classes": len(images.classes)}

@@ -17,7 +17,7 @@ from attacks.learned.loss import best_orders, matched_mse
 from attacks.learned.network import InversionNetwork
 from clients.app import ClientRuntime
 from experiments.engine.setup import Setup
-from experiments.prior.settings import PublicImages
+from experiments.prior.settings import PriorImages
 from experiments.prior.training import Training
 from fedsim.data import ImageSet
 from fedsim.determinism import derive_seed, seeded_globals, torch_generator
@@ -49,10 +49,7 @@ class Simulator:
 
     def observe(self, pictures: ImageSet, client: int) -> Observation:
         """What the server would see of a client with these pictures; it may share nothing."""
-        self._runtime.load(self._state)
-        result = self._runtime.train(pictures, client, server_round=0)
-        sent = self._runtime.share(result, self._state, len(pictures), client, server_round=0)
-        return self._factory.make(sent, self._state)
+        return self._factory.make(self._runtime.answer(pictures, self._state, client), self._state)
 
 
 @dataclass(frozen=True)
@@ -144,7 +141,7 @@ def _read(path: Path) -> Updates | None:
 
 def train_inversion(
     setup: Setup,
-    pictures: PublicImages,
+    pictures: PriorImages,
     settings: InversionSettings,
     folder: Path,
     simulated: Callable[[int], None],

@@ -31,7 +31,7 @@ def chosen_network(config: PriorConfig) -> GeneratorSettings | InversionSettings
 
 
 @dataclass(frozen=True)
-class PublicImages:
+class PriorImages:
     """What no client holds, less the classes that are left out.
 
     Attributes:
@@ -47,7 +47,7 @@ class PublicImages:
     classes: tuple[int, ...]
 
 
-def public_images(setup: Setup) -> PublicImages:
+def public_images(setup: Setup) -> PriorImages:
     """Divide the auxiliary pictures.
 
     Raises:
@@ -76,4 +76,4 @@ def public_images(setup: Setup) -> PublicImages:
         raise ConfigError("client.batch_size", batch, f"at most the {len(kept) - held} public pictures to learn from")
     every = data.auxiliary
     classes = tuple(sorted({labels[place] for place in kept[:-held]}))
-    return PublicImages(every.subset(kept[:-held]), every.subset(kept[-held:]), every.subset(others[:held]), classes)
+    return PriorImages(every.subset(kept[:-held]), every.subset(kept[-held:]), every.subset(others[:held]), classes)

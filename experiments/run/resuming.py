@@ -6,8 +6,9 @@ from pathlib import Path
 from torch import nn
 
 from experiments.cli.call import console
-from experiments.engine.reporting import end_with_report
+from experiments.engine.reporting import tell_end
 from fedsim.errors import ConfigError
+from fedsim.report.render import report_run
 from fedsim.storage.run_folder import RunFolder
 from fedsim.storage.sealed import SealedStates
 from server.attack_queue.pending import PendingObservations
@@ -25,7 +26,7 @@ def finished(root: Path) -> bool:
     console.print("this run is finished", markup=False)
     folder = RunFolder(root)
     shutil.rmtree(folder.resume_points, ignore_errors=True)
-    end_with_report(folder)
+    tell_end(folder, *report_run(root))
     return True
 
 

@@ -62,10 +62,10 @@ class ViTRoles:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ViTRoles":
-        tuples: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
-        }
-        return cls(**tuples)
+        known: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in values.items()}
+        if known.get("qkv_weight") is not None:  # all that earlier records name
+            known.setdefault("qkv_weights", (known["qkv_weight"],))
+        return cls(**known)
 
 
 def find_roles(model: nn.Module) -> ViTRoles:

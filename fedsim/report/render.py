@@ -4,7 +4,9 @@ import base64
 import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -41,10 +43,11 @@ from fedsim.report.run.summary import (
     summarise_attacks,
 )
 from fedsim.report.run.timings import TimeSpent, time_spent
-from fedsim.report.run.verdict import verdict
+from fedsim.report.run.verdict import Verdict, verdict
 from fedsim.report.thresholds import GUESS_MARGIN, RECOGNISABLE
 from fedsim.report.wording import decibels, duration, percent
 from fedsim.storage.durable import write_whole
+from fedsim.storage.run_folder import RunFolder
 
 ROWS_SHOWN = 50
 """Of refusals and failures."""
@@ -64,14 +67,31 @@ def build_report(run_folder: Path) -> Path:
     Raises:
         FileNotFoundError: there is no such folder.
     """
+    return report_run(run_folder)[0]
+
+
+def report_run(run_folder: Path, ended: dict[str, Any] | None = None) -> tuple[Path, Verdict]:
+    """`build_report`, and the verdict that is on the page.
+
+    Args:
+        ended: what a run that has just ended says of itself: written to `summary.json`, with the verdict.
+    """
     run = read_run(run_folder)
+    run = run if ended is None else replace(run, summary=ended)
+    judged = verdict(run)
+    if ended is not None:
+        RunFolder(run_folder).write_json("summary.json", ended | {"verdict": judged.to_dict()})
+    return _write(_page(run, judged), run_folder / "report.html"), judged
+
+
+def _page(run: RecordedRun, judged: Verdict) -> str:
     rows = summarise_attacks(run)
     gallery = build_gallery(run)
     spent = time_spent(run)
-    environment = _environment()
-    page = environment.get_template("report.html.j2").render(
+    template = _environment().get_template("report.html.j2")
+    return template.render(
         run=run,
-        verdict=verdict(run),
+        verdict=judged,
         facts=_facts(run),
         cards=_cards(run),
         baselines=baselines(run),
@@ -94,7 +114,6 @@ def build_report(run_folder: Path) -> Path:
         time_figure=None if spent is None else _time_figure(spent),
         lpips_hint=run.summary.get("lpips"),
     )
-    return _write(page, run_folder / "report.html")
 
 
 def build_sweep_report(sweep_folder: Path) -> Path:

@@ -18,14 +18,14 @@ def grouped(init: Init) -> Init:
     With `search: Descent`, of which `steps` is a setting, `Attack(search=Descent(steps=5))` and `Attack(steps=5)` are
     the same; its signature names the settings, so that those of a configuration are checked against them.
 
-    >>> class Budget(SettingsGroup):
+    >>> class Limits(SettingsGroup):
     ...     def __init__(self, frames: int = 10) -> None:
     ...         self.frames = frames
-    >>> class Search:
+    >>> class Walk:
     ...     @grouped
-    ...     def __init__(self, budget: Budget | None = None) -> None:
-    ...         self.budget = budget or Budget()
-    >>> Search(frames=3).budget.frames, Search(Budget(4)).budget.frames, inspect.signature(Search)
+    ...     def __init__(self, limits: Limits | None = None) -> None:
+    ...         self.limits = limits or Limits()
+    >>> Walk(frames=3).limits.frames, Walk(Limits(4)).limits.frames, inspect.signature(Walk)
     (3, 4, <Signature (*, frames: int = 10) -> None>)
     """
     signature, hints = inspect.signature(init), get_type_hints(init)

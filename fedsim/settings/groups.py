@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from fedsim.errors import ConfigError, nearest
 from fedsim.settings.local.augment import named
-from fedsim.settings.local.schedule import Schedule
+from fedsim.settings.local.schedule import RateSchedule
 from fedsim.settings.ray_address import check_address
 from fedsim.settings.schema import Check, Rule, at_least, auto_or, number, one_of
 
@@ -83,7 +83,7 @@ class ClientSettings:
     device: Device
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     augment: Annotated[list[Any], lambda _, value: named(value)] = field(default_factory=list)
-    schedule: Schedule = field(default_factory=Schedule)
+    schedule: RateSchedule = field(default_factory=RateSchedule)
 
     def check(self) -> None:
         """Raises `ConfigError` where the schedule has no learning rate to change, or shares it with a scheduler."""

@@ -19,7 +19,7 @@ from fedsim.models.architecture import ModelWrapper
 from fedsim.models.finetune import recorded_finetune
 from fedsim.observation import Observation, Replayer
 from fedsim.public_images import PublicImages
-from fedsim.storage.durable import replacing, write_text
+from fedsim.storage.durable import disk_errors, replacing, write_text
 from fedsim.update import LocalProtocol, State, Update
 
 FORMAT = 1
@@ -146,7 +146,7 @@ def _effects(record: dict[str, Any]) -> tuple[Effect, ...] | None:
 
 
 def _write_tensors(tensors: State, path: Path) -> None:
-    with replacing(path) as partial:
+    with disk_errors(path), replacing(path) as partial:
         save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, partial)
 
 

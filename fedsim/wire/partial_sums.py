@@ -1,6 +1,6 @@
 """Σ n·u over clients where their updates were made, so that one update of a group travels, not one of each client."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -120,20 +120,19 @@ class PartialSums:
         return sums
 
 
-def mean_replies(contents: Iterable[RecordDict]) -> Iterator[RecordDict]:
-    """Each sum as the train reply of one client with all examples, whose weighted mean is everybody's.
+def mean_reply(content: RecordDict) -> RecordDict:
+    """A sum as the train reply of one client with all examples, whose weighted mean is everybody's.
 
     Raises:
-        ValueError: the clients of a sum have no examples between them.
+        ValueError: the clients of the sum have no examples between them.
     """
-    for content in contents:
-        total = _unpack(content)
-        if total.examples <= 0:
-            raise ValueError(f"{total.clients} clients report {total.examples:g} examples between them")
-        record = to_arrays({name: tensor / total.examples for name, tensor in total.tensors.items()}, copy=False)
-        means = {name: value / total.examples for name, value in total.metrics.items()}
-        numbers = MetricRecord({NUM_EXAMPLES: total.examples, **means})
-        yield RecordDict({ARRAYS: record, METRICS: numbers, UPDATE: total.update})
+    total = _unpack(content)
+    if total.examples <= 0:
+        raise ValueError(f"{total.clients} clients report {total.examples:g} examples between them")
+    record = to_arrays({name: tensor / total.examples for name, tensor in total.tensors.items()}, copy=False)
+    means = {name: value / total.examples for name, value in total.metrics.items()}
+    numbers = MetricRecord({NUM_EXAMPLES: total.examples, **means})
+    return RecordDict({ARRAYS: record, METRICS: numbers, UPDATE: total.update})
 
 
 def _weighted(update: State, weight: float) -> State:

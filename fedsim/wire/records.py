@@ -126,7 +126,7 @@ def to_reply(sent: Contribution) -> RecordDict:
 
 
 def from_reply(content: RecordDict, server_round: int = 0) -> Contribution:
-    """What a client answered; the truth is taken out of the reply.
+    """What a client answered: the truth is taken out of the reply, the tensors are its own memory (`copy=False`).
 
     Raises:
         KeyError, ValueError, TypeError: the reply is no reply of a fedsim client.
@@ -135,9 +135,9 @@ def from_reply(content: RecordDict, server_round: int = 0) -> Contribution:
     config = config_records(content)[UPDATE]
     if (kind := str(config["kind"])) not in get_args(Kind):
         raise ValueError(f"an update's kind is gradient, delta or weights, not {kind!r}")
-    metrics = dict(next(iter(metric_records(content).values())))
+    metrics = dict(metric_records(content)[METRICS])
     withheld: dict[str, Any] = json.loads(str(config["withheld"]))
-    arrays, buffers = from_arrays(array_records(content)[ARRAYS]), buffer_names(content)
+    arrays, buffers = from_arrays(array_records(content)[ARRAYS], copy=False), buffer_names(content)
     update = Update(
         tensors={name: tensor for name, tensor in arrays.items() if name not in buffers},
         kind=cast(Kind, kind),

@@ -15,9 +15,19 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import nn
 
-from fedsim.update import Kind, LocalProtocol, Precision
-from fedsim.wire.contents import array_records, config_records
-from fedsim.wire.records import ARRAYS, AUDIT, METRICS, NUM_EXAMPLES, SKIPPED_STEPS, TRAIN_LOSS, UPDATE
+from fedsim.update import Kind, LocalProtocol, Precision, Update
+from fedsim.wire.records import (
+    ARRAYS,
+    AUDIT,
+    METRICS,
+    NUM_EXAMPLES,
+    SKIPPED_STEPS,
+    TRAIN_LOSS,
+    UPDATE,
+    Contribution,
+    from_reply,
+    to_array,
+)
 from fedsim.wire.tensor_records import TensorArray, npy_header
 
 LARGEST = 1e12
@@ -84,6 +94,19 @@ class ReplyRules:
         return cls(kind, frozenset(trained), frozenset(buffers & stored), **known)
 
 
+def read_train_reply(
+    content: RecordDict, server_round: int, start: ArrayRecord, rules: ReplyRules | None, client: int | None = None
+) -> Contribution | None:
+    """`from_reply`, checked where there are rules; None where the update was summed before it travelled.
+
+    Raises:
+        MalformedReply: as `check_train_reply`.
+    """
+    if rules is not None:
+        check_train_reply(content, start, rules, client)
+    return from_reply(content, server_round) if ARRAYS in content else None
+
+
 @np.errstate(over="ignore", invalid="ignore")
 def check_train_reply(content: RecordDict, start: ArrayRecord, rules: ReplyRules, client: int | None = None) -> None:
     """One pass over the update's memory.
@@ -100,7 +123,8 @@ def check_train_reply(content: RecordDict, start: ArrayRecord, rules: ReplyRules
     metrics, update = content[METRICS], content[UPDATE]
     examples = _check_train_metrics(metrics, rules)
     _check_keys("the update", update, UPDATE_KEYS)
-    check_shared(content, start, rules)
+    withheld = _parsed("withheld", update["withheld"])
+    _check_shared(update["kind"], content[ARRAYS], update["buffers"], withheld, start, rules)
     _check_partition(update["partition-id"], client)
     _check_claim(examples, client, rules)
     protocol = _check_protocol(update["protocol"], examples, rules)
@@ -109,8 +133,8 @@ def check_train_reply(content: RecordDict, start: ArrayRecord, rules: ReplyRules
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def check_shared(content: RecordDict, start: ArrayRecord, rules: ReplyRules) -> None:
-    """What is shared alone, in a reply that has all of its records: the kind, and names, shapes and values of tensors.
+def check_shared(update: Update, start: ArrayRecord, rules: ReplyRules) -> None:
+    """What `check_train_reply` says of the update alone: its kind, and names, shapes and values of its tensors.
 
     Args:
         start: the global model that the client was sent.
@@ -118,11 +142,17 @@ def check_shared(content: RecordDict, start: ArrayRecord, rules: ReplyRules) -> 
     Raises:
         MalformedReply: naming what is wrong.
     """
-    update, arrays = config_records(content)[UPDATE], array_records(content)[ARRAYS]
-    if update["kind"] != rules.kind:
-        raise MalformedReply(f"its kind is {shown(update['kind'])}, where clients share {rules.kind}")
-    withheld = _check_withheld(update["withheld"], rules)
-    _check_names(arrays, update["buffers"], withheld, rules)
+    arrays = {name: to_array(tensor, copy=False) for name, tensor in {**update.tensors, **update.buffers}.items()}
+    _check_shared(update.kind, arrays, list(update.buffers), update.withheld, start, rules)
+
+
+def _check_shared(
+    kind: object, arrays: Any, buffers: object, withheld: dict[str, Any], start: ArrayRecord, rules: ReplyRules
+) -> None:
+    if kind != rules.kind:
+        raise MalformedReply(f"its kind is {shown(kind)}, where clients share {rules.kind}")
+    _check_withheld(withheld, rules)
+    _check_names(arrays, buffers, frozenset(withheld), rules)
     for name, array in arrays.items():
         _check_values(f"tensor {name}", _values_like(name, array, start[name]))
 
@@ -192,15 +222,13 @@ def _check_claim(examples: int, client: int | None, rules: ReplyRules) -> None:
         raise MalformedReply(f"{NUM_EXAMPLES} is {examples}, where client {client} holds {sizes[client]}")
 
 
-def _check_withheld(text: object, rules: ReplyRules) -> frozenset[str]:
-    """The names that are withheld: of parameters, and of roles that a defense took from the model."""
-    withheld = _parsed("withheld", text)
+def _check_withheld(withheld: dict[str, Any], rules: ReplyRules) -> None:
+    """By name what is withheld: parameters, and roles that a defense took from the model."""
     for name, by in withheld.items():
         if len(name) > LONGEST_NAME or not TENSOR_NAME.fullmatch(name):
             raise MalformedReply(f"withheld names {shown(name)}, which is no tensor's name")
         if by not in rules.defenses:
             raise MalformedReply(f"{name} is withheld by {shown(by)}, which is none of the defenses that run")
-    return frozenset(withheld)
 
 
 def _check_names(arrays: Any, buffers: object, withheld: frozenset[str], rules: ReplyRules) -> None:

@@ -13,19 +13,9 @@ from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation, observation_name
 from fedsim.storage.durable import disk_errors, write_whole
-from fedsim.storage.observation_files import load_observation, save_observation
+from fedsim.storage.observation_files import load_observation
 
 TRUTH, IDS = "truth.safetensors", "truth.json"
-
-
-def record_observation(observation: Observation, folder: Path) -> None:
-    """`save_observation`, with the errors of the disk.
-
-    Raises:
-        OSError: it is full, or the like.
-    """
-    with disk_errors(folder):
-        save_observation(observation, folder)
 
 
 @dataclass(frozen=True)
@@ -108,7 +98,7 @@ class PendingObservations:
     def _write(self, one: Unfinished, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not (self._recorded / one.name / "observation.json").exists():
-            record_observation(one.load(), folder)
+            one.load().save(folder)
         ids = None
         if one.truth is not None:
             tensors = {"images": one.truth.images, "labels": one.truth.labels, "private": one.truth.private}

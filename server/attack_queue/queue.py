@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
-from server.attack_queue.pending import PendingObservations, record_observation
+from server.attack_queue.pending import PendingObservations
 from server.attack_queue.results import ResultWriter
 from server.attack_queue.scheduling import AttackScheduler
 
@@ -56,7 +56,7 @@ class AttackQueue:
     def _record(self, observation: Observation, folder: Path) -> None:
         """A full disk costs the copy of the observation, not the training and not the attack in memory."""
         try:
-            record_observation(observation, folder)
+            observation.save(folder)
         except OSError as error:
             logger.error("%s: %s", folder, error)
             self.say(f"observation {observation.name} could not be saved: {error.strerror}")

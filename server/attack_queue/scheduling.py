@@ -15,7 +15,7 @@ import ray
 import torch
 from ray.exceptions import RayError
 
-from attacks.running import attack_device, build_attack, ended, run_attack
+from attacks.running import attack_device, build_attack, run_attack
 from attacks.session import discard
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.scoring import score_against
@@ -290,8 +290,8 @@ class RayAttacks(AttackScheduler):
         self._left[observation.name] += len(names)
         for name in names:
             pool, attack = self._pools[self._crew_of[name]], self._built[name]
-            queued = _Queued(ended(observation, name, attack, "failed"), truth)
-            pool.submit(queued, self._call(name, truth, light, state, past), float(attack.cost))
+            lost = AttackResult.of(observation, name, "failed", target=attack.recovers, baseline=attack.baseline)
+            pool.submit(_Queued(lost, truth), self._call(name, truth, light, state, past), float(attack.cost))
         self.collect()
         while self.pending > self._backlog and self._may_wait():
             self._take(1.0)

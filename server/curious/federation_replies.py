@@ -1,9 +1,10 @@
 """What fedsim's own clients send, as observations of those that the policy names."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from logging import getLogger
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ConfigRecord
 from torch import Tensor
 
 from fedsim.ground_truth import GroundTruth
@@ -11,8 +12,7 @@ from fedsim.observation import Observation
 from fedsim.observing import ObservationFactory
 from fedsim.settings.groups import ObserveSettings
 from fedsim.update import State
-from fedsim.wire.contents import array_records, config_records
-from fedsim.wire.records import ARRAYS, AUDIT, AUDITED, UPDATE, Contribution, from_arrays, from_reply
+from fedsim.wire.records import AUDITED, Contribution
 from server.sums.summing import RunningSum, Sums, in_groups
 
 logger = getLogger(__name__)
@@ -22,7 +22,7 @@ AuxiliaryProbs = Callable[[State], Tensor | None]
 
 
 class FederationReplies:
-    """Takes the audit record out of each reply, and hands observations on with it.
+    """Makes observations of what clients share, and hands them on with the truth.
 
     Args:
         on_observation: called for each observed update; it must not block training.
@@ -51,48 +51,37 @@ class FederationReplies:
         self._sums = sums
 
     def instruct(self, server_round: int, config: ConfigRecord) -> None:
-        config[AUDITED] = self._policy.wants_round(server_round)
+        config[AUDITED] = self.wants(server_round)
 
-    def observe(self, server_round: int, arrays: ArrayRecord, replies: list[Message]) -> None:
-        if self._policy.wants_round(server_round):
-            self._observe(server_round, arrays, [reply for reply in replies if _has_update(reply)])
-        for reply in replies:
-            if not reply.has_error():
-                reply.content.pop(AUDIT, None)  # nothing later can read it
+    def wants(self, server_round: int) -> bool:
+        return self._policy.wants_round(server_round)
 
-    def _observe(self, server_round: int, arrays: ArrayRecord, replies: list[Message]) -> None:
-        clients = {}
-        for reply in replies:
-            try:
-                clients[int(config_records(reply.content)[UPDATE]["partition-id"])] = reply  # type: ignore[arg-type]
-            except (KeyError, TypeError, ValueError) as error:
-                logger.warning("node %s sent no fedsim update: %s", reply.metadata.src_node_id, error)
+    def observe(self, state: State, sent: Iterable[Contribution]) -> None:
+        """A round's updates.
+
+        Args:
+            state: the global one that the round began with.
+            sent: as it was read; what is observed of it is copied.
+        """
+        clients = {one.client: one for one in sent}
         groups = in_groups(clients, 1 if self._sums is None else self._sums.clients)
         chosen = self._policy.choose(group[0] for group in groups)
         groups = [group for group in groups if group[0] in chosen]
         if not groups:
             return
-        state = from_arrays(arrays)
         probs = self._auxiliary_probs(state) if self._auxiliary_probs else None
         for group in groups:
-            sent = _read({client: clients[client] for client in group}, server_round)
-            seen = next(sent, None) if self._sums is None else _summed(sent, self._sums.by)
+            members = [clients[client] for client in group]
+            seen = _copied(*members) if self._sums is None else _summed(members, self._sums.by)
             if seen is not None:
                 self._on_observation(self._factory.make(seen, state, probs), seen.truth)
 
 
-def _has_update(reply: Message) -> bool:
-    """Whether the client's own update is in the reply: there is none after an error, and none where it was summed."""
-    return not reply.has_error() and ARRAYS in array_records(reply.content)
-
-
-def _read(replies: dict[int, Message], server_round: int) -> Iterator[Contribution]:
-    """What clients sent, one at a time; a reply that cannot be read is left out."""
-    for client, reply in replies.items():
-        try:
-            yield from_reply(reply.content, server_round)
-        except (KeyError, TypeError, ValueError) as error:
-            logger.warning("client %s sent an update that cannot be read: %s", client, error)
+def _copied(one: Contribution) -> Contribution:
+    """With tensors of its own: those of a reply may be read-only, and a write into them the end of the process."""
+    update = one.update
+    tensors, buffers = ({name: t.clone() for name, t in part.items()} for part in (update.tensors, update.buffers))
+    return replace(one, update=replace(update, tensors=tensors, buffers=buffers))
 
 
 def _summed(sent: Iterable[Contribution], by: str) -> Contribution | None:

@@ -4,11 +4,11 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from logging import getLogger
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Strategy
 
 from fedsim.wire.contents import array_records, config_records
-from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE, SUM_WANTED, WHOLE, mean_replies
+from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE, SUM_WANTED, WHOLE, mean_reply
 from fedsim.wire.records import ARRAYS, CONFIG, NUM_EXAMPLES
 
 logger = getLogger(__name__)
@@ -61,21 +61,27 @@ def means(replies: Iterable[Message]) -> Iterator[Message]:
     """Errors and clients that share nothing as they are, and one reply for each sum, which is taken out of its own."""
     replies = list(replies)
     for reply in replies:
-        if reply.has_error() or _shares_nothing(reply):
+        if reply.has_error() or shares_nothing(reply):
             yield reply
     for reply in replies:
         if carries_sum(reply):
             sums = {name: reply.content.pop(name) for name in (SUM, SUM_OF, SUM_UPDATE)}
             try:
-                (content,) = mean_replies([type(reply.content)(sums)])
+                yield with_content(reply, mean_reply(RecordDict(sums)))
             except ValueError as error:
                 logger.warning("a sum of updates is worth nothing: %s", error)
-                continue
-            mean = copy.copy(reply)
-            mean.content = content
-            yield mean
 
 
-def _shares_nothing(reply: Message) -> bool:
+def with_content(reply: Message, content: RecordDict) -> Message:
+    """The same reply, of other content."""
+    made = copy.copy(reply)
+    made.content = content
+    return made
+
+
+def shares_nothing(reply: Message) -> bool:
+    """An answer with no tensor in it; one without arrays was summed where it was made: its client shared something."""
+    if reply.has_error():
+        return False
     records = array_records(reply.content)
     return ARRAYS in records and len(records[ARRAYS]) == 0

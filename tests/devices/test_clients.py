@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clients.app import ClientRuntime
-from clients.bounds import Turn
+from clients.bounds import Party
 from experiments.audit.bounds import build_bounds
 from fedsim.metrics.accuracy import evaluate
 from fedsim.settings.composition import build_data
@@ -28,16 +28,16 @@ def files(group):
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
-def turn(*overrides, batch=2):
+def party(*overrides, batch=2):
     given = settings("audit", "data=digits", "model=vit_nano", f"audit.batch_size={batch}", *overrides)
     runtime = ClientRuntime(given, build_data(given))
     state = {name: tensor.detach().cpu().clone() for name, tensor in runtime.model.state_dict().items()}
-    return given, Turn(runtime, state, runtime.data.train.subset(range(batch)), 0)
+    return given, Party(runtime, state, runtime.data.train.subset(range(batch)), 0)
 
 
 def check_shared(strict, *overrides):
     """Trained on the device, all that leaves the client is on the CPU, and the model evaluates."""
-    _, one = turn(*overrides)
+    _, one = party(*overrides)
     assert {tensor.device for tensor in one.runtime.model.state_dict().values()} == {torch.device(strict.type, 0)}
     one.runtime.load(one.state)
     result = one.runtime.train(one.pictures, 0, 0, audit=True)
@@ -68,7 +68,7 @@ def test_so_it_does_with_other_models(strict, model):
 @pytest.mark.parametrize("name", files("bound"))
 def test_a_bound_is_the_cpus(strict, monkeypatch, name):
     def statement():
-        given, one = turn(f"bound=[{name}]", *BOUNDS.get(name, []), batch=1)
+        given, one = party(f"bound=[{name}]", *BOUNDS.get(name, []), batch=1)
         return build_bounds(given["bound"])[name]([one])
 
     found = statement()

@@ -4,10 +4,14 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+import fedsim
 from fedsim.bounds.public_prior import PublicPrior
+from fedsim.effects import Unpublished
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import Architecture, ModelSpec, find_roles
+from fedsim.models.finetune import FULL
 from fedsim.observation import Observation
 from fedsim.public_images import PublicImages
 from fedsim.storage.observation_files import load_observation, save_observation
@@ -98,3 +102,61 @@ def test_names_in_the_record_never_become_paths(observation, tmp_path):
     (folder / "observation.json").write_text(json.dumps(record))
     with pytest.raises(ConfigError, match="missing"):
         load_observation(folder)
+
+
+def test_an_observation_as_the_first_version_wrote_it_is_read_and_attacked(tmp_path):
+    """Its record knew no buffers, effects, recipes of fine-tuning, sums, public images, betas, precision or EVA02."""
+    spec = {"name": "vit_nano_patch2_8", "num_classes": 10, "img_size": None, "patch_size": None, "pretrained": False}
+    spec |= {"checkpoint": None, "variant": "stock", "dtype": "float32", "kwargs": {}}
+    model = Architecture(ModelSpec(**spec), seed=3).build()
+    image = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(5))
+    loss = torch.nn.functional.cross_entropy(model(2 * image - 1), torch.tensor([3]))
+    names = [name for name, _ in model.named_parameters()]
+    shared = dict(zip(names, torch.autograd.grad(loss, list(model.parameters())), strict=True))
+    withheld = {"head.bias": "withhold"}
+    tensors = {f"update/{name}": gradient.clone() for name, gradient in shared.items() if name not in withheld}
+    protocol = {"batch_size": 1, "steps": 1, "optimizer": "none", "lrs": [], "momentum": 0.0, "dampening": 0.0}
+    protocol |= {"nesterov": False, "weight_decay": 0.0, "proximal_mu": 0.0, "label_smoothing": 0.0}
+    roles = {"patch_weight": "patch_embed.proj.weight", "patch_bias": "patch_embed.proj.bias", "pos_embed": "pos_embed"}
+    roles |= {
+        "class_token": "cls_token",
+        "prefix_names": ["cls_token"],
+        "prefix_tokens": 1,
+        "embedded_prefix_tokens": 1,
+    }
+    roles |= {"qkv_weight": "blocks.0.attn.qkv.weight", "qkv_bias": "blocks.0.attn.qkv.bias", "patch": [2, 2]}
+    roles |= {"head_weights": ["head.weight"], "head_biases": ["head.bias"], "direct_attention": False, "grid": [4, 4]}
+    record = {
+        "format": 1,
+        "server_round": 4,
+        "client": 2,
+        "global_state": "global-0123456789abcdef.safetensors",
+        "kind": "gradient",
+        "num_examples": 1,
+        "withheld": withheld,
+        "protocol": protocol | {"training_mode": True},
+        "model": spec,
+        "model_seed": 3,
+        "roles": roles | {"rotary": False, "obstacles": []},
+        "image_shape": [3, 8, 8],
+        "mean": [0.5, 0.5, 0.5],
+        "std": [0.5, 0.5, 0.5],
+        "num_classes": 10,
+        "defenses": [{"name": "withhold", "_target_": "defenses.Withhold", "names": ["head.bias"]}],
+    }
+    folder = tmp_path / "round-00004-client-00002"
+    folder.mkdir()
+    save_file(dict(model.state_dict()), tmp_path / record["global_state"])
+    save_file({**tensors, "auxiliary_probs": torch.full((10,), 0.1)}, folder / "update.safetensors")
+    (folder / "observation.json").write_text(json.dumps(record, indent=1))
+    seen = Observation.load(folder)
+    assert (seen.name, seen.protocol, seen.summed, seen.update.buffers) == (folder.name, LocalProtocol(1), 1, {})
+    assert seen.roles == find_roles(model)
+    assert seen.effects == (Unpublished("withhold"),)
+    assert (seen.image_prior, seen.public_images, seen.finetune) == (None, None, FULL)
+    with pytest.raises(NotApplicable, match=r"head\.bias's gradient is withheld by withhold"):
+        seen.gradient_named("head.bias")
+    for attack in ("patch_gradient", "row_space"):
+        assert fedsim.score(fedsim.attack(attack, seen), image).psnr[0] > 80
+    seen.save(tmp_path / "again")
+    assert Observation.load(tmp_path / "again").gradient.keys() == seen.gradient.keys()

@@ -18,7 +18,7 @@ from fedsim.report.render import build_report
 from fedsim.settings.composition import image_side
 from fedsim.simulation import InlineGrid, node_id_of, partition_of
 from fedsim.storage.run_folder import RunFolder
-from fedsim.wire.records import ARRAYS, METRICS, NUM_EXAMPLES, UPDATE, from_arrays, to_arrays
+from fedsim.wire.records import ARRAYS, AUDIT, METRICS, NUM_EXAMPLES, UPDATE, from_array, from_arrays, to_arrays
 from fedsim.wire.reply_checks import ReplyRules
 from server.aggregation import complete
 from server.rounds import Rounds, WorkerSums
@@ -155,7 +155,7 @@ def test_a_clients_own_words_are_one_line():
     said = as_reply(RecordDict(), 0)
     errors = [Error(2, f"ValueError: {EVIL}\x1b[31m\ud800{'x' * 9000}"), Error(2, "ValueError: no"), Error(0)]
     replies = [Message(error=error, metadata=said.metadata) for error in errors]
-    screened = Screening(make_rules("delta")).train(replies, start())
+    screened = [reply.message for reply in Screening(make_rules("delta")).train(replies, start())]
     reasons = [reply.error.reason for reply in screened]
     assert reasons[0].startswith("ValueError: <script>alert(1)</script> 2026-11-01 00:00:00,000 INFO")
     assert reasons[0].isprintable()
@@ -165,11 +165,40 @@ def test_a_clients_own_words_are_one_line():
     assert plain("a\r\n\tb\u2028c\0") == "a b c?"
 
 
+@pytest.mark.parametrize("wire", [True, False])
+@pytest.mark.parametrize("rules", [make_rules("delta"), None], ids=["checked", "taken as they are"])
+def test_a_reply_is_read_where_it_lies_and_observed_as_a_copy(wire, rules):
+    replies = [as_reply(honest("delta", client, wire=wire), client) for client in range(2)]
+    read = Screening(rules, partition_of).train(replies, start(), 3)
+    assert [(one.sent.client, one.sent.server_round) for one in read] == [(0, 3), (1, 3)]
+    assert all(
+        AUDIT not in reply.content and one.sent.truth is not None for one, reply in zip(read, replies, strict=True)
+    )
+    if not wire:
+        assert read[0].sent.update.tensors["scale"].data_ptr() == replies[0].content[ARRAYS]["scale"].values.ctypes.data
+    seen, content = [], honest("delta", 0, wire=wire)
+    Server("delta", lambda *found: seen.append(found), guarded=rules is not None).round([as_reply(content, 0)])
+    ((observation, truth),) = seen
+    assert truth.ids == ("cat/1.png", "dog/2.png")
+    for name, tensor in {**observation.update.tensors, **observation.update.buffers}.items():
+        assert torch.equal(tensor, from_array(content[ARRAYS][name]))
+        tensor.add_(1)  # the end of the process, were it the memory of a reply that a wire brought
+        assert not torch.equal(tensor, from_array(content[ARRAYS][name]))
+
+
+def test_an_update_that_was_summed_where_it_was_made_is_not_read():
+    content = honest("delta", 0)
+    del content[ARRAYS]
+    (reply,) = Screening(make_rules("delta"), partition_of).train([as_reply(content, 0)], start(), checked=True)
+    assert reply.sent is None
+    assert not reply.message.has_error()
+
+
 def test_no_two_nodes_are_the_same_partition():
     replies = [as_reply(honest("delta", partition), node) for node, partition in enumerate([4, 5, 4])]
     screened = Screening(make_rules("delta")).train(replies, start())
-    assert [reply.has_error() for reply in screened] == [False, False, True]
-    assert screened[2].error.reason == f"malformed reply: it claims partition 4, as node {node_id_of(0)} does"
+    assert [reply.sent is None for reply in screened] == [False, False, True]
+    assert screened[2].message.error.reason == f"malformed reply: it claims partition 4, as node {node_id_of(0)} does"
 
 
 @pytest.mark.parametrize("checks", [True, False])

@@ -11,7 +11,7 @@ from attacks.analytic.first_block.block import PlainBlock, gradients, plain_bloc
 from attacks.analytic.first_block.grouping import group
 from attacks.analytic.first_block.residual import HiddenSystem
 from attacks.analytic.first_block.search import Solutions, find_solutions
-from attacks.analytic.first_block.subspaces import AffineSet, AffineTokens, affine_patches, affine_tokens
+from attacks.analytic.first_block.subspaces import AffineSet, AffineTokens, TokenFit, affine_patches, affine_tokens
 from attacks.analytic.linear.patches import patchify, unpatchify
 from attacks.analytic.linear.pixel_grid import whole_levels
 from attacks.analytic.row_space.attack import pixels_of
@@ -19,7 +19,7 @@ from attacks.analytic.row_space.first_norm import FirstNorm, embedded_rank, firs
 from attacks.analytic.row_space.solution import PatchPixels
 from attacks.analytic.row_space.subspace import numerical_rank, row_space
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
-from attacks.certificate.linear import MARGIN, own_equations
+from attacks.certificate.linear import own_equations
 from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation
 
@@ -108,11 +108,10 @@ class FirstBlock(Attack):
         errors = []
         for image in observation.normalised(result.images.cpu()):
             patches = patchify(image[None], observation.roles.patch)
-            here, there = _fit(first, patches), _fit(second, patches)
-            if not bool((here.weakest > 0).all()):
+            off = _fit(first, patches).errors(_fit(second, patches), first.values["noise"])
+            if off is None:
                 return None
-            noise = torch.stack([here.residual, there.residual, first.values["noise"] * here.size]).amax(dim=0)
-            errors.append(MARGIN * (here.reach * noise / here.weakest + torch.maximum(here.outside, there.outside)))
+            errors.append(off)
         pixels = first.norm.patch_weight.shape[1]
         return own_equations(torch.stack(errors).square().mean(dim=1).max().sqrt()[None] / pixels**0.5, observation.std)
 
@@ -198,23 +197,7 @@ def _possible(
     return inside & (outputs.abs() <= problem.block.largest_value()).all(dim=1)
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """Patches of one image in the equations: each token's ‖r‖, activations and smallest singular value of its Jacobian.
-
-    Attributes:
-        outside: distance of each patch from the affine set that should hold it.
-        reach: pixels that a unit of the unknowns moves at most.
-    """
-
-    residual: Float[Tensor, " tokens"]
-    size: Float[Tensor, " tokens"]
-    weakest: Float[Tensor, " tokens"]
-    outside: Float[Tensor, " tokens"]
-    reach: float
-
-
-def _fit(problem: _Problem, patches: Float[Tensor, "tokens pixels"]) -> _Fit:
+def _fit(problem: _Problem, patches: Float[Tensor, "tokens pixels"]) -> TokenFit:
     weight, bias = problem.block.projection()
     z = patches @ problem.norm.patch_weight.T + problem.norm.known
     z = z + problem.block.attend(z, z) @ weight.T + bias
@@ -227,7 +210,7 @@ def _fit(problem: _Problem, patches: Float[Tensor, "tokens pixels"]) -> _Fit:
     reach = float(torch.linalg.matrix_norm(moved, ord=2)) if free.shape[1] else 0.0
     found, _ = problem.tokens.split(x[:, None])
     outside = (patches - found[:, 0]).norm(dim=1)
-    return _Fit(at.values.norm(dim=1), at.size, weakest, outside, reach)
+    return TokenFit(at.values.norm(dim=1), at.size, weakest, outside, reach)
 
 
 def _forward_residuals(problem: _Problem, patches: Float[Tensor, "batch tokens pixels"]) -> list[float]:

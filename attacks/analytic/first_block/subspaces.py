@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attacks.analytic.row_space.first_norm import FirstNorm
 from attacks.analytic.row_space.subspace import Subspace
+from attacks.certificate.linear import MARGIN
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,29 @@ class AffineTokens:
         known = self.patches.directions.shape[1]
         patches = self.patches.base[:, None] + joint[..., :known] @ self.patches.directions.T
         return patches, joint[..., known:] @ self.outputs.T
+
+
+@dataclass(frozen=True)
+class TokenFit:
+    """An image's patches in the equations: each token's ‖r‖, activations and smallest singular value of its Jacobian.
+
+    Attributes:
+        outside: distance of each patch from the affine set that should hold it.
+        reach: pixels that a unit of the unknowns moves at most.
+    """
+
+    residual: Float[Tensor, " tokens"]
+    size: Float[Tensor, " tokens"]
+    weakest: Float[Tensor, " tokens"]
+    outside: Float[Tensor, " tokens"]
+    reach: float
+
+    def errors(self, again: "TokenFit", noise: float) -> Float[Tensor, " tokens"] | None:
+        """How far off each patch may be: what the equations make of their noise, and its set; None: anywhere."""
+        if not bool((self.weakest > 0).all()):
+            return None
+        most = torch.stack([self.residual, again.residual, noise * self.size]).amax(dim=0)
+        return MARGIN * (self.reach * most / self.weakest + torch.maximum(self.outside, again.outside))
 
 
 def solution_set(

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from attacks.analytic.first_block.subspaces import TokenFit
 from attacks.analytic.linear.patches import patchify, unpatchify
 from attacks.analytic.linear.pixel_grid import whole_levels
 from attacks.analytic.patch_bag.attention import pair_logits
@@ -17,7 +18,7 @@ from attacks.analytic.patch_bag.tokens import TokenSystem, token_system
 from attacks.analytic.patch_gradient import examples_behind
 from attacks.analytic.row_space.first_norm import spanned_gradients
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
-from attacks.certificate.linear import MARGIN, own_equations
+from attacks.certificate.linear import own_equations
 from attacks.label.single import single_label
 from attacks.patch_order import expected_image
 from fedsim.errors import NotApplicable, require
@@ -103,11 +104,9 @@ class PatchBag(Attack):
         assert result.images is not None
         image = observation.normalised(result.images.cpu())
         first, second = (_system(one, torch.device("cpu")) for one in (observation, again))
-        here, there = _fit(first, observation, image), _fit(second, observation, image)
-        if not bool((here.weakest > 0).all()):
+        errors = _fit(first, observation, image).errors(_fit(second, observation, image), first.noise)
+        if errors is None:
             return None
-        noise = torch.stack([here.residual, there.residual, first.noise * here.size]).amax(dim=0)
-        errors = MARGIN * (here.reach * noise / here.weakest + torch.maximum(here.outside, there.outside))
         pixels = first.block.norm.patch_weight.shape[1]
         return own_equations(errors.square().mean().sqrt()[None] / pixels**0.5, observation.std)
 
@@ -206,23 +205,7 @@ def _unpatched(observation: Observation, patches: Float[Tensor, "places pixels"]
     return unpatchify(patches, observation.roles.grid, observation.roles.patch)
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """An image's tokens in the equations: ‖r‖, ‖activations‖ and the smallest singular value of each one's Jacobian.
-
-    Attributes:
-        outside: distance of each patch from what its token stands for.
-        reach: pixels that a unit of the unknowns moves at most.
-    """
-
-    residual: Float[Tensor, " places"]
-    size: Float[Tensor, " places"]
-    weakest: Float[Tensor, " places"]
-    outside: Float[Tensor, " places"]
-    reach: float
-
-
-def _fit(system: TokenSystem, observation: Observation, image: Float[Tensor, "1 c h w"]) -> _Fit:
+def _fit(system: TokenSystem, observation: Observation, image: Float[Tensor, "1 c h w"]) -> TokenFit:
     assert observation.roles.patch is not None
     patches, norm, tokens = patchify(image, observation.roles.patch), system.block.norm, system.tokens
     read = system.block.forward(image)[0][0]
@@ -235,7 +218,7 @@ def _fit(system: TokenSystem, observation: Observation, image: Float[Tensor, "1 
     moved = tokens.patches.directions @ tokens.joint.directions[:known]
     reach = float(torch.linalg.matrix_norm(moved, ord=2)) if free and known else 0.0
     found, _ = tokens.split(x[None])
-    return _Fit(residual.norm(dim=1), size, weakest, (patches - found[0]).norm(dim=1), reach)
+    return TokenFit(residual.norm(dim=1), size, weakest, (patches - found[0]).norm(dim=1), reach)
 
 
 def _forward_residual(system: TokenSystem, image: Float[Tensor, "1 c h w"]) -> float:

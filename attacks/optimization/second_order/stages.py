@@ -47,7 +47,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StagePlan:
     """What a search varies, and its stages.
 
     Attributes:
@@ -67,7 +67,7 @@ class Plan:
         return self.coarse is None
 
 
-def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> Plan:
+def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePlan:
     shape = shape_of(problem)
     count, numbers = math.prod(shape), sum(tensor.numel() for one in problem.rounds for tensor in one.target.values())
     room = (task.budget.memory_gib or default_budget(task.device)) * GIB
@@ -76,7 +76,7 @@ def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> Plan:
     whole = WHOLE_BYTES * count * numbers
     if count <= MOST_WHOLE and 2 * whole <= room:
         together = chunk_size(CHUNK, DIRECTION_BYTES * numbers, (room - whole) / GIB)
-        return Plan([Stage(one, _whole(one, together)) for one in make_residuals(*given)], _same, _same, count)
+        return StagePlan([Stage(one, _whole(one, together)) for one in make_residuals(*given)], _same, _same, count)
     frequencies = _frequencies(problem, prior, task.device)
     point = _same if frequencies is None else frequencies.point
     unknowns = _same if frequencies is None else frequencies.coordinates
@@ -90,7 +90,7 @@ def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> Plan:
 
     partial = [] if frequencies is None else [stage(0, max(1, count // part)) for part in PARTS]
     stages = [*partial, *(stage(index, count) for index in range(len(exact)))]
-    return Plan(stages, point, unknowns, max(first, together), coarse[0])
+    return StagePlan(stages, point, unknowns, max(first, together), coarse[0])
 
 
 def _frequencies(problem: Problem, prior: ImagePrior, device: torch.device) -> Frequencies | None:

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from functools import cache
 
-from clients.app import ClientRuntime
 from defenses.base import Plan
 from defenses.compose import build_chain
 from experiments.benchmarks.certified.defended import defense_config
 from experiments.benchmarks.certified.images import ImagePool
 from experiments.benchmarks.certified.models import fill, model_config
 from experiments.benchmarks.certified.protocols import client_config
+from experiments.engine.audited import AuditedClients
 from experiments.engine.setup import Setup
 from experiments.python.load_config import load_config
 from fedsim.data import ImageSet
@@ -22,9 +22,6 @@ from fedsim.settings.composition import build_spec
 from fedsim.settings.groups import ClientSettings
 from fedsim.settings.schema import parse, plain
 from fedsim.update import State
-from fedsim.wire.records import Contribution, to_arrays, to_reply
-from fedsim.wire.reply_checks import check_shared
-from server.sums.summing import RunningSum
 
 
 @cache
@@ -33,7 +30,7 @@ def _audit() -> AuditConfig:
     return parse(AuditConfig, load_config("audit"))
 
 
-class StatedClient:
+class StatedClient(AuditedClients):
     """A model in one state behind one defense and protocol; batch after batch.
 
     Raises:
@@ -54,12 +51,7 @@ class StatedClient:
         built = architecture.build()
         fill(built, weights)
         defenses.check(Plan(built, plain(config.client), {}, defenses.defenses))
-        self._setup = Setup(config, pool, defenses, architecture, built, Normaliser(built), wants_auxiliary=False)
-        self._runtime = ClientRuntime(config, pool)
-        self._state = {name: tensor.detach().clone() for name, tensor in built.state_dict().items()}
-        self._start = to_arrays(self._state)
-        self._rules = self._setup.rules(simulated=False)
-        self._factory = self._setup.factory()
+        super().__init__(Setup(config, pool, defenses, architecture, built, Normaliser(built), wants_auxiliary=False))
 
     def shares(self, images: ImageSet, number: int) -> tuple[Observation, GroundTruth]:
         """What the server observes of this batch, and what it may not know; under secure aggregation a sum of two.
@@ -71,22 +63,10 @@ class StatedClient:
             MalformedReply: no server would take it.
             ConfigError: one image, which has no sum.
         """
-        if (sums := self._setup.sums) is None:
-            seen = self._shared(images, number)
-        else:
-            if len(images) < 2:
-                raise ConfigError("client.batch_size", len(images), "2 images or more to sum over two clients")
-            total, half = RunningSum(sums.by), (len(images) + 1) // 2
-            total.add(self._shared(images.subset(range(half)), 2 * number))
-            total.add(self._shared(images.subset(range(half, len(images))), 2 * number + 1))
-            seen = total.result()
-        assert seen.truth is not None
-        return self._factory.make(replace(seen, client=number), self._state), seen.truth
-
-    def _shared(self, images: ImageSet, number: int) -> Contribution:
-        runtime = self._runtime
-        runtime.load(self._state)
-        result = runtime.train(images, number, server_round=0, audit=True)
-        sent = runtime.share(result, self._state, len(images), number, server_round=0)
-        check_shared(to_reply(replace(sent, truth=None)), self._start, self._rules)
-        return sent
+        if self._setup.sums is None:
+            return self.observe([images], number, number)
+        if len(images) < 2:
+            raise ConfigError("client.batch_size", len(images), "2 images or more to sum over two clients")
+        half = (len(images) + 1) // 2
+        halves = [images.subset(range(half)), images.subset(range(half, len(images)))]
+        return self.observe(halves, 2 * number, number)

@@ -38,10 +38,6 @@ class Client:
             positions: of the client's pictures in the set.
             number: the client's; its draws depend on it.
         """
-        runtime, images = self.runtime, self.setup.data.train.subset(positions)
-        runtime.load(self._state)
-        result = runtime.train(images, number, server_round=0, audit=True)
-        sent = runtime.share(result, self._state, len(images), number, server_round=0)
-        observation = self._factory.make(sent, self._state)
-        assert result.truth is not None
-        return observation, result.truth, runtime.defenses.measurements()
+        sent = self.runtime.answer(self.setup.data.train.subset(positions), self._state, number)
+        assert sent.truth is not None
+        return self._factory.make(sent, self._state), sent.truth, self.runtime.defenses.measurements()

@@ -60,7 +60,7 @@ def config(settings: Mapping[str, Any], rung: Rung, checkpoint: Path | None = No
     )
 
 
-class Victims:
+class RungClients:
     """Clients at one rung, each with pictures of its own; the same pictures in all rungs.
 
     Attributes:
@@ -87,9 +87,9 @@ class Victims:
 
 
 @cache
-def victims(name: str, out: Path, *settings: tuple[str, Any]) -> Victims:
+def victims(name: str, out: Path, *settings: tuple[str, Any]) -> RungClients:
     """Built once in a process."""
-    return Victims(name, dict(settings), out)
+    return RungClients(name, dict(settings), out)
 
 
 def trained(settings: Mapping[str, Any], out: Path) -> Path:

@@ -188,12 +188,8 @@ def _attacks(run: RecordedRun) -> dict[str, None]:
 
 
 def _arm(run: RecordedRun, attack: str) -> Arm:
-    every = run.setting("attack")
-    settings = every.get(attack) if isinstance(every, Mapping) else None
-    if not isinstance(settings, Mapping):
-        return attack, frozenset()
     # What it needs to know is said about it, and sets nothing.
-    return attack, frozenset((key, value) for key, value in flatten(settings).items() if key != KNOWS)
+    return attack, frozenset((key, value) for key, value in flatten(run.settings_of(attack)).items() if key != KNOWS)
 
 
 def _labels(runs: Sequence[RecordedRun], names: Mapping[Arm, str]) -> frozenset[str]:

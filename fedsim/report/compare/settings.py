@@ -20,9 +20,7 @@ KNOWS = "knows"
 
 def knows(run: RecordedRun, attack: str) -> tuple[str, ...]:
     """What the attack declares that it needs to know; nothing in folders of earlier versions."""
-    settings = run.setting("attack")
-    settings = settings.get(attack) if isinstance(settings, Mapping) else None
-    found = settings.get(KNOWS) if isinstance(settings, Mapping) else None
+    found = run.settings_of(attack).get(KNOWS)
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
 

@@ -14,7 +14,7 @@ from fedsim.report.run.images.counts import Counts, count_images
 from fedsim.report.run.label_attacks import labels_of
 from fedsim.report.run.read import RecordedRun, read_run
 from fedsim.report.run.records import AttackRecord, ImageRecord
-from fedsim.report.run.summary import final_accuracy
+from fedsim.report.run.summary import final_accuracy, mean
 from fedsim.report.thresholds import EXACT
 from fedsim.storage import json_lines
 
@@ -114,17 +114,13 @@ def _cell(name: str, state: str, rows: list[AttackRecord], updates: int, guess: 
         failed=len(failed),
         pictures=len(images),
         rebuilt=len(rebuilt),
-        private_psnr=_mean(rebuilt),
-        leakage=_mean(leaked) if rebuilt else None,
-        baseline=_mean(list(guess.values())),
+        private_psnr=mean(rebuilt),
+        leakage=mean(leaked) if rebuilt else None,
+        baseline=mean(list(guess.values())),
         recognised=sum(own) / len(images) if rebuilt else None,
-        label_exact=_mean([float(row.label_exact) for row in done if row.label_exact is not None]),
-        label_share=_mean([row.label_share for row in done if row.label_share is not None]),
-        seconds=_mean([row.seconds for row in done if row.seconds is not None]),
+        label_exact=mean([float(row.label_exact) for row in done if row.label_exact is not None]),
+        label_share=mean([row.label_share for row in done if row.label_share is not None]),
+        seconds=mean([row.seconds for row in done if row.seconds is not None]),
         batch=max((len(row.pictures) for row in rows), default=None),
         as_seen=sum(one and not plain for one, plain in zip(seen, own, strict=False)),  # those that are done come first
     )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None

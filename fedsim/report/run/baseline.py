@@ -1,6 +1,6 @@
 """What can be had without any gradient: the mark that an attack must pass to have learned something."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -39,10 +39,7 @@ def needs_no_gradient(run: RecordedRun, attack: str) -> bool:
     """
     if any(record.baseline for record in run.attacks if record.attack == attack):
         return True
-    settings = run.setting("attack")  # folders of earlier versions do not say
-    settings = settings.get(attack) if isinstance(settings, Mapping) else None
-    if not isinstance(settings, Mapping):
-        return False
+    settings = run.settings_of(attack)  # folders of earlier versions do not say
     target = str(settings.get("_target_") or "").rsplit(".", 1)[-1]
     return settings.get("target") == "random" or settings.get("output") == "mean" or target == "GeneratorSamples"
 

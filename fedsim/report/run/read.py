@@ -135,6 +135,12 @@ class RecordedRun:
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
+    def settings_of(self, attack: str) -> Mapping[str, Any]:
+        """What was set of an attack; nothing where that is not on record."""
+        every = self.setting("attack")
+        own = every.get(attack) if isinstance(every, Mapping) else None
+        return own if isinstance(own, Mapping) else {}
+
     def names(self, group: str) -> tuple[str, ...]:
         """The names of the defenses or attacks that were configured."""
         value = self.setting(group)

@@ -10,7 +10,7 @@ Share = Annotated[float, number(0.0, 1.0, words="a number from 0 to 1")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class RateSchedule:
     """What multiplies the learning rate of each local step. It keeps no state: a resumed run has the same rates.
 
     Attributes:
@@ -35,7 +35,7 @@ class Schedule:
 
         The first step of all has a rate above 0. One after the end has the last rate.
 
-        >>> schedule = Schedule(shape="linear", over="steps", warmup=0.5)
+        >>> schedule = RateSchedule(shape="linear", over="steps", warmup=0.5)
         >>> [schedule.factor(step, 4) for step in range(4)]
         [0.5, 1.0, 1.0, 0.5]
         """

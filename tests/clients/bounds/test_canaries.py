@@ -130,13 +130,13 @@ def test_the_same_seed_gives_the_same_bits_and_leaves_the_defense_alone():
     assert vars(defense) == before
 
 
-def test_beside_an_audit(turns):
-    found = Canaries(canaries=40)(turns("defense=[dp_sgd]", images=1))
+def test_beside_an_audit(parties):
+    found = Canaries(canaries=40)(parties("defense=[dp_sgd]", images=1))
     assert found.kind == "test"
     assert found.values["broken"] == 0.0
     assert "no more than the 4.38 that it claims" in found.sentence
     assert "proves no privacy" in found.sentence
     with pytest.raises(NotApplicable, match="dp_sgd and local_dp are"):
-        Canaries()(turns("defense=[gradient_noise]", images=1))
+        Canaries()(parties("defense=[gradient_noise]", images=1))
     with pytest.raises(ConfigError, match="canaries=1"):
         Canaries(canaries=1)

@@ -8,20 +8,20 @@ from fedsim.errors import ConfigError, NotApplicable
 NOISE = ["defense=[gradient_noise]", "defense.gradient_noise.relative_norm=null", "defense.gradient_noise.std=0.02"]
 
 
-def test_what_determines_a_digit(turns):
-    whole = Determinedness()(turns("defense=[]", images=1))
+def test_what_determines_a_digit(parties):
+    whole = Determinedness()(parties("defense=[]", images=1))
     assert whole.kind == "local fact"
     assert (whole.values["determined"], whole.values["missing_directions"]) == (1.0, 0.0)
     assert "proves no protection" in whole.sentence
-    noisy = Determinedness()(turns(*NOISE, images=1))
+    noisy = Determinedness()(parties(*NOISE, images=1))
     assert noisy.values == whole.values, "noise is left out"
-    coarse = Determinedness()(turns("defense=[half]", images=1))
+    coarse = Determinedness()(parties("defense=[half]", images=1))
     assert whole.values["rounding_psnr"] - coarse.values["rounding_psnr"] > 50, "ten bits against 23"
 
 
-def test_the_head_alone_leaves_most_directions_out(turns):
+def test_the_head_alone_leaves_most_directions_out(parties):
     names = "[patch_embed.*,pos_embed,cls_token,blocks.*,norm.*]"
-    found = Determinedness()(turns("defense=[withhold]", f"defense.withhold.patterns={names}", images=1))
+    found = Determinedness()(parties("defense=[withhold]", f"defense.withhold.patterns={names}", images=1))
     assert found.values["determined"] == 0.0
     # The width less what a LayerNorm takes away: the mean, and the size but for its epsilon.
     assert found.rows[0][1] == "63 of 192"
@@ -36,14 +36,14 @@ def test_the_head_alone_leaves_most_directions_out(turns):
         (["defense=[mixup]"], "not computed behind"),
     ],
 )
-def test_what_is_not_computed_is_refused(turns, settings, reason):
+def test_what_is_not_computed_is_refused(parties, settings, reason):
     with pytest.raises(NotApplicable, match=reason):
-        Determinedness()(turns(*settings, images=1))
+        Determinedness()(parties(*settings, images=1))
 
 
-def test_too_many_pixels_are_refused(turns):
+def test_too_many_pixels_are_refused(parties):
     with pytest.raises(NotApplicable, match="2,112 pixels in an update: computed for at most 2,000"):
-        Determinedness()(turns(images=1, batch=11))
+        Determinedness()(parties(images=1, batch=11))
 
 
 def test_wrong_settings_are_refused():

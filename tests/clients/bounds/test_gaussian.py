@@ -11,24 +11,24 @@ from fedsim.errors import ConfigError, NotApplicable
 NOISE = ["defense=[gradient_noise]", "defense.gradient_noise.relative_norm=null", "defense.gradient_noise.std=0.02"]
 
 
-def test_more_noise_leaves_less_and_more_releases_more(turns):
-    quiet = GaussianReference(rounds=[100])(turns(*NOISE[:2], "defense.gradient_noise.std=1e-8", images=1))
-    loud = GaussianReference(rounds=[100])(turns(*NOISE[:2], "defense.gradient_noise.std=1e6", images=1))
+def test_more_noise_leaves_less_and_more_releases_more(parties):
+    quiet = GaussianReference(rounds=[100])(parties(*NOISE[:2], "defense.gradient_noise.std=1e-8", images=1))
+    loud = GaussianReference(rounds=[100])(parties(*NOISE[:2], "defense.gradient_noise.std=1e6", images=1))
     assert quiet.kind == "reference"
     assert quiet.values["white"] > 60
     assert loud.values["white"] == pytest.approx(-20 * math.log10(0.3), abs=1e-3), "the prior alone"
     assert float(quiet.rows[0][2].split()[0]) == pytest.approx(quiet.values["white"] + 20, abs=0.1)
-    held = turns(images=1)[0].runtime.data.auxiliary
+    held = parties(images=1)[0].runtime.data.auxiliary
     left = PublicPrior.of(held.images(range(len(held)))).spectrum.square().mean()
     assert loud.values["public"] == pytest.approx(-10 * math.log10(left), abs=1e-3), "what the public moments leave"
     assert "who knows more of them may pass it" in quiet.sentence
 
 
-def test_laplace_noise_counts_by_its_information(turns):
+def test_laplace_noise_counts_by_its_information(parties):
     shared = [*NOISE[:2], "defense.gradient_noise.std=1e-6", "defense.gradient_noise.distribution=laplace"]
-    laplace = GaussianReference(rounds=[])(turns(*shared, images=1))
+    laplace = GaussianReference(rounds=[])(parties(*shared, images=1))
     gaussian = GaussianReference(rounds=[])(
-        turns(*NOISE[:2], f"defense.gradient_noise.std={0.5**0.5 * 1e-6}", images=1)
+        parties(*NOISE[:2], f"defense.gradient_noise.std={0.5**0.5 * 1e-6}", images=1)
     )
     assert laplace.values["white"] == pytest.approx(gaussian.values["white"])
 
@@ -41,14 +41,14 @@ def test_laplace_noise_counts_by_its_information(turns):
         (["defense=[mixup]"], "not computed behind"),
     ],
 )
-def test_what_is_not_computed_is_refused(turns, settings, reason):
+def test_what_is_not_computed_is_refused(parties, settings, reason):
     with pytest.raises(NotApplicable, match=reason):
-        GaussianReference()(turns(*settings, images=1))
+        GaussianReference()(parties(*settings, images=1))
 
 
-def test_several_images_in_an_update_are_refused(turns):
+def test_several_images_in_an_update_are_refused(parties):
     with pytest.raises(NotApplicable, match="2 images in an update: computed for one"):
-        GaussianReference()(turns(*NOISE, images=1, batch=2))
+        GaussianReference()(parties(*NOISE, images=1, batch=2))
 
 
 @pytest.mark.parametrize("wrong", [{"image_std": 0}, {"rounds": [0]}, {"images": 0}])
@@ -57,13 +57,13 @@ def test_wrong_settings_are_refused(wrong):
         GaussianReference(**wrong)
 
 
-def test_rounds_add_up_whatever_the_weights_are_by_then(turns):
-    (first,) = turns(*NOISE[:2], "defense.gradient_noise.std=1e-4", images=1)
+def test_rounds_add_up_whatever_the_weights_are_by_then(parties):
+    (first,) = parties(*NOISE[:2], "defense.gradient_noise.std=1e-4", images=1)
     moved = {name: tensor + 0.05 * tensor.abs().mean() for name, tensor in first.state.items()}
     second = type(first)(first.runtime, moved, first.pictures, first.client, server_round=2)
     bound = GaussianReference(rounds=[])
     found = bound.over_rounds([first, second])
-    alone = [bound.over_rounds([turn])["white"][0] for turn in (first, second)]
+    alone = [bound.over_rounds([party])["white"][0] for party in (first, second)]
     assert found["white"][0] == pytest.approx(alone[0])
     assert found["white"][1] > max(alone)
     assert found["smooth"][0] == pytest.approx(bound([first]).values["smooth"])

@@ -35,20 +35,20 @@ DEFENSES = {
 
 
 @pytest.mark.parametrize(("name", "batch"), [("nothing", 1), ("clip", 2), ("dp_sgd", 2), ("per_layer", 1)])
-def test_the_columns_are_finite_differences_of_what_the_client_shares(turns, name, batch):
+def test_the_columns_are_finite_differences_of_what_the_client_shares(parties, name, batch):
     defense, clip = DEFENSES[name]
-    (turn,) = turns(*defense, images=1, batch=batch)
-    update = turn.share(turn.train()).tensors
-    found, shared = jacobian(turn, list(update))
+    (party,) = parties(*defense, images=1, batch=batch)
+    update = party.share(party.train()).tensors
+    found, shared = jacobian(party, list(update))
     clients = torch.cat([tensor.flatten() for tensor in update.values()])
     assert torch.allclose(shared.float(), clients, atol=2e-5 * float(shared.abs().max()))
-    turn.runtime.load(turn.state)
-    model, images = copy.deepcopy(turn.runtime.model).double(), turn.images.double()
+    party.runtime.load(party.state)
+    model, images = copy.deepcopy(party.runtime.model).double(), party.images.double()
     for pixel in (0, 77, 191):
         step = torch.zeros_like(images).flatten()
         step[pixel] = 1e-5
         ends = [
-            by_hand(model, images + sign * step.view(images.shape), turn.pictures.labels, list(update), **clip)
+            by_hand(model, images + sign * step.view(images.shape), party.pictures.labels, list(update), **clip)
             for sign in (1, -1)
         ]
         slope = (ends[0] - ends[1]) / 2e-5

@@ -14,12 +14,12 @@ NOISE = ["defense=[gradient_noise]", "defense.gradient_noise.relative_norm=null"
 PAIRS = IndistinguishablePairs(blurs=[1.0], blocks=[2, 8, 16], images=3)
 
 
-def test_it_is_the_distance_of_the_noiseless_updates(turns):
-    found = PAIRS(turns(*NOISE, images=2))
-    plain = turns("defense=[]", images=2)
-    for turn, row in zip(plain, found.rows, strict=True):
-        own = turn.train().tensors
-        other = turn.train(blurred(turn.images, 1.0).clamp(0, 1)).tensors
+def test_it_is_the_distance_of_the_noiseless_updates(parties):
+    found = PAIRS(parties(*NOISE, images=2))
+    plain = parties("defense=[]", images=2)
+    for party, row in zip(plain, found.rows, strict=True):
+        own = party.train().tensors
+        other = party.train(blurred(party.images, 1.0).clamp(0, 1)).tensors
         apart = torch.cat([(own[name] - other[name]).flatten() for name in own]).double().norm()
         assert float(row[2]) == pytest.approx(norm.cdf(float(apart) / 0.02 / 2), abs=1.1e-3)
     assert found.header == ("image", "finest told apart at 90 %", "blur of 1 px", "blocks of 2 px", "blocks of 8 px")
@@ -27,23 +27,23 @@ def test_it_is_the_distance_of_the_noiseless_updates(turns):
     assert found.strips[0].panels[1].caption.startswith("blur of 1 px: ")
 
 
-def test_more_noise_tells_less(turns):
+def test_more_noise_tells_less(parties):
     def most(std):
-        found = PAIRS(turns(*NOISE[:2], f"defense.gradient_noise.std={std}", images=1))
+        found = PAIRS(parties(*NOISE[:2], f"defense.gradient_noise.std={std}", images=1))
         return max(float(value) for value in found.rows[0][2:])
 
     assert 0.5 <= most(10.0) <= 0.505 < most(1.0) < most(0.05)
 
 
-def test_the_finest_detail_that_is_told_apart(turns):
-    assert PAIRS(turns(*NOISE[:2], "defense.gradient_noise.std=1e-4", images=1)).rows[0][1] == (
+def test_the_finest_detail_that_is_told_apart(parties):
+    assert PAIRS(parties(*NOISE[:2], "defense.gradient_noise.std=1e-4", images=1)).rows[0][1] == (
         "blur of 1 px, blocks of 2 px"
     )
-    assert PAIRS(turns(*NOISE[:2], "defense.gradient_noise.std=10", images=1)).rows[0][1] == "nothing"
+    assert PAIRS(parties(*NOISE[:2], "defense.gradient_noise.std=10", images=1)).rows[0][1] == "nothing"
 
 
-def test_one_image_of_a_batch_changes(turns):
-    one, two = PAIRS(turns(*NOISE, images=1)).rows[0], PAIRS(turns(*NOISE, images=1, batch=2)).rows
+def test_one_image_of_a_batch_changes(parties):
+    one, two = PAIRS(parties(*NOISE, images=1)).rows[0], PAIRS(parties(*NOISE, images=1, batch=2)).rows
     assert len(two) == 2
     assert float(two[0][2]) < float(one[2]), "its gradient is halved by the mean"
 
@@ -51,12 +51,12 @@ def test_one_image_of_a_batch_changes(turns):
 @pytest.mark.parametrize(
     ("batch", "share", "expected"), [(1, "gradient", 2.0), (2, "gradient", 1.0), (2, "delta", 0.1)]
 )
-def test_the_noise_of_dp_sgd_is_on_a_batchs_sum(turns, batch, share, expected):
+def test_the_noise_of_dp_sgd_is_on_a_batchs_sum(parties, batch, share, expected):
     dp = ["defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=2"]
-    (turn,) = turns(*dp, f"client.share={share}", "client.optimizer.lr=0.1", images=1, batch=batch)
-    result = turn.train()
-    assert gaussian_std(turn, result) == pytest.approx(expected)
-    measured = torch.cat([t.flatten() for t in turn.share(result).tensors.values()]).std()
+    (party,) = parties(*dp, f"client.share={share}", "client.optimizer.lr=0.1", images=1, batch=batch)
+    result = party.train()
+    assert gaussian_std(party, result) == pytest.approx(expected)
+    measured = torch.cat([t.flatten() for t in party.share(result).tensors.values()]).std()
     assert float(measured) == pytest.approx(expected, rel=0.02), "noise is nearly all of it"
 
 
@@ -74,19 +74,19 @@ def test_the_noise_of_dp_sgd_is_on_a_batchs_sum(turns, batch, share, expected):
         ([*NOISE, "+model.kwargs.drop_path_rate=0.1"], "drops units at random"),
     ],
 )
-def test_noise_that_is_not_gaussian_of_known_covariance_is_refused(turns, settings, reason):
+def test_noise_that_is_not_gaussian_of_known_covariance_is_refused(parties, settings, reason):
     with pytest.raises(NotApplicable, match=reason):
-        PAIRS(turns(*settings, images=1))
+        PAIRS(parties(*settings, images=1))
 
 
-def test_sums_over_clients_are_refused(turns):
+def test_sums_over_clients_are_refused(parties):
     with pytest.raises(NotApplicable, match="sums over clients"):
-        PAIRS(turns(*NOISE, images=1, summed=True))
+        PAIRS(parties(*NOISE, images=1, summed=True))
 
 
-def test_a_clip_before_the_noise_is_part_of_what_is_shared(turns):
+def test_a_clip_before_the_noise_is_part_of_what_is_shared(parties):
     clip = ["defense=[gradient_clip,gradient_noise]", *NOISE[1:], "defense.gradient_clip.max_norm=0.01"]
-    assert float(PAIRS(turns(*clip, images=1)).rows[0][2]) < float(PAIRS(turns(*NOISE, images=1)).rows[0][2])
+    assert float(PAIRS(parties(*clip, images=1)).rows[0][2]) < float(PAIRS(parties(*NOISE, images=1)).rows[0][2])
 
 
 @pytest.mark.parametrize("wrong", [{"blurs": [0]}, {"blocks": [1]}, {"images": 0}])

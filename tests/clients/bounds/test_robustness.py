@@ -14,8 +14,8 @@ from fedsim.report.level import with_theorem
 BOUND = ReconstructionRobustness()
 
 
-def test_one_pass_of_dp_sgd(turns):
-    found = BOUND(turns("defense=[dp_sgd]"))
+def test_one_pass_of_dp_sgd(parties):
+    found = BOUND(parties("defense=[dp_sgd]"))
     assert found.kind == "theorem"
     assert (found.proof.mu, found.proof.releases, found.proof.unit) == (1.0, 1, "image")
     assert found.proof.gamma == pytest.approx(blow_up(1e-3, 1.0))
@@ -30,27 +30,27 @@ def test_one_pass_of_dp_sgd(turns):
     assert all(float(row[1]) <= float(row[2]) for row in found.rows), "ε alone says less"
 
 
-def test_several_passes_add_up_whatever_the_accountant_assumes(turns):
+def test_several_passes_add_up_whatever_the_accountant_assumes(parties):
     steps = ["client.share=delta", "client.local_steps=9"]
-    found = BOUND(turns("defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=3", *steps))
+    found = BOUND(parties("defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=3", *steps))
     quoted = BOUND(
-        turns("defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=3", "defense.dp_sgd.amplification=poisson", *steps)
+        parties("defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=3", "defense.dp_sgd.amplification=poisson", *steps)
     )
     assert (found.proof.mu, found.proof.releases) == (1.0, 9)
     assert quoted.proof == found.proof
     assert "after these 9 releases" in found.sentence
 
 
-def test_local_dp_is_held_against_sending_nothing(turns):
-    found = BOUND(turns("defense=[local_dp]"))
+def test_local_dp_is_held_against_sending_nothing(parties):
+    found = BOUND(parties("defense=[local_dp]"))
     defense = LocalDP()
     assert found.proof.unit == "update"
     assert found.proof.mu == pytest.approx(defense.clipping_norm / defense.std)
 
 
-def test_the_strongest_of_several_counts(turns):
+def test_the_strongest_of_several_counts(parties):
     both = ["defense=[dp_sgd,local_dp]", "client.share=gradient"]
-    assert BOUND(turns(*both)).proof.unit == "update"
+    assert BOUND(parties(*both)).proof.unit == "update"
 
 
 @pytest.mark.parametrize(
@@ -62,18 +62,18 @@ def test_the_strongest_of_several_counts(turns):
         ("[local_dp] defense.local_dp.epsilon=inf", "adds no noise"),
     ],
 )
-def test_what_proves_nothing_is_refused(turns, defense, reason):
+def test_what_proves_nothing_is_refused(parties, defense, reason):
     first, *more = defense.split()
     with pytest.raises(NotApplicable, match=reason):
-        BOUND(turns(f"defense={first}", *more))
+        BOUND(parties(f"defense={first}", *more))
 
 
 class Mute(Defense):
     """Says nothing of how it acts."""
 
 
-def test_a_defense_that_says_nothing_of_itself_keeps_it_from_being_proven(turns):
-    made = turns("defense=[dp_sgd]")
+def test_a_defense_that_says_nothing_of_itself_keeps_it_from_being_proven(parties):
+    made = parties("defense=[dp_sgd]")
     made[0].runtime.defenses.defenses["mute"] = Mute()
     with pytest.raises(NotApplicable, match="Mute does not say how it acts"):
         BOUND(made)
@@ -86,34 +86,34 @@ class Changed(DPSGD):
         return compute(batch)
 
 
-def test_a_chain_reports_what_it_proves_beside_what_it_measures(turns):
-    (turn,) = turns("defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=4", images=1)
-    turn.share(turn.train())
-    measured = turn.defenses.measurements()
+def test_a_chain_reports_what_it_proves_beside_what_it_measures(parties):
+    (party,) = parties("defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=4", images=1)
+    party.share(party.train())
+    measured = party.defenses.measurements()
     assert (measured["dp_sgd_gdp_mu"], measured["dp_sgd_gdp_releases"]) == (0.25, 1.0)
-    turn.defenses.defenses["mute"] = Mute()
-    assert "dp_sgd_gdp_mu" not in turn.defenses.measurements()
-    assert "dp_sgd_epsilon" in turn.defenses.measurements()
+    party.defenses.defenses["mute"] = Mute()
+    assert "dp_sgd_gdp_mu" not in party.defenses.measurements()
+    assert "dp_sgd_epsilon" in party.defenses.measurements()
 
 
 def test_a_subclass_must_speak_for_itself():
     assert DefenseChain({"changed": Changed()}).gaussian_dp() is None
 
 
-def test_an_image_that_is_shared_twice_counts_twice(turns):
-    made = turns("defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=4")
+def test_an_image_that_is_shared_twice_counts_twice(parties):
+    made = parties("defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=4")
     twice = [made[0], type(made[1])(made[1].runtime, made[1].state, made[0].pictures, 1)]
     assert (BOUND(made).proof.mu, BOUND(twice).proof.mu, BOUND(twice).proof.releases) == (0.25, 0.5, 2)
 
 
-def test_buffers_that_training_changes_are_refused(turns):
-    (turn,) = turns("defense=[dp_sgd]", images=1)
-    turn.runtime.model.register_buffer("seen", torch.zeros(1))
-    turn.state["seen"] = torch.zeros(1)
-    result = turn.train()
-    turn.runtime.model.get_buffer("seen").fill_(1.0)
+def test_buffers_that_training_changes_are_refused(parties):
+    (party,) = parties("defense=[dp_sgd]", images=1)
+    party.runtime.model.register_buffer("seen", torch.zeros(1))
+    party.state["seen"] = torch.zeros(1)
+    result = party.train()
+    party.runtime.model.get_buffer("seen").fill_(1.0)
     with pytest.raises(ConfigError, match="seen would be shared without noise"):
-        turn.share(result)
+        party.share(result)
 
 
 def test_the_order_of_levels():

@@ -15,10 +15,10 @@ import sys
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from experiments.engine import reporting
 from experiments.run import command as federated
 from experiments.run import resumed, resuming
 from fedsim.errors import ConfigError
+from fedsim.report import render
 from fedsim.simulation import SimulatedGrid
 from fedsim.storage.run_folder import RunFolder
 from fedsim.storage.sealed import ARRAYS, SealedStates
@@ -65,7 +65,7 @@ MOMENTS = {
     "between two attacks": ("server.attack_queue.results:ResultWriter.write", 3, "after"),
     "between a picture and its line": ("server.attack_queue.results:save_png", 3, "after"),
     "after the last round": (POINT, 4, "after"),
-    "before the report": ("experiments.engine.reporting:end_with_report", 1, "before"),
+    "before the report": ("fedsim.report.render:_page", 1, "before"),
 }
 AFTER_ROUND_3 = (POINT, 3, "after")
 
@@ -78,7 +78,7 @@ def moments(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         # The tests' type checker draws from the generator that Flower samples with, where it checks a simulated Grid.
         patch.setattr(SimulatedGrid, "get_node_ids", inspect.unwrap(SimulatedGrid.get_node_ids))
-        patch.setattr(reporting, "build_report", lambda folder: folder / "report.html")
+        patch.setattr(render, "_page", lambda run, judged: "")
         for moment, (at, call, how) in {**MOMENTS, AFTER_ROUND_3: AFTER_ROUND_3}.items():
             copy_at(patch, folder, root / f"copy-{hash(moment)}", at, call, how)
         settings = ["simulation=inline", *SMALL, *SETTINGS["fedsgd"]]

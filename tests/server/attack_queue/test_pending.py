@@ -8,7 +8,7 @@ import torch
 from experiments.engine.setup import prepare
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import observation_name
-from server.attack_queue.pending import PendingObservations, Unfinished, record_observation
+from server.attack_queue.pending import PendingObservations, Unfinished
 from tests.support.federation import Federation, settings
 
 
@@ -59,7 +59,7 @@ def test_observations_and_truths_come_back(seen, pending, said, tmp_path):
 
 def test_a_recorded_observation_is_not_written_twice(seen, pending, said, tmp_path):
     one = unfinished(seen[0])
-    record_observation(seen[0][0], tmp_path / "observations" / one.name)
+    seen[0][0].save(tmp_path / "observations" / one.name)
     pending.keep([replace(one, load=lambda: pytest.fail("it is on disk"))])
     assert {path.name for path in tmp_path.glob("pending/*/*/*")} == {"truth.json", "truth.safetensors"}
     ((observation, truth),) = pending.load(1, said.append)

@@ -7,7 +7,6 @@ import pytest
 from fedsim.observation import Observation
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
-from server.attack_queue import queue as module
 from server.attack_queue.pending import PendingObservations
 from server.attack_queue.queue import AttackQueue
 from server.attack_queue.results import ResultWriter
@@ -39,7 +38,7 @@ def test_a_full_disk_costs_the_copy_and_not_the_attack(queue, tmp_path, monkeypa
     def full(observation, folder):
         raise OSError(errno.ENOSPC, "No space left on device", str(folder))
 
-    monkeypatch.setattr(module, "record_observation", full)
+    monkeypatch.setattr(Observation, "save", full)
     attacking, said = queue
     attacking(*observe_client())
     assert [row["status"] for row in RunFolder(tmp_path).rows("attacks")] == ["done"]

@@ -7,7 +7,7 @@ from clients.app import ClientRuntime
 from fedsim.errors import ConfigError
 from fedsim.settings.commands import config_of
 from fedsim.settings.composition import build_data
-from fedsim.settings.local.schedule import Schedule
+from fedsim.settings.local.schedule import RateSchedule
 from tests.support.federation import settings
 
 
@@ -30,17 +30,17 @@ def torchs(make, steps):
     ],
 )
 def test_rates_over_all_rounds_are_torchs(shape, make, final):
-    schedule = Schedule(shape=shape, final=final)
+    schedule = RateSchedule(shape=shape, final=final)
     own = [schedule.factor(step, 4, number, 3) for number in (1, 2, 3) for step in range(4)]
     assert own == pytest.approx(torchs(lambda o: make(o, final), 12))
 
 
 def test_a_warm_up_rises_in_equal_steps_and_then_the_cosine_begins():
-    schedule = Schedule(shape="cosine", warmup=0.5)
+    schedule = RateSchedule(shape="cosine", warmup=0.5)
     own = [schedule.factor(step, 4, number, 2) for number in (1, 2) for step in range(4)]
     after = torchs(lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 4), 4)
     assert own == pytest.approx([0.25, 0.5, 0.75, 1.0, *after])
-    assert Schedule(shape="constant", warmup=0.5).factor(7, 4, 9, 2) == 1.0
+    assert RateSchedule(shape="constant", warmup=0.5).factor(7, 4, 9, 2) == 1.0
 
 
 @pytest.fixture
