@@ -224,7 +224,7 @@ class _Solution:
         if self.best is None or not self._draws:
             return None
         x, rng = self.best[1], torch.Generator().manual_seed(self.seeds[-1])
-        return posterior_mean(self.last, x, self.last.jacobian(x), self._draws, rng, self._drew)
+        return posterior_mean(self.last, x, self.last.normal(x).matrix, self._draws, rng, self._drew)
 
     def _predicted(self, variance: Tensor) -> float:
         """dB of the mean squared error of pixels in [0, 1] that the posterior itself expects."""
