@@ -97,6 +97,9 @@ class GaussNewton(GradientMatching):
             and problem.count == 1
         ):
             return replace(result, images=expected_image(problem.observation, result.images))
+        if found.values["kept"]:
+            reason = "of equations that no dropped unit changes: a search would need the client's draws"
+            return replace(result, certificate=Certificate("uncertified", reason, found.values))
         if not found.values["explained"]:
             return self._or_mean(problem, result, found.values["left"])
         reason = "it explains what was shared up to the errors of what was shared"
