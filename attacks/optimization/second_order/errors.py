@@ -15,7 +15,7 @@ def reads_adam(observation: Observation, local: str) -> bool:
     return local == "gradient" and observation.update.kind != "gradient" and observation.protocol.optimizer in ADAM
 
 
-def rounding_of(observation: Observation, target: State, scale: float, local: str = "unroll") -> State:
+def rounding_of(observation: Observation, target: State, scale: float, local: str) -> State:
     """The standard deviation that the precision of what was shared leaves, by name, in units of a gradient.
 
     Infinite where a step of Adam tells nothing but a sign.
