@@ -118,7 +118,8 @@ def _again(observation: Observation, result: Reconstruction) -> tuple[Observatio
     for labels in assignments(observation, result):
         update = observation.replay(images, labels)
         if update is None:
-            raise NotApplicable("the client's computation cannot be done once more: an order or a draw is unknown")
+            what = "adaptive steps are not repeated" if _adaptive(observation) else "an order or a draw is unknown"
+            raise NotApplicable(f"the client's computation cannot be done once more: {what}")
         again = replace(observation, update=update)
         off = mismatch(observation, again)
         if best is None or off < best[2]:
@@ -128,6 +129,10 @@ def _again(observation: Observation, result: Reconstruction) -> tuple[Observatio
     if best is None:
         raise NotApplicable("no labels are known to compute the update once more with")
     return best
+
+
+def _adaptive(observation: Observation) -> bool:
+    return observation.update.kind != "gradient" and observation.protocol.optimizer != "sgd"
 
 
 def _unrepeatable(observation: Observation) -> str:

@@ -14,6 +14,7 @@ from attacks.label.membership import rlg
 from attacks.label.public_images.counts import from_public_images, likely
 from attacks.label.reference import random_reference
 from attacks.label.rules import head_gradient
+from attacks.label.signs import labels_of_signs, steps_are_signs
 from attacks.label.single import label_of_one, relative_sum
 from attacks.result import uncertified
 from fedsim.errors import ConfigError, NotApplicable, nearest, require
@@ -34,9 +35,10 @@ PROOF_CANDIDATES = 12
 class RecoverLabels(Attack):
     """The multiset of labels, sorted, by one rule of `attacks.label.rules`, `.counting` or `.membership`.
 
-    `auto` takes `label_of_one` for one example; up to `PROVABLE` examples it looks for the only counts that explain
-    the gradient; else, or where none are certified, `class_moments` with public images that the batch is like, then
-    `bias_prior` with auxiliary pictures and `bias_corrected` without.
+    Of changes by Adam `auto` and `bias_sign` read the signs (`labels_of_signs`), others are refused. Else `auto` takes
+    `label_of_one` for one example; up to `PROVABLE` examples it looks for the only counts that explain the gradient;
+    else, or where none are certified, `class_moments` with public images that the batch is like, then `bias_prior` with
+    auxiliary pictures and `bias_corrected` without.
     Where the bias has no shared gradient the weight is read: `idlg` for one example, `llg` for several.
     Labels alone: no pictures. A clipped gradient's scale is unknown: that misleads the rules that count, and no other
     where labels are hard; smoothed ones it may hide from `bias_sign`.
@@ -66,6 +68,8 @@ class RecoverLabels(Attack):
         total = max(1, min(protocol.batch_size * max(1, protocol.steps), observation.update.num_examples))
         if total > MOST_LABELS:
             raise NotApplicable(f"{total} labels: more than {MOST_LABELS} tell nobody anything")
+        if steps_are_signs(observation) and self.rule in ("auto", "bias_sign"):
+            return labels_of_signs(observation, total, self.rule == "auto")
         if self.rule in FROM_WEIGHT:
             return _from_weight(observation, self.rule, total)
         if protocol.label_smoothing >= 1.0:

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from attacks.analytic.patch_gradient import examples_behind
 from attacks.label import RecoverLabels
+from attacks.optimization.matching.adam import ADAM, read_adam
 from attacks.optimization.matching.local_steps import (
     GradientMap,
     SurrogateWeights,
     UnrolledSteps,
     UpdateMap,
-    invert_adam_first_step,
-    rounding_of_delta,
     update_scale,
     weight_change,
 )
@@ -32,8 +31,6 @@ from fedsim.update import State
 logger = getLogger(__name__)
 
 LOCAL_UPDATES = ("auto", "gradient", "unroll", "surrogate")
-MIN_RESOLVED = 0.01
-"""Share of entries that Adam's first step must leave legible; below it the target is signs alone."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +85,8 @@ def shared_update(observation: Observation, choice: str, device: torch.device) -
         raw = {name: change / scale for name, change in weight_change(observation).items()}
         if choice == "surrogate" and protocol.optimizer == "adamw":
             raw = _less_decay(raw, observation)  # decoupled: no part of any gradient
-    elif observation.update.kind != "gradient" and protocol.optimizer in ("adam", "adamw"):
-        raw = _adam_gradient(observation)
+    elif observation.update.kind != "gradient" and protocol.optimizer in ADAM:
+        raw = read_adam(observation).gradient
     else:
         raw = observation.gradient
     result = {}
@@ -99,25 +96,6 @@ def shared_update(observation: Observation, choice: str, device: torch.device) -
             raise NotApplicable(f"{name}'s gradient is not finite")
         result[name] = value
     return result
-
-
-def _adam_gradient(observation: Observation) -> State:
-    protocol = observation.protocol
-    if _clip_bounds(observation):
-        raise NotApplicable(f"a clipped step of {protocol.optimizer}: its size, which tells the gradient, is lost")
-    if protocol.steps != 1:
-        raise NotApplicable(f"{protocol.steps} steps of {protocol.optimizer}: local_updates=unroll simulates them")
-    lr = protocol.lrs[0]
-    change = weight_change(observation)
-    if protocol.optimizer == "adamw" and protocol.weight_decay:
-        change = {n: c + lr * protocol.weight_decay * observation.global_state[n].double() for n, c in change.items()}
-    found = invert_adam_first_step(change, lr, protocol.eps, rounding_of_delta(observation, lr))
-    if found.share < MIN_RESOLVED:
-        raise NotApplicable(
-            f"the first step of {protocol.optimizer} at lr {lr:g} and eps {protocol.eps:g} leaves "
-            f"{found.share:.2%} of the gradient legible: it is its sign"
-        )
-    return found.gradient if protocol.optimizer == "adamw" else _less_decay(found.gradient, observation)
 
 
 def _less_decay(gradient: State, observation: Observation) -> State:

@@ -13,6 +13,8 @@ MOST_IMAGES = 512
 """Of which the moments are taken."""
 COUNTS_AS = 8.0
 """As many images as the common gray, and the mean over like frequencies, count for beside what was seen."""
+SAME = 1e-5
+"""Of a pixel in [0, 1]: what rounding may leave between an image and itself."""
 LEAST_STD = 1e-3
 """Of a coefficient: what never varied in public may vary."""
 
@@ -27,6 +29,8 @@ class PublicPrior:
         spectrum: the standard deviation of each DCT coefficient along each axis.
         seen_mean: of what a client's model sees of such images, where its defenses change them.
         own_share: the regression of an image on what the model sees of it, one number for all pixels.
+        mirrors: where the model sees images and their mirror images, and nothing else: of each kind whether rows are
+            reversed, whether columns are, and its share.
     """
 
     mean: Float[Tensor, "c h w"]
@@ -34,6 +38,7 @@ class PublicPrior:
     spectrum: Float[Tensor, "c h w"]
     seen_mean: Float[Tensor, "c h w"] | None = None
     own_share: Float[Tensor, ""] | None = None
+    mirrors: Float[Tensor, "kinds 3"] | None = None
 
     @classmethod
     def of(
@@ -63,12 +68,21 @@ class PublicPrior:
         seen_mean = _mean(seen)
         changed = seen - seen_mean
         share = (changed * centred).sum() / changed.square().sum().clamp(min=1e-30)
-        return replace(prior, seen_mean=seen_mean, own_share=share.clamp(0.0, 1.0))
+        mirrors = _mirrors(images.clamp(0.0, 1.0), seen)
+        return replace(prior, seen_mean=seen_mean, own_share=share.clamp(0.0, 1.0), mirrors=mirrors)
 
     def own_images(self, seen: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch c h w"] | None:
-        """The best linear guess at the client's own images from what its model saw; None where they are the same."""
+        """The best guess at the client's own images from what its model saw; None where they are the same.
+
+        Of mirror images the likelier one, else the best linear one.
+        """
         if self.seen_mean is None or self.own_share is None:
             return None
+        if self.mirrors is not None:
+            each = torch.stack([_mirrored(seen, kind) for kind in self.mirrors])
+            unlikely = torch.stack([self.whitened(one.double()).square().flatten(1).sum(dim=1) for one in each])
+            best = (unlikely - 2.0 * self.mirrors[:, 2].log().to(unlikely)[:, None]).argmin(dim=0)
+            return each[best, torch.arange(len(seen))]
         return self.mean.to(seen) + self.own_share.to(seen) * (seen - self.seen_mean.to(seen))
 
     def white(self) -> "PublicPrior":
@@ -98,6 +112,21 @@ class PublicPrior:
     def centre(self, shape: tuple[int, ...]) -> Float[Tensor, "batch c h w"]:
         """The mean, for each of a batch."""
         return self.mean.expand(shape).clone()
+
+
+def _mirrors(images: Float[Tensor, "batch c h w"], seen: Float[Tensor, "batch c h w"]) -> Tensor | None:
+    """The kinds of mirror images among those seen, the images themselves too; None where there is anything else."""
+    found, left = [], torch.ones(len(images), dtype=torch.bool)
+    for kind in images.new_tensor([[0, 0], [0, 1], [1, 0], [1, 1]]):
+        same = left & ((_mirrored(images, kind) - seen).abs().amax(dim=(1, 2, 3)) < SAME)
+        if bool(same.any()):
+            found.append(torch.cat([kind, same.double().mean()[None]]))
+        left &= ~same
+    return torch.stack(found) if len(found) > 1 and not bool(left.any()) else None
+
+
+def _mirrored(images: Float[Tensor, "batch c h w"], kind: Float[Tensor, " entries"]) -> Float[Tensor, "batch c h w"]:
+    return images.flip([axis for axis, reversed_ in zip((-2, -1), kind[:2].tolist(), strict=True) if reversed_])
 
 
 def _mean(images: Float[Tensor, "batch c h w"]) -> Float[Tensor, "c h w"]:

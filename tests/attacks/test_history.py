@@ -11,7 +11,7 @@ from torch import nn
 import fedsim
 from attacks.base import Reconstruction
 from attacks.label import RecoverLabels
-from attacks.optimization.second_order.attack import _named_most
+from attacks.optimization.second_order.attack import _named_most, _parts
 from attacks.running import run_attack
 from attacks.session import discard
 from defenses import GradientNoise
@@ -49,6 +49,13 @@ def test_several_rounds_tell_more_than_one(rounds):
     assert whole.labels.tolist() == [7]
     assert error(whole.images) < 0.5 * sum(alone) / len(alone)
     assert not whole.certified
+
+
+def test_many_rounds_go_on_from_the_image_of_the_first_few(rounds):
+    few, many = (fedsim.attack("gauss_newton", fedsim.History(rounds[:n]), **SEARCH) for n in (2, 6))
+    assert error(many.images) < error(few.images)
+    assert [row["step"] for row in many.trace].count(0.0) == 2  # of two rounds, then of all
+    assert [_parts(number) for number in (1, 5, 6, 30, 100)] == [[1], [5], [2, 6], [2, 6, 30], [4, 20, 100]]
 
 
 def test_one_round_is_the_round_itself(rounds):

@@ -71,7 +71,7 @@ def judge(values: dict[str, float], batch: int, identity: str) -> Certificate:
         identity: what `identity` is the relative error of, in symbols.
     """
     tokens, width, rank = int(values["tokens"]), int(values["width"]), int(values["rank"])
-    several = f"{batch} images in the batch, or " if batch > 1 else ""
+    several = f"one mixture of the {batch} images behind the update, or " if batch > 1 else ""
     if batch > 1:
         values = {name: value for name, value in values.items() if name != "expected_psnr"}
     condition = f"condition {values.get('condition', math.inf):.1g}"

@@ -1,10 +1,8 @@
 """From pictures to what a client shares, through one gradient or several local steps."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
-import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from attacks.optimization.matching.victim import Victim
@@ -131,37 +129,6 @@ def regularised(gradient: State, params: State, start: State, protocol: LocalPro
     return {n: g + decay * params[n] + mu * (params[n] - start[n]) for n, g in gradient.items()}
 
 
-@dataclass(frozen=True)
-class AdamGradient:
-    """A gradient read off Adam's first step; `resolved` marks the entries that could be."""
-
-    gradient: State
-    resolved: dict[str, Bool[Tensor, "..."]]
-
-    @property
-    def share(self) -> float:
-        entries = sum(mask.numel() for mask in self.resolved.values())
-        return sum(int(mask.sum()) for mask in self.resolved.values()) / max(1, entries)
-
-
-def invert_adam_first_step(delta: State, lr: float, eps: float, relative_error: float) -> AdamGradient:
-    """|g| = ε r/(1 - r) with r = |Δ|/lr, the sign being that of -Δ; elementwise.
-
-    The first step is lr·g/(|g| + ε) whatever the betas. Entries with |g| ≫ ε have r = 1 up to rounding: the
-    delta says their sign only. They are given the least gradient that would round so.
-
-    Args:
-        relative_error: of the delta's entries, of the size of the lr: the rounding of weights in the update's dtype.
-    """
-    gradient, resolved = {}, {}
-    for name, tensor in delta.items():
-        ratio = (tensor.double().abs() / lr).clamp(max=1.0)
-        rest = (1.0 - ratio).clamp(min=relative_error)
-        gradient[name] = -tensor.double().sign() * eps * ratio / rest
-        resolved[name] = (ratio > 2 * relative_error) & (1.0 - ratio > 2 * relative_error)
-    return AdamGradient(gradient, resolved)
-
-
 def update_scale(protocol: LocalProtocol) -> float:
     """What divides a weight change to make it the size of a gradient (SGD), or of Adam's unit steps."""
     return protocol.gradient_scale() if protocol.optimizer == "sgd" else max(sum(protocol.lrs), 1e-30)
@@ -180,10 +147,3 @@ def weight_change(observation: Observation) -> dict[str, Float[Tensor, "..."]]:
     if update.kind == "delta":
         return floating
     return {name: tensor - observation.global_state[name].double() for name, tensor in floating.items()}
-
-
-def rounding_of_delta(observation: Observation, lr: float) -> float:
-    """The relative error that float rounding of the weights leaves in an Adam step of size lr."""
-    weights = [tensor for tensor in observation.global_state.values() if tensor.is_floating_point()]
-    size = torch.stack([weight.double().abs().mean() for weight in weights if weight.numel()]).median()
-    return float(torch.finfo(weights[0].dtype).eps * size / lr)

@@ -4,22 +4,34 @@ import math
 
 import torch
 
+from attacks.optimization.matching.adam import ADAM, read_adam
 from attacks.optimization.matching.local_steps import update_scale
 from fedsim.observation import Observation
 from fedsim.update import State
 
 
-def rounding_of(observation: Observation, target: State, scale: float) -> State:
+def reads_adam(observation: Observation, local: str) -> bool:
+    """Whether the target is a gradient that was read off Adam's first step."""
+    return local == "gradient" and observation.update.kind != "gradient" and observation.protocol.optimizer in ADAM
+
+
+def rounding_of(observation: Observation, target: State, scale: float, local: str) -> State:
     """The standard deviation that the precision of what was shared leaves, by name, in units of a gradient.
+
+    Infinite where a step of Adam tells nothing but a sign.
 
     Args:
         target: what was shared, in those units.
         scale: of a change of weights; 1 for a gradient.
+        local: how local steps are taken, `auto` resolved.
     """
     eps = max(float(torch.finfo(tensor.dtype).eps) for tensor in observation.update.tensors.values())
     found = {name: torch.full_like(t, eps * float(t.norm()) / math.sqrt(t.numel())) for name, t in target.items()}
     if observation.update.kind == "gradient":
         return found
+    if reads_adam(observation, local):
+        read = read_adam(observation).error
+        return {n: torch.hypot(own, read[n].to(own)) for n, own in found.items()}
     state = observation.global_state
     return {n: torch.hypot(own, eps * state[n].to(own).abs() / abs(scale)) for n, own in found.items()}
 

@@ -46,14 +46,30 @@ class Linearised(Protocol):
         """The damped step, and how far the model says that the cost falls."""
 
 
+@dataclass(frozen=True)
+class Normal:
+    """‖r‖², JᵀJ and Jᵀr: those of several rounds are sums, so that one round's J is held at a time."""
+
+    cost: float
+    matrix: Float[Tensor, "unknowns unknowns"]
+    slope: Float[Tensor, " unknowns"]
+
+    @classmethod
+    def of(cls, r: Float[Tensor, " rows"], J: Float[Tensor, "rows unknowns"]) -> "Normal":
+        return cls(float(r.square().sum()), gram(J.T), J.T @ r)
+
+    def __add__(self, other: "Normal") -> "Normal":
+        return Normal(self.cost + other.cost, self.matrix + other.matrix, self.slope + other.slope)
+
+
 class Whole:
     """J whole: Δ = -(JᵀJ + λD)⁻¹Jᵀr with D the diagonal of JᵀJ."""
 
-    def __init__(self, r: Float[Tensor, " rows"], J: Float[Tensor, "rows unknowns"]) -> None:
-        self.cost = float(r.square().sum())
-        self._normal, self._slope = gram(J.T), J.T @ r
+    def __init__(self, normal: Normal) -> None:
+        self.cost = normal.cost
+        self._normal, self._slope = normal.matrix, normal.slope
         diagonal = self._normal.diagonal()
-        least = max(MIN_DIAGONAL * float(diagonal.max()), torch.finfo(r.dtype).tiny)
+        least = max(MIN_DIAGONAL * float(diagonal.max()), torch.finfo(diagonal.dtype).tiny)
         self._damped = torch.diag(diagonal.clamp(min=least))
 
     def step(self, damping: float) -> tuple[Float[Tensor, " unknowns"], float]:

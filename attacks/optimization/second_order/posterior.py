@@ -43,7 +43,7 @@ class PosteriorMean:
 def posterior_mean(
     residual: Callable[[Tensor], Float[Tensor, " rows"]],
     start: Float[Tensor, " unknowns"],
-    jacobian: Float[Tensor, "rows unknowns"],
+    normal: Float[Tensor, "unknowns unknowns"],
     draws: int,
     rng: torch.Generator,
     progress: Callable[[int], None] = lambda draw: None,
@@ -57,12 +57,11 @@ def posterior_mean(
 
     Args:
         residual: in units of standard deviations, the prior's rows included.
-        jacobian: of the residual at the start.
+        normal: JᵀJ of the residual at the start.
         draws: at most.
         progress: is called with the number of each draw.
         enough: squared error of the mean, in posterior variances, at which it ends; 0: after all draws.
     """
-    normal = jacobian.T @ jacobian
     factor = torch.linalg.cholesky(normal)
     identity = torch.eye(len(start), dtype=start.dtype, device=start.device)
     width = torch.linalg.solve_triangular(factor, identity, upper=False).T

@@ -1,7 +1,9 @@
 """The residual of one victim: what an image would have been shared as, less what was, each number in its own units."""
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from jaxtyping import Float
@@ -12,7 +14,8 @@ from attacks.noise import noise_of
 from attacks.optimization.matching.local_steps import UpdateMap
 from attacks.optimization.matching.victim import make_victim
 from attacks.optimization.problem import Problem, clip_norm, make_update_map
-from attacks.optimization.second_order.errors import autocast_of, rounding_of, unit_scale
+from attacks.optimization.second_order.errors import autocast_of, reads_adam, rounding_of, unit_scale
+from attacks.optimization.second_order.levenberg_marquardt import Normal
 from attacks.optimization.second_order.sketch import Pieces
 from fedsim.bounds.gaussian_prior import ImagePrior
 from fedsim.effects import Sparsifies
@@ -24,6 +27,8 @@ ROW_WEIGHT = 3.0
 MIN_ROW = 0.01
 """Of the median, as which a row of the position embedding's gradient counts that is smaller."""
 ROUNDINGS = 8.0
+TINY = 1e-30
+"""Any finite error, of an entry that counts for nothing."""
 LEFT_BY_ONE, LEFT_BY_SEVERAL = 0.25, 0.5
 """Of ‖r‖² at the mean, what an image, and images of a batch, may leave where no noise is known: else they are wrong."""
 
@@ -36,6 +41,7 @@ class Residual:
         weights: W, one for each shared number.
         names: of the tensors, in their order.
         floor: ‖r‖² that the errors of what was shared leave at the true image, about.
+        rounds: the same rows in parts, one for each of several rounds; the first has the prior's.
     """
 
     shared: Callable[[Tensor], tuple[Tensor, ...]]
@@ -44,6 +50,7 @@ class Residual:
     floor: float
     names: tuple[str, ...] = ()
     before: Callable[[Tensor], Tensor] | None = None
+    rounds: tuple["Residual", ...] = ()
 
     def __call__(self, x: Float[Tensor, " unknowns"]) -> Float[Tensor, " rows"]:
         found = self.weights * (torch.cat([tensor.flatten() for tensor in self.shared(x)]) - self.target)
@@ -57,6 +64,11 @@ class Residual:
     def jacobian(self, x: Float[Tensor, " unknowns"], together: int = CHUNK) -> Float[Tensor, "rows unknowns"]:
         """J whole, in float64, `together` columns at a time."""
         return jacobian_transposed(self._weighed, x, together).T
+
+    def normal(self, x: Float[Tensor, " unknowns"], together: int = CHUNK) -> Normal:
+        """‖r‖², JᵀJ and Jᵀr, by one round's J after the other."""
+        parts = (Normal.of(one(x), one.jacobian(x, together)) for one in self.rounds or (self,))
+        return reduce(operator.add, parts)
 
     def _weighed(self, x: Float[Tensor, " unknowns"]) -> tuple[Tensor, ...]:
         """Without the target, tensor by tensor."""
@@ -94,19 +106,37 @@ def make_residuals(
         found: Tensor = problem.space.images(point(x).view(1, *shape))[0]
         return found
 
-    def shared(x: Tensor) -> tuple[Tensor, ...]:
-        seen = images(x)
-        return tuple(tensor for one in rounds for tensor in one.shared(seen))
-
     def before(x: Tensor) -> Tensor:
         return prior.whitened(problem.observation.to_unit_range(images(x))).flatten()
 
-    flat, by_norm, error = (torch.cat([getattr(one, key) for one in rounds]) for key in ("target", "weights", "error"))
-    names = tuple(dict.fromkeys(name for one in rounds for name in one.names))
-    first = Residual(shared, flat.to(dtype), by_norm.to(dtype), float((by_norm * error).square().sum()), names)
+    each = [_by_norm(one, images, dtype) for one in rounds]
     if not any(one.noisy for one in rounds):
-        return [first]
-    return [first, replace(first, weights=(1.0 / error).to(dtype), floor=float(len(flat)), before=before)]
+        return [_together(each)]
+    weighed = [
+        replace(by_norm, weights=(1.0 / one.error).to(dtype), floor=float(one.told), before=None if n else before)
+        for n, (one, by_norm) in enumerate(zip(rounds, each, strict=True))
+    ]
+    return [_together(each), _together(weighed)]
+
+
+def _by_norm(one: "_Round", images: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Residual:
+    floor = float((one.weights * one.error).square().sum())
+    return Residual(lambda x: one.shared(images(x)), one.target.to(dtype), one.weights.to(dtype), floor, one.names)
+
+
+def _together(each: Sequence[Residual]) -> Residual:
+    """Of the same unknowns: one's rows after the other's, those of the prior last."""
+    if len(each) == 1:
+        return each[0]
+    return Residual(
+        lambda x: tuple(tensor for one in each for tensor in one.shared(x)),
+        torch.cat([one.target for one in each]),
+        torch.cat([one.weights for one in each]),
+        sum(one.floor for one in each),
+        tuple(dict.fromkeys(name for one in each for name in one.names)),
+        each[0].before,
+        tuple(each),
+    )
 
 
 @dataclass(frozen=True)
@@ -115,7 +145,8 @@ class _Round:
 
     Attributes:
         error: how far each shared number may be off.
-        noisy: defenses add to it.
+        told: how many numbers say more than a sign.
+        noisy: their errors are known one by one: defenses add to them, or Adam's step hides them.
     """
 
     shared: Callable[[Tensor], tuple[Tensor, ...]]
@@ -123,6 +154,7 @@ class _Round:
     weights: Float[Tensor, " numbers"]
     error: Float[Tensor, " numbers"]
     names: tuple[str, ...]
+    told: int
     noisy: bool
 
 
@@ -135,12 +167,20 @@ def _round(problem: Problem, local: str, labels: Tensor, device: torch.device, d
     target = {name: problem.target[name].double() for name in params if name in problem.target}
     kept = {name: (tensor != 0).to(dtype) for name, tensor in target.items()} if _pruned(problem) else None
     scale = unit_scale(observation, local)
-    rounding, noise = rounding_of(observation, target, scale), noise_of(observation, target, scale)
-    error = _flat(rounding) * ROUNDINGS if noise is None else torch.hypot(_flat(noise), _flat(rounding))
+    rounding, noise = rounding_of(observation, target, scale, local), noise_of(observation, target, scale)
+    numbers, adaptive = sum(tensor.numel() for tensor in target.values()), reads_adam(observation, local)
+    if adaptive:  # of the other entries it knows the sign alone
+        kept = {name: tensor.isfinite().to(dtype) for name, tensor in rounding.items()}
+        target = {name: tensor * kept[name].double() for name, tensor in target.items()}
+        rounding = {name: tensor.nan_to_num(posinf=TINY) for name, tensor in rounding.items()}
+        numbers = sum(int(mask.sum()) for mask in kept.values())
+    error = _flat(rounding) if adaptive else _flat(rounding) * ROUNDINGS
+    error = error if noise is None else torch.hypot(_flat(noise), _flat(rounding))
     error = torch.hypot(error, _flat(autocast_of(observation, target)))
     weights = _flat(_norm_weights(target, observation.roles.pos_embed))
     shared = _shared(problem, update, list(target), labels, local, kept)
-    return _Round(shared, _flat(target), weights, error, tuple(target), noise is not None)
+    noisy = noise is not None or adaptive
+    return _Round(shared, _flat(target), weights, error, tuple(target), numbers, noisy)
 
 
 def _shared(

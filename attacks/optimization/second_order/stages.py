@@ -22,7 +22,7 @@ from fedsim.bounds.gaussian_prior import ImagePrior
 MOST_WHOLE = 2_000
 """Unknowns up to which J is computed whole, if there is memory for it."""
 WHOLE_BYTES = 8
-"""Of J whole, for each of its numbers."""
+"""Of one round's J whole, for each of its numbers."""
 PARTS = (16, 4)
 """One in so many coordinates is varied first, the low frequencies; then all."""
 SKETCH_BYTES = 64
@@ -69,13 +69,14 @@ class StagePlan:
 
 def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePlan:
     shape = shape_of(problem)
-    count, numbers = math.prod(shape), sum(tensor.numel() for one in problem.rounds for tensor in one.target.values())
+    each = [sum(tensor.numel() for tensor in one.target.values()) for one in problem.rounds]
+    count, numbers = math.prod(shape), sum(each)
     room = (task.budget.memory_gib or default_budget(task.device)) * GIB
     assert problem.labels is not None
     given = (problem, task.local, prior, problem.labels, task.device)
-    whole = WHOLE_BYTES * count * numbers
+    whole = WHOLE_BYTES * count * max(each)
     if count <= MOST_WHOLE and 2 * whole <= room:
-        together = chunk_size(CHUNK, DIRECTION_BYTES * numbers, (room - whole) / GIB)
+        together = chunk_size(CHUNK, DIRECTION_BYTES * max(each), (room - whole) / GIB)
         return StagePlan([Stage(one, _whole(one, together)) for one in make_residuals(*given)], _same, _same, count)
     frequencies = _frequencies(problem, prior, task.device)
     point = _same if frequencies is None else frequencies.point
@@ -103,7 +104,7 @@ def _frequencies(problem: Problem, prior: ImagePrior, device: torch.device) -> F
 
 
 def _whole(residual: Residual, together: int) -> Callable[[Tensor], Whole]:
-    return lambda x: Whole(residual(x), residual.jacobian(x, together))
+    return lambda x: Whole(residual.normal(x, together))
 
 
 def _same(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from attacks.analytic.first_block.attack import FirstBlock
 from attacks.analytic.patch_gradient import PatchGradient
 from attacks.analytic.row_space.attack import RowSpace
-from attacks.base import Attack
+from attacks.base import Attack, Reconstruction
 from attacks.certificate.assignments import MAX_ORDERS
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
@@ -23,6 +23,7 @@ from fedsim.errors import NotApplicable
 
 logger = getLogger(__name__)
 
+CLOSED_FORMS: tuple[type[Attack], ...] = (PatchGradient, RowSpace, FirstBlock)
 STARTS = ("closed_form", "mean", "prior")
 MEAN_NOISE = 0.05
 """Standard deviation of the noise around the prior's mean, where a search starts there."""
@@ -59,6 +60,16 @@ class Starts:
             for seed in self.seeds[: 1 if kind == "mean" else None]:
                 yield kind, partial(self._drawn, kind, seed)
 
+    def solved(self) -> Float[Tensor, " n"] | None:
+        """The image of a closed form whose own equations hold."""
+        if not isinstance(self.problem.space, PixelSpace):
+            return None
+        for attack in CLOSED_FORMS:
+            result = self._result_of(attack())
+            if result is not None and result.images is not None and result.certificate.status == "certified":
+                return self._in_order(result.images.double())
+        return None
+
     def _drawn(self, kind: str, seed: int) -> Tensor:
         """The mean has a little noise: all patches alike would be a saddle."""
         rng = torch.Generator().manual_seed(seed)
@@ -74,8 +85,8 @@ class Starts:
         if not isinstance(self.problem.space, PixelSpace):
             return None
         found = []
-        for attack in (PatchGradient(), RowSpace(), FirstBlock()):
-            images, open_ = self._images_of(attack)
+        for attack in CLOSED_FORMS:
+            images, open_ = self._images_of(attack())
             if images is not None:
                 found.append(self._in_order(self._one_each(images)))
                 if not open_:
@@ -84,6 +95,14 @@ class Starts:
 
     def _images_of(self, attack: Attack) -> tuple[Float[Tensor, "b c h w"] | None, bool]:
         """What the attack finds, and whether that leaves directions open that the next one may settle."""
+        result = self._result_of(attack)
+        if result is None or result.images is None:
+            return None, True
+        mixed = len(result.images) < self.problem.count
+        return result.images.double(), mixed or result.certificate.values.get("open_directions", 0.0) > 0
+
+    def _result_of(self, attack: Attack) -> Reconstruction | None:
+        """None where the attack does not apply, or gives no image that is finite."""
         observation = self.problem.observation
         try:
             attack.check(observation)
@@ -91,11 +110,8 @@ class Starts:
                 result = attack.run(observation, torch.Generator().manual_seed(0), self.device)
         except NotApplicable as refusal:
             logger.debug("no start from %s: %s", type(attack).__name__, refusal)
-            return None, True
-        if result.images is None or not bool(result.images.isfinite().all()):
-            return None, True
-        mixed = len(result.images) < self.problem.count
-        return result.images.double(), mixed or result.certificate.values.get("open_directions", 0.0) > 0
+            return None
+        return result if result.images is not None and bool(result.images.isfinite().all()) else None
 
     def _in_order(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, " n"]:
         """Each image at the place of its label: the order that explains the most."""

@@ -71,8 +71,7 @@ def attacked(
     found = [run(name) for name in (*CLOSED, LABELS)]
     search: dict[str, Any] = {"frames": 0, "save_every": 0}
     if rung.pictures <= settings["second_order"]:
-        adaptive = {"local_updates": "unroll"} if rung.optimiser != "sgd" else {}
-        found.append(run(SECOND_ORDER, **search, **budget["second"], **adaptive))
+        found.append(run(SECOND_ORDER, **search, **budget["second"]))
     found.append(run(FIRST_ORDER[0], **search, steps=budget["first"]))
     if found[-1][0].status != "done":
         own = {"priors": {"batch_norm": None}, "labels": "auto", "restarts": 1, "group": None}

@@ -30,6 +30,8 @@ NOISE = 1e-2
 """Of the gradient's norm."""
 ROUNDS = {"small": (1, 2, 5, 10), "paper": (1, 2, 5, 10, 20, 50, 100)}
 IMAGES = {"small": 3, "paper": 10}
+DRAWS = 40
+"""From the posterior, each of which goes through all rounds."""
 OTHERS = range(500, 1000)
 """Digits of the other clients."""
 BATCH, STEPS, LR = 32, 5, 0.1
@@ -64,7 +66,7 @@ def work(unit: Unit) -> list[Entry]:
     settings = unit.settings
     images, labels = digits([settings["image"]])
     seen = observed(images, labels, settings["rounds"], settings["seed"])
-    attack = GaussNewton(LevenbergMarquardt(steps=30, restarts=1), budget=Budget(frames=0, save_every=0))
+    attack = GaussNewton(LevenbergMarquardt(steps=30, restarts=1, draws=DRAWS), budget=Budget(frames=0, save_every=0))
     result = fedsim.attack(attack, fedsim.History(tuple(seen)), seed=settings["seed"], device=unit.device)
     if result.status != "done" or result.images is None:
         return [{"rounds": settings["rounds"], "refused": result.reason}]

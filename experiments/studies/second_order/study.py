@@ -182,7 +182,8 @@ def linear(seen: Observation, images: Tensor, labels: Tensor) -> tuple[Tensor, T
         J = residual.jacobian(x)[: len(residual.weights)] / residual.weights[:, None]
     std = torch.tensor(seen.std, dtype=torch.float64).repeat_interleave(images[0, 0].numel()).repeat(len(images))
     exact = {name: target[name].double() for name in residual.names}
-    precision = rounding_of(seen, exact, unit_scale(seen, local)), autocast_of(seen, exact)
+    rounding = rounding_of(seen, exact, unit_scale(seen, local), local)
+    precision = rounding, autocast_of(seen, exact)
     parts = (torch.hypot(*(one[name] for one in precision)).flatten() for name in residual.names)
     return J / std, 1.0 / residual.weights, torch.cat(list(parts)).clamp(min=1e-300)
 

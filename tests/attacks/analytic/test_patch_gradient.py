@@ -76,7 +76,7 @@ def test_a_batch_gives_one_uncertified_mixture(batch, tools, rng, cpu):
     result = PatchGradient()(tools.observe(tools.tiny(), pictures, list(range(batch))), rng, cpu)
     assert result.images.shape[0] == 1
     assert result.certificate.status == "uncertified"
-    assert f"{batch} images in the batch" in result.certificate.reason
+    assert f"one mixture of the {batch} images" in result.certificate.reason
     assert result.certificate.values["residual"] > 0.01
     assert result.certificate.values["identity"] < 1e-6
     assert result.labels is None

@@ -67,6 +67,19 @@ def test_own_images_are_the_linear_regression_on_what_is_seen(images, rng):
     assert errors[1] < min(errors[0], errors[2])
 
 
+def test_behind_a_flip_it_is_the_image_or_its_mirror_image_whichever_is_likelier(rng):
+    """Ramps to the right, of which the model sees every third from the other side."""
+    ramps = torch.linspace(0.2, 0.8, 6, dtype=torch.float64).expand(60, 3, 6, 6)
+    own = ramps + 0.05 * torch.randn(60, 3, 6, 6, generator=rng, dtype=torch.float64)
+    seen = own.clone()
+    seen[::3] = own[::3].flip(-1)
+    prior = PublicPrior.of(own, seen)
+    assert prior.mirrors.tolist() == [[0.0, 0.0, pytest.approx(2 / 3)], [0.0, 1.0, pytest.approx(1 / 3)]]
+    assert torch.equal(prior.own_images(seen), own)
+    moved = torch.cat([seen[:59], seen[59:].roll(1, dims=-1)])
+    assert PublicPrior.of(own, moved).mirrors is None
+
+
 def test_images_that_are_seen_as_they_are_stay(images):
     assert PublicPrior.of(images).own_images(images) is None
     kept = PublicPrior.of(images.clamp(0.0, 1.0), images.clamp(0.0, 1.0))

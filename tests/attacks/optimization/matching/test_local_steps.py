@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from attacks.optimization.matching.local_steps import (
     SurrogateWeights,
     UnrolledSteps,
-    invert_adam_first_step,
     update_scale,
 )
 from fedsim.errors import NotApplicable
@@ -100,16 +99,3 @@ def test_the_surrogate_lies_between_the_weights(small, victim_of, candidates):
         expected = victim.gradient(params, variables["images"], variables["labels"])
         for name, tensor in expected.items():
             torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-6)
-
-
-def test_adams_first_step_is_inverted_where_it_can_be():
-    gradient = torch.tensor([3e-7, -2e-6, 0.0, 5.0], dtype=torch.float64)
-    weights = torch.zeros(4, dtype=torch.float64, requires_grad=True)
-    optimiser = torch.optim.Adam([weights], lr=1e-2, eps=1e-6)
-    weights.grad = gradient.clone()
-    optimiser.step()
-    found = invert_adam_first_step({"w": weights.detach()}, 1e-2, 1e-6, relative_error=1e-6)
-    torch.testing.assert_close(found.gradient["w"][:3], gradient[:3], rtol=1e-4, atol=1e-12)
-    assert found.resolved["w"].tolist() == [True, True, False, False]
-    assert 0 < found.gradient["w"][3] <= 5.0
-    assert found.share == 0.5

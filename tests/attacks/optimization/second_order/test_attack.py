@@ -215,3 +215,16 @@ def test_a_search_that_explains_no_more_than_the_public_mean_gives_that(model, i
     right = replace(seen, image_prior=public)
     found = fedsim.attack("gauss_newton", right, steps=15, starts=["mean"], frames=0)
     assert not torch.allclose(found.images.double(), right.image_prior.mean[None], atol=0.1)
+
+
+def test_behind_dropout_it_stays_at_a_closed_form_whose_own_equations_hold():
+    spec = ModelSpec("vit_nano_patch2_8", num_classes=10, kwargs={"pos_drop_rate": 0.1, "drop_path_rate": 0.1})
+    image = torch.from_numpy(load_digits().images[:1] / 16).float()[:, None].expand(1, 3, 8, 8).contiguous()
+    seen = fedsim.observe(Architecture(spec, (), 0).build(keep=True), image, torch.tensor([0]))
+    result = fedsim.attack("gauss_newton", seen, steps=3, frames=0)
+    exact = fedsim.attack("patch_gradient", seen)
+    assert torch.allclose(result.images.double(), exact.images.double(), atol=1e-6)
+    assert psnr(result.images, image) > 60
+    assert not result.certified
+    assert "no dropped unit changes" in result.certificate.reason
+    assert result.trace == ()

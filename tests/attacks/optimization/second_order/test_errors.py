@@ -56,7 +56,7 @@ def test_a_changes_rounding_is_that_of_its_weights(model):
     rounded = {name: (state[name] - 1e-3 * g).float() for name, g in plain.gradient.items()}
     update = replace(plain.update, kind="weights", tensors=rounded)
     weights = replace(plain, update=update, protocol=replace(plain.protocol, lrs=(1e-3,)))
-    expected = rounding_of(weights, plain.gradient, 1e-3)
+    expected = rounding_of(weights, plain.gradient, 1e-3, "gradient")
     off = {name: (state[name] - rounded[name].double()) / 1e-3 - plain.gradient[name] for name in rounded}
     z = torch.cat([(off[name] / expected[name]).flatten() for name in off])
     assert 0.1 < float(z.square().mean().sqrt()) < 2.0

@@ -3,14 +3,14 @@ import torch
 from scipy.optimize import least_squares
 
 from attacks.forward_mode import jacobian
-from attacks.optimization.second_order.levenberg_marquardt import Damped, Whole, take_step
+from attacks.optimization.second_order.levenberg_marquardt import Damped, Normal, Whole, take_step
 
 
 def solved(residual, start, steps=60):
     state = Damped(start)
     costs = []
     for _ in range(steps):
-        take_step(state, residual, lambda x: Whole(residual(x), jacobian(residual, x)))
+        take_step(state, residual, lambda x: Whole(Normal.of(residual(x), jacobian(residual, x))))
         costs.append(state.cost)
         if state.ended:
             break
@@ -28,7 +28,15 @@ def test_a_step_is_that_of_the_damped_normal_equations(rng):
     J, r = torch.randn(30, 7, generator=rng, dtype=torch.float64), torch.randn(30, generator=rng, dtype=torch.float64)
     normal = J.T @ J
     oracle = -torch.linalg.solve(normal + 0.1 * torch.diag(normal.diagonal()), J.T @ r)
-    assert torch.allclose(Whole(r, J).step(0.1)[0], oracle, rtol=1e-10)
+    assert torch.allclose(Whole(Normal.of(r, J)).step(0.1)[0], oracle, rtol=1e-10)
+
+
+def test_the_sum_of_two_rounds_is_that_of_their_rows_together(rng):
+    J, r = torch.randn(30, 7, generator=rng, dtype=torch.float64), torch.randn(30, generator=rng, dtype=torch.float64)
+    found = Normal.of(r[:11], J[:11]) + Normal.of(r[11:], J[11:])
+    assert torch.allclose(found.matrix, J.T @ J)
+    assert torch.allclose(found.slope, J.T @ r)
+    assert abs(found.cost - float(r @ r)) < 1e-12
 
 
 def test_rosenbrocks_valley_ends_where_scipy_ends_and_no_step_goes_up():

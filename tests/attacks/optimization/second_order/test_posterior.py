@@ -11,7 +11,9 @@ def test_of_a_linear_observation_it_is_the_known_mean_with_the_known_variance(rn
     right = torch.randn(13, generator=rng, dtype=torch.float64)
     covariance = torch.linalg.inv(rows.T @ rows)
     expected = covariance @ rows.T @ right
-    found = posterior_mean(lambda x: rows @ x - right, torch.zeros(5, dtype=torch.float64), rows, 4000, rng, enough=0.0)
+    found = posterior_mean(
+        lambda x: rows @ x - right, torch.zeros(5, dtype=torch.float64), rows.T @ rows, 4000, rng, enough=0.0
+    )
     assert float((found.mean - expected).abs().max()) < 0.1 * float(covariance.diagonal().max().sqrt())
     assert torch.allclose(found.variance, covariance.diagonal(), rtol=0.25)
     assert 0.4 < found.accepted <= 1.0
@@ -22,7 +24,7 @@ def test_of_a_linear_observation_few_draws_give_the_mean_and_it_stops(rng):
     rows = torch.cat([torch.randn(8, 5, generator=rng, dtype=torch.float64), torch.eye(5, dtype=torch.float64)])
     right = torch.randn(13, generator=rng, dtype=torch.float64)
     expected = torch.linalg.lstsq(rows, right[:, None]).solution[:, 0]
-    found = posterior_mean(lambda x: rows @ x - right, torch.zeros(5, dtype=torch.float64), rows, 4000, rng)
+    found = posterior_mean(lambda x: rows @ x - right, torch.zeros(5, dtype=torch.float64), rows.T @ rows, 4000, rng)
     assert found.draws == 40
     assert torch.allclose(found.mean, expected, atol=1e-9)
 
@@ -46,7 +48,7 @@ def test_of_a_curved_one_it_agrees_with_a_sum_over_a_grid(rng):
     expected = float((grid * weights).sum() / weights.sum())
     start = torch.ones(1, dtype=torch.float64)
     jacobian = torch.tensor([[2.0], [1.0]], dtype=torch.float64)
-    found = posterior_mean(residual, start, jacobian, 3000, rng, enough=0.0)
+    found = posterior_mean(residual, start, jacobian.T @ jacobian, 3000, rng, enough=0.0)
     assert abs(found.mean.item() - expected) < 0.15
     assert expected < 0.5 < float(start)
 
@@ -54,7 +56,7 @@ def test_of_a_curved_one_it_agrees_with_a_sum_over_a_grid(rng):
 def test_it_draws_what_it_drew_and_says_which_draw_it_is_at():
     rows, told = torch.eye(3, dtype=torch.float64), []
     runs = [
-        posterior_mean(lambda x: rows @ x, torch.ones(3, dtype=torch.float64), rows, 8, _seeded(), told.append)
+        posterior_mean(lambda x: rows @ x, torch.ones(3, dtype=torch.float64), rows.T @ rows, 8, _seeded(), told.append)
         for _ in range(2)
     ]
     assert torch.equal(runs[0].mean, runs[1].mean)

@@ -1,0 +1,77 @@
+"""Labels by the signs of Adam's steps, against what the batch was."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import fedsim
+from attacks.label import RecoverLabels
+from attacks.label.signs import labels_of_signs
+from fedsim.errors import NotApplicable
+
+ADAMW = {"_target_": "torch.optim.AdamW", "lr": 1e-3, "weight_decay": 0.5}
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Sigmoid(), nn.Linear(24, 10))
+    nn.init.normal_(model[3].bias, std=2.0)  # weight decay moves each by as much as a step does
+    return model
+
+
+def observed(model, labels, optimizer=ADAMW, **more):
+    images = torch.rand(len(labels), 1, 8, 8, generator=torch.Generator().manual_seed(len(labels)))
+    more = {"share": "delta", "local_steps": 1, **more}
+    return fedsim.observe(model, images, labels, optimizer=optimizer, **more)
+
+
+@pytest.mark.parametrize("share", ["delta", "weights"])
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("label", range(10))
+def test_of_one_example_it_is_the_class_that_rose(model, label, steps, share):
+    result = fedsim.attack("labels", observed(model, [label], share=share, local_steps=steps))
+    assert result.labels.tolist() == [label]
+    assert result.certified
+
+
+def test_of_several_every_class_that_rose_was_there(model):
+    for labels in ([1, 4], [2, 2], [0, 3, 3, 9]):
+        seen = observed(model, labels)
+        named = RecoverLabels("bias_sign").run(seen, torch.Generator(), torch.device("cpu"))
+        assert set(named.labels.tolist()) <= set(labels)
+        result = fedsim.attack("labels", seen)
+        assert len(result.labels) == len(labels)
+        assert result.certified == (len(named.labels) == len(labels))
+        assert not result.certified or sorted(labels) == result.labels.tolist()
+
+
+def test_smoothed_labels_are_never_certain(model):
+    result = fedsim.attack("labels", observed(model, [3], label_smoothing=0.1))
+    assert not result.certified
+    assert "smoothed labels" in result.certificate.reason
+
+
+def test_more_classes_than_examples_are_nobody_s(model):
+    seen = observed(model, [3], {**ADAMW, "weight_decay": 0.0})
+    tensors = {name: tensor.neg() for name, tensor in seen.update.tensors.items()}
+    result = labels_of_signs(replace(seen, update=replace(seen.update, tensors=tensors)), 1)
+    assert "9 classes rose, more than the 1 examples" in result.certificate.reason
+
+
+def test_coupled_weight_decay_is_refused(model):
+    adam = {"_target_": "torch.optim.Adam", "lr": 1e-3, "weight_decay": 0.01}
+    result = fedsim.attack("labels", observed(model, [3], adam))
+    assert result.reason == "weight decay is a part of Adam's gradients: their signs may be its own"
+    assert fedsim.attack("labels", observed(model, [3], {**adam, "weight_decay": 0.0})).labels.tolist() == [3]
+
+
+def test_a_head_that_did_not_move_tells_nothing(model):
+    with pytest.raises(NotApplicable, match="no class's bias rose"):
+        labels_of_signs(observed(model, [3], {**ADAMW, "lr": 0.0}), 1)
+
+
+def test_rules_that_read_sizes_are_refused(model):
+    assert "not a multiple of the gradient" in fedsim.attack("labels_llg", observed(model, [3])).reason
