@@ -50,19 +50,19 @@ class Observation:
 
     server_round: int
     client: int
-    global_state: State
+    global_state: State = field(repr=False)
     update: Update
     protocol: LocalProtocol
-    architecture: Architecture
-    roles: ViTRoles
+    architecture: Architecture = field(repr=False)
+    roles: ViTRoles = field(repr=False)
     image_shape: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     num_classes: int
     defenses: tuple[dict[str, Any], ...] = ()
     recorded_effects: tuple[Effect, ...] | None = None
-    auxiliary_probs: Tensor | None = field(default=None)
-    image_prior: PublicPrior | None = field(default=None)
+    auxiliary_probs: Tensor | None = field(default=None, repr=False)
+    image_prior: PublicPrior | None = field(default=None, repr=False)
     public_images: PublicImages | None = field(default=None, repr=False)
     summed: int = 1
     replayer: Replayer | None = field(default=None, repr=False, compare=False)

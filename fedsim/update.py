@@ -121,11 +121,11 @@ class Update:
             where kind is `delta`, else their new values. They have no gradient and are no part of `tensors`.
     """
 
-    tensors: State
+    tensors: State = field(repr=False)
     kind: Kind
     num_examples: int
     withheld: dict[str, str] = field(default_factory=dict)
-    buffers: State = field(default_factory=dict)
+    buffers: State = field(default_factory=dict, repr=False)
 
     def buffers_after(self, global_state: Mapping[str, Tensor]) -> State:
         """The values of the shared buffers after local training, in float64."""

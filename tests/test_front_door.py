@@ -342,6 +342,35 @@ def test_settings_of_commands_by_name():
         fedsim.load_config("run", num_round=3)
     with pytest.raises(fedsim.ConfigError, match="attack=patch_gradent"):
         fedsim.load_config("run", "attack=[patch_gradent]")
+    named = fedsim.load_config("run", "defense=[half]", strategy="fedavg", attack=["labels", "dlg"], num_rounds=3)
+    assert named == fedsim.load_config(
+        "run", "defense=[half]", "strategy=fedavg", "attack=[labels,dlg]", "num_rounds=3"
+    )
+    with pytest.raises(fedsim.ConfigError, match="attack=patch_gradent: there is no such option"):
+        fedsim.load_config("run", attack=["patch_gradent"])
+
+
+def test_a_run_goes_where_it_is_sent(tmp_path, monkeypatch):
+    sent = []
+    monkeypatch.setattr("experiments.python.run.run_federated", lambda config, root: sent.append((config, root)))
+    one, other = tmp_path / "one", tmp_path / "other"
+    assert fedsim.run(f"run_dir={one}").folder == one
+    assert fedsim.run(f"run_dir={one}", run_dir=other, num_rounds=3).folder == other
+    assert [(config["run_dir"], root) for config, root in sent] == [(str(one), one), (str(other), other)]
+    assert fedsim.run(resume=None).folder.parts[0] == "runs"
+    other.mkdir()
+    (other / "config.yaml").write_text(json.dumps(sent[1][0]))
+    assert fedsim.run(resume=other).folder == other
+    assert sent[-1] == ({**sent[1][0], "resume": str(other)}, other)
+    with pytest.raises(fedsim.ConfigError, match=r"num_rounds=5: must be resume= alone"):
+        fedsim.run(resume=other, num_rounds=5)
+
+
+def test_an_observation_prints_in_a_line(vit):
+    shown = repr(fedsim.observe(vit, IMAGES[:1], LABELS[:1], defense=["withhold_pe"]))
+    assert len(shown) < 1000
+    assert "kind='gradient'" in shown
+    assert "withhold_pe" in shown
 
 
 @pytest.mark.parametrize("name", fedsim.__all__)

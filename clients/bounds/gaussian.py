@@ -63,7 +63,7 @@ class GaussianReference(Bound):
         known = f" ({values['public']:.1f} dB with the moments of public images)" if "public" in values else ""
         sentence = (
             f"Were images Gaussian ones of standard deviation {self.smooth.image_std:g}, no estimate from an update "
-            f"whose noise tells as little as a Gaussian one of {std:.3g} would have a mean squared error below "
+            f"whose noise tells as little as a Gaussian one of {std:.3g} would have a better mean squared error than "
             f"{values['white']:.1f} dB (independent pixels) or {values['smooth']:.1f} dB (smooth ones) at these "
             f"{len(each):,} images{known}; real images are not Gaussian, and who knows more of them may pass it."
         )

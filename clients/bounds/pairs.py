@@ -62,8 +62,8 @@ class IndistinguishablePairs(Bound):
         apart = sum(right >= TOLD_APART for right in most)
         sentence = (
             f"Behind independent Gaussian noise of standard deviation {std:.3g} in every shared number, whoever is "
-            "told that it is one of two named images, at equal odds, says which with at most the probability below "
-            "it, whatever else is known; it says so of the named pair and of no other image. "
+            "told that it is one of two named images, at equal odds, says which with at most the probability named "
+            "for that pair, whatever else is known; it says nothing of another image. "
             f"Of {len(most):,} images {apart:,} can be told at {WORDS} from a coarser version of themselves."
         )
         values = {"std": std, "told_apart": float(apart), "images": float(len(most))}

@@ -47,6 +47,9 @@ def _said(error: BaseException, config_name: str, overrides: list[str]) -> str:
         return split
     if isinstance(error, OverrideParseException) and "=" not in error.override:
         return _bare_word(error.override, config_name, overrides)
+    if unquoted := re.search(r"Ambiguous value for argument '([^']+)'", str(error)):
+        key, _, value = unquoted.group(1).partition("=")
+        return f"{key}={value}: write {key}=[{value}] for a list, or add -m for a sweep over them"
     match = re.search(r"Could not override '([^']+)'", str(error)) or re.search(r"Key '([^']+)'", str(error))
     if match:
         return _unknown_key(match.group(1), config_name, overrides)
@@ -152,11 +155,23 @@ def _unknown_key(key: str, config_name: str, overrides: Iterable[str]) -> str:
     keys = _all_keys(config_name, [*own_folder(list(overrides)), *groups])
     if some := _only_where_chosen(key, config_name, list(overrides)):
         return f"{key}={value}: there is no such key in some of the runs. {some}"
-    hint = nearest(key, keys)
+    hint = _where_chosen(key, config_name, own_folder(list(overrides))) or nearest(key, keys)
     if not hint:
         last = [k for k in keys if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
         hint = f" Did you mean '{last[0]}'?" if last else ""
     return f"{key}={value}: there is no such key.{hint or ' --cfg job shows them all.'}"
+
+
+def _where_chosen(key: str, config_name: str, own: list[str]) -> str:
+    """` It is there with …`, where options of the key's group have it that are not chosen."""
+    group, _, rest = key.partition(".")
+    if not rest or not (files("conf") / group).is_dir():
+        return ""
+    options, (name, *inner) = _options(group, config_name, own), rest.split(".")
+    choices = [f"{group}=[{name}]"] if inner else [f"{group}={one}" for one in options]
+    choices = [one for one in choices if not inner or name in options]
+    there = [one for one in choices if key in _all_keys(config_name, [*own, one])]
+    return f" It is there with {' or '.join(there)}." if there else ""
 
 
 def _only_where_chosen(key: str, config_name: str, overrides: list[str]) -> str:

@@ -1,6 +1,7 @@
 """`fedsim.load_config`: the settings of a command, without running it."""
 
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import Any
 
 from hydra import compose, initialize_config_module
@@ -20,7 +21,8 @@ def load_config(command: str, *overrides: str, **settings: Any) -> dict[str, Any
     Args:
         command: `run`, `audit`, `measure`, `matrix` or `prior`.
         overrides: as on the command line: `"model=vit_small"`, `"client.optimizer.lr=0.01"`.
-        settings: values by name, of any Python type; nested ones as dictionaries: `client={"batch_size": 4}`.
+        settings: values by name, of any Python type; options by their names (`strategy="fedavg"`,
+            `defense=["fixed_pe"]`), nested values as dictionaries: `client={"batch_size": 4}`.
 
     Raises:
         ConfigError: an unknown command, option or setting.
@@ -32,18 +34,28 @@ def load_config(command: str, *overrides: str, **settings: Any) -> dict[str, Any
     if command not in COMMANDS:
         raise ConfigError("command", command, f"one of {', '.join(COMMANDS)}.{nearest(str(command), COMMANDS)}")
     name = COMMANDS[command]
+    chosen = {key: names for key, value in settings.items() if (names := _options(key, value)) is not None}
+    overrides = (*overrides, *(f"{key}={names}" for key, names in chosen.items()))
     try:
         with initialize_config_module("conf", version_base=None):
             setup_globals()  # the time in `run_dir`, which Hydra's own entry points register
             composed = compose(name, list(overrides))
     except (*ConfigFault, ValueError, TypeError) as error:
         raise _refused(one_line(error, name, overrides)) from error
-    for key, value in settings.items():
-        _put(composed, key, value, key)
+    for key in (key for key in settings if key not in chosen):
+        _put(composed, key, settings[key], key)
     resolved = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     assert isinstance(resolved, dict)
     resolved.pop("hydra", None)
     return {str(key): value for key, value in resolved.items()}
+
+
+def _options(key: str, value: Any) -> str | None:
+    """The options that a group takes by name, as an override has them; None for any other value."""
+    names = value if isinstance(value, list | tuple) else [value]
+    if not files("conf").joinpath(key).is_dir() or not all(isinstance(name, str) for name in names):
+        return None
+    return value if isinstance(value, str) else f"[{','.join(names)}]"
 
 
 def _put(config: DictConfig, key: str, value: Any, full: str) -> None:

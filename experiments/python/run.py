@@ -1,7 +1,6 @@
 """`fedsim.run`: a federated run, as the command does it."""
 
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from experiments.cli.logs import libraries_silenced
 from experiments.python.load_config import load_config
 from experiments.python.results import attack_table, read_results
 from experiments.run.command import run_federated
+from experiments.run.resumed import read_resumed
 from fedsim.report.render import build_report
 from fedsim.report.run.read import read_run
 from fedsim.report.run.verdict import verdict
@@ -63,16 +63,21 @@ def run(*overrides: str, run_dir: Path | str | None = None, **settings: Any) -> 
 
     Args:
         overrides: as for the command `fedsim`: `"strategy=fedavg"`, `"defense=[fixed_pe]"`.
-        run_dir: a new folder; None: one below `runs`, named by the time.
-        settings: values by name: `num_rounds=3, client={"batch_size": 4}`.
+        run_dir: a new folder; None: the one that an override names, else one below `runs`, named by the time.
+        settings: values by name: `num_rounds=3, defense=["fixed_pe"], client={"batch_size": 4}`; `resume=RUN` goes on
+            with the run in that folder.
 
     Raises:
         ConfigError: a setting cannot work; nothing has been started then.
         RunError: the run could not go on; what had finished is in its folder.
     """
-    now = datetime.now().astimezone()
-    folder = Path(run_dir) if run_dir is not None else Path("runs") / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}"
-    config = load_config("run", *overrides, **settings)
+    given = settings if run_dir is None else {**settings, "run_dir": str(run_dir)}
+    words = [f"{key}={value}" for key, value in given.items() if (key, value) != ("resume", None)]
+    if (resumed := read_resumed([*overrides, *words])) is not None:
+        config, folder = resumed
+    else:
+        config = load_config("run", *overrides, **given)
+        folder = Path(config["run_dir"])
     with on_stderr(), libraries_silenced():
-        run_federated({**config, "run_dir": str(folder)}, folder)
+        run_federated(config, folder)
     return Run(folder)

@@ -189,9 +189,8 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
     """What was run, as far as the configuration says."""
     target = run.setting("data._target_")
     strategy = run.setting("strategy._target_") or run.setting("strategy.name") or run.setting("strategy")
-    size = run.setting("model.img_size")
     facts = {
-        "Model": " ".join(str(part) for part in (run.setting("model.name"), f"at {size} px" if size else None) if part),
+        "Model": _model(run),
         "Trained": _trained(run),
         "Data": _last_part(target),
         "Clients": run.setting("num_clients"),
@@ -211,6 +210,21 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in facts.items() if value not in (None, "")]
 
 
+def _model(run: RecordedRun) -> str | None:
+    """The model's name, with what else was set of it."""
+    model = run.setting("model")
+    settings = dict(model) if isinstance(model, Mapping) else {}
+    name, kwargs, _ = (settings.pop(key, None) for key in ("name", "kwargs", "num_classes"))
+    settings |= kwargs if isinstance(kwargs, Mapping) else {}
+    changed = {key: value for key, value in settings.items() if value not in (None, False, "stock", "float32")}
+    return None if name is None else _with_settings(str(name), changed)
+
+
+def _with_settings(name: str, settings: Mapping[str, object]) -> str:
+    listed = ", ".join(f"{key}={value}" for key, value in settings.items())
+    return f"{name} ({listed})" if listed else name
+
+
 def _augmentation(run: RecordedRun) -> str:
     """The names of the transforms, in order."""
     chosen = run.setting("client.augment")
@@ -223,8 +237,8 @@ def _trained(run: RecordedRun) -> str | None:
     recipe = run.setting("finetune")
     if not isinstance(recipe, Mapping) or str(recipe.get("_target_", "")).endswith(".Full"):
         return None
-    numbers = ", ".join(f"{key}={value}" for key, value in recipe.items() if key != "_target_")
-    return " ".join(filter(None, [_last_part(recipe.get("_target_")), numbers and f"({numbers})"])) or None
+    settings = {key: value for key, value in recipe.items() if key != "_target_"}
+    return _with_settings(_last_part(recipe.get("_target_")) or "", settings).strip() or None
 
 
 def _last_part(dotted: object) -> str | None:

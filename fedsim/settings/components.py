@@ -156,7 +156,7 @@ def _named(key: str, error: InstantiationException) -> ConfigError:
     if not isinstance(cause, ConfigError):
         return ConfigError(path, " ".join(str(cause).split())[:200], "settings that fit")
     group = key.split(".", 1)[0]
-    if cause.key.startswith(f"{group}.") or cause.key == group:
+    if cause.key.startswith((f"{group}.", "client.")) or cause.key == group:
         return cause
     if within:
         return cause.under(f"{path}.{cause.key.split('.', 1)[-1]}")

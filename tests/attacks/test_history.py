@@ -16,6 +16,7 @@ from attacks.running import run_attack
 from attacks.session import discard
 from defenses import GradientNoise
 from fedsim.bounds.public_prior import PublicPrior
+from fedsim.effects import TransformsImages
 from fedsim.errors import ConfigError
 
 DIGITS = (torch.from_numpy(load_digits().images / 16).float()[:, None]).contiguous()
@@ -74,6 +75,15 @@ def test_one_mistaken_label_is_outvoted():
 
     assert _named_most([named(1), named(2), named(2)]).tolist() == [2]
     assert _named_most([named(3, 1), named(1, 3), named(2, 2)]).tolist() == [3, 1]
+
+
+def test_rounds_in_which_the_model_saw_other_images_are_not_solved_together(rounds):
+    other = replace(rounds[0], recorded_effects=(TransformsImages(),), defenses=({"name": "flip"},) * 2)
+    result = fedsim.attack("gauss_newton", fedsim.History([other, rounds[1]]), **SEARCH)
+    assert result.status == "refused"
+    assert "the same images in each" in result.reason
+    alone = fedsim.attack("gauss_newton", fedsim.History([other]), **{**SEARCH, "steps": 1, "draws": 0})
+    assert alone.status == "done"
 
 
 def test_attacks_that_read_one_round_say_so(rounds):

@@ -16,7 +16,7 @@ from attacks.optimization.second_order.residual import LEFT_BY_ONE, LEFT_BY_SEVE
 from attacks.optimization.second_order.search import LevenbergMarquardt
 from attacks.optimization.settings import Budget, Matching
 from attacks.patch_order import expected_image
-from fedsim.effects import ForgetsPositions, SamplesFeatures
+from fedsim.effects import ForgetsPositions, SamplesFeatures, Unpublished
 from fedsim.errors import NotApplicable, require
 from fedsim.history import History
 from fedsim.observation import Observation
@@ -74,7 +74,15 @@ class GaussNewton(GradientMatching):
 
         Many rounds go on from the image of the first few, which is near and cost little. Labels are those that most
         rounds name. Certified is what the first round alone certifies.
+
+        Raises:
+            NotApplicable: the model saw other images in each round.
         """
+        changes = [effect for one in history.observations for effect in one.effects if not effect.keeps("images")]
+        if len(history.observations) > 1 and not all(isinstance(effect, Unpublished) for effect in changes):
+            raise NotApplicable(
+                "rounds are solved together where the model sees the same images in each: here it does not"
+            )
         problems = [self._problem(observation, rng, device) for observation in history.observations]
         labels = _named_most(problems)
         first, *later = [replace(one, labels=labels) for one in problems]

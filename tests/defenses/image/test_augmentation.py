@@ -213,7 +213,7 @@ def test_a_wrong_name_is_told_at_once(augment, words):
     [
         (
             "[{RandomCrop: {sise: 8}}]",
-            r"client.augment.RandomCrop.sise=8: there is no such setting. Did you mean 'size'",
+            r"^client.augment.RandomCrop.sise=8: there is no such setting. Did you mean 'size'",
         ),
         ("[RandomCrop]", "client.augment.RandomCrop.size=: missing"),
         ("[{RandomHorizontalFlip: {p: 2.0}}]", r"client.augment.RandomHorizontalFlip=.*must be settings that"),

@@ -1,8 +1,9 @@
-"""What is said of a list that the shell has split."""
+"""What is said of lists and keys that Hydra cannot take."""
 
 import pytest
+from hydra import compose, initialize_config_module
 
-from experiments.cli.errors import _split_list
+from experiments.cli.errors import ConfigFault, _split_list, one_line
 
 
 @pytest.mark.parametrize(
@@ -18,3 +19,18 @@ from experiments.cli.errors import _split_list
 def test_a_list_is_put_together_of_its_own_parts(odd: str, arguments: list[str], whole: str | None) -> None:
     said = _split_list(odd, arguments)
     assert said is None if whole is None else said is not None and said.endswith(f"or quote it: {whole}")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("attack=labels,dlg", "labels,dlg: write attack=[labels,dlg] for a list, or add -m for a sweep over them"),
+        ("defense.half.dtype=1", "It is there with defense=[half]."),
+        ("partition.alpha=1", "It is there with partition=dirichlet."),
+        ("attack.labels.rul=1", "Did you mean 'attack.labels.rule'?"),
+    ],
+)
+def test_what_would_be_right_is_said(override: str, said: str) -> None:
+    with initialize_config_module("conf", version_base=None), pytest.raises(ConfigFault) as caught:
+        compose("config", [override])
+    assert one_line(caught.value, "config", [override]).endswith(said)

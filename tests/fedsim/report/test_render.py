@@ -214,6 +214,22 @@ def test_an_audit_shows_no_rounds(write_run: Any, records: Any) -> None:
     assert "An audit trains nothing" in (folder / "report.html").read_text(encoding="utf-8")
 
 
+def test_the_model_is_named_with_what_was_set_of_it(write_run: Any, records: Any) -> None:
+    config = "model: {name: vit_x, num_classes: 3, img_size: 24, pretrained: false, dtype: float64, kwargs: {k: 2}}\n"
+    page = build_report(write_run([], config=config)).read_text(encoding="utf-8")
+    assert "vit_x (img_size=24, dtype=float64, k=2)<" in page
+    assert (
+        "vit_x<" in build_report(write_run([], config="model: {name: vit_x, variant: stock}\n", name="b")).read_text()
+    )
+
+
+def test_nothing_is_said_of_scores_where_nothing_was_scored(write_run: Any, records: Any) -> None:
+    said = "which the model saw as they are"
+    scored = write_run([records.attack(1, 0, records.image(30.0))], name="scored")
+    labels = write_run([records.attack(1, 0, records.image(None), scored=False)], name="labels")
+    assert [said in build_report(run).read_text(encoding="utf-8") for run in (scored, labels)] == [True, False]
+
+
 def test_a_page_of_more_attacks_than_colours(write_run: Any, records: Any) -> None:
     rows = [records.attack(r, 0, records.image(30.0), attack=f"_attack_{k}_名") for k in range(11) for r in (1, 2)]
     check_page(build_report(write_run(rows)))
