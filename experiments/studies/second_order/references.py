@@ -21,22 +21,31 @@ ROWS_EACH = 8.0
 
 def linear(seen: Observation, images: Tensor, labels: Tensor, prior: PublicPrior) -> tuple[Tensor, Tensor, Tensor]:
     """J by pixels in [0, 1] at the images themselves, and the standard deviations of noise and of rounding."""
-    residual, rounding = _residual(seen, labels, prior)
+    residual, rounding = _residual(seen, labels, prior, torch.float64)
     x = seen.normalised(images).flatten()
     with sdpa_kernel(SDPBackend.MATH):
         J = residual.jacobian(x)[: len(residual.weights)] / residual.weights[:, None]
     return J / _pixel_std(seen, images), 1.0 / residual.weights, rounding
 
 
-def sketched(seen: Observation, images: Tensor, labels: Tensor, prior: PublicPrior, noisy: bool) -> tuple[Tensor, int]:
-    """JᵀΣ⁻¹J by pixels in [0, 1], Σ of the noise or of rounding, of a sketch of so many rows."""
-    residual, rounding = _residual(seen, labels, prior)
-    x = seen.normalised(images).flatten()
-    weights = residual.weights if noisy else 1.0 / rounding
+def sketched(
+    seen: Observation, images: Tensor, labels: Tensor, prior: PublicPrior, dtype: torch.dtype, rounding: bool = False
+) -> tuple[Tensor, int]:
+    """JᵀΣ⁻¹J by pixels in [0, 1], of a sketch of so many rows; Σ is 1, or of the rounding of what was shared."""
+    residual, errors = _residual(seen, labels, prior, dtype)
+    x = seen.normalised(images).flatten().to(dtype)
+    weights = 1.0 / errors if rounding else torch.ones_like(errors)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        found = sketch(Pieces(residual.shared, weights), x, len(x), len(x), TOGETHER, ROWS_EACH).normal
+        pieces = Pieces(residual.shared, weights.to(dtype))
+        found = sketch(pieces, x, len(x), len(x), TOGETHER, ROWS_EACH).normal
     std = _pixel_std(seen, images)
     return found / std / std[:, None], sketch_rows(len(x), ROWS_EACH)
+
+
+def noise_std(seen: Observation, labels: Tensor, prior: PublicPrior) -> float:
+    """Of each shared number, where they all have the same."""
+    residual, _ = _residual(seen, labels, prior, torch.float64)
+    return 1.0 / float(residual.weights.square().mean().sqrt())
 
 
 def left_by_rounding(information: Tensor, rows: int) -> float:
@@ -44,13 +53,13 @@ def left_by_rounding(information: Tensor, rows: int) -> float:
     return gaussian_reference([information], torch.zeros_like(information), rows)
 
 
-def _residual(seen: Observation, labels: Tensor, prior: PublicPrior) -> tuple[Residual, Tensor]:
+def _residual(seen: Observation, labels: Tensor, prior: PublicPrior, dtype: torch.dtype) -> tuple[Residual, Tensor]:
     """The last stage's, and the standard deviation of each number's rounding."""
     cpu = torch.device("cpu")
     local = local_updates("auto", seen)
     target = of_images(seen, shared_update(seen, local, cpu))
     problem: Problem = make_problem(seen, target, labels, Pixels(), {}, cpu)
-    residual = make_residuals(problem, local, prior, labels, cpu)[-1]
+    residual = make_residuals(problem, local, prior, labels, cpu, dtype=dtype)[-1]
     exact = {name: target[name].double() for name in residual.names}
     precision = rounding_of(seen, exact, unit_scale(seen, local)), autocast_of(seen, exact)
     parts = (torch.hypot(*(one[name] for one in precision)).flatten() for name in residual.names)

@@ -7,10 +7,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import fedsim
@@ -22,8 +23,9 @@ from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Study, Table, Unit, check
 from experiments.studies.second_order import victims
 from experiments.studies.second_order.options import arguments
-from experiments.studies.second_order.references import ROWS_EACH, left_by_rounding, linear, sketched
-from experiments.studies.second_order.victims import DIGITS, DIGITS_MODELS, MODELS, PRIVATE, SHAPE, Victims
+from experiments.studies.second_order.references import ROWS_EACH, left_by_rounding, linear, noise_std, sketched
+from experiments.studies.second_order.victims import DIGITS, DIGITS_MODELS, MODELS, PRIVATE, SHAPE, Victims, public
+from fedsim.bounds.public_prior import PublicPrior
 from fedsim.bounds.references import determined, gaussian_reference, information, prior_precision
 from fedsim.errors import ConfigError, one_of
 from fedsim.observation import Observation
@@ -167,27 +169,47 @@ def _victims(settings: Mapping[str, Any]) -> Victims:
 
 def beside(settings: Mapping[str, Any]) -> Entry:
     """The references of a cell, and what rounding alone would leave of its images, in the median."""
-    whole, noisy = settings["model"] in DIGITS_MODELS, SHARES[settings["share"]].relative > 0
-    prior, shape = _victims(settings).public(), SHAPE if whole else victims.LARGE
-    each, rounding, ranks, rows = [], [], [], None
+    if settings["model"] not in DIGITS_MODELS:
+        return _beside_large(settings)
+    each, facts, prior = [], [], public()
     for index in range(settings["images"]):
-        seen, images, labels = observed(settings, index)
-        if whole:
-            jacobian, std, floor = linear(seen, images, labels, prior)
-            each.append(information(jacobian, std))
-            fact = determined(jacobian, floor)
-            rounding.append(fact.rounding_psnr)
-            ranks.append(fact.rank)
-        else:
-            found, rows = sketched(seen, images, labels, prior, noisy)
-            each.append(found)
-            rounding += [] if noisy else [left_by_rounding(found, rows)]
-    left = sorted(rounding)[len(rounding) // 2] if rounding else math.inf
-    result: Entry = {"rank": min(ranks, default=None), "unknowns": math.prod(shape)}
+        jacobian, std, floor = linear(*observed(settings, index), prior)
+        each.append(information(jacobian, std))
+        facts.append(determined(jacobian, floor))
+    left = sorted(one.rounding_psnr for one in facts)[len(facts) // 2]
+    result: Entry = {"rank": min(one.rank for one in facts), "unknowns": facts[0].unknowns}
     result["rounding"] = left if math.isfinite(left) else None
-    for name, one in (("white", prior.white()), ("public", prior)):
-        result[name] = gaussian_reference(each, prior_precision(one, shape), rows) if noisy else None
-    return result
+    noisy = SHARES[settings["share"]].relative > 0
+    return result | _references(prior, SHAPE, each if noisy else [])
+
+
+def _beside_large(settings: Mapping[str, Any]) -> Entry:
+    """The same of the first image by a sketch of J: references where noise is added, elsewhere what rounding leaves."""
+    prior = _victims(settings).public()
+    result: Entry = {"rank": None, "unknowns": math.prod(victims.LARGE), "rounding": None}
+    seen, images, labels = observed(settings, 0)
+    if not SHARES[settings["share"]].relative:
+        found, rows = sketched(seen, images, labels, prior, torch.float64, rounding=True)
+        return result | {"rounding": left_by_rounding(found, rows)} | _references(prior, victims.LARGE, [])
+    found, rows = _curvature(settings["model"], settings["pictures"])
+    std = noise_std(seen, labels, prior)
+    return result | _references(prior, victims.LARGE, [found / std**2], rows)
+
+
+@cache
+def _curvature(model: str, pictures: str) -> tuple[Tensor, int]:
+    """JᵀJ of the first image, which is the same behind noise of any size."""
+    settings = {"model": model, "share": "everything", "pictures": pictures, "seed": 0}
+    return sketched(*observed(settings, 0), _victims(settings).public(), torch.float32)
+
+
+def _references(prior: PublicPrior, shape: Sequence[int], each: Sequence[Tensor], rows: int | None = None) -> Entry:
+    """White, and with the spectrum of public images; None where no noise is added."""
+    priors = {"white": prior.white(), "public": prior}
+    return {
+        name: gaussian_reference(each, prior_precision(one, shape), rows) if each else None
+        for name, one in priors.items()
+    }
 
 
 def page(

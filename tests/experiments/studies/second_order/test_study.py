@@ -134,18 +134,25 @@ def test_a_white_prior_knows_of_neighbours_nothing():
     assert white.square().mean() == pytest.approx(told.square().mean())
 
 
-@pytest.mark.parametrize("noisy", [True, False])
-def test_what_a_sketch_tells_is_what_j_whole_tells(noisy):
+def test_what_a_sketch_tells_is_what_j_whole_tells():
     settings = {"model": "stock", "share": "noise 0.01", "seed": 0, "pictures": None}
-    seen, images, labels = second_order.observed(settings, 0)
-    prior = victims.public()
-    jacobian, std, rounding = references.linear(seen, images, labels, prior)
-    found, rows = references.sketched(seen, images, labels, prior, noisy)
-    if noisy:
-        for one in (prior, prior.white()):
-            precision = prior_precision(one, victims.SHAPE)
-            exact = gaussian_reference([information(jacobian, std)], precision)
-            assert gaussian_reference([found], precision, rows) == pytest.approx(exact, abs=0.3)
-    else:
-        left = references.left_by_rounding(found, rows)
-        assert left == pytest.approx(determined(jacobian, rounding).rounding_psnr, abs=0.5)
+    given, prior = second_order.observed(settings, 0), victims.public()
+    jacobian, std, rounding = references.linear(*given, prior)
+    assert references.noise_std(given[0], given[2], prior) == pytest.approx(float(std.mean()), rel=1e-6)
+    found, rows = references.sketched(*given, prior, torch.float32)
+    for one in (prior, prior.white()):
+        precision = prior_precision(one, victims.SHAPE)
+        exact = gaussian_reference([information(jacobian, std)], precision)
+        assert gaussian_reference([found / std.mean() ** 2], precision, rows) == pytest.approx(exact, abs=0.3)
+    found, rows = references.sketched(*given, prior, torch.float64, rounding=True)
+    left = determined(jacobian, rounding).rounding_psnr
+    assert references.left_by_rounding(found, rows) == pytest.approx(left, abs=0.5)
+
+
+def test_a_large_images_references_are_those_of_its_noise(monkeypatch):
+    monkeypatch.setattr(victims, "LARGE", victims.SHAPE)
+    settings = {"model": "stock", "share": "noise 0.01", "seed": 0, "pictures": None, "images": 1}
+    small, large = second_order.beside(settings), second_order._beside_large(settings)
+    assert large["white"] == pytest.approx(small["white"], abs=0.3)
+    assert large["public"] == pytest.approx(small["public"], abs=0.3)
+    assert large["unknowns"] == small["unknowns"]
