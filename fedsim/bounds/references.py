@@ -14,6 +14,9 @@ from torch import Tensor
 
 from fedsim.bounds.gaussian_prior import ImagePrior
 
+SKETCH_ROUNDS = 5
+"""Of the fixed point that takes the bias off a sketch's inverse."""
+
 
 def information(jacobian: Float[Tensor, "numbers pixels"], std: Float[Tensor, " numbers"]) -> Float[Tensor, "n n"]:
     """JᵀΣ⁻¹J, the Fisher information about the pixels where Gaussian noise of these deviations is added to f(x).
@@ -35,7 +38,9 @@ def prior_precision(prior: ImagePrior, image_shape: Sequence[int]) -> Float[Tens
     return found
 
 
-def gaussian_reference(each: Sequence[Float[Tensor, "n n"]], precision: Float[Tensor, "n n"]) -> float:
+def gaussian_reference(
+    each: Sequence[Float[Tensor, "n n"]], precision: Float[Tensor, "n n"], rows: int | None = None
+) -> float:
     """dB of the least mean squared error under a Gaussian prior: tr((E[JᵀΣ⁻¹J] + C⁻¹)⁻¹)/n (van Trees 1968).
 
     A theorem where images are drawn from that Gaussian and the noise is Gaussian; on real images a reference. The
@@ -43,10 +48,22 @@ def gaussian_reference(each: Sequence[Float[Tensor, "n n"]], precision: Float[Te
 
     Args:
         each: the information about each image.
+        rows: of the sketch of Σ^-½J that the information is of, more than n; None: of J whole.
     """
-    matrix = torch.stack(list(each)).mean(dim=0) + precision
-    mean_squared_error = float(torch.linalg.inv(matrix).trace()) / len(matrix)
+    matrix = torch.stack(list(each)).mean(dim=0)
+    mean_squared_error = float(_inverse(matrix, precision, rows).trace()) / len(matrix)
     return -10.0 * math.log10(mean_squared_error)
+
+
+def _inverse(matrix: Float[Tensor, "n n"], precision: Float[Tensor, "n n"], rows: int | None) -> Float[Tensor, "n n"]:
+    """(G + C⁻¹)⁻¹; of a sketch s(G' + sC⁻¹)⁻¹, s = 1 - d/rows, d = tr(G(G + C⁻¹)⁻¹) (Dereziński et al. 2020)."""
+    found: Tensor = torch.linalg.inv(matrix + precision)
+    if rows is None:
+        return found
+    for _ in range(SKETCH_ROUNDS):
+        share = 1.0 - (len(matrix) - float((precision * found).sum())) / rows
+        found = share * torch.linalg.inv(matrix + share * precision)
+    return found
 
 
 @dataclass(frozen=True)

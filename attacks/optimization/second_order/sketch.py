@@ -65,6 +65,7 @@ def sketch(
     active: int,
     first: int,
     together: int,
+    rows_each: float = ROWS,
 ) -> Sketch:
     """Of a function's J at x.
 
@@ -73,8 +74,9 @@ def sketch(
         active: coordinates that are varied; the others stay.
         first: of them, whose curvature is wanted whole.
         together: directions that are pushed forward at once.
+        rows_each: of the sketch, for each of the first coordinates.
     """
-    rng, rows = torch.Generator().manual_seed(0), int(ROWS * first) | 1
+    rng, rows = torch.Generator().manual_seed(0), sketch_rows(first, rows_each)
     found, factors = [], None
     for pieces in jacobian_rows(function.tensors, x, first, together):
         flat = [piece.flatten(1) for piece in pieces]
@@ -90,6 +92,11 @@ def sketch(
         probe[first:active] = (2.0 * torch.randint(2, (active - first,), generator=rng) - 1.0).to(x)
         rest = float(jacobian_product(function, x, probe).double().square().sum()) / (active - first)
     return Sketch(gram(columns), rest)
+
+
+def sketch_rows(first: int, rows_each: float) -> int:
+    """Odd: see `_folded`."""
+    return int(rows_each * first) | 1
 
 
 def _folded(

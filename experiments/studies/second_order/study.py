@@ -7,27 +7,25 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedsim
-from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt, Pixels
-from attacks.optimization.problem import local_updates, make_problem, shared_update
-from attacks.optimization.second_order.errors import autocast_of, rounding_of, unit_scale
-from attacks.optimization.second_order.residual import make_residuals
+from attacks.base import Attack
+from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt
 from attacks.optimization.second_order.starts import STARTS
-from attacks.positions import of_images
 from defenses import QSGD, Defense, GradientNoise, Half, TopK, Withhold
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Study, Table, Unit, check
 from experiments.studies.second_order import victims
 from experiments.studies.second_order.options import arguments
+from experiments.studies.second_order.references import ROWS_EACH, left_by_rounding, linear, noise_std, sketched
 from experiments.studies.second_order.victims import DIGITS, DIGITS_MODELS, MODELS, PRIVATE, SHAPE, Victims, public
+from fedsim.bounds.public_prior import PublicPrior
 from fedsim.bounds.references import determined, gaussian_reference, information, prior_precision
 from fedsim.errors import ConfigError, one_of
 from fedsim.observation import Observation
@@ -38,6 +36,13 @@ SPENT = {"seconds": ".0f", "cpu_seconds": ".0f", "peak_gib": ".1f"}
 """What an attack takes, and how it is shown; memory is the process's so far."""
 BUDGETS = {"small": (30, 1), "paper": (60, 2)}
 """Steps of each start, and draws of the prior."""
+ATTACKS = {
+    "patch_gradient": "the closed form",
+    "row_space": "the closed form",
+    "first_block": "the closed form",
+    "gauss_newton": "second order",
+    "gauss_newton_white": "the same, told of public images no more than mean and variance",
+}
 
 
 @dataclass(frozen=True)
@@ -85,21 +90,23 @@ def run(options: argparse.Namespace) -> None:
     models, shares = chosen("--models", options.models, known), chosen("--shares", options.shares, SHARES)
     for start in options.starts:
         one_of("--starts", start, STARTS)
+    attacks = chosen("--attacks", options.attacks, ATTACKS)
     steps, restarts = BUDGETS[options.scale]
+    steps = options.steps or steps
     pictures = None if options.pictures is None else str(options.pictures.resolve())
     settings = {"steps": steps, "restarts": restarts, "seed": options.seed}
     settings |= {"starts": list(options.starts), "pictures": pictures}
-    cells = [(model, share) for model in models for share in shares]
+    cells = [(model, share, attack) for model in models for share in shares for attack in attacks]
     units = [
-        Unit.of(options, f"{model}/{share}/{image}", {"image": image, "model": model, "share": share, **settings})
-        for model, share in cells
+        Unit.of(options, f"{m}/{s}/{a}/{image}", {"image": image, "model": m, "share": s, "attack": a, **settings})
+        for m, s, a in cells
         for image in range(images)
     ]
-    units += [
-        Unit.of(options, f"{m}/{s}/beside of {images}", {"images": images, "model": m, "share": s, **settings})
-        for m, s in cells
-        if m in DIGITS_MODELS
-    ]
+    for m, s in [(model, share) for model in models for share in shares]:
+        if m in DIGITS_MODELS or options.beside:
+            count = images if m in DIGITS_MODELS else 1
+            named = {"images": count, "model": m, "share": s, **settings}
+            units.append(Unit.of(options, f"{m}/{s}/beside of {count}", named))
     shown = partial(page, cells=cells, images=images, settings=settings)
     Study(arguments(), [options.seed], settings, [units], work, shown).run(options)
 
@@ -117,10 +124,8 @@ def work(unit: Unit) -> list[Entry]:
     if "images" in settings:
         return [beside(settings)]
     seen, images, _ = observed(settings, settings["image"])
-    search = LevenbergMarquardt(steps=settings["steps"], restarts=settings["restarts"], starts=settings["starts"])
-    attack = GaussNewton(search, budget=Budget(frames=0, save_every=0))
     used = time.process_time()
-    result = fedsim.attack(attack, seen, seed=settings["seed"], device=unit.device)
+    result = fedsim.attack(_attack(settings), seen, seed=settings["seed"], device=unit.device)
     if result.status != "done" or result.images is None:
         return [{"image": settings["image"], "refused": result.reason}]
     error = float((result.images.double().cpu() - images).square().mean())
@@ -133,10 +138,18 @@ def work(unit: Unit) -> list[Entry]:
             "seconds": result.seconds,
             "cpu_seconds": time.process_time() - used,
             "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-            "steps": certificate.values["steps"] if certificate else 0.0,
+            "steps": certificate.values.get("steps", 0.0) if certificate else 0.0,
             "certified": certificate is not None and certificate.status == "certified",
         }
     ]
+
+
+def _attack(settings: Mapping[str, Any]) -> Attack | str:
+    name: str = settings["attack"]
+    if not name.startswith("gauss_newton"):
+        return name
+    search = LevenbergMarquardt(steps=settings["steps"], restarts=settings["restarts"], starts=settings["starts"])
+    return GaussNewton(search, budget=Budget(frames=0, save_every=0))
 
 
 def observed(settings: Mapping[str, Any], image: int) -> tuple[Observation, Tensor, Tensor]:
@@ -144,7 +157,8 @@ def observed(settings: Mapping[str, Any], image: int) -> tuple[Observation, Tens
     source = _victims(settings)
     images, labels = source.images([image])
     defenses, seed = SHARES[settings["share"]].defenses(), settings["seed"] + image
-    seen = victims.observed(settings["model"], defenses, images, labels, seed, source.public())
+    prior = source.public().white() if settings.get("attack", "").endswith("white") else source.public()
+    seen = victims.observed(settings["model"], defenses, images, labels, seed, prior)
     return seen, images, labels
 
 
@@ -154,68 +168,95 @@ def _victims(settings: Mapping[str, Any]) -> Victims:
 
 
 def beside(settings: Mapping[str, Any]) -> Entry:
-    """The references of a cell of digits, and what rounding alone would leave of its images, in the median."""
-    each, rounding = [], []
+    """The references of a cell, and what rounding alone would leave of its images, in the median."""
+    if settings["model"] not in DIGITS_MODELS:
+        return _beside_large(settings)
+    each, facts, prior = [], [], public()
     for index in range(settings["images"]):
-        seen, images, labels = observed(settings, index)
-        jacobian, std, floor = linear(seen, images, labels)
-        if SHARES[settings["share"]].relative:
-            each.append(information(jacobian, std))
-        rounding.append(determined(jacobian, floor))
-    result: Entry = {"rank": min(one.rank for one in rounding), "unknowns": rounding[0].unknowns}
-    left = sorted(one.rounding_psnr for one in rounding)[len(rounding) // 2]
+        jacobian, std, floor = linear(*observed(settings, index), prior)
+        each.append(information(jacobian, std))
+        facts.append(determined(jacobian, floor))
+    left = sorted(one.rounding_psnr for one in facts)[len(facts) // 2]
+    result: Entry = {"rank": min(one.rank for one in facts), "unknowns": facts[0].unknowns}
     result["rounding"] = left if math.isfinite(left) else None
-    for name, prior in (("white", public().white()), ("public", public())):
-        result[name] = gaussian_reference(each, prior_precision(prior, SHAPE)) if each else None
-    return result
+    noisy = SHARES[settings["share"]].relative > 0
+    return result | _references(prior, SHAPE, each if noisy else [])
 
 
-def linear(seen: Observation, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """J by pixels in [0, 1] at the images themselves, and the standard deviations of noise and of rounding."""
-    cpu = torch.device("cpu")
-    local = local_updates("auto", seen)
-    target = of_images(seen, shared_update(seen, local, cpu))
-    problem = make_problem(seen, target, labels, Pixels(), {}, cpu)
-    residual = make_residuals(problem, local, public(), labels, cpu)[-1]
-    x = seen.normalised(images).flatten()
-    with sdpa_kernel(SDPBackend.MATH):
-        J = residual.jacobian(x)[: len(residual.weights)] / residual.weights[:, None]
-    std = torch.tensor(seen.std, dtype=torch.float64).repeat_interleave(images[0, 0].numel()).repeat(len(images))
-    exact = {name: target[name].double() for name in residual.names}
-    rounding = rounding_of(seen, exact, unit_scale(seen, local), local)
-    precision = rounding, autocast_of(seen, exact)
-    parts = (torch.hypot(*(one[name] for one in precision)).flatten() for name in residual.names)
-    return J / std, 1.0 / residual.weights, torch.cat(list(parts)).clamp(min=1e-300)
+def _beside_large(settings: Mapping[str, Any]) -> Entry:
+    """The same of the first image by a sketch of J: references where noise is added, elsewhere what rounding leaves."""
+    prior = _victims(settings).public()
+    result: Entry = {"rank": None, "unknowns": math.prod(victims.LARGE), "rounding": None}
+    seen, images, labels = observed(settings, 0)
+    if not SHARES[settings["share"]].relative:
+        found, rows = sketched(seen, images, labels, prior, torch.float64, rounding=True)
+        return result | {"rounding": left_by_rounding(found, rows)} | _references(prior, victims.LARGE, [])
+    found, rows = _curvature(settings["model"], settings["pictures"])
+    std = noise_std(seen, labels, prior)
+    return result | _references(prior, victims.LARGE, [found / std**2], rows)
+
+
+@cache
+def _curvature(model: str, pictures: str) -> tuple[Tensor, int]:
+    """JᵀJ of the first image, which is the same behind noise of any size."""
+    settings = {"model": model, "share": "everything", "pictures": pictures, "seed": 0}
+    return sketched(*observed(settings, 0), _victims(settings).public(), torch.float32)
+
+
+def _references(prior: PublicPrior, shape: Sequence[int], each: Sequence[Tensor], rows: int | None = None) -> Entry:
+    """White, and with the spectrum of public images; None where no noise is added."""
+    priors = {"white": prior.white(), "public": prior}
+    return {
+        name: gaussian_reference(each, prior_precision(one, shape), rows) if each else None
+        for name, one in priors.items()
+    }
 
 
 def page(
-    entries: Sequence[Mapping[str, Any]], cells: Sequence[tuple[str, str]], images: int, settings: Mapping[str, Any]
+    entries: Sequence[Mapping[str, Any]],
+    cells: Sequence[tuple[str, str, str]],
+    images: int,
+    settings: Mapping[str, Any],
 ) -> Page:
     """One table: a row for each cell."""
     rows, record = [], []
-    for model, share in cells:
-        values = cell([e for e in entries if e["unit"].startswith(f"{model}/{share}/")])
-        record.append([model, share, *values.values()])
+    for model, share, attack in cells:
+        named = (f"{model}/{share}/{attack}/", f"{model}/{share}/beside")
+        values = cell([e for e in entries if e["unit"].startswith(named)])
+        record.append([model, share, attack, *values.values()])
         shown = [_db(values[name]) for name in ("floor", "median", "guess", "white", "public", "rounding")]
+        if values["refused"]:
+            shown[0] = "refused"
         exact = f"{values['exact']} of {values['done']}"
         spent = [f"{values[name]:{form}}" if values[name] is not None else "" for name, form in SPENT.items()]
-        rows.append([MODELS[model], share, *shown[:2], exact, str(values["certified"]), *shown[2:], *spent])
-    header = ["model", "shared", "dB of the mean error", "median dB", f"above {EXACT:.0f} dB", "certified", "a guess"]
+        rows.append([MODELS[model], share, attack, *shown[:2], exact, str(values["certified"]), *shown[2:], *spent])
+    header = [
+        "model",
+        "shared",
+        "attack",
+        "dB of the mean error",
+        "median dB",
+        f"above {EXACT:.0f} dB",
+        "certified",
+        "a guess",
+    ]
     header += ["white reference", "public reference", "rounding alone", "seconds", "of them on the CPU", "peak GiB"]
-    names = ["model", "shared", *(cell([]))]
+    names = ["model", "shared", "attack", *(cell([]))]
     introduction = (
-        f"`gauss_newton` on the gradient of one image, {images} images a cell, {settings['steps']} steps of each start "
-        f"({', '.join(settings['starts'])}). Floors are what this search reached, no more; the references are what "
-        f"second moments alone could give of Gaussian images, and no theorem on digits; what rounding alone would "
-        f"leave is a fact near the image, which proves no protection. Compare a reference with the dB of the mean "
-        f"error."
+        f"Attacks on the gradient of one image, {images} images a cell; `gauss_newton` takes {settings['steps']} steps "
+        f"of each start ({', '.join(settings['starts'])}). Floors are what these attacks reached, no more; the "
+        f"references are what second moments alone could give of Gaussian images, and no theorem on digits; what "
+        f"rounding alone would leave is a fact near the image, which proves no protection. Compare a reference with "
+        f"the dB of the mean error."
     )
     differs = [
         f"Models are untrained, but for the one of {victims.TRAINING_STEPS} steps; labels are read off the update. "
-        "`vit_nano` shares float32, ViT-Ti (two blocks, 32 px) float64.",
+        "`vit_nano` shares float32, ViT-Ti (two blocks, 32 px) float64 where its row does not say float32.",
         f"The guess is the mean of images that are nobody's ({DIGITS - PRIVATE} digits, or half of the folder's); so "
         f"is the prior of the attack.",
-        "References need J whole: for digits alone.",
+        "`gauss_newton_white` knows of public images no more than the mean and a pixel's variance.",
+        f"References of a folder's images (--beside) are of the first image alone, by a sketch of J with "
+        f"{ROWS_EACH:.0f} rows a pixel.",
     ]
     table = Table("second_order", "Floors and references", header, rows, (names, record))
     return Page("second_order", "Second-order matching", introduction, [table], differs)
@@ -232,6 +273,7 @@ def cell(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "median": decibels[len(errors) // 2] if errors else None,
         "exact": sum(value >= EXACT for value in decibels),
         "done": len(done),
+        "refused": sum("refused" in entry for entry in entries),
         "certified": sum(entry["certified"] for entry in done),
         "guess": _psnr(sum(e["guess"] for e in done) / len(done)) if done else None,
         **{name: beside_it.get(name) for name in ("white", "public", "rounding", "rank", "unknowns")},

@@ -20,6 +20,7 @@ from fedsim.observation import Observation
 
 SHAPE = (3, 8, 8)
 SIDE = 32
+LARGE = (3, SIDE, SIDE)
 STOCK_STD = 0.02
 """timm's own standard deviation of position embeddings; `vit_nano` is built with 0.5."""
 DIGITS_MODELS = {
@@ -29,12 +30,12 @@ DIGITS_MODELS = {
     "trained": "as built, then trained",
 }
 FOLDER_MODELS = {
-    "vit_tiny_8": "ViT-Ti/8",
-    "vit_tiny_4": "ViT-Ti/4",
-    "vit_tiny_8_sincos": "ViT-Ti/8, fixed sin-cos, not shared",
-    "vit_tiny_4_sincos": "ViT-Ti/4, fixed sin-cos, not shared",
+    f"vit_tiny_{patch}{sincos}{precision}": f"ViT-Ti/{patch}{fixed}{shared}"
+    for sincos, fixed in (("", ""), ("_sincos", ", fixed sin-cos, not shared"))
+    for precision, shared in (("", ""), ("_float32", ", float32"))
+    for patch in (8, 4)
 }
-"""Two blocks, as timm initialises them, in float64."""
+"""Two blocks, as timm initialises them; in float64, if the name does not end otherwise."""
 MODELS = {**DIGITS_MODELS, **FOLDER_MODELS}
 TRAINING_STEPS = 300
 PRIVATE, DIGITS = 1000, 1797
@@ -110,15 +111,14 @@ def observed(
     tiny = model in FOLDER_MODELS
     spec = ModelSpec("vit_nano_patch2_8", num_classes=10)
     if tiny:
-        patch = int(model.split("_")[2])
-        kwargs = {"depth": 2}
-        spec = ModelSpec("vit_tiny_patch16_224", 10, SIDE, patch, dtype="float64", kwargs=kwargs)
+        patch, dtype = int(model.split("_")[2]), "float32" if model.endswith("float32") else "float64"
+        spec = ModelSpec("vit_tiny_patch16_224", 10, SIDE, patch, dtype=dtype, kwargs={"depth": 2})
     vit = Architecture(spec, (), 0).build(keep=True)
     if model == "stock":
         torch.manual_seed(0)
         nn.init.normal_(vit.get_parameter("pos_embed"), std=STOCK_STD)
     if model == "trained":
         vit.load_state_dict(trained())
-    fixed: list[Defense] = [FixedPositionEmbedding()] if model.endswith("sincos") else []
-    shown = images if tiny else images.float()
+    fixed: list[Defense] = [FixedPositionEmbedding()] if "sincos" in model else []
+    shown = images.to(vit.get_parameter("head.weight").dtype)
     return replace(fedsim.observe(vit, shown, labels, defense=[*fixed, *defenses], seed=seed), image_prior=prior)

@@ -56,6 +56,17 @@ def test_information_is_averaged_before_the_inverse(rng):
     assert both == pytest.approx(gaussian_reference([(strong + weak) / 2], precision))
 
 
+def test_the_bias_of_a_sketch_is_taken_off(rng):
+    jacobian, precision = torch.randn(2000, 60, generator=rng).double(), torch.eye(60).double() * 300
+    jacobian *= torch.logspace(0, 1.5, 60).double()
+    exact, rows = gaussian_reference([jacobian.T @ jacobian], precision), 120
+    sketches = [torch.randn(rows, 2000, generator=rng).double() @ jacobian / math.sqrt(rows) for _ in range(20)]
+    found = [gaussian_reference([one.T @ one], precision, rows) for one in sketches]
+    biased = [gaussian_reference([one.T @ one], precision) for one in sketches]
+    assert sum(found) / 20 == pytest.approx(exact, abs=0.1)
+    assert sum(biased) / 20 < exact - 0.3
+
+
 def test_what_rounding_leaves_is_what_monte_carlo_finds(rng):
     jacobian, rounding = problem(rng)
     fact = determined(jacobian, rounding)

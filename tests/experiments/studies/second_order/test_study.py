@@ -6,11 +6,12 @@ import pytest
 import torch
 from PIL import Image
 
+from experiments.studies.second_order import references, victims
 from experiments.studies.second_order import study as second_order
-from experiments.studies.second_order import victims
+from fedsim.bounds.references import determined, gaussian_reference, information, prior_precision
 from fedsim.models import Architecture, ModelSpec, Normaliser
 
-ENTRY = {"unit": "built/everything/0", "guess": 0.1, "seconds": 2.0, "certified": True}
+ENTRY = {"unit": "built/everything/gauss_newton/0", "guess": 0.1, "seconds": 2.0, "certified": True}
 
 
 @pytest.fixture
@@ -48,6 +49,7 @@ def test_a_cell_stands_beside_its_reference_and_is_not_computed_again(call, monk
         (["--models", "vit_tiny_8"], "--models=vit_tiny_8"),
         (["--images", "0"], "--images"),
         (["--starts", "gray"], "--starts=gray"),
+        (["--attacks", "april"], "--attacks=april"),
     ],
 )
 def test_wrong_options_are_refused(call, arguments, said):
@@ -58,9 +60,10 @@ def test_wrong_options_are_refused(call, arguments, said):
 
 def test_errors_are_averaged_before_decibels_and_refusals_count_nothing():
     entries = [{**ENTRY, "squared_error": 1e-2}, {**ENTRY, "squared_error": 1e-8, "certified": False}]
-    row = second_order.cell([*entries, {"unit": "built/everything/2", "refused": "why"}])
+    row = second_order.cell([*entries, {"unit": "built/everything/gauss_newton/2", "refused": "why"}])
     assert row["floor"] == pytest.approx(-10 * math.log10((1e-2 + 1e-8) / 2))
-    assert (row["exact"], row["done"], row["certified"], row["seconds"]) == (1, 2, 1, 2.0)
+    assert (row["exact"], row["done"], row["refused"]) == (1, 2, 1)
+    assert (row["certified"], row["seconds"]) == (1, 2.0)
     assert second_order.cell([])["floor"] is None
 
 
@@ -87,13 +90,69 @@ def tensors(model, share, pictures=None):
     return second_order.observed(settings, 0)[0].update.tensors
 
 
-def test_a_folders_images_of_32_pixels_are_shared_by_vit_tiny(tmp_path):
+@pytest.fixture
+def pictures(tmp_path):
+    folder = tmp_path / "pictures"
     for index in range(8):
-        (tmp_path / str(index % 2)).mkdir(exist_ok=True)
-        Image.new("RGB", (40, 32), (30 * index, 90, 10)).save(tmp_path / str(index % 2) / f"{index}.png")
-    shared = tensors("vit_tiny_8", "everything", str(tmp_path))
+        (folder / str(index % 2)).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 32), (30 * index, 90, 10)).save(folder / str(index % 2) / f"{index}.png")
+    return str(folder)
+
+
+def test_a_folders_images_of_32_pixels_are_shared_by_vit_tiny(pictures):
+    shared = tensors("vit_tiny_8", "everything", pictures)
     assert shared["patch_embed.proj.weight"].shape == (192, 3, 8, 8)
     assert shared["pos_embed"].dtype == torch.float64
     assert "blocks.1.norm1.weight" in shared
     assert "blocks.2.norm1.weight" not in shared
-    assert tensors("vit_tiny_8_sincos", "everything", str(tmp_path)).keys() == shared.keys() - {"pos_embed"}
+    fixed = tensors("vit_tiny_4_sincos_float32", "everything", pictures)
+    assert fixed.keys() == shared.keys() - {"pos_embed"}
+    assert fixed["patch_embed.proj.weight"].shape == (192, 3, 4, 4)
+    assert fixed["patch_embed.proj.weight"].dtype == torch.float32
+
+
+def test_closed_forms_stand_beside_the_search_and_a_refusal_is_said(call, tmp_path):
+    models, attacks = ["built", "sincos"], ["patch_gradient", "first_block"]
+    code, out, err = call("--models", *models, "--attacks", *attacks, "--shares", "everything", "--images", "1")
+    assert code == 0, err
+    rows = {(row["model"], row["attack"]): row for row in table(tmp_path)}
+    assert [*rows] == [(model, attack) for model in models for attack in attacks]
+    assert float(rows["built", "patch_gradient"]["floor"]) > 100
+    assert rows["sincos", "patch_gradient"]["refused"] == "1"
+    assert rows["sincos", "first_block"]["exact"] in {"0", "1"}
+    assert "| patch_gradient | refused |" in out
+
+
+def test_a_white_prior_knows_of_neighbours_nothing():
+    settings = {"model": "stock", "share": "noise 0.1", "seed": 0, "pictures": None}
+    told, white = (
+        second_order.observed({**settings, "attack": attack}, 0)[0].image_prior.spectrum
+        for attack in ("gauss_newton", "gauss_newton_white")
+    )
+    assert white.unique().numel() == 1
+    assert told.unique().numel() > 1
+    assert white.square().mean() == pytest.approx(told.square().mean())
+
+
+def test_what_a_sketch_tells_is_what_j_whole_tells():
+    settings = {"model": "stock", "share": "noise 0.01", "seed": 0, "pictures": None}
+    given, prior = second_order.observed(settings, 0), victims.public()
+    jacobian, std, rounding = references.linear(*given, prior)
+    assert references.noise_std(given[0], given[2], prior) == pytest.approx(float(std.mean()), rel=1e-6)
+    found, rows = references.sketched(*given, prior, torch.float32)
+    for one in (prior, prior.white()):
+        precision = prior_precision(one, victims.SHAPE)
+        exact = gaussian_reference([information(jacobian, std)], precision)
+        assert gaussian_reference([found / std.mean() ** 2], precision, rows) == pytest.approx(exact, abs=0.3)
+    found, rows = references.sketched(*given, prior, torch.float64, rounding=True)
+    left = determined(jacobian, rounding).rounding_psnr
+    assert references.left_by_rounding(found, rows) == pytest.approx(left, abs=0.5)
+
+
+def test_a_large_images_references_are_those_of_its_noise(monkeypatch):
+    monkeypatch.setattr(victims, "LARGE", victims.SHAPE)
+    settings = {"model": "stock", "share": "noise 0.01", "seed": 0, "pictures": None, "images": 1}
+    small, large = second_order.beside(settings), second_order._beside_large(settings)
+    assert large["white"] == pytest.approx(small["white"], abs=0.3)
+    assert large["public"] == pytest.approx(small["public"], abs=0.3)
+    assert large["unknowns"] == small["unknowns"]

@@ -1,0 +1,73 @@
+"""J at the images themselves: whole for digits, by a sketch at 32 pixels."""
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attacks.optimization import Pixels
+from attacks.optimization.problem import Problem, local_updates, make_problem, shared_update
+from attacks.optimization.second_order.errors import autocast_of, rounding_of, unit_scale
+from attacks.optimization.second_order.residual import Residual, make_residuals
+from attacks.optimization.second_order.sketch import Pieces, sketch, sketch_rows
+from attacks.optimization.second_order.stages import TOGETHER
+from attacks.positions import of_images
+from fedsim.bounds.public_prior import PublicPrior
+from fedsim.bounds.references import gaussian_reference
+from fedsim.observation import Observation
+
+ROWS_EACH = 8.0
+"""Of the sketch, for each pixel."""
+
+
+def linear(seen: Observation, images: Tensor, labels: Tensor, prior: PublicPrior) -> tuple[Tensor, Tensor, Tensor]:
+    """J by pixels in [0, 1] at the images themselves, and the standard deviations of noise and of rounding."""
+    residual, rounding = _residual(seen, labels, prior, torch.float64)
+    x = seen.normalised(images).flatten()
+    with sdpa_kernel(SDPBackend.MATH):
+        J = residual.jacobian(x)[: len(residual.weights)] / residual.weights[:, None]
+    return J / _pixel_std(seen, images), 1.0 / residual.weights, rounding
+
+
+def sketched(
+    seen: Observation, images: Tensor, labels: Tensor, prior: PublicPrior, dtype: torch.dtype, rounding: bool = False
+) -> tuple[Tensor, int]:
+    """JᵀΣ⁻¹J by pixels in [0, 1], of a sketch of so many rows; Σ is 1, or of the rounding of what was shared."""
+    residual, errors = _residual(seen, labels, prior, dtype)
+    x = seen.normalised(images).flatten().to(dtype)
+    weights = 1.0 / errors if rounding else torch.ones_like(errors)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        pieces = Pieces(residual.shared, weights.to(dtype))
+        found = sketch(pieces, x, len(x), len(x), TOGETHER, ROWS_EACH).normal
+    std = _pixel_std(seen, images)
+    return found / std / std[:, None], sketch_rows(len(x), ROWS_EACH)
+
+
+def noise_std(seen: Observation, labels: Tensor, prior: PublicPrior) -> float:
+    """Of each shared number, where they all have the same."""
+    residual, _ = _residual(seen, labels, prior, torch.float64)
+    return 1.0 / float(residual.weights.square().mean().sqrt())
+
+
+def left_by_rounding(information: Tensor, rows: int) -> float:
+    """dB that rounding alone would leave, to first order: as behind noise of that size, with nothing known before."""
+    return gaussian_reference([information], torch.zeros_like(information), rows)
+
+
+def _residual(seen: Observation, labels: Tensor, prior: PublicPrior, dtype: torch.dtype) -> tuple[Residual, Tensor]:
+    """The last stage's, and the standard deviation of each number's rounding."""
+    cpu = torch.device("cpu")
+    local = local_updates("auto", seen)
+    target = of_images(seen, shared_update(seen, local, cpu))
+    problem: Problem = make_problem(seen, target, labels, Pixels(), {}, cpu)
+    residual = make_residuals(problem, local, prior, labels, cpu, dtype=dtype)[-1]
+    exact = {name: target[name].double() for name in residual.names}
+    rounding = rounding_of(seen, exact, unit_scale(seen, local), local)
+    precision = rounding, autocast_of(seen, exact)
+    parts = (torch.hypot(*(one[name] for one in precision)).flatten() for name in residual.names)
+    return residual, torch.cat(list(parts)).clamp(min=1e-300)
+
+
+def _pixel_std(seen: Observation, images: Tensor) -> Tensor:
+    """By which each pixel in [0, 1] is divided before the model reads it."""
+    std = torch.tensor(seen.std, dtype=torch.float64)
+    return std.repeat_interleave(images[0, 0].numel()).repeat(len(images))
