@@ -65,11 +65,16 @@ class PublicPrior:
         share = (changed * centred).sum() / changed.square().sum().clamp(min=1e-30)
         return replace(prior, seen_mean=seen_mean, own_share=share.clamp(0.0, 1.0))
 
-    def own_images(self, seen: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch c h w"] | None:
-        """The best linear guess at the client's own images from what its model saw; None where they are the same."""
+    def own_images(self, seen: Float[Tensor, "batch c h w"], among: int = 1) -> Float[Tensor, "batch c h w"] | None:
+        """The best linear guess at the client's own images from what its model saw; None where they are the same.
+
+        Args:
+            among: how many images each of `seen` may be of, or a mixture of by weights that nobody knows: their mean
+                is 1/among, and so is that of the covariance with any one of them.
+        """
         if self.seen_mean is None or self.own_share is None:
             return None
-        return self.mean.to(seen) + self.own_share.to(seen) * (seen - self.seen_mean.to(seen))
+        return self.mean.to(seen) + self.own_share.to(seen) / among * (seen - self.seen_mean.to(seen))
 
     def white(self) -> "PublicPrior":
         """The same mean and variance of a pixel, with nothing known of neighbours and colours."""
