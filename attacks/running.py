@@ -1,6 +1,7 @@
 """Running one attack on one observation or several, on whatever worker: a refusal and a fault are results too."""
 
 import gc
+import math
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,8 @@ import torch
 from hydra.utils import get_class
 from torch import Tensor
 
+from attacks.analytic.linear.certificate import MAX_RESIDUAL
+from attacks.analytic.patch_gradient import examples_behind
 from attacks.base import Attack, NotApplicable, Reconstruction, finished
 from attacks.session import FolderSession, fingerprint
 from attacks.toward_mean import drawn_to_mean
@@ -197,11 +200,16 @@ def _done(
 
 
 def _own(observation: Observation | History, attack: Attack, rebuilt: Reconstruction) -> Tensor | None:
-    """The client's own images by what the model saw, for attacks that recover that."""
-    prior = (observation.observations[0] if isinstance(observation, History) else observation).image_prior
-    if prior is None or rebuilt.images is None or attack.baseline:
+    """The client's own images by what the model saw, for attacks that recover that.
+
+    One image for a batch is a mixture of it, unless it satisfies the attack's equations by itself.
+    """
+    first = observation.observations[0] if isinstance(observation, History) else observation
+    if first.image_prior is None or rebuilt.images is None or attack.baseline:
         return None
-    return prior.own_images(rebuilt.images)
+    alone = rebuilt.fits or rebuilt.certificate.values.get("residual", math.inf) <= MAX_RESIDUAL
+    mixed = len(rebuilt.images) == 1 and not alone
+    return first.image_prior.own_images(rebuilt.images, examples_behind(first) if mixed else 1)
 
 
 def _within_memory(

@@ -71,19 +71,23 @@ class PublicPrior:
         mirrors = _mirrors(images.clamp(0.0, 1.0), seen)
         return replace(prior, seen_mean=seen_mean, own_share=share.clamp(0.0, 1.0), mirrors=mirrors)
 
-    def own_images(self, seen: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch c h w"] | None:
+    def own_images(self, seen: Float[Tensor, "batch c h w"], among: int = 1) -> Float[Tensor, "batch c h w"] | None:
         """The best guess at the client's own images from what its model saw; None where they are the same.
 
         Of mirror images the likelier one, else the best linear one.
+
+        Args:
+            among: how many images each of `seen` may be of, or a mixture of by weights that nobody knows: their mean
+                is 1/among, and so is that of the covariance with any one of them.
         """
         if self.seen_mean is None or self.own_share is None:
             return None
-        if self.mirrors is not None:
+        if self.mirrors is not None and among == 1:
             each = torch.stack([_mirrored(seen, kind) for kind in self.mirrors])
             unlikely = torch.stack([self.whitened(one.double()).square().flatten(1).sum(dim=1) for one in each])
             best = (unlikely - 2.0 * self.mirrors[:, 2].log().to(unlikely)[:, None]).argmin(dim=0)
             return each[best, torch.arange(len(seen))]
-        return self.mean.to(seen) + self.own_share.to(seen) * (seen - self.seen_mean.to(seen))
+        return self.mean.to(seen) + self.own_share.to(seen) / among * (seen - self.seen_mean.to(seen))
 
     def white(self) -> "PublicPrior":
         """The same mean and variance of a pixel, with nothing known of neighbours and colours."""

@@ -9,9 +9,11 @@ from sklearn.datasets import load_digits
 import fedsim
 from attacks.base import Certificate, Reconstruction
 from attacks.toward_mean import drawn_to_mean
-from defenses import GradientNoise, Half, TopK
+from defenses import CutMix, GradientNoise, Half, MixUp, TopK
+from defenses.base import DefenseChain
+from experiments.engine.guess import seen_through
 from fedsim.bounds.public_prior import PublicPrior
-from fedsim.models import Architecture, ModelSpec
+from fedsim.models import Architecture, ModelSpec, Normaliser
 
 
 def digits(first, last):
@@ -88,6 +90,26 @@ def test_no_closed_form_ends_below_the_public_mean_behind_noise():
         errors["patch_gradient"] += error(fedsim.attack("patch_gradient", observation).images)
         errors["row_space"] += error(fedsim.attack("row_space", observation, later=0).images)
     assert max(errors.values()) < 1.05 * errors["mean"]
+
+
+@pytest.mark.parametrize("defense", [CutMix, MixUp])
+def test_one_image_for_a_mixed_batch_ends_at_the_public_mean_or_above(defense):
+    """Against the nearest of the two, as scores are; what it stands for among them, nothing tells."""
+    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
+    public = digits(1000, 1512)
+    chain = DefenseChain({"mixing": defense()})
+    chain.wrap_model(vit)
+    through = seen_through(chain, Normaliser(vit), 2, torch.Generator().manual_seed(1))
+    prior = PublicPrior.of(public, through(public))
+    errors = []
+    for index in range(12):
+        pair = digits(2 * index, 2 * index + 2)
+        observed = fedsim.observe(vit, pair, [0, 1], defense=[defense()], seed=index)
+        found = fedsim.attack("patch_gradient", replace(observed, image_prior=prior))
+        apart = [(guess - pair).square().mean(dim=(1, 2, 3)).min() for guess in (found.own_images, prior.mean)]
+        errors.append([float(error) for error in apart])
+    own, guess = torch.tensor(errors).mean(dim=0)
+    assert own < 1.05 * guess
 
 
 def test_behind_dropout_no_image_explains_the_update_and_the_exact_one_stays():

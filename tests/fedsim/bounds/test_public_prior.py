@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LinearRegression
@@ -78,6 +79,20 @@ def test_behind_a_flip_it_is_the_image_or_its_mirror_image_whichever_is_likelier
     assert torch.equal(prior.own_images(seen), own)
     moved = torch.cat([seen[:59], seen[59:].roll(1, dims=-1)])
     assert PublicPrior.of(own, moved).mirrors is None
+
+
+def test_of_a_mixture_by_unknown_weights_less_is_taken_over(images, rng):
+    """Against the regression itself, of each image of a pair on one of the two, nobody knows which."""
+    first, second = images[: len(images) // 2], images[len(images) // 2 : 2 * (len(images) // 2)]
+    mixed = torch.where(torch.rand(len(first), 1, 1, 1, generator=rng) < 0.5, first, second)
+    prior = PublicPrior.of(images, images)
+    centred = [(each - prior.mean).flatten().numpy() for each in (mixed, first, second)]
+    expected = LinearRegression(fit_intercept=False).fit(
+        np.concatenate([centred[0], centred[0]])[:, None], np.concatenate(centred[1:])
+    )
+    found = prior.own_images(mixed, among=2)
+    share = float(((found - prior.mean) * (mixed - prior.mean)).sum() / (mixed - prior.mean).square().sum())
+    assert share == pytest.approx(expected.coef_[0], abs=0.05)
 
 
 def test_images_that_are_seen_as_they_are_stay(images):
