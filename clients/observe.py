@@ -40,6 +40,7 @@ def observe(
     training_mode: bool | None = None,
     precision: str = "float32",
     augment: Sequence[Any] = (),
+    max_grad_norm: float | int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     roles: Mapping[str, str] | None = None,
@@ -66,6 +67,7 @@ def observe(
         precision: of forward and backward: `float32`, or autocast to `bfloat16` or `float16`.
         augment: torchvision's transforms on what the model sees, as `["RandomHorizontalFlip"]`, with settings as
             `[{"RandomCrop": {"size": 32, "padding": 4}}]`.
+        max_grad_norm: L2 norm that each step's gradient is scaled down to; None: it is not.
         mean, std: normalisation per channel; None: timm's where it is timm's model, else none.
         roles: of a ViT whose parts have other names than timm's: parameter names of `patch_weight` (a Conv2d's),
             `pos_embed`, `class_token`.
@@ -94,6 +96,7 @@ def observe(
             "training_mode": model.training if training_mode is None else training_mode,
             "precision": precision,
             "augment": list(augment),
+            "max_grad_norm": max_grad_norm,
         }
     )
     chain, described = chain_of(defense, settings.augment)

@@ -8,7 +8,7 @@ from clients.training import LossGradient, set_gradients
 from defenses.base import Batch, ClientRound, Defense, DefenseChain
 from fedsim.determinism import seeded_globals
 from fedsim.observation import Observation
-from fedsim.update import LocalProtocol, State, Update
+from fedsim.update import LocalProtocol, Update
 
 
 def replay(observation: Observation, images: Tensor, labels: Tensor) -> Update | None:
@@ -52,18 +52,17 @@ def _once_more(observation: Observation, images: Tensor, labels: Tensor, rng: to
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     start = {name: p.detach().clone() for name, p in trainable.items()}
     optimizer = None if shares_gradient else _sgd(list(trainable.values()), protocol)
-    gradients: State = {}
     with torch.enable_grad():
         for step in range(1 if optimizer is None else protocol.steps):
             gradients = defense.gradient(model, batch, gradient_of, rng)
             while not gradient_of.scale.step() and gradient_of.scale.value >= 1.0:  # the client skipped that step
                 gradients = defense.gradient(model, batch, gradient_of, rng)
+            set_gradients(trainable, gradients, start, protocol.proximal_mu, protocol.max_grad_norm)
             if optimizer is not None:
-                set_gradients(trainable, gradients, start, protocol.proximal_mu)
                 optimizer.param_groups[0]["lr"] = protocol.lrs[step]
                 optimizer.step()
     if shares_gradient:
-        tensors = {n: gradients[n].detach() if n in gradients else torch.zeros_like(p) for n, p in trainable.items()}
+        tensors = {n: torch.zeros_like(p) if p.grad is None else p.grad.detach() for n, p in trainable.items()}
     else:
         tensors = {name: p.detach() - start[name] for name, p in trainable.items()}
     whole = {name: tensor.cpu() for name, tensor in tensors.items()}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LambdaLR
 
 from clients.local_model import LocalModel
@@ -71,13 +72,24 @@ def batches(
 
 
 @torch.no_grad()
-def set_gradients(trainable: Mapping[str, nn.Parameter], gradients: State, start: State, proximal_mu: float) -> None:
-    """Hand an optimiser what a local step goes by: the gradients, and the drift from `start` of FedProx's term."""
+def set_gradients(
+    trainable: Mapping[str, nn.Parameter],
+    gradients: State,
+    start: State,
+    proximal_mu: float,
+    max_grad_norm: float | None,
+) -> None:
+    """Hand an optimiser what a local step goes by: the gradients and the drift from `start` of FedProx's term, clipped.
+
+    Scaled down in place, all together.
+    """
     for name, parameter in trainable.items():
         parameter.grad = gradients.get(name)
         if proximal_mu:
             drift = proximal_mu * (parameter - start[name])
             parameter.grad = drift if parameter.grad is None else parameter.grad + drift
+    if max_grad_norm is not None:
+        clip_grad_norm_(trainable.values(), max_grad_norm)
 
 
 def _steps(count: int, batch_size: int, epochs: int, steps: int | None) -> int:
@@ -135,7 +147,7 @@ def train_locally(
         if not (finite or one_gradient):
             skipped += 1
             continue
-        set_gradients(trainable, gradients, start, proximal_mu)
+        set_gradients(trainable, gradients, start, proximal_mu, settings.clip_norm)
         if audit:
             names = [pictures.ids[int(i)] for i in indices]
             seen.add(normaliser.inverse(batch.images), private, labels, names)
@@ -281,4 +293,5 @@ def _protocol(
         label_smoothing=settings.label_smoothing,
         training_mode=settings.training_mode,
         precision=settings.precision,
+        max_grad_norm=settings.clip_norm,
     )

@@ -85,7 +85,8 @@ class DPSGD(Defense):
         """Refuses whatever lets a picture enter more than its own clipped gradient.
 
         Raises:
-            ConfigError: BatchNorm in training mode, float16, or a defense that changes batches, losses or gradients.
+            ConfigError: BatchNorm in training mode, float16, clipping of steps, or a defense that changes batches,
+                losses or gradients.
         """
         mixing = [name for name, module in plan.model.named_modules() if isinstance(module, _BatchNorm)]
         if mixing and plan.client["training_mode"]:
@@ -96,6 +97,9 @@ class DPSGD(Defense):
         if plan.client.get("precision") == "float16":
             expected = "float32 or bfloat16 beside dp_sgd: one image that overflows float16 skips the step, and shows"
             raise ConfigError("client.precision", "float16", expected)
+        if (limit := plan.client.get("max_grad_norm")) not in (None, math.inf):
+            expected = "null beside dp_sgd, which clips by itself: noise that is scaled down has no known size"
+            raise ConfigError("client.max_grad_norm", limit, expected)
         for name, other in plan.defenses.items():
             if other is self or keeps_images_apart(other):
                 continue

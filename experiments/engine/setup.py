@@ -194,8 +194,8 @@ def _comparable(text: str) -> dict[str, Any]:
     client = config.get("client") or {}
     if client.get("schedule", {}).get("shape") == "constant" and not client["schedule"].get("warmup"):
         del client["schedule"]  # the same as in folders of before there was one
-    for key, usual in (("precision", "float32"), ("augment", [])):  # the same
-        if client.get(key) == usual:
+    for key, usual in (("precision", "float32"), ("augment", []), ("max_grad_norm", None)):  # the same
+        if key in client and client[key] == usual:
             del client[key]
     kept = {key: value for key, value in config.items() if key not in ("run_dir", "simulation", "ray", "tracker")}
     attacks = {name: without_knowledge(settings) for name, settings in (config.get("attack") or {}).items()}
