@@ -48,7 +48,8 @@ def _once_more(observation: Observation, images: Tensor, labels: Tensor, rng: to
     statistics = (torch.tensor(values, dtype=torch.float64) for values in (observation.mean, observation.std))
     mean, std = (values.view(1, -1, 1, 1).to(like) for values in statistics)
     batch = Batch((images.to(like) - mean) / std, labels.to(like.device))
-    gradient_of = LossGradient(model, defense, protocol.label_smoothing, precision=protocol.precision)
+    computed = protocol.precision, protocol.micro_batch_size
+    gradient_of = LossGradient(model, defense, protocol.label_smoothing, None, *computed)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     start = {name: p.detach().clone() for name, p in trainable.items()}
     optimizer = None if shares_gradient else _sgd(list(trainable.values()), protocol)

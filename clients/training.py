@@ -129,7 +129,8 @@ def train_locally(
     skipped = 0
     losses: list[Losses] = []
     lrs: list[float] = []
-    gradient_of = LossGradient(model, defense, settings.label_smoothing, local.parameters, settings.precision)
+    computed = settings.precision, settings.micro_batch_size
+    gradient_of = LossGradient(model, defense, settings.label_smoothing, local.parameters, *computed)
     plan = len(pictures), settings.batch_size, settings.local_epochs, steps
     total = _steps(*plan)
     if rate is not None and optimizer is not None:
@@ -187,6 +188,7 @@ class LossGradient:
 
     Args:
         parameters: the model's, by name, where somebody has them already.
+        micro_batch_size: images that the model sees at once, for memory; the gradient is the batch's, but for rounding.
     """
 
     def __init__(
@@ -196,22 +198,24 @@ class LossGradient:
         label_smoothing: float,
         parameters: Mapping[str, nn.Parameter] | None = None,
         precision: Precision = "float32",
+        micro_batch_size: int | None = None,
     ) -> None:
         self._losses: Losses = []
         self._model, self._defense, self._label_smoothing = model, defense, label_smoothing
         self._parameters = dict(model.named_parameters()) if parameters is None else parameters
-        self._precision = precision
+        self._precision, self._micro_batch_size = precision, micro_batch_size
         self.scale = LossScale(precision)
 
     def __call__(self, batch: Batch) -> State:
         for parameter in self._parameters.values():
             parameter.grad = None
-        with autocast(self._model, self._precision):
-            loss = classification_loss(self._model, batch, self._label_smoothing)
-            self._losses.append((loss.detach(), len(batch.labels)))
-            extra = self._defense.extra_loss(self._model, batch)
-            whole = loss if extra is None else loss + extra
-        self.scale.scaled(whole).backward()
+        for part in batch.pieces(self._micro_batch_size):
+            with autocast(self._model, self._precision):
+                loss = classification_loss(self._model, part, self._label_smoothing)
+                self._losses.append((loss.detach(), len(part.labels)))
+                extra = self._defense.extra_loss(self._model, part)
+                whole = loss if extra is None else loss + extra
+            self.scale.scaled(whole * (len(part.labels) / len(batch.labels))).backward()
         gradients = {name: gradient for name, p in self._parameters.items() if (gradient := p.grad) is not None}
         return self.scale.unscaled(gradients)
 
@@ -294,4 +298,5 @@ def _protocol(
         training_mode=settings.training_mode,
         precision=settings.precision,
         max_grad_norm=settings.clip_norm,
+        micro_batch_size=settings.micro_batch_size,
     )

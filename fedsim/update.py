@@ -22,6 +22,7 @@ class LocalProtocol:
     `lrs` holds the learning rate of each local step (empty for a shared gradient); `steps` counts them.
     `betas` and `eps` are those of Adam and its kin. `precision` is of forward and backward; weights are in float32.
     `max_grad_norm` is the L2 norm that each step's gradient, with FedProx's pull, is scaled down to; None: it is not.
+    `micro_batch_size` is how many images were computed at once, by which a batch's gradient differs in rounding alone.
     """
 
     batch_size: int
@@ -39,6 +40,7 @@ class LocalProtocol:
     training_mode: bool = True
     precision: Precision = "float32"
     max_grad_norm: float | None = None
+    micro_batch_size: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

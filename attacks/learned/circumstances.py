@@ -68,7 +68,7 @@ class Circumstances:
         if self.defenses != other.defenses:
             return f"defense was {_named(self.defenses)}, now {_named(other.defenses)}{_setting(self, other)}"
         protocols = [LocalProtocol.from_dict(one.protocol).to_dict() for one in (self, other)]
-        for key in ("batch_size", *sorted(protocols[0])):
+        for key in ("batch_size", *sorted(protocols[0].keys() - {"micro_batch_size"})):  # of which rounding alone tells
             before, now = (protocol[key] for protocol in protocols)
             if before != now:
                 return f"{key} was {before}, now {now}"

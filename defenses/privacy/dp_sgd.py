@@ -1,7 +1,6 @@
 """DP-SGD (Abadi et al. 2016): each picture's gradient clipped, Gaussian noise on their sum."""
 
 import math
-from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float
@@ -124,7 +123,7 @@ class DPSGD(Defense):
         if self.max_grad_norm == math.inf:
             return compute(batch)
         total: State = {}
-        for part in pieces(batch, self.chunk):
+        for part in batch.pieces(self.chunk):
             clipped, shortened = clipped_sum(compute.per_example(part), self.max_grad_norm, self.per_layer)
             self._clipped += shortened
             for name, tensor in clipped.items():
@@ -181,13 +180,6 @@ def keeps_images_apart(defense: Defense) -> bool:
     Its random draws must be the same whatever the pictures are, and losses and gradients must stay as they are.
     """
     return getattr(defense, "per_picture", False) is True
-
-
-def pieces(batch: Batch, chunk: int | None) -> Iterator[Batch]:
-    """The batch, at most `chunk` pictures at a time."""
-    size = chunk or len(batch.labels)
-    for images, labels in zip(batch.images.split(size), batch.labels.split(size), strict=True):
-        yield Batch(images, labels)
 
 
 def clipped_sum(gradients: State, max_norm: float, per_layer: bool) -> tuple[State, int]:

@@ -72,6 +72,7 @@ class ClientSettings:
         schedule: warm-up and decay of the learning rate, in place of a scheduler.
         training_mode: `model.train()` (dropout, drop path) or `model.eval()` while the gradient is taken.
         precision: of forward and backward under autocast; weights, and what is shared, stay in float32.
+        micro_batch_size: pictures that are computed at once, for memory; None: a step's batch.
         max_grad_norm: L2 norm that each step's gradient is scaled down to, all tensors together; None: it is not.
         augment: torchvision's transforms on each image of a batch, in order; see `fedsim.settings.local.augment`.
         device: `auto` takes CUDA where Ray gave the worker a GPU.
@@ -90,6 +91,7 @@ class ClientSettings:
     augment: Annotated[list[Any], lambda _, value: named(value)] = field(default_factory=list)
     schedule: Schedule = field(default_factory=Schedule)
     max_grad_norm: Annotated[float | None, ABOVE_0] = None
+    micro_batch_size: Annotated[int | None, at_least(1)] = None
 
     def check(self) -> None:
         """Raises `ConfigError` where the schedule has no learning rate to change, or shares it with a scheduler."""

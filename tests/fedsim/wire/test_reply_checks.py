@@ -206,6 +206,7 @@ CONTENTS = {
     "a word for a rate": (_protocol(lrs=[0.1, "x"]), "a learning rate of the protocol is 'x'"),
     "a precision of its own": (_protocol(precision="half"), "precision is 'half'"),
     "a NaN norm": (_protocol(max_grad_norm=math.nan), "max_grad_norm is nan"),
+    "half an image": (_protocol(micro_batch_size=0.5), "micro_batch_size is 0.5"),
     "one beta": (_protocol(betas=[0.9]), "betas are 1 entries"),
     "a beta above 1": (_protocol(betas=[0.9, 2]), "a beta of the protocol is 2"),
     "infinite momentum": (_protocol(momentum=math.inf), "momentum is inf"),
