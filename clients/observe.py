@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clients.accumulation import check_accumulation
 from clients.app import ClientRuntime
 from defenses.base import Plan
 from defenses.named import Named, chain_of
@@ -40,6 +41,8 @@ def observe(
     training_mode: bool | None = None,
     precision: str = "float32",
     augment: Sequence[Any] = (),
+    max_grad_norm: float | int | None = None,
+    micro_batch_size: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     roles: Mapping[str, str] | None = None,
@@ -66,6 +69,8 @@ def observe(
         precision: of forward and backward: `float32`, or autocast to `bfloat16` or `float16`.
         augment: torchvision's transforms on what the model sees, as `["RandomHorizontalFlip"]`, with settings as
             `[{"RandomCrop": {"size": 32, "padding": 4}}]`.
+        max_grad_norm: L2 norm that each step's gradient is scaled down to; None: it is not.
+        micro_batch_size: images that are computed at once, for memory; None: a step's batch.
         mean, std: normalisation per channel; None: timm's where it is timm's model, else none.
         roles: of a ViT whose parts have other names than timm's: parameter names of `patch_weight` (a Conv2d's),
             `pos_embed`, `class_token`.
@@ -94,6 +99,8 @@ def observe(
             "training_mode": model.training if training_mode is None else training_mode,
             "precision": precision,
             "augment": list(augment),
+            "max_grad_norm": max_grad_norm,
+            "micro_batch_size": micro_batch_size,
         }
     )
     chain, described = chain_of(defense, settings.augment)
@@ -103,6 +110,7 @@ def observe(
     settings.check_optimizer()
     runtime = ClientRuntime(config, given=defended)
     recipe.check(runtime.model, architecture.image_shape, share)
+    check_accumulation(settings, runtime.model, chain)
     chain.check(Plan(runtime.model, plain(settings), {}, chain.defenses, architecture.image_shape))
     whole = runtime.model.state_dict()
     state: State = {name: tensor.detach().cpu().clone() for name, tensor in whole.items() if name not in runtime.own}

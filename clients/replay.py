@@ -8,7 +8,7 @@ from clients.training import LossGradient, set_gradients
 from defenses.base import Batch, ClientRound, Defense, DefenseChain
 from fedsim.determinism import seeded_globals
 from fedsim.observation import Observation
-from fedsim.update import LocalProtocol, State, Update
+from fedsim.update import LocalProtocol, Update
 
 
 def replay(observation: Observation, images: Tensor, labels: Tensor) -> Update | None:
@@ -48,22 +48,22 @@ def _once_more(observation: Observation, images: Tensor, labels: Tensor, rng: to
     statistics = (torch.tensor(values, dtype=torch.float64) for values in (observation.mean, observation.std))
     mean, std = (values.view(1, -1, 1, 1).to(like) for values in statistics)
     batch = Batch((images.to(like) - mean) / std, labels.to(like.device))
-    gradient_of = LossGradient(model, defense, protocol.label_smoothing, precision=protocol.precision)
+    computed = protocol.precision, protocol.micro_batch_size
+    gradient_of = LossGradient(model, defense, protocol.label_smoothing, None, *computed)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     start = {name: p.detach().clone() for name, p in trainable.items()}
     optimizer = None if shares_gradient else _sgd(list(trainable.values()), protocol)
-    gradients: State = {}
     with torch.enable_grad():
         for step in range(1 if optimizer is None else protocol.steps):
             gradients = defense.gradient(model, batch, gradient_of, rng)
             while not gradient_of.scale.step() and gradient_of.scale.value >= 1.0:  # the client skipped that step
                 gradients = defense.gradient(model, batch, gradient_of, rng)
+            set_gradients(trainable, gradients, start, protocol.proximal_mu, protocol.max_grad_norm)
             if optimizer is not None:
-                set_gradients(trainable, gradients, start, protocol.proximal_mu)
                 optimizer.param_groups[0]["lr"] = protocol.lrs[step]
                 optimizer.step()
     if shares_gradient:
-        tensors = {n: gradients[n].detach() if n in gradients else torch.zeros_like(p) for n, p in trainable.items()}
+        tensors = {n: torch.zeros_like(p) if p.grad is None else p.grad.detach() for n, p in trainable.items()}
     else:
         tensors = {name: p.detach() - start[name] for name, p in trainable.items()}
     whole = {name: tensor.cpu() for name, tensor in tensors.items()}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LambdaLR
 
 from clients.local_model import LocalModel
@@ -71,13 +72,24 @@ def batches(
 
 
 @torch.no_grad()
-def set_gradients(trainable: Mapping[str, nn.Parameter], gradients: State, start: State, proximal_mu: float) -> None:
-    """Hand an optimiser what a local step goes by: the gradients, and the drift from `start` of FedProx's term."""
+def set_gradients(
+    trainable: Mapping[str, nn.Parameter],
+    gradients: State,
+    start: State,
+    proximal_mu: float,
+    max_grad_norm: float | None,
+) -> None:
+    """Hand an optimiser what a local step goes by: the gradients and the drift from `start` of FedProx's term, clipped.
+
+    Scaled down in place, all together.
+    """
     for name, parameter in trainable.items():
         parameter.grad = gradients.get(name)
         if proximal_mu:
             drift = proximal_mu * (parameter - start[name])
             parameter.grad = drift if parameter.grad is None else parameter.grad + drift
+    if max_grad_norm is not None:
+        clip_grad_norm_(trainable.values(), max_grad_norm)
 
 
 def _steps(count: int, batch_size: int, epochs: int, steps: int | None) -> int:
@@ -117,7 +129,8 @@ def train_locally(
     skipped = 0
     losses: list[Losses] = []
     lrs: list[float] = []
-    gradient_of = LossGradient(model, defense, settings.label_smoothing, local.parameters, settings.precision)
+    computed = settings.precision, settings.micro_batch_size
+    gradient_of = LossGradient(model, defense, settings.label_smoothing, local.parameters, *computed)
     plan = len(pictures), settings.batch_size, settings.local_epochs, steps
     total = _steps(*plan)
     if rate is not None and optimizer is not None:
@@ -135,7 +148,7 @@ def train_locally(
         if not (finite or one_gradient):
             skipped += 1
             continue
-        set_gradients(trainable, gradients, start, proximal_mu)
+        set_gradients(trainable, gradients, start, proximal_mu, settings.clip_norm)
         if audit:
             names = [pictures.ids[int(i)] for i in indices]
             seen.add(normaliser.inverse(batch.images), private, labels, names)
@@ -175,6 +188,7 @@ class LossGradient:
 
     Args:
         parameters: the model's, by name, where somebody has them already.
+        micro_batch_size: images that the model sees at once, for memory; the gradient is the batch's, but for rounding.
     """
 
     def __init__(
@@ -184,22 +198,24 @@ class LossGradient:
         label_smoothing: float,
         parameters: Mapping[str, nn.Parameter] | None = None,
         precision: Precision = "float32",
+        micro_batch_size: int | None = None,
     ) -> None:
         self._losses: Losses = []
         self._model, self._defense, self._label_smoothing = model, defense, label_smoothing
         self._parameters = dict(model.named_parameters()) if parameters is None else parameters
-        self._precision = precision
+        self._precision, self._micro_batch_size = precision, micro_batch_size
         self.scale = LossScale(precision)
 
     def __call__(self, batch: Batch) -> State:
         for parameter in self._parameters.values():
             parameter.grad = None
-        with autocast(self._model, self._precision):
-            loss = classification_loss(self._model, batch, self._label_smoothing)
-            self._losses.append((loss.detach(), len(batch.labels)))
-            extra = self._defense.extra_loss(self._model, batch)
-            whole = loss if extra is None else loss + extra
-        self.scale.scaled(whole).backward()
+        for part in batch.pieces(self._micro_batch_size):
+            with autocast(self._model, self._precision):
+                loss = classification_loss(self._model, part, self._label_smoothing)
+                self._losses.append((loss.detach(), len(part.labels)))
+                extra = self._defense.extra_loss(self._model, part)
+                whole = loss if extra is None else loss + extra
+            self.scale.scaled(whole * (len(part.labels) / len(batch.labels))).backward()
         gradients = {name: gradient for name, p in self._parameters.items() if (gradient := p.grad) is not None}
         return self.scale.unscaled(gradients)
 
@@ -281,4 +297,6 @@ def _protocol(
         label_smoothing=settings.label_smoothing,
         training_mode=settings.training_mode,
         precision=settings.precision,
+        max_grad_norm=settings.clip_norm,
+        micro_batch_size=settings.micro_batch_size,
     )

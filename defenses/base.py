@@ -1,6 +1,6 @@
 """What every defense is: hooks on a client's model, batch, loss, gradient and update, each the identity by default."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,6 +22,12 @@ class Batch:
 
     images: Tensor
     labels: Tensor
+
+    def pieces(self, size: int | None) -> Iterator["Batch"]:
+        """The same, at most that many pictures at a time; None: all at once."""
+        size = size or len(self.labels)
+        for images, labels in zip(self.images.split(size), self.labels.split(size), strict=True):
+            yield Batch(images, labels)
 
 
 @runtime_checkable

@@ -33,10 +33,13 @@ class Effect:
 
 @dataclass(frozen=True)
 class Clips(Effect):
-    """What is shared is scaled down to an L2 norm: by one factor, or by one for each example or tensor, or both."""
+    """What is shared is scaled down to an L2 norm: by one factor, or by one for each example or tensor, or both.
+
+    `step`: each local step's gradient is, before the optimiser takes it, or it is shared.
+    """
 
     max_norm: float
-    per: Literal["update", "example", "tensor", "example_and_tensor"]
+    per: Literal["update", "example", "tensor", "example_and_tensor", "step"]
     KEEPS = ("images", "equations")
 
     def keeps(self, part: Part) -> bool:
@@ -195,6 +198,11 @@ class Unpublished(Effect):
     """A defense that does not say how it acts: everything that it could do is possible."""
 
     defense: str
+
+
+def of_training(max_grad_norm: float | None) -> tuple[Effect, ...]:
+    """What a client's training does to a gradient without any defense; None: it is not clipped."""
+    return () if max_grad_norm is None else (Clips(max_grad_norm, "step"),)
 
 
 def effects_to_records(effects: Iterable[Effect]) -> list[dict[str, Any]]:

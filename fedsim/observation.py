@@ -183,7 +183,12 @@ class Observation:
 
     @property
     def effects(self) -> tuple[Effect, ...]:
-        """What the client's defenses do to its update in this round, as they publish it.
+        """What the client's training and then its defenses do to its update in this round."""
+        return (*self.protocol.effects, *self.defense_effects)
+
+    @property
+    def defense_effects(self) -> tuple[Effect, ...]:
+        """What its defenses do, as they publish it.
 
         `Unpublished` for one that does not say.
         """
@@ -202,7 +207,7 @@ class Observation:
         return next((effect for effect in self.effects if isinstance(effect, kind)), None)
 
     def keeps(self, part: Part) -> bool:
-        """Whether every defense of the client says that it leaves that as it was."""
+        """Whether the client's training and every defense of it, as it says, leave that as it was."""
         return all(effect.keeps(part) for effect in self.effects)
 
     @property

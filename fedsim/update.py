@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedsim.effects import Effect, of_training
 from fedsim.errors import NotApplicable
 
 Kind = Literal["gradient", "delta", "weights"]
@@ -20,6 +21,8 @@ class LocalProtocol:
 
     `lrs` holds the learning rate of each local step (empty for a shared gradient); `steps` counts them.
     `betas` and `eps` are those of Adam and its kin. `precision` is of forward and backward; weights are in float32.
+    `max_grad_norm` is the L2 norm that each step's gradient, with FedProx's pull, is scaled down to; None: it is not.
+    `micro_batch_size` is how many images were computed at once, by which a batch's gradient differs in rounding alone.
     """
 
     batch_size: int
@@ -36,6 +39,8 @@ class LocalProtocol:
     label_smoothing: float = 0.0
     training_mode: bool = True
     precision: Precision = "float32"
+    max_grad_norm: float | None = None
+    micro_batch_size: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -44,8 +49,13 @@ class LocalProtocol:
     def from_dict(cls, values: Mapping[str, Any]) -> "LocalProtocol":
         """A protocol from JSON, in which a whole number may stand for a float."""
         tuples = {key: tuple(map(_as_float, values[key])) for key in ("lrs", "betas") if key in values}
-        names = [one.name for one in fields(cls) if one.type is float and one.name in values]
+        names = [one.name for one in fields(cls) if one.type in (float, float | None) and one.name in values]
         return cls(**{**values, **{name: _as_float(values[name]) for name in names}, **tuples})
+
+    @property
+    def effects(self) -> tuple[Effect, ...]:
+        """What the training does to a gradient, in the words of defenses."""
+        return of_training(self.max_grad_norm)
 
     @property
     def rounding(self) -> float:
@@ -136,7 +146,7 @@ class Update:
     def as_gradient(self, protocol: LocalProtocol, global_state: Mapping[str, Tensor]) -> State:
         """The mean-loss gradient that this update amounts to, in float64.
 
-        Exact for a shared gradient and for one SGD step; for several steps it is their average
+        Exact for a shared gradient and for one SGD step, as it was clipped; for several steps it is their average
         gradient under the assumption that it did not change. A delta of k steps is -s·gradient, with
         the s of `LocalProtocol.gradient_scale`; known weight decay is subtracted.
 

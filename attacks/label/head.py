@@ -96,6 +96,8 @@ def head_is_exact(observation: Observation) -> str:
 
     By what defenses publish of themselves: one that clips, or does not say how it acts, may have scaled or changed it.
     """
+    if observation.protocol.max_grad_norm is not None:
+        return "clipped in training: the scale of the head's gradient is unknown"
     if not observation.keeps("head"):
         return "a defense ran on the client: whether it left the head's gradient as it was, its scale too, is unknown"
     if observation.protocol.rounding:

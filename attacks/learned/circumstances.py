@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsim.observation import Observation
-from fedsim.update import State
+from fedsim.update import LocalProtocol, State
 
 WEIGHTS = {"checkpoint", "pretrained"}
 """What of a model's settings says where its weights came from: the weights themselves are compared."""
@@ -67,8 +67,9 @@ class Circumstances:
                 return f"{name} was of shape {tuple(shape)}, now {tuple(other.tensors[name])}"
         if self.defenses != other.defenses:
             return f"defense was {_named(self.defenses)}, now {_named(other.defenses)}{_setting(self, other)}"
-        for key in ("batch_size", *sorted(self.protocol)):
-            before, now = self.protocol.get(key), other.protocol.get(key)
+        protocols = [LocalProtocol.from_dict(one.protocol).to_dict() for one in (self, other)]
+        for key in ("batch_size", *sorted(protocols[0].keys() - {"micro_batch_size"})):  # of which rounding alone tells
+            before, now = (protocol[key] for protocol in protocols)
             if before != now:
                 return f"{key} was {before}, now {now}"
         for key in ("kind", "num_examples", "summed", "image_shape"):

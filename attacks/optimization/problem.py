@@ -12,6 +12,7 @@ from attacks.analytic.patch_gradient import examples_behind
 from attacks.label import RecoverLabels
 from attacks.optimization.matching.adam import ADAM, read_adam
 from attacks.optimization.matching.local_steps import (
+    ClippedGradient,
     GradientMap,
     SurrogateWeights,
     UnrolledSteps,
@@ -107,7 +108,7 @@ def _less_decay(gradient: State, observation: Observation) -> State:
 
 
 def with_clip(objective: Objective, observation: Observation, choice: str) -> Objective:
-    """The distance with the client's clipping, whose bound is public, built in; a cosine does not see it."""
+    """The distance with a defense's clipping, whose bound is public, built in; a cosine does not see it."""
     bound = clip_norm(observation, choice)
     return objective if bound is None or objective.scale_invariant else Clipped(objective, bound)
 
@@ -129,7 +130,12 @@ def _clip_bounds(observation: Observation) -> list[float]:
     return [clip.max_norm for clip in clips if math.isfinite(clip.max_norm)]
 
 
-def make_update_map(choice: str, victim: Victim, observation: Observation) -> UpdateMap:
+def make_update_map(choice: str, victim: Victim, observation: Observation, sized: bool = True) -> UpdateMap:
+    """What is matched with the target.
+
+    Args:
+        sized: its size counts; else one gradient is not clipped, which changes nothing else of it.
+    """
     if choice == "unroll":
         return UnrolledSteps(victim, observation.protocol)
     if choice == "surrogate":
@@ -137,7 +143,8 @@ def make_update_map(choice: str, victim: Victim, observation: Observation) -> Up
         change = weight_change(observation)
         end = {name: (start[name].double() + change[name]).to(param) for name, param in victim.params.items()}
         return SurrogateWeights(victim, end, observation.protocol)
-    return GradientMap(victim)
+    limit = observation.protocol.max_grad_norm
+    return ClippedGradient(victim, limit) if sized and limit is not None else GradientMap(victim)
 
 
 def known_labels(choice: str, observation: Observation, rng: torch.Generator) -> Tensor | None:

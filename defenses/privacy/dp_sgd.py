@@ -1,7 +1,6 @@
 """DP-SGD (Abadi et al. 2016): each picture's gradient clipped, Gaussian noise on their sum."""
 
 import math
-from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float
@@ -85,7 +84,8 @@ class DPSGD(Defense):
         """Refuses whatever lets a picture enter more than its own clipped gradient.
 
         Raises:
-            ConfigError: BatchNorm in training mode, float16, or a defense that changes batches, losses or gradients.
+            ConfigError: BatchNorm in training mode, float16, clipping of steps, or a defense that changes batches,
+                losses or gradients.
         """
         mixing = [name for name, module in plan.model.named_modules() if isinstance(module, _BatchNorm)]
         if mixing and plan.client["training_mode"]:
@@ -96,6 +96,9 @@ class DPSGD(Defense):
         if plan.client.get("precision") == "float16":
             expected = "float32 or bfloat16 beside dp_sgd: one image that overflows float16 skips the step, and shows"
             raise ConfigError("client.precision", "float16", expected)
+        if (limit := plan.client.get("max_grad_norm")) not in (None, math.inf):
+            expected = "null beside dp_sgd, which clips by itself: noise that is scaled down has no known size"
+            raise ConfigError("client.max_grad_norm", limit, expected)
         for name, other in plan.defenses.items():
             if other is self or keeps_images_apart(other):
                 continue
@@ -120,7 +123,7 @@ class DPSGD(Defense):
         if self.max_grad_norm == math.inf:
             return compute(batch)
         total: State = {}
-        for part in pieces(batch, self.chunk):
+        for part in batch.pieces(self.chunk):
             clipped, shortened = clipped_sum(compute.per_example(part), self.max_grad_norm, self.per_layer)
             self._clipped += shortened
             for name, tensor in clipped.items():
@@ -177,13 +180,6 @@ def keeps_images_apart(defense: Defense) -> bool:
     Its random draws must be the same whatever the pictures are, and losses and gradients must stay as they are.
     """
     return getattr(defense, "per_picture", False) is True
-
-
-def pieces(batch: Batch, chunk: int | None) -> Iterator[Batch]:
-    """The batch, at most `chunk` pictures at a time."""
-    size = chunk or len(batch.labels)
-    for images, labels in zip(batch.images.split(size), batch.labels.split(size), strict=True):
-        yield Batch(images, labels)
 
 
 def clipped_sum(gradients: State, max_norm: float, per_layer: bool) -> tuple[State, int]:

@@ -13,6 +13,7 @@ import yaml
 from torch import Tensor, nn
 
 from attacks.running import build_attack, check_fit
+from clients.accumulation import check_accumulation
 from clients.app import ClientRuntime
 from clients.replay import replay
 from defenses.base import DefenseChain, Plan
@@ -149,6 +150,7 @@ def prepare(given: JobConfig | Mapping[str, Any]) -> Setup:
     model = architecture.build()
     strategy = config.strategy if isinstance(config, FederatedConfig) else {}
     finetune.check(model, (3, side, side), config.client.share)
+    check_accumulation(config.client, model, defenses)
     defenses.check(Plan(model, plain(config.client), strategy, defenses.defenses, (3, side, side)))
     wants_auxiliary = any(attack.needs.auxiliary for attack in attacks.values())
     costs = tuple(float(attack.cost) for attack in attacks.values())
@@ -194,8 +196,9 @@ def _comparable(text: str) -> dict[str, Any]:
     client = config.get("client") or {}
     if client.get("schedule", {}).get("shape") == "constant" and not client["schedule"].get("warmup"):
         del client["schedule"]  # the same as in folders of before there was one
-    for key, usual in (("precision", "float32"), ("augment", [])):  # the same
-        if client.get(key) == usual:
+    usual = {"precision": "float32", "augment": [], "max_grad_norm": None, "micro_batch_size": None}  # the same
+    for key in usual.keys() & client.keys():
+        if client[key] == usual[key]:
             del client[key]
     kept = {key: value for key, value in config.items() if key not in ("run_dir", "simulation", "ray", "tracker")}
     attacks = {name: without_knowledge(settings) for name, settings in (config.get("attack") or {}).items()}

@@ -17,6 +17,7 @@ from torch import nn
 
 from attacks.base import Attack
 from attacks.running import build_attack, check_fit
+from clients.accumulation import check_accumulation
 from defenses.base import Defense, DefenseChain, Plan
 from defenses.named import Named, chain_of
 from experiments.audit.command import audit_prepared
@@ -241,6 +242,7 @@ def _setup(config: AuditConfig, chosen: Named | Sequence[Named], architecture: O
     defended = replace(architecture, wrappers=(chain,))
     model = defended.build()
     defended.finetune.check(model, defended.image_shape, own.client.share)
+    check_accumulation(own.client, model, chain)
     chain.check(Plan(model, plain(own.client), {}, chain.defenses, defended.image_shape))
     attacks: list[Attack] = [build_attack(name, settings) for name, settings in own.attack.items()]
     for name, settings in own.attack.items():

@@ -1,5 +1,6 @@
 """Groups of settings that several commands have: clients, Ray, the simulation and what is audited or observed."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -12,7 +13,7 @@ from fedsim.errors import ConfigError, nearest
 from fedsim.settings.local.augment import named
 from fedsim.settings.local.schedule import RateSchedule
 from fedsim.settings.ray_address import check_address
-from fedsim.settings.schema import Check, Rule, at_least, auto_or, number, one_of
+from fedsim.settings.schema import Check, Rule, at_least, auto_or, is_number, number, one_of
 
 if TYPE_CHECKING:
     from fedsim.settings.local.optimizers import OptimizerFactory
@@ -54,6 +55,9 @@ def crews(key: str, value: Any) -> None:
             CREW[setting](f"{key}.{name}.{setting}", given)
 
 
+ABOVE_0 = Rule("a number above 0, or null", lambda value: is_number(value, 0.0) and value > 0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
     """How clients train and what they share.
@@ -68,6 +72,8 @@ class ClientSettings:
         schedule: warm-up and decay of the learning rate, in place of a scheduler.
         training_mode: `model.train()` (dropout, drop path) or `model.eval()` while the gradient is taken.
         precision: of forward and backward under autocast; weights, and what is shared, stay in float32.
+        micro_batch_size: pictures that are computed at once, for memory; None: a step's batch.
+        max_grad_norm: L2 norm that each step's gradient is scaled down to, all tensors together; None: it is not.
         augment: torchvision's transforms on each image of a batch, in order; see `fedsim.settings.local.augment`.
         device: `auto` takes CUDA where Ray gave the worker a GPU.
     """
@@ -84,6 +90,8 @@ class ClientSettings:
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     augment: Annotated[list[Any], lambda _, value: named(value)] = field(default_factory=list)
     schedule: RateSchedule = field(default_factory=RateSchedule)
+    max_grad_norm: Annotated[float | None, ABOVE_0] = None
+    micro_batch_size: Annotated[int | None, at_least(1)] = None
 
     def check(self) -> None:
         """Raises `ConfigError` where the schedule has no learning rate to change, or shares it with a scheduler."""
@@ -94,6 +102,11 @@ class ClientSettings:
             raise ConfigError("client.schedule.shape", self.schedule.shape, wanted)
         if self.scheduler is not None:
             raise ConfigError("client.scheduler", self.scheduler, "null beside client.schedule: one of them")
+
+    @property
+    def clip_norm(self) -> float | None:
+        """`max_grad_norm`, None where nothing is longer."""
+        return None if self.max_grad_norm in (None, math.inf) else float(self.max_grad_norm)
 
     @cached_property
     def optimisers(self) -> "OptimizerFactory":

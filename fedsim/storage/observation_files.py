@@ -70,7 +70,7 @@ def save_observation(observation: Observation, folder: Path) -> None:
         "std": list(observation.std),
         "num_classes": observation.num_classes,
         "defenses": list(observation.defenses),
-        "effects": effects_to_records(observation.effects),
+        "effects": effects_to_records(observation.defense_effects),
     }
     write_text(folder / "observation.json", json.dumps(record, indent=1))
 

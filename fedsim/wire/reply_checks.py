@@ -269,6 +269,10 @@ def _check_protocol(text: object, examples: int, rules: ReplyRules) -> dict[str,
         _number("a beta of the protocol", beta, 0.0, 1.0)
     for name in ("momentum", "dampening", "eps", "weight_decay", "proximal_mu", "label_smoothing"):
         _number(f"the protocol's {name}", values[name], 0.0)
+    if values["max_grad_norm"] is not None:
+        _number("the protocol's max_grad_norm", values["max_grad_norm"], 0.0)
+    if values["micro_batch_size"] is not None:
+        _whole("the protocol's micro_batch_size", values["micro_batch_size"], 1, LARGEST_BATCH)
     for name in ("nesterov", "training_mode"):
         if not isinstance(values[name], bool):
             raise MalformedReply(f"the protocol's {name} is {shown(values[name])}, neither true nor false")

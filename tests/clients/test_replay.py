@@ -1,5 +1,6 @@
 """What a client computed comes out once more to the bit, wherever its defenses say that it can."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,8 @@ def test_a_defense_that_says_so_is_repeated_to_the_bit(name):
         ("client.share=delta", "client.local_steps=2", "+client.optimizer.momentum=0.9"),
         ("client.share=delta", "client.local_steps=3", "client.schedule.shape=cosine", "client.schedule.warmup=0.5"),
         ("client.share=delta", "+client.optimizer.weight_decay=1e-3"),
+        ("client.max_grad_norm=0.1",),
+        ("client.share=delta", "client.local_steps=3", "client.max_grad_norm=0.1", "+client.optimizer.momentum=0.9"),
         ("client.label_smoothing=0.1",),
         ("defense=gradient_clip", "defense.gradient_clip.max_norm=0.1"),
         ("defense=dp_sgd", "defense.dp_sgd.noise_multiplier=0.0", "defense.dp_sgd.max_grad_norm=0.1"),
@@ -94,6 +97,18 @@ def test_a_batch_is_repeated_whatever_its_order():
     assert again is not None
     for name, tensor in observation.update.tensors.items():
         torch.testing.assert_close(again.tensors[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [(), ("client.share=delta",)])
+def test_a_batch_in_parts_is_repeated_in_the_same_parts(steps):
+    words = ("client.batch_size=3", "client.micro_batch_size=2", *steps)
+    observation, truth = observe("audit.batch_size=3", *words, positions=(0, 1, 2))
+    orders = [torch.tensor(order) for order in itertools.permutations(range(3))]
+    again = [observation.replay(truth.images[order], truth.labels[order]) for order in orders]
+    assert any(
+        all(torch.equal(one.tensors[name], tensor) for name, tensor in observation.update.tensors.items())
+        for one in again
+    )
 
 
 def test_what_cannot_be_known_is_not_repeated():

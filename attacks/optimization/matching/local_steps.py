@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from jaxtyping import Float
 from torch import Tensor
 
+from attacks.optimization.matching.objectives import TINY
 from attacks.optimization.matching.victim import Victim
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
@@ -38,6 +39,20 @@ class GradientMap(UpdateMap):
         return self.victim.gradient(self.victim.params, variables["images"], variables["labels"])
 
 
+class ClippedGradient(UpdateMap):
+    """∂L/∂θ at the weights that the server sent, as training clips it."""
+
+    def __init__(self, victim: Victim, max_grad_norm: float) -> None:
+        super().__init__(victim)
+        self.max_grad_norm = max_grad_norm
+
+    def __call__(self, variables: Variables) -> State:
+        params = self.victim.params
+        gradient = self.victim.gradient({**params, **self.victim.unshared}, variables["images"], variables["labels"])
+        found = clipped(gradient, self.max_grad_norm)
+        return {name: found[name] for name in params}
+
+
 class UnrolledSteps(UpdateMap):
     """(θ_0 - θ_k)/s after the client's k steps, simulated; s makes it a gradient's size.
 
@@ -66,8 +81,7 @@ class UnrolledSteps(UpdateMap):
         for step, lr in enumerate(self.protocol.lrs):
             begin = begins[step % len(begins)]
             part = slice(begin, begin + size)
-            gradient = self.victim.gradient(params, images[part], labels[part])
-            gradient = regularised(gradient, params, start, self.protocol)
+            gradient = step_gradient(self.victim, params, images[part], labels[part], self.protocol)
             if self.protocol.optimizer == "sgd":
                 params, first = self._sgd(params, gradient, first, lr)
             else:
@@ -116,17 +130,30 @@ class SurrogateWeights(UpdateMap):
         alpha = variables["alpha"]
         start = self.victim.params
         params = {name: tensor + alpha * self.change[name] for name, tensor in start.items()}
-        gradient = self.victim.gradient(params, variables["images"], variables["labels"])
-        return regularised(gradient, params, start, self.protocol)
+        return step_gradient(self.victim, params, variables["images"], variables["labels"], self.protocol)
 
 
-def regularised(gradient: State, params: State, start: State, protocol: LocalProtocol) -> State:
-    """∂L/∂θ at `params` with weight decay, coupled as SGD and Adam have it, and FedProx's pull towards `start`."""
+def step_gradient(victim: Victim, params: State, images: Tensor, labels: Tensor, protocol: LocalProtocol) -> State:
+    """What a local step at `params` goes by: ∂L/∂θ and FedProx's pull, clipped, and weight decay.
+
+    Decay is coupled as SGD and Adam have it. What is trained and not shared counts in the norm, as it was at the start.
+    """
+    limit, mu = protocol.max_grad_norm, protocol.proximal_mu
+    gradient = victim.gradient(params if limit is None else {**params, **victim.unshared}, images, labels)
+    if mu:
+        start = victim.params
+        gradient = {n: g + mu * (params[n] - start[n]) if n in params else g for n, g in gradient.items()}
+    if limit is not None:
+        gradient = clipped(gradient, limit)
     decay = 0.0 if protocol.optimizer == "adamw" else protocol.weight_decay
-    mu = protocol.proximal_mu
-    if not decay and not mu:
-        return gradient
-    return {n: g + decay * params[n] + mu * (params[n] - start[n]) for n, g in gradient.items()}
+    return {n: gradient[n] + decay * param if decay else gradient[n] for n, param in params.items()}
+
+
+def clipped(gradient: State, max_norm: float) -> State:
+    """Scaled down to an L2 norm, all tensors together, as `torch.nn.utils.clip_grad_norm_` does; differentiable."""
+    size = torch.stack([tensor.square().sum() for tensor in gradient.values()]).sum()
+    factor = (max_norm / ((size + TINY).sqrt() + 1e-6)).clamp(max=1.0)
+    return {name: factor * tensor for name, tensor in gradient.items()}
 
 
 def update_scale(protocol: LocalProtocol) -> float:

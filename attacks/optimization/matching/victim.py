@@ -23,6 +23,7 @@ class Victim:
     Attributes:
         params: those whose update was shared, by name.
         fixed: all other parameters and buffers.
+        unshared: of these the parameters that the client trains too.
         masked: rows of the position embedding in whose place the client's model took one that all share.
         embeddings: the names of the two, where rows are masked.
     """
@@ -33,6 +34,7 @@ class Victim:
     label_smoothing: float = 0.0
     masked: Bool[Tensor, " rows"] | None = None
     embeddings: tuple[str, str] = ("", "")
+    unshared: State = field(default_factory=dict, repr=False)
 
     def loss(
         self, params: State, images: Float[Tensor, "batch channels height width"], labels: Shaped[Tensor, "batch *c"]
@@ -87,7 +89,9 @@ def make_victim(
         raise NotApplicable("no gradient of a trained parameter was shared")
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     fixed = {name: tensor.detach() for name, tensor in named.items() if name not in params}
-    victim = Victim(model.requires_grad_(False), params, fixed, observation.protocol.label_smoothing)
+    unshared = {n: fixed[n] for n, p in model.named_parameters() if n in fixed and p.requires_grad}
+    smoothing = observation.protocol.label_smoothing
+    victim = Victim(model.requires_grad_(False), params, fixed, smoothing, unshared=unshared)
     masked, effect = masked_rows(observation), observation.effect(MasksPositions)
     if masked is None or effect is None or observation.roles.pos_embed is None:
         return victim

@@ -79,24 +79,24 @@ class SearchTask:
             exact: `auto` is exact.
 
         Raises:
-            NotApplicable: a difference of several local steps.
+            NotApplicable: a difference of several local steps, or of what training clipped.
         """
         observation, shared = self.problems[0].observation, self.problems[0].target
-        plain = self.local == "gradient"
+        objective = with_clip(self.objective.prepare(observation), observation, self.local)
+        limit = None if objective.scale_invariant else observation.protocol.max_grad_norm
+        plain = self.local == "gradient" and limit is None
         if method == "auto":
             exact = exact or not plain or observation.roles.qkv_weight is None
             double = next(iter(shared.values())).dtype == torch.float64
             method = "double_backward" if exact or double else "finite_difference"
         by_difference = method in DIFFERENCES
         if by_difference and not plain:
-            raise NotApplicable(
-                f"derivative={method} sees one gradient, local_updates={self.local} needs double_backward"
-            )
+            what = f"local_updates={self.local}" if limit is None else f"a gradient clipped to {limit:g}"
+            raise NotApplicable(f"derivative={method} sees one gradient as it is, {what} needs double_backward")
         # torch maps fused attention over candidates on a GPU alone; elsewhere it falls back on a loop.
         fused = by_difference and (candidates == 1 or self.device.type == "cuda")
         victim = make_victim(observation, shared, self.device, fused)
-        update = make_update_map(self.local, victim, observation)
-        objective = with_clip(self.objective.prepare(observation), observation, self.local)
+        update = make_update_map(self.local, victim, observation, sized=not objective.scale_invariant)
         return make_derivative(method, update, objective, step), method
 
 

@@ -162,8 +162,8 @@ def _round(problem: Problem, local: str, labels: Tensor, device: torch.device, d
     observation = problem.observation
     victim = make_victim(observation, problem.target, device, fused_attention=False)
     victim.model.to(dtype)
-    params, fixed = _as(victim.params, dtype), _as(victim.fixed, dtype)
-    update = make_update_map(local, replace(victim, params=params, fixed=fixed), observation)
+    params, fixed, unshared = (_as(part, dtype) for part in (victim.params, victim.fixed, victim.unshared))
+    update = make_update_map(local, replace(victim, params=params, fixed=fixed, unshared=unshared), observation)
     target = {name: problem.target[name].double() for name in params if name in problem.target}
     kept = {name: (tensor != 0).to(dtype) for name, tensor in target.items()} if _pruned(problem) else None
     scale = unit_scale(observation, local)

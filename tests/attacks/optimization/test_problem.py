@@ -87,7 +87,7 @@ def test_a_blind_observation_has_the_same_norms_and_nothing_else(small, settings
     assert bool(found.gradient["pos_embed"].any(dim=-1).all())
 
 
-def stepped(observation, images, labels, make, steps=1, mu=0.0, **settings):
+def stepped(observation, images, labels, make, steps=1, mu=0.0, limit=None, **settings):
     """The observation after local steps of torch's own optimiser on one batch, with FedProx's pull."""
     model = observation.build_model()
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -96,6 +96,8 @@ def stepped(observation, images, labels, make, steps=1, mu=0.0, **settings):
         optimiser.zero_grad()
         pull = sum((p - start[name]).square().sum() for name, p in model.named_parameters())
         (F.cross_entropy(model(images), labels) + mu / 2 * pull).backward()
+        if limit is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
         optimiser.step()
     change = {name: p.detach() - start[name] for name, p in model.named_parameters()}
     protocol = replace(
@@ -106,16 +108,18 @@ def stepped(observation, images, labels, make, steps=1, mu=0.0, **settings):
         weight_decay=settings.get("weight_decay", 0.0),
         eps=settings.get("eps", 1e-8),
         proximal_mu=mu,
+        max_grad_norm=limit,
     )
     return replace(observation, update=Update(change, "delta", len(images)), protocol=protocol)
 
 
+@pytest.mark.parametrize("limit", [None, 0.5])
 @pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.AdamW])
-def test_weight_decay_is_no_part_of_adams_first_gradient(small, candidates, cpu, make):
+def test_weight_decay_is_no_part_of_adams_first_gradient(small, candidates, cpu, make, limit):
     observation, _ = small(dtype="float64")
     images, labels = candidates(1, dtype=torch.float64)[0], torch.tensor([3])
-    plain = stepped(observation, images, labels, torch.optim.SGD, lr=1.0)
-    decayed = stepped(observation, images, labels, make, lr=0.01, eps=1e-2, weight_decay=0.01)
+    plain = stepped(observation, images, labels, torch.optim.SGD, limit=limit, lr=1.0)
+    decayed = stepped(observation, images, labels, make, limit=limit, lr=0.01, eps=1e-2, weight_decay=0.01)
     found = shared_update(decayed, "gradient", cpu)
     for name, gradient in shared_update(plain, "gradient", cpu).items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-9)
@@ -140,14 +144,15 @@ def test_the_surrogate_is_pulled_and_decays_as_the_client_does(small, victim_of,
         torch.testing.assert_close(found[name], p.grad, rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.parametrize("limit", [None, 0.5])
 @pytest.mark.parametrize("mu", [0.0, 0.5])
-def test_the_surrogate_matches_the_true_pictures(small, victim_of, candidates, cpu, mu):
+def test_the_surrogate_matches_the_true_pictures(small, victim_of, candidates, cpu, mu, limit):
     """One step is matched exactly at α = 0; of several the mean gradient lies near the middle of the way."""
     observation, _ = small(dtype="float64")
     images, labels = candidates(1, dtype=torch.float64)[0], torch.tensor([3])
     victim, _ = victim_of(observation)
     for steps, alpha, most in ((1, 0.0, 1e-20), (3, 1 / 3, 1e-4)):
-        client = stepped(observation, images, labels, torch.optim.SGD, steps, mu, lr=1e-4, weight_decay=0.2)
+        client = stepped(observation, images, labels, torch.optim.SGD, steps, mu, limit, lr=1e-4, weight_decay=0.2)
         target = shared_update(client, "surrogate", cpu)
         variables = {"images": images, "labels": labels, "alpha": torch.tensor(alpha, dtype=torch.float64)}
         found = make_update_map("surrogate", victim, client)(variables)

@@ -29,12 +29,13 @@ QUIET = ["defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=0"]
 DEFENSES = {
     "nothing": (["defense=[]"], {}),
     "clip": (["defense=[gradient_clip]", "defense.gradient_clip.max_norm=0.1"], {"limit": 0.1}),
+    "step": (["client.max_grad_norm=0.1"], {"limit": 0.1}),
     "dp_sgd": ([*QUIET, "defense.dp_sgd.max_grad_norm=0.5"], {"limit": 0.5, "per": "example"}),
     "per_layer": ([*QUIET, "defense.dp_sgd.per_layer=true"], {"limit": 1.0, "per": "layer"}),
 }
 
 
-@pytest.mark.parametrize(("name", "batch"), [("nothing", 1), ("clip", 2), ("dp_sgd", 2), ("per_layer", 1)])
+@pytest.mark.parametrize(("name", "batch"), [("nothing", 1), ("clip", 2), ("step", 2), ("dp_sgd", 2), ("per_layer", 1)])
 def test_the_columns_are_finite_differences_of_what_the_client_shares(parties, name, batch):
     defense, clip = DEFENSES[name]
     (party,) = parties(*defense, images=1, batch=batch)

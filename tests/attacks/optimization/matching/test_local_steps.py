@@ -11,12 +11,16 @@ from attacks.optimization.matching.local_steps import (
     UnrolledSteps,
     update_scale,
 )
+from attacks.optimization.matching.victim import make_victim
+from attacks.optimization.problem import make_update_map
 from fedsim.errors import NotApplicable
 
 CASES = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),
     "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01}),
     "nesterov": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    "clipped": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}, 0.5),
+    "clipped_adamw": (torch.optim.AdamW, {"lr": 0.01, "eps": 1e-4, "weight_decay": 0.1}, 0.5),
     "adam": (torch.optim.Adam, {"lr": 0.01, "eps": 1e-4, "weight_decay": 0.01}),
     "adamw": (torch.optim.AdamW, {"lr": 0.01, "eps": 1e-4, "betas": (0.8, 0.95), "weight_decay": 0.1}),
 }
@@ -24,7 +28,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_unrolled_steps_are_the_optimisers(small, victim_of, candidates, name):
-    make, settings = CASES[name]
+    make, settings, *limit = CASES[name]
     observation, _ = small(dtype="float64")
     victim, _ = victim_of(observation)
     protocol = replace(
@@ -39,6 +43,7 @@ def test_unrolled_steps_are_the_optimisers(small, victim_of, candidates, name):
         weight_decay=settings.get("weight_decay", 0.0),
         betas=settings.get("betas", (0.9, 0.999)),
         eps=settings.get("eps", 1e-8),
+        max_grad_norm=limit[0] if limit else None,
     )
     images, labels = candidates(1, batch=4, dtype=torch.float64)[0], torch.tensor([1, 2, 3, 4])
     found = UnrolledSteps(victim, protocol)({"images": images, "labels": labels})
@@ -47,10 +52,31 @@ def test_unrolled_steps_are_the_optimisers(small, victim_of, candidates, name):
     for part in (slice(0, 2), slice(2, 4), slice(0, 2)):
         optimiser.zero_grad()
         F.cross_entropy(model(images[part]), labels[part]).backward()
+        if limit:
+            assert float(torch.nn.utils.clip_grad_norm_(model.parameters(), *limit)) > limit[0]
         optimiser.step()
     for key, parameter in model.named_parameters():
         expected = (victim.params[key] - parameter.detach()) / update_scale(protocol)
         torch.testing.assert_close(found[key], expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("choice", ["gradient", "unroll"])
+def test_what_was_withheld_counts_in_the_norm(small, victim_of, candidates, cpu, choice):
+    observation, _ = small(dtype="float64")
+    images, labels = candidates(1, dtype=torch.float64)[0], torch.tensor([1])
+    model = observation.build_model()
+    F.cross_entropy(model(images), labels).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    shared = {name: p.grad for name, p in model.named_parameters() if name != "head.weight"}
+    victim = make_victim(observation, shared, cpu, fused_attention=False)
+    assert list(victim.unshared) == ["head.weight"]
+    protocol = replace(observation.protocol, optimizer="sgd", lrs=(0.1,), max_grad_norm=0.5)
+    seen = replace(observation, protocol=protocol)
+    found = make_update_map(choice, victim, seen)({"images": images, "labels": labels})
+    assert found.keys() == shared.keys()
+    for name, tensor in shared.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-9)
+    assert make_update_map("gradient", victim, seen, sized=False).plain
 
 
 @pytest.mark.parametrize(("pictures", "size", "steps"), [(12, 8, 2), (5, 2, 4), (3, 4, 2)])

@@ -114,12 +114,19 @@ def test_what_was_pruned_is_not_compared(model, images):
     assert psnr(solved(seen).images, images[:1]) > 50
 
 
-def test_local_steps_are_simulated(model, images):
-    protocol = {"share": "delta", "local_steps": 3, "batch_size": 1, "lr": 0.1}
+@pytest.mark.parametrize("limit", [None, 0.3])
+def test_local_steps_are_simulated(model, images, limit):
+    protocol = {"share": "delta", "local_steps": 3, "batch_size": 1, "lr": 0.1, "max_grad_norm": limit}
     seen = fedsim.observe(model, images[:1], torch.tensor([1]), **protocol)
     result = solved(seen)
     assert result.status == "done", result.reason
     assert psnr(result.images, images[:1]) > 40
+
+
+def test_without_its_clipping_no_image_explains_clipped_steps(model, images):
+    seen = fedsim.observe(model, images[:1], torch.tensor([1]), share="delta", local_steps=3, max_grad_norm=0.3)
+    told = replace(seen, protocol=replace(seen.protocol, max_grad_norm=None))
+    assert psnr(solved(told).images, images[:1]) < 30 < psnr(solved(seen).images, images[:1])
 
 
 class Told(Session):
