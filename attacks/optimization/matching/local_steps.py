@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 

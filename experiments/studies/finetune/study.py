@@ -17,7 +17,8 @@ from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt
 from experiments.studies.finetune.options import arguments
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Study, Table, Unit
-from experiments.studies.second_order.study import BUDGETS, EXACT, cell, chosen, linear
+from experiments.studies.second_order.references import linear
+from experiments.studies.second_order.study import BUDGETS, EXACT, cell, chosen
 from experiments.studies.second_order.victims import DIGITS, PRIVATE, digits, public
 from fedsim.bounds.references import determined
 from fedsim.determinism import torch_generator
@@ -101,7 +102,7 @@ def work(unit: Unit) -> list[Entry]:
     seen = observed(settings["backbone"], CASES[settings["case"]], images, labels, settings["seed"])
     about: Entry = {"numbers": sum(tensor.numel() for tensor in seen.update.tensors.values())}
     if settings["first"] == 0:
-        jacobian, _, floor = linear(seen, images, labels)
+        jacobian, _, floor = linear(seen, images, labels, public())
         held = determined(jacobian, floor)
         rounding = held.rounding_psnr if math.isfinite(held.rounding_psnr) else None
         about |= {"rank": held.rank, "unknowns": held.unknowns, "rounding": rounding}

@@ -15,7 +15,7 @@ from experiments.studies.harness.study import Unit
 from experiments.studies.harness.victims import finished
 from experiments.studies.realism.rungs import Rung
 from experiments.studies.realism.victims import accuracy, victims
-from experiments.studies.second_order.study import linear
+from experiments.studies.second_order.references import linear
 from fedsim.bounds.references import determined, gaussian_reference, information, prior_precision
 from fedsim.errors import NotApplicable
 from fedsim.ground_truth import GroundTruth
@@ -126,19 +126,19 @@ def beside(rung: Rung, clients: Sequence[tuple[Observation, GroundTruth]]) -> En
         len(truth.images) != len(set(truth.sources)) for _, truth in clients
     ):
         return {"none": "each step saw another form"}
+    prior = clients[0][0].image_prior
+    assert prior is not None
     each, held = [], []
     for seen, truth in clients:
         unknowns = truth.images.numel()
         if unknowns > LARGEST_SYSTEM:
             return {"none": f"{unknowns:,} unknowns"}
         try:
-            jacobian, _, rounding = linear(seen, truth.images.double(), truth.labels)
+            jacobian, _, rounding = linear(seen, truth.images.double(), truth.labels, prior)
         except NotApplicable as refusal:
             return {"none": str(refusal)}
         each.append(information(jacobian, rounding))
         held.append(determined(jacobian, rounding))
-    prior = clients[0][0].image_prior
-    assert prior is not None
     one = prior_precision(prior, clients[0][0].image_shape)
     precision = torch.block_diag(*[one] * len(clients[0][1].images))
     left = sorted(one.rounding_psnr for one in held)[len(held) // 2]

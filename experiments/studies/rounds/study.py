@@ -18,7 +18,7 @@ from defenses import GradientNoise
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Study, Table, Unit
 from experiments.studies.rounds.options import arguments
-from experiments.studies.second_order.study import linear
+from experiments.studies.second_order.references import linear
 from experiments.studies.second_order.victims import SHAPE, digits, public
 from fedsim.bounds.references import information, prior_precision
 from fedsim.bounds.rounds import running_reference
@@ -76,7 +76,7 @@ def work(unit: Unit) -> list[Entry]:
         "guess": float((images - public().mean).square().mean()),
         "seconds": result.seconds,
     }
-    each = [information(jacobian, std) for jacobian, std, _ in (linear(one, images, labels) for one in seen)]
+    each = [information(jacobian, std) for jacobian, std, _ in (linear(one, images, labels, public()) for one in seen)]
     for name, prior in (("white", public().white()), ("public", public())):
         entry[name] = 10 ** (-running_reference(each, prior_precision(prior, SHAPE))[-1] / 10)
     return [entry]
