@@ -78,7 +78,7 @@ def attack(
             result = run_on_history(observation, name, built, seed, where)
         built.session = Session()
         return result
-    several = [observation] if isinstance(observation, Observation) else list(observation)
+    several = list(observation) if isinstance(observation, Sequence) else [observation]
     if strange := next((one for one in several if not isinstance(one, Observation)), None):
         expected = "an Observation, as fedsim.observe and fedsim.Observation.of give, or several"
         raise ConfigError("observation", type(strange).__name__, expected)

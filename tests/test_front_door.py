@@ -164,6 +164,11 @@ def test_wrong_use_is_one_clear_line(vit, wrong, words):
         fedsim.observe(vit, **{"images": IMAGES, "labels": LABELS, **wrong})
 
 
+def test_what_is_no_observation_is_refused(vit):
+    with pytest.raises(fedsim.ConfigError, match="observation=VisionTransformer: must be an Observation"):
+        fedsim.attack("labels", vit)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -22,7 +22,7 @@ class ImageScore:
         image: name of the original.
         reconstruction: index of the matched reconstruction in the attack's result.
         psnr: dB, at most `PSNR_CAP`. As all measures without a prefix, of what the model saw.
-        private_psnr: the same of the client's own picture, before any defense changed it: what there is to protect.
+        private_psnr: the same of the client's own picture, before anything changed it: what there is to protect.
             Matched by itself, and once: all forms in which the model saw one picture share its value.
     """
 

@@ -183,7 +183,7 @@ def _uncertified(run: RecordedRun) -> str:
 
 
 def _reason(group: Group) -> str:
-    return f"{group.reason} (one of {group.wordings:,} values)" if group.wordings > 1 else group.reason
+    return f"{group.reason} (one of {group.wordings:,} sets of numbers)" if group.wordings > 1 else group.reason
 
 
 def _guess(rows: list[AttackSummary], baseline: Baseline | None) -> list[str]:

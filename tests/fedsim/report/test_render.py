@@ -430,7 +430,7 @@ def test_many_reasons_are_cut(write_run: Any, records: Any) -> None:
     assert text.count(" raised</td>") == 50
     assert "15 more in attacks.jsonl." in text
     assert "14 more in attacks.jsonl." in text
-    assert 'residual 0.5 <span class="hint">one of 1,000 values</span></td><td>1000</td>' in text
+    assert 'residual 0.5 <span class="hint">one of 1,000 sets of numbers</span></td><td>1000</td>' in text
 
 
 def test_each_chart_has_its_numbers_below_it(full_run: Path, moving_run: Path) -> None:

@@ -48,7 +48,7 @@ def test_the_terminal_says_why_nothing_is_certified(write_run: Any, records: Any
         )
     ]
     found = verdict(read_run(write_run(rows)))
-    told = "patch_gradient is not certified: off by 3 dB (one of 2 values)."
+    told = "patch_gradient is not certified: off by 3 dB (one of 2 sets of numbers)."
     assert found.line == " ".join([f"{found.tag.lower()}: {found.sentence}", told, *found.cautions])
     proven = verdict(read_run(write_run([*rows, records.attack(1, 9, records.image(90.0, "i/9"))], name="proven")))
     assert "is not certified" not in proven.line
@@ -331,7 +331,7 @@ def test_refusals_for_several_reasons_are_listed(write_run: Any, records: Any) -
 def test_reasons_that_differ_in_numbers_alone_are_one(write_run: Any, records: Any) -> None:
     rows = [records.refusal(1, k, f"condition number {1e6 + 1e3 * k:.3e} is too large") for k in range(1000)]
     found = verdict(read_run(write_run(rows)))
-    told = "condition number 1.000e+06 is too large (one of 1,000 values)."
+    told = "condition number 1.000e+06 is too large (one of 1,000 sets of numbers)."
     assert found.sentence.endswith(f"patch_gradient refused 1,000 of 1,000 observed updates, because {told}")
     assert not [detail for detail in found.details if "condition number" in detail]
     found = verdict(read_run(write_run([*rows, records.attack(2, 0, records.image(12.0))], name="another")))
