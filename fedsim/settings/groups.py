@@ -68,6 +68,7 @@ class ClientSettings:
         schedule: warm-up and decay of the learning rate, in place of a scheduler.
         training_mode: `model.train()` (dropout, drop path) or `model.eval()` while the gradient is taken.
         precision: of forward and backward under autocast; weights, and what is shared, stay in float32.
+        compile: local training goes through torch.compile's code: the same up to rounding.
         augment: torchvision's transforms on each image of a batch, in order; see `fedsim.settings.local.augment`.
         device: `auto` takes CUDA where Ray gave the worker a GPU.
     """
@@ -82,6 +83,7 @@ class ClientSettings:
     training_mode: bool
     device: Device
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    compile: bool = False
     augment: Annotated[list[Any], lambda _, value: named(value)] = field(default_factory=list)
     schedule: Schedule = field(default_factory=Schedule)
 

@@ -45,7 +45,8 @@ def main() -> None:
     if arguments.serve is not None:
         from experiments.benchmarks.training.serve import serve
 
-        serve(*arguments.serve, arguments)
+        engine, address, folder = arguments.serve
+        serve(engine, address, Path(folder), arguments)
         return
 
     from experiments.benchmarks.training.command import run

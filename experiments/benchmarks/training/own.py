@@ -7,6 +7,7 @@ from hydra.utils import instantiate
 from experiments.benchmarks.training.work import run_config
 from experiments.engine.setup import Setup
 from experiments.run.command import make_grid
+from fedsim.determinism import kept_globals
 from fedsim.simulation import partition_of
 from fedsim.update import State
 from fedsim.wire.records import from_arrays, to_arrays
@@ -21,11 +22,12 @@ def client(setup: Setup) -> Callable[[], list[State]]:
 
     def train() -> list[State]:
         ends: list[State] = []
-        for number in range(run_config(setup).num_clients):
-            images = setup.data.client(number)
-            runtime.load(start)
-            result = runtime.train(images, number, 1)
-            ends.append(runtime.share(result, start, len(images), number, 1).update.tensors)
+        with kept_globals():  # as a Grid does
+            for number in range(run_config(setup).num_clients):
+                images = setup.data.client(number)
+                runtime.load(start)
+                result = runtime.train(images, number, 1, changes=False)
+                ends.append(runtime.share(result, start, len(images), number, 1).update.tensors)
         return ends
 
     return train

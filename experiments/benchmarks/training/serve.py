@@ -23,7 +23,7 @@ Way = Callable[[], Callable[[], State]]
 WORKERS = 2
 
 
-def serve(name: str, address: str, folder: str, arguments: argparse.Namespace) -> None:
+def serve(name: str, address: str, folder: Path, arguments: argparse.Namespace) -> None:
     """Answer until all passes are done. Memory is kept in every process as a run of fedsim keeps it."""
     quiet_environment()
     keep_memory()
@@ -32,9 +32,9 @@ def serve(name: str, address: str, folder: str, arguments: argparse.Namespace) -
     torch.manual_seed(0)
     with settled():
         if name == "pfl2":
-            _pfl_in_two(arguments, address, Path(folder))
+            _pfl_in_two(arguments, address, folder)
             return
-        turns = Turns(address, Path(folder))
+        turns = Turns(address, folder)
         if name == "fedsim":
             turns.serve(_one_process(arguments))
         elif name == "ray":

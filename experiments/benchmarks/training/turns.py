@@ -1,6 +1,7 @@
 """A process that trains a round whenever it is asked to, and says how long that took."""
 
 import json
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -31,12 +32,12 @@ class Turns:
     def begin(self) -> str:
         """Wait to be asked; the name of a way, or nothing where it is over."""
         name = self._lines.readline().strip()
-        self._begun = time.perf_counter(), time.process_time()
+        self._begun = time.perf_counter(), _processor()
         return name
 
     def end(self, name: str, model: Callable[[], State]) -> None:
         """The round is over, with this model."""
-        wall, cpu = time.perf_counter() - self._begun[0], time.process_time() - self._begun[1]
+        wall, cpu = time.perf_counter() - self._begun[0], _processor() - self._begun[1]
         path = self._folder / f"{name}.safetensors"
         if not path.exists():
             save_file({key: tensor.detach().contiguous() for key, tensor in model().items()}, path)
@@ -51,3 +52,9 @@ class Turns:
     def _say(self, record: dict[str, object]) -> None:
         self._lines.write(json.dumps(record) + "\n")
         self._lines.flush()
+
+
+def _processor() -> float:
+    """Seconds of this process, and of compilers that it has started and that have ended."""
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system

@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,7 @@ class Work:
     images: list[Tensor]
     labels: list[Tensor]
     orders: list[list[Tensor]]
-    sgd: dict[str, float]
+    sgd: dict[str, Any]
 
     @classmethod
     def of(cls, setup: Setup) -> "Work":
