@@ -93,11 +93,13 @@ class Engine:
                     raise self._failed() from None
                 continue
             connection.settimeout(None)
-            return connection.makefile("rw", encoding="utf-8")
+            with connection:
+                return connection.makefile("rw", encoding="utf-8")
 
     def _answer(self) -> dict[str, Any]:
         line = self._lines.readline()
         if not line:
+            self.close()
             raise self._failed()
         said: dict[str, Any] = json.loads(line)
         return said
