@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from torch import nn
+from torch import Tensor, nn
 
 from clients.local_model import LocalModel
 from clients.replay import replay
@@ -112,7 +112,7 @@ class ClientRuntime:
 
     @cached_property
     def _local(self) -> LocalModel:
-        return LocalModel(self.model)
+        return LocalModel(self.model, self.settings.compile)
 
     @cached_property
     def _tensors(self) -> State:
@@ -163,7 +163,7 @@ class ClientRuntime:
 
     def kept(self) -> State:
         """What the client whose turn ends keeps of its own."""
-        return {name: self._tensors[name].detach().cpu().clone() for name in self.own}
+        return _copied({name: self._tensors[name] for name in self.own})
 
     def train(
         self,
@@ -173,11 +173,13 @@ class ClientRuntime:
         proximal_mu: float = 0.0,
         audit: bool = False,
         memory: State | None = None,
+        changes: bool = True,
     ) -> LocalResult:
         """Train the loaded model on one client's pictures; draws depend on (seed, round, client) alone.
 
         Args:
             memory: what the defenses kept on this client from its earlier rounds.
+            changes: False leaves out what was added to the weights, where `shares_trained`.
         """
         self._view = None
         this_round = ClientRound(server_round, len(pictures), dict(memory or {}), self.model, pictures, self._observe)
@@ -196,8 +198,14 @@ class ClientRuntime:
                 proximal_mu,
                 audit,
                 self._rate(server_round),
+                changes or not self.shares_trained,
             )
         return replace(result, tensors={name: one for name, one in result.tensors.items() if name not in self.own})
+
+    @cached_property
+    def shares_trained(self) -> bool:
+        """Whole weights as they were trained: no defense acts on what was added to them."""
+        return self.settings.share == "weights" and not self.defenses.changes_updates
 
     def _rate(self, server_round: int) -> Rate | None:
         schedule = self.settings.schedule
@@ -220,6 +228,11 @@ class ClientRuntime:
         was trained, so that the undefended run and the identity setting share the same bits.
         """
         whose = result.protocol, client, server_round
+        if self.shares_trained:
+            trained = {name: tensor for name, tensor in self._local.trained.items() if name not in self.own}
+            update = Update(_copied(trained), "weights", num_examples, buffers=result.buffers)
+            rng = torch_generator(self.seed, "defense", server_round, client)
+            return Contribution(self.defenses.transform_update(update, rng), *whose, truth=result.truth)
         self._view = lambda update: self.onlooker.make(Shared(update, *whose), state)
         update = self.defended(result, num_examples, client, server_round)
         if self.settings.share == "weights":
@@ -269,7 +282,7 @@ def build_client_app(config: AnyConfig, data: FederatedData | None = None) -> Cl
         # Asked for by the operator of the simulation, and only in rounds that the server observes.
         audit = runtime.config.audit is True and bool(instructions.get(AUDITED, False))
         memory = _kept(context, MEMORY)
-        result = runtime.train(images, partition_id, server_round, proximal_mu, audit, memory)
+        result = runtime.train(images, partition_id, server_round, proximal_mu, audit, memory, changes=False)
         num_examples = result.protocol.batch_size if runtime.settings.share == "gradient" else len(images)
         sent = runtime.share(result, state, num_examples, partition_id, server_round)
         metrics = {TRAIN_LOSS: result.loss, **runtime.defenses.measurements()}
@@ -294,6 +307,12 @@ def build_client_app(config: AnyConfig, data: FederatedData | None = None) -> Cl
         return Message(RecordDict({METRICS: MetricRecord(record)}), reply_to=message)
 
     return app
+
+
+@torch.no_grad()
+def _copied(tensors: Mapping[str, Tensor]) -> State:
+    """On the CPU, in memory of their own: the next client trains in the model's."""
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _kept(context: Context, name: str) -> State:

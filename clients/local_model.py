@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
+from clients.compiled import Forward, compiled
 from fedsim.update import State
 
 
@@ -17,10 +18,12 @@ class LocalModel:
     Attributes:
         trained: the parameters that local steps change.
         buffers: what training changes besides, less the count of batches: an average of it means nothing.
+        forward: what a batch goes through: the model, or its compiled code.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, compiles: bool = False) -> None:
         self.model = model
+        self.forward: Forward = compiled(model) if compiles else model
         self.parameters: Mapping[str, nn.Parameter] = dict(model.named_parameters())
         self.trained = {name: one for name, one in self.parameters.items() if one.requires_grad}
         persistent = set(model.state_dict())

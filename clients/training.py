@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LambdaLR
 
+from clients.compiled import Forward
 from clients.local_model import LocalModel
 from clients.precision import LossScale, autocast
 from defenses.base import Batch, Defense
@@ -33,7 +34,7 @@ class LocalResult:
     """What local training gave: a gradient or a change of the weights, by parameter name.
 
     Attributes:
-        tensors: beside a change of the weights also that of the floating-point buffers.
+        tensors: beside a change of the weights also that of the floating-point buffers; empty where nobody wants it.
         buffers: values of the floating-point buffers afterwards (BatchNorm's running statistics).
         skipped: local steps that were not taken, as float16 overflowed; the protocol knows nothing of them.
     """
@@ -84,7 +85,8 @@ def set_gradients(
     Scaled down in place, all together.
     """
     for name, parameter in trainable.items():
-        parameter.grad = gradients.get(name)
+        if parameter.grad is not (gradient := gradients.get(name)):
+            parameter.grad = gradient
         if proximal_mu:
             drift = proximal_mu * (parameter - start[name])
             parameter.grad = drift if parameter.grad is None else parameter.grad + drift
@@ -107,6 +109,7 @@ def train_locally(
     proximal_mu: float = 0.0,
     audit: bool = False,
     rate: Rate | None = None,
+    changes: bool = True,
 ) -> LocalResult:
     """Take the gradient of one batch, or train for the configured steps; the model is left as trained.
 
@@ -116,12 +119,14 @@ def train_locally(
         audit: keep what the model saw, for the scorer.
         proximal_mu: weight of FedProx's (μ/2)·‖w - w_global‖².
         rate: of each local step, where there is a schedule.
+        changes: False: the trained weights alone are of use, not what was added to them.
     """
     local.set_mode(settings.training_mode)
     one_gradient = settings.share == "gradient"
     proximal_mu = 0.0 if one_gradient else proximal_mu  # at the global weights the term has no gradient
     model, trainable = local.model, local.trained
-    start = {} if one_gradient else local.keep()
+    changes = changes and not one_gradient
+    start = local.keep() if changes or proximal_mu else {}
     optimizer, scheduler = (None, None) if one_gradient else settings.optimisers(list(trainable.values()))
     steps = 1 if one_gradient else settings.local_steps
     seen = _Seen()
@@ -129,7 +134,7 @@ def train_locally(
     skipped = 0
     losses: list[Losses] = []
     lrs: list[float] = []
-    computed = settings.precision, settings.micro_batch_size
+    computed = settings.precision, settings.micro_batch_size, local.forward
     gradient_of = LossGradient(model, defense, settings.label_smoothing, local.parameters, *computed)
     plan = len(pictures), settings.batch_size, settings.local_epochs, steps
     total = _steps(*plan)
@@ -160,7 +165,7 @@ def train_locally(
     if one_gradient:
         tensors = {n: torch.zeros_like(p) if p.grad is None else p.grad.detach() for n, p in trainable.items()}
     else:
-        tensors = local.change()
+        tensors = local.change() if changes else {}
     return LocalResult(
         tensors={name: tensor.cpu() for name, tensor in tensors.items()},
         buffers={name: tensor.cpu() for name, tensor in _copied(local.buffers).items()},
@@ -189,6 +194,7 @@ class LossGradient:
     Args:
         parameters: the model's, by name, where somebody has them already.
         micro_batch_size: images that the model sees at once, for memory; the gradient is the batch's, but for rounding.
+        forward: what the batch goes through; None: the model itself.
     """
 
     def __init__(
@@ -199,8 +205,10 @@ class LossGradient:
         parameters: Mapping[str, nn.Parameter] | None = None,
         precision: Precision = "float32",
         micro_batch_size: int | None = None,
+        forward: Forward | None = None,
     ) -> None:
         self._losses: Losses = []
+        self._forward = model if forward is None else forward
         self._model, self._defense, self._label_smoothing = model, defense, label_smoothing
         self._parameters = dict(model.named_parameters()) if parameters is None else parameters
         self._precision, self._micro_batch_size = precision, micro_batch_size
@@ -211,7 +219,7 @@ class LossGradient:
             parameter.grad = None
         for part in batch.pieces(self._micro_batch_size):
             with autocast(self._model, self._precision):
-                loss = classification_loss(self._model, part, self._label_smoothing)
+                loss = classification_loss(self._forward, part, self._label_smoothing)
                 self._losses.append((loss.detach(), len(part.labels)))
                 extra = self._defense.extra_loss(self._model, part)
                 whole = loss if extra is None else loss + extra
@@ -261,10 +269,10 @@ class _Seen:
         return GroundTruth(images, labels, tuple(n for n, _, _ in self._pictures), private)
 
 
-def classification_loss(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Float[Tensor, ""]:
+def classification_loss(forward: Forward, batch: Batch, label_smoothing: float = 0.0) -> Float[Tensor, ""]:
     """Mean cross-entropy of the batch."""
-    device = next(model.parameters()).device
-    return F.cross_entropy(model(batch.images), batch.labels.to(device), label_smoothing=label_smoothing)
+    scores = forward(batch.images)
+    return F.cross_entropy(scores, batch.labels.to(scores.device), label_smoothing=label_smoothing)
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> State:

@@ -11,6 +11,7 @@ from fedsim.bounds.privacy import MU, RELEASES
 from fedsim.bounds.robustness import GaussianDP
 from fedsim.data import ImageSet
 from fedsim.effects import Effect, Unpublished
+from fedsim.errors import ConfigError
 from fedsim.models.roles import ViTRoles, find_roles
 from fedsim.observation import Observation
 from fedsim.update import State, Update
@@ -166,7 +167,10 @@ class DefenseChain(Defense):
         return tuple(effect for effects in each for effect in effects)
 
     def check(self, plan: Plan) -> None:
-        for defense in self.defenses.values():
+        for name, defense in self.defenses.items():
+            if plan.client.get("compile") and type(defense).gradient is not Defense.gradient:
+                expected = f"false beside {name}, which takes gradients its own way: compiled code would pass it by"
+                raise ConfigError("client.compile", True, expected)
             defense.check(plan)
 
     def begin(self, turn: ClientRound) -> None:
@@ -223,6 +227,11 @@ class DefenseChain(Defense):
             if type(defense).gradient is not Defense.gradient:
                 compute = _Defended(defense, model, compute, rng)
         return compute(batch)
+
+    @property
+    def changes_updates(self) -> bool:
+        """Whether a defense acts on what is shared; that parameters are frozen, and so not shared, is no such act."""
+        return any(type(one).transform_update is not Defense.transform_update for one in self.defenses.values())
 
     def transform_update(self, update: Update, rng: torch.Generator) -> Update:
         # A frozen parameter's delta is zero, which is not what its gradient is: it must be absent.

@@ -185,6 +185,19 @@ def worker_counts(config: JobConfig, jobs: int, attackers: bool = True) -> int:
     return max(1, fitting)
 
 
+def check_compiler(config: JobConfig) -> None:
+    """Raises ConfigError where clients compile for a CPU of this machine, which has nothing to compile with."""
+    if not config.client.compile or config.ray.address is not None or torch.cuda.is_available():
+        return
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise ConfigError("client.compile", True, "false: this machine has no C++ compiler (g++, or CXX)") from error
+
+
 def check_gpus(config: JobConfig) -> None:
     simulation = config.simulation
     engine = simulation.engine

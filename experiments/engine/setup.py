@@ -21,7 +21,7 @@ from defenses.compose import build_chain, load_wrappers
 from defenses.update.secure_aggregation import SecureAggregation
 from experiments.cli.call import say_doing
 from experiments.cli.machine import cores
-from experiments.cli.validation import check_gpus, check_room, crews, placement, worker_counts
+from experiments.cli.validation import check_compiler, check_gpus, check_room, crews, placement, worker_counts
 from experiments.engine.guess import public_images, public_mean, public_prior, seen_through
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.data import FederatedData
@@ -134,6 +134,7 @@ def prepare(given: JobConfig | Mapping[str, Any]) -> Setup:
     config = config_of(given)
     assert isinstance(config, JobConfig)
     check_gpus(config)
+    check_compiler(config)
     config.client.check_optimizer()
     attacks = {name: build_attack(name, settings) for name, settings in config.attack.items()}
     defenses = build_chain(config.hooks)
@@ -196,7 +197,8 @@ def _comparable(text: str) -> dict[str, Any]:
     client = config.get("client") or {}
     if client.get("schedule", {}).get("shape") == "constant" and not client["schedule"].get("warmup"):
         del client["schedule"]  # the same as in folders of before there was one
-    usual: dict[str, Any] = {"precision": "float32", "augment": [], "max_grad_norm": None, "micro_batch_size": None}
+    usual: dict[str, Any] = {"precision": "float32", "augment": [], "compile": False}
+    usual |= {"max_grad_norm": None, "micro_batch_size": None}
     for key in usual.keys() & client.keys():
         if client[key] == usual[key]:
             del client[key]

@@ -48,19 +48,13 @@ class ImageSet:
             ConfigError: a file cannot be decoded; names it.
             IndexError: a position outside the set.
         """
-        positions = [
-            range(len(self))[index] for index in (indices.tolist() if isinstance(indices, Tensor) else indices)
-        ]
+        places = range(len(self))
+        positions = [places[index] for index in (indices.tolist() if isinstance(indices, Tensor) else indices)]
         if not positions:
             return torch.zeros(0, 3, self._image_size, self._image_size)
-        images: dict[int, Tensor] = {}
-        missing = []
-        for position in dict.fromkeys(positions):
-            image = self._cache.get((self._split, self._rows[position]))
-            if image is None:
-                missing.append(position)
-            else:
-                images[position] = image
+        cached = self._cache.get_all([(self._split, self._rows[position]) for position in positions])
+        images = {position: image for position, image in zip(positions, cached, strict=True) if image is not None}
+        missing = [position for position in dict.fromkeys(positions) if position not in images]
         # A few at a time, so that the compressed files of a large set are never all in memory.
         for start in range(0, len(missing), CHUNK):
             chunk = missing[start : start + CHUNK]

@@ -4,6 +4,7 @@ import io
 import struct
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 import PIL.Image
@@ -58,11 +59,17 @@ class ImageCache:
         return len(self._pictures)
 
     def get(self, key: tuple[str, int]) -> UInt8[Tensor, "3 h w"] | None:
+        (image,) = self.get_all([key])
+        return image
+
+    def get_all(self, keys: Sequence[tuple[str, int]]) -> list[UInt8[Tensor, "3 h w"] | None]:
+        """The picture of each key, None where it is not kept."""
         with self._lock:
-            image = self._pictures.get(key)
-            if image is not None:
-                self._pictures.move_to_end(key)
-            return image
+            images = [self._pictures.get(key) for key in keys]
+            for key, image in zip(keys, images, strict=True):
+                if image is not None:
+                    self._pictures.move_to_end(key)
+            return images
 
     def put(self, key: tuple[str, int], picture: UInt8[Tensor, "3 h w"]) -> None:
         """Keep a picture; one that is larger than the whole budget is not kept."""

@@ -74,6 +74,7 @@ class ClientSettings:
         precision: of forward and backward under autocast; weights, and what is shared, stay in float32.
         micro_batch_size: pictures that are computed at once, for memory; None: a step's batch.
         max_grad_norm: L2 norm that each step's gradient is scaled down to, all tensors together; None: it is not.
+        compile: local training goes through torch.compile's code: the same up to rounding.
         augment: torchvision's transforms on each image of a batch, in order; see `fedsim.settings.local.augment`.
         device: `auto` takes CUDA where Ray gave the worker a GPU.
     """
@@ -88,6 +89,7 @@ class ClientSettings:
     training_mode: bool
     device: Device
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    compile: bool = False
     augment: Annotated[list[Any], lambda _, value: named(value)] = field(default_factory=list)
     schedule: RateSchedule = field(default_factory=RateSchedule)
     max_grad_norm: Annotated[float | None, ABOVE_0] = None

@@ -12,6 +12,7 @@ import torch
 from flwr.app import Message, Metadata, RecordDict
 from ray.exceptions import RayError
 
+from fedsim.determinism import kept_globals
 from fedsim.errors import ConfigError
 from fedsim.memory.kept import settle
 from fedsim.memory.peak import Meter
@@ -81,9 +82,10 @@ class ClientWorker(PooledWorker):
             self._content = ray.get(reference)
             self._content_id = reference.hex()
         messages = [Message(self._content, metadata=one) for one in metadata]  # type: ignore[call-overload]
-        answer = run_bundle(
-            self._app, messages, lambda node: make_context(node, self._num_clients, states.get(node)), growing
-        )
+        with kept_globals():
+            answer = run_bundle(
+                self._app, messages, lambda node: make_context(node, self._num_clients, states.get(node)), growing
+            )
         answer.memory = self._meter.read()
         return answer
 

@@ -209,3 +209,42 @@ def test_one_picture_in_several_steps_is_one_to_protect(runtime, defense):
     rows = score(truth, pictures.images([0]), pictures.labels, perceptual=False)
     assert all(row.private_psnr >= 100 for row in rows)
     assert score_labels(truth, pictures.labels).exact
+
+
+def shared(client, changes, proximal_mu=0.0):
+    state = start_state(client)
+    client.load(state)
+    pictures = client.data.train.subset([0, 1, 2])
+    result = client.train(pictures, 0, 1, proximal_mu, changes=changes)
+    update = client.share(result, state, len(pictures), 0, 1).update
+    client.load(state)
+    return result, update
+
+
+@pytest.mark.parametrize("proximal_mu", [0.0, 0.5])
+def test_whole_weights_need_no_change_of_them(runtime, proximal_mu):
+    client = runtime("client.share=weights", "audit.batch_size=2", "client.local_epochs=2")
+    whole, with_changes = shared(client, True, proximal_mu)
+    lean, without = shared(client, False, proximal_mu)
+    assert whole.tensors
+    assert not lean.tensors
+    assert (without.kind, without.num_examples, without.withheld) == ("weights", 3, {})
+    assert without.tensors.keys() == with_changes.tensors.keys()
+    for name, tensor in with_changes.tensors.items():
+        assert torch.equal(without.tensors[name], tensor), name
+        assert without.tensors[name].data_ptr() != client.model.get_parameter(name).data_ptr(), (
+            "the next one trains there"
+        )
+
+
+@pytest.mark.parametrize("override", ["client.share=delta", "defense=[topk]"])
+def test_a_change_that_is_of_use_is_always_there(runtime, override):
+    client = runtime("client.share=weights", "audit.batch_size=2", "client.local_epochs=1", override)
+    assert shared(client, False)[0].tensors
+
+
+def test_frozen_parameters_are_withheld_from_whole_weights(runtime):
+    client = runtime("client.share=weights", "audit.batch_size=2", "client.local_epochs=1", "defense=[fixed_pe]")
+    _, update = shared(client, False)
+    assert update.withheld == {"pos_embed": "fixed_pe"}
+    assert "pos_embed" not in update.tensors

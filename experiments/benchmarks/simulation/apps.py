@@ -3,7 +3,6 @@
 import os
 import time
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 from flwr.app import ArrayRecord, Context, Message
@@ -12,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from torch import Tensor
 
+from experiments.benchmarks.processor import seconds_of_tree
 from fedsim.update import LocalProtocol, State, Update
 from fedsim.wire.contents import array_records
 from fedsim.wire.records import ARRAYS, Contribution, DecodedState, to_arrays, to_reply
@@ -57,7 +57,7 @@ class RoundClock:
 
     def __call__(self, server_round: int, arrays: ArrayRecord) -> None:
         self.marks.append(time.perf_counter())
-        self.cpu.append((time.process_time(), seconds_of_descendants()))
+        self.cpu.append((time.process_time(), seconds_of_tree(os.getpid(), itself=False)))
 
     @property
     def first(self) -> float:
@@ -76,26 +76,6 @@ class RoundClock:
         rounds = len(self.cpu) - 2
         (own, others), (own_end, others_end) = self.cpu[1], self.cpu[-1]
         return (own_end - own) / rounds, (others_end - others) / rounds
-
-
-def seconds_of_descendants() -> float:
-    """Processor time of all processes alive that this one started, or that they did; Linux, elsewhere 0."""
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (path / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        except OSError:  # it has ended
-            continue
-        parents[int(path.name)] = int(fields[1])
-        ticks[int(path.name)] = int(fields[11]) + int(fields[12])
-    total = 0
-    for process in parents:
-        ancestor = parents[process]
-        while ancestor > 1 and ancestor != os.getpid():
-            ancestor = parents.get(ancestor, 0)
-        total += ticks[process] if ancestor == os.getpid() else 0
-    return total / os.sysconf("SC_CLK_TCK")
 
 
 def make_server_app(

@@ -43,9 +43,11 @@ def optimizer_factory(key: str, optimizer: dict[str, Any], scheduler: dict[str, 
     if any(group.get("maximize", False) for group in trial[0].param_groups):
         raise ConfigError(f"{key}.optimizer.maximize", True, "false: the loss is minimised, and attacks read it so")
     optimizer_of, scheduler_of = _plain(optimizer_of), None if scheduler_of is None else _plain(scheduler_of)
+    numbers = all(isinstance(value, float | int | None) for value in optimizer_of.keywords.values())
 
     def make(parameters: list[nn.Parameter]) -> Optimisers:
-        made = copy.deepcopy(optimizer_of)(parameters)  # nothing that the settings hold goes on to the next client
+        # Nothing that the settings hold goes on to the next client.
+        made = (optimizer_of if numbers else copy.deepcopy(optimizer_of))(parameters)
         return made, None if scheduler_of is None else copy.deepcopy(scheduler_of)(made)
 
     return make

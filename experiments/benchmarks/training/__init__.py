@@ -1,0 +1,1 @@
+"""Local training and whole rounds: a bare torch loop, fedsim, pfl-research and Flower's engine on the same work."""
