@@ -197,7 +197,11 @@ class ClientRuntime:
                 audit,
                 self._rate(server_round),
             )
-        return replace(result, tensors={name: one for name, one in result.tensors.items() if name not in self.own})
+        if not self.own:
+            return result
+        apart = tuple(name for name in result.protocol.undecayed if name not in self.own)
+        shared = {name: one for name, one in result.tensors.items() if name not in self.own}
+        return replace(result, tensors=shared, protocol=replace(result.protocol, undecayed=apart))
 
     def _rate(self, server_round: int) -> Rate | None:
         schedule = self.settings.schedule

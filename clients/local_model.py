@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
+from fedsim.settings.local.decay import undecayed
 from fedsim.update import State
 
 
@@ -45,6 +46,11 @@ class LocalModel:
         with torch.no_grad():
             changes = torch._foreach_sub(list(self._changing.values()), list(self._kept.values()))
         return dict(zip(self._changing, changes, strict=True))
+
+    @cached_property
+    def undecayed(self) -> tuple[str, ...]:
+        """See `fedsim.settings.local.decay`."""
+        return undecayed(self.model)
 
     @cached_property
     def _kept(self) -> State:

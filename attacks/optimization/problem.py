@@ -111,7 +111,8 @@ def _adam_gradient(observation: Observation) -> State:
     lr = protocol.lrs[0]
     change = weight_change(observation)
     if protocol.optimizer == "adamw" and protocol.weight_decay:
-        change = {n: c + lr * protocol.weight_decay * observation.global_state[n].double() for n, c in change.items()}
+        start = observation.global_state
+        change = {n: c + lr * protocol.decay_of(n) * start[n].double() for n, c in change.items()}
     found = invert_adam_first_step(change, lr, protocol.eps, rounding_of_delta(observation, lr))
     if found.share < MIN_RESOLVED:
         raise NotApplicable(
@@ -123,10 +124,10 @@ def _adam_gradient(observation: Observation) -> State:
 
 def _less_decay(gradient: State, observation: Observation) -> State:
     """Less the weight decay at the weights that the server sent."""
-    decay = observation.protocol.weight_decay
-    if not decay:
+    protocol, start = observation.protocol, observation.global_state
+    if not protocol.weight_decay:
         return gradient
-    return {name: g - decay * observation.global_state[name].to(g) for name, g in gradient.items()}
+    return {name: g - protocol.decay_of(name) * start[name].to(g) for name, g in gradient.items()}
 
 
 def with_clip(objective: Objective, observation: Observation, choice: str) -> Objective:

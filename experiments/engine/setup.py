@@ -196,7 +196,8 @@ def _comparable(text: str) -> dict[str, Any]:
     client = config.get("client") or {}
     if client.get("schedule", {}).get("shape") == "constant" and not client["schedule"].get("warmup"):
         del client["schedule"]  # the same as in folders of before there was one
-    usual = {"precision": "float32", "augment": [], "max_grad_norm": None, "micro_batch_size": None}  # the same
+    usual: dict[str, Any] = {"precision": "float32", "augment": [], "no_decay": False}  # the same
+    usual |= {"max_grad_norm": None, "micro_batch_size": None}
     for key in usual.keys() & client.keys():
         if client[key] == usual[key]:
             del client[key]

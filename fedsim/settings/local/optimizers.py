@@ -14,7 +14,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from fedsim.errors import ConfigError
 
 Optimisers = tuple[torch.optim.Optimizer, LRScheduler | None]
-OptimizerFactory = Callable[[list[nn.Parameter]], Optimisers]
+OptimizerFactory = Callable[[list[Any]], Optimisers]
+"""Of parameters, or of groups of them."""
 
 
 def optimizer_factory(key: str, optimizer: dict[str, Any], scheduler: dict[str, Any] | None) -> OptimizerFactory:
@@ -44,7 +45,7 @@ def optimizer_factory(key: str, optimizer: dict[str, Any], scheduler: dict[str, 
         raise ConfigError(f"{key}.optimizer.maximize", True, "false: the loss is minimised, and attacks read it so")
     optimizer_of, scheduler_of = _plain(optimizer_of), None if scheduler_of is None else _plain(scheduler_of)
 
-    def make(parameters: list[nn.Parameter]) -> Optimisers:
+    def make(parameters: list[Any]) -> Optimisers:
         made = copy.deepcopy(optimizer_of)(parameters)  # nothing that the settings hold goes on to the next client
         return made, None if scheduler_of is None else copy.deepcopy(scheduler_of)(made)
 
