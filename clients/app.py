@@ -200,7 +200,11 @@ class ClientRuntime:
                 self._rate(server_round),
                 changes or not self.shares_trained,
             )
-        return replace(result, tensors={name: one for name, one in result.tensors.items() if name not in self.own})
+        if not self.own:
+            return result
+        apart = tuple(name for name in result.protocol.undecayed if name not in self.own)
+        shared = {name: one for name, one in result.tensors.items() if name not in self.own}
+        return replace(result, tensors=shared, protocol=replace(result.protocol, undecayed=apart))
 
     @cached_property
     def shares_trained(self) -> bool:

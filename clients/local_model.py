@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from clients.compiled import Forward, compiled
+from fedsim.settings.local.decay import undecayed
 from fedsim.update import State
 
 
@@ -48,6 +49,11 @@ class LocalModel:
         with torch.no_grad():
             changes = torch._foreach_sub(list(self._changing.values()), list(self._kept.values()))
         return dict(zip(self._changing, changes, strict=True))
+
+    @cached_property
+    def undecayed(self) -> tuple[str, ...]:
+        """See `fedsim.settings.local.decay`."""
+        return undecayed(self.model)
 
     @cached_property
     def _kept(self) -> State:

@@ -43,6 +43,7 @@ def observe(
     augment: Sequence[Any] = (),
     max_grad_norm: float | int | None = None,
     micro_batch_size: int | None = None,
+    no_decay: bool = False,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     roles: Mapping[str, str] | None = None,
@@ -71,6 +72,7 @@ def observe(
             `[{"RandomCrop": {"size": 32, "padding": 4}}]`.
         max_grad_norm: L2 norm that each step's gradient is scaled down to; None: it is not.
         micro_batch_size: images that are computed at once, for memory; None: a step's batch.
+        no_decay: the optimiser's `weight_decay` leaves biases, norms and what the model names alone.
         mean, std: normalisation per channel; None: timm's where it is timm's model, else none.
         roles: of a ViT whose parts have other names than timm's: parameter names of `patch_weight` (a Conv2d's),
             `pos_embed`, `class_token`.
@@ -101,6 +103,7 @@ def observe(
             "augment": list(augment),
             "max_grad_norm": max_grad_norm,
             "micro_batch_size": micro_batch_size,
+            "no_decay": no_decay,
         }
     )
     chain, described = chain_of(defense, settings.augment)

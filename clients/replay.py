@@ -1,13 +1,16 @@
 """A client's computation once more, from what a server knows of it and images that may be the client's."""
 
+from typing import Any
+
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from clients.training import LossGradient, set_gradients
 from defenses.base import Batch, ClientRound, Defense, DefenseChain
 from fedsim.determinism import seeded_globals
 from fedsim.observation import Observation
+from fedsim.settings.local.decay import groups
 from fedsim.update import LocalProtocol, Update
 
 
@@ -52,7 +55,7 @@ def _once_more(observation: Observation, images: Tensor, labels: Tensor, rng: to
     gradient_of = LossGradient(model, defense, protocol.label_smoothing, None, *computed)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     start = {name: p.detach().clone() for name, p in trainable.items()}
-    optimizer = None if shares_gradient else _sgd(list(trainable.values()), protocol)
+    optimizer = None if shares_gradient else _sgd(groups(trainable, protocol.undecayed), protocol)
     with torch.enable_grad():
         for step in range(1 if optimizer is None else protocol.steps):
             gradients = defense.gradient(model, batch, gradient_of, rng)
@@ -60,7 +63,8 @@ def _once_more(observation: Observation, images: Tensor, labels: Tensor, rng: to
                 gradients = defense.gradient(model, batch, gradient_of, rng)
             set_gradients(trainable, gradients, start, protocol.proximal_mu, protocol.max_grad_norm)
             if optimizer is not None:
-                optimizer.param_groups[0]["lr"] = protocol.lrs[step]
+                for group in optimizer.param_groups:
+                    group["lr"] = protocol.lrs[step]
                 optimizer.step()
     if shares_gradient:
         tensors = {n: torch.zeros_like(p) if p.grad is None else p.grad.detach() for n, p in trainable.items()}
@@ -85,7 +89,7 @@ def _as_one(observation: Observation) -> DefenseChain:
     return DefenseChain({str(place): one for place, one in enumerate(chains)})
 
 
-def _sgd(parameters: list[nn.Parameter], protocol: LocalProtocol) -> torch.optim.Optimizer:
+def _sgd(parameters: list[Any], protocol: LocalProtocol) -> torch.optim.Optimizer:
     return torch.optim.SGD(
         parameters,
         lr=protocol.lrs[0],

@@ -23,6 +23,7 @@ from fedsim.data import ImageSet
 from fedsim.ground_truth import GroundTruth
 from fedsim.models import Normaliser
 from fedsim.settings.groups import ClientSettings
+from fedsim.settings.local.decay import groups
 from fedsim.update import LocalProtocol, Precision, State, Update
 
 Rate = Callable[[int, int], float]
@@ -127,7 +128,8 @@ def train_locally(
     model, trainable = local.model, local.trained
     changes = changes and not one_gradient
     start = local.keep() if changes or proximal_mu else {}
-    optimizer, scheduler = (None, None) if one_gradient else settings.optimisers(list(trainable.values()))
+    apart = local.undecayed if settings.no_decay else ()
+    optimizer, scheduler = (None, None) if one_gradient else settings.optimisers(groups(trainable, apart))
     steps = 1 if one_gradient else settings.local_steps
     seen = _Seen()
     sizes: list[int] = []
@@ -169,7 +171,7 @@ def train_locally(
     return LocalResult(
         tensors={name: tensor.cpu() for name, tensor in tensors.items()},
         buffers={name: tensor.cpu() for name, tensor in _copied(local.buffers).items()},
-        protocol=_protocol(settings, optimizer, lrs, sizes[0], proximal_mu),
+        protocol=_protocol(settings, optimizer, lrs, sizes[0], proximal_mu, apart),
         loss=sum(map(mean_loss, losses)) / len(losses),
         truth=seen.truth() if audit else None,
         skipped=skipped,
@@ -285,6 +287,7 @@ def _protocol(
     lrs: list[float],
     batch_size: int,
     proximal_mu: float,
+    apart: tuple[str, ...],
 ) -> LocalProtocol:
     defaults = {} if optimizer is None else optimizer.defaults
     if optimizer is not None and not lrs:
@@ -307,4 +310,5 @@ def _protocol(
         precision=settings.precision,
         max_grad_norm=settings.clip_norm,
         micro_batch_size=settings.micro_batch_size,
+        undecayed=apart,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -22,6 +23,7 @@ class LocalProtocol:
     `lrs` holds the learning rate of each local step (empty for a shared gradient); `steps` counts them.
     `betas` and `eps` are those of Adam and its kin. `precision` is of forward and backward; weights are in float32.
     `max_grad_norm` is the L2 norm that each step's gradient, with FedProx's pull, is scaled down to; None: it is not.
+    `weight_decay` is that of all parameters but the `undecayed` ones.
     `micro_batch_size` is how many images were computed at once, by which a batch's gradient differs in rounding alone.
     """
 
@@ -41,6 +43,7 @@ class LocalProtocol:
     precision: Precision = "float32"
     max_grad_norm: float | None = None
     micro_batch_size: int | None = None
+    undecayed: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -50,7 +53,16 @@ class LocalProtocol:
         """A protocol from JSON, in which a whole number may stand for a float."""
         tuples = {key: tuple(map(_as_float, values[key])) for key in ("lrs", "betas") if key in values}
         names = [one.name for one in fields(cls) if one.type in (float, float | None) and one.name in values]
-        return cls(**{**values, **{name: _as_float(values[name]) for name in names}, **tuples})
+        whole = {**values, **{name: _as_float(values[name]) for name in names}, **tuples}
+        return cls(**{**whole, "undecayed": tuple(values.get("undecayed", ()))})
+
+    def decay_of(self, name: str) -> float:
+        """The weight decay of one parameter."""
+        return 0.0 if name in self._undecayed else self.weight_decay
+
+    @cached_property
+    def _undecayed(self) -> frozenset[str]:
+        return frozenset(self.undecayed)
 
     @property
     def effects(self) -> tuple[Effect, ...]:
@@ -162,7 +174,7 @@ class Update:
                 continue
             start = global_state[name].double()
             delta = tensor.double() - start if self.kind == "weights" else tensor.double()
-            gradient[name] = -delta / scale - protocol.weight_decay * start
+            gradient[name] = -delta / scale - protocol.decay_of(name) * start
         return gradient
 
 

@@ -84,9 +84,14 @@ def sign_rounding(observation: Observation) -> float:
     Rounding leaves a gradient its sign, and a change too where nothing was added to it.
     """
     protocol = observation.protocol
-    if observation.update.kind == "gradient" or not (protocol.label_smoothing or protocol.weight_decay):
+    if observation.update.kind == "gradient" or not (protocol.label_smoothing or decays(observation)):
         return 0.0
     return bias_rounding(observation)
+
+
+def decays(observation: Observation) -> bool:
+    """Whether the head's bias did in training."""
+    return any(observation.protocol.decay_of(name) for name in observation.roles.head_biases)
 
 
 def head_is_exact(observation: Observation) -> str:

@@ -67,14 +67,14 @@ def _change(observation: Observation) -> tuple[Float[Tensor, "classes"], Float[T
     shared = observation.update.tensors[names[0]]
     start = observation.global_state[names[0]].double().cpu()
     steps = len(protocol.lrs)
-    if protocol.optimizer == "adam" and protocol.weight_decay and (steps > 1 or bool(start.any())):
+    if protocol.optimizer == "adam" and protocol.decay_of(names[0]) and (steps > 1 or bool(start.any())):
         raise NotApplicable("weight decay is a part of Adam's gradients: their signs may be its own")
     if protocol.proximal_mu and steps > 1:
         raise NotApplicable("a proximal term is a part of Adam's gradients: their signs may be its own")
     end = shared.double().cpu() + (start if observation.update.kind == "delta" else 0.0)
     if not bool(end.isfinite().all()):
         raise NotApplicable(f"{names[0]}'s change is not finite")
-    decay = protocol.weight_decay if protocol.optimizer == "adamw" else 0.0
+    decay = protocol.decay_of(names[0]) if protocol.optimizer == "adamw" else 0.0
     eps = float(torch.finfo(shared.dtype).eps)
     rounding = (steps + 1) * eps * torch.maximum(start.abs(), end.abs())
     return end - start * math.prod(1.0 - lr * decay for lr in protocol.lrs), rounding

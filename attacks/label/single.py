@@ -6,12 +6,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.label.head import head_is_exact, shared, sign_rounding, single_head
+from attacks.label.head import decays, head_is_exact, shared, sign_rounding, single_head
 from attacks.label.rules import bias_sign
 from attacks.result import Certificate, Reconstruction
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
-from fedsim.update import LocalProtocol
 
 MAX_SUM = 1e-4
 """Σ_c ∂L/∂b[c] = 0 for any batch; rounding leaves 1e-7 of Σ_c |∂L/∂b[c]| in float32."""
@@ -46,17 +45,18 @@ def label_of_one(observation: Observation) -> Reconstruction:
         reason = f"{len(below)} classes have a gradient that only a label's can be: one was to be expected"
         result = _named(int(bias_grad.argmin()), reason, values)
     assert result.labels is not None
-    doubt = _turned(observation.protocol, values["sum"]) or _unlike_one_example(observation, int(result.labels), values)
+    doubt = _turned(observation, values["sum"]) or _unlike_one_example(observation, int(result.labels), values)
     if not result.certificate.certified or not doubt:
         return result
     return replace(result, certificate=replace(result.certificate, status="uncertified", reason=doubt))
 
 
-def _turned(protocol: LocalProtocol, relative: float) -> str:
+def _turned(observation: Observation, relative: float) -> str:
     """Why signs in the gradient may not be those of p - y; empty where they are."""
+    protocol = observation.protocol
     if relative > MAX_SUM:
         return f"the head bias's gradient sums to {relative:.2g} of its size, not to zero: a perturbed gradient"
-    if protocol.steps > 1 and protocol.weight_decay:
+    if protocol.steps > 1 and decays(observation):
         return f"weight decay moved the weights between {protocol.steps} local steps: it may have turned a sign"
     if protocol.steps > 1 and min(protocol.step_factors(), default=0.0) < 0.0:
         return "a local step counts negatively in the update: it turns the signs of its gradient"

@@ -101,10 +101,10 @@ def shared_update(observation: Observation, choice: str, device: torch.device) -
 
 def _less_decay(gradient: State, observation: Observation) -> State:
     """Less the weight decay at the weights that the server sent."""
-    decay = observation.protocol.weight_decay
-    if not decay:
+    protocol, start = observation.protocol, observation.global_state
+    if not protocol.weight_decay:
         return gradient
-    return {name: g - decay * observation.global_state[name].to(g) for name, g in gradient.items()}
+    return {name: g - protocol.decay_of(name) * start[name].to(g) for name, g in gradient.items()}
 
 
 def with_clip(objective: Objective, observation: Observation, choice: str) -> Objective:

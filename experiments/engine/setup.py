@@ -197,7 +197,7 @@ def _comparable(text: str) -> dict[str, Any]:
     client = config.get("client") or {}
     if client.get("schedule", {}).get("shape") == "constant" and not client["schedule"].get("warmup"):
         del client["schedule"]  # the same as in folders of before there was one
-    usual: dict[str, Any] = {"precision": "float32", "augment": [], "compile": False}
+    usual: dict[str, Any] = {"precision": "float32", "augment": [], "compile": False, "no_decay": False}
     usual |= {"max_grad_norm": None, "micro_batch_size": None}
     for key in usual.keys() & client.keys():
         if client[key] == usual[key]:

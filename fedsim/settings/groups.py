@@ -72,6 +72,7 @@ class ClientSettings:
         schedule: warm-up and decay of the learning rate, in place of a scheduler.
         training_mode: `model.train()` (dropout, drop path) or `model.eval()` while the gradient is taken.
         precision: of forward and backward under autocast; weights, and what is shared, stay in float32.
+        no_decay: the optimiser's weight decay leaves biases and norms alone; see `fedsim.settings.local.decay`.
         micro_batch_size: pictures that are computed at once, for memory; None: a step's batch.
         max_grad_norm: L2 norm that each step's gradient is scaled down to, all tensors together; None: it is not.
         compile: local training goes through torch.compile's code: the same up to rounding.
@@ -94,9 +95,13 @@ class ClientSettings:
     schedule: RateSchedule = field(default_factory=RateSchedule)
     max_grad_norm: Annotated[float | None, ABOVE_0] = None
     micro_batch_size: Annotated[int | None, at_least(1)] = None
+    no_decay: bool = False
 
     def check(self) -> None:
-        """Raises `ConfigError` where the schedule has no learning rate to change, or shares it with a scheduler."""
+        """Raises `ConfigError` where there is no step for a schedule or decay to change, or a scheduler beside one."""
+        if self.no_decay and self.share == "gradient":
+            wanted = "false beside client.share=gradient: such a client takes no step, and nothing decays"
+            raise ConfigError("client.no_decay", True, wanted)
         if self.schedule.constant:
             return
         if self.share == "gradient":
@@ -119,10 +124,16 @@ class ClientSettings:
 
     def check_optimizer(self) -> None:
         """Raises `ConfigError` where torch refuses the settings; a client that shares a gradient has no optimiser."""
+        import torch
+        from torch import nn
+
         from fedsim.settings.local.optimizers import optimizer_factory
 
-        if self.share != "gradient":
-            optimizer_factory("client", self.optimizer, self.scheduler)
+        if self.share == "gradient":
+            return
+        made, _ = optimizer_factory("client", self.optimizer, self.scheduler)([nn.Parameter(torch.zeros(1))])
+        if self.no_decay and not made.defaults.get("weight_decay"):
+            raise ConfigError("client.no_decay", True, "false beside client.optimizer.weight_decay=0: nothing decays")
 
 
 @dataclass(frozen=True, kw_only=True)

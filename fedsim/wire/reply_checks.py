@@ -273,6 +273,9 @@ def _check_protocol(text: object, examples: int, rules: ReplyRules) -> dict[str,
         _number("the protocol's max_grad_norm", values["max_grad_norm"], 0.0)
     if values["micro_batch_size"] is not None:
         _whole("the protocol's micro_batch_size", values["micro_batch_size"], 1, LARGEST_BATCH)
+    apart = values["undecayed"]
+    if not isinstance(apart, list) or not all(isinstance(one, str) and one in rules.trained for one in apart):
+        raise MalformedReply(f"the protocol's undecayed are {shown(apart)}, no names of what clients train")
     for name in ("nesterov", "training_mode"):
         if not isinstance(values[name], bool):
             raise MalformedReply(f"the protocol's {name} is {shown(values[name])}, neither true nor false")

@@ -66,6 +66,13 @@ def test_a_defense_that_says_so_is_repeated_to_the_bit(name):
         ("client.share=delta", "+client.optimizer.weight_decay=1e-3"),
         ("client.max_grad_norm=0.1",),
         ("client.share=delta", "client.local_steps=3", "client.max_grad_norm=0.1", "+client.optimizer.momentum=0.9"),
+        (
+            "client.share=delta",
+            "client.local_steps=2",
+            "+client.optimizer.weight_decay=0.1",
+            "client.no_decay=true",
+            "client.schedule.shape=linear",
+        ),
         ("client.label_smoothing=0.1",),
         ("defense=gradient_clip", "defense.gradient_clip.max_norm=0.1"),
         ("defense=dp_sgd", "defense.dp_sgd.noise_multiplier=0.0", "defense.dp_sgd.max_grad_norm=0.1"),

@@ -73,8 +73,9 @@ def read_adam(observation: Observation) -> AdamGradient:
         raise NotApplicable(f"{protocol.steps} steps of {name}: local_updates=unroll simulates them")
     if lr <= 0.0:
         raise NotApplicable("the learning rate was zero in every local step: the delta holds nothing")
-    decoupled = lr * protocol.weight_decay if name == "adamw" else 0.0
-    change = {n: c + decoupled * state[n].double() for n, c in weight_change(observation).items()}
+    change = weight_change(observation)
+    if name == "adamw" and protocol.weight_decay:
+        change = {n: c + lr * protocol.decay_of(n) * state[n].double() for n, c in change.items()}
     found = invert_adam_first_step(change, lr, protocol.eps, _rounding(observation, change, lr))
     if found.share < MIN_RESOLVED:
         raise NotApplicable(
@@ -83,7 +84,7 @@ def read_adam(observation: Observation) -> AdamGradient:
         )
     if name == "adamw" or not protocol.weight_decay:
         return found
-    coupled = {n: g - protocol.weight_decay * state[n].to(g) for n, g in found.gradient.items()}
+    coupled = {n: g - protocol.decay_of(n) * state[n].to(g) for n, g in found.gradient.items()}
     return AdamGradient(coupled, found.error)
 
 

@@ -106,11 +106,12 @@ class UnrolledSteps(UpdateMap):
         (beta1, beta2), eps = self.protocol.betas, self.protocol.eps
         first = {n: (beta1 * first[n] if first else 0.0) + (1 - beta1) * g for n, g in gradient.items()}
         second = {n: (beta2 * second[n] if second else 0.0) + (1 - beta2) * g.square() for n, g in gradient.items()}
-        shrink = 1.0 - lr * self.protocol.weight_decay if self.protocol.optimizer == "adamw" else 1.0
+        decoupled = self.protocol.optimizer == "adamw"
         moved = {}
         for name, value in params.items():
             mean, power = first[name] / (1 - beta1**step), second[name] / (1 - beta2**step)
             # The tiny term keeps the root's derivative finite where a gradient is exactly zero.
+            shrink = 1.0 - lr * self.protocol.decay_of(name) if decoupled else 1.0
             moved[name] = shrink * value - lr * mean / ((power + 1e-38).sqrt() + eps)
         return moved, first, second
 
@@ -146,8 +147,9 @@ def step_gradient(victim: Victim, params: State, images: Tensor, labels: Tensor,
         gradient = {n: g + mu * (params[n] - start[n]) if n in params else g for n, g in gradient.items()}
     if limit is not None:
         gradient = clipped(gradient, limit)
-    decay = 0.0 if protocol.optimizer == "adamw" else protocol.weight_decay
-    return {n: gradient[n] + decay * param if decay else gradient[n] for n, param in params.items()}
+    if protocol.optimizer == "adamw" or not protocol.weight_decay:
+        return {name: gradient[name] for name in params}
+    return {name: gradient[name] + protocol.decay_of(name) * param for name, param in params.items()}
 
 
 def clipped(gradient: State, max_norm: float) -> State:

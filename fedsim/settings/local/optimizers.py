@@ -14,7 +14,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from fedsim.errors import ConfigError
 
 Optimisers = tuple[torch.optim.Optimizer, LRScheduler | None]
-OptimizerFactory = Callable[[list[nn.Parameter]], Optimisers]
+OptimizerFactory = Callable[[list[Any]], Optimisers]
+"""Of parameters, or of groups of them."""
 
 
 def optimizer_factory(key: str, optimizer: dict[str, Any], scheduler: dict[str, Any] | None) -> OptimizerFactory:
@@ -45,7 +46,7 @@ def optimizer_factory(key: str, optimizer: dict[str, Any], scheduler: dict[str, 
     optimizer_of, scheduler_of = _plain(optimizer_of), None if scheduler_of is None else _plain(scheduler_of)
     numbers = all(isinstance(value, float | int | None) for value in optimizer_of.keywords.values())
 
-    def make(parameters: list[nn.Parameter]) -> Optimisers:
+    def make(parameters: list[Any]) -> Optimisers:
         # Nothing that the settings hold goes on to the next client.
         made = (optimizer_of if numbers else copy.deepcopy(optimizer_of))(parameters)
         return made, None if scheduler_of is None else copy.deepcopy(scheduler_of)(made)

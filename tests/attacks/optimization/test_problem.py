@@ -16,6 +16,7 @@ from attacks.optimization.problem import (
 )
 from defenses import GradientClip
 from fedsim.errors import NotApplicable
+from fedsim.settings.local.decay import groups
 from fedsim.update import Update
 
 CLIP = ({"_target_": "defenses.GradientClip", "max_norm": 0.5},)
@@ -87,11 +88,12 @@ def test_a_blind_observation_has_the_same_norms_and_nothing_else(small, settings
     assert bool(found.gradient["pos_embed"].any(dim=-1).all())
 
 
-def stepped(observation, images, labels, make, steps=1, mu=0.0, limit=None, **settings):
+def stepped(observation, images, labels, make, steps=1, mu=0.0, limit=None, apart=False, **settings):
     """The observation after local steps of torch's own optimiser on one batch, with FedProx's pull."""
     model = observation.build_model()
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimiser = make(model.parameters(), **settings)
+    flat = tuple(name for name, p in model.named_parameters() if apart and p.ndim == 1)
+    optimiser = make(groups(dict(model.named_parameters()), flat), **settings)
     for _ in range(steps):
         optimiser.zero_grad()
         pull = sum((p - start[name]).square().sum() for name, p in model.named_parameters())
@@ -109,17 +111,19 @@ def stepped(observation, images, labels, make, steps=1, mu=0.0, limit=None, **se
         eps=settings.get("eps", 1e-8),
         proximal_mu=mu,
         max_grad_norm=limit,
+        undecayed=flat,
     )
     return replace(observation, update=Update(change, "delta", len(images)), protocol=protocol)
 
 
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("limit", [None, 0.5])
 @pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.AdamW])
-def test_weight_decay_is_no_part_of_adams_first_gradient(small, candidates, cpu, make, limit):
+def test_weight_decay_is_no_part_of_adams_first_gradient(small, candidates, cpu, make, limit, apart):
     observation, _ = small(dtype="float64")
     images, labels = candidates(1, dtype=torch.float64)[0], torch.tensor([3])
     plain = stepped(observation, images, labels, torch.optim.SGD, limit=limit, lr=1.0)
-    decayed = stepped(observation, images, labels, make, limit=limit, lr=0.01, eps=1e-2, weight_decay=0.01)
+    decayed = stepped(observation, images, labels, make, limit=limit, apart=apart, lr=0.01, eps=1e-2, weight_decay=0.01)
     found = shared_update(decayed, "gradient", cpu)
     for name, gradient in shared_update(plain, "gradient", cpu).items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-9)
@@ -144,27 +148,32 @@ def test_the_surrogate_is_pulled_and_decays_as_the_client_does(small, victim_of,
         torch.testing.assert_close(found[name], p.grad, rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.parametrize("limit", [None, 0.5])
+@pytest.mark.parametrize(("limit", "apart"), [(None, False), (0.5, True)])
 @pytest.mark.parametrize("mu", [0.0, 0.5])
-def test_the_surrogate_matches_the_true_pictures(small, victim_of, candidates, cpu, mu, limit):
+def test_the_surrogate_matches_the_true_pictures(small, victim_of, candidates, cpu, mu, limit, apart):
     """One step is matched exactly at α = 0; of several the mean gradient lies near the middle of the way."""
     observation, _ = small(dtype="float64")
     images, labels = candidates(1, dtype=torch.float64)[0], torch.tensor([3])
     victim, _ = victim_of(observation)
     for steps, alpha, most in ((1, 0.0, 1e-20), (3, 1 / 3, 1e-4)):
-        client = stepped(observation, images, labels, torch.optim.SGD, steps, mu, limit, lr=1e-4, weight_decay=0.2)
+        client = stepped(
+            observation, images, labels, torch.optim.SGD, steps, mu, limit, apart, lr=1e-4, weight_decay=0.2
+        )
         target = shared_update(client, "surrogate", cpu)
         variables = {"images": images, "labels": labels, "alpha": torch.tensor(alpha, dtype=torch.float64)}
         found = make_update_map("surrogate", victim, client)(variables)
         assert float(SquaredL2(relative=True)(found, {name: target[name] for name in found})) < most
 
 
-def test_decoupled_decay_is_no_part_of_a_surrogates_target(small, candidates, cpu):
+@pytest.mark.parametrize("apart", [False, True])
+def test_decoupled_decay_is_no_part_of_a_surrogates_target(small, candidates, cpu, apart):
     observation, _ = small(dtype="float64")
     images, labels = candidates(1, dtype=torch.float64)[0], torch.tensor([3])
     plain, decayed = (
         shared_update(
-            stepped(observation, images, labels, torch.optim.AdamW, 2, lr=1e-6, weight_decay=wd), "surrogate", cpu
+            stepped(observation, images, labels, torch.optim.AdamW, 2, apart=apart, lr=1e-6, weight_decay=wd),
+            "surrogate",
+            cpu,
         )
         for wd in (0.0, 0.1)
     )

@@ -26,8 +26,9 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_unrolled_steps_are_the_optimisers(small, victim_of, candidates, name):
+def test_unrolled_steps_are_the_optimisers(small, victim_of, candidates, name, apart):
     make, settings, *limit = CASES[name]
     observation, _ = small(dtype="float64")
     victim, _ = victim_of(observation)
@@ -44,11 +45,16 @@ def test_unrolled_steps_are_the_optimisers(small, victim_of, candidates, name):
         betas=settings.get("betas", (0.9, 0.999)),
         eps=settings.get("eps", 1e-8),
         max_grad_norm=limit[0] if limit else None,
+        undecayed=tuple(name for name, tensor in victim.params.items() if apart and tensor.ndim == 1),
     )
     images, labels = candidates(1, batch=4, dtype=torch.float64)[0], torch.tensor([1, 2, 3, 4])
     found = UnrolledSteps(victim, protocol)({"images": images, "labels": labels})
     model = observation.build_model()
-    optimiser = make(model.parameters(), **settings)
+    parameters = list(model.parameters())
+    if apart:
+        decayed, kept = ([p for p in parameters if (p.ndim == 1) == one] for one in (False, True))
+        parameters = [{"params": decayed}, {"params": kept, "weight_decay": 0.0}]
+    optimiser = make(parameters, **settings)
     for part in (slice(0, 2), slice(2, 4), slice(0, 2)):
         optimiser.zero_grad()
         F.cross_entropy(model(images[part]), labels[part]).backward()
