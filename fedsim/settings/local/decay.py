@@ -8,8 +8,9 @@ from torch import nn
 
 
 def undecayed(model: nn.Module) -> tuple[str, ...]:
-    """Names of trained biases and other vectors, and of what the model itself names by `no_weight_decay()`, as timm's
-    `param_groups_weight_decay` takes them.
+    """Names of trained vectors, and of what the model names by `no_weight_decay()`.
+
+    Those that timm's `param_groups_weight_decay` takes.
 
     >>> undecayed(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)))
     ('0.bias', '1.weight', '1.bias')
@@ -27,6 +28,7 @@ def groups(trained: Mapping[str, nn.Parameter], apart: Collection[str]) -> list[
     """Parameters as torch's optimisers take them: in two groups where some do not decay."""
     if not apart:
         return list(trained.values())
-    decayed = [parameter for name, parameter in trained.items() if name not in apart]
-    kept = [parameter for name, parameter in trained.items() if name in apart]
+    chosen = frozenset(apart)
+    decayed = [parameter for name, parameter in trained.items() if name not in chosen]
+    kept = [parameter for name, parameter in trained.items() if name in chosen]
     return [one for one in ({"params": decayed}, {"params": kept, "weight_decay": 0.0}) if one["params"]]

@@ -8,7 +8,7 @@ import torch
 import fedsim
 from attacks.base import Attack, Reconstruction
 from attacks.label.head import head_is_exact
-from attacks.optimization import GradientMatching, SquaredL2
+from attacks.optimization import Cosine, GradientMatching, SquaredL2
 from attacks.optimization.matching.objectives import Clipped
 from attacks.optimization.problem import shared_update, with_clip
 from attacks.positions import masked_rows
@@ -90,6 +90,20 @@ def test_a_clip_of_ones_own_is_in_the_distance(small, victim_of):
     assert isinstance(
         with_clip(SquaredL2(), small(defenses={"mine": Shortened(float("inf"))})[0], "gradient"), SquaredL2
     )
+
+
+def test_clipping_in_training_is_simulated_unless_directions_are_compared(plain, cpu):
+    clipped = replace(plain, protocol=replace(plain.protocol, max_grad_norm=0.5))
+    for objective, expected in ((SquaredL2(), "double_backward"), (Cosine(), "finite_difference")):
+        matching = GradientMatching(objective=objective, labels="joint")
+        task = matching._task([matching._problem(clipped, torch.Generator(), cpu)], cpu, Session())
+        derivative, method = task.derivative("auto")
+        assert method == expected
+        assert derivative.update.plain == (expected == "finite_difference")
+    matching = GradientMatching(objective=SquaredL2(), labels="joint")
+    task = matching._task([matching._problem(clipped, torch.Generator(), cpu)], cpu, Session())
+    with pytest.raises(NotApplicable, match=r"a gradient clipped to 0\.5 needs double_backward"):
+        task.derivative("finite_difference")
 
 
 def test_a_clip_of_each_example_is_not_the_updates(plain):
