@@ -53,19 +53,24 @@ SCALES = {
         | {
             "model": (
                 "model=vit_tiny_4_32",
-                "model.img_size=24",
+                "model.patch_size=5",
+                "model.img_size=25",
                 "+model.kwargs={depth: 2, embed_dim: 64, num_heads: 4}",
             ),
-            "side": 24,
-            "rounds": 16,
+            "side": 25,
+            "clients": 2,
+            "rounds": 20,
             "batch": 64,
             "rate": 2e-3,
             "seeds": 3,
             "differs": (
-                "The model is a ViT of 2 blocks of width 64 on a grid of 6x6 patches, trained in 16 rounds of one "
-                "epoch by 4 clients; the paper's is trained in 300 epochs of ImageNet, in one place, with "
+                "The model is a ViT of 2 blocks of width 64 on a grid of 5x5 patches, trained in 20 rounds of one "
+                "epoch by 2 clients; the paper's is trained in 300 epochs of ImageNet, in one place, with "
                 "RandAugment, Mixup, CutMix and erasing besides.",
-                *TRAINING["small"].differs[1:],
+                "A ratio of 0.03 masks no position of 25. Variants with a ratio are therefore trained with 0.27, "
+                "Table 3's last row, in place of the paper's 0.03.",
+                "Errors of Table 8 are of another size with 25 positions than with the paper's 196.",
+                "The learning rate was chosen for no recipe: `plain` keeps it, the schedule rises to it.",
             ),
         }
     ),

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Study, Unit, seeds
+from experiments.studies.mjp_recipes.figure import draw
+from experiments.studies.mjp_recipes.measures import compared
 from experiments.studies.mjp_recipes.options import arguments
 from experiments.studies.mjp_recipes.scales import RECIPES, SCALES, FedAvgScale
 from experiments.studies.mjp_recipes.tables import page
@@ -13,6 +15,8 @@ from experiments.studies.mjp_training.unit import run_unit
 from experiments.studies.mjp_training.variants import Variant, choose, plan
 from experiments.studies.second_order.study import chosen
 from fedsim.settings.composition import Config
+
+FIGURE = "figures/recipes.png"
 
 
 def run(options: argparse.Namespace) -> None:
@@ -46,7 +50,10 @@ def run(options: argparse.Namespace) -> None:
             )
             for recipe in recipes
         }
-        return page(scale, measured, len(drawn), {})
+        columns = compared(scale)
+        draw(measured, columns, options.out / FIGURE)
+        caption = f"{', '.join(column.title for column in columns)}: a point for each seed, a bar at their mean"
+        return page(scale, measured, len(drawn), {FIGURE: caption})
 
     Study(arguments(), drawn, settings, [todo], run_unit, shown).run(options)
 

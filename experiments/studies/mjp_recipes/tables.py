@@ -1,22 +1,16 @@
 """What the study shows: recipes seed by seed, MJP beside the ViT alone, and the paper's tables once for each recipe."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from experiments.studies.finetune_accuracy.tables import CONFIDENCE, interval
 from experiments.studies.harness.study import Page, Table
-from experiments.studies.harness.tables import Value, number
+from experiments.studies.harness.tables import CONFIDENCE, Value, interval, number
+from experiments.studies.mjp_recipes.measures import Compared, Measures, compared
 from experiments.studies.mjp_recipes.scales import FedAvgScale
-from experiments.studies.mjp_training.tables import Measured, Record, tables
-from experiments.studies.mjp_training.variants import TABLE_4, TABLE_8
+from experiments.studies.mjp_training.tables import Measured, tables
 
 ALONE = "A"
 """The ViT without MJP."""
-PERCENT = 100.0
-
-Measures = Mapping[str, Measured]
-"""By recipe; the first is what the others are compared with."""
-
 INTRODUCTION = (
     "MJP in FedAvg: {clients} clients, {rounds} rounds of one epoch, AdamW at {rate:g} on batches of {batch}, whose "
     "state begins anew in each round. `plain` takes images as they are at a constant rate; `augment` crops and flips "
@@ -25,45 +19,6 @@ INTRODUCTION = (
     "{confidence:.0%} interval of Student's t over {seeds} seeds; elsewhere ± is the standard deviation over seeds. "
     "Test pictures: {pictures}, the same for all. The paper's numbers stand beside, and are of another model and data."
 )
-
-
-@dataclass(frozen=True)
-class Compared:
-    """A measure of which differences are told, and the paper's by variant.
-
-    Attributes:
-        key: of the CSV's column.
-        of: its value in a record; None where the model has none.
-        form: of a value, without a sign.
-    """
-
-    key: str
-    title: str
-    of: Callable[[Record], float | None]
-    paper: Mapping[str, float]
-    form: str
-
-
-def compared(scale: FedAvgScale) -> list[Compared]:
-    """Accuracy, Consistency at the headline's ratio, and the regression of positions."""
-
-    def consistency(record: Record) -> float | None:
-        (point,) = [point for point in record["jigsaw"]["points"] if point["ratio"] == scale.headline]
-        return PERCENT * float(point["consistency"]["mean"])
-
-    def regression(side: str) -> Callable[[Record], float | None]:
-        return lambda record: record["position"] and float(record["position"][f"mae_{side}"]["mean"])
-
-    return [
-        Compared("top1", "top-1 (%)", lambda record: PERCENT * record["top1"], _column(TABLE_4, 0), ".1f"),
-        Compared("consistency", f"Consistency (%) at {scale.headline:g}", consistency, _column(TABLE_4, 1), ".1f"),
-        Compared("mae_1d", "MAE 1D", regression("1d"), _column(TABLE_8, 0), ".3f"),
-        Compared("mae_2d", "MAE 2D", regression("2d"), _column(TABLE_8, 1), ".3f"),
-    ]
-
-
-def _column(table: Mapping[str, tuple[float, ...]], place: int) -> dict[str, float]:
-    return {name: numbers[place] for name, numbers in table.items()}
 
 
 def page(scale: FedAvgScale, measured: Measures, seeds: int, figures: Mapping[str, str]) -> Page:
