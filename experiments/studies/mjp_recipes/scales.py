@@ -69,7 +69,6 @@ SCALES = {
                 "RandAugment, Mixup, CutMix and erasing besides.",
                 "A ratio of 0.03 masks no position of 25. Variants with a ratio are therefore trained with 0.27, "
                 "Table 3's last row, in place of the paper's 0.03.",
-                "Errors of Table 8 are of another size with 25 positions than with the paper's 196.",
                 "The learning rate was chosen for no recipe: `plain` keeps it, the schedule rises to it.",
             ),
         }

@@ -75,6 +75,8 @@ def test_the_page_and_that_it_goes_on(call, tmp_path, monkeypatch):
     assert [(row["recipe"], row["variant"]) for row in rows] == [*product(("plain", "both"), "AJ")]
     assert float(rows[0]["mae_1d"]) == known["A-plain-0"]["position"]["mae_1d"]["mean"]
     assert "- both: Table 8, MAE 1D: " in page
+    middle = np.abs(np.arange(16) - 7.5).mean()  # of a grid of 4x4
+    assert f"names the middle is {middle:.2f} places off in 1D" in page
     assert "- Tiny." in page
     with Image.open(out / "figures" / "recipes.png") as figure:
         assert min(figure.size) > 200
