@@ -1,29 +1,16 @@
 """What the study shows: recipes beside `full` seed by seed, and the learning rates that were tried."""
 
-import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
-
-from scipy.stats import t as student
 
 from attacks.result import psnr_of
 from experiments.studies.finetune_accuracy.scales import HELD_OUT, RECIPES, Scale
 from experiments.studies.harness.study import Page, Table, spread_of
-from experiments.studies.harness.tables import number
+from experiments.studies.harness.tables import CONFIDENCE, interval, number
 
 FULL = "full"
-CONFIDENCE = 0.95
 Entries = Sequence[Mapping[str, Any]]
-
-
-def interval(differences: Sequence[float]) -> tuple[float, float | None]:
-    """Their mean, and half the width of Student's interval of it; None for one alone."""
-    count = len(differences)
-    if count < 2:
-        return fmean(differences), None
-    reach = float(student.ppf(0.5 + CONFIDENCE / 2, count - 1)) * stdev(differences) / math.sqrt(count)
-    return fmean(differences), reach
 
 
 def page(

@@ -11,6 +11,7 @@ from fedsim.settings.composition import Config
 
 WARM_UP = 20 / 300
 """Share of the training in which the learning rate rises."""
+WEIGHT_DECAY = 0.05
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,23 @@ class TrainingScale:
 
     def training(self, pictures: Path, device: str, threads: int) -> Config:
         """Settings of a run, without defenses."""
+        config = self.federation(pictures, device, threads, ["strategy=fedsgd"])
+        config["strategy"]["optimizer"] = {
+            "_target_": "torch.optim.AdamW",
+            "lr": self.rate,
+            "weight_decay": WEIGHT_DECAY,
+        }
+        config["strategy"]["scheduler"] = {  # over all rounds
+            "_target_": "torch.optim.lr_scheduler.OneCycleLR",
+            "max_lr": self.rate,
+            "total_steps": self.rounds + 1,
+            "pct_start": WARM_UP,
+            "cycle_momentum": False,
+        }
+        return config
+
+    def federation(self, pictures: Path, device: str, threads: int, strategy: Sequence[str]) -> Config:
+        """What runs of every strategy have in common, with the overrides of one."""
         config = _composed(
             "run",
             [
@@ -57,7 +75,7 @@ class TrainingScale:
                 "data.auxiliary_fraction=0",  # nobody attacks
                 "data.verify=false",  # once for each of many trainings; a broken file is named when it is decoded
                 *self.model,
-                "strategy=fedsgd",
+                *strategy,
                 "simulation=inline",
                 "attack=[]",
                 "defense=[]",
@@ -76,18 +94,6 @@ class TrainingScale:
             ],
         )
         config["data"]["path"] = str(pictures)
-        config["strategy"]["optimizer"] = {
-            "_target_": "torch.optim.AdamW",
-            "lr": self.rate,
-            "weight_decay": 0.05,
-        }
-        config["strategy"]["scheduler"] = {  # over all rounds
-            "_target_": "torch.optim.lr_scheduler.OneCycleLR",
-            "max_lr": self.rate,
-            "total_steps": self.rounds + 1,
-            "pct_start": WARM_UP,
-            "cycle_momentum": False,
-        }
         return {key: value for key, value in config.items() if key != "run_dir"}
 
     def defended(self, training: Config, variant: Variant, seed: int) -> Config:

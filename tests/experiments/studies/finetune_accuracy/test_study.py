@@ -9,12 +9,10 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from scipy import stats
 
 from experiments.studies.finetune_accuracy import scales, study, tables
 from experiments.studies.finetune_accuracy.halves import linked
 from experiments.studies.finetune_accuracy.study import best_rate
-from experiments.studies.finetune_accuracy.tables import interval
 from fedsim.errors import ConfigError
 
 TINY = scales.Scale(
@@ -91,14 +89,6 @@ def test_halves_of_the_classes_are_apart(pictures, tmp_path):
     assert linked(pictures, tmp_path) == places
     with pytest.raises(ConfigError, match="a folder with train/ and val/ of the same classes"):
         linked(pictures / "train", tmp_path)
-
-
-def test_the_interval_is_students(rng):
-    values = torch.randn(5, generator=rng, dtype=torch.float64).tolist()
-    mean, reach = interval(values)
-    low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
-    assert (mean - reach, mean + reach) == pytest.approx((low, high))
-    assert interval(values[:1]) == (values[0], None)
 
 
 def test_the_best_rate_is_the_smallest_of_equals():

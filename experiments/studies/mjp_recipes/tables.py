@@ -1,0 +1,141 @@
+"""What the study shows: recipes seed by seed, MJP beside the ViT alone, and the paper's tables once for each recipe."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from experiments.studies.harness.study import Page, Table
+from experiments.studies.harness.tables import CONFIDENCE, Value, interval, number
+from experiments.studies.mjp_recipes.measures import Compared, Measures, compared
+from experiments.studies.mjp_recipes.scales import FedAvgScale
+from experiments.studies.mjp_training.tables import Measured, tables
+
+ALONE = "A"
+"""The ViT without MJP."""
+INTRODUCTION = (
+    "MJP in FedAvg: {clients} clients, {rounds} rounds of one epoch, AdamW at {rate:g} on batches of {batch}, whose "
+    "state begins anew in each round. `plain` takes images as they are at a constant rate; `augment` crops and flips "
+    "them, `cosine` warms the rate up and decays it over all rounds, `both` does both. Runs of one seed share initial "
+    "weights, partitions and the order of batches: differences are taken seed by seed, and ± behind them is the "
+    "{confidence:.0%} interval of Student's t over {seeds} seeds; elsewhere ± is the standard deviation over seeds. "
+    "Test pictures: {pictures}, the same for all. The paper's numbers stand beside, and are of another model and data."
+)
+
+
+def page(scale: FedAvgScale, measured: Measures, seeds: int, figures: Mapping[str, str]) -> Page:
+    """All tables, and what their orders say."""
+    pictures = next(iter(next(iter(measured.values())).records.values()))[0]["pictures"]
+    about = {name: getattr(scale, name) for name in ("clients", "rounds", "rate", "batch")}
+    introduction = INTRODUCTION.format(**about, confidence=CONFIDENCE, seeds=seeds, pictures=pictures)
+    stacks, said = stacked(measured)
+    made = [*between_recipes(scale, measured), *beside_alone(scale, measured), *stacks]
+    title = "MJP in FedAvg, by recipe of training"
+    return Page("mjp_recipes", title, introduction, made, [*said, *guess(measured), *scale.differs], figures)
+
+
+def guess(measured: Measures) -> list[str]:
+    """What errors of Table 8 are to be held against."""
+    records = [record for members in measured.values() for group in members.records.values() for record in group]
+    known = next((record["position"] for record in records if record["position"] is not None), None)
+    if known is None:
+        return []
+    chance = f"{known['chance_1d']:.2f} places off in 1D and {known['chance_2d']:.2f} in 2D"
+    return [f"Table 8: who knows nothing of an embedding and names the middle is {chance}."]
+
+
+def between_recipes(scale: FedAvgScale, measured: Measures) -> list[Table]:
+    """What each recipe changes, variant by variant; nothing where there is but one."""
+    first, *others = measured
+    pairs = [
+        Pair((variant.name, recipe), variant.name, measured[recipe], variant.name, measured[first])
+        for variant in measured[first].variants
+        for recipe in others
+    ]
+    title = f"Recipes beside `{first}`: differences seed by seed"
+    return [_differences("mjp_recipes_recipes", title, scale, pairs, None)] if pairs else []
+
+
+def beside_alone(scale: FedAvgScale, measured: Measures) -> list[Table]:
+    """What MJP's variants change, recipe by recipe; nothing where the ViT alone was not trained."""
+    pairs = [
+        Pair((variant.name, recipe), variant.name, members, ALONE, members)
+        for recipe, members in measured.items()
+        for variant in members.variants
+        if ALONE in members.records and variant.name != ALONE
+    ]
+    title = "MJP beside the ViT alone: differences seed by seed"
+    return [_differences("mjp_recipes_alone", title, scale, pairs, ALONE)] if pairs else []
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A line of differences: one variant of some models less one of others.
+
+    Attributes:
+        labels: variant and recipe.
+    """
+
+    labels: tuple[str, str]
+    variant: str
+    ours: Measured
+    other: str
+    others: Measured
+
+    def differences(self, column: Compared) -> list[float]:
+        """Seed by seed, where both have the measure."""
+        both = zip(self.ours.records[self.variant], self.others.records[self.other], strict=True)
+        values = [(column.of(one), column.of(other)) for one, other in both]
+        return [one - other for one, other in values if one is not None and other is not None]
+
+
+def _differences(name: str, title: str, scale: FedAvgScale, pairs: Sequence[Pair], beside: str | None) -> Table:
+    """Mean differences with their intervals.
+
+    Args:
+        beside: the variant whose numbers in the paper are taken off too; None: the paper has no such comparison.
+    """
+    columns = compared(scale)
+    header, names = ["variant", "recipe"], ["variant", "recipe"]
+    for column in columns:
+        header += [column.title, *(["paper"] if beside else [])]
+        names += [column.key, f"{column.key}_reach", *([f"paper_{column.key}"] if beside else [])]
+    rows, record = [], []
+    for pair in pairs:
+        cells, line = list(pair.labels), list[Value](pair.labels)
+        for column in columns:
+            values = pair.differences(column)
+            mean, reach = interval(values) if values else (None, None)
+            cells.append(_signed(mean, reach, column.form))
+            line += [mean, reach]
+            if beside:
+                known = column.paper if pair.variant in column.paper else {}
+                paper = known[pair.variant] - known[beside] if known else None
+                cells.append(number(paper, f"+{column.form}"))
+                line.append(paper)
+        rows.append(cells)
+        record.append(line)
+    return Table(name, title, header, rows, (names, record))
+
+
+def _signed(mean: float | None, reach: float | None, form: str) -> str:
+    return number(mean, f"+{form}") + ("" if reach is None else f" ± {reach:{form}}")
+
+
+def stacked(measured: Measures) -> tuple[list[Table], list[str]]:
+    """The paper's tables, the recipes' rows under each other, and the sentences on their orders."""
+    made: dict[str, Table] = {}
+    said: list[str] = []
+    for recipe, members in measured.items():
+        own, sentences = tables(members)
+        said += [f"{recipe}: {sentence}" for sentence in sentences]
+        for table in own:
+            names, lines = table.record
+            header, rows = ["recipe", *table.header], [[recipe, *row] for row in table.rows]
+            record = ["recipe", *names], [[recipe, *line] for line in lines]
+            new = replace(table, name=f"{table.name}_recipes", header=header, rows=rows, record=record)
+            made[table.name] = _joined(made[table.name], new) if table.name in made else new
+    return list(made.values()), said
+
+
+def _joined(upper: Table, lower: Table) -> Table:
+    (names, above), (_, below) = upper.record, lower.record
+    return replace(upper, rows=[*upper.rows, *lower.rows], record=(names, [*above, *below]))
