@@ -23,8 +23,8 @@ from fedsim.update import State
 ROUNDING = 1e-5
 """Of a mean of weights, which engines add up in other orders."""
 
-ALONE = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-"""Compilers are this process's own, so that their seconds are counted."""
+ALIKE = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "RAY_worker_niceness": "0"}
+"""Compilers are the process's own, so that their seconds are counted; Ray's workers have the priority of all others."""
 
 PFL = "pfl is not installed: pip install pfl==0.6.0, or --pfl-python PATH of an environment that has it beside fedsim"
 
