@@ -27,7 +27,7 @@ logger = getLogger(__name__)
 CLOSED_FORMS: tuple[type[Attack], ...] = (PatchGradient, RowSpace, FirstBlock)
 STARTS = ("closed_form", "mean", "prior")
 HALF_PRECISION = 0.02
-"""Relative residual of `patch_gradient` up to which it is rounding: bfloat16 leaves 2e-3, noise of 1e-3 of the norm 1."""
+"""Relative residual of `patch_gradient` that still is rounding: bfloat16 leaves 2e-3, noise of 1e-3 of the norm 1."""
 MEAN_NOISE = 0.05
 """Standard deviation of the noise around the prior's mean, where a search starts there."""
 
