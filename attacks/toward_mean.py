@@ -88,4 +88,5 @@ def _residual(observation: Observation, prior: ImagePrior, labels: Tensor | None
     assert labels is not None
     target = of_images(observation, shared_update(observation, local, cpu))
     problem = make_problem(observation, target, labels.cpu(), Pixels(), {}, cpu)
-    return make_residuals(problem, local, prior, labels.cpu(), cpu)[-1]
+    by_norm, *weighed = make_residuals(problem, local, prior, labels.cpu(), cpu)
+    return weighed[-1] if weighed and weighed[-1].before is not None else by_norm

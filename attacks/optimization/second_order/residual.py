@@ -92,7 +92,9 @@ def make_residuals(
     point: Callable[[Tensor], Tensor] = lambda x: x,
     dtype: torch.dtype = torch.float64,
 ) -> list[Residual]:
-    """By tensor norms first; where defenses add noise, in units of its standard deviation and with the prior after.
+    """By tensor norms first; where errors differ from number to number, in units of them after.
+
+    Those are changes of weights and, with the prior besides, noise.
 
     Args:
         local: how local steps are taken, `auto` resolved.
@@ -110,12 +112,15 @@ def make_residuals(
         return prior.whitened(problem.observation.to_unit_range(images(x))).flatten()
 
     each = [_by_norm(one, images, dtype) for one in rounds]
-    if not any(one.noisy for one in rounds):
+    noisy = any(one.noisy for one in rounds)
+    if not noisy and not any(one.moved for one in rounds):
         return [_together(each)]
     weighed = [
-        replace(by_norm, weights=(1.0 / one.error).to(dtype), floor=float(one.told), before=None if n else before)
-        for n, (one, by_norm) in enumerate(zip(rounds, each, strict=True))
+        replace(by_norm, weights=(1.0 / one.error).to(dtype), floor=float(one.told))
+        for one, by_norm in zip(rounds, each, strict=True)
     ]
+    if noisy:
+        weighed[0] = replace(weighed[0], before=before)
     return [_together(each), _together(weighed)]
 
 
@@ -146,7 +151,8 @@ class _Round:
     Attributes:
         error: how far each shared number may be off.
         told: how many numbers say more than a sign.
-        noisy: their errors are known one by one: defenses add to them, or Adam's step hides them.
+        noisy: defenses add to them, or Adam's step hides them.
+        moved: a change of weights, which is rounded as coarsely as each weight is large.
     """
 
     shared: Callable[[Tensor], tuple[Tensor, ...]]
@@ -156,6 +162,7 @@ class _Round:
     names: tuple[str, ...]
     told: int
     noisy: bool
+    moved: bool
 
 
 def _round(problem: Problem, local: str, labels: Tensor, device: torch.device, dtype: torch.dtype) -> _Round:
@@ -180,7 +187,8 @@ def _round(problem: Problem, local: str, labels: Tensor, device: torch.device, d
     weights = _flat(_norm_weights(target, observation.roles.pos_embed))
     shared = _shared(problem, update, list(target), labels, local, kept)
     noisy = noise is not None or adaptive
-    return _Round(shared, _flat(target), weights, error, tuple(target), numbers, noisy)
+    moved = observation.update.kind != "gradient"
+    return _Round(shared, _flat(target), weights, error, tuple(target), numbers, noisy, moved)
 
 
 def _shared(

@@ -1,5 +1,6 @@
 """Where a second-order search starts: at a closed form's image, at the mean of images, at draws of their prior."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,8 @@ logger = getLogger(__name__)
 
 CLOSED_FORMS: tuple[type[Attack], ...] = (PatchGradient, RowSpace, FirstBlock)
 STARTS = ("closed_form", "mean", "prior")
+HALF_PRECISION = 0.02
+"""Relative residual of `patch_gradient` that still is rounding: bfloat16 leaves 2e-3, noise of 1e-3 of the norm 1."""
 MEAN_NOISE = 0.05
 """Standard deviation of the noise around the prior's mean, where a search starts there."""
 
@@ -61,12 +64,15 @@ class Starts:
                 yield kind, partial(self._drawn, kind, seed)
 
     def solved(self) -> Float[Tensor, " n"] | None:
-        """The image of a closed form whose own equations hold."""
+        """The image of a closed form whose own equations hold: one image's patches up to half precision's rounding."""
         if not isinstance(self.problem.space, PixelSpace):
             return None
         for attack in CLOSED_FORMS:
             result = self._result_of(attack())
-            if result is not None and result.images is not None and result.certificate.status == "certified":
+            if result is None or result.images is None:
+                continue
+            left = result.certificate.values.get("residual", math.inf) if attack is PatchGradient else math.inf
+            if result.certificate.status == "certified" or (self.problem.count == 1 and left <= HALF_PRECISION):
                 return self._in_order(result.images.double())
         return None
 

@@ -224,6 +224,16 @@ def test_a_search_that_explains_no_more_than_the_public_mean_gives_that(model, i
     assert not torch.allclose(found.images.double(), right.image_prior.mean[None], atol=0.1)
 
 
+def test_numbers_of_a_change_count_by_how_coarsely_their_weights_are_rounded():
+    """Biases that begin at zero are exact: as near as the worst of J's directions allows, not as tensors' norms do."""
+    model = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
+    image = torch.from_numpy(load_digits().images[:1] / 16).float()[:, None].expand(1, 3, 8, 8).contiguous()
+    seen = fedsim.observe(model, image, torch.tensor([0]), share="weights", lr=0.1, local_steps=1)
+    result = fedsim.attack("gauss_newton", seen, steps=12, starts=["closed_form"], frames=0)
+    assert psnr(fedsim.attack("patch_gradient", seen, levels=None).images, image) < 75
+    assert psnr(result.images, image) > 90
+
+
 def test_behind_dropout_it_stays_at_a_closed_form_whose_own_equations_hold():
     spec = ModelSpec("vit_nano_patch2_8", num_classes=10, kwargs={"pos_drop_rate": 0.1, "drop_path_rate": 0.1})
     image = torch.from_numpy(load_digits().images[:1] / 16).float()[:, None].expand(1, 3, 8, 8).contiguous()
