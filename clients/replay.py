@@ -1,5 +1,6 @@
 """A client's computation once more, from what a server knows of it and images that may be the client's."""
 
+import random
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ def _global_draws(device: torch.device) -> tuple[object, ...]:
     """The state of the generators of arrays that a model or a defense may draw from without being given them."""
     devices = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
     states = [torch.get_rng_state(), *devices]
-    return (str(np.random.get_state()), *(state.numpy().tobytes() for state in states))
+    return (random.getstate(), str(np.random.get_state()), *(state.numpy().tobytes() for state in states))
 
 
 def _as_one(observation: Observation) -> DefenseChain:

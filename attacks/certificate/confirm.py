@@ -50,7 +50,10 @@ def confirmed(observation: Observation, result: Reconstruction, bound: BoundOf) 
     if off > MAX_MISMATCH:
         reason = f"computed once more, its update is off by {off:.1g} of the shared one"
         return uncertified(result, reason, replayed=off)
-    found = bound(observation, replace(result, labels=labels), again)
+    try:
+        found = bound(observation, replace(result, labels=labels), again)
+    except NotApplicable as refusal:
+        return uncertified(result, str(refusal), replayed=off)
     if found is None or not math.isfinite(found.psnr):
         return uncertified(result, "its conditioning is unknown: how far the image could be off", replayed=off)
     psnr = min(found.psnr, MAX_PSNR)

@@ -1,16 +1,18 @@
 """How far an image may be off, by the whole Jacobian of a shared gradient in its pixels: for small images."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.forward_mode import jacobian
 from attacks.result import PsnrBound, Reconstruction, psnr_of
+from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import State
 
@@ -38,6 +40,9 @@ def jacobian_bound(observation: Observation, result: Reconstruction, again: Obse
 
     For one gradient that no defense changed; None otherwise, for more than `MAX_PIXELS` pixels, for fewer shared
     numbers than pixels, and where J bends too much over that distance.
+
+    Raises:
+        NotApplicable: a twin far away explains what was shared as well.
     """
     changed = not observation.keeps("gradient")
     if observation.update.kind != "gradient" or changed or result.images is None or result.labels is None:
@@ -57,15 +62,30 @@ def jacobian_bound(observation: Observation, result: Reconstruction, again: Obse
         _, singular, right = torch.linalg.svd(J, full_matrices=False)
         if float(singular[-1]) <= float(singular[0]) * MIN_SINGULAR:
             return None
-        length = (residual + _rounding(observation, _sampled(again.gradient, strides), shared)) / float(singular[-1])
+        allowed = residual + _rounding(observation, _sampled(again.gradient, strides), shared)
+        length = allowed / float(singular[-1])
         weakest = right[-1]
         moved = gradient_of(x + length * weakest) - gradient_of(x)
-    bent = float((moved - length * (J @ weakest)).norm())
-    if not bent <= MAX_BEND * length * float(singular[-1]):
-        return None
+        bent = float((moved - length * (J @ weakest)).norm())
+        if not bent <= MAX_BEND * length * float(singular[-1]):
+            return None
+        for how, twin in _twins(x.reshape(result.images.shape)):
+            if float((twin - x).norm()) > length and float((gradient_of(twin) - target).norm()) <= allowed:
+                raise NotApplicable(f"the image {how} gives the same update: which of them it is, nothing tells")
     mse = length**2 / len(x) * max(observation.std) ** 2
     condition = float(singular[0] / singular[-1])
     return PsnrBound(psnr_of(mse), f"the whole Jacobian of {len(x)} pixels, condition {condition:.0e}")
+
+
+def _twins(images: Float[Tensor, "batch c h w"]) -> Iterator[tuple[str, Float[Tensor, " pixels"]]]:
+    """Flat images that a model may not tell from these: mirrored, turned, shifted round an axis."""
+    for axis, words in ((3, "mirrored"), (2, "upside down")):
+        yield words, images.flip(axis).flatten()
+    if images.shape[2] == images.shape[3]:
+        yield "with its axes exchanged", images.transpose(2, 3).flatten()
+    for axis in (2, 3):
+        for pixels in range(1, images.shape[axis] // 2 + 1):  # of which one is a whole patch
+            yield f"shifted by {pixels} pixels", images.roll(pixels, axis).flatten()
 
 
 def _strides(gradient: State) -> dict[str, int]:

@@ -75,6 +75,8 @@ def _change(observation: Observation) -> tuple[Float[Tensor, "classes"], Float[T
     if not bool(end.isfinite().all()):
         raise NotApplicable(f"{names[0]}'s change is not finite")
     decay = protocol.decay_of(names[0]) if protocol.optimizer == "adamw" else 0.0
+    if steps > 1 and any(lr * decay > 1.0 for lr in protocol.lrs):
+        raise NotApplicable("weight decay turns the sign of what earlier steps moved: lr times it is above 1")
     eps = float(torch.finfo(shared.dtype).eps)
     rounding = (steps + 1) * eps * torch.maximum(start.abs(), end.abs())
     return end - start * math.prod(1.0 - lr * decay for lr in protocol.lrs), rounding

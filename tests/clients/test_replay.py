@@ -1,11 +1,14 @@
 """What a client computed comes out once more to the bit, wherever its defenses say that it can."""
 
 import itertools
+import random
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+import fedsim
 from clients.replay import replay
 from defenses.base import Defense
 from fedsim.effects import Unpublished
@@ -130,6 +133,20 @@ def test_what_cannot_be_known_is_not_repeated():
     before = torch.get_rng_state()
     assert dropout.replay(truth.images, truth.labels) is None
     assert torch.equal(before, torch.get_rng_state()), "whoever asks has the same draws afterwards"
+
+
+def test_a_model_that_draws_from_python_is_not_repeated():
+    class Mirrors(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(48, 5)
+
+        def forward(self, x):
+            return self.layer((x.flip(-1) if random.random() < 0.5 else x).flatten(1))
+
+    image = torch.rand(1, 3, 4, 4)
+    seen = fedsim.observe(Mirrors(), image, [3])
+    assert seen.replay(image, torch.tensor([3])) is None
 
 
 def test_a_defense_says_nothing_unless_it_does():

@@ -237,5 +237,5 @@ def _judge(values: dict[str, float], tolerance: float) -> Certificate:
     equations = f"{values['equations']:.0f} equations for {values['unknowns']:.0f} unknowns of each patch"
     by = "gradient" if "gradient_error" in values else "order"
     apart = values[f"next_{by}_error"] / max(values[f"{by}_error"], torch.finfo(torch.float64).tiny)
-    order = f"the next best order is off {apart:.0e} times more"
+    order = f"the best order one exchange away is off {apart:.0e} times more"
     return Certificate("certified", f"residual {forward:.1e} through the first block, {equations}; {order}", values)

@@ -4,10 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
+import fedsim
 from attacks.base import Reconstruction
+from attacks.certificate.confirm import confirmed
 from attacks.certificate.jacobian import jacobian_bound
 from attacks.forward_mode import jacobian
+from attacks.result import Certificate
 from tests.support.clients import observe_client
 
 TINY = ("data=digits", "model=vit_nano", "+model.kwargs.depth=1")
@@ -62,3 +66,21 @@ def test_fewer_numbers_than_pixels_bound_nothing(recipe):
     seen = replace(observation, update=few)
     assert sum(tensor.numel() for tensor in few.tensors.values()) < truth.images.numel()
     assert jacobian_bound(seen, Reconstruction(truth.images, truth.labels), seen) is None
+
+
+@pytest.mark.parametrize("circular", [True, False])
+def test_a_shifted_image_that_a_model_cannot_tell_is_not_certified(circular):
+    torch.manual_seed(0)
+    padding = {"padding": 1, "padding_mode": "circular" if circular else "zeros"}
+    layers = nn.Conv2d(3, 24, 3, **padding), nn.Sigmoid(), nn.Conv2d(24, 24, 3, **padding), nn.Sigmoid()
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 10))
+    image = torch.rand(1, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+    seen = fedsim.observe(model, image, [0], mean=(0.5,) * 3, std=(0.25,) * 3)
+    for given in (image, image.roll(2, 3)):
+        claim = Reconstruction(given, torch.tensor([0]), certificate=Certificate("certified", "a claim", {}))
+        result = confirmed(seen, claim, jacobian_bound)
+        if circular:
+            assert not result.certified
+            assert "the image shifted by" in result.certificate.reason
+        else:
+            assert result.certified == (given is image)

@@ -68,6 +68,13 @@ def test_coupled_weight_decay_is_refused(model):
     assert fedsim.attack("labels", observed(model, [3], {**adam, "weight_decay": 0.0})).labels.tolist() == [3]
 
 
+def test_a_decay_that_turns_earlier_steps_is_refused(model):
+    turning = {**ADAMW, "lr": 1.0, "weight_decay": 2.0}
+    with pytest.raises(NotApplicable, match="weight decay turns the sign of what earlier steps moved"):
+        labels_of_signs(observed(model, [3], turning, local_steps=2), 1)
+    assert labels_of_signs(observed(model, [3], turning), 1).labels.tolist() == [3]
+
+
 def test_a_head_that_did_not_move_tells_nothing(model):
     with pytest.raises(NotApplicable, match="no class's bias rose"):
         labels_of_signs(observed(model, [3], {**ADAMW, "lr": 0.0}), 1)
