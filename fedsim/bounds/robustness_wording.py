@@ -4,7 +4,10 @@ import math
 
 from fedsim.bounds.robustness import PROVEN_GAMMA, PROVEN_KAPPA, GaussianDP, blow_up, releases_within
 
-OUTSIDE = "Outside of it: the training loss and the numbers of images, reported as they are; noise is a simulation's."
+OUTSIDE = (
+    "Outside of it: the training loss and the numbers of images, clipped ones too, reported as they are; "
+    "noise is a simulation's."
+)
 """What a private defense does not cover."""
 
 

@@ -110,9 +110,10 @@ that this command writes:
 python -m tests.verdicts --out DIR
 ```
 
-{held} of {len(answers)} cases hold. No page, terminal line or summary may say “safe”, “proven” or “protects”. A \
-matrix must agree with the pages of its own runs, and `summary.json` with its page. The terminal repeats the sentence \
-of the page word for word in {alike} of {len(runs)} runs. What the levels mean: [the report](../report.md#levels).
+{held} of {len(answers)} cases hold. No page, terminal line or summary may say “safe” or “protects”, nor “proven” \
+without the theorem's numbers beside it. A matrix must agree with the pages of its own runs, and `summary.json` with \
+its page. The terminal repeats the sentence of the page word for word in {alike} of {len(runs)} runs. What the levels \
+mean: [the report](../report.md#levels).
 
 {chr(10).join(tables)}"""
 
