@@ -6,8 +6,9 @@ from typing import Any
 
 from attacks.result import psnr_of
 from experiments.studies.finetune_accuracy.scales import HELD_OUT, RECIPES, Scale
+from experiments.studies.harness.intervals import CONFIDENCE, interval
 from experiments.studies.harness.study import Page, Table, spread_of
-from experiments.studies.harness.tables import CONFIDENCE, interval, number
+from experiments.studies.harness.tables import number
 
 FULL = "full"
 Entries = Sequence[Mapping[str, Any]]

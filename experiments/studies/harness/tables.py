@@ -5,14 +5,10 @@ import io
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
-
-from scipy.stats import t as student
 
 from fedsim.storage.durable import write_text
 
 Value = str | int | float | None
-CONFIDENCE = 0.95
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -39,15 +35,6 @@ def mean(values: Iterable[float | None]) -> float | None:
     """The mean of the values that there are; None without any."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def interval(differences: Sequence[float]) -> tuple[float, float | None]:
-    """Their mean, and half the width of Student's interval of it; None for one alone."""
-    count = len(differences)
-    if count < 2:
-        return fmean(differences), None
-    reach = float(student.ppf(0.5 + CONFIDENCE / 2, count - 1)) * stdev(differences) / math.sqrt(count)
-    return fmean(differences), reach
 
 
 def _cell(text: str) -> str:

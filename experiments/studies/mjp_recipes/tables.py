@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from experiments.studies.harness.intervals import CONFIDENCE, interval
 from experiments.studies.harness.study import Page, Table
-from experiments.studies.harness.tables import CONFIDENCE, Value, interval, number
+from experiments.studies.harness.tables import Value, number
 from experiments.studies.mjp_recipes.measures import Compared, Measures, compared
 from experiments.studies.mjp_recipes.scales import FedAvgScale
 from experiments.studies.mjp_training.tables import Measured, tables
