@@ -14,7 +14,7 @@ def test_says_why_not():
     reasons = {
         "196 patch tokens > width 192": {"tokens": 196.0},
         "= width 192": {"tokens": 192.0, "rank": 192.0},
-        "residual 0.27: 2 images": {"residual": 0.27},
+        "residual 0.27: one mixture of the 2 images": {"residual": 0.27},
         "is off by 0.1": {"identity": 0.1},
         "class token's row": {"class_token": 0.1},
         "rank 60 of 64": {"rank": 60.0},
