@@ -34,7 +34,7 @@ AUDITS: dict[str, tuple[str, ...]] = {
     "photos-undefended": (),
     "photos-withhold_pe": ("defense=[withhold_pe]",),
     "photos-frozen_pe": ("defense=[fixed_pe]", "defense.fixed_pe.kind=frozen"),
-    "photos-sincos_pe": ("defense=[fixed_pe]", "attack=[row_space,first_block]"),
+    "photos-sincos_pe": ("defense=[fixed_pe]", "attack=[patch_gradient,row_space,first_block]"),
 }
 """One photograph in each update, of a ViT-S/32 at 224 pixels as it is initialised."""
 
