@@ -144,11 +144,7 @@ def _completed(
 
 
 def check_embedding(observation: Observation) -> None:
-    """Refuse a model whose patch tokens are not W_p p_n + b_p + e_n.
-
-    Raises:
-        NotApplicable: with the reason.
-    """
+    """Refuse a model whose patch tokens are not W_p p_n + b_p + e_n."""
     roles = observation.roles
     if roles.obstacles:
         raise NotApplicable("; ".join(roles.obstacles))

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 import yaml
 
-from experiments.cli.call import console, run_command, say_doing
+from experiments.cli.call import console, say_doing
 from experiments.cli.progress import Bars
-from experiments.commands.stage import CommandStage
 from experiments.measure.drawing import draw_all, embedding_view
 from experiments.measure.jigsawed import Answers, answer, layout, mask_embedding, measure_jigsaw, top1
 from experiments.measure.robust import (
@@ -37,11 +36,6 @@ from fedsim.settings.schema import parse, plain
 from fedsim.storage.durable import write_text
 
 Record = dict[str, Any]
-
-
-def main() -> None:
-    """The command, called from Python: it exits."""
-    run_command(CommandStage("fedsim-measure"))
 
 
 def run_measure(given: MeasureConfig | Mapping[str, Any], root: Path) -> None:

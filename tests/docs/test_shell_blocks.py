@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -125,8 +126,6 @@ def _parse(module: str, arguments: list[str], monkeypatch) -> None:
         raise ParsedError
 
     script = importlib.import_module(module)
-    if not hasattr(script, "main"):  # a package, whose command is that of its `__main__`
-        script = sys.modules[importlib.import_module(f"{module}.__main__").main.__module__]
     with monkeypatch.context() as patch:
         patch.setattr(sys, "argv", [module, *arguments])
         patch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
@@ -134,7 +133,7 @@ def _parse(module: str, arguments: list[str], monkeypatch) -> None:
         if hasattr(script, "prepare"):  # the first step of a script that composes a configuration
             patch.setattr(script, "prepare", stop_composed)
         with pytest.raises(ParsedError):
-            script.main()
+            script.main() if hasattr(script, "main") else runpy.run_module(module, run_name="__main__")  # a package
     if rest:
         from hydra import compose, initialize_config_module
 

@@ -111,12 +111,7 @@ SCALES = {
 
 
 def run(options: argparse.Namespace) -> None:
-    """Train the network where it must be, then labels and ablation, then the page.
-
-    Raises:
-        ConfigError: an option cannot work.
-        RunError: a unit failed.
-    """
+    """Train the network where it must be, then labels and ablation, then the page."""
     scale = SCALES[options.scale]
     if scale.training == 0 and options.checkpoint is None:
         raise ConfigError("--checkpoint", None, f"trained weights, at --scale {options.scale}")

@@ -43,12 +43,7 @@ PUBLISHED_APRIL = "experiments.studies.mjp_table5.attacks.PublishedApril"
 
 
 def run(options: argparse.Namespace) -> None:
-    """From settings to the table and the figure.
-
-    Raises:
-        ConfigError: a setting cannot work, or another call is at work in the folder.
-        RunError: a unit failed.
-    """
+    """From settings to the table and the figure."""
     check(options)
     rows, checkpoints = choose(plan(options.ratio), options.rows), read_checkpoints(options.checkpoint)
     configs = {row.case: config_of(row.case, options, checkpoints) for row in rows}

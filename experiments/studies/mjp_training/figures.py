@@ -9,7 +9,7 @@ import numpy as np
 
 from defenses.mjp.mask import blockwise_masks
 from experiments.measure.drawing import draw_all
-from experiments.studies.mjp_training.tables import Measured, MeasureColumn, Record, true_share
+from experiments.studies.mjp_training.tables import MeasureColumn, Measured, Record, true_share
 from experiments.studies.mjp_training.unit import subjects
 from experiments.studies.mjp_training.variants import RATIOS, TABLE_3, of_ratio
 from fedsim.determinism import torch_generator

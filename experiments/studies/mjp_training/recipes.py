@@ -7,7 +7,7 @@ from experiments.studies.harness.intervals import CONFIDENCE, interval
 from experiments.studies.harness.study import Page, Table
 from experiments.studies.harness.tables import Value, number
 from experiments.studies.mjp_training.scales import FedAvgScale
-from experiments.studies.mjp_training.tables import Measured, MeasureColumn, Record, compared, tables
+from experiments.studies.mjp_training.tables import MeasureColumn, Measured, Record, compared, tables
 
 Measures = Mapping[str, Measured]
 """By recipe; the first is what the others are compared with."""

@@ -64,12 +64,7 @@ SCALES = {"small": PriorsScale(SMALL, (1,), 8, 1), "paper": PriorsScale(FULL, (1
 
 
 def run(options: argparse.Namespace) -> None:
-    """Train the priors, attack, write the page.
-
-    Raises:
-        ConfigError: an option cannot work.
-        RunError: a unit failed.
-    """
+    """Train the priors, attack, write the page."""
     scale = SCALES[options.scale]
     used = seeds(options, scale.seeds)
     first, rest = plan(options, scale, used)

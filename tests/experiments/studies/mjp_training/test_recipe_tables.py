@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.studies.mjp_recipes.scales import SCALES
-from experiments.studies.mjp_recipes.tables import beside_alone, between_recipes
+from experiments.studies.mjp_training.recipes import beside_alone, between_recipes
+from experiments.studies.mjp_training.scales import RECIPE_SCALES
 from experiments.studies.mjp_training.tables import Measured
 from experiments.studies.mjp_training.variants import TABLE_4, TABLE_8, choose, plan
 
-SCALE = SCALES["small"]
+SCALE = RECIPE_SCALES["small"]
 SEEDS = 3
 
 
