@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from attacks.running import run_attack
+from experiments.benchmarks.label_rules import RULES, batch_of
 from experiments.studies.gradinversion import study as gradinversion
-from experiments.studies.gradinversion.label_rules import RULES
-from experiments.studies.gradinversion.labels import batch_of, known_features
+from experiments.studies.gradinversion.labels import known_features
 from experiments.studies.gradinversion.page import ARMS, LAZY, REGISTERED, RULES_SHOWN, page
 from experiments.studies.gradinversion.study import (
     SCALES,
