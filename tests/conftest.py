@@ -195,6 +195,6 @@ def command(monkeypatch, call_main, request):
     monkeypatch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *_, **__: None)
     # ... and plots, which tests/fedsim/report draws and reads.
     if "plots" not in request.fixturenames:
-        monkeypatch.setattr("fedsim.report.draw.figures._svg", _empty_plot)
+        monkeypatch.setattr("fedsim.report.draw.svg.markup", _empty_plot)
 
     return call_main

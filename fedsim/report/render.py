@@ -1,20 +1,11 @@
 """The pages: `report.html` of a run and of a sweep, each one file that needs nothing else."""
 
-import base64
-import functools
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
-import fedsim
-from fedsim.bounds.robustness_wording import probability
 from fedsim.metrics.records import SHOWN
-from fedsim.report import wording
 from fedsim.report.compare.runs import Comparison, compare_runs, find_runs
 from fedsim.report.compare.same_pictures import RUNS_SHOWN
 from fedsim.report.compare.settings import knows
@@ -22,7 +13,7 @@ from fedsim.report.compare.tradeoff import tradeoffs
 from fedsim.report.draw import figures
 from fedsim.report.draw.chart_data import Chart, Series
 from fedsim.report.level_wording import few_images, few_test_images, of_images, without_update
-from fedsim.report.matrix import wording as matrix_wording
+from fedsim.report.pages import filled
 from fedsim.report.run.baseline import baselines, guessing, reading
 from fedsim.report.run.bounds.section import shown_bounds
 from fedsim.report.run.gallery import build_gallery
@@ -31,7 +22,6 @@ from fedsim.report.run.label_attacks import labels_of
 from fedsim.report.run.read import RecordedRun, read_run
 from fedsim.report.run.searches import search_lines
 from fedsim.report.run.summary import (
-    THRESHOLDS,
     AttackSummary,
     attack_failures,
     client_failures,
@@ -44,9 +34,8 @@ from fedsim.report.run.summary import (
 )
 from fedsim.report.run.timings import TimeSpent, time_spent
 from fedsim.report.run.verdict import Verdict, verdict
-from fedsim.report.thresholds import GUESS_MARGIN, RECOGNISABLE
 from fedsim.report.wording import decibels, duration, percent
-from fedsim.storage.durable import write_whole
+from fedsim.storage.durable import write_text
 from fedsim.storage.run_folder import RunFolder
 
 ROWS_SHOWN = 50
@@ -81,15 +70,15 @@ def report_run(run_folder: Path, ended: dict[str, Any] | None = None) -> tuple[P
     judged = verdict(run)
     if ended is not None:
         RunFolder(run_folder).write_json("summary.json", ended | {"verdict": judged.to_dict()})
-    return _write(_page(run, judged), run_folder / "report.html"), judged
+    return write_text(run_folder / "report.html", _page(run, judged)), judged
 
 
 def _page(run: RecordedRun, judged: Verdict) -> str:
     rows = summarise_attacks(run)
     gallery = build_gallery(run)
     spent = time_spent(run)
-    template = _environment().get_template("report.html.j2")
-    return template.render(
+    return filled(
+        "report.html.j2",
         run=run,
         verdict=judged,
         facts=_facts(run),
@@ -136,53 +125,8 @@ def build_comparison(runs: Sequence[Path], path: Path) -> Path:
 
 
 def _build_comparison(comparison: Comparison, path: Path) -> Path:
-    page = (
-        _environment()
-        .get_template("comparison.html.j2")
-        .render(comparison=comparison, plots=tradeoffs(comparison), runs_shown=RUNS_SHOWN)
-    )
-    return _write(page, path)
-
-
-@functools.cache
-def _environment() -> Environment:
-    """Compiled once: a template takes longer to compile than a page to fill in."""
-    environment = Environment(
-        loader=PackageLoader("fedsim.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    for name in ("percent", "decibels", "decimal", "duration", "count", "likeness", "breakable"):
-        environment.filters[name] = getattr(wording, name)
-    for name in ("cell_level", "cell_text", "cell_story", "counts_text", "leakage_level", "leakage_text"):
-        environment.filters[name] = getattr(matrix_wording, name)
-    environment.filters["probability"] = probability
-    environment.globals |= {
-        "version": fedsim.__version__,
-        "recognisable": RECOGNISABLE,
-        "margin": GUESS_MARGIN,
-        "thresholds": THRESHOLDS,
-        "series_shown": len(figures.SERIES),
-        "seen_hint": wording.SEEN,
-        "private_hint": wording.PRIVATE,
-        "script": _script(environment),
-    }
-    return environment
-
-
-def _script(environment: Environment) -> tuple[Markup, str]:
-    """What the page can do, and its hash: the page's policy runs this script and no other."""
-    source = environment.get_template("page.js.j2").render()
-    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode("ascii")
-    return Markup(source), digest  # noqa: S704 - a file of this package, with nothing filled in
-
-
-def _write(page: str, path: Path) -> Path:
-    # A file's name may hold bytes that are no character; they must not cost the page.
-    write_whole(path, page.encode(errors="backslashreplace"), durable=False)
-    return path
+    page = filled("comparison.html.j2", comparison=comparison, plots=tradeoffs(comparison), runs_shown=RUNS_SHOWN)
+    return write_text(path, page)
 
 
 def _facts(run: RecordedRun) -> list[tuple[str, str]]:
