@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from torch import Tensor, nn
 
+from attacks.base import Attack
 from attacks.running import build_attack, check_fit
 from clients.accumulation import check_accumulation
 from clients.app import ClientRuntime
@@ -148,11 +149,23 @@ def prepare(given: JobConfig | Mapping[str, Any]) -> Setup:
         raise ConfigError("data.test_fraction", fraction, "enough for one test picture: the server evaluates on them")
     finetune = build_finetune(config.finetune)
     architecture = Architecture(build_spec(config.model, data), (defenses,), architecture_seed(config.seed), finetune)
+    return assemble(config, data, defenses, architecture, attacks, (3, side, side))
+
+
+def assemble(
+    config: JobConfig,
+    data: FederatedData,
+    defenses: DefenseChain,
+    architecture: Architecture,
+    attacks: Mapping[str, Attack],
+    image_shape: tuple[int, int, int],
+) -> Setup:
+    """Build the model, and refuse what does not go with it."""
     model = architecture.build()
     strategy = config.strategy if isinstance(config, FederatedConfig) else {}
-    finetune.check(model, (3, side, side), config.client.share)
+    architecture.finetune.check(model, image_shape, config.client.share)
     check_accumulation(config.client, model, defenses)
-    defenses.check(Plan(model, plain(config.client), strategy, defenses.defenses, (3, side, side)))
+    defenses.check(Plan(model, plain(config.client), strategy, defenses.defenses, image_shape))
     wants_auxiliary = any(attack.needs.auxiliary for attack in attacks.values())
     costs = tuple(float(attack.cost) for attack in attacks.values())
     return Setup(config, data, defenses, architecture, model, Normaliser(model), wants_auxiliary, costs)
