@@ -8,6 +8,7 @@ from pathlib import Path
 
 from experiments.studies.harness.federation import run_folder
 from experiments.studies.harness.ledger import Entry
+from experiments.studies.harness.options import matching
 from experiments.studies.harness.study import Page, Study, Unit, seeds
 from experiments.studies.mjp_training.figures import draw, draw_recipes, other_projection
 from experiments.studies.mjp_training.options import arguments
@@ -15,7 +16,7 @@ from experiments.studies.mjp_training.recipes import page as recipes_page
 from experiments.studies.mjp_training.scales import RECIPE_SCALES, SCALES, FedAvgScale
 from experiments.studies.mjp_training.tables import Measured, compared, tables
 from experiments.studies.mjp_training.unit import run_unit
-from experiments.studies.mjp_training.variants import Variant, choose, plan
+from experiments.studies.mjp_training.variants import Variant, plan
 from experiments.studies.second_order.study import chosen
 from fedsim.settings.composition import Config
 
@@ -44,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
     scale = RECIPE_SCALES[options.scale] if options.recipes else SCALES[options.scale]
     drawn = seeds(options, scale.seeds)
     every = plan(scale.ratio)
-    variants = choose(every, options.variants)
+    variants = matching("--variants", every, options.variants)
     trainings = scale.trainings(options.pictures.resolve(), options.device, options.threads)
     recipes = chosen("--recipes", options.recipes, trainings)
     measuring = scale.measuring(options.seed, options.device)

@@ -16,7 +16,7 @@ from experiments.commands.stage import CommandStage
 from experiments.measure import command as measure
 from experiments.run import command as federated
 from experiments.studies.harness import federation
-from experiments.studies.harness.options import begin
+from experiments.studies.harness.options import begin, matching
 from experiments.studies.mjp_training import figures
 from experiments.studies.mjp_training.scales import SCALES, TrainingScale
 from experiments.studies.mjp_training.variants import (
@@ -26,7 +26,6 @@ from experiments.studies.mjp_training.variants import (
     TABLE_4,
     TABLE_6,
     TABLE_8,
-    choose,
     of_ratio,
     plan,
 )
@@ -105,7 +104,7 @@ def test_every_table_has_its_models_and_none_is_trained_twice(ratio):
 
 
 def test_globs_choose_variants():
-    assert [variant.name for variant in choose(plan(0.27), ["A", "J*"])] == [
+    assert [variant.name for variant in matching("--variants", plan(0.27), ["A", "J*"])] == [
         "A",
         "J",
         *(f"J@{share:g}" for share in RATIOS[1:-1]),
