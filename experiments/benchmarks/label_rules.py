@@ -161,7 +161,7 @@ def _random_prior(batch: HeadBatch, rng: torch.Generator) -> Tensor:
 
 def _zlg(batch: HeadBatch, rng: torch.Generator) -> Tensor:
     mean_sum = float(batch.random_features.sum(dim=1).mean())
-    return counting.labels_of(
+    return rules.labels_of(
         counting.zero_shot_counts(batch.weight_grad, batch.mean_probs, mean_sum, batch.size), batch.size
     )
 
@@ -176,7 +176,7 @@ def _class_moments(batch: HeadBatch, rng: torch.Generator) -> Tensor | None:
 
 def _ilrg(batch: HeadBatch, rng: torch.Generator) -> Tensor:
     counts = counting.ilrg_counts(batch.weight, batch.bias, batch.weight_grad, batch.bias_grad, batch.size)
-    return counting.labels_of(counts, batch.size)
+    return rules.labels_of(counts, batch.size)
 
 
 def _rlg(batch: HeadBatch, rng: torch.Generator) -> Tensor | None:
