@@ -181,21 +181,28 @@ def open_folder(config: JobConfig, root: Path, expected: str | None = None) -> R
         ConfigError: the earlier call had other settings.
     """
     text = yaml.safe_dump(json.loads(json.dumps(plain(config))), sort_keys=False)
-    if expected is not None and (other := _difference(_comparable(text), _comparable(expected), "")):
+    if expected is not None and (other := first_difference(_comparable(expected), _comparable(text))):
+        key, before, now = other
+        there = f"{key}={now} now, {before} there"
         raise ConfigError(
-            "run_dir", root, fault=f"choose a new folder, this one holds a run with other settings: {other}"
+            "run_dir", root, fault=f"choose a new folder, this one holds a run with other settings: {there}"
         )
     folder = RunFolder(root)
     folder.write_text("config.yaml", text)
     return folder
 
 
-def _difference(new: Any, old: Any, key: str) -> str:
-    """The first setting that differs, `seed=1 here, 0 there`; empty where none does."""
-    if isinstance(new, dict) and isinstance(old, dict):
-        found = (_difference(new.get(k), old.get(k), f"{key}.{k}".lstrip(".")) for k in {**old, **new})
-        return next((one for one in found if one), "")
-    return "" if new == old else f"{key}={new} now, {old} there"
+def first_difference(before: Any, now: Any, key: str = "") -> tuple[str, Any, Any] | None:
+    """The first setting that differs: (dotted key, value before, value now)."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in dict.fromkeys([*before, *now]):
+            found = first_difference(before.get(name), now.get(name), f"{key}.{name}" if key else str(name))
+            if found:
+                return found
+        return None
+    if isinstance(now, tuple):
+        now = list(now)
+    return None if before == now else (key, before, now)
 
 
 def _comparable(text: str) -> dict[str, Any]:
