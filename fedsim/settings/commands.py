@@ -253,7 +253,7 @@ class PriorConfig(JobConfig):
 
 
 def config_of(given: LocalConfig | Mapping[str, Any]) -> LocalConfig:
-    """Settings of whatever command with clients; parsed ones come back as they are. Raises ConfigError as `parse` does."""
+    """Settings of whatever command with clients; parsed ones come back as they are. Refused as by `parse`."""
     if isinstance(given, LocalConfig):
         return given
     return parse(RunConfig if "observe" in given else PriorConfig if "prior" in given else AuditConfig, given)

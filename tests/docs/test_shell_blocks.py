@@ -133,7 +133,7 @@ def _parse(module: str, arguments: list[str], monkeypatch, main: str = "main") -
         if hasattr(script, "prepare"):  # the first step of a script that composes a configuration
             patch.setattr(script, "prepare", stop_composed)
         with pytest.raises(ParsedError):
-            getattr(script, main)() if hasattr(script, main) else runpy.run_module(module, run_name="__main__")  # a package
+            getattr(script, main)() if hasattr(script, main) else runpy.run_module(module, run_name="__main__")
     if rest:
         from hydra import compose, initialize_config_module
 

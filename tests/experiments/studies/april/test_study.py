@@ -17,6 +17,7 @@ from experiments.studies.april.plan import ARMS, AprilScale, Grid, SearchPlan
 from experiments.studies.april.tables import first_recognised, verdicts
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.command import call
+from experiments.studies.harness.options import begin
 from fedsim.errors import ConfigError
 from fedsim.metrics.image import psnr
 
