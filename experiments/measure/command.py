@@ -19,9 +19,9 @@ from experiments.measure.jigsawed import Answers, answer, layout, mask_embedding
 from experiments.measure.robust import (
     CorruptionPlan,
     corruption_errors,
+    folder_images,
     measure_foreign,
     measure_hard,
-    open_folder,
 )
 from experiments.measure.settings import check_measure, check_reference
 from experiments.measure.subjects import Subject, load_subjects
@@ -122,11 +122,11 @@ def measure_subject(subject: Subject, config: MeasureConfig, progress: PassesBar
     record["position"] = _measure_position(subject, config, notes)
     progress.step()
     if measure.hard is not None:
-        folder = open_folder(measure.hard, subject, "measure.hard", must_match=True)
+        folder = folder_images(measure.hard, subject, "measure.hard", must_match=True)
         record["hard"] = asdict(measure_hard(subject, folder, measure.batch_size))
         progress.step()
     if measure.foreign is not None:
-        folder = open_folder(measure.foreign, subject, "measure.foreign", must_match=False)
+        folder = folder_images(measure.foreign, subject, "measure.foreign", must_match=False)
         record["foreign"] = asdict(measure_foreign(subject, clean, folder, measure.batch_size))
         progress.step()
     return record

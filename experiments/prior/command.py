@@ -23,7 +23,7 @@ from experiments.prior.settings import (
     SHOWN,
     PriorImages,
     chosen_network,
-    public_images,
+    prior_images,
 )
 from experiments.prior.sheet import write_sheet
 from fedsim.data import ImageSet
@@ -49,7 +49,7 @@ def run_prior(given: PriorConfig | Mapping[str, Any], root: Path) -> None:
     setup = prepare(config)
     if setup.sums is not None and config.kind == "lti":
         raise ConfigError("defense", setup.sums.by, "one under which the server sees single clients: LTI undoes those")
-    images = public_images(setup)
+    images = prior_images(setup)
     result = root / NAMES[config.kind]
     with RunFolder(root).locked():
         folder = open_or_resume(config, root)

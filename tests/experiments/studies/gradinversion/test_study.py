@@ -27,7 +27,7 @@ from experiments.studies.harness.victims import draw_batch
 from experiments.studies.harness.weights import class_count
 from fedsim.determinism import torch_generator
 from fedsim.errors import RunError
-from fedsim.metrics.scoring import score_against
+from fedsim.metrics.results import score_against
 from fedsim.result import AttackResult
 
 TINY = GradInversionScale(
