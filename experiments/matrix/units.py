@@ -20,7 +20,6 @@ from experiments.cli import call as cli
 from experiments.cli.errors import ConfigFault, config_error, one_line
 from experiments.cli.logs import quiet_libraries
 from experiments.engine.choice import device_on
-from experiments.engine.guess import public_mean
 from experiments.engine.setup import Setup, bits_of, first_difference, prepare
 from experiments.run.command import run_federated
 from fedsim.errors import ConfigError, RunError
@@ -175,12 +174,9 @@ def guess(setup: Setup) -> dict[str, float]:
 
     Mid-grey where there are no public pictures.
     """
-    data = setup.data
-    chosen = data.train.subset(choose_images(setup))
+    chosen = setup.data.train.subset(choose_images(setup))
     pictures = chosen.images(range(len(chosen)))
-    values: Tensor = psnr(
-        public_mean(data, (pictures.shape[1], pictures.shape[2], pictures.shape[3])).expand_as(pictures), pictures
-    )
+    values: Tensor = psnr(setup.guess().expand_as(pictures), pictures)
     return dict(zip(chosen.ids, values.tolist(), strict=True))
 
 
