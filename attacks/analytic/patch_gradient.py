@@ -9,7 +9,7 @@ from torch import Tensor
 from attacks.analytic.linear.certificate import finite, judge, relative_error, solution_values
 from attacks.analytic.linear.errors_in_variables import NoisyRows, complete_patches
 from attacks.analytic.linear.least_squares import PatchSolution, solve_patches
-from attacks.analytic.linear.patches import patchify, unpatchify
+from attacks.analytic.linear.patches import PatchPixels, patchify, unpatchify
 from attacks.analytic.linear.pixel_grid import EXCESS, MAX_WRONG, GridSolution, round_to_grid
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
@@ -110,11 +110,8 @@ class PatchGradient(Attack):
         """The exact patches, where a whole number of levels in every pixel satisfies all equations; else None."""
         if self.levels is None or math.isnan(solution.noise_variance):
             return None
-        per_channel = weight_grad.shape[1] // len(observation.std)
-        mean = weight_grad.new_tensor(observation.mean).repeat_interleave(per_channel)
-        std = weight_grad.new_tensor(observation.std).repeat_interleave(per_channel)
-        step, offset = 1.0 / (self.levels * std), -mean / std
-        assert observation.roles.pos_embed is not None
+        pixels = pixels_of(observation, weight_grad)
+        step, offset = 1.0 / (self.levels * pixels.std), -pixels.mean / pixels.std
         rounded = round_to_grid(
             token_grads,
             weight_grad,
@@ -159,6 +156,17 @@ def check_embedding(observation: Observation) -> None:
         )
 
 
+def pixels_of(observation: Observation, weight: Float[Tensor, "width pixels"]) -> PatchPixels:
+    """Of the patches that the patch projection's weight, or its gradient, reads."""
+    roles = observation.roles
+    assert roles.grid is not None
+    assert roles.patch is not None
+    per_channel = weight.shape[1] // len(observation.std)
+    mean = weight.new_tensor(observation.mean).repeat_interleave(per_channel)
+    std = weight.new_tensor(observation.std).repeat_interleave(per_channel)
+    return PatchPixels(mean, std, roles.grid, roles.patch)
+
+
 def known_embedding(observation: Observation) -> Float[Tensor, "rows width"]:
     """e_n as the model adds it, from the global state: float64, one row a token, those of prefix tokens first.
 
@@ -171,6 +179,15 @@ def known_embedding(observation: Observation) -> Float[Tensor, "rows width"]:
         if isinstance(effect, AddsPositions):
             embedding = embedding + state[effect.embedding].double()
     return embedding.reshape(-1, embedding.shape[-1])
+
+
+def known_prefix(observation: Observation) -> Float[Tensor, "prefix width"]:
+    """Class and register tokens as the first block reads them, float64, from the global state."""
+    roles, state, embedding = observation.roles, observation.global_state, known_embedding(observation)
+    tokens = [state[name].double().reshape(-1, embedding.shape[1]) for name in roles.prefix_names]
+    prefix = torch.cat(tokens) if tokens else embedding[:0]
+    rows = roles.embedded_prefix_tokens
+    return prefix + embedding[:rows] if rows else prefix
 
 
 def embedding_rows(observation: Observation) -> Float[Tensor, "rows width"]:

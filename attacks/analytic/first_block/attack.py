@@ -12,11 +12,10 @@ from attacks.analytic.first_block.grouping import group
 from attacks.analytic.first_block.residual import HiddenSystem
 from attacks.analytic.first_block.search import Solutions, find_solutions
 from attacks.analytic.first_block.subspaces import AffineSet, AffineTokens, TokenFit, affine_patches, affine_tokens
-from attacks.analytic.linear.patches import patchify, unpatchify
+from attacks.analytic.linear.patches import PatchPixels, patchify, unpatchify
 from attacks.analytic.linear.pixel_grid import whole_levels
-from attacks.analytic.row_space.attack import pixels_of
+from attacks.analytic.patch_gradient import pixels_of
 from attacks.analytic.row_space.first_norm import FirstNorm, embedded_rank, first_norm, spanned_gradients
-from attacks.analytic.row_space.solution import PatchPixels
 from attacks.analytic.row_space.subspace import numerical_rank, row_space
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.linear import own_equations
@@ -77,7 +76,7 @@ class FirstBlock(Attack):
             self.starts,
             self.steps,
             rng,
-            partial(_possible, problem, pixels_of(observation, problem.norm)),
+            partial(_possible, problem, pixels_of(observation, problem.norm.patch_weight)),
         )
         patches, outputs = problem.tokens.split(found.alike())
         embedded = patches @ problem.norm.patch_weight.T + problem.norm.known[:, None]
@@ -201,16 +200,9 @@ def _fit(problem: _Problem, patches: Float[Tensor, "tokens pixels"]) -> TokenFit
     weight, bias = problem.block.projection()
     z = patches @ problem.norm.patch_weight.T + problem.norm.known
     z = z + problem.block.attend(z, z) @ weight.T + bias
-    free = problem.tokens.tokens.directions
-    x = (z - problem.tokens.tokens.base) @ free
-    at = problem.system.at(torch.arange(len(z)), x)
-    weakest = torch.linalg.svdvals(at.jacobian)[:, -1] if free.shape[1] else torch.ones(len(z), dtype=z.dtype)
-    known = problem.tokens.patches.directions.shape[1]
-    moved = problem.tokens.patches.directions @ problem.tokens.joint.directions[:known]
-    reach = float(torch.linalg.matrix_norm(moved, ord=2)) if free.shape[1] else 0.0
-    found, _ = problem.tokens.split(x[:, None])
-    outside = (patches - found[:, 0]).norm(dim=1)
-    return TokenFit(at.values.norm(dim=1), at.size, weakest, outside, reach)
+    rows, x = torch.arange(len(z)), (z - problem.tokens.tokens.base) @ problem.tokens.tokens.directions
+    at = problem.system.at(rows, x)
+    return problem.tokens.fit(rows, x, patches, at.values, at.size, lambda: at.jacobian)
 
 
 def _forward_residuals(problem: _Problem, patches: Float[Tensor, "batch tokens pixels"]) -> list[float]:

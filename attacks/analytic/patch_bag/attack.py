@@ -211,14 +211,8 @@ def _fit(system: TokenSystem, observation: Observation, image: Float[Tensor, "1 
     read = system.block.forward(image)[0][0]
     z = patches @ norm.patch_weight.T + norm.known + read @ system.block.weight.T + system.block.bias
     x = (z - tokens.tokens.base) @ tokens.tokens.directions
-    residual, size = system.residual(x)
-    free = system.free
-    weakest = torch.linalg.svdvals(system.jacobian(x))[:, -1] if free else torch.ones(len(z), dtype=z.dtype)
-    known = tokens.patches.directions.shape[1]
-    moved = tokens.patches.directions @ tokens.joint.directions[:known]
-    reach = float(torch.linalg.matrix_norm(moved, ord=2)) if free and known else 0.0
-    found, _ = tokens.split(x[None])
-    return TokenFit(residual.norm(dim=1), size, weakest, (patches - found[0]).norm(dim=1), reach)
+    alike = torch.zeros(len(z), dtype=torch.long)
+    return tokens.fit(alike, x, patches, *system.residual(x), lambda: system.jacobian(x))
 
 
 def _forward_residual(system: TokenSystem, image: Float[Tensor, "1 c h w"]) -> float:
