@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch import nn
 
 from attacks.running import build_attack, check_fit
@@ -35,6 +34,7 @@ from fedsim.settings.commands import AuditConfig
 from fedsim.settings.composition import NamedFinetune, finetune_of
 from fedsim.settings.options import option
 from fedsim.settings.schema import parse
+from fedsim.storage.digests import absorb
 from fedsim.storage.json_lines import rows
 
 if TYPE_CHECKING:
@@ -219,9 +219,7 @@ def _digest(architecture: OwnArchitecture, data: OwnData, chain: DefenseChain) -
         found.update(json.dumps(sorted(roles.items())).encode())
     tensors = dict(architecture.module.state_dict()) | {"labels": data.train.labels}
     tensors["images"] = data.train.images(range(len(data.train)))
-    for name in sorted(tensors):
-        found.update(f"{name}:{tensors[name].dtype}:{tuple(tensors[name].shape)}".encode())
-        found.update(tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    absorb(found, tensors)
     for name, defense in chain.defenses.items():
         plain = {key: value for key, value in vars(defense).items() if isinstance(value, str | int | float | bool)}
         found.update(json.dumps([name, sorted(plain.items())]).encode())
