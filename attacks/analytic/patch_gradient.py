@@ -14,7 +14,7 @@ from attacks.analytic.linear.pixel_grid import EXCESS, MAX_WRONG, GridSolution, 
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from attacks.label.single import single_label
-from attacks.noise import is_even, noise_of
+from attacks.noise import is_even, noise_of_gradient
 from attacks.positions import without_regression
 from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior
 from fedsim.effects import AddsPositions
@@ -131,8 +131,7 @@ def _completed(
     roles = observation.roles
     assert roles.patch is not None
     assert roles.pos_embed is not None
-    scale = 1.0 if observation.update.kind == "gradient" else observation.protocol.gradient_scale()
-    noise = noise_of(observation, observation.gradient, scale)
+    noise = noise_of_gradient(observation)
     assert noise is not None
     std = float(noise[roles.pos_embed].square().mean().sqrt())
     prior: ImagePrior = observation.image_prior or GaussianPrior()

@@ -121,11 +121,8 @@ class FirstBlock(Attack):
         grid, patch = observation.roles.grid, observation.roles.patch
         assert grid is not None
         assert patch is not None
-        images = observation.to_unit_range(torch.cat([unpatchify(image, grid, patch) for image in patches]))
-        rounded = None if self.levels is None else whole_levels(images, self.levels)
-        if rounded is not None:
-            return rounded, True
-        return images.clamp(0.0, 1.0), False
+        images = torch.cat([unpatchify(image, grid, patch) for image in patches])
+        return whole_levels(observation.to_unit_range(images), self.levels)
 
 
 @dataclass(frozen=True)
@@ -136,6 +133,11 @@ class _Problem:
     system: HiddenSystem
     tolerance: float
     values: dict[str, float]
+
+    def behind_attention(self, patches: Float[Tensor, "tokens pixels"]) -> Float[Tensor, "tokens width"]:
+        weight, bias = self.block.projection()
+        z = patches @ self.norm.patch_weight.T + self.norm.known
+        return z + self.block.attend(z, z) @ weight.T + bias
 
 
 def _problem(observation: Observation, device: torch.device) -> _Problem:
@@ -197,9 +199,7 @@ def _possible(
 
 
 def _fit(problem: _Problem, patches: Float[Tensor, "tokens pixels"]) -> TokenFit:
-    weight, bias = problem.block.projection()
-    z = patches @ problem.norm.patch_weight.T + problem.norm.known
-    z = z + problem.block.attend(z, z) @ weight.T + bias
+    z = problem.behind_attention(patches)
     rows, x = torch.arange(len(z)), (z - problem.tokens.tokens.base) @ problem.tokens.tokens.directions
     at = problem.system.at(rows, x)
     return problem.tokens.fit(rows, x, patches, at.values, at.size, lambda: at.jacobian)
@@ -207,11 +207,9 @@ def _fit(problem: _Problem, patches: Float[Tensor, "tokens pixels"]) -> TokenFit
 
 def _forward_residuals(problem: _Problem, patches: Float[Tensor, "batch tokens pixels"]) -> list[float]:
     """Each image's largest relative residual when it goes through the block itself: no unknown is left in it."""
-    weight, bias = problem.block.projection()
     largest = []
     for image in patches:
-        z = image @ problem.norm.patch_weight.T + problem.norm.known
-        z = z + problem.block.attend(z, z) @ weight.T + bias
+        z = problem.behind_attention(image)
         free = AffineSet(z, problem.system.tokens.directions[:, :0], 1.0)
         system = HiddenSystem(**{**vars(problem.system), "tokens": free})
         at = system.at(torch.arange(len(z), device=z.device), z[:, :0])

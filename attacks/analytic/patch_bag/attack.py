@@ -170,9 +170,7 @@ class PatchBag(Attack):
         self, observation: Observation, patches: Float[Tensor, "places pixels"]
     ) -> tuple[Float[Tensor, "1 c h w"], bool]:
         """In [0, 1], and whether it was rounded to whole levels."""
-        image = observation.to_unit_range(_unpatched(observation, patches))
-        rounded = None if self.levels is None else whole_levels(image, self.levels)
-        return (image.clamp(0.0, 1.0), False) if rounded is None else (rounded, True)
+        return whole_levels(observation.to_unit_range(_unpatched(observation, patches)), self.levels)
 
 
 @dataclass(frozen=True)
