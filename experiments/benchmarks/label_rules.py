@@ -100,8 +100,8 @@ def batch_of(known: KnownHead, chosen: Int[Tensor, "batch"]) -> HeadBatch:
     chosen = chosen[known.labels[chosen].argsort()]
     features, labels = known.features[chosen], known.labels[chosen]
     gradients = head_gradients(features, known.weight, known.bias, labels)
-    server = (known.mean_probs, known.random_features, features, known.moments)
-    return HeadBatch(labels, known.weight, known.bias, *gradients, *server)
+    head = labels, known.weight, known.bias, *gradients
+    return HeadBatch(*head, known.mean_probs, known.random_features, features, known.moments)
 
 
 def _summary(outcomes: Sequence[RuleResult]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from fedsim.report.compare.settings import knows
 from fedsim.report.compare.tradeoff import tradeoffs
 from fedsim.report.draw import figures
 from fedsim.report.draw.chart_data import Chart, Series
+from fedsim.report.draw.svg import SERIES
 from fedsim.report.level_wording import few_images, few_test_images, of_images, without_update
 from fedsim.report.pages import filled
 from fedsim.report.run.baseline import baselines, guessing, reading
@@ -225,7 +226,7 @@ def _cards(run: RecordedRun) -> list[tuple[str, str, str]]:
 def _plots(run: RecordedRun, rows: list[AttackSummary]) -> list[tuple[str, Chart]]:
     """(caption, figure) of everything that there is data for."""
     accuracies = [(float(row.number), row.accuracy) for row in run.rounds if row.accuracy is not None]
-    shown = [row.attack for row in rows if row.mean_leaked is not None][: len(figures.SERIES)]
+    shown = [row.attack for row in rows if row.mean_leaked is not None][: len(SERIES)]
     leakage = []
     for attack in shown:
         leakage.append(Series(attack, [(float(number), value) for number, value in leakage_by_round(run, attack)]))
@@ -255,7 +256,7 @@ def _time_figure(spent: TimeSpent) -> Chart | None:
 
 
 def _search(run: RecordedRun, attack: str) -> Chart | None:
-    measure, values, psnr = search_lines(run, attack, limit=len(figures.SERIES))
+    measure, values, psnr = search_lines(run, attack, limit=len(SERIES))
     return figures.search_curve(
         attack, measure, [Series(*line) for line in values.items()], [Series(*line) for line in psnr.items()]
     )
