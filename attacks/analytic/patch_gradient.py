@@ -190,11 +190,7 @@ def known_prefix(observation: Observation) -> Float[Tensor, "prefix width"]:
 
 
 def embedding_rows(observation: Observation) -> Float[Tensor, "rows width"]:
-    """`shared_rows` less what a regression of the embeddings added: ∂L/∂pos_embed of the classification loss alone.
-
-    Raises:
-        NotApplicable: as there.
-    """
+    """`shared_rows` less what a regression of the embeddings added: ∂L/∂pos_embed of the classification loss alone."""
     rows, prefix = shared_rows(observation), observation.roles.embedded_prefix_tokens
     return torch.cat([rows[:prefix], without_regression(observation, rows[prefix:])])
 

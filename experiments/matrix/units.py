@@ -104,11 +104,7 @@ def finished(unit: MatrixRun) -> End | None:
 
 
 def check_unit(unit: MatrixRun) -> None:
-    """Refuse a folder that holds the unit with other settings. A path and its absolute form, as on a cluster, are one.
-
-    Raises:
-        ConfigError: naming what differs.
-    """
+    """Refuse a folder that holds the unit with other settings; a path and its absolute form, on a cluster, are one."""
     asked = _read(unit.folder / ASKED)
     if asked is None:
         return

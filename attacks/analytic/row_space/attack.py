@@ -133,9 +133,6 @@ def batch_subspace(
 
     Float64, patches in row-major order, normalised pixels in `unpatchify`'s order, F orthonormal. For B pictures F
     has min(unknowns, N(B - 1)) columns, the span of {p_{b,m} - p_{b',m}}; more where equations are short or noisy.
-
-    Raises:
-        NotApplicable: as `gradient_spaces`.
     """
     spaces = gradient_spaces(observation, device)
     system = patch_system(spaces.norm, spaces.image.basis, spaces.tokens)
