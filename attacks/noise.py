@@ -3,6 +3,9 @@
 import math
 
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
 
 from fedsim.effects import AddsNoise, Quantises
 from fedsim.observation import Observation
@@ -12,7 +15,8 @@ from fedsim.update import State
 def noise_of(observation: Observation, target: State, scale: float) -> State | None:
     """The standard deviation of what its defenses add, by name, in units of a gradient; None where nothing is added.
 
-    Noise as it is published. Quantisation as uniform errors of its step: step/√12.
+    Noise as it is published. Quantisation as uniform errors of its step: step/√12; where coordinates share a norm, by
+    the steps that show, see `quantised_std`.
 
     Args:
         target: what was shared, in those units.
@@ -30,8 +34,10 @@ def noise_of(observation: Observation, target: State, scale: float) -> State | N
                 squares[name] += (effect.std * whole) ** 2 / ((1.0 + effect.std**2) * count)
             elif isinstance(effect, AddsNoise):
                 squares[name] += (effect.std / _units(effect, observation, scale)) ** 2
+            elif effect.per == "tensor":
+                squares[name] += quantised_std(tensor, effect.bucket).square()
             else:
-                sizes = {"coordinate": tensor.abs(), "update": whole, "tensor": tensor.norm()}
+                sizes = {"coordinate": tensor.abs(), "update": whole}
                 size = torch.as_tensor(sizes[effect.per], dtype=tensor.dtype, device=tensor.device)
                 squares[name] += (effect.step * size).square() / 12.0
     return {name: square.sqrt() for name, square in squares.items()}
@@ -41,6 +47,22 @@ def noise_of_gradient(observation: Observation) -> State | None:
     """The same of the gradient that the update amounts to."""
     scale = 1.0 if observation.update.kind == "gradient" else observation.protocol.gradient_scale()
     return noise_of(observation, observation.gradient, scale)
+
+
+def quantised_std(tensor: Float[Tensor, "..."], bucket: int | None) -> Float[Tensor, "..."]:
+    """The error of stochastic rounding to steps of each bucket's own size: the smallest of its values but zero.
+
+    A coordinate at zero or one step is one of many small ones: a share p of them has gone up, which leaves p(1-p) of
+    the step's square. Others lie anywhere between two steps, which leaves a sixth.
+    """
+    size = min(bucket or tensor.numel(), tensor.numel())
+    values = F.pad(tensor.abs().flatten(), (0, -tensor.numel() % size), value=math.nan).view(-1, size)
+    step = values.nan_to_num(nan=math.inf).where(values > 0, math.inf).amin(dim=1, keepdim=True)
+    step = step.where(step.isfinite(), 0.0)
+    few = values < 1.5 * step.clamp(min=torch.finfo(values.dtype).tiny)
+    up = (few & (values > 0)).sum(dim=1, keepdim=True) / few.sum(dim=1, keepdim=True).clamp(min=1)
+    variance = torch.where(few, up * (1.0 - up), 1.0 / 6.0) * step.square()
+    return variance.sqrt().flatten()[: tensor.numel()].view_as(tensor)
 
 
 def is_even(observation: Observation) -> bool:

@@ -77,10 +77,12 @@ class Quantises(Effect):
 
     Attributes:
         step: as a multiple of the coordinate itself, or of a norm of the update or of its tensor.
+        bucket: consecutive coordinates of a tensor that share a norm; None: all of it.
     """
 
     step: float
     per: Literal["coordinate", "update", "tensor"]
+    bucket: int | None = None
     KEEPS = ("images",)
 
 

@@ -155,7 +155,7 @@ class QSGD(Compression):
         return self.levels is None and super().repeatable
 
     def effects(self) -> tuple[Effect, ...]:
-        return () if self.levels is None else (Quantises(1.0 / self.levels, "tensor"),)
+        return () if self.levels is None else (Quantises(1.0 / self.levels, "tensor", self.bucket_size),)
 
     def compress(self, tensors: State, rng: torch.Generator) -> State:
         if self.levels is None:

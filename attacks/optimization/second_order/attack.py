@@ -1,7 +1,7 @@
 """Gauss-Newton matching: second order as an attack on any protocol, which names no part of the model."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -108,18 +108,26 @@ class GaussNewton(GradientMatching):
         if found.values["kept"]:
             reason = "of equations that no dropped unit changes: a search would need the client's draws"
             return replace(result, certificate=Certificate("uncertified", reason, found.values))
+        if (trust := self._trust(problem, found.values)) < 1.0:
+            return self._toward_mean(problem, result, trust)
         if not found.values["explained"]:
-            return self._or_mean(problem, result, found.values["left"])
+            return result
         reason = "it explains what was shared up to the errors of what was shared"
         return replace(result, certificate=Certificate("certified", reason, found.values))
 
-    def _or_mean(self, problem: Problem, result: Reconstruction, left: float) -> Reconstruction:
-        """The mean of public images, where a search's end explains hardly more of the update than that does."""
+    def _trust(self, problem: Problem, values: Mapping[str, float]) -> float:
+        """As far as searches from other starts agree; 0 where the end explains hardly more than the mean does."""
         most = LEFT_BY_ONE if problem.count == 1 else LEFT_BY_SEVERAL
-        prior = problem.observation.image_prior
-        if left <= most or result.images is None or prior is None or result.certificate.values.get("accepted"):
+        nothing = not values["explained"] and "accepted" not in values and values["left"] > most
+        return 0.0 if nothing else values["agreed"]
+
+    def _toward_mean(self, problem: Problem, result: Reconstruction, trust: float) -> Reconstruction:
+        """Drawn to the mean of public images."""
+        prior, images = problem.observation.image_prior, result.images
+        if images is None or prior is None:
             return result
-        return replace(result, images=prior.centre(tuple(result.images.shape)).to(result.images))
+        mean = prior.centre(tuple(images.shape)).to(images)
+        return replace(result, images=mean + trust * (images - mean))
 
 
 def _parts(rounds: int) -> list[int]:

@@ -185,6 +185,9 @@ def _round(problem: Problem, local: str, labels: Tensor, device: torch.device, d
     error = error if noise is None else torch.hypot(_flat(noise), _flat(rounding))
     error = torch.hypot(error, _flat(autocast_of(observation, target)))
     weights = _flat(_norm_weights(target, observation.roles.pos_embed))
+    if _pruned(problem) and kept is not None:
+        mask = _flat(kept).double()
+        weights, error, numbers = weights * mask, torch.where(mask > 0, error, TINY), int(mask.sum())
     shared = _shared(problem, update, list(target), labels, local, kept)
     noisy = noise is not None or adaptive
     moved = observation.update.kind != "gradient"
@@ -222,7 +225,7 @@ def _norm_weights(target: State, position: str | None) -> State:
     found = {n: torch.full_like(t, 1.0 / max(float(t.norm()), MIN_SHARE * whole, 1e-300)) for n, t in target.items()}
     if position in target:
         rows = target[position].flatten(0, -2).norm(dim=1)
-        rows = rows.clamp(min=max(MIN_ROW * float(rows.median()), 1e-300))
+        rows = rows.clamp(min=max(MIN_ROW * float(rows[rows > 0].median()), 1e-300) if rows.any() else 1.0)
         weights = ROW_WEIGHT / (rows * len(rows) ** 0.5)
         found[position] = weights[:, None].expand(target[position].flatten(0, -2).shape).reshape(target[position].shape)
     return found

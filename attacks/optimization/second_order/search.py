@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +14,13 @@ from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, NotFiniteError, Search, SearchTask
 from attacks.optimization.second_order.coordinates import first_order
+from attacks.optimization.second_order.errors import reads_adam
 from attacks.optimization.second_order.levenberg_marquardt import Damped, take_step
+from attacks.optimization.second_order.orders import AnyOrder
 from attacks.optimization.second_order.posterior import PosteriorMean, posterior_mean
 from attacks.optimization.second_order.products import ByProducts
 from attacks.optimization.second_order.residual import shape_of
-from attacks.optimization.second_order.stages import Stage, make_plan
+from attacks.optimization.second_order.stages import Stage, make_plan, whole_model, whole_together
 from attacks.optimization.second_order.starts import STARTS, Starts
 from attacks.result import psnr_of
 from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior
@@ -34,10 +36,16 @@ LEAST_FALL_BY_PRODUCTS, PATIENCE_BY_PRODUCTS = 0.02, 3
 """The same where a step takes long."""
 LEAST_FALL_OF_A_PART = 0.1
 """With a part of the coordinates: the next stage gets further."""
+RIVAL = 10.0
+"""Times the least ‖r‖², up to which another start's end speaks against the best one."""
+SPREAD = 6.0
+"""Standard deviations by which ‖r‖² of the true image may pass what noise leaves of it."""
+STEPS_IN_ANY_ORDER = 2
+"""Of a start that leaves the order of patches open, for each step of a start."""
 SAME = 4.0
 """By how much ‖r‖² of two starts may differ that ended at the same image, and what counts as progress of one, in units
 of the noise."""
-SAVED = ("number", "stage", "taken", "stale", "before", "rows", "ends")
+SAVED = ("number", "stage", "taken", "stale", "before", "rows")
 """What of a solution goes into its record as it is."""
 
 
@@ -47,8 +55,8 @@ class LevenbergMarquardt(Search):
 
     Attributes:
         steps: of each start, at most.
-        starts: what is tried, in this order: `closed_form` (of the first closed form that applies), `mean`, `prior`
-            (a draw of it).
+        starts: what is tried, in this order: `closed_form` (of the first closed form that applies), `mean`,
+            `any_order` (the mean, with the places of patches searched for as well), `prior` (a draw of it).
         restarts: how often each start that draws is tried.
         prior: of images, for starts, and behind noise for the result. None: that of public images where the server has
             any, else a smooth one around gray.
@@ -90,6 +98,17 @@ class LevenbergMarquardt(Search):
         return found
 
 
+class End(NamedTuple):
+    """Where a start ended.
+
+    Attributes:
+        cost: ‖r‖² there.
+    """
+
+    cost: float
+    x: Tensor
+
+
 class _Solution:
     """One victim's starts, one after the other.
 
@@ -113,13 +132,12 @@ class _Solution:
         self.seeds = torch.randint(2**62, (settings.restarts + 1,), generator=rng).tolist()
         self.number, self.stage, self.taken, self.stale, self.before = 0, 0, 0, 0, math.inf
         self.state: Damped | None = None
-        self.best: tuple[float, Tensor] | None = None
-        self.ends: list[float] = []
+        self.ends: list[End] = []
         self.rows: list[dict[str, float]] = []
         self.frames: list[Frame] = []
 
     def run(self) -> BestCandidate:
-        starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], self._cost)
+        starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], self._cost, self._in_order)
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             self._go_on()
             kept = self._keep_solved(starts)
@@ -132,7 +150,7 @@ class _Solution:
                     break
                 self.stage, self.taken, self.state, self.number = 0, 0, None, number + 1
             average = None if kept else self._average()
-        if self.best is None:
+        if not self.ends:
             raise NotFiniteError("the residual was finite for no start")
         cost, x = self.best
         x = x if average is None else average.mean
@@ -144,6 +162,7 @@ class _Solution:
             "explained": float(self._explained()),
             "floor": self.last.floor,
             "left": self._left(cost),
+            "agreed": self._agreed(),
             "kept": float(kept),
         }
         if average is not None:
@@ -162,7 +181,7 @@ class _Solution:
         x = starts.solved()
         if x is not None:
             x = self.plan.unknowns(x)
-            self.best = float(self.last(x).square().sum()), x
+            self.ends = [End(float(self.last(x).square().sum()), x)]
         return x is not None
 
     def _descend(self, kind: str, make: Callable[[], Tensor | None]) -> None:
@@ -191,9 +210,11 @@ class _Solution:
             self.state = None
         cost = float(self.last(state.x).square().sum())
         if math.isfinite(cost):
-            self.ends.append(cost)
-            if self.best is None or cost < self.best[0]:
-                self.best = cost, state.x
+            self.ends.append(End(cost, state.x))
+
+    @property
+    def best(self) -> End:
+        return min(self.ends, key=lambda end: end.cost)
 
     def _begin(self, kind: str, start: Tensor) -> Damped:
         """A closed form has the low frequencies already; others are brought near first, where J is not whole."""
@@ -203,6 +224,29 @@ class _Solution:
         elif coarse is not None and self.settings.first_order:
             x = first_order(coarse, x.float(), self.settings.first_order).double()
         return Damped(x)
+
+    def _in_order(self, x: Tensor) -> Tensor | None:
+        """A point with its patches where a search that leaves their places open puts them; None where it cannot."""
+        problem, residual = self.problem, self.plan.stages[0].residual
+        pixels = self.plan.whole and isinstance(problem.space, PixelSpace)
+        if not pixels or self.task.local != "gradient" or reads_adam(problem.observation, self.task.local):
+            return None
+        order = AnyOrder.of(problem, residual, self.task.device)
+        together = None if order is None else whole_together(problem, len(order.begin(x)), self.task)
+        if order is None or together is None:
+            return None
+        free = order.free(self.shape)
+        linearised, state = whole_model(free, together), Damped(order.begin(x))
+        self.stale, self.before = 0, math.inf
+        for _ in range(STEPS_IN_ANY_ORDER * self.settings.steps):
+            take_step(state, free, linearised)
+            self._record(state.cost)
+            self.stale = 0 if state.cost < (1.0 - LEAST_FALL) * self.before else self.stale + 1
+            self.before = state.cost
+            if state.ended or self.stale >= PATIENCE or state.cost <= free.floor:
+                break
+        self.stale, self.before = 0, math.inf
+        return order.placed(state.x, self.shape)
 
     def _reached(self, stage: Stage, cost: float) -> bool:
         return stage.residual.before is None and cost <= stage.residual.floor
@@ -233,13 +277,13 @@ class _Solution:
         """What was shared is explained; behind noise, where nothing is exactly, two starts came to the same."""
         if self.last.before is None:
             return self._explained()
-        return self.best is not None and sum(end <= self.best[0] + SAME for end in self.ends) > 1
+        return sum(end.cost <= self.best.cost + SAME for end in self.ends) > 1
 
     def _average(self) -> PosteriorMean | None:
         """The posterior's mean around the best image; None where no defense adds noise, and by products."""
-        if self.best is None or not self._draws:
+        if not self.ends or not self._draws:
             return None
-        x, rng = self.best[1], torch.Generator().manual_seed(self.seeds[-1])
+        x, rng = self.best.x, torch.Generator().manual_seed(self.seeds[-1])
         return posterior_mean(self.last, x, self.last.normal(x).matrix, self._draws, rng, self._drew)
 
     def _predicted(self, variance: Tensor) -> float:
@@ -262,8 +306,22 @@ class _Solution:
         least = min(at_mean, float((self.last.weights * self.last.target).square().sum()))
         return cost / least if math.isfinite(least) and least > 0 else 0.0
 
+    def _agreed(self) -> float:
+        """How alike two starts' ends are in what sets them apart from the mean: 1 where one end is beyond doubt.
+
+        Where errors of starts are independent, it is the share of an end's difference from the mean that is the image's.
+        """
+        best, floor = self.best, self.last.floor
+        doubt = 2.0 * floor if self.last.before is None else floor + len(best.x) + SPREAD * math.sqrt(2.0 * floor)
+        rivals = [end.x for end in self.ends if end is not best and end.cost <= RIVAL * best.cost]
+        if best.cost <= doubt or not rivals or not isinstance(self.problem.space, PixelSpace):
+            return 1.0
+        mean = self.problem.observation.normalised(self.prior.centre(self.shape)).flatten().to(best.x)
+        apart, *others = (self.plan.point(x) - mean for x in (best.x, *rivals))
+        return max(0.0, *(float(torch.cosine_similarity(apart, other, dim=0)) for other in others))
+
     def _explained(self) -> bool:
-        return self.best is not None and self.best[0] <= 2.0 * self.last.floor
+        return bool(self.ends) and self.best.cost <= 2.0 * self.last.floor
 
     def _record(self, cost: float) -> None:
         values = {"objective": cost, "start": float(self.number), "damping": self.state.damping if self.state else 0.0}
@@ -287,12 +345,13 @@ class _Solution:
             return
         linearised = self.plan.stages[self.stage].linearised
         anchor = linearised.anchor if isinstance(linearised, ByProducts) else None
-        named = {"x": state.x, "best": None if self.best is None else self.best[1], "anchor": anchor}
-        tensors = {name: tensor for name, tensor in named.items() if tensor is not None}
+        tensors = {"x": state.x} if anchor is None else {"x": state.x, "anchor": anchor}
+        tensors |= {f"end/{index}": end.x for index, end in enumerate(self.ends)}
         tensors |= {f"frame/{index}": frame.images for index, frame in enumerate(self.frames)}
         record: dict[str, Any] = {name: getattr(self, name) for name in SAVED}
         record |= {"damping": state.damping, "growth": state.growth, "cost": state.cost}
-        record |= {"best": None if self.best is None else self.best[0], "directions": self.plan.directions}
+        record |= {"ended": state.ended}
+        record |= {"ends": [end.cost for end in self.ends], "directions": self.plan.directions}
         record |= {"frames": [[frame.step, frame.values] for frame in self.frames]}
         self.task.session.save(tensors, record)
 
@@ -306,10 +365,9 @@ class _Solution:
         for name in SAVED:
             setattr(self, name, record[name])
         x = tensors["x"].to(self.task.device)
-        self.state = Damped(x, record["damping"], record["growth"], record["cost"])
+        self.state = Damped(x, record["damping"], record["growth"], record["cost"], record["ended"])
         linearised = self.plan.stages[self.stage].linearised
         if "anchor" in tensors and isinstance(linearised, ByProducts):
             linearised.anchor = tensors["anchor"].to(self.task.device)
-        if record["best"] is not None:
-            self.best = record["best"], tensors["best"].to(self.task.device)
+        self.ends = [End(c, tensors[f"end/{i}"].to(self.task.device)) for i, c in enumerate(record["ends"])]
         self.frames = [Frame(s, tensors[f"frame/{i}"], v) for i, (s, v) in enumerate(record["frames"])]

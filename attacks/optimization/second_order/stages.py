@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.func import vjp
 
 from attacks.forward_mode import CHUNK
 from attacks.optimization.parametrisation import PixelSpace
@@ -69,15 +70,12 @@ class StagePlan:
 
 def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePlan:
     shape = shape_of(problem)
-    each = [sum(tensor.numel() for tensor in one.target.values()) for one in problem.rounds]
-    count, numbers = math.prod(shape), sum(each)
-    room = (task.budget.memory_gib or default_budget(task.device)) * GIB
+    count, numbers, room = math.prod(shape), sum(_sizes(problem)), _room(task)
     assert problem.labels is not None
     given = (problem, task.local, prior, problem.labels, task.device)
-    whole = WHOLE_BYTES * count * max(each)
-    if count <= MOST_WHOLE and 2 * whole <= room:
-        together = chunk_size(CHUNK, DIRECTION_BYTES * max(each), (room - whole) / GIB)
-        return StagePlan([Stage(one, _whole(one, together)) for one in make_residuals(*given)], _same, _same, count)
+    if (together := whole_together(problem, count, task)) is not None:
+        stages = [Stage(one, whole_model(one, together)) for one in make_residuals(*given)]
+        return StagePlan(stages, _same, _same, count)
     frequencies = _frequencies(problem, prior, task.device)
     point = _same if frequencies is None else frequencies.point
     unknowns = _same if frequencies is None else frequencies.coordinates
@@ -94,6 +92,15 @@ def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePla
     return StagePlan(stages, point, unknowns, max(first, together), coarse[0])
 
 
+def _sizes(problem: Problem) -> list[int]:
+    """Numbers that each round shares."""
+    return [sum(tensor.numel() for tensor in one.target.values()) for one in problem.rounds]
+
+
+def _room(task: SearchTask) -> float:
+    return (task.budget.memory_gib or default_budget(task.device)) * GIB
+
+
 def _frequencies(problem: Problem, prior: ImagePrior, device: torch.device) -> Frequencies | None:
     """Of pixels; other spaces are varied as they are."""
     if not isinstance(problem.space, PixelSpace):
@@ -103,8 +110,24 @@ def _frequencies(problem: Problem, prior: ImagePrior, device: torch.device) -> F
     return Frequencies.of(prior, shape_of(problem), mean, std, device)
 
 
-def _whole(residual: Residual, together: int) -> Callable[[Tensor], Whole]:
-    return lambda x: Whole(residual.normal(x, together))
+def whole_together(problem: Problem, unknowns: int, task: SearchTask) -> int | None:
+    """Columns of J that are computed at once; None where J is too large to be held whole."""
+    largest, room = max(_sizes(problem)), _room(task)
+    whole = WHOLE_BYTES * unknowns * largest
+    if unknowns > MOST_WHOLE or 2 * whole > room:
+        return None
+    return chunk_size(CHUNK, DIRECTION_BYTES * largest, (room - whole) / GIB)
+
+
+def whole_model(residual: Residual, together: int) -> Callable[[Tensor], Whole]:
+    """The linear model of a residual at a point, by J whole."""
+
+    def linearised(x: Tensor) -> Whole:
+        with torch.enable_grad():
+            back = vjp(residual, x)[1]
+        return Whole(residual.normal(x, together), lambda w: back(w)[0])
+
+    return linearised
 
 
 def _same(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:

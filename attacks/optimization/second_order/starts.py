@@ -1,4 +1,4 @@
-"""Where a second-order search starts: at a closed form's image, at the mean of images, at draws of their prior."""
+"""Where a second-order search starts: a closed form's image, the mean, patches in any order, draws of a prior."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ from fedsim.errors import NotApplicable
 logger = getLogger(__name__)
 
 CLOSED_FORMS: tuple[type[Attack], ...] = (PatchGradient, RowSpace, FirstBlock)
-STARTS = ("closed_form", "mean", "prior")
+STARTS = ("closed_form", "mean", "any_order", "prior")
 HALF_PRECISION = 0.02
 """Relative residual of `patch_gradient` that still is rounding: bfloat16 leaves 2e-3, noise of 1e-3 of the norm 1."""
 MEAN_NOISE = 0.05
@@ -39,6 +39,7 @@ class Starts:
     Attributes:
         seeds: of the starts that draw.
         cost: ‖r‖² of a point: tells which image of a batch has which label.
+        in_order: from a point to one that was found with its patches free to stand anywhere, see `AnyOrder`.
     """
 
     problem: Problem
@@ -46,6 +47,7 @@ class Starts:
     device: torch.device
     seeds: Sequence[int]
     cost: Callable[[Float[Tensor, " n"]], float]
+    in_order: Callable[[Float[Tensor, " n"]], Float[Tensor, " n"] | None]
 
     def of(self, kinds: Sequence[str]) -> Iterator[tuple[str, Callable[[], Float[Tensor, " n"] | None]]]:
         """In their order, each with what computes it; that gives None for a closed form that does not apply.
@@ -59,6 +61,9 @@ class Starts:
         for kind in kinds:
             if kind == "closed_form":
                 yield kind, self._closed_form
+                continue
+            if kind == "any_order":
+                yield kind, lambda: self.in_order(self._drawn("mean", self.seeds[0]))
                 continue
             for seed in self.seeds[: 1 if kind == "mean" else None]:
                 yield kind, partial(self._drawn, kind, seed)

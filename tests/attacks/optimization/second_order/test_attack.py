@@ -9,7 +9,9 @@ from sklearn.datasets import load_digits
 
 import fedsim
 from attacks.base import Reconstruction
-from attacks.optimization import GaussNewton
+from attacks.optimization import GaussNewton, Pixels
+from attacks.optimization.problem import make_problem, shared_update
+from attacks.optimization.second_order.residual import make_residuals
 from attacks.session import Session
 from defenses import GradientNoise, TopK, Withhold
 from fedsim.bounds.gaussian_prior import GaussianPrior
@@ -112,6 +114,36 @@ def test_where_the_posterior_is_narrow_its_mean_is_about_its_likeliest_image(mod
 def test_what_was_pruned_is_not_compared(model, images):
     seen = fedsim.observe(model, images[:1], torch.tensor([1]), defense=[TopK(0.5, error_feedback=False)])
     assert psnr(solved(seen).images, images[:1]) > 50
+
+
+def test_rows_of_a_position_embedding_that_were_pruned_leave_the_residual_its_floor(cpu):
+    image = torch.from_numpy(load_digits().images[:1] / 16).float()[:, None].expand(-1, 3, -1, -1)
+    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
+    seen = fedsim.observe(vit, image, torch.tensor([0]), defense=[TopK(0.01, error_feedback=False)])
+    rows = seen.update.tensors[seen.roles.pos_embed].flatten(0, -2)
+    assert float(rows.norm(dim=1).median()) == 0.0
+    labels = torch.tensor([0])
+    problem = make_problem(seen, shared_update(seen, "gradient", cpu), labels, Pixels(), {}, cpu)
+    (residual,) = make_residuals(problem, "gradient", WHITE, labels, cpu)
+    at_image = float(residual(seen.normalised(image.double()).flatten()).square().sum())
+    assert at_image < residual.floor < 1e-8
+
+
+def test_ends_that_disagree_draw_the_result_to_the_mean_and_the_right_one_stays(model, images):
+    """Of 24 numbers of 48 pixels a start tells as much as the update; what two of them share is the image's."""
+    seen = fedsim.observe(model, images[:1], torch.tensor([1]), defense=[Withhold(["1.*"])])
+    public = PublicPrior.of(torch.rand(40, 3, 4, 4, generator=torch.Generator().manual_seed(5)))
+    noisy = {n: t * (1 + 0.05 * torch.randn(t.shape)) for n, t in seen.update.tensors.items() if not n.endswith("5.bias")}
+    wrong = replace(seen.update, tensors={**seen.update.tensors, **noisy})
+    seen = replace(seen, image_prior=public)
+    settings = {"starts": ["prior"], "restarts": 3, "frames": 0, "prior": None}
+    right = solved(seen, **settings)
+    assert right.certificate.values["agreed"] == 1.0
+    found = solved(replace(seen, update=wrong), **settings)
+    assert found.certificate.values["explained"] == 0.0
+    assert 0.0 < found.certificate.values["agreed"] < 0.99
+    apart = (found.images.double() - public.mean).norm()
+    assert float(apart) < float((right.images.double() - public.mean).norm())
 
 
 @pytest.mark.parametrize("limit", [None, 0.3])

@@ -1,16 +1,21 @@
 import numpy as np
+import pytest
 import torch
 from scipy.optimize import least_squares
 
 from attacks.forward_mode import jacobian
-from attacks.optimization.second_order.levenberg_marquardt import Damped, Normal, Whole, take_step
+from attacks.optimization.second_order.levenberg_marquardt import Damped, Normal, Whole, second_derivative, take_step
+
+
+def whole(r, J):
+    return Whole(Normal.of(r, J), lambda w: J.T @ w)
 
 
 def solved(residual, start, steps=60):
     state = Damped(start)
     costs = []
     for _ in range(steps):
-        take_step(state, residual, lambda x: Whole(Normal.of(residual(x), jacobian(residual, x))))
+        take_step(state, residual, lambda x: whole(residual(x), jacobian(residual, x)))
         costs.append(state.cost)
         if state.ended:
             break
@@ -28,7 +33,46 @@ def test_a_step_is_that_of_the_damped_normal_equations(rng):
     J, r = torch.randn(30, 7, generator=rng, dtype=torch.float64), torch.randn(30, generator=rng, dtype=torch.float64)
     normal = J.T @ J
     oracle = -torch.linalg.solve(normal + 0.1 * torch.diag(normal.diagonal()), J.T @ r)
-    assert torch.allclose(Whole(Normal.of(r, J)).step(0.1)[0], oracle, rtol=1e-10)
+    assert torch.allclose(whole(r, J).step(0.1)[0], oracle, rtol=1e-10)
+
+
+def test_a_bend_is_the_second_order_term_of_the_geodesic(rng):
+    """r(x) = Jx + ½xᵀBx: its second derivative along a step is stepᵀB step, which differences give exactly."""
+    J, r = torch.randn(30, 7, generator=rng, dtype=torch.float64), torch.randn(30, generator=rng, dtype=torch.float64)
+    B = torch.randn(30, 7, 7, generator=rng, dtype=torch.float64)
+
+    def residual(x):
+        return r + J @ x + 0.5 * torch.einsum("i,kij,j->k", x, B, x)
+
+    model, zero = whole(r, J), torch.zeros(7, dtype=torch.float64)
+    step = model.step(0.1)[0]
+    second = torch.einsum("i,kij,j->k", step, B + B.transpose(1, 2), step) / 2.0
+    assert torch.allclose(second_derivative(residual, zero, step), second)
+    normal = J.T @ J
+    damped = torch.diag(normal.diagonal())
+    oracle = -0.5 * torch.linalg.solve(normal + 0.1 * damped, J.T @ second)
+    bent, share = model.bend(0.1, step, second)
+    assert torch.allclose(bent, oracle)
+    assert share == pytest.approx(float((damped.sqrt() @ oracle).norm() / (damped.sqrt() @ step).norm()))
+
+
+def test_bent_steps_need_fewer_than_straight_ones_along_a_curved_valley():
+    def residual(x):
+        return torch.stack([100.0 * (x[1] - x[0] ** 2), 1.0 - x[0]])
+
+    class Straight:
+        def __init__(self, model):
+            self.step, self.cost = model.step, model.cost
+
+    def steps(bends):
+        state = Damped(torch.tensor([-1.2, 1.0], dtype=torch.float64))
+        for taken in range(1000):
+            if float(residual(state.x).square().sum()) < 1e-20:
+                return taken
+            take_step(state, residual, lambda x: bends(whole(residual(x), jacobian(residual, x))))
+        return 1000
+
+    assert 2 * steps(lambda model: model) < steps(Straight)
 
 
 def test_the_sum_of_two_rounds_is_that_of_their_rows_together(rng):

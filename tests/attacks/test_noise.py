@@ -1,0 +1,43 @@
+"""How far quantisation moves what is shared."""
+
+import math
+
+import pytest
+import torch
+
+import fedsim
+from attacks.noise import noise_of, quantised_std
+from defenses import QSGD
+
+
+@pytest.mark.parametrize(("levels", "norm"), [(7, "l2"), (127, "l2"), (7, "max")])
+def test_the_errors_of_qsgd_are_about_as_large_as_the_steps_that_show_say(levels, norm, rng):
+    """Monte Carlo over gradients as heavy-tailed as those of ViTs: errors in units of what is told, bucket by bucket."""
+    scale = torch.randn(24, 512, generator=rng).exp()
+    gradient = {"weight": torch.randn(24, 512, generator=rng) * scale}
+    ratios = []
+    for seed in range(20):
+        shared = QSGD(levels, norm=norm).compress(gradient, torch.Generator().manual_seed(seed))["weight"]
+        told = quantised_std(shared, 512)
+        ratios.append(float(((shared - gradient["weight"]) / told).square().mean()))
+    assert 0.5 < sum(ratios) / len(ratios) < 1.5
+
+
+def test_buckets_are_read_apart_and_the_last_may_be_shorter():
+    shared = torch.tensor([0.0, 2.0, 0.0, 4.0, 0.0, 0.1])
+    found = quantised_std(shared, 4)
+    small = 2.0 * math.sqrt(1 / 3 * 2 / 3)
+    assert torch.allclose(found, torch.tensor([small, small, small, 2.0 / math.sqrt(6), 0.05, 0.05]))
+
+
+def test_a_bucket_of_zeros_has_no_step():
+    assert float(quantised_std(torch.zeros(3, 5), None).abs().max()) == 0.0
+
+
+def test_a_defense_says_its_buckets(rng):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 30))
+    seen = fedsim.observe(model, torch.rand(1, 3, 4, 4, generator=rng), torch.tensor([1]), defense=[QSGD(bucket_size=16)])
+    target = {name: tensor.double() for name, tensor in seen.update.tensors.items()}
+    found = noise_of(seen, target, 1.0)
+    assert found is not None
+    assert torch.equal(found["1.weight"], quantised_std(target["1.weight"], 16))
