@@ -12,7 +12,7 @@ from defenses import QSGD
 
 @pytest.mark.parametrize(("levels", "norm"), [(7, "l2"), (127, "l2"), (7, "max")])
 def test_the_errors_of_qsgd_are_about_as_large_as_the_steps_that_show_say(levels, norm, rng):
-    """Monte Carlo over gradients as heavy-tailed as those of ViTs: errors in units of what is told, bucket by bucket."""
+    """Monte Carlo over gradients as heavy-tailed as those of ViTs: errors in units of what is told."""
     scale = torch.randn(24, 512, generator=rng).exp()
     gradient = {"weight": torch.randn(24, 512, generator=rng) * scale}
     ratios = []
@@ -36,7 +36,9 @@ def test_a_bucket_of_zeros_has_no_step():
 
 def test_a_defense_says_its_buckets(rng):
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 30))
-    seen = fedsim.observe(model, torch.rand(1, 3, 4, 4, generator=rng), torch.tensor([1]), defense=[QSGD(bucket_size=16)])
+    seen = fedsim.observe(
+        model, torch.rand(1, 3, 4, 4, generator=rng), torch.tensor([1]), defense=[QSGD(bucket_size=16)]
+    )
     target = {name: tensor.double() for name, tensor in seen.update.tensors.items()}
     found = noise_of(seen, target, 1.0)
     assert found is not None

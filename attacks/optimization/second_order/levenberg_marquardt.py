@@ -1,4 +1,4 @@
-"""Levenberg-Marquardt: Gauss-Newton steps as long as the linear model can be trusted, bent along the residual's curve."""
+"""Levenberg-Marquardt: Gauss-Newton steps as long as a linear model can be trusted, bent along the residual's curve."""
 
 import math
 from collections.abc import Callable
@@ -26,7 +26,7 @@ SHRINK = 1.0 / 3.0
 
 @dataclass
 class Damped:
-    """Where a search stands, and its damping (Nielsen 1999).
+    """Where a search stands, and its damping.
 
     Attributes:
         cost: ‖r(x)‖².
@@ -136,7 +136,9 @@ def take_step(
 
 
 def second_derivative(
-    residual: Callable[[Tensor], Float[Tensor, " rows"]], x: Float[Tensor, " unknowns"], step: Float[Tensor, " unknowns"]
+    residual: Callable[[Tensor], Float[Tensor, " rows"]],
+    x: Float[Tensor, " unknowns"],
+    step: Float[Tensor, " unknowns"],
 ) -> Float[Tensor, " rows"]:
     """The residual's second derivative along a step, by central differences."""
     h = DIFFERENCE

@@ -1,5 +1,6 @@
 """A start that leaves open which patch is where, for searches that end at the right patches in a wrong order."""
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -39,10 +40,13 @@ class AnyOrder:
     def of(cls, problem: Problem, residual: Residual, device: torch.device) -> "AnyOrder | None":
         """None where patches have no learnable position each, or tokens span all that positions do."""
         observation, labels = problem.observation, problem.labels
-        roles, name = observation.roles, observation.roles.pos_embed
-        if labels is None or problem.count > 1 or problem.later or None in (roles.patch_weight, roles.grid, roles.patch):
+        roles = observation.roles
+        name, grid = roles.pos_embed, roles.grid
+        if labels is None or name is None or roles.patch_weight is None or grid is None or roles.patch is None:
             return None
-        if roles.rotary or roles.relative or roles.obstacles or observation.protocol.max_grad_norm is not None:
+        if problem.count > 1 or problem.later or observation.protocol.max_grad_norm is not None:
+            return None
+        if roles.rotary or roles.relative or roles.obstacles:
             return None
         victim = make_victim(observation, problem.target, device, fused_attention=False)
         victim.model.double()
@@ -51,7 +55,7 @@ class AnyOrder:
         if victim.masked is not None or name not in {**params, **fixed}:
             return None
         width, pixels = found._weight.shape
-        return found if pixels < width and len(found._positions) == roles.grid[0] * roles.grid[1] else None
+        return found if pixels < width and len(found._positions) == math.prod(grid) else None
 
     @property
     def _state(self) -> dict[str, Tensor]:
@@ -94,7 +98,8 @@ class AnyOrder:
         """The image with each patch where its positions are the nearest, all in all."""
         W, positions, count = self._weight, self._positions, len(self._positions)
         grid, patch = self.roles.grid, self.roles.patch
-        assert grid is not None and patch is not None
+        assert grid is not None
+        assert patch is not None
         own, inverse = u[-(count**2) :].view(count, count) @ positions, torch.linalg.pinv(W)
         outside = torch.eye(len(W)).to(W) - W @ inverse
         apart = torch.cdist(own @ outside, positions @ outside)

@@ -309,7 +309,7 @@ class _Solution:
     def _agreed(self) -> float:
         """How alike two starts' ends are in what sets them apart from the mean: 1 where one end is beyond doubt.
 
-        Where errors of starts are independent, it is the share of an end's difference from the mean that is the image's.
+        Where errors of starts are independent, so much of what sets an end apart from the mean is the image's.
         """
         best, floor = self.best, self.last.floor
         doubt = 2.0 * floor if self.last.before is None else floor + len(best.x) + SPREAD * math.sqrt(2.0 * floor)

@@ -133,7 +133,9 @@ def test_ends_that_disagree_draw_the_result_to_the_mean_and_the_right_one_stays(
     """Of 24 numbers of 48 pixels a start tells as much as the update; what two of them share is the image's."""
     seen = fedsim.observe(model, images[:1], torch.tensor([1]), defense=[Withhold(["1.*"])])
     public = PublicPrior.of(torch.rand(40, 3, 4, 4, generator=torch.Generator().manual_seed(5)))
-    noisy = {n: t * (1 + 0.05 * torch.randn(t.shape)) for n, t in seen.update.tensors.items() if not n.endswith("5.bias")}
+    noisy = {
+        n: t * (1 + 0.05 * torch.randn(t.shape)) for n, t in seen.update.tensors.items() if not n.endswith("5.bias")
+    }
     wrong = replace(seen.update, tensors={**seen.update.tensors, **noisy})
     seen = replace(seen, image_prior=public)
     settings = {"starts": ["prior"], "restarts": 3, "frames": 0, "prior": None}
