@@ -27,10 +27,11 @@ logger = getLogger(__name__)
 AHEAD = 2
 """Bundles under way for each worker."""
 
-SPAN = 0.05
-"""Seconds of work that messages are put together for: a call costs Ray one or two milliseconds, whatever is in it."""
+LEAST, SPAN = 0.02, 0.1
+"""Seconds of work that a call should have at least and at most: it costs some milliseconds, whatever is in it."""
 
 MOST_TOGETHER = 16
+"""Messages, or groups of them whose updates are summed, in one call."""
 
 OVERDUE = 2.0
 """Seconds after which a worker's messages that it has not begun go to workers that have nothing to do."""
@@ -73,8 +74,10 @@ class ClientWorker(PooledWorker):
         metadata: list[Metadata],
         states: dict[int, RecordDict],
         whole: frozenset[int] | None,
+        group: int = 0,
+        lengths: tuple[int, ...] = (),
     ) -> BundleReplies:
-        growing = Growing(whole, self._rules)
+        growing = Growing(whole, self._rules, group, lengths)
         self._at = key_of(metadata), growing
         # In a list a reference arrives as a reference: fetched and decoded once a round, not once a message.
         (reference,) = content_ref
@@ -158,11 +161,12 @@ class RayGrid(SimulatedGrid):
             metadata = [message.metadata for message in self._kept(bundle)]
             nodes = [one.dst_node_id for one in metadata]
             states = {node: self.states[node] for node in nodes if node in self.states}
-            reference = worker.run.remote([content], metadata, states, bundle.whole)
+            reference = worker.run.remote([content], metadata, states, bundle.whole, bundle.group, bundle.lengths)
             self.traffic.send += time.perf_counter() - before
             return reference
 
-        self._pool.submit(bundle, call)
+        # Several groups are split as soon as a worker dies at them: each is tried again by itself.
+        self._pool.submit(bundle, call, retries=0 if len(bundle.lengths) > 1 else None)
 
     def _put(self, content: RecordDict) -> Any:
         """One object in Ray's store for all messages of a round, which share their content."""
@@ -182,8 +186,10 @@ class RayGrid(SimulatedGrid):
         return ended
 
     def _together(self, waiting: int, seconds: float) -> int:
-        fair = math.ceil(waiting / self._ahead)
-        return max(1, min(MOST_TOGETHER, fair, int(SPAN / max(seconds, 1e-6))))
+        """A part of what waits that gets smaller, so that all workers end at about the same time."""
+        seconds = max(seconds, 1e-6)
+        fair = max(math.ceil(waiting / self._ahead), int(LEAST / seconds))
+        return max(1, min(MOST_TOGETHER, fair, int(SPAN / seconds)))
 
     def _taken_back(self) -> list[tuple[Bundle, int]]:
         """Asked of the slowest while others have nothing to do; the answer comes at a later call."""

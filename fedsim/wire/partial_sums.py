@@ -110,6 +110,9 @@ class PartialSums:
         """Each sum as the content of a reply; the sums' memory is handed over."""
         return [_pack(total) for total in self.by_key.values()]
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return PartialSums.read, (self.contents(),)
+
     @classmethod
     def read(cls, contents: Iterable[RecordDict]) -> "PartialSums":
         """What `contents` made, perhaps in another process: its tensors may be read-only."""
