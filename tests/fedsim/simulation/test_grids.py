@@ -242,7 +242,9 @@ def test_a_client_that_kills_its_worker_costs_itself_alone_among_several_groups(
     for make in (partial(InlineGrid, 16), partial(RayGrid, 16, workers=2, request=Request(cpus=0.5), max_retries=0)):
         grid = make(make_client_app=deadly, rules=rules)
         submit = grid._submit
-        monkeypatch.setattr(grid, "_submit", lambda bundle, submit=submit: (sent.append(bundle.lengths), submit(bundle)))
+        monkeypatch.setattr(
+            grid, "_submit", lambda bundle, submit=submit: (sent.append(bundle.lengths), submit(bundle))
+        )
         try:
             for marker in ("honest", "deadly"):
                 config = ConfigRecord({SUM_WANTED: 2, "marker": marker})
