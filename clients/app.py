@@ -234,8 +234,10 @@ class ClientRuntime:
         """
         whose = result.protocol, client, server_round
         if self.shares_trained:
-            trained = {name: tensor for name, tensor in self._local.trained.items() if name not in self.own}
-            update = Update(copied(trained), "weights", num_examples, buffers=result.buffers)
+            trained = self._local.trained
+            if self.own:
+                trained = {name: tensor for name, tensor in trained.items() if name not in self.own}
+            update = Update(copied(trained, self._local.alike), "weights", num_examples, buffers=result.buffers)
             rng = torch_generator(self.seed, "defense", server_round, client)
             return Contribution(self.defenses.transform_update(update, rng), *whose, truth=result.truth)
         self._view = lambda update: self.onlooker.make(Shared(update, *whose), state)
@@ -315,7 +317,8 @@ def build_client_app(config: AnyConfig, data: FederatedData | None = None) -> Cl
 
 
 def _kept(context: Context, name: str) -> State:
-    return from_arrays(array_records(context.state).get(name, ArrayRecord()))
+    record = context.state.get(name)
+    return from_arrays(record) if isinstance(record, ArrayRecord) else {}
 
 
 def _open(message: Message, decoded: DecodedState) -> tuple[State, ConfigRecord]:

@@ -56,13 +56,18 @@ class Block:
 
 
 @torch.no_grad()
-def copied(tensors: State) -> State:
-    """Copies on the CPU: in one block where they are of one type."""
+def copied(tensors: State, alike: bool | None = None) -> State:
+    """Copies on the CPU: in one block where they are of one type.
+
+    Args:
+        alike: whether they are of one type and on one device, where somebody knows.
+    """
     held = list(tensors.values())
-    if len(held) < 2 or _differ(held):
+    if len(held) < 2 or not (are_alike(held) if alike is None else alike):
         return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
     return dict(zip(tensors, _unflatten_dense_tensors(_flatten_dense_tensors(held).cpu(), held), strict=True))
 
 
-def _differ(tensors: Collection[Tensor]) -> bool:
-    return len({tensor.dtype for tensor in tensors}) > 1 or len({tensor.device for tensor in tensors}) > 1
+def are_alike(tensors: Collection[Tensor]) -> bool:
+    """Whether they are of one type and on one device."""
+    return len({(tensor.dtype, tensor.device) for tensor in tensors}) < 2

@@ -67,10 +67,10 @@ class TensorRecord(ArrayRecord):
         return record
 
     @classmethod
-    def of_block(cls, block: Block) -> "TensorRecord":
+    def of_block(cls, block: Block, read_only: bool = False) -> "TensorRecord":
         """The record of its tensors; its memory is handed over."""
         record = cls()
-        record.__dict__["_data"] = _Views(block)
+        record.__dict__["_data"] = _Views(block, read_only)
         return record
 
     @property
@@ -106,19 +106,22 @@ def _unpickled(names: Sequence[str], parts: Sequence[tuple[str, tuple[int, ...],
 def _unpickled_block(
     dtype: str, names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], memory: Any
 ) -> TensorRecord:
-    return TensorRecord.of_block(Block(torch.from_numpy(np.frombuffer(memory, dtype)), names, shapes))
+    values = np.frombuffer(memory, dtype)
+    return TensorRecord.of_block(Block(torch.from_numpy(values), names, shapes), not values.flags.writeable)
 
 
 class _Views(MutableMapping[str, Array]):
     """The arrays in a block, made when somebody asks for one: where updates are only added up nobody does."""
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: Block, read_only: bool) -> None:
         self.block: Block | None = block
+        self._read_only = read_only  # which a tensor does not know of its memory
 
     @cached_property
     def _arrays(self) -> dict[str, Array]:
         assert self.block is not None
         values, arrays, place = self.block.values.numpy(), dict[str, Array](), 0
+        values.flags.writeable = not self._read_only
         for name, shape in zip(self.block.names, self.block.shapes, strict=True):
             end = place + math.prod(shape)
             arrays[name] = TensorArray(values[place:end].reshape(shape))

@@ -165,7 +165,7 @@ def answer_to(bundle, rules):
         lambda message, context: Message(honest("delta", partition_of(message.metadata.dst_node_id)), reply_to=message)
     )
     answer = run_bundle(app, bundle.messages, lambda node: make_context(node, 3, None), growing)
-    return pickle.loads(pickle.dumps(answer, protocol=5))  # noqa: S301 - our own
+    return pickle.loads(pickle.dumps(answer, protocol=5))
 
 
 @pytest.mark.parametrize("lost", [False, True])
