@@ -121,7 +121,8 @@ class _Views(MutableMapping[str, Array]):
     def _arrays(self) -> dict[str, Array]:
         assert self.block is not None
         values, arrays, place = self.block.values.numpy(), dict[str, Array](), 0
-        values.flags.writeable = not self._read_only
+        if self._read_only:
+            values.flags.writeable = False
         for name, shape in zip(self.block.names, self.block.shapes, strict=True):
             end = place + math.prod(shape)
             arrays[name] = TensorArray(values[place:end].reshape(shape))
