@@ -27,8 +27,8 @@ logger = getLogger(__name__)
 AHEAD = 2
 """Bundles under way for each worker."""
 
-LEAST, SPAN = 0.02, 0.1
-"""Seconds of work that a call should have at least and at most: it costs some milliseconds, whatever is in it."""
+LEAST, SPAN, SPAN_OF_SUMS = 0.02, 0.05, 0.5
+"""Seconds of work that a call should have at least, and at most: it costs some milliseconds, whatever is in it."""
 
 MOST_TOGETHER = 16
 """Messages, or groups of them whose updates are summed, in one call."""
@@ -142,6 +142,7 @@ class RayGrid(SimulatedGrid):
         self._asked: dict[str, tuple[Bundle, Any]] = {}
         self._begun: dict[str, int] = {}
         self._rest: list[tuple[Bundle, int]] = []
+        self._share = 0, 0, 0  # bundles of a call, workers that are still to get as many, bundles that waited then
 
     @property
     def _ready(self) -> bool:
@@ -185,11 +186,18 @@ class RayGrid(SimulatedGrid):
         self.traffic.receive += self._pool.seconds_fetching - before
         return ended
 
-    def _together(self, waiting: int, seconds: float) -> int:
-        """A part of what waits that gets smaller, so that all workers end at about the same time."""
+    def _together(self, waiting: int, seconds: float, summed: bool) -> int:
+        """Each worker in turn gets the same, a part of what waits; then of the rest: so all end at about the same time.
+
+        Hummel, Schonberg and Flynn 1992: factoring. Whole updates arrive one by one anyway, of sums few are wanted.
+        """
         seconds = max(seconds, 1e-6)
-        fair = max(math.ceil(waiting / self._ahead), int(LEAST / seconds))
-        return max(1, min(MOST_TOGETHER, fair, int(SPAN / seconds)))
+        size, left, last = self._share
+        if left == 0 or waiting > last:
+            size, left = math.ceil(waiting * (0.75 if summed else 0.5) / self._workers), self._workers
+        self._share = size, left - 1, waiting
+        most = int((SPAN_OF_SUMS if summed else SPAN) / seconds)
+        return max(1, min(MOST_TOGETHER, max(size, int(LEAST / seconds)), most))
 
     def _taken_back(self) -> list[tuple[Bundle, int]]:
         """Asked of the slowest while others have nothing to do; the answer comes at a later call."""
