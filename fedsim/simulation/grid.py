@@ -201,7 +201,8 @@ class SimulatedGrid(Grid):
         joined = [bundle]
         while waiting and len(joined) < most and waiting[0].messages[0].content is first.content:
             joined.append(waiting.popleft())
-        messages, lengths = (tuple(chain.from_iterable(parts)) for parts in (joined, (one.lengths for one in joined)))
+        messages = tuple(chain.from_iterable(one.messages for one in joined))
+        lengths = tuple(chain.from_iterable(one.lengths for one in joined))
         return replace(bundle, messages=messages, lengths=lengths)
 
     def _taken(self, end: Ended, fold: Fold | None) -> list[Message]:

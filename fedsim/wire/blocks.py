@@ -1,6 +1,6 @@
 """Tensors that lie in one block of memory, one after the other: copied, checked and added up as one."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -56,7 +56,7 @@ class Block:
 
 
 @torch.no_grad()
-def copied(tensors: State, alike: bool | None = None) -> State:
+def copied(tensors: Mapping[str, Tensor], alike: bool | None = None) -> State:
     """Copies on the CPU: in one block where they are of one type.
 
     Args:

@@ -87,8 +87,8 @@ class TensorRecord(ArrayRecord):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         block = self.block
         if block is not None and protocol >= 5:
-            values = block.values.numpy()
-            return _unpickled_block, (values.dtype.str, block.names, block.shapes, pickle.PickleBuffer(values))  # type: ignore[arg-type]
+            memory = block.values.numpy()
+            return _unpickled_block, (memory.dtype.str, block.names, block.shapes, pickle.PickleBuffer(memory))
         arrays: dict[str, Array] = dict(self.__dict__["_data"])
         values = [array.values for array in arrays.values() if isinstance(array, TensorArray)]
         plain = all(array.dtype.kind in PLAIN and array.flags.c_contiguous for array in values)
