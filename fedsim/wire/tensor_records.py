@@ -87,14 +87,15 @@ class TensorRecord(ArrayRecord):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         block = self.block
         if block is not None and protocol >= 5:
-            memory = block.values.numpy()
-            return _unpickled_block, (memory.dtype.str, block.names, block.shapes, pickle.PickleBuffer(memory))
+            values = block.values.numpy()
+            memory = pickle.PickleBuffer(values)  # type: ignore[arg-type]
+            return _unpickled_block, (values.dtype.str, block.names, block.shapes, memory)
         arrays: dict[str, Array] = dict(self.__dict__["_data"])
-        values = [array.values for array in arrays.values() if isinstance(array, TensorArray)]
-        plain = all(array.dtype.kind in PLAIN and array.flags.c_contiguous for array in values)
-        if protocol < 5 or len(values) < len(arrays) or not plain:
+        each = [array.values for array in arrays.values() if isinstance(array, TensorArray)]
+        plain = all(array.dtype.kind in PLAIN and array.flags.c_contiguous for array in each)
+        if protocol < 5 or len(each) < len(arrays) or not plain:
             return TensorRecord.of, (arrays,)
-        parts = [(array.dtype.str, array.shape, pickle.PickleBuffer(array)) for array in values]  # type: ignore[arg-type]
+        parts = [(array.dtype.str, array.shape, pickle.PickleBuffer(array)) for array in each]  # type: ignore[arg-type]
         return _unpickled, (tuple(arrays), parts)
 
 

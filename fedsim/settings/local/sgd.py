@@ -17,7 +17,7 @@ class SGD(torch.optim.SGD):
         """Whether one client's steps leave nothing behind for the next client's."""
         return all(_is_plain(group) for group in self.param_groups)
 
-    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """As torch's."""
         if closure is not None or not self.keeps_nothing:
             return super().step(closure)
