@@ -197,7 +197,7 @@ class SimulatedGrid(Grid):
         bundle = waiting.popleft()
         first, size = bundle.messages[0], len(bundle.messages)
         seconds = size * self._seconds.get(first.metadata.message_type, math.inf)
-        most = self._together(len(waiting) + 1, seconds, bundle.whole is not None)
+        most = self._together(len(waiting) + 1, seconds, bundle.whole)
         joined = [bundle]
         while waiting and len(joined) < most and waiting[0].messages[0].content is first.content:
             joined.append(waiting.popleft())
@@ -264,12 +264,12 @@ class SimulatedGrid(Grid):
     def _ahead(self) -> int:
         """How many bundles may be under way."""
 
-    def _together(self, waiting: int, seconds: float, summed: bool) -> int:
+    def _together(self, waiting: int, seconds: float, whole: frozenset[int] | None) -> int:
         """How many of the waiting bundles are best sent together.
 
         Args:
             seconds: that each is expected to take.
-            summed: their updates come back as sums.
+            whole: as in `Bundle`.
         """
         return 1
 

@@ -186,12 +186,13 @@ class RayGrid(SimulatedGrid):
         self.traffic.receive += self._pool.seconds_fetching - before
         return ended
 
-    def _together(self, waiting: int, seconds: float, summed: bool) -> int:
+    def _together(self, waiting: int, seconds: float, whole: frozenset[int] | None) -> int:
         """Each worker in turn gets the same, a part of what waits; then of the rest: so all end at about the same time.
 
         Hummel, Schonberg and Flynn 1992: factoring. Whole updates arrive one by one anyway, of sums few are wanted.
         """
         seconds = max(seconds, 1e-6)
+        summed = whole is not None and len(whole) <= MOST_TOGETHER  # else a call would bring many updates besides
         size, left, last = self._share
         if left == 0 or waiting > last:
             size, left = math.ceil(waiting * (0.75 if summed else 0.5) / self._workers), self._workers
