@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from torch import Tensor, nn
+from torch import nn
 
 from clients.local_model import LocalModel
 from clients.replay import replay
@@ -26,6 +26,7 @@ from fedsim.observation_factory import ObservationFactory
 from fedsim.settings.commands import LocalConfig, config_of
 from fedsim.settings.composition import build_data, build_finetune, build_spec, image_side
 from fedsim.update import Shared, State, Update
+from fedsim.wire.blocks import copied
 from fedsim.wire.contents import array_records, config_records
 from fedsim.wire.records import (
     ARRAYS,
@@ -163,7 +164,7 @@ class ClientRuntime:
 
     def kept(self) -> State:
         """What the client whose turn ends keeps of its own."""
-        return _copied({name: self._tensors[name] for name in self.own})
+        return copied({name: self._tensors[name] for name in self.own})
 
     def train(
         self,
@@ -233,8 +234,10 @@ class ClientRuntime:
         """
         whose = result.protocol, client, server_round
         if self.shares_trained:
-            trained = {name: tensor for name, tensor in self._local.trained.items() if name not in self.own}
-            update = Update(_copied(trained), "weights", num_examples, buffers=result.buffers)
+            trained = self._local.trained
+            if self.own:
+                trained = {name: tensor for name, tensor in trained.items() if name not in self.own}
+            update = Update(copied(trained, self._local.alike), "weights", num_examples, buffers=result.buffers)
             rng = torch_generator(self.seed, "defense", server_round, client)
             return Contribution(self.defenses.transform_update(update, rng), *whose, truth=result.truth)
         self._view = lambda update: self.onlooker.make(Shared(update, *whose), state)
@@ -313,14 +316,9 @@ def build_client_app(config: AnyConfig, data: FederatedData | None = None) -> Cl
     return app
 
 
-@torch.no_grad()
-def _copied(tensors: Mapping[str, Tensor]) -> State:
-    """On the CPU, in memory of their own: the next client trains in the model's."""
-    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
-
-
 def _kept(context: Context, name: str) -> State:
-    return from_arrays(array_records(context.state).get(name, ArrayRecord()))
+    record = context.state.get(name)
+    return from_arrays(record) if isinstance(record, ArrayRecord) else {}
 
 
 def _open(message: Message, decoded: DecodedState) -> tuple[State, ConfigRecord]:

@@ -7,8 +7,12 @@ import torch
 from torch import nn
 
 from clients.compiled import Forward, compiled
-from fedsim.settings.local.decay import undecayed
+from fedsim.settings.groups import ClientSettings
+from fedsim.settings.local.decay import groups, undecayed
+from fedsim.settings.local.optimizers import Optimisers
+from fedsim.settings.local.sgd import SGD
 from fedsim.update import State
+from fedsim.wire.blocks import are_alike
 
 
 class LocalModel:
@@ -19,6 +23,7 @@ class LocalModel:
     Attributes:
         trained: the parameters that local steps change.
         buffers: what training changes besides, less the count of batches: an average of it means nothing.
+        alike: whether the trained parameters are of one type and on one device.
         forward: what a batch goes through: the model, or its compiled code.
     """
 
@@ -32,6 +37,8 @@ class LocalModel:
         self.buffers: State = {name: buffer for name, buffer in held.items() if buffer.is_floating_point()}
         self._modules = list(model.modules())
         self._changing: State = {**self.trained, **self.buffers}
+        self.alike = are_alike(self.trained.values())
+        self._optimizer: tuple[ClientSettings, SGD] | None = None
 
     def set_mode(self, training: bool) -> None:
         """`model.train(training)`, where it is not so already."""
@@ -49,6 +56,20 @@ class LocalModel:
         with torch.no_grad():
             changes = torch._foreach_sub(list(self._changing.values()), list(self._kept.values()))
         return dict(zip(self._changing, changes, strict=True))
+
+    def optimisers(self, settings: ClientSettings, rated: bool) -> Optimisers:
+        """For the next client; what the last one's steps left nothing in serves again.
+
+        Args:
+            rated: the learning rate will be changed from step to step.
+        """
+        if not rated and self._optimizer is not None and self._optimizer[0] is settings:
+            return self._optimizer[1], None
+        apart = self.undecayed if settings.no_decay else ()
+        optimizer, scheduler = settings.optimisers(groups(self.trained, apart))
+        if not rated and scheduler is None and isinstance(optimizer, SGD) and optimizer.keeps_nothing:
+            self._optimizer = settings, optimizer
+        return optimizer, scheduler
 
     @cached_property
     def undecayed(self) -> tuple[str, ...]:

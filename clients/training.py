@@ -23,7 +23,6 @@ from fedsim.data import ImageSet
 from fedsim.ground_truth import GroundTruth
 from fedsim.models import Normaliser
 from fedsim.settings.groups import ClientSettings
-from fedsim.settings.local.decay import groups
 from fedsim.update import LocalProtocol, Precision, State, Update
 
 Rate = Callable[[int, int], float]
@@ -129,7 +128,7 @@ def train_locally(
     changes = changes and not one_gradient
     start = local.keep() if changes or proximal_mu else {}
     apart = local.undecayed if settings.no_decay else ()
-    optimizer, scheduler = (None, None) if one_gradient else settings.optimisers(groups(trainable, apart))
+    optimizer, scheduler = (None, None) if one_gradient else local.optimisers(settings, rate is not None)
     steps = 1 if one_gradient else settings.local_steps
     seen = _Seen()
     sizes: list[int] = []
@@ -155,7 +154,8 @@ def train_locally(
         if not (finite or one_gradient):
             skipped += 1
             continue
-        set_gradients(trainable, gradients, start, proximal_mu, settings.clip_norm)
+        if proximal_mu or settings.clip_norm is not None or not gradient_of.left(gradients):
+            set_gradients(trainable, gradients, start, proximal_mu, settings.clip_norm)
         if audit:
             names = [pictures.ids[int(i)] for i in indices]
             seen.add(normaliser.inverse(batch.images), private, labels, names)
@@ -210,6 +210,7 @@ class LossGradient:
         forward: Forward | None = None,
     ) -> None:
         self._losses: Losses = []
+        self._left: State | None = None
         self._forward = model if forward is None else forward
         self._model, self._defense, self._label_smoothing = model, defense, label_smoothing
         self._parameters = dict(model.named_parameters()) if parameters is None else parameters
@@ -219,15 +220,22 @@ class LossGradient:
     def __call__(self, batch: Batch) -> State:
         for parameter in self._parameters.values():
             parameter.grad = None
-        for part in batch.pieces(self._micro_batch_size):
+        pieces = list(batch.pieces(self._micro_batch_size))
+        for part in pieces:
             with autocast(self._model, self._precision):
                 loss = classification_loss(self._forward, part, self._label_smoothing)
                 self._losses.append((loss.detach(), len(part.labels)))
                 extra = self._defense.extra_loss(self._model, part)
                 whole = loss if extra is None else loss + extra
-            self.scale.scaled(whole * (len(part.labels) / len(batch.labels))).backward()
-        gradients = {name: gradient for name, p in self._parameters.items() if (gradient := p.grad) is not None}
-        return self.scale.unscaled(gradients)
+            if len(pieces) > 1:
+                whole = whole * (len(part.labels) / len(batch.labels))
+            self.scale.scaled(whole).backward()
+        self._left = {name: gradient for name, p in self._parameters.items() if (gradient := p.grad) is not None}
+        return self.scale.unscaled(self._left)
+
+    def left(self, gradients: State) -> bool:
+        """Whether these are the gradients as the last call left them with the parameters."""
+        return gradients is self._left
 
     def per_example(self, batch: Batch) -> State:
         trainable = {name: p.detach() for name, p in self._parameters.items() if p.requires_grad}

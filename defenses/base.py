@@ -26,7 +26,9 @@ class Batch:
 
     def pieces(self, size: int | None) -> Iterator["Batch"]:
         """The same, at most that many pictures at a time; None: all at once."""
-        size = size or len(self.labels)
+        if size is None or size >= len(self.labels):
+            yield self
+            return
         for images, labels in zip(self.images.split(size), self.labels.split(size), strict=True):
             yield Batch(images, labels)
 

@@ -53,6 +53,9 @@ class ImageSet:
         if not positions:
             return torch.zeros(0, 3, self._image_size, self._image_size)
         cached = self._cache.get_all([(self._split, self._rows[position]) for position in positions])
+        found = [image for image in cached if image is not None]
+        if len(found) == len(cached):  # as in all rounds but the first
+            return torch.stack(found).float().div_(255)
         images = {position: image for position, image in zip(positions, cached, strict=True) if image is not None}
         missing = [position for position in dict.fromkeys(positions) if position not in images]
         # A few at a time, so that the compressed files of a large set are never all in memory.

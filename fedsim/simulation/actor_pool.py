@@ -61,6 +61,7 @@ class _Pending(Generic[Tag]):
     tag: Tag = field(compare=False)
     call: Call = field(compare=False)
     attempts: int = field(default=0, compare=False)
+    retries: int = field(default=0, compare=False)
     since: float = field(default=0.0, compare=False)
     before: float = field(default=0.0, compare=False)
 
@@ -146,10 +147,15 @@ class ActorPool(Generic[Tag]):
         self._numbers[actor] = number
         self._starting[actor.ready.remote()] = actor
 
-    def submit(self, tag: Tag, call: Call, cost: float = 0.0) -> None:
-        """Queue a call: it is handed an actor and returns the reference of its result."""
+    def submit(self, tag: Tag, call: Call, cost: float = 0.0, retries: int | None = None) -> None:
+        """Queue a call: it is handed an actor and returns the reference of its result.
+
+        Args:
+            retries: in place of `max_retries`.
+        """
         self._submitted += 1
-        insort(self._queue, _Pending((cost, self._submitted), tag, call))
+        retries = self._max_retries if retries is None else retries
+        insort(self._queue, _Pending((cost, self._submitted), tag, call, retries=retries))
         self._start()
 
     def wait(self, timeout: float | int | None) -> list[Finished[Tag]]:
@@ -256,7 +262,7 @@ class ActorPool(Generic[Tag]):
             ray.kill(actor)
             self._swap(actor)
             pending.before = pending.ran()
-            if pending.attempts <= self._max_retries:
+            if pending.attempts <= pending.retries:
                 insort(self._queue, pending)
                 return None
             reason = f"its worker died {pending.attempts} times"

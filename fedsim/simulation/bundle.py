@@ -1,8 +1,9 @@
 """Messages that one worker answers one after the other, and what comes back of them."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import getLogger
 from threading import Lock
 from time import perf_counter
@@ -12,6 +13,7 @@ from flwr.clientapp import ClientApp
 
 from fedsim.memory.peak import Memory
 from fedsim.simulation.delivery import deliver, error_reply, malformed, partition_of
+from fedsim.simulation.group_sums import GroupSums
 from fedsim.wire.contents import array_records
 from fedsim.wire.partial_sums import PartialSums
 from fedsim.wire.records import ARRAYS, AUDIT
@@ -28,17 +30,28 @@ class Bundle:
 
     Attributes:
         whole: None: replies travel as they are. Else updates come back as sums, and those of these nodes besides.
-        group: which of the round's groups, or part of a group, this is.
+        group: which of the round's groups it begins with; of a part of a group, which that is.
+        lengths: messages of that group and of those that follow it; of the last some may have been left out.
     """
 
     messages: tuple[Message, ...]
     whole: frozenset[int] | None = None
     group: int = 0
+    lengths: tuple[int, ...] = ()
 
     @property
     def key(self) -> str:
         """Names the bundle among all that are under way."""
         return key_of([message.metadata for message in self.messages])
+
+    def groups(self) -> list["Bundle"]:
+        """A bundle for each group."""
+        ends = itertools.accumulate(self.lengths)
+        each = [
+            replace(self, messages=self.messages[end - length : end], group=number, lengths=(length,))
+            for number, length, end in zip(itertools.count(self.group), self.lengths, ends, strict=False)
+        ]
+        return [bundle for bundle in each if bundle.messages]
 
     def __str__(self) -> str:
         return f"the messages to nodes {', '.join(str(message.metadata.dst_node_id) for message in self.messages)}"
@@ -58,14 +71,16 @@ class BundleReplies:
 
     Attributes:
         states: what nodes keep, by their ids.
-        sums: of the clients' updates, where they are summed.
+        sums: of the clients' updates, where they are summed, of all groups that are complete.
+        part: of the clients of the group that is not.
         seconds: that it took.
         memory: what the process that answered has needed so far, where it is one of its own and has looked just now.
     """
 
     replies: list[Message] = field(default_factory=list)
     states: dict[int, RecordDict] = field(default_factory=dict)
-    sums: list[RecordDict] = field(default_factory=list)
+    sums: GroupSums = field(default_factory=GroupSums)
+    part: PartialSums = field(default_factory=PartialSums)
     seconds: float = 0.0
     memory: Memory | None = None
 
@@ -76,13 +91,21 @@ class Growing:
     Args:
         whole: as in `Bundle`: updates are added up and taken out of the replies unless it is None.
         rules: what a reply must be like before its update is in a sum; None: anything that can be added up.
+        group: as in `Bundle`.
+        lengths: as in `Bundle`.
     """
 
-    def __init__(self, whole: frozenset[int] | None, rules: ReplyRules | None = None) -> None:
+    def __init__(
+        self,
+        whole: frozenset[int] | None,
+        rules: ReplyRules | None = None,
+        group: int = 0,
+        lengths: Sequence[int] = (),
+    ) -> None:
         self._whole = whole
         self._rules = rules
         self._answer = BundleReplies()
-        self._sums = PartialSums()
+        self._group_at = dict(zip(itertools.accumulate(lengths), itertools.count(group), strict=False))
         self._lock = Lock()
         self._ended = False
         self._begun, self._until = 0, math.inf
@@ -110,15 +133,17 @@ class Growing:
             if context.state:
                 self._answer.states[context.node_id] = context.state
             if self._whole is not None:
-                reply = summed(reply, message, self._sums, self._whole, self._rules)
+                reply = summed(reply, message, self._answer.part, self._whole, self._rules)
             self._answer.replies.append(reply)
+            if (group := self._group_at.get(len(self._answer.replies))) is not None:
+                self._answer.sums.add(group, self._answer.part)
+                self._answer.part = PartialSums()
             return True
 
     def end(self) -> BundleReplies:
         """The answer, of as many clients as there are."""
         with self._lock:
             self._ended = True
-            self._answer.sums = self._sums.contents()
             self._answer.seconds = perf_counter() - self._start
             return self._answer
 

@@ -1,14 +1,17 @@
-"""The sums of a round's groups become one: added in pairs of a fixed tree, whatever the order of arrival."""
+"""The sums of a round's groups become one, in whatever parts they arrive."""
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 
 from flwr.app import Message, RecordDict
 
 from fedsim.simulation.bundle import Bundle, BundleReplies, summed
 from fedsim.simulation.delivery import malformed
+from fedsim.simulation.group_sums import GroupSums
 from fedsim.wire.contents import array_records, config_records, metric_records
 from fedsim.wire.partial_sums import Key, PartialSums
 from fedsim.wire.records import ARRAYS, METRICS, NUM_EXAMPLES, UPDATE, buffer_names
@@ -37,9 +40,7 @@ class _Parts:
 
 
 class Fold:
-    """Adds neighbours as soon as both are there: two groups, then two pairs, and so on.
-
-    While a group is missing, the others are held as few sums, logarithmic in their number: nobody waits for it.
+    """Takes what workers answer of the groups' sums, and gives the round's.
 
     Clients of a group are answered one by one where its worker keeps dying, and the last of them where it is slow while
     others have nothing to do; the group's sum is made here then, of the same additions in the same order.
@@ -52,21 +53,29 @@ class Fold:
     def __init__(self, whole: frozenset[int], rules: ReplyRules | None = None) -> None:
         self._whole, self._rules = whole, rules
         self._total = PartialSums()
-        self._sums: dict[int, tuple[int, PartialSums]] = {}  # by first group: how many groups, and their sum
+        self._sums = GroupSums()
         self._parts: dict[int, _Parts] = {}
 
     def put(self, bundle: Bundle, answer: BundleReplies) -> list[Message]:
-        """Take a group's sum, or one of its parts; the replies, without their updates."""
-        if bundle.group not in self._parts:
-            self._add(bundle.group, PartialSums.read(answer.sums))
-            return answer.replies
-        parts = self._parts[bundle.group]
+        """Take the sums of groups, or of a part of one; the replies, without their updates."""
         if bundle.whole is None:
+            parts = self._parts[bundle.group]
             (parts.whole[bundle.key],) = answer.replies
-        else:
-            parts.head.merge(PartialSums.read(answer.sums))
-            parts.light += answer.replies
-        return self._sum_parts(bundle.group) if parts.complete else []
+            return self._sum_parts(bundle.group) if parts.complete else []
+        self._sums.merge(answer.sums)
+        ends = [0, *accumulate(bundle.lengths)]
+        complete = bisect_right(ends, len(answer.replies)) - 1
+        replies, others = answer.replies[: ends[complete]], answer.replies[ends[complete] :]
+        number = bundle.group + complete
+        if not others:
+            return replies
+        if number not in self._parts:
+            self._sums.add(number, answer.part)
+            return answer.replies
+        parts = self._parts[number]
+        parts.head.merge(answer.part)
+        parts.light += others
+        return [*replies, *(self._sum_parts(number) if parts.complete else ())]
 
     def rest(self) -> list[Message]:
         """The replies of groups in parts that never became whole; their sums are of those who answered."""
@@ -79,16 +88,24 @@ class Fold:
             summed(parts.whole[message.metadata.message_id], message, parts.head, self._whole, self._rules)
             for message in answered
         ]
-        self._add(number, parts.head)
+        self._sums.add(number, parts.head)
         return parts.light + light
 
     def split(self, bundle: Bundle, begun: int = 0) -> list[Bundle]:
-        """The clients after the first `begun`, one by one, their updates whole; the bundle's own sum is of the others.
+        """What comes after the first `begun` messages; the bundle's own sums are of the others.
 
-        Of a group that was split before, the bundle is its first clients.
+        Of several groups those that nothing was begun of, each by itself. Of one group, and of that which was begun,
+        the clients one by one, their updates whole. Of a group that was split before, the bundle has its first clients.
         """
-        self._parts.setdefault(bundle.group, _Parts(bundle))
-        return [Bundle((message,), None, bundle.group) for message in bundle.messages[begun:]]
+        groups, rest = bundle.groups(), []
+        for group in groups:
+            done, begun = min(begun, len(group.messages)), max(0, begun - len(group.messages))
+            if len(groups) > 1 and done == 0 and group.group not in self._parts:
+                rest.append(group)
+            elif done < len(group.messages):
+                self._parts.setdefault(group.group, _Parts(group))
+                rest += [Bundle((message,), None, group.group) for message in group.messages[done:]]
+        return rest
 
     def result(self, messages: Sequence[Message], replies: Sequence[Message]) -> tuple[list[Message], list[RecordDict]]:
         """The round's replies, and the sums of all groups that there are; groups that never came are left out.
@@ -96,8 +113,7 @@ class Fold:
         Where replies are checked, a client whose metrics or gradients have other names than those of most clients is
         refused, with the sum that it is in.
         """
-        for group in sorted(self._sums):
-            self._total.merge(self._sums.pop(group)[1])
+        self._total = self._sums.total()
         judged = list(replies)
         if self._rules is not None:
             judged = self._alike(messages, judged, "metrics", _metrics, lambda key: key.metrics)
@@ -122,18 +138,6 @@ class Fold:
             malformed(message, unlike(what, found, usual)) if found and found != usual else reply
             for message, reply, found in zip(messages, replies, names, strict=True)
         ]
-
-    def _add(self, group: int, sums: PartialSums) -> None:
-        first, count = group, 1
-        while True:
-            neighbour = first ^ count
-            if self._sums.get(neighbour, (0,))[0] != count:
-                break
-            _, other = self._sums.pop(neighbour)
-            left, right = (other, sums) if neighbour < first else (sums, other)
-            left.merge(right)
-            first, count, sums = min(first, neighbour), 2 * count, left
-        self._sums[first] = count, sums
 
 
 def _metrics(content: RecordDict) -> Names:

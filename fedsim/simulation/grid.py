@@ -5,7 +5,8 @@ import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from logging import getLogger
 from time import monotonic, perf_counter
 
@@ -21,7 +22,7 @@ from fedsim.simulation.delivery import FIRST_CLIENT_NODE_ID, error_reply, partit
 from fedsim.simulation.folding import Fold
 from fedsim.simulation.traffic import Traffic
 from fedsim.wire.contents import config_records
-from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE, SUM_WANTED, WHOLE
+from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE, SUM_WANTED, WHOLE, PartialSums
 from fedsim.wire.records import CONFIG
 from fedsim.wire.reply_checks import ReplyRules
 
@@ -177,7 +178,7 @@ class SimulatedGrid(Grid):
                 yield from fold.rest() if fold is not None else ()
                 return
             while waiting and len(under_way) < self._ahead:
-                submit(self._joined(waiting) if fold is None else waiting.popleft())
+                submit(self._joined(waiting))
             self.on_look()
             ended = self._poll(min(left, SECONDS_BETWEEN_LOOKS))
             for bundle, begun in self._taken_back():
@@ -187,24 +188,26 @@ class SimulatedGrid(Grid):
                 under_way.discard(end.bundle.key)
                 if end.answer is not None or len(end.bundle.messages) == 1:
                     yield from self._taken(end, fold)
-                elif fold is not None:
-                    waiting.extendleft(reversed(fold.split(end.bundle)))
                 else:
-                    for one in _one_by_one(end.bundle):
+                    for one in _one_by_one(end.bundle) if fold is None else fold.split(end.bundle):
                         submit(one)
 
     def _joined(self, waiting: deque[Bundle]) -> Bundle:
-        """The first messages that wait, as many as are best sent together; their content must be the same."""
-        (first,) = waiting.popleft().messages
-        most = self._together(len(waiting) + 1, self._seconds.get(first.metadata.message_type, math.inf))
-        messages = [first]
-        while waiting and len(messages) < most and waiting[0].messages[0].content is first.content:
-            messages += waiting.popleft().messages
-        return Bundle(tuple(messages))
+        """The first bundles that wait, as many as are best sent together; their content must be the same."""
+        bundle = waiting.popleft()
+        first, size = bundle.messages[0], len(bundle.messages)
+        seconds = size * self._seconds.get(first.metadata.message_type, math.inf)
+        most = self._together(len(waiting) + 1, seconds, bundle.whole)
+        joined = [bundle]
+        while waiting and len(joined) < most and waiting[0].messages[0].content is first.content:
+            joined.append(waiting.popleft())
+        messages = tuple(chain.from_iterable(one.messages for one in joined))
+        lengths = tuple(chain.from_iterable(one.lengths for one in joined))
+        return replace(bundle, messages=messages, lengths=lengths)
 
     def _taken(self, end: Ended, fold: Fold | None) -> list[Message]:
         """The replies of a bundle, once its sums are in the fold."""
-        answer = end.answer or BundleReplies(self._replies(end))
+        answer = end.answer or self._lost(end)
         self.states |= answer.states
         if answer.memory is not None:
             self.traffic.workers |= answer.memory
@@ -216,6 +219,13 @@ class SimulatedGrid(Grid):
         folded = fold.put(end.bundle, answer)
         self.traffic.receive += perf_counter() - before
         return folded
+
+    def _lost(self, end: Ended) -> BundleReplies:
+        """What stands for the answer of a client whose worker died: a group of nobody else has an empty sum."""
+        answer = BundleReplies(self._replies(end))
+        if end.bundle.lengths == (1,):
+            answer.sums.add(end.bundle.group, PartialSums())
+        return answer
 
     def _replies(self, end: Ended) -> list[Message]:
         if end.answer is None:
@@ -230,7 +240,9 @@ class SimulatedGrid(Grid):
             work_of = self._work_of
             by_work.sort(key=lambda message: -work_of(partition_of(message.metadata.dst_node_id)))
         groups = [tuple(by_work[start : start + size]) for start in range(0, len(by_work), size)]
-        return [Bundle(group, whole, number) for number, group in enumerate(groups)]
+        if whole is None:
+            return [Bundle(group) for group in groups]
+        return [Bundle(group, whole, number, (len(group),)) for number, group in enumerate(groups)]
 
     def _number(self, message: Message) -> str:
         message_id = f"{next(self._message_ids)}"
@@ -252,8 +264,13 @@ class SimulatedGrid(Grid):
     def _ahead(self) -> int:
         """How many bundles may be under way."""
 
-    def _together(self, waiting: int, seconds: float) -> int:
-        """How many of the waiting messages are best sent together, where the last took so many seconds each."""
+    def _together(self, waiting: int, seconds: float, whole: frozenset[int] | None) -> int:
+        """How many of the waiting bundles are best sent together.
+
+        Args:
+            seconds: that each is expected to take.
+            whole: as in `Bundle`.
+        """
         return 1
 
     @abstractmethod

@@ -51,7 +51,7 @@ class InlineGrid(SimulatedGrid):
         threads = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
-            growing = Growing(bundle.whole, self.rules)
+            growing = Growing(bundle.whole, self.rules, bundle.group, bundle.lengths)
             return [Ended(bundle, run_bundle(self._app, bundle.messages, self.context_of, growing))]
         finally:
             torch.set_num_threads(threads)

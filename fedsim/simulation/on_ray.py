@@ -27,10 +27,11 @@ logger = getLogger(__name__)
 AHEAD = 2
 """Bundles under way for each worker."""
 
-SPAN = 0.05
-"""Seconds of work that messages are put together for: a call costs Ray one or two milliseconds, whatever is in it."""
+LEAST, SPAN, SPAN_OF_SUMS = 0.02, 0.05, 0.5
+"""Seconds of work that a call should have at least, and at most: it costs some milliseconds, whatever is in it."""
 
 MOST_TOGETHER = 16
+"""Messages, or groups of them whose updates are summed, in one call."""
 
 OVERDUE = 2.0
 """Seconds after which a worker's messages that it has not begun go to workers that have nothing to do."""
@@ -73,8 +74,10 @@ class ClientWorker(PooledWorker):
         metadata: list[Metadata],
         states: dict[int, RecordDict],
         whole: frozenset[int] | None,
+        group: int = 0,
+        lengths: tuple[int, ...] = (),
     ) -> BundleReplies:
-        growing = Growing(whole, self._rules)
+        growing = Growing(whole, self._rules, group, lengths)
         self._at = key_of(metadata), growing
         # In a list a reference arrives as a reference: fetched and decoded once a round, not once a message.
         (reference,) = content_ref
@@ -139,6 +142,7 @@ class RayGrid(SimulatedGrid):
         self._asked: dict[str, tuple[Bundle, Any]] = {}
         self._begun: dict[str, int] = {}
         self._rest: list[tuple[Bundle, int]] = []
+        self._share = 0, 0, 0  # bundles of a call, workers that are still to get as many, bundles that waited then
 
     @property
     def _ready(self) -> bool:
@@ -158,11 +162,12 @@ class RayGrid(SimulatedGrid):
             metadata = [message.metadata for message in self._kept(bundle)]
             nodes = [one.dst_node_id for one in metadata]
             states = {node: self.states[node] for node in nodes if node in self.states}
-            reference = worker.run.remote([content], metadata, states, bundle.whole)
+            reference = worker.run.remote([content], metadata, states, bundle.whole, bundle.group, bundle.lengths)
             self.traffic.send += time.perf_counter() - before
             return reference
 
-        self._pool.submit(bundle, call)
+        # Several groups are split as soon as a worker dies at them: each is tried again by itself.
+        self._pool.submit(bundle, call, retries=0 if len(bundle.lengths) > 1 else None)
 
     def _put(self, content: RecordDict) -> Any:
         """One object in Ray's store for all messages of a round, which share their content."""
@@ -181,9 +186,19 @@ class RayGrid(SimulatedGrid):
         self.traffic.receive += self._pool.seconds_fetching - before
         return ended
 
-    def _together(self, waiting: int, seconds: float) -> int:
-        fair = math.ceil(waiting / self._ahead)
-        return max(1, min(MOST_TOGETHER, fair, int(SPAN / max(seconds, 1e-6))))
+    def _together(self, waiting: int, seconds: float, whole: frozenset[int] | None) -> int:
+        """Each worker in turn gets the same, a part of what waits; then of the rest: so all end at about the same time.
+
+        Hummel, Schonberg and Flynn 1992: factoring. Whole updates arrive one by one anyway, of sums few are wanted.
+        """
+        seconds = max(seconds, 1e-6)
+        summed = whole is not None and len(whole) <= MOST_TOGETHER  # else a call would bring many updates besides
+        size, left, last = self._share
+        if left == 0 or waiting > last:
+            size, left = math.ceil(waiting * (0.75 if summed else 0.5) / self._workers), self._workers
+        self._share = size, left - 1, waiting
+        most = int((SPAN_OF_SUMS if summed else SPAN) / seconds)
+        return max(1, min(MOST_TOGETHER, max(size, int(LEAST / seconds)), most))
 
     def _taken_back(self) -> list[tuple[Bundle, int]]:
         """Asked of the slowest while others have nothing to do; the answer comes at a later call."""

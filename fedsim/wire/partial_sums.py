@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedsim.update import State
+from fedsim.wire.blocks import Block
 from fedsim.wire.contents import array_records, config_records, metric_records
 from fedsim.wire.records import ARRAYS, METRICS, NUM_EXAMPLES, UPDATE, from_array, to_arrays
+from fedsim.wire.tensor_records import TensorRecord
 
 SUM_WANTED = "fedsim.sum"
 """In a round's instructions: how many clients make a group, whose updates may come back as their sum."""
@@ -28,18 +30,22 @@ class Key(NamedTuple):
     metrics: tuple[str, ...]
 
 
+Terms = State | Block
+"""Tensors by name, as one block where they lie in one."""
+
+
 @dataclass
 class PartialSum:
     """Clients that share the same tensors and report the same metrics, in the order in which they were added.
 
     Attributes:
-        tensors: Σ n·u, in float32 (float64 where the update is or counts).
+        terms: Σ n·u, in float32 (float64 where the update is or counts).
         metrics: Σ n·m.
         update: the first client's record of what kind its update is.
         own: nobody else reads the tensors: they may be added to in place.
     """
 
-    tensors: State
+    terms: Terms
     examples: float
     clients: int
     metrics: dict[str, float]
@@ -48,7 +54,7 @@ class PartialSum:
 
     @property
     def key(self) -> Key:
-        return Key(str(self.update["kind"]), tuple(sorted(self.tensors)), tuple(sorted(self.metrics)))
+        return Key(str(self.update["kind"]), tuple(sorted(_names(self.terms))), tuple(sorted(self.metrics)))
 
 
 class PartialSums:
@@ -72,18 +78,20 @@ class PartialSums:
         metrics = {name: float(value) for name, value in metric_records(content)[METRICS].items()}  # type: ignore[arg-type]
         examples = metrics.pop(NUM_EXAMPLES)
         key = Key(str(config_records(content)[UPDATE]["kind"]), tuple(sorted(record)), tuple(sorted(metrics)))
-        update = {name: from_array(array, copy=False) for name, array in record.items()}
+        update = _terms(record)
         total = self.by_key.get(key)
         if total is None:
             record_of = config_records(content)[UPDATE]
             sums = {name: examples * value for name, value in metrics.items()}
             self.by_key[key] = PartialSum(_weighted(update, examples), examples, 1, sums, record_of)
             return True
-        if any(update[name].shape != tensor.shape for name, tensor in total.tensors.items()):
-            raise ValueError("clients share tensors of different shapes: they have no sum")
+        if not _one_block(total.terms, update):
+            shared = _tensors(update)
+            if any(shared[name].shape != tensor.shape for name, tensor in _tensors(total.terms).items()):
+                raise ValueError("clients share tensors of different shapes: they have no sum")
         if not total.own:
-            total.tensors, total.own = {name: tensor.clone() for name, tensor in total.tensors.items()}, True
-        _add(total.tensors, update, examples)
+            total.terms, total.own = _copies(total.terms), True
+        _add(total.terms, update, examples)
         total.examples += examples
         total.clients += 1
         total.metrics = {name: value + examples * metrics[name] for name, value in total.metrics.items()}
@@ -96,12 +104,9 @@ class PartialSums:
             if total is None:
                 self.by_key[key] = more
                 continue
-            if total.own:
-                _add(total.tensors, more.tensors, 1.0)
-            else:
-                parts = [more.tensors[name] for name in total.tensors]
-                sums = torch._foreach_add(list(total.tensors.values()), parts)
-                total.tensors, total.own = dict(zip(total.tensors, sums, strict=True)), True
+            if not total.own:
+                total.terms, total.own = _copies(total.terms), True
+            _add(total.terms, more.terms, 1.0)
             total.examples += more.examples
             total.clients += more.clients
             total.metrics = {name: value + more.metrics[name] for name, value in total.metrics.items()}
@@ -109,6 +114,9 @@ class PartialSums:
     def contents(self) -> list[RecordDict]:
         """Each sum as the content of a reply; the sums' memory is handed over."""
         return [_pack(total) for total in self.by_key.values()]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return PartialSums.read, (self.contents(),)
 
     @classmethod
     def read(cls, contents: Iterable[RecordDict]) -> "PartialSums":
@@ -129,14 +137,50 @@ def mean_reply(content: RecordDict) -> RecordDict:
     total = _unpack(content)
     if total.examples <= 0:
         raise ValueError(f"{total.clients} clients report {total.examples:g} examples between them")
-    record = to_arrays({name: tensor / total.examples for name, tensor in total.tensors.items()}, copy=False)
+    if isinstance(total.terms, Block):
+        terms: Terms = total.terms.with_values(total.terms.values / total.examples)
+    else:
+        terms = {name: tensor / total.examples for name, tensor in total.terms.items()}
+    record = _record(terms)
     means = {name: value / total.examples for name, value in total.metrics.items()}
     numbers = MetricRecord({NUM_EXAMPLES: total.examples, **means})
     return RecordDict({ARRAYS: record, METRICS: numbers, UPDATE: total.update})
 
 
-def _weighted(update: State, weight: float) -> State:
+def _terms(record: ArrayRecord) -> Terms:
+    """What a record holds, in its own memory."""
+    block = record.block if isinstance(record, TensorRecord) else None
+    return {name: from_array(array, copy=False) for name, array in record.items()} if block is None else block
+
+
+def _record(terms: Terms) -> ArrayRecord:
+    return TensorRecord.of_block(terms) if isinstance(terms, Block) else to_arrays(terms, copy=False)
+
+
+def _tensors(terms: Terms) -> State:
+    return terms.tensors if isinstance(terms, Block) else terms
+
+
+def _names(terms: Terms) -> Iterable[str]:
+    return terms.names if isinstance(terms, Block) else terms
+
+
+def _copies(terms: Terms) -> Terms:
+    if isinstance(terms, Block):
+        return terms.with_values(terms.values.clone())
+    return {name: tensor.clone() for name, tensor in terms.items()}
+
+
+def _one_block(total: Terms, update: Terms) -> bool:
+    """Whether to add numbers of one block to another's is to add each tensor to its own."""
+    return isinstance(total, Block) and isinstance(update, Block) and total.like(update)
+
+
+def _weighted(terms: Terms, weight: float) -> Terms:
     """weight·update, in the type of a sum."""
+    if isinstance(terms, Block) and terms.values.dtype in (torch.float32, torch.float64):
+        return terms.with_values(terms.values * weight)
+    update = _tensors(terms)
     parts = [
         part
         if part.dtype in (torch.float32, torch.float64)
@@ -146,8 +190,12 @@ def _weighted(update: State, weight: float) -> State:
     return dict(zip(update, torch._foreach_mul(parts, weight), strict=True))
 
 
-def _add(total: State, update: State, weight: float) -> None:
+def _add(total: Terms, update: Terms, weight: float) -> None:
     """total += weight·update, in place and without a copy where the type is the same."""
+    if isinstance(total, Block) and isinstance(update, Block) and total.like(update):
+        total.values.add_(update.values, alpha=weight)
+        return
+    total, update = _tensors(total), _tensors(update)
     parts = [update[name] for name in total]
     parts = [
         part if part.dtype == to.dtype else part.to(to.dtype) for part, to in zip(parts, total.values(), strict=True)
@@ -156,7 +204,7 @@ def _add(total: State, update: State, weight: float) -> None:
 
 
 def _pack(total: PartialSum) -> RecordDict:
-    record = to_arrays(total.tensors, copy=False)
+    record = _record(total.terms)
     numbers = {NUM_EXAMPLES: total.examples, CLIENTS: float(total.clients)}
     sums = {f"metric.{name}": value for name, value in total.metrics.items()}
     return RecordDict({SUM: record, SUM_OF: MetricRecord({**numbers, **sums}), SUM_UPDATE: total.update})
@@ -165,7 +213,7 @@ def _pack(total: PartialSum) -> RecordDict:
 def _unpack(content: RecordDict) -> PartialSum:
     numbers = {name: float(value) for name, value in metric_records(content)[SUM_OF].items()}  # type: ignore[arg-type]
     return PartialSum(
-        tensors={name: from_array(array, copy=False) for name, array in array_records(content)[SUM].items()},
+        terms=_terms(array_records(content)[SUM]),
         examples=numbers[NUM_EXAMPLES],
         clients=int(numbers[CLIENTS]),
         metrics={name.removeprefix("metric."): v for name, v in numbers.items() if name.startswith("metric.")},

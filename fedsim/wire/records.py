@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedsim.ground_truth import GroundTruth
 from fedsim.update import Kind, LocalProtocol, Shared, State, Update
+from fedsim.wire.blocks import Block
 from fedsim.wire.contents import array_records, config_records, metric_records
 from fedsim.wire.tensor_records import NUMPY_STYPE, TensorArray, TensorRecord, npy_header
 
@@ -75,6 +76,9 @@ def from_array(array: Array, copy: bool = True) -> Tensor:
 
 
 def to_arrays(state: State, copy: bool = True) -> ArrayRecord:
+    """Tensors as Flower's record; `copy` as in `to_array`."""
+    if not copy and (block := Block.of(state)) is not None and block.values.device.type == "cpu":
+        return TensorRecord.of_block(block)
     return TensorRecord.of({name: to_array(tensor, copy) for name, tensor in state.items()})
 
 

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, get_args
 
 import numpy as np
@@ -16,6 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import nn
 
 from fedsim.update import Kind, LocalProtocol, Precision, Update
+from fedsim.wire.blocks import Block
 from fedsim.wire.records import (
     ARRAYS,
     AUDIT,
@@ -28,7 +30,7 @@ from fedsim.wire.records import (
     from_reply,
     to_array,
 )
-from fedsim.wire.tensor_records import TensorArray, npy_header
+from fedsim.wire.tensor_records import TensorArray, TensorRecord, dtype_name, npy_header
 
 LARGEST = 1e12
 """Magnitude of a shared number: training that sends more has diverged. Squares of it, summed over any model, are finite
@@ -39,6 +41,8 @@ LARGEST_BATCH = 2**16
 labels of."""
 LONGEST_TEXT = 2**24
 """Characters of JSON: room for the learning rates of 700,000 local steps."""
+LONGEST_KEPT = 2**12
+"""Characters of a protocol that is remembered as checked."""
 LONGEST_NAME = 200
 MOST_METRICS = 200
 SHOWN = 60
@@ -123,9 +127,9 @@ def check_train_reply(content: RecordDict, start: ArrayRecord, rules: ReplyRules
     _check_shared(update["kind"], content[ARRAYS], update["buffers"], withheld, start, rules)
     _check_partition(update["partition-id"], client)
     _check_claim(examples, client, rules)
-    protocol = _check_protocol(update["protocol"], examples, rules)
+    steps, batch = _check_protocol(update["protocol"], examples, rules)
     if AUDIT in content and rules.image_shape is not None:
-        _check_audit(content[AUDIT], rules.image_shape, protocol["steps"] * protocol["batch_size"])
+        _check_audit(content[AUDIT], rules.image_shape, steps * batch)
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -148,9 +152,27 @@ def _check_shared(
     if kind != rules.kind:
         raise MalformedReply(f"its kind is {shown(kind)}, where clients share {rules.kind}")
     _check_withheld(withheld, rules)
-    _check_names(arrays, buffers, frozenset(withheld), rules)
+    block = arrays.block if isinstance(arrays, TensorRecord) else None
+    if block is None or buffers != []:
+        _check_names(arrays, buffers, frozenset(withheld), rules)
+    else:
+        _check_names_of_block(block.names, frozenset(withheld), rules)
+    if block is not None and _is_plain(block, start):
+        return
     for name, array in arrays.items():
         _check_values(f"tensor {name}", _values_like(name, array, start[name]))
+
+
+def _is_plain(block: Block, start: ArrayRecord) -> bool:
+    """Whether types and shapes are the model's, and all numbers together pass as those of each tensor would."""
+    values, models = block.values.numpy(), dict(start.items())
+    if values.dtype == np.float16 or not np.dot(values, values) <= LARGEST**2:
+        return False
+    dtype = dtype_name(values.dtype)
+    return all(
+        models[name].dtype == dtype and tuple(models[name].shape) == shape
+        for name, shape in zip(block.names, block.shapes, strict=True)
+    )
 
 
 def check_evaluate_reply(content: RecordDict, rules: ReplyRules) -> None:
@@ -245,18 +267,41 @@ def _check_names(arrays: Any, buffers: object, withheld: frozenset[str], rules: 
         raise MalformedReply(f"tensor {min(missing)} is missing, and no defense is said to withhold it")
 
 
-def _check_protocol(text: object, examples: int, rules: ReplyRules) -> dict[str, Any]:
+def _check_names_of_block(names: tuple[str, ...], withheld: frozenset[str], rules: ReplyRules) -> None:
+    if not _are_usual(names, withheld, rules.trained):
+        _check_names(names, [], withheld, rules)
+
+
+@lru_cache(maxsize=64)
+def _are_usual(names: tuple[str, ...], withheld: frozenset[str], trained: frozenset[str]) -> bool:
+    """Whether they are just the parameters that travel: then `_check_names` finds no fault."""
+    return len(names) == len(set(names)) and withheld.isdisjoint(names) and set(names) == trained - withheld
+
+
+def _check_protocol(text: object, examples: int, rules: ReplyRules) -> tuple[int, int]:
+    """Steps, and images of one."""
+    known = rules.kind, rules.batch_size, rules.trained
+    if isinstance(text, str) and len(text) <= LONGEST_KEPT:
+        return _checked_protocol(text, examples, *known)
+    return _checked_protocol.__wrapped__(text, examples, *known)
+
+
+@lru_cache(maxsize=64)
+def _checked_protocol(
+    text: object, examples: int, kind: Kind, batch_size: int | None, trained: frozenset[str]
+) -> tuple[int, int]:
+    """Of what the check depends on: most clients of a run have the same."""
     values = _parsed("protocol", text)
     _check_keys("the protocol", values, [field.name for field in fields(LocalProtocol)])
-    gradient = rules.kind == "gradient"
-    most = min(examples, LARGEST_BATCH if rules.batch_size is None else rules.batch_size)
+    gradient = kind == "gradient"
+    most = min(examples, LARGEST_BATCH if batch_size is None else batch_size)
     batch = _whole("the protocol's batch_size", values["batch_size"], 1, most)
     if gradient and batch != examples:
         raise MalformedReply(f"{NUM_EXAMPLES} is {examples}, for a gradient of {batch}")
     steps = _whole("the protocol's steps", values["steps"], 1, 1 if gradient else LONGEST_TEXT)
     lrs, betas, optimizer = values["lrs"], values["betas"], values["optimizer"]
     if not isinstance(lrs, list) or len(lrs) != (0 if gradient else steps):
-        raise MalformedReply(f"the protocol's lrs are {shown(lrs)}, for {steps} steps of a {rules.kind}")
+        raise MalformedReply(f"the protocol's lrs are {shown(lrs)}, for {steps} steps of a {kind}")
     if not isinstance(betas, list) or len(betas) != 2:
         raise MalformedReply(f"the protocol's betas are {shown(betas)}, no two numbers")
     for rate in lrs:
@@ -270,7 +315,7 @@ def _check_protocol(text: object, examples: int, rules: ReplyRules) -> dict[str,
     if values["micro_batch_size"] is not None:
         _whole("the protocol's micro_batch_size", values["micro_batch_size"], 1, LARGEST_BATCH)
     apart = values["undecayed"]
-    if not isinstance(apart, list) or not all(isinstance(one, str) and one in rules.trained for one in apart):
+    if not isinstance(apart, list) or not all(isinstance(one, str) and one in trained for one in apart):
         raise MalformedReply(f"the protocol's undecayed are {shown(apart)}, no names of what clients train")
     for name in ("nesterov", "training_mode"):
         if not isinstance(values[name], bool):
@@ -279,7 +324,7 @@ def _check_protocol(text: object, examples: int, rules: ReplyRules) -> dict[str,
         raise MalformedReply(f"the protocol's precision is {shown(values['precision'])}, none that there is")
     if not isinstance(optimizer, str) or len(optimizer) > LONGEST_NAME or not TENSOR_NAME.fullmatch(optimizer):
         raise MalformedReply(f"the protocol's optimizer is {shown(optimizer)}, no name of one")
-    return values
+    return steps, batch
 
 
 def _check_audit(record: Any, image_shape: tuple[int, int, int], most: int) -> None:

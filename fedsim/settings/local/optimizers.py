@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from fedsim.errors import ConfigError
+from fedsim.settings.local.sgd import SGD
 
 Optimisers = tuple[torch.optim.Optimizer, LRScheduler | None]
 OptimizerFactory = Callable[[list[Any]], Optimisers]
@@ -59,7 +60,8 @@ def _plain(call: partial[Any]) -> partial[Any]:
 
     SGD takes all parameters together: the same bits, and on a CPU half the time of torch's default there.
     """
-    keywords = dict(call.keywords)
-    if call.func is torch.optim.SGD and "fused" not in keywords:
+    keywords, func = dict(call.keywords), call.func
+    if func is torch.optim.SGD and "fused" not in keywords:
         keywords.setdefault("foreach", True)
-    return partial(call.func, *call.args, **keywords)
+        func = SGD
+    return partial(func, *call.args, **keywords)

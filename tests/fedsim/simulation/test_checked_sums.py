@@ -1,6 +1,7 @@
 """Sums of replies that were checked: honest ones to the same bits, and nothing of any other."""
 
 import json
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -133,7 +134,7 @@ def test_a_group_whose_worker_died_is_checked_where_its_sum_is_made():
     contents = [honest("delta", client) for client in range(3)]
     _nan(contents[1])
     fold, light = Fold(frozenset(), rules), []
-    for part in fold.split(Bundle(messages, frozenset(), 0)):
+    for part in fold.split(Bundle(messages, frozenset(), 0, (3,))):
         (message,) = part.messages
         reply = Message(contents[int(message.metadata.message_id)], reply_to=message)
         light += fold.put(part, BundleReplies([reply]))
@@ -146,7 +147,7 @@ def test_a_group_whose_worker_died_is_checked_where_its_sum_is_made():
 def test_of_a_split_group_that_runs_out_of_time_those_who_answered_are_in_the_sum():
     messages, rules = group_of_three(), make_rules("delta")
     fold = Fold(frozenset(), rules)
-    parts = fold.split(Bundle(messages, frozenset(), 0))
+    parts = fold.split(Bundle(messages, frozenset(), 0, (3,)))
     for part, client in ((parts[2], 2), (parts[0], 0)):
         assert fold.put(part, BundleReplies([Message(honest("delta", client), reply_to=part.messages[0])])) == []
     light = fold.rest()
@@ -157,29 +158,30 @@ def test_of_a_split_group_that_runs_out_of_time_those_who_answered_are_in_the_su
     assert fold.rest() == []
 
 
-def answer_to(messages, rules, whole):
-    """As a worker gives it: the sum of these clients, and their replies without updates."""
-    growing = Growing(whole, rules)
+def answer_to(bundle, rules):
+    """As a worker gives it: the sums of these clients, and their replies without updates; through a pickle."""
+    growing = Growing(bundle.whole, rules, bundle.group, bundle.lengths)
     app = Answering(
         lambda message, context: Message(honest("delta", partition_of(message.metadata.dst_node_id)), reply_to=message)
     )
-    return run_bundle(app, messages, lambda node: make_context(node, 3, None), growing)
+    answer = run_bundle(app, bundle.messages, lambda node: make_context(node, 3, None), growing)
+    return pickle.loads(pickle.dumps(answer, protocol=5))
 
 
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("begun", [1, 2])
 def test_a_group_whose_last_clients_were_taken_back_has_the_same_sum(begun, lost):
     messages, rules = group_of_three(), make_rules("delta")
-    group, whole = Bundle(messages, frozenset({node_id_of(2)}), 0), frozenset({node_id_of(2)})
-    fold = Fold(whole, rules)
-    _, undisturbed = fold.result(messages, fold.put(group, answer_to(messages, rules, whole)))
+    whole = frozenset({node_id_of(2)})
+    group, fold = Bundle(messages, whole, 0, (3,)), Fold(whole, rules)
+    _, undisturbed = fold.result(messages, fold.put(group, answer_to(group, rules)))
     fold, light = Fold(whole, rules), []
     rest = fold.split(group, begun)
     assert [part.key for part in rest] == [message.metadata.message_id for message in messages[begun:]]
     head = replace(group, messages=messages[:begun])
     parts = [*reversed(rest), *(fold.split(head) if lost else [head])]
     for part in parts:
-        light += fold.put(part, answer_to(part.messages, rules, part.whole))
+        light += fold.put(part, answer_to(part, rules))
     replies = {reply.metadata.reply_to_message_id: reply for reply in light}
     assert [ARRAYS in replies[message.metadata.message_id].content for message in messages] == [False, False, True]
     assert same_sums(fold.result(messages, light)[1], undisturbed)
@@ -207,3 +209,60 @@ def test_a_reply_answers_the_message_that_was_sent():
     assert [name for name, reply in replies.items() if not reply.has_error()] == ["right"]
     assert {reply.metadata.src_node_id for reply in replies.values()} == {node_id_of(0)}
     assert replies["none"].error.reason == "malformed reply: it is no answer to what was asked"
+
+
+def of_groups(length, sizes):
+    """Several groups of honest clients in one bundle, as a worker gets them."""
+    content = instructions()
+    messages = tuple(Message(content, node_id_of(client), "train") for client in range(length))
+    for number, message in enumerate(messages):
+        message.metadata.__dict__["_message_id"] = str(number)
+    return Bundle(messages, frozenset({node_id_of(1)}), 0, sizes)
+
+
+def folded(bundles, rules, messages, fold=None):
+    """The replies and the sum of bundles that are answered in this order."""
+    fold = Fold(frozenset({node_id_of(1)}), rules) if fold is None else fold
+    light = [reply for bundle in bundles for reply in fold.put(bundle, answer_to(bundle, rules))]
+    order = {message.metadata.message_id: place for place, message in enumerate(messages)}
+    assert sorted(order[reply.metadata.reply_to_message_id] for reply in light) == list(range(len(messages)))
+    return fold.result(messages, light)
+
+
+SIZES = (2, 2, 2, 2, 2, 1)
+
+
+def test_several_groups_in_one_call_have_the_sum_of_each_by_itself():
+    rules, every = make_rules("delta"), of_groups(11, SIZES)
+    groups = every.groups()
+    assert [(group.group, len(group.messages)) for group in groups] == list(enumerate(SIZES))
+    replies, apart = folded(groups, rules, every.messages)
+    assert [ARRAYS in reply.content for reply in replies] == [client == 1 for client in range(11)]
+    first = replace(every, messages=every.messages[:6], lengths=SIZES[:3])
+    second = replace(every, messages=every.messages[6:], group=3, lengths=SIZES[3:])
+    for bundles in ([every], [first, second], [second, first]):
+        assert same_sums(folded(bundles, rules, every.messages)[1], apart)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("begun", [1, 2, 3, 5, 8, 10])
+def test_what_was_taken_back_of_several_groups_changes_no_bit_of_their_sum(begun, lost):
+    """Those that were begun come from the slow worker, or from nobody where it died: then from others, each anew."""
+    rules, every = make_rules("delta"), of_groups(11, SIZES)
+    _, undisturbed = folded([every], rules, every.messages)
+    fold = Fold(every.whole, rules)
+    rest = fold.split(every, begun)
+    whole_groups = [bundle for bundle in rest if bundle.whole is not None]
+    assert all(len(bundle.lengths) == 1 for bundle in whole_groups)
+    assert [m for bundle in rest for m in bundle.messages] == list(every.messages[begun:])
+    head = replace(every, messages=every.messages[:begun])
+    bundles = [*reversed(rest), *(fold.split(head) if lost else [head])]
+    assert same_sums(folded(bundles, rules, every.messages, fold)[1], undisturbed)
+
+
+def test_several_groups_whose_worker_died_are_tried_group_by_group():
+    fold, every = Fold(frozenset()), of_groups(11, SIZES)
+    groups = fold.split(every)
+    assert [bundle.messages for bundle in groups] == [group.messages for group in every.groups()]
+    (first, second) = fold.split(groups[0])  # and then client by client
+    assert (first.messages, second.messages) == ((every.messages[0],), (every.messages[1],))

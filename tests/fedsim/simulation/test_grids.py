@@ -12,12 +12,14 @@ from flwr.clientapp import ClientApp
 from fedsim.simulation import InlineGrid, node_id_of, on_ray, partition_of
 from fedsim.simulation.bundle import Bundle, BundleReplies
 from fedsim.simulation.folding import Fold
+from fedsim.simulation.group_sums import GroupSums
 from fedsim.simulation.on_ray import ClientWorker, RayGrid
 from fedsim.simulation.placement import Request
 from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_WANTED, PartialSums
 from fedsim.wire.records import ARRAYS, CONFIG, from_arrays, to_array
 from tests.fedsim.simulation.obedient_client import make_client_app
 from tests.fedsim.simulation.summed_client import make_client_app as summed
+from tests.fedsim.simulation.summed_client import make_deadly_client_app as deadly
 from tests.fuzz.federation import PICTURES, honest, make_rules, start
 
 
@@ -89,6 +91,7 @@ def test_a_late_client_answers_with_an_error_and_the_next_round_is_whole(ray_on_
 
 def test_quick_clients_travel_together_and_one_that_hangs_costs_itself_alone(ray_on_this_machine, monkeypatch):
     monkeypatch.setattr(on_ray, "SPAN", 1e6)  # however slow the machine: these are quick clients
+    monkeypatch.setattr(on_ray, "LEAST", 0.0)
     grid = RayGrid(24, make_client_app, workers=2, request=Request(cpus=0.5))
     sent = []
     submit = grid._submit
@@ -128,6 +131,7 @@ def test_what_a_slow_worker_has_not_begun_is_done_by_others_and_answered_once(
     ray_on_this_machine, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(on_ray, "SPAN", 1e6)
+    monkeypatch.setattr(on_ray, "LEAST", 0.0)
     monkeypatch.setattr(on_ray, "OVERDUE", 0.5)
     grid, seen = RayGrid(8, make_client_app, workers=2, request=Request(cpus=0.5)), []
     try:
@@ -180,11 +184,12 @@ def test_groups_are_added_in_a_fixed_order_and_held_as_few_sums(groups):
     def total(order):
         fold, most = Fold(frozenset()), 0
         for group in order:
-            sums = PartialSums()
+            sums, of_group = PartialSums(), GroupSums()
             reply = honest("delta", 0)
             reply[ARRAYS]["head.bias"] = to_array(values[group], copy=True)
             assert sums.add(reply)
-            fold.put(Bundle((), frozenset(), group), BundleReplies(sums=sums.contents()))
+            of_group.add(group, sums)
+            fold.put(Bundle((), frozenset(), group, (1,)), BundleReplies(sums=of_group))
             most = max(most, len(fold._sums))
         _, (content,) = fold.result([], [])
         return from_arrays(content[SUM])["head.bias"], most
@@ -228,3 +233,31 @@ def test_a_killed_worker_is_replaced_and_its_client_tried_again(ray_on_this_mach
         assert answers(grid.send_and_receive(messages(grid))) == [0, 1, 2]
     finally:
         grid.close()
+
+
+def test_a_client_that_kills_its_worker_costs_itself_alone_among_several_groups(ray_on_this_machine, monkeypatch):
+    monkeypatch.setattr(on_ray, "SPAN", 1e6)
+    monkeypatch.setattr(on_ray, "LEAST", 0.0)
+    rules, sums, sent, reasons = make_rules("delta"), [], [], []
+    for make in (partial(InlineGrid, 16), partial(RayGrid, 16, workers=2, request=Request(cpus=0.5), max_retries=0)):
+        grid = make(make_client_app=deadly, rules=rules)
+        submit = grid._submit
+        monkeypatch.setattr(
+            grid, "_submit", lambda bundle, submit=submit: (sent.append(bundle.lengths), submit(bundle))
+        )
+        try:
+            for marker in ("honest", "deadly"):
+                config = ConfigRecord({SUM_WANTED: 2, "marker": marker})
+                content = RecordDict({ARRAYS: start(), CONFIG: config})
+                replies = list(grid.send_and_receive([Message(content, n, "train") for n in grid.get_node_ids()]))
+        finally:
+            grid.close()
+        assert [reply.has_error() for reply in replies] == [client == 3 for client in range(16)]
+        reasons.append(replies[3].error.reason)
+        (total,) = [reply.content for reply in replies if not reply.has_error() and SUM in reply.content]
+        sums.append(total)
+    assert max(map(len, sent)) > 1  # several groups went in one call
+    assert reasons == ["RuntimeError: no", "its worker died 1 times"]
+    inline, on_workers = (from_arrays(total[SUM]) for total in sums)
+    assert all(tensor.equal(on_workers[name]) for name, tensor in inline.items())
+    assert sums[0][SUM_OF] == sums[1][SUM_OF]
