@@ -26,7 +26,7 @@ from experiments.studies.second_order.victims import DIGITS, PRIVATE, SIDE, Vict
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.bounds.references import determined, gaussian_reference, prior_precision
 from fedsim.determinism import torch_generator
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, one_of
 from fedsim.metrics.matching import match
 from fedsim.models import Architecture, ModelSpec, architecture_seed
 from fedsim.observation import Observation
@@ -92,8 +92,10 @@ def run(options: argparse.Namespace) -> None:
     batches = sorted(set(options.batches))
     if not 1 <= batches[0] <= batches[-1] <= MOST:
         raise ConfigError("--batches", " ".join(map(str, batches)), f"1 to {MOST}")
+    for start in options.starts:
+        one_of("--starts", start, STARTS)
     settings = {"steps": steps, "restarts": restarts, "seed": options.seed, "pictures": pictures}
-    settings["starts"] = ["closed_form", "mean"] if pictures else list(STARTS)
+    settings["starts"] = list(options.starts)
     cells = [Cell(backbone, case, batch) for backbone in backbones for case in cases for batch in batches]
     units = [
         Unit.of(options, f"{cell.key}/{first}", {"first": first, **asdict(cell), **settings})

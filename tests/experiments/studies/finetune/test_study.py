@@ -92,6 +92,7 @@ def test_a_row_says_what_its_floor_means(values, said):
         (["--recipes", "qlora"], "--recipes=qlora"),
         (["--pictures", ".", "--backbones", "trained"], "--backbones=trained: must be one of drawn"),
         (["--images", "101"], "--images"),
+        (["--starts", "here"], "--starts=here"),
         (["--batches", "0"], "--batches=0: must be 1 to 100"),
     ],
 )
