@@ -20,11 +20,11 @@ from attacks.optimization.second_order.starts import STARTS
 from experiments.studies.finetune.options import arguments
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Study, Table, Unit
-from experiments.studies.second_order.references import ROWS_EACH, behind_rounding, left_by_rounding, linear, sketched
+from experiments.studies.second_order.references import behind_rounding, linear
 from experiments.studies.second_order.study import BUDGETS, EXACT, cell, chosen
 from experiments.studies.second_order.victims import DIGITS, PRIVATE, SIDE, Victims, digits
 from fedsim.bounds.public_prior import PublicPrior
-from fedsim.bounds.references import determined, gaussian_reference, prior_precision
+from fedsim.bounds.references import determined
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError, one_of
 from fedsim.metrics.matching import match
@@ -42,7 +42,7 @@ CLIENTS, HELD, FIRST = 8, 25, 100
 """Of the rounds before the attacked one, with the digits from `FIRST` on; those before are attacked."""
 MOST = FIRST
 WHOLE = 10**8
-"""Numbers shared times unknowns, up to which J is computed whole."""
+"""Numbers shared times unknowns, up to which J is computed."""
 
 
 @dataclass(frozen=True)
@@ -147,13 +147,13 @@ def attacked(seen: Observation, settings: Mapping[str, Any], device: str) -> Att
 
 
 def held(seen: Observation, images: Tensor, labels: Tensor, prior: PublicPrior) -> Entry:
-    """What the update holds of its images: directions, what rounding would leave, and a reference behind it."""
+    """What the update holds of its images: directions, what rounding would leave, and a reference behind it.
+
+    Nothing of an update so large that J would not be computed whole.
+    """
     numbers, unknowns = sum(tensor.numel() for tensor in seen.update.tensors.values()), images.numel()
     if numbers * unknowns > WHOLE:
-        matrix, rows = sketched(seen, images, labels, prior, torch.float64, rounding=True)
-        left, precision = left_by_rounding(matrix, rows), prior_precision(prior, images.shape[1:])
-        public = gaussian_reference([matrix], precision, rows)
-        return {"rank": None, "unknowns": unknowns, "rounding": left, "public": public}
+        return {"rank": None, "unknowns": unknowns}
     jacobian, _, floor = linear(seen, images, labels, prior)
     local = determined(jacobian, floor)
     rounding = local.rounding_psnr if math.isfinite(local.rounding_psnr) else None
@@ -250,8 +250,8 @@ def page(entries: Sequence[Mapping[str, Any]], cells: Sequence[Cell], images: in
     ]
     if pictures:
         differs.append(
-            "Where `patch_gradient` applies it is the attack. J is whole up to "
-            f"{WHOLE:,} entries; beyond, rounding and reference are by a sketch of {ROWS_EACH:.0f} rows a pixel."
+            "Where `patch_gradient` applies it is the attack. Directions, reference and rounding are left out where J "
+            f"has more than {WHOLE:,} entries."
         )
     table = Table("finetune", "What is left in updates of fine-tuning", header, rows, (names, record))
     return Page("finetune", "Leakage from fine-tuning updates", introduction, [table], differs)
