@@ -258,12 +258,12 @@ def page(entries: Sequence[Mapping[str, Any]], cells: Sequence[Cell], images: in
 
 
 def outcome(values: Mapping[str, Any]) -> str:
-    """What a row's floor means: images that an update determines, and that are not exact, are the search's failures."""
-    missed = values["done"] - values["exact"]
+    """What a row's floor means: an image that the update determines, and that is not exact, is the search's failure."""
+    missed, rank = values["done"] - values["exact"], values["rank"]
     if not values["done"]:
         return "refused"
     if not missed:
         return "exact"
-    if values["rank"] is not None and values["rank"] < values["unknowns"]:
-        return "not determined"
+    if rank is not None and rank < values["unknowns"]:
+        return f"{values['unknowns'] - rank} directions missing"
     return f"the search failed in {missed}"

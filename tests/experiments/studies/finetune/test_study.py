@@ -27,7 +27,7 @@ def test_a_cell_stands_beside_the_guess_and_what_the_update_holds(call, tmp_path
     assert row["rounding"] == "", "directions are missing"
     assert float(row["guess"]) < float(row["public"]) < 60
     assert "no more" in out
-    assert "not determined" in out
+    assert f"{192 - int(row['rank'])} directions missing" in out
 
 
 def test_a_row_for_each_size_of_batch_with_an_entry_for_each_image(call, tmp_path):
@@ -74,7 +74,7 @@ def test_nothing_stands_beside_an_update_too_large_for_its_derivative(monkeypatc
     [
         ({"done": 0, "exact": 0, "rank": 3, "unknowns": 3}, "refused"),
         ({"done": 2, "exact": 2, "rank": 3, "unknowns": 3}, "exact"),
-        ({"done": 2, "exact": 0, "rank": 2, "unknowns": 3}, "not determined"),
+        ({"done": 2, "exact": 0, "rank": 1, "unknowns": 3}, "2 directions missing"),
         ({"done": 2, "exact": 1, "rank": 3, "unknowns": 3}, "the search failed in 1"),
         ({"done": 2, "exact": 0, "rank": None, "unknowns": 3}, "the search failed in 2"),
     ],
