@@ -194,11 +194,7 @@ class Attack(ABC):
         return confirmed(observation, result, self.bound)
 
     def check(self, observation: Observation) -> None:
-        """Refuse an observation that lacks what `needs` names.
-
-        Raises:
-            NotApplicable: with the reason.
-        """
+        """Refuse an observation that lacks what `needs` names."""
         for role in self.needs.roles:
             observation.gradients_of(role)
         if self.needs.sizes and observation.effect(SharesSigns) is not None:

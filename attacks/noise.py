@@ -37,6 +37,12 @@ def noise_of(observation: Observation, target: State, scale: float) -> State | N
     return {name: square.sqrt() for name, square in squares.items()}
 
 
+def noise_of_gradient(observation: Observation) -> State | None:
+    """The same of the gradient that the update amounts to."""
+    scale = 1.0 if observation.update.kind == "gradient" else observation.protocol.gradient_scale()
+    return noise_of(observation, observation.gradient, scale)
+
+
 def is_even(observation: Observation) -> bool:
     """Whether defenses add noise, all of it of about one size within a tensor: rounding number by number is not."""
     effects = [effect for effect in observation.effects if isinstance(effect, AddsNoise | Quantises)]

@@ -39,9 +39,6 @@ def of_images(observation: Observation, target: State) -> State:
 
     Args:
         target: the shared update in units of a gradient, by name.
-
-    Raises:
-        NotApplicable: as `regression_term`.
     """
     effect = observation.effect(AddsRegression)
     if effect is None:
@@ -63,11 +60,7 @@ def of_images(observation: Observation, target: State) -> State:
 def without_regression(
     observation: Observation, token_grads: Float[Tensor, "tokens width"]
 ) -> Float[Tensor, "tokens width"]:
-    """∂L/∂e_n of the classification loss alone.
-
-    Raises:
-        NotApplicable: as `regression_term`.
-    """
+    """∂L/∂e_n of the classification loss alone."""
     term = regression_term(observation, token_grads.any(dim=1))
     return token_grads if term is None else token_grads - term.to(token_grads)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import fedsim
 from fedsim.observation import Observation
+from fedsim.storage.digests import absorb
 from fedsim.storage.durable import replacing, write_text
 
 logger = getLogger(__name__)
@@ -193,10 +194,7 @@ def fingerprint(
             tensors |= {f"image_prior/{name}": tensor for name, tensor in observation.image_prior.tensors().items()}
         if observation.public_images is not None:
             tensors |= {f"public/{name}": tensor for name, tensor in observation.public_images.tensors().items()}
-        for name in sorted(tensors):
-            tensor = tensors[name].detach().cpu().contiguous()
-            digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
-            digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+        absorb(digest, tensors)
     return digest.hexdigest()
 
 

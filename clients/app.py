@@ -22,7 +22,7 @@ from fedsim.metrics.accuracy import evaluate
 from fedsim.models import Architecture, Normaliser, OwnArchitecture, architecture_seed
 from fedsim.models.finetune import Finetune
 from fedsim.observation import Observation
-from fedsim.observing import ObservationFactory
+from fedsim.observation_factory import ObservationFactory
 from fedsim.settings.commands import LocalConfig, config_of
 from fedsim.settings.composition import build_data, build_finetune, build_spec, image_side
 from fedsim.update import Shared, State, Update

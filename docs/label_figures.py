@@ -10,9 +10,9 @@ from typing import Any
 import PIL.Image
 
 from experiments.benchmarks.heads import train
+from experiments.benchmarks.label_rules import RULES, SETS, measure
 from experiments.engine.setup import prepare
-from experiments.studies.gradinversion.label_rules import RULES, SETS
-from experiments.studies.gradinversion.labels import known_features, measure
+from experiments.studies.gradinversion.labels import known_features
 from fedsim.determinism import torch_generator
 from fedsim.report.draw.png import COLOURS, GRID, drawing, plain_numbers
 
@@ -44,8 +44,8 @@ def shares(config: Mapping[str, Any]) -> Shares:
         known = known_features(setup, len(setup.data.train), 0, "cpu")
         for kind in KINDS:
             rng = torch_generator(0, "label figures", kind)
-            for entry in measure(known, kind, SIZES, BATCHES, rng, tuple(RULES)):
-                found.setdefault((entry["rule"], kind, state), {})[entry["batch_size"]] = 100 * entry["share"]
+            for entry in measure(known, kind, SIZES, BATCHES, rng, RULES):
+                found.setdefault((entry["rule"], kind, state), {})[entry["batch_size"]] = 100 * entry["overlap"]
     return found
 
 

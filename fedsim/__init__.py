@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedsim.errors import ConfigError as ConfigError
     from fedsim.errors import NotApplicable as NotApplicable
     from fedsim.history import History as History
-    from fedsim.metrics.scoring import score as score
+    from fedsim.metrics.results import score as score
     from fedsim.observation import Observation as Observation
     from fedsim.report.show import show as show
     from fedsim.result import AttackResult as AttackResult
@@ -33,7 +33,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "observe": "clients.observe",
     "attack": "attacks.attack",
-    "score": "fedsim.metrics.scoring",
+    "score": "fedsim.metrics.results",
     "show": "fedsim.report.show",
     "audit": "experiments.python.audit",
     "run": "experiments.python.run",

@@ -122,7 +122,7 @@ class Observation:
         >>> fedsim.attack("labels", seen).labels.tolist()
         [3]
         """
-        from fedsim.observing import observation_of
+        from fedsim.observation_factory import observation_of
 
         given = {"gradients": gradients, "delta": delta, "weights": weights}
         stated = protocol or LocalProtocol(batch_size, training_mode=model.training)

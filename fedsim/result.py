@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from torch import Tensor
 
 from fedsim.metrics.records import ImageScore, LabelScore, Scores
-from fedsim.storage.values import items, number, whole
+from fedsim.storage.values import items, number, numbers, whole
 
 if TYPE_CHECKING:
     from fedsim.observation import Observation
@@ -171,13 +171,13 @@ class AttackResult:
             certificate=Certificate(
                 cast(CertificateStatus, str(certificate.get("status") or "none")),
                 str(certificate.get("reason") or ""),
-                _numbers(certificate.get("values")),
+                numbers(certificate.get("values")),
             ),
             labels=torch.tensor(labels, dtype=torch.int64) if isinstance(record.get("labels"), list) else None,
             scores=_scores(record),
             seconds=number(record.get("seconds")) or 0.0,
             attempts=whole(record.get("attempts")) or 1,
-            trace=tuple(_numbers(row) for row in items(record.get("trace")) if isinstance(row, Mapping)),
+            trace=tuple(numbers(row) for row in items(record.get("trace")) if isinstance(row, Mapping)),
             server_round=whole(record.get("round")) or 0,
             client=int(client[1]) if client else 0,
             batch_size=whole(record.get("batch_size")) or 0,
@@ -217,12 +217,6 @@ class AttackResult:
         from fedsim.report.inline import inline_images
 
         return f"<p>{html.escape(str(self))}</p>{inline_images(self.images)}"
-
-
-def _numbers(values: object) -> dict[str, float]:
-    """The finite ones."""
-    named = values.items() if isinstance(values, Mapping) else ()
-    return {str(name): found for name, value in named if (found := number(value)) is not None}
 
 
 def _scores(record: Mapping[str, Any]) -> Scores | None:

@@ -17,7 +17,7 @@ from fedsim.data import Source
 from fedsim.errors import NotApplicable
 from fedsim.models import Architecture, ModelSpec, input_size, normalisation
 from fedsim.observation import Observation, Replayer
-from fedsim.observing import ObservationFactory
+from fedsim.observation_factory import ObservationFactory
 from fedsim.update import LocalProtocol, Shared, Update
 
 Transform = Callable[[Update, torch.Generator], Update]

@@ -20,7 +20,7 @@ from fedsim.memory.kept import settled
 from fedsim.metrics.accuracy import evaluate, mean_softmax
 from fedsim.models.checkpoint import REDRAWN
 from fedsim.observation import Observation
-from fedsim.observing import ObservationFactory
+from fedsim.observation_factory import ObservationFactory
 from fedsim.settings.groups import ObserveSettings
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers

@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import random
+import runpy
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -18,13 +19,6 @@ from tests.support.process_guard import ProcessGuard
 from tests.support.shapes import check_stated_alone
 from tests.support.slow import read as slow_tests
 
-COMMANDS = {
-    "fedsim": "run.command",
-    "fedsim-audit": "audit.command",
-    "fedsim-measure": "measure.command",
-    "fedsim-matrix": "matrix.command",
-    "fedsim-prior": "prior.command",
-}
 STARTS = {"ray_on_this_machine": "ray", "mortal": "subprocess", "site": "subprocess", "command": "command"}
 """Fixtures, and the marker of the tests that use them."""
 # Ray's workers are nice by 15: beside the tests of other processes they would wait for minutes.
@@ -168,14 +162,22 @@ def plots():
 
 @pytest.fixture
 def call_main(monkeypatch, capsys):
-    """`call_main("a.module", "--word", …)`: exit code, standard output and errors of the module's `main`."""
+    """`call_main("a.module", "--word", …)`: exit code, output and errors of a module's `main`, or of a command."""
 
     def call(module, *arguments):
         monkeypatch.setattr(sys, "argv", [module, *arguments])
         monkeypatch.setattr(sys, "path", list(sys.path))
         code = 0
         try:
-            import_module(module).main()
+            if module.endswith(".__main__"):
+                runpy.run_module(module, run_name="__main__")
+            elif "." in module:
+                import_module(module).main()
+            else:
+                from experiments.cli.call import run_command
+                from experiments.commands.stage import CommandStage
+
+                run_command(CommandStage(module))
         except SystemExit as stop:
             code = stop.code or 0
         captured = capsys.readouterr()
@@ -193,6 +195,6 @@ def command(monkeypatch, call_main, request):
     monkeypatch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *_, **__: None)
     # ... and plots, which tests/fedsim/report draws and reads.
     if "plots" not in request.fixturenames:
-        monkeypatch.setattr("fedsim.report.draw.figures._svg", _empty_plot)
+        monkeypatch.setattr("fedsim.report.draw.svg.markup", _empty_plot)
 
-    return lambda name, *arguments: call_main(f"experiments.{COMMANDS[name]}", *arguments)
+    return call_main

@@ -9,7 +9,13 @@ from torch import Tensor
 from attacks.analytic.linear.certificate import finite, judge, relative_error, solution_values
 from attacks.analytic.linear.least_squares import PatchSolution, solve_patches
 from attacks.analytic.linear.patches import patchify, unpatchify
-from attacks.analytic.patch_gradient import check_embedding, embedding_rows, examples_behind, known_embedding
+from attacks.analytic.patch_gradient import (
+    check_embedding,
+    embedding_rows,
+    examples_behind,
+    known_embedding,
+    known_prefix,
+)
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from fedsim.errors import NotApplicable
@@ -130,12 +136,7 @@ def _tokens_of(observation: Observation, patches: Float[Tensor, "patches pixels"
     tokens = patches @ state[roles.patch_weight].double().flatten(1).T
     if roles.patch_bias is not None:
         tokens = tokens + state[roles.patch_bias].double()
-    tokens = tokens + embedding[roles.embedded_prefix_tokens :]
-    names = [state[name].double().reshape(-1, tokens.shape[1]) for name in roles.prefix_names]
-    prefix = torch.cat(names) if names else tokens[:0]
-    if roles.embedded_prefix_tokens:
-        prefix = prefix + embedding[: roles.embedded_prefix_tokens]
-    return torch.cat([prefix, tokens])
+    return torch.cat([known_prefix(observation), tokens + embedding[roles.embedded_prefix_tokens :]])
 
 
 def _all_token_grads(observation: Observation) -> Float[Tensor, "tokens width"]:

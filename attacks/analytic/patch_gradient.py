@@ -9,12 +9,12 @@ from torch import Tensor
 from attacks.analytic.linear.certificate import finite, judge, relative_error, solution_values
 from attacks.analytic.linear.errors_in_variables import NoisyRows, complete_patches
 from attacks.analytic.linear.least_squares import PatchSolution, solve_patches
-from attacks.analytic.linear.patches import patchify, unpatchify
+from attacks.analytic.linear.patches import PatchPixels, patchify, unpatchify
 from attacks.analytic.linear.pixel_grid import EXCESS, MAX_WRONG, GridSolution, round_to_grid
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from attacks.label.single import single_label
-from attacks.noise import is_even, noise_of
+from attacks.noise import is_even, noise_of_gradient
 from attacks.positions import without_regression
 from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior
 from fedsim.effects import AddsPositions
@@ -110,11 +110,8 @@ class PatchGradient(Attack):
         """The exact patches, where a whole number of levels in every pixel satisfies all equations; else None."""
         if self.levels is None or math.isnan(solution.noise_variance):
             return None
-        per_channel = weight_grad.shape[1] // len(observation.std)
-        mean = weight_grad.new_tensor(observation.mean).repeat_interleave(per_channel)
-        std = weight_grad.new_tensor(observation.std).repeat_interleave(per_channel)
-        step, offset = 1.0 / (self.levels * std), -mean / std
-        assert observation.roles.pos_embed is not None
+        pixels = pixels_of(observation, weight_grad)
+        step, offset = 1.0 / (self.levels * pixels.std), -pixels.mean / pixels.std
         rounded = round_to_grid(
             token_grads,
             weight_grad,
@@ -134,8 +131,7 @@ def _completed(
     roles = observation.roles
     assert roles.patch is not None
     assert roles.pos_embed is not None
-    scale = 1.0 if observation.update.kind == "gradient" else observation.protocol.gradient_scale()
-    noise = noise_of(observation, observation.gradient, scale)
+    noise = noise_of_gradient(observation)
     assert noise is not None
     std = float(noise[roles.pos_embed].square().mean().sqrt())
     prior: ImagePrior = observation.image_prior or GaussianPrior()
@@ -144,11 +140,7 @@ def _completed(
 
 
 def check_embedding(observation: Observation) -> None:
-    """Refuse a model whose patch tokens are not W_p p_n + b_p + e_n.
-
-    Raises:
-        NotApplicable: with the reason.
-    """
+    """Refuse a model whose patch tokens are not W_p p_n + b_p + e_n."""
     roles = observation.roles
     if roles.obstacles:
         raise NotApplicable("; ".join(roles.obstacles))
@@ -161,6 +153,17 @@ def check_embedding(observation: Observation) -> None:
             f"pictures of {height}x{width} px on a patch grid of {covered[0]}x{covered[1]} px: "
             "padded pictures, or resampled position embeddings"
         )
+
+
+def pixels_of(observation: Observation, weight: Float[Tensor, "width pixels"]) -> PatchPixels:
+    """Of the patches that the patch projection's weight, or its gradient, reads."""
+    roles = observation.roles
+    assert roles.grid is not None
+    assert roles.patch is not None
+    per_channel = weight.shape[1] // len(observation.std)
+    mean = weight.new_tensor(observation.mean).repeat_interleave(per_channel)
+    std = weight.new_tensor(observation.std).repeat_interleave(per_channel)
+    return PatchPixels(mean, std, roles.grid, roles.patch)
 
 
 def known_embedding(observation: Observation) -> Float[Tensor, "rows width"]:
@@ -177,12 +180,17 @@ def known_embedding(observation: Observation) -> Float[Tensor, "rows width"]:
     return embedding.reshape(-1, embedding.shape[-1])
 
 
-def embedding_rows(observation: Observation) -> Float[Tensor, "rows width"]:
-    """`shared_rows` less what a regression of the embeddings added: ∂L/∂pos_embed of the classification loss alone.
+def known_prefix(observation: Observation) -> Float[Tensor, "prefix width"]:
+    """Class and register tokens as the first block reads them, float64, from the global state."""
+    roles, state, embedding = observation.roles, observation.global_state, known_embedding(observation)
+    tokens = [state[name].double().reshape(-1, embedding.shape[1]) for name in roles.prefix_names]
+    prefix = torch.cat(tokens) if tokens else embedding[:0]
+    rows = roles.embedded_prefix_tokens
+    return prefix + embedding[:rows] if rows else prefix
 
-    Raises:
-        NotApplicable: as there.
-    """
+
+def embedding_rows(observation: Observation) -> Float[Tensor, "rows width"]:
+    """`shared_rows` less what a regression of the embeddings added: ∂L/∂pos_embed of the classification loss alone."""
     rows, prefix = shared_rows(observation), observation.roles.embedded_prefix_tokens
     return torch.cat([rows[:prefix], without_regression(observation, rows[prefix:])])
 

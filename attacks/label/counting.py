@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.label.rules import largest_remainder
+from attacks.label.rules import lowest_again, prior_counts
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,7 @@ def llg(scores: Float[Tensor, "classes"], batch_size: int, share: LabelShare) ->
     A label that is emitted takes the impact off its class; the offset is subtracted before the second phase. The
     first phase is right for non-negative features only, in the weight form; the bias form has no such need.
     """
-    rest = scores.double().clone()
-    present = (rest < 0).nonzero().flatten()
-    emitted = present[rest[present].argsort()][:batch_size].tolist()
-    rest[emitted] -= share.impact
-    rest -= share.offset
-    while len(emitted) < batch_size:
-        label = int(rest.argmin())
-        rest[label] -= share.impact
-        emitted.append(label)
-    return torch.tensor(sorted(emitted))
+    return lowest_again(scores, (scores < 0).nonzero().flatten(), batch_size, -share.impact, share.offset)
 
 
 def zero_shot_counts(
@@ -86,11 +77,7 @@ def zero_shot_counts(
     """
     if mean_sum == 0.0:
         raise ValueError("features that sum to zero tell nothing of the labels")
-    if label_smoothing >= 1.0:
-        raise ValueError("label_smoothing=1 leaves nothing of the labels")
-    scores = weight_grad.double().sum(dim=1) / mean_sum
-    uniform = label_smoothing / len(scores)
-    return batch_size * (mean_probs.double() - scores - uniform) / (1.0 - label_smoothing)
+    return prior_counts(weight_grad.double().sum(dim=1) / mean_sum, mean_probs, batch_size, label_smoothing)
 
 
 def ilrg_counts(
@@ -117,9 +104,3 @@ def ilrg_counts(
     known = torch.cat([known, known.new_tensor([float(batch_size)])])
     counts: Tensor = torch.linalg.pinv(system) @ known
     return counts
-
-
-def labels_of(counts: Float[Tensor, "classes"], batch_size: int) -> Int[Tensor, "batch"]:
-    """Real-valued counts as B sorted labels, by largest remainder."""
-    rounded = largest_remainder(counts, batch_size)
-    return torch.repeat_interleave(torch.arange(len(rounded)), rounded)

@@ -130,7 +130,7 @@ class RecoverLabels(Attack):
             smoothing, mean_sum = observation.protocol.label_smoothing, values["mean_sum"]
             counts = counting.zero_shot_counts(gradient, probs.mean(dim=0), mean_sum, total, smoothing)
             return _uncertified(
-                counting.labels_of(counts, total), f"features' mean sum and softmax come from {seen}", values
+                rules.labels_of(counts, total), f"features' mean sum and softmax come from {seen}", values
             )
         labels = counting.llg(scores, total, counting.share_of_reference(probs, sums, total))
         return _uncertified(labels, f"a label's weight and the rest come from {seen}", values)
@@ -167,7 +167,7 @@ def _ilrg(observation: Observation, bias_grad: Float[Tensor, "classes"], total: 
     smoothing = observation.protocol.label_smoothing
     counts = counting.ilrg_counts(weight, bias, shared(observation, "weight"), bias_grad, total, smoothing)
     values = {"rounding": float((counts - counts.round()).abs().max())}
-    return _uncertified(counting.labels_of(counts, total), "each class is taken to have one feature", values)
+    return _uncertified(rules.labels_of(counts, total), "each class is taken to have one feature", values)
 
 
 def _proof(observation: Observation, total: int, rng: torch.Generator) -> Reconstruction | None:

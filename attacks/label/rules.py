@@ -75,16 +75,33 @@ def bias_corrected(
 
     A label's share of the gradient is -(1 - ε)/B. Right near uniform p̄, as at initialisation.
     """
-    share = (1.0 - label_smoothing) / batch_size
-    rest = bias_grad.double().clone()
     present = bias_sign(bias_grad, label_smoothing, rounding)
-    emitted = present[rest[present].argsort()][:batch_size].tolist()
-    rest[emitted] += share
-    while len(emitted) < batch_size:
+    return lowest_again(bias_grad, present, batch_size, (1.0 - label_smoothing) / batch_size)
+
+
+def lowest_again(
+    scores: Float[Tensor, "classes"],
+    present: Int[Tensor, "labels"],
+    batch_size: int,
+    share: float,
+    offset: Float[Tensor, "classes"] | None = None,
+) -> Int[Tensor, "batch"]:
+    """One of each class that is present, the lowest first, then the lowest class again and again.
+
+    Args:
+        share: what a label adds to its class's score once it is named.
+        offset: of each class, taken off before the second phase.
+    """
+    rest = scores.double().clone()
+    named = present[rest[present].argsort()][:batch_size].tolist()
+    rest[named] += share
+    if offset is not None:
+        rest -= offset
+    while len(named) < batch_size:
         label = int(rest.argmin())
         rest[label] += share
-        emitted.append(label)
-    return torch.tensor(sorted(emitted))
+        named.append(label)
+    return torch.tensor(sorted(named))
 
 
 def prior_counts(
@@ -114,8 +131,13 @@ def bias_prior(
 
     Exact whenever ‖p̄ - p̂‖∞ < (1 - ε)/(2B), where p̂ is the mean softmax over pictures that need no labels.
     """
-    counts = largest_remainder(prior_counts(bias_grad, mean_probs, batch_size, label_smoothing), batch_size)
-    return torch.repeat_interleave(torch.arange(len(counts)), counts)
+    return labels_of(prior_counts(bias_grad, mean_probs, batch_size, label_smoothing), batch_size)
+
+
+def labels_of(counts: Float[Tensor, "classes"], batch_size: int) -> Int[Tensor, "batch"]:
+    """Real-valued counts as B sorted labels, by largest remainder."""
+    rounded = largest_remainder(counts, batch_size)
+    return torch.repeat_interleave(torch.arange(len(rounded)), rounded)
 
 
 def largest_remainder(shares: Float[Tensor, "classes"], total: int) -> Int[Tensor, "classes"]:

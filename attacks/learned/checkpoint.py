@@ -1,6 +1,7 @@
 """A trained inversion network in one file: weights as safetensors, what it was trained for as JSON in its header."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,16 +63,9 @@ def load_trained(path: Path) -> Trained:
                 network = InversionNetwork(**record["network"])
             network.load_state_dict({name: file.get_tensor(name) for name in file.keys()}, assign=True)  # noqa: SIM118
         circumstances = Circumstances(**record["circumstances"])
-        sizes = {name: _count(shape) for name, shape in circumstances.tensors.items()}
+        sizes = {name: math.prod(shape) for name, shape in circumstances.tensors.items()}
         hashed = UpdateHash(sizes, record["bins"], record["hash_seed"])
     except (SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
         what = " ".join(str(error).split())[:200]
         raise ConfigError("checkpoint", path, f"a whole inversion.safetensors: {what}") from error
     return Trained(network.float().eval().requires_grad_(False), hashed, record["hash_seed"], circumstances)
-
-
-def _count(shape: list[int]) -> int:
-    result = 1
-    for side in shape:
-        result *= side
-    return result

@@ -1,15 +1,11 @@
 """What an inversion network was trained for: it holds for no other client."""
 
-import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from fedsim.observation import Observation
+from fedsim.storage.digests import digest
 from fedsim.update import LocalProtocol, State
 
 WEIGHTS = {"checkpoint", "pretrained"}
@@ -48,7 +44,7 @@ class Circumstances:
             "defenses": list(observation.defenses),
             "model": observation.architecture.spec.to_dict() | part,
             "image_shape": list(observation.image_shape),
-            "weights": digest(observation.global_state),
+            "weights": digest(observation.global_state)[:32],
         }
         return cls(**json.loads(json.dumps(found)))
 
@@ -92,15 +88,6 @@ def change(observation: Observation) -> State:
     if update.kind != "weights":
         return update.tensors
     return {name: tensor - observation.global_state[name] for name, tensor in update.tensors.items()}
-
-
-def digest(state: Mapping[str, Tensor]) -> str:
-    found = hashlib.sha256()
-    for name in sorted(state):
-        tensor = state[name].detach().cpu().contiguous()
-        found.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
-        found.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:32]
 
 
 def _few(names: list[str]) -> str:

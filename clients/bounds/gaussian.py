@@ -78,9 +78,6 @@ class GaussianReference(Bound):
 
         Args:
             parties: of one client in several rounds, each with the weights that it got then.
-
-        Raises:
-            NotApplicable: as a call.
         """
         each, shape = [self._information(party)[0] for party in parties], tuple(parties[0].images.shape[1:])
         priors = self._priors(parties[0])

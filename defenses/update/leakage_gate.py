@@ -83,11 +83,7 @@ class LeakageGate(Defense):
         self._attacked = False
 
     def check(self, plan: Plan) -> None:
-        """Refuses settings without an attack, defenses that change an update after it was judged, and (ε, δ) beside it.
-
-        Raises:
-            ConfigError: naming what is wrong.
-        """
+        """Refuses settings without an attack, defenses that change what was judged already, and (ε, δ) beside it."""
         self._as_attack()
         names = list(plan.defenses)
         for name, other in plan.defenses.items():

@@ -42,11 +42,7 @@ class SecureAggregation(Defense):
         return (SumsClients(self.clients),)
 
     def check(self, plan: Plan) -> None:
-        """Refuses strategies that need single updates, and a second secure aggregation.
-
-        Raises:
-            ConfigError: naming the strategy.
-        """
+        """Refuses strategies that need single updates, and a second secure aggregation."""
         from hydra.utils import get_class
 
         if sum(isinstance(other, SecureAggregation) for other in plan.defenses.values()) > 1:

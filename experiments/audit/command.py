@@ -15,12 +15,11 @@ from attacks.session import discard
 from defenses.compose import build_chain
 from experiments.audit.bounds import build_bounds, write_bounds
 from experiments.audit.worker import UNCOMPUTED, AuditBatch, AuditedAttack, AuditWorker, failed
-from experiments.cli.call import console, run_command, say_doing
+from experiments.cli.call import console, say_doing
 from experiments.cli.logs import log_to
 from experiments.cli.places import find_observations
 from experiments.cli.progress import Bars
 from experiments.cli.validation import attacks_timeout, check_gpus, placement, worker_counts
-from experiments.commands.stage import CommandStage
 from experiments.engine.choice import estimate_audit, with_engine
 from experiments.engine.reporting import reported
 from experiments.engine.scratch import scratch_folder
@@ -53,17 +52,8 @@ logger = getLogger(__name__)
 Group = tuple[AuditBatch, ...]
 
 
-def main() -> None:
-    """The command, called from Python: it exits."""
-    run_command(CommandStage("fedsim-audit"))
-
-
 def run_audit(given: AuditConfig | Mapping[str, Any], root: Path) -> None:
-    """One audit, from its settings to the report.
-
-    Raises:
-        ConfigError: a setting cannot work; nothing has been started then.
-    """
+    """One audit, from its settings to the report; raises ConfigError before anything is started."""
     start = time.perf_counter()
     config = parse(AuditConfig, given)
     config.check_attacks()

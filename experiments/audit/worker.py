@@ -16,7 +16,7 @@ from experiments.engine.audited import AuditedClients
 from experiments.engine.setup import Setup, prepare
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
-from fedsim.metrics.scoring import score_against
+from fedsim.metrics.results import score_against
 from fedsim.observation import Observation, observation_name
 from fedsim.result import AttackResult
 from fedsim.settings.commands import AuditConfig

@@ -104,7 +104,7 @@ def measure(head: "MeasuredHead", kind: str, size: int, batches: int) -> Counted
     from attacks.label.residual import certify_counts
     from attacks.label.rules import prior_counts
     from experiments.benchmarks.heads import CLASSES, KINDS, head_gradients
-    from experiments.studies.gradinversion.label_rules import HeadBatch, feature_error
+    from experiments.benchmarks.label_rules import HeadBatch, feature_error
 
     rng = torch.Generator().manual_seed(size)
     weight, bias = head.weight, head.bias

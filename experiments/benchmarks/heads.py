@@ -95,14 +95,6 @@ def head_inputs(model: nn.Module, head: nn.Linear, inputs: Tensor) -> Float[Tens
     return torch.cat(read)
 
 
-def head_features(model: nn.Module, inputs: Tensor) -> Tensor:
-    """[N,D] inputs of the classifier, of normalised pictures, in the mode that the model is in."""
-    with torch.no_grad():
-        return torch.cat(
-            [model.forward_head(model.forward_features(x), pre_logits=True) for x in inputs.split(CHUNK)]  # type: ignore[operator]
-        )
-
-
 def head_gradients(features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """∂L/∂W = (1/B) Σ_k (p_k - y_k) h_kᵀ and ∂L/∂b of mean cross-entropy."""
     errors = F.linear(features, weight, bias).softmax(dim=1) - F.one_hot(labels, len(weight)).to(features)

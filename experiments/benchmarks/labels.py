@@ -9,9 +9,7 @@ ImageNet's folders are joined in their order to C = 100 groups of related classe
 
 import argparse
 import time
-from collections import defaultdict
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from experiments.studies.harness.tables import markdown, write_csv
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from experiments.benchmarks.heads import GroupedImages
-    from experiments.studies.gradinversion.label_rules import RuleResult
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 LEAST_IMAGES = 8
@@ -89,8 +86,8 @@ def measure(setting: str, model: "nn.Module", pictures: "GroupedImages", batches
     import torch.nn.functional as F
 
     from attacks.label.public_images.moments import class_moments
-    from experiments.benchmarks.heads import REFERENCE, draw, head_features, head_gradients
-    from experiments.studies.gradinversion.label_rules import RULES, HeadBatch, run_rule
+    from experiments.benchmarks import label_rules
+    from experiments.benchmarks.heads import REFERENCE, head_inputs
     from fedsim.models import Normaliser
 
     head: nn.Linear = model.get_classifier()  # type: ignore[operator]
@@ -99,46 +96,20 @@ def measure(setting: str, model: "nn.Module", pictures: "GroupedImages", batches
     rng = torch.Generator().manual_seed(1)
     noise = torch.rand((REFERENCE, *pictures.images.shape[1:]), generator=rng)
     features, public, random = (
-        head_features(model, normalise(images)) for images in (pictures.images, pictures.public, noise)
+        head_inputs(model, head, normalise(images)) for images in (pictures.images, pictures.public, noise)
     )
     mean_probs = F.linear(public[: len(pictures.auxiliary)], weight, bias).softmax(dim=1).mean(dim=0)
-    known = F.one_hot(pictures.public_labels, pictures.classes).double()
-    enough = int(known.sum(dim=0).min()) >= LEAST_IMAGES
-    moments = class_moments(weight, bias, public, known) if enough else None
-    rows: list[dict[str, Any]] = []
-    for kind in ("distinct", "repeated"):
-        for size in SIZES:
-            found: dict[str, list[RuleResult]] = defaultdict(list)
-            for _ in range(batches):
-                chosen = draw(pictures.labels, size, pictures.classes, kind, rng)
-                if chosen is None:
-                    continue
-                h, labels = features[chosen], pictures.labels[chosen].sort().values
-                h = h[pictures.labels[chosen].argsort()]
-                weight_grad, bias_grad = head_gradients(h, weight, bias, labels)
-                batch = HeadBatch(labels, weight, bias, weight_grad, bias_grad, mean_probs, random, h, moments)
-                for rule in RULES:
-                    outcome = run_rule(rule, batch, rng)
-                    if outcome is not None:
-                        found[rule].append(outcome)
-            for rule, outcomes in found.items():
-                errors = [outcome.feature_error for outcome in outcomes if outcome.feature_error is not None]
-                rows.append(
-                    {
-                        "setting": setting,
-                        "labels": kind,
-                        "rule": rule,
-                        "batch_size": size,
-                        "batches": len(outcomes),
-                        "exact": fmean([outcome.exact for outcome in outcomes]),
-                        "overlap": fmean([outcome.overlap for outcome in outcomes]),
-                        "certified": fmean([outcome.certified for outcome in outcomes]),
-                        "wrongly_certified": sum(outcome.certified and not outcome.exact for outcome in outcomes),
-                        "feature_error": sorted(errors)[len(errors) // 2] if errors else "",
-                        "seconds": fmean([outcome.seconds for outcome in outcomes]),
-                    }
-                )
-    return rows
+    truth = F.one_hot(pictures.public_labels, pictures.classes).double()
+    enough = int(truth.sum(dim=0).min()) >= LEAST_IMAGES
+    moments = class_moments(weight, bias, public, truth) if enough else None
+    known = label_rules.KnownHead(
+        weight, bias, features, pictures.labels, pictures.classes, mean_probs, random, moments
+    )
+    return [
+        {"setting": setting, "labels": kind, **row}
+        for kind in ("distinct", "repeated")
+        for row in label_rules.measure(known, kind, SIZES, batches, rng, label_rules.RULES)
+    ]
 
 
 def tables(rows: list[dict[str, Any]]) -> list[str]:

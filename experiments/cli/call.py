@@ -127,7 +127,7 @@ class _Call:
         if chosen.mode == RunMode.MULTIRUN:
             console.print(f"#{chosen.job.num} {' '.join(chosen.overrides.task)}", markup=False)
             sweep = Path(chosen.sweep.dir) if self._command.resumes else None  # else its runs go on one by one
-        self._attempt(lambda: _resolved(config), Path(chosen.runtime.output_dir), sweep)
+        self._attempt(lambda: resolved(config), Path(chosen.runtime.output_dir), sweep)
 
     def _attempt(self, settings: Callable[[], Config], folder: Path, whole: Path | None = None) -> None:
         """Check the settings, import the libraries, do the work. A faulty run of a sweep does not end the others."""
@@ -167,7 +167,8 @@ def _refuse(fault: str) -> NoReturn:
     sys.exit(2)
 
 
-def _resolved(config: DictConfig) -> Config:
-    resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items()}
+def resolved(config: DictConfig) -> Config:
+    """As plain containers."""
+    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}

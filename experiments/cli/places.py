@@ -11,11 +11,7 @@ IMAGE_FOLDER = "fedsim.data.ImageFolder"
 
 
 def check_sources(config: JobConfig) -> None:
-    """What data and model are read from is there.
-
-    Raises:
-        ConfigError: naming the key, the value and what would be right.
-    """
+    """Raises ConfigError where what data and model are read from is not there."""
     _check_data(config)
     if isinstance(checkpoint := config.model.get("checkpoint"), str):
         check_model_file(checkpoint)
@@ -68,11 +64,7 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def check_measured(config: MeasureConfig) -> None:
-    """What `fedsim-measure` reads is there.
-
-    Raises:
-        ConfigError: naming the key, the value and what would be right.
-    """
+    """Raises ConfigError where what `fedsim-measure` reads is not there."""
     measure = config.measure
     for folder in config.runs:
         find_runs(Path(str(folder)).expanduser())

@@ -24,11 +24,7 @@ RECORD_KEYS = {"arrayrecord_key": ARRAYS, "configrecord_key": CONFIG}
 
 
 def check_strategy(strategy: Any, num_clients: int) -> None:
-    """Flower waits without end for nodes that never come: refuse a strategy that asks for more than there are.
-
-    Raises:
-        ConfigError: naming the key, the value and what would be right.
-    """
+    """Flower waits without end for nodes that never come: refuse a strategy that asks for more than there are."""
     keys = ["min_available_nodes", "min_train_nodes"]
     if getattr(strategy, "fraction_evaluate", 0.0):
         keys.append("min_evaluate_nodes")
@@ -40,11 +36,7 @@ def check_strategy(strategy: Any, num_clients: int) -> None:
 
 
 def check_federated(config: RunConfig) -> None:
-    """What holds for federated runs, the strategy's class and devices included.
-
-    Raises:
-        ConfigError: naming the key, the value and what would be right.
-    """
+    """Raises ConfigError for what no federated run can work with, the strategy's class and devices included."""
     check_gpus(config)
     strategy = config.strategy
     if not any(isinstance(value, Mapping) for value in strategy.values()):  # what is nested checks itself
@@ -61,11 +53,7 @@ def check_federated(config: RunConfig) -> None:
 
 
 def check_observed(config: RunConfig, sums: Sums | None) -> None:
-    """What holds for federated runs in which the server sees sums; None: it sees each client.
-
-    Raises:
-        ConfigError: naming the key, the value and what would be right.
-    """
+    """Raises ConfigError for what a run cannot work with in which the server sees sums; None: it sees each client."""
     if sums is None:
         return
     sums.check_observed(config.observe.clients)

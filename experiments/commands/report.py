@@ -1,12 +1,19 @@
-"""`fedsim-report`: its arguments, and whether the folders are there, before what draws pages is imported."""
+"""`fedsim-report`: build the page of a run anew, or put several runs side by side.
+
+What draws pages is imported once the folders are known to be there.
+"""
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.cli.call import console, errors
 
 DESCRIPTION = "Build the page of a run anew, or put several runs side by side. fedsim --help lists all commands."
+MARKS = ("config.yaml", "summary.json", "attacks.jsonl", "metrics.jsonl")
+"""Files that make a folder a run's."""
+PAGE = "comparison.html"
 
 
 def run_report() -> None:
@@ -18,12 +25,45 @@ def run_report() -> None:
     )
     arguments = parser.parse_args()
     try:
-        for folder in arguments.folders:
-            if not folder.is_dir():
-                raise FileNotFoundError(f"no folder at {folder}")
-        from experiments.cli.report import write_page
-
         console.print(str(write_page(arguments.folders, arguments.out)), markup=False)
     except (ValueError, OSError) as error:
         errors.print(f"error: {error}", markup=False)
         sys.exit(2)
+
+
+def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
+    """The page of one run, of one sweep, or of several runs side by side.
+
+    Args:
+        out: file of a comparison; None: `comparison.html` beside the first run.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: one run was given with a file for a comparison, or one twice, or a folder that is no run among
+            several.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise FileNotFoundError(f"no folder at {folder}")
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ValueError("each run once")
+    from fedsim.report.matrix.files import build_matrix_report
+    from fedsim.report.measures.page import build_measures_page
+    from fedsim.report.render import build_comparison, build_report, build_sweep_report
+
+    if len(folders) > 1:
+        if strange := [str(folder) for folder in folders if not _is_run(folder)]:
+            raise ValueError(f"no runs: {', '.join(strange)}; a sweep's page is made from its folder alone")
+        return build_comparison(folders, out or folders[0].resolve().parent / PAGE)
+    if out is not None:
+        raise ValueError("--out is for a comparison of several runs, named one by one; a sweep's page is in its folder")
+    (folder,) = folders
+    if (folder / "matrix.json").is_file():
+        return build_matrix_report(folder)
+    if (folder / "measures.json").is_file():
+        return build_measures_page(folder)
+    return build_report(folder) if _is_run(folder) else build_sweep_report(folder)
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in MARKS)

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from torch import Tensor, nn
 
+from attacks.base import Attack
 from attacks.running import build_attack, check_fit
 from clients.accumulation import check_accumulation
 from clients.app import ClientRuntime
@@ -29,7 +30,7 @@ from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, Normaliser, OwnArchitecture, architecture_seed
 from fedsim.observation import Observation
-from fedsim.observing import ObservationFactory
+from fedsim.observation_factory import ObservationFactory
 from fedsim.public_images import PublicImages
 from fedsim.report.wording import count
 from fedsim.settings.commands import FederatedConfig, JobConfig, config_of
@@ -148,11 +149,23 @@ def prepare(given: JobConfig | Mapping[str, Any]) -> Setup:
         raise ConfigError("data.test_fraction", fraction, "enough for one test picture: the server evaluates on them")
     finetune = build_finetune(config.finetune)
     architecture = Architecture(build_spec(config.model, data), (defenses,), architecture_seed(config.seed), finetune)
+    return assemble(config, data, defenses, architecture, attacks, (3, side, side))
+
+
+def assemble(
+    config: JobConfig,
+    data: FederatedData,
+    defenses: DefenseChain,
+    architecture: Architecture,
+    attacks: Mapping[str, Attack],
+    image_shape: tuple[int, int, int],
+) -> Setup:
+    """Build the model, and refuse what does not go with it."""
     model = architecture.build()
     strategy = config.strategy if isinstance(config, FederatedConfig) else {}
-    finetune.check(model, (3, side, side), config.client.share)
+    architecture.finetune.check(model, image_shape, config.client.share)
     check_accumulation(config.client, model, defenses)
-    defenses.check(Plan(model, plain(config.client), strategy, defenses.defenses, (3, side, side)))
+    defenses.check(Plan(model, plain(config.client), strategy, defenses.defenses, image_shape))
     wants_auxiliary = any(attack.needs.auxiliary for attack in attacks.values())
     costs = tuple(float(attack.cost) for attack in attacks.values())
     return Setup(config, data, defenses, architecture, model, Normaliser(model), wants_auxiliary, costs)
@@ -168,21 +181,28 @@ def open_folder(config: JobConfig, root: Path, expected: str | None = None) -> R
         ConfigError: the earlier call had other settings.
     """
     text = yaml.safe_dump(json.loads(json.dumps(plain(config))), sort_keys=False)
-    if expected is not None and (other := _difference(_comparable(text), _comparable(expected), "")):
+    if expected is not None and (other := first_difference(_comparable(expected), _comparable(text))):
+        key, before, now = other
+        there = f"{key}={now} now, {before} there"
         raise ConfigError(
-            "run_dir", root, fault=f"choose a new folder, this one holds a run with other settings: {other}"
+            "run_dir", root, fault=f"choose a new folder, this one holds a run with other settings: {there}"
         )
     folder = RunFolder(root)
     folder.write_text("config.yaml", text)
     return folder
 
 
-def _difference(new: Any, old: Any, key: str) -> str:
-    """The first setting that differs, `seed=1 here, 0 there`; empty where none does."""
-    if isinstance(new, dict) and isinstance(old, dict):
-        found = (_difference(new.get(k), old.get(k), f"{key}.{k}".lstrip(".")) for k in {**old, **new})
-        return next((one for one in found if one), "")
-    return "" if new == old else f"{key}={new} now, {old} there"
+def first_difference(before: Any, now: Any, key: str = "") -> tuple[str, Any, Any] | None:
+    """The first setting that differs: (dotted key, value before, value now)."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in dict.fromkeys([*before, *now]):
+            found = first_difference(before.get(name), now.get(name), f"{key}.{name}" if key else str(name))
+            if found:
+                return found
+        return None
+    if isinstance(now, tuple):
+        now = list(now)
+    return None if before == now else (key, before, now)
 
 
 def _comparable(text: str) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from omegaconf import OmegaConf
 
+from experiments.cli.call import resolved
 from experiments.cli.errors import ConfigFault, one_line
 from fedsim.errors import ConfigError, RunError
 from fedsim.settings.commands import RunConfig
@@ -135,6 +135,4 @@ def _compose(overrides: list[str]) -> dict[str, Any]:
             config = compose("config", overrides)
         except ValueError as error:  # Hydra's own for a group that is neither a name nor a list
             raise ConfigError(OVERRIDES, " ".join(overrides), f"what Hydra takes ({error})") from error
-    resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items()}
+    return resolved(config)

@@ -11,11 +11,10 @@ from rich.console import Console
 
 from attacks.running import build_attack
 from experiments.audit.command import choose_images
-from experiments.cli.call import console, errors, run_command, say_doing
+from experiments.cli.call import console, errors, say_doing
 from experiments.cli.machine import cores
 from experiments.cli.progress import Bars
 from experiments.cli.validation import attacks_timeout, check_federated, worker_counts
-from experiments.commands.stage import CommandStage
 from experiments.engine.choice import Estimate, estimate_audit, estimate_jobs, estimate_run, with_engine
 from experiments.engine.setup import Setup, engine, prepare
 from experiments.matrix.progress import MatrixProgress, Watch, describe_end, read_matrix
@@ -39,11 +38,6 @@ from fedsim.storage.durable import locked
 
 SECONDS_BETWEEN_LOOKS = 1.0
 """Between two looks at the runs on Ray."""
-
-
-def main() -> None:
-    """The command, called from Python: it exits."""
-    run_command(CommandStage("fedsim-matrix"))
 
 
 def run_matrix(given: MatrixConfig | Mapping[str, Any], root: Path) -> None:
@@ -94,11 +88,7 @@ def _run(progress: MatrixProgress) -> None:
 
 
 def plan_matrix(config: MatrixConfig, root: Path) -> MatrixProgress:
-    """Compose every run of the matrix; what no row could work with is refused here.
-
-    Raises:
-        ConfigError: naming the setting.
-    """
+    """Compose every run of the matrix; what no row could work with is refused here."""
     matrix = config.matrix
     rows, columns = read_rows(matrix), read_columns(matrix)
     composer = Composer()

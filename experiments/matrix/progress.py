@@ -77,6 +77,11 @@ class MatrixProgress:
             left += missing * statistics.fmean(taken) if missing else 0.0
         return left / self.workers
 
+    def trained(self) -> tuple[int, int]:
+        """Trainings that ended, and all."""
+        trainings = [unit for unit in self.units if unit.kind == TRAINING]
+        return sum(unit in self.ends for unit in trainings), len(trainings)
+
     def cells_done(self) -> int:
         """Cells that nothing is missing of: those of audits that ended, and the finished ones of running audits."""
         audits = [unit for unit in self.units if unit.kind == AUDIT]
@@ -132,13 +137,12 @@ class Watch(threading.Thread):
 
     def _show(self) -> None:
         progress = self._progress
-        trainings = [unit for unit in progress.units if unit.kind == TRAINING]
-        trained = sum(unit in progress.ends for unit in trainings)
-        self._bars.set("trainings", trained, len(trainings))
+        trained, trainings = progress.trained()
+        self._bars.set("trainings", trained, trainings)
         done, total, note = progress.cells_done(), progress.cells_in_all, _note(progress)
         self._bars.set("cells", done, total, note)
         if note:
-            self._bars.say_now_and_then(f"{trained}/{len(trainings)} trainings, {done}/{total} cells; running: {note}")
+            self._bars.say_now_and_then(f"{trained}/{trainings} trainings, {done}/{total} cells; running: {note}")
 
 
 def read_matrix(progress: MatrixProgress) -> Matrix:
@@ -163,9 +167,8 @@ def describe_end(progress: MatrixProgress, unit: MatrixRun, end: End) -> str:
         row = _row(progress, next(entry for entry in progress.rows if entry.name == unit.row))
         told = f"accuracy {percent(row.accuracy)}" if unit.kind == TRAINING else _describe_audit(row, unit.label)
     words = "" if end.status == "done" else f"{end.status}, "
-    trainings = [unit for unit in progress.units if unit.kind == TRAINING]
-    trained = sum(unit in progress.ends for unit in trainings)
-    where = f"{trained}/{len(trainings)} trainings, {progress.cells_done()}/{progress.cells_in_all} cells"
+    trained, trainings = progress.trained()
+    where = f"{trained}/{trainings} trainings, {progress.cells_done()}/{progress.cells_in_all} cells"
     left = progress.seconds_left()
     rest = "" if left is None or len(progress.ends) == len(progress.units) else f", about {duration(left)} left"
     return f"{unit.title}: {words}{told}  ({where}{rest})"

@@ -8,8 +8,8 @@ from typing import Any
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
 
+from experiments.cli.call import resolved
 from experiments.cli.errors import ConfigFault, one_line
 from fedsim.errors import ConfigError, nearest
 from fedsim.report.matrix.cells import MatrixColumn
@@ -99,12 +99,9 @@ class Composer:
     def _compose(self, key: str, entry: Asked, overrides: Iterable[str]) -> Config:
         overrides = list(overrides)
         try:
-            config = compose(self._name, overrides=[*self._typed, *overrides])
-            resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+            return resolved(compose(self._name, overrides=[*self._typed, *overrides]))
         except ConfigFault as error:
             raise ConfigError(key, entry.settings, fault=one_line(error, self._name, overrides)) from error
-        assert isinstance(resolved, dict)
-        return {str(name): value for name, value in resolved.items()}
 
 
 def described(column: Asked, attack: Config, blind: bool = False) -> MatrixColumn:

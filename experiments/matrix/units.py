@@ -20,8 +20,7 @@ from experiments.cli import call as cli
 from experiments.cli.errors import ConfigFault, config_error, one_line
 from experiments.cli.logs import quiet_libraries
 from experiments.engine.choice import device_on
-from experiments.engine.guess import public_mean
-from experiments.engine.setup import Setup, bits_of, prepare
+from experiments.engine.setup import Setup, bits_of, first_difference, prepare
 from experiments.run.command import run_federated
 from fedsim.errors import ConfigError, RunError
 from fedsim.metrics.image import psnr
@@ -105,22 +104,18 @@ def finished(unit: MatrixRun) -> End | None:
 
 
 def check_unit(unit: MatrixRun) -> None:
-    """Refuse a folder that holds the unit with other settings. A path and its absolute form, as on a cluster, are one.
-
-    Raises:
-        ConfigError: naming what differs.
-    """
+    """Refuse a folder that holds the unit with other settings; a path and its absolute form, on a cluster, are one."""
     asked = _read(unit.folder / ASKED)
     if asked is None:
         return
-    differing = _differing(absolute(asked["settings"]), absolute(unit.settings))
+    differing = first_difference(absolute(asked["settings"]), absolute(unit.settings))
     if differing and (unit.kind == AUDIT or (unit.folder / SEAL).exists()):
         key, before, now = differing
         there = f"in this one {unit.row} was run with {key}={before}, not {now}"
         raise ConfigError("run_dir", unit.folder.parents[2], f"a new folder: {there}")
     for name, settings in unit.config["attack"].items():
         before, now = (without_knowledge(one) for one in (asked["attacks"].get(name, settings), settings))
-        differing = _differing(absolute_checkpoints(before), absolute_checkpoints(now))
+        differing = first_difference(absolute_checkpoints(before), absolute_checkpoints(now))
         if differing:
             key, before, now = differing
             raise ConfigError(
@@ -175,12 +170,9 @@ def guess(setup: Setup) -> dict[str, float]:
 
     Mid-grey where there are no public pictures.
     """
-    data = setup.data
-    chosen = data.train.subset(choose_images(setup))
+    chosen = setup.data.train.subset(choose_images(setup))
     pictures = chosen.images(range(len(chosen)))
-    values: Tensor = psnr(
-        public_mean(data, (pictures.shape[1], pictures.shape[2], pictures.shape[3])).expand_as(pictures), pictures
-    )
+    values: Tensor = psnr(setup.guess().expand_as(pictures), pictures)
     return dict(zip(chosen.ids, values.tolist(), strict=True))
 
 
@@ -256,16 +248,3 @@ def _write_text(path: Path, text: str) -> None:
     """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text.encode())
-
-
-def _differing(before: Any, now: Any, key: str = "") -> tuple[str, Any, Any] | None:
-    """The first setting that differs: (dotted key, value before, value now)."""
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for name in dict.fromkeys([*before, *now]):
-            found = _differing(before.get(name), now.get(name), f"{key}.{name}" if key else str(name))
-            if found:
-                return found
-        return None
-    if isinstance(now, tuple):
-        now = list(now)
-    return None if before == now else (key, before, now)

@@ -12,17 +12,16 @@ import torch
 import torch.nn.functional as F
 import yaml
 
-from experiments.cli.call import console, run_command, say_doing
+from experiments.cli.call import console, say_doing
 from experiments.cli.progress import Bars
-from experiments.commands.stage import CommandStage
 from experiments.measure.drawing import draw_all, embedding_view
 from experiments.measure.jigsawed import Answers, answer, layout, mask_embedding, measure_jigsaw, top1
 from experiments.measure.robust import (
     CorruptionPlan,
     corruption_errors,
+    folder_images,
     measure_foreign,
     measure_hard,
-    open_folder,
 )
 from experiments.measure.settings import check_measure, check_reference
 from experiments.measure.subjects import Subject, load_subjects
@@ -37,11 +36,6 @@ from fedsim.settings.schema import parse, plain
 from fedsim.storage.durable import write_text
 
 Record = dict[str, Any]
-
-
-def main() -> None:
-    """The command, called from Python: it exits."""
-    run_command(CommandStage("fedsim-measure"))
 
 
 def run_measure(given: MeasureConfig | Mapping[str, Any], root: Path) -> None:
@@ -128,11 +122,11 @@ def measure_subject(subject: Subject, config: MeasureConfig, progress: PassesBar
     record["position"] = _measure_position(subject, config, notes)
     progress.step()
     if measure.hard is not None:
-        folder = open_folder(measure.hard, subject, "measure.hard", must_match=True)
+        folder = folder_images(measure.hard, subject, "measure.hard", must_match=True)
         record["hard"] = asdict(measure_hard(subject, folder, measure.batch_size))
         progress.step()
     if measure.foreign is not None:
-        folder = open_folder(measure.foreign, subject, "measure.foreign", must_match=False)
+        folder = folder_images(measure.foreign, subject, "measure.foreign", must_match=False)
         record["foreign"] = asdict(measure_foreign(subject, clean, folder, measure.batch_size))
         progress.step()
     return record

@@ -104,7 +104,7 @@ def _read_folder(path: str, side: int) -> FederatedData:
     return FederatedData(ImageFolder(path, test_fraction=0.0, auxiliary_fraction=0.0), None, side)
 
 
-def open_folder(path: str, subject: Subject, key: str, *, must_match: bool) -> FolderImages:
+def folder_images(path: str, subject: Subject, key: str, *, must_match: bool) -> FolderImages:
     """The folder at the size that the model reads.
 
     Raises:

@@ -18,11 +18,7 @@ OF_ALEXNET = "its errors are means over ImageNet-C's fifteen corruptions at five
 
 
 def check_measure(config: MeasureConfig) -> CorruptionPlan | None:
-    """The corruptions that are asked for, if any.
-
-    Raises:
-        ConfigError: naming the key, the value and what would be right.
-    """
+    """The corruptions that are asked for, if any; raises ConfigError for a setting that cannot work."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device", "cuda", "auto or cpu: this machine has no CUDA device")
     check_measured(config)

@@ -18,6 +18,7 @@ from fedsim.data import FederatedData, ImageSet
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, Normaliser, ViTRoles, architecture_seed, find_roles, load_checkpoint
+from fedsim.report.compare.settings import flatten
 from fedsim.settings.commands import MeasureConfig
 from fedsim.settings.composition import Config, build_finetune, build_source, build_spec, image_side
 
@@ -221,7 +222,7 @@ def _names(runs: Sequence[Config], given: Sequence[Any] | None) -> list[str]:
         if len(given) != len(runs):
             raise ConfigError("names", list(given), f"a name for each of the {len(runs)} runs, or null")
         return [str(name) for name in given]
-    flat = [_flatten(run) for run in runs]
+    flat = [flatten(run) for run in runs]
     values: dict[str, set[str]] = {}
     for settings in flat:
         for key, value in settings.items():
@@ -239,12 +240,3 @@ def _matters(key: str) -> bool:
     """Whether a setting that differs belongs in a name: runs that differ in seeds alone are repetitions."""
     parts = key.split(".")
     return parts[0] not in HOUSEKEEPING and parts[-1] not in ("seed", "_target_")
-
-
-def _flatten(settings: Any, prefix: str = "") -> dict[str, str]:
-    if not isinstance(settings, dict):
-        return {prefix: str(settings)}
-    flat: dict[str, str] = {}
-    for key, value in settings.items():
-        flat |= _flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    return flat

@@ -13,10 +13,9 @@ from torch import Tensor
 from attacks.learned.checkpoint import save_trained
 from clients.app import resolve_device
 from experiments.audit.command import open_or_resume
-from experiments.cli.call import console, run_command, say_doing
+from experiments.cli.call import console, say_doing
 from experiments.cli.logs import log_to
 from experiments.cli.progress import Bars
-from experiments.commands.stage import CommandStage
 from experiments.engine.setup import Setup, prepare
 from experiments.prior.autoencoder import drawn, rebuilt, train_generator
 from experiments.prior.inversion import inverted, train_inversion
@@ -24,7 +23,7 @@ from experiments.prior.settings import (
     SHOWN,
     PriorImages,
     chosen_network,
-    public_images,
+    prior_images,
 )
 from experiments.prior.sheet import write_sheet
 from fedsim.data import ImageSet
@@ -42,24 +41,15 @@ Figures = dict[str, float | int]
 NAMES = {"generator": "generator.safetensors", "lti": "inversion.safetensors"}
 
 
-def main() -> None:
-    """The command, called from Python: it exits."""
-    run_command(CommandStage("fedsim-prior"))
-
-
 def run_prior(given: PriorConfig | Mapping[str, Any], root: Path) -> None:
-    """Train, or go on with a training that was killed; nothing is done twice.
-
-    Raises:
-        ConfigError: a setting cannot work; nothing has been started then.
-    """
+    """Train, or go on with a training that was killed; raises ConfigError before anything is started."""
     config = parse(PriorConfig, given)
     settings = chosen_network(config)
     say_doing("reading the data, building the model")
     setup = prepare(config)
     if setup.sums is not None and config.kind == "lti":
         raise ConfigError("defense", setup.sums.by, "one under which the server sees single clients: LTI undoes those")
-    images = public_images(setup)
+    images = prior_images(setup)
     result = root / NAMES[config.kind]
     with RunFolder(root).locked():
         folder = open_or_resume(config, root)

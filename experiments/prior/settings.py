@@ -47,7 +47,7 @@ class PriorImages:
     classes: tuple[int, ...]
 
 
-def public_images(setup: Setup) -> PriorImages:
+def prior_images(setup: Setup) -> PriorImages:
     """Divide the auxiliary pictures.
 
     Raises:

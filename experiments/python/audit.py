@@ -12,23 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch import nn
 
-from attacks.base import Attack
 from attacks.running import build_attack, check_fit
-from clients.accumulation import check_accumulation
-from defenses.base import Defense, DefenseChain, Plan
+from defenses.base import Defense, DefenseChain
 from defenses.named import Named, chain_of
 from experiments.audit.command import audit_prepared
 from experiments.cli.call import console, errors, on_stderr
 from experiments.cli.validation import check_gpus
-from experiments.engine.setup import Setup
+from experiments.engine.setup import Setup, assemble
 from experiments.python.load_config import load_config
 from experiments.python.results import attack_table, read_results
 from fedsim.data.own import Own, OwnData, own_data
 from fedsim.errors import ConfigError
-from fedsim.models import Normaliser, OwnArchitecture, architecture_seed, own_architecture
+from fedsim.models import OwnArchitecture, architecture_seed, own_architecture
 from fedsim.report.render import build_comparison, build_report
 from fedsim.report.run.read import read_run
 from fedsim.report.run.verdict import verdict
@@ -36,7 +33,8 @@ from fedsim.result import AttackResult
 from fedsim.settings.commands import AuditConfig
 from fedsim.settings.composition import NamedFinetune, finetune_of
 from fedsim.settings.options import option
-from fedsim.settings.schema import parse, plain
+from fedsim.settings.schema import parse
+from fedsim.storage.digests import absorb
 from fedsim.storage.json_lines import rows
 
 if TYPE_CHECKING:
@@ -221,9 +219,7 @@ def _digest(architecture: OwnArchitecture, data: OwnData, chain: DefenseChain) -
         found.update(json.dumps(sorted(roles.items())).encode())
     tensors = dict(architecture.module.state_dict()) | {"labels": data.train.labels}
     tensors["images"] = data.train.images(range(len(data.train)))
-    for name in sorted(tensors):
-        found.update(f"{name}:{tensors[name].dtype}:{tuple(tensors[name].shape)}".encode())
-        found.update(tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    absorb(found, tensors)
     for name, defense in chain.defenses.items():
         plain = {key: value for key, value in vars(defense).items() if isinstance(value, str | int | float | bool)}
         found.update(json.dumps([name, sorted(plain.items())]).encode())
@@ -240,15 +236,11 @@ def _setup(config: AuditConfig, chosen: Named | Sequence[Named], architecture: O
     own = replace(config, defense=described, model=named, data=digested, finetune=recipe)
     own.client.check_optimizer()
     defended = replace(architecture, wrappers=(chain,))
-    model = defended.build()
-    defended.finetune.check(model, defended.image_shape, own.client.share)
-    check_accumulation(own.client, model, chain)
-    chain.check(Plan(model, plain(own.client), {}, chain.defenses, defended.image_shape))
-    attacks: list[Attack] = [build_attack(name, settings) for name, settings in own.attack.items()]
-    for name, settings in own.attack.items():
-        check_fit(name, build_attack(name, settings), defended.image_shape)
-    wants = any(attack.needs.auxiliary for attack in attacks)
-    return Setup(own, data, chain, defended, model, Normaliser(model), wants)
+    attacks = {name: build_attack(name, settings) for name, settings in own.attack.items()}
+    setup = assemble(own, data, chain, defended, attacks, defended.image_shape)
+    for name, attack in attacks.items():
+        check_fit(name, attack, defended.image_shape)
+    return setup
 
 
 @contextmanager

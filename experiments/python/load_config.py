@@ -6,8 +6,9 @@ from typing import Any
 
 from hydra import compose, initialize_config_module
 from hydra.core.utils import setup_globals
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
+from experiments.cli.call import resolved
 from experiments.cli.errors import ConfigFault, one_line
 from fedsim.errors import ConfigError, nearest
 
@@ -44,10 +45,9 @@ def load_config(command: str, *overrides: str, **settings: Any) -> dict[str, Any
         raise _refused(one_line(error, name, overrides)) from error
     for key in (key for key in settings if key not in chosen):
         _put(composed, key, settings[key], key)
-    resolved = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-    assert isinstance(resolved, dict)
-    resolved.pop("hydra", None)
-    return {str(key): value for key, value in resolved.items()}
+    found = resolved(composed)
+    found.pop("hydra", None)
+    return found
 
 
 def _options(key: str, value: Any) -> str | None:

@@ -16,7 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from clients.app import AnyConfig, build_client_app
-from experiments.cli.call import console, run_command, say_doing
+from experiments.cli.call import console, say_doing
 from experiments.cli.logs import log_to
 from experiments.cli.places import refuse_used
 from experiments.cli.progress import Bars
@@ -30,7 +30,6 @@ from experiments.cli.validation import (
     takes_gradients,
     worker_counts,
 )
-from experiments.commands.stage import CommandStage
 from experiments.engine.choice import estimate_run, with_engine
 from experiments.engine.reporting import reported
 from experiments.engine.scratch import scratch_folder
@@ -72,11 +71,6 @@ logger = getLogger(__name__)
 
 SECONDS_BETWEEN_COLLECTIONS = 0.5
 """Of attacks that finished during a round: their workers get the next ones then."""
-
-
-def main() -> None:
-    """The command, called from Python: it exits."""
-    run_command(CommandStage("fedsim"))
 
 
 def run_federated(

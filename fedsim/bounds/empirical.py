@@ -34,10 +34,8 @@ def mu_lower(inside: Float[Tensor, " k"], outside: Float[Tensor, " m"], confiden
     k, m = len(inside), len(outside)
     require("canaries", k + m, k >= 2 and m >= 2, "at least two inside and two outside")
     require("confidence", confidence, 0.5 <= confidence < 1, "a probability from 0.5 to 1")
-    one, other = inside.double(), outside.double()
-    apart = abs(float(one.mean() - other.mean()))
     freedom = k + m - 2
-    spread = math.sqrt(float(((one - one.mean()).square().sum() + (other - other.mean()).square().sum()) / freedom))
+    apart, spread = _apart(inside, outside)
     scale = math.sqrt(k * m / (k + m))
     if spread == 0.0:
         return math.inf if apart > 0 else 0.0
@@ -51,11 +49,16 @@ def mu_lower(inside: Float[Tensor, " k"], outside: Float[Tensor, " m"], confiden
 
 def mu_estimate(inside: Float[Tensor, " k"], outside: Float[Tensor, " m"]) -> float:
     """The point estimate of the same; 0 where nothing differs."""
+    apart, spread = _apart(inside, outside)
+    return apart / spread if spread > 0 else (math.inf if apart > 0 else 0.0)
+
+
+def _apart(inside: Float[Tensor, " k"], outside: Float[Tensor, " m"]) -> tuple[float, float]:
+    """The distance of the means, and the standard deviation that both have in common."""
     one, other = inside.double(), outside.double()
     freedom = max(1, len(one) + len(other) - 2)
-    spread = math.sqrt(float(((one - one.mean()).square().sum() + (other - other.mean()).square().sum()) / freedom))
-    apart = abs(float(one.mean() - other.mean()))
-    return apart / spread if spread > 0 else (math.inf if apart > 0 else 0.0)
+    squares = (one - one.mean()).square().sum() + (other - other.mean()).square().sum()
+    return abs(float(one.mean() - other.mean())), math.sqrt(float(squares / freedom))
 
 
 def unit_canaries(count: int, dimension: int, rng: torch.Generator) -> Float[Tensor, "count dimension"]:

@@ -1,28 +1,20 @@
 """The pages: `report.html` of a run and of a sweep, each one file that needs nothing else."""
 
-import base64
-import functools
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
-import fedsim
-from fedsim.bounds.robustness_wording import probability
 from fedsim.metrics.records import SHOWN
-from fedsim.report import wording
 from fedsim.report.compare.runs import Comparison, compare_runs, find_runs
 from fedsim.report.compare.same_pictures import RUNS_SHOWN
 from fedsim.report.compare.settings import knows
 from fedsim.report.compare.tradeoff import tradeoffs
 from fedsim.report.draw import figures
 from fedsim.report.draw.chart_data import Chart, Series
+from fedsim.report.draw.svg import SERIES
 from fedsim.report.level_wording import few_images, few_test_images, of_images, without_update
-from fedsim.report.matrix import wording as matrix_wording
+from fedsim.report.pages import filled
 from fedsim.report.run.baseline import baselines, guessing, reading
 from fedsim.report.run.bounds.section import shown_bounds
 from fedsim.report.run.gallery import build_gallery
@@ -31,7 +23,6 @@ from fedsim.report.run.label_attacks import labels_of
 from fedsim.report.run.read import RecordedRun, read_run
 from fedsim.report.run.searches import search_lines
 from fedsim.report.run.summary import (
-    THRESHOLDS,
     AttackSummary,
     attack_failures,
     client_failures,
@@ -44,9 +35,8 @@ from fedsim.report.run.summary import (
 )
 from fedsim.report.run.timings import TimeSpent, time_spent
 from fedsim.report.run.verdict import Verdict, verdict
-from fedsim.report.thresholds import GUESS_MARGIN, RECOGNISABLE
 from fedsim.report.wording import decibels, duration, percent
-from fedsim.storage.durable import write_whole
+from fedsim.storage.durable import write_text
 from fedsim.storage.run_folder import RunFolder
 
 ROWS_SHOWN = 50
@@ -81,15 +71,15 @@ def report_run(run_folder: Path, ended: dict[str, Any] | None = None) -> tuple[P
     judged = verdict(run)
     if ended is not None:
         RunFolder(run_folder).write_json("summary.json", ended | {"verdict": judged.to_dict()})
-    return _write(_page(run, judged), run_folder / "report.html"), judged
+    return write_text(run_folder / "report.html", _page(run, judged)), judged
 
 
 def _page(run: RecordedRun, judged: Verdict) -> str:
     rows = summarise_attacks(run)
     gallery = build_gallery(run)
     spent = time_spent(run)
-    template = _environment().get_template("report.html.j2")
-    return template.render(
+    return filled(
+        "report.html.j2",
         run=run,
         verdict=judged,
         facts=_facts(run),
@@ -136,53 +126,8 @@ def build_comparison(runs: Sequence[Path], path: Path) -> Path:
 
 
 def _build_comparison(comparison: Comparison, path: Path) -> Path:
-    page = (
-        _environment()
-        .get_template("comparison.html.j2")
-        .render(comparison=comparison, plots=tradeoffs(comparison), runs_shown=RUNS_SHOWN)
-    )
-    return _write(page, path)
-
-
-@functools.cache
-def _environment() -> Environment:
-    """Compiled once: a template takes longer to compile than a page to fill in."""
-    environment = Environment(
-        loader=PackageLoader("fedsim.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    for name in ("percent", "decibels", "decimal", "duration", "count", "likeness", "breakable"):
-        environment.filters[name] = getattr(wording, name)
-    for name in ("cell_level", "cell_text", "cell_story", "counts_text", "leakage_level", "leakage_text"):
-        environment.filters[name] = getattr(matrix_wording, name)
-    environment.filters["probability"] = probability
-    environment.globals |= {
-        "version": fedsim.__version__,
-        "recognisable": RECOGNISABLE,
-        "margin": GUESS_MARGIN,
-        "thresholds": THRESHOLDS,
-        "series_shown": len(figures.SERIES),
-        "seen_hint": wording.SEEN,
-        "private_hint": wording.PRIVATE,
-        "script": _script(environment),
-    }
-    return environment
-
-
-def _script(environment: Environment) -> tuple[Markup, str]:
-    """What the page can do, and its hash: the page's policy runs this script and no other."""
-    source = environment.get_template("page.js.j2").render()
-    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode("ascii")
-    return Markup(source), digest  # noqa: S704 - a file of this package, with nothing filled in
-
-
-def _write(page: str, path: Path) -> Path:
-    # A file's name may hold bytes that are no character; they must not cost the page.
-    write_whole(path, page.encode(errors="backslashreplace"), durable=False)
-    return path
+    page = filled("comparison.html.j2", comparison=comparison, plots=tradeoffs(comparison), runs_shown=RUNS_SHOWN)
+    return write_text(path, page)
 
 
 def _facts(run: RecordedRun) -> list[tuple[str, str]]:
@@ -281,7 +226,7 @@ def _cards(run: RecordedRun) -> list[tuple[str, str, str]]:
 def _plots(run: RecordedRun, rows: list[AttackSummary]) -> list[tuple[str, Chart]]:
     """(caption, figure) of everything that there is data for."""
     accuracies = [(float(row.number), row.accuracy) for row in run.rounds if row.accuracy is not None]
-    shown = [row.attack for row in rows if row.mean_leaked is not None][: len(figures.SERIES)]
+    shown = [row.attack for row in rows if row.mean_leaked is not None][: len(SERIES)]
     leakage = []
     for attack in shown:
         leakage.append(Series(attack, [(float(number), value) for number, value in leakage_by_round(run, attack)]))
@@ -311,7 +256,7 @@ def _time_figure(spent: TimeSpent) -> Chart | None:
 
 
 def _search(run: RecordedRun, attack: str) -> Chart | None:
-    measure, values, psnr = search_lines(run, attack, limit=len(figures.SERIES))
+    measure, values, psnr = search_lines(run, attack, limit=len(SERIES))
     return figures.search_curve(
         attack, measure, [Series(*line) for line in values.items()], [Series(*line) for line in psnr.items()]
     )

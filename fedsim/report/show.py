@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedsim.errors import ConfigError
-from fedsim.metrics.scoring import score
+from fedsim.metrics.results import score
 from fedsim.report.draw.pictures import as_levels
 from fedsim.result import AttackResult
 

@@ -253,11 +253,7 @@ class PriorConfig(JobConfig):
 
 
 def config_of(given: LocalConfig | Mapping[str, Any]) -> LocalConfig:
-    """Settings of whatever command with clients; parsed ones come back as they are.
-
-    Raises:
-        ConfigError: naming the key, the value and what would be right.
-    """
+    """Settings of whatever command with clients; parsed ones come back as they are. Refused as by `parse`."""
     if isinstance(given, LocalConfig):
         return given
     return parse(RunConfig if "observe" in given else PriorConfig if "prior" in given else AuditConfig, given)

@@ -46,11 +46,7 @@ def build_component(key: str, settings: Mapping[str, Any], kind: type[Component]
 
 
 def check_settings(key: str, settings: Mapping[str, Any]) -> None:
-    """Names and types of settings against the signature of their class, and so on for nested ones.
-
-    Raises:
-        ConfigError: as `build_component`.
-    """
+    """Names and types of settings against the signature of their class, and so on for nested ones."""
     if not isinstance(settings, Mapping):
         raise ConfigError(key, settings, f"settings, with the class to build as {TARGET}")
     if TARGET not in settings:

@@ -61,9 +61,13 @@ def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
         partial.write_bytes(content)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write what can be made again, whole or not at all; not forced to disk."""
-    write_whole(path, text.encode(), durable=False)
+def write_text(path: Path, text: str) -> Path:
+    """Write what can be made again, whole or not at all; not forced to disk.
+
+    A file's name may hold bytes that are no character; they must not cost a page that names it.
+    """
+    write_whole(path, text.encode(errors="backslashreplace"), durable=False)
+    return path
 
 
 def append_whole(path: Path, content: bytes) -> None:

@@ -1,13 +1,11 @@
 """Observations on disk: tensors as safetensors, the rest as JSON, attackable a year later."""
 
-import hashlib
 import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -19,6 +17,7 @@ from fedsim.models.architecture import ModelWrapper
 from fedsim.models.finetune import recorded_finetune
 from fedsim.observation import Observation, Replayer
 from fedsim.public_images import PublicImages
+from fedsim.storage.digests import digest
 from fedsim.storage.durable import disk_errors, replacing, write_text
 from fedsim.update import LocalProtocol, State, Update
 
@@ -34,7 +33,7 @@ def save_observation(observation: Observation, folder: Path) -> None:
     them, named by its content, and referred to.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    state_file = folder.parent / f"global-{_digest(observation.global_state)}.safetensors"
+    state_file = folder.parent / f"global-{digest(observation.global_state)[:16]}.safetensors"
     if not state_file.exists():
         _write_tensors(observation.global_state, state_file)
     tensors = {f"update/{name}": tensor for name, tensor in observation.update.tensors.items()}
@@ -152,12 +151,3 @@ def _write_tensors(tensors: State, path: Path) -> None:
 
 def _under(prefix: str, tensors: State) -> State:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _digest(state: State) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        tensor = state[name].detach().cpu().contiguous()
-        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]

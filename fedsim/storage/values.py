@@ -1,6 +1,7 @@
 """Values out of JSON that anybody may have written: of the wanted kind, or None."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -13,6 +14,12 @@ def number(value: object) -> float | None:
     except OverflowError:
         return None
     return found if math.isfinite(found) else None
+
+
+def numbers(values: object) -> dict[str, float]:
+    """The finite ones of a mapping, by name."""
+    named = values.items() if isinstance(values, Mapping) else ()
+    return {str(name): found for name, value in named if (found := number(value)) is not None}
 
 
 def share(value: object) -> float | None:

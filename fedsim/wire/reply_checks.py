@@ -97,11 +97,7 @@ class ReplyRules:
 def read_train_reply(
     content: RecordDict, server_round: int, start: ArrayRecord, rules: ReplyRules | None, client: int | None = None
 ) -> Contribution | None:
-    """`from_reply`, checked where there are rules; None where the update was summed before it travelled.
-
-    Raises:
-        MalformedReply: as `check_train_reply`.
-    """
+    """`from_reply`, checked where there are rules; None where the update was summed before it travelled."""
     if rules is not None:
         check_train_reply(content, start, rules, client)
     return from_reply(content, server_round) if ARRAYS in content else None

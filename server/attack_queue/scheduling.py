@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from attacks.running import attack_device, build_attack, run_attack
 from attacks.session import discard
 from fedsim.ground_truth import GroundTruth
-from fedsim.metrics.scoring import score_against
+from fedsim.metrics.results import score_against
 from fedsim.observation import Observation
 from fedsim.result import AttackResult
 from fedsim.simulation.actor_pool import ActorPool, Finished, PooledWorker, wait_for

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
-from fedsim.observing import ObservationFactory
+from fedsim.observation_factory import ObservationFactory
 from fedsim.settings.groups import ObserveSettings
 from fedsim.update import State
 from fedsim.wire.records import AUDITED, Contribution

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedsim.models import own_architecture
 from fedsim.observation import Observation, Replayer
-from fedsim.observing import ObservationFactory
+from fedsim.observation_factory import ObservationFactory
 from fedsim.settings.composition import NamedFinetune, finetune_of
 from fedsim.update import Kind, LocalProtocol, Shared, Update
 from fedsim.wire.contents import array_records, metric_records

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -80,7 +81,7 @@ def test_what_cannot_run_here_composes(block: Block, command, tmp_path, monkeypa
             code, _, err = command(words[0], *filter(None, map(_first_choice, words[1:])), "--cfg", "job")
             assert code == 0, err
         elif words[0] == "fedsim-report":
-            _parse("experiments.cli.report", words[1:], monkeypatch)
+            _parse("experiments.commands.report", words[1:], monkeypatch, "run_report")
         elif words[:2] == ["python", "-m"]:
             _parse(words[2], words[3:], monkeypatch)
         elif words[0] == "python":
@@ -105,7 +106,7 @@ class ParsedError(Exception):
     """The arguments are fine; nothing is to be run."""
 
 
-def _parse(module: str, arguments: list[str], monkeypatch) -> None:
+def _parse(module: str, arguments: list[str], monkeypatch, main: str = "main") -> None:
     """The script's own parser reads the arguments, and the script stops there; Hydra's words are composed."""
     parse = argparse.ArgumentParser.parse_known_args
     rest: list[str] = []
@@ -125,8 +126,6 @@ def _parse(module: str, arguments: list[str], monkeypatch) -> None:
         raise ParsedError
 
     script = importlib.import_module(module)
-    if not hasattr(script, "main"):  # a package, whose command is that of its `__main__`
-        script = sys.modules[importlib.import_module(f"{module}.__main__").main.__module__]
     with monkeypatch.context() as patch:
         patch.setattr(sys, "argv", [module, *arguments])
         patch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
@@ -134,7 +133,7 @@ def _parse(module: str, arguments: list[str], monkeypatch) -> None:
         if hasattr(script, "prepare"):  # the first step of a script that composes a configuration
             patch.setattr(script, "prepare", stop_composed)
         with pytest.raises(ParsedError):
-            script.main()
+            getattr(script, main)() if hasattr(script, main) else runpy.run_module(module, run_name="__main__")
     if rest:
         from hydra import compose, initialize_config_module
 

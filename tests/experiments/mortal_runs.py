@@ -132,6 +132,8 @@ def end_at(at: str, call: int, how: str) -> None:
 
 
 def _call(asked: dict[str, Any]) -> int:
+    from experiments.cli.call import run_command
+    from experiments.commands.stage import CommandStage
     from fedsim.report import render
 
     try:
@@ -140,7 +142,7 @@ def _call(asked: dict[str, Any]) -> int:
         if asked["end"] is not None:
             end_at(**asked["end"])
         sys.argv = [asked["command"], *asked["arguments"]]
-        importlib.import_module(COMMANDS[asked["command"]]).main()
+        run_command(CommandStage(asked["command"]))
     except SystemExit as stop:
         return int(stop.code or 0)
     except Exception:  # noqa: BLE001 - whatever it is, the caller shows it

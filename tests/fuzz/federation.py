@@ -10,7 +10,7 @@ from torch import nn
 
 from fedsim.ground_truth import GroundTruth
 from fedsim.models import Architecture, ModelSpec
-from fedsim.observing import ObservationFactory
+from fedsim.observation_factory import ObservationFactory
 from fedsim.simulation import InlineGrid, node_id_of, partition_of
 from fedsim.update import LocalProtocol, Update
 from fedsim.wire.records import ARRAYS, Contribution, to_arrays, to_reply

@@ -41,8 +41,8 @@ def words_alone(request, monkeypatch):
     case = request.node.callspec.params["case"] if hasattr(request.node, "callspec") else None
     if case is not None and "HTML" in case.name:
         return
-    monkeypatch.setattr("fedsim.report.draw.figures._svg", _words)
-    monkeypatch.setattr("fedsim.report.draw.figures._laid_out", _not_laid_out)
+    monkeypatch.setattr("fedsim.report.draw.svg.markup", _words)
+    monkeypatch.setattr("fedsim.report.draw.svg.laid_out", _not_laid_out)
     monkeypatch.setattr("fedsim.report.matrix.figures._png", lambda figure: b"")
     for name in DRAWINGS:
         module, _, function = f"fedsim.report.{name}".rpartition(".")

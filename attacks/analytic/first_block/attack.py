@@ -12,11 +12,10 @@ from attacks.analytic.first_block.grouping import group
 from attacks.analytic.first_block.residual import HiddenSystem
 from attacks.analytic.first_block.search import Solutions, find_solutions
 from attacks.analytic.first_block.subspaces import AffineSet, AffineTokens, TokenFit, affine_patches, affine_tokens
-from attacks.analytic.linear.patches import patchify, unpatchify
+from attacks.analytic.linear.patches import PatchPixels, patchify, unpatchify
 from attacks.analytic.linear.pixel_grid import whole_levels
-from attacks.analytic.row_space.attack import pixels_of
+from attacks.analytic.patch_gradient import pixels_of
 from attacks.analytic.row_space.first_norm import FirstNorm, embedded_rank, first_norm, spanned_gradients
-from attacks.analytic.row_space.solution import PatchPixels
 from attacks.analytic.row_space.subspace import numerical_rank, row_space
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.linear import own_equations
@@ -77,7 +76,7 @@ class FirstBlock(Attack):
             self.starts,
             self.steps,
             rng,
-            partial(_possible, problem, pixels_of(observation, problem.norm)),
+            partial(_possible, problem, pixels_of(observation, problem.norm.patch_weight)),
         )
         patches, outputs = problem.tokens.split(found.alike())
         embedded = patches @ problem.norm.patch_weight.T + problem.norm.known[:, None]
@@ -122,11 +121,8 @@ class FirstBlock(Attack):
         grid, patch = observation.roles.grid, observation.roles.patch
         assert grid is not None
         assert patch is not None
-        images = observation.to_unit_range(torch.cat([unpatchify(image, grid, patch) for image in patches]))
-        rounded = None if self.levels is None else whole_levels(images, self.levels)
-        if rounded is not None:
-            return rounded, True
-        return images.clamp(0.0, 1.0), False
+        images = torch.cat([unpatchify(image, grid, patch) for image in patches])
+        return whole_levels(observation.to_unit_range(images), self.levels)
 
 
 @dataclass(frozen=True)
@@ -137,6 +133,11 @@ class _Problem:
     system: HiddenSystem
     tolerance: float
     values: dict[str, float]
+
+    def behind_attention(self, patches: Float[Tensor, "tokens pixels"]) -> Float[Tensor, "tokens width"]:
+        weight, bias = self.block.projection()
+        z = patches @ self.norm.patch_weight.T + self.norm.known
+        return z + self.block.attend(z, z) @ weight.T + bias
 
 
 def _problem(observation: Observation, device: torch.device) -> _Problem:
@@ -198,28 +199,17 @@ def _possible(
 
 
 def _fit(problem: _Problem, patches: Float[Tensor, "tokens pixels"]) -> TokenFit:
-    weight, bias = problem.block.projection()
-    z = patches @ problem.norm.patch_weight.T + problem.norm.known
-    z = z + problem.block.attend(z, z) @ weight.T + bias
-    free = problem.tokens.tokens.directions
-    x = (z - problem.tokens.tokens.base) @ free
-    at = problem.system.at(torch.arange(len(z)), x)
-    weakest = torch.linalg.svdvals(at.jacobian)[:, -1] if free.shape[1] else torch.ones(len(z), dtype=z.dtype)
-    known = problem.tokens.patches.directions.shape[1]
-    moved = problem.tokens.patches.directions @ problem.tokens.joint.directions[:known]
-    reach = float(torch.linalg.matrix_norm(moved, ord=2)) if free.shape[1] else 0.0
-    found, _ = problem.tokens.split(x[:, None])
-    outside = (patches - found[:, 0]).norm(dim=1)
-    return TokenFit(at.values.norm(dim=1), at.size, weakest, outside, reach)
+    z = problem.behind_attention(patches)
+    rows, x = torch.arange(len(z)), (z - problem.tokens.tokens.base) @ problem.tokens.tokens.directions
+    at = problem.system.at(rows, x)
+    return problem.tokens.fit(rows, x, patches, at.values, at.size, lambda: at.jacobian)
 
 
 def _forward_residuals(problem: _Problem, patches: Float[Tensor, "batch tokens pixels"]) -> list[float]:
     """Each image's largest relative residual when it goes through the block itself: no unknown is left in it."""
-    weight, bias = problem.block.projection()
     largest = []
     for image in patches:
-        z = image @ problem.norm.patch_weight.T + problem.norm.known
-        z = z + problem.block.attend(z, z) @ weight.T + bias
+        z = problem.behind_attention(image)
         free = AffineSet(z, problem.system.tokens.directions[:, :0], 1.0)
         system = HiddenSystem(**{**vars(problem.system), "tokens": free})
         at = system.at(torch.arange(len(z), device=z.device), z[:, :0])

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attacks.analytic.patch_gradient import known_embedding
+from attacks.analytic.patch_gradient import known_prefix
 from attacks.analytic.row_space.first_norm import plain_blocks
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
@@ -75,12 +75,7 @@ def plain_block(observation: Observation, device: torch.device) -> PlainBlock:
         raise NotApplicable("norms or gates stand inside the first block's attention or MLP")
     if type(block.mlp) is not Mlp or not isinstance(block.norm2, nn.LayerNorm) or block.norm2.weight is None:
         raise NotApplicable("the first block's MLP is not LayerNorm, fc1, activation, fc2")
-    width = attention.proj.out_features
-    names, rows = observation.roles.prefix_names, observation.roles.embedded_prefix_tokens
-    tokens = [model.get_parameter(name).reshape(-1, width) for name in names]
-    prefix = torch.cat(tokens) if tokens else attention.proj.weight.new_zeros(0, width)
-    if rows:
-        prefix = prefix + known_embedding(observation)[:rows].to(prefix)
+    prefix = known_prefix(observation).to(attention.proj.weight)
     return PlainBlock(block, prefix, qkv.removesuffix("attn.qkv.weight"))
 
 

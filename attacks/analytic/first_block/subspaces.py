@@ -7,6 +7,7 @@ itself, which ties the tokens of a picture together, is not needed.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -68,6 +69,23 @@ class AffineTokens:
         known = self.patches.directions.shape[1]
         patches = self.patches.base[:, None] + joint[..., :known] @ self.patches.directions.T
         return patches, joint[..., known:] @ self.outputs.T
+
+    def fit(
+        self,
+        rows: Tensor,
+        x: Float[Tensor, "rows free"],
+        patches: Float[Tensor, "rows pixels"],
+        residual: Float[Tensor, "rows hidden"],
+        size: Float[Tensor, " rows"],
+        jacobian: Callable[[], Float[Tensor, "rows hidden free"]],
+    ) -> "TokenFit":
+        """An image's patches, and the x that is nearest to its tokens at those positions."""
+        free, known = self.tokens.directions.shape[1], self.patches.directions.shape[1]
+        weakest = torch.linalg.svdvals(jacobian())[:, -1] if free else torch.ones_like(size)
+        moved = self.patches.directions @ self.joint.directions[:known]
+        reach = float(torch.linalg.matrix_norm(moved, ord=2)) if free and known else 0.0
+        outside = (patches - self.at(rows, x)[0]).norm(dim=1)
+        return TokenFit(residual.norm(dim=1), size, weakest, outside, reach)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,19 @@
 """Rows of patch pixels and the picture that they tile."""
 
+from dataclasses import dataclass
+
 from jaxtyping import Float
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PatchPixels:
+    """How patches are pictures: normalisation for each entry of a patch, and the grid that they tile."""
+
+    mean: Float[Tensor, " pixels"]
+    std: Float[Tensor, " pixels"]
+    grid: tuple[int, int]
+    patch: tuple[int, int]
 
 
 def patchify(

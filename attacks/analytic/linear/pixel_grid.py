@@ -102,9 +102,8 @@ def _sorted_qr(
     return Q, R, order
 
 
-def whole_levels(images: Float[Tensor, "batch c h w"], levels: int) -> Float[Tensor, "batch c h w"] | None:
-    """Images in [0, 1] rounded to whole levels where all pixels are near one; else None."""
-    level = images * levels
-    if not bool(((level - level.round()).abs() < NEAR_LEVEL).all()):
-        return None
-    return (level.round() / levels).clamp(0.0, 1.0)
+def whole_levels(images: Float[Tensor, "batch c h w"], levels: int | None) -> tuple[Float[Tensor, "batch c h w"], bool]:
+    """Images in [0, 1], and whether all pixels are near whole levels, to which they are rounded then; None: never."""
+    level = images * (levels or 1)
+    near = levels is not None and bool(((level - level.round()).abs() < NEAR_LEVEL).all())
+    return (level.round() / (levels or 1) if near else images).clamp(0.0, 1.0), near

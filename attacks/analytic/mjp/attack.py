@@ -7,14 +7,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attacks.analytic.linear.certificate import relative_error
+from attacks.analytic.linear.certificate import finite, relative_error
 from attacks.analytic.linear.least_squares import solve_patches
-from attacks.analytic.patch_gradient import PatchGradient, check_embedding, embedding_rows
-from attacks.analytic.row_space.attack import Spaces, gradient_spaces, make_readers, pixels_of, to_image
+from attacks.analytic.linear.patches import PatchPixels
+from attacks.analytic.patch_gradient import PatchGradient, check_embedding, embedding_rows, pixels_of
+from attacks.analytic.row_space.attack import Spaces, gradient_spaces, make_readers, to_image
 from attacks.analytic.row_space.completion import complete
-from attacks.analytic.row_space.first_norm import FirstNorm
 from attacks.analytic.row_space.later_norms import Readers
-from attacks.analytic.row_space.solution import PatchPixels, solve
+from attacks.analytic.row_space.solution import solve
 from attacks.analytic.row_space.subspace import Subspace, row_space
 from attacks.analytic.row_space.system import patch_system
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
@@ -113,10 +113,10 @@ class MJPAdaptive(Attack):
         parts = take_apart(token_grads, weight_grad, masked)
         spaces = _spaces(observation, masked, device)
         if spaces is None:
-            pixels = pixels_of(observation, _no_norm(weight_grad, len(masked)))
+            pixels = pixels_of(observation, weight_grad)
             patches = _smoothest(parts, masked, pixels)
         else:
-            pixels = pixels_of(observation, spaces.norm)
+            pixels = pixels_of(observation, spaces.norm.patch_weight)
             system = patch_system(spaces.norm, parts.span.basis, spaces.tokens, parts.base)
 
             def readers(short: bool) -> Readers | None:
@@ -169,12 +169,6 @@ def _spaces(observation: Observation, masked: Bool[Tensor, " tokens"], device: t
     return replace(spaces, norm=replace(spaces.norm, known=known))
 
 
-def _no_norm(weight_grad: Float[Tensor, "width pixels"], tokens: int) -> FirstNorm:
-    """Only the shapes, for `pixels_of`."""
-    width = weight_grad.new_zeros(weight_grad.shape[0])
-    return FirstNorm(torch.zeros_like(weight_grad), width.expand(tokens, -1), width, width, 0)
-
-
 def _smoothest(
     parts: MaskedPatches, masked: Bool[Tensor, " tokens"], pixels: PatchPixels
 ) -> Float[Tensor, "tokens pixels"]:
@@ -199,8 +193,7 @@ def _certificate(
     bias = gradient.get(roles.patch_bias) if roles.patch_bias else None
     if unknown is not None and bias is not None:
         values["identity"] = relative_error((token_grads.sum(dim=0).cpu() + unknown.cpu()), bias.cpu())
-    values = {name: value for name, value in values.items() if math.isfinite(value)}
     reason = (
         f"{count} masked patches: each patch is exact but for {count} directions, which are completed by smoothness"
     )
-    return Certificate("uncertified", reason, values)
+    return Certificate("uncertified", reason, finite(values))

@@ -170,9 +170,7 @@ class PatchBag(Attack):
         self, observation: Observation, patches: Float[Tensor, "places pixels"]
     ) -> tuple[Float[Tensor, "1 c h w"], bool]:
         """In [0, 1], and whether it was rounded to whole levels."""
-        image = observation.to_unit_range(_unpatched(observation, patches))
-        rounded = None if self.levels is None else whole_levels(image, self.levels)
-        return (image.clamp(0.0, 1.0), False) if rounded is None else (rounded, True)
+        return whole_levels(observation.to_unit_range(_unpatched(observation, patches)), self.levels)
 
 
 @dataclass(frozen=True)
@@ -211,14 +209,8 @@ def _fit(system: TokenSystem, observation: Observation, image: Float[Tensor, "1 
     read = system.block.forward(image)[0][0]
     z = patches @ norm.patch_weight.T + norm.known + read @ system.block.weight.T + system.block.bias
     x = (z - tokens.tokens.base) @ tokens.tokens.directions
-    residual, size = system.residual(x)
-    free = system.free
-    weakest = torch.linalg.svdvals(system.jacobian(x))[:, -1] if free else torch.ones(len(z), dtype=z.dtype)
-    known = tokens.patches.directions.shape[1]
-    moved = tokens.patches.directions @ tokens.joint.directions[:known]
-    reach = float(torch.linalg.matrix_norm(moved, ord=2)) if free and known else 0.0
-    found, _ = tokens.split(x[None])
-    return TokenFit(residual.norm(dim=1), size, weakest, (patches - found[0]).norm(dim=1), reach)
+    alike = torch.zeros(len(z), dtype=torch.long)
+    return tokens.fit(alike, x, patches, *system.residual(x), lambda: system.jacobian(x))
 
 
 def _forward_residual(system: TokenSystem, image: Float[Tensor, "1 c h w"]) -> float:

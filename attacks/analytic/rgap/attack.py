@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
-from attacks.analytic.linear.certificate import MIN_EXPECTED_PSNR
+from attacks.analytic.linear.certificate import MIN_EXPECTED_PSNR, finite
 from attacks.analytic.patch_gradient import examples_behind
 from attacks.analytic.rgap.chain import Link, layer_chain
 from attacks.analytic.rgap.inversion import HeadInput, LayerInput, read_head, solve_conv, solve_linear
@@ -197,7 +197,7 @@ def _certificate(found: ReadImage, twins: str) -> Certificate:
     expected = psnr_of(found.mse)
     if math.isfinite(expected):
         values["expected_psnr"] = expected
-    values = {name: value for name, value in values.items() if math.isfinite(value)}
+    values = finite(values)
     lacking = {name: solution.missing for name, solution in found.solutions.items() if solution.missing}
     if lacking:
         named = ", ".join(f"{count} of {name}'s input" for name, count in lacking.items())

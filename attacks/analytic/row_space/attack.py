@@ -7,15 +7,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attacks.analytic.linear.certificate import MIN_EXPECTED_PSNR
-from attacks.analytic.linear.patches import patchify, unpatchify
-from attacks.analytic.patch_gradient import examples_behind, known_embedding
+from attacks.analytic.linear.certificate import MIN_EXPECTED_PSNR, finite
+from attacks.analytic.linear.patches import PatchPixels, patchify, unpatchify
+from attacks.analytic.patch_gradient import examples_behind, known_prefix, pixels_of
 from attacks.analytic.row_space.completion import complete
 from attacks.analytic.row_space.first_norm import FirstNorm, first_norm, plain_blocks, spanned_gradients
 from attacks.analytic.row_space.later_norms import Readers
 from attacks.analytic.row_space.solution import (
     OPEN,
-    PatchPixels,
     RowSpaceSolution,
     expected_psnr,
     open_directions,
@@ -63,7 +62,7 @@ class RowSpace(Attack):
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable for models without a pre-norm first block, withheld gradients, and too many tokens."""
         spaces = gradient_spaces(observation, device)
-        pixels = pixels_of(observation, spaces.norm)
+        pixels = pixels_of(observation, spaces.norm.patch_weight)
         system = patch_system(spaces.norm, spaces.image.basis, spaces.tokens)
         if examples_behind(observation) > 1:
             if observation.effect(MixesImages) is not None:
@@ -92,7 +91,7 @@ class RowSpace(Attack):
         for one in (observation, again):
             spaces = gradient_spaces(one, torch.device("cpu"))
             system = patch_system(spaces.norm, spaces.image.basis, spaces.tokens)
-            doubt, pixels = uncertainty(system, spaces.norm, spaces.tokens), pixels_of(one, spaces.norm)
+            doubt, pixels = uncertainty(system, spaces.norm, spaces.tokens), pixels_of(one, spaces.norm.patch_weight)
             if system.equations.shape[0] <= system.equations.shape[1] or not bool(doubt.deviation.isfinite().all()):
                 return None
             expected = 10 ** (-expected_psnr(system, doubt, pixels) / 20) / max(one.std)
@@ -134,9 +133,6 @@ def batch_subspace(
 
     Float64, patches in row-major order, normalised pixels in `unpatchify`'s order, F orthonormal. For B pictures F
     has min(unknowns, N(B - 1)) columns, the span of {p_{b,m} - p_{b',m}}; more where equations are short or noisy.
-
-    Raises:
-        NotApplicable: as `gradient_spaces`.
     """
     spaces = gradient_spaces(observation, device)
     system = patch_system(spaces.norm, spaces.image.basis, spaces.tokens)
@@ -162,17 +158,7 @@ def make_readers(observation: Observation, spaces: Spaces, later: int) -> Reader
     if len(found) == 1:
         return None
     model = model.to(device)
-    return Readers(spaces.norm, found, model, _prefix(model, observation))
-
-
-def pixels_of(observation: Observation, norm: FirstNorm) -> PatchPixels:
-    roles = observation.roles
-    assert roles.grid is not None
-    assert roles.patch is not None
-    per_channel = norm.patch_weight.shape[1] // len(observation.std)
-    mean = norm.known.new_tensor(observation.mean).repeat_interleave(per_channel)
-    std = norm.known.new_tensor(observation.std).repeat_interleave(per_channel)
-    return PatchPixels(mean, std, roles.grid, roles.patch)
+    return Readers(spaces.norm, found, model, known_prefix(observation).to(device))
 
 
 def to_image(
@@ -180,15 +166,6 @@ def to_image(
 ) -> Float[Tensor, "1 c h w"]:
     """In [0, 1]."""
     return observation.to_unit_range(unpatchify(patches, pixels.grid, pixels.patch)).clamp(0.0, 1.0)
-
-
-def _prefix(model: torch.nn.Module, observation: Observation) -> Float[Tensor, "prefix width"]:
-    """Class and register tokens as the first block reads them."""
-    names, rows = observation.roles.prefix_names, observation.roles.embedded_prefix_tokens
-    embedding = known_embedding(observation).to(next(model.parameters()))
-    tokens = [model.get_parameter(name).reshape(-1, embedding.shape[1]) for name in names]
-    prefix = torch.cat(tokens) if tokens else embedding[:0]
-    return prefix + embedding[:rows] if rows else prefix
 
 
 def _free_directions(observation: Observation, spaces: Spaces, system: PatchSystem) -> Bool[Tensor, " unknowns"]:
@@ -226,7 +203,7 @@ def _values(spaces: Spaces, system: PatchSystem, doubt: Uncertainty, pixels: Pat
         "open_directions": float(open_directions(doubt)),
         "expected_psnr": expected_psnr(system, doubt, pixels),
     }
-    return {name: value for name, value in values.items() if math.isfinite(value)}
+    return finite(values)
 
 
 def _certificate(

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.analytic.linear.patches import unpatchify
+from attacks.analytic.linear.patches import patchify, unpatchify
 
 Edges = tuple[Tensor, Tensor]
 
@@ -78,13 +78,6 @@ def _gather(edges: Edges, grid: tuple[int, int], patch: tuple[int, int]) -> Floa
     image[..., 1:, :] += vertical
     image[..., :-1, :] -= vertical
     return patchify(image, patch)
-
-
-def patchify(image: Float[Tensor, "1 c h w"], patch: tuple[int, int]) -> Float[Tensor, "tokens pixels"]:
-    """The inverse of `unpatchify`."""
-    _, channels, height, width = image.shape
-    tiles = image.reshape(channels, height // patch[0], patch[0], width // patch[1], patch[1])
-    return tiles.permute(1, 3, 0, 2, 4).reshape(-1, channels * patch[0] * patch[1])
 
 
 def _weights(edges: Edges, kept: Edges | None, first: bool) -> Edges:

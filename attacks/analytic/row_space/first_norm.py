@@ -60,11 +60,7 @@ def first_norm(observation: Observation, device: torch.device) -> FirstNorm:
 
 
 def check_first_attention(observation: Observation) -> None:
-    """Refuse a model whose first projections do not read a norm of the patches' embeddings.
-
-    Raises:
-        NotApplicable: with the reason.
-    """
+    """Refuse a model whose first projections do not read a norm of the patches' embeddings."""
     check_embedding(observation)
     roles = observation.roles
     if roles.direct_attention:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from attacks.analytic.linear.patches import PatchPixels
 from attacks.analytic.row_space.completion import complete
 from attacks.analytic.row_space.first_norm import FirstNorm
 from attacks.analytic.row_space.later_norms import Readers, Refined, refine
@@ -23,16 +24,6 @@ OPEN = 0.3
 
 KNOWN = 0.02
 """Deviation below which nothing is to be gained: a tenth of a level in each pixel of a 16 px patch."""
-
-
-@dataclass(frozen=True)
-class PatchPixels:
-    """How patches are pictures: normalisation for each entry of a patch, and the grid that they tile."""
-
-    mean: Float[Tensor, " pixels"]
-    std: Float[Tensor, " pixels"]
-    grid: tuple[int, int]
-    patch: tuple[int, int]
 
 
 @dataclass(frozen=True)

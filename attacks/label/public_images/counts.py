@@ -14,7 +14,7 @@ from attacks.label.public_images.drift import drifted_counts
 from attacks.label.public_images.moments import ClassMoments, class_moments, fit_counts, noise_covariance, shares
 from attacks.label.reference import read_by_head
 from attacks.label.rules import largest_remainder, prior_counts
-from attacks.noise import noise_of
+from attacks.noise import noise_of_gradient
 from attacks.result import Certificate, Reconstruction
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
@@ -131,8 +131,7 @@ def _drift(observation: Observation, public: Public, chosen: Int[Tensor, "batch"
 
 def _noise(observation: Observation) -> tuple[float, float]:
     """Variance of what defenses add to each number of the weight's and of the bias's gradient."""
-    scale = 1.0 if observation.update.kind == "gradient" else observation.protocol.gradient_scale()
-    added = noise_of(observation, observation.gradient, scale)
+    added = noise_of_gradient(observation)
     if added is None:
         return 0.0, 0.0
     roles = observation.roles

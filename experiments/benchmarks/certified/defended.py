@@ -1,10 +1,8 @@
 """The defenses of the sweep: those of `conf/defense` with several settings, plug-ins, and some that act together."""
 
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
-from omegaconf import OmegaConf
+from fedsim.settings.options import option, options
 
 SHARPNESS = [[4, 5, 19], [14, 25, 5], [4, 14, 19]]
 """Policies of ATS that only sharpen or blur: the images stay alike from step to step."""
@@ -79,21 +77,6 @@ DEFENSES: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def defense_config(name: str) -> dict[str, dict[str, Any]]:
-    """`cfg.defense`."""
-    return {key: {**_preset("defense", key), **settings} for key, settings in DEFENSES[name].items()}
-
-
-def attack_config(name: str) -> dict[str, Any]:
-    """`cfg.attack.NAME`."""
-    return dict(_preset("attack", name))
-
-
-@cache
-def _preset(group: str, name: str) -> dict[str, Any]:
-    """As its file in `conf` has it; nothing for a plug-in."""
-    path = files("conf") / group / f"{name}.yaml"
-    if not path.is_file():
-        return {}
-    # Not yaml: OmegaConf reads 1e-5 as the number that it is.
-    whole: Any = OmegaConf.to_container(OmegaConf.create(path.read_text(encoding="utf-8")))
-    return dict(whole[name])
+    """`cfg.defense`: each part as its file in `conf` has it, where it has one, with what is set here."""
+    known = options("defense")
+    return {key: option("defense", key, own) if key in known else own for key, own in DEFENSES[name].items()}

@@ -11,7 +11,6 @@ import torch
 from attacks.running import run_attack
 from experiments.benchmarks.certified.cells import CertifiedCell
 from experiments.benchmarks.certified.client import StatedClient
-from experiments.benchmarks.certified.defended import attack_config
 from experiments.benchmarks.certified.images import draw, pool
 from experiments.benchmarks.certified.judging import judge
 from experiments.benchmarks.certified.models import model_config, train, trained
@@ -21,6 +20,7 @@ from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
+from fedsim.settings.options import option
 from fedsim.update import State
 from fedsim.wire.reply_checks import MalformedReply
 
@@ -66,7 +66,7 @@ def certificates(
             continue
         shared = time.perf_counter() - start
         for attack in cell.attacks:
-            settings = attack_config(attack) if configs is None else configs[attack]
+            settings = option("attack", attack) if configs is None else configs[attack]
             yield {**batch, "shared": round(shared, 4), **attacked(observation, truth, attack, settings)}
 
 

@@ -220,10 +220,6 @@ def page(entries: list[Entry], batches: int, lr: float) -> str:
     return "\n\n".join(part.rstrip() for part in text) + "\n"
 
 
-def _cell(entry: Entry) -> str:
-    return f"{100 * entry['exact']:.0f} / {100 * entry['overlap']:.0f}"
-
-
 def run(options: argparse.Namespace) -> None:
     """Measure every setting and write the page."""
     torch.set_num_threads(1)

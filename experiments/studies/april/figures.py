@@ -6,17 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from experiments.studies.april.options import FIXED_PE
 from experiments.studies.april.plan import ARMS, KINDS, PART_ARMS
 from experiments.studies.april.tables import ATTACKS, KIND_LABELS, published
 from experiments.studies.april.work import MEAN, ORIGINAL, SHOWN, image_path
 from experiments.studies.harness.ledger import Entry
-from fedsim.report.draw.png import COLOURS, INK, MUTED, drawing, plain_numbers
-
-SMALL = 64
-"""Pixels below which a picture is enlarged without smoothing."""
+from fedsim.report.draw.png import COLOURS, INK, MUTED, drawing, plain_numbers, show_file
 
 LABELS, GAP = 1.35, 0.15
 """Widths of the labels' column and of the space between blocks, in pictures."""
@@ -152,6 +148,4 @@ def _draw(axis: Any, cell: ImageCell) -> None:
     for side in axis.spines.values():
         side.set_visible(False)
     if cell.path.exists():
-        with Image.open(cell.path) as image:
-            smooth = "nearest" if image.width < SMALL else "antialiased"
-            axis.imshow(np.asarray(image.convert("RGB")), interpolation=smooth)
+        show_file(axis, cell.path)

@@ -52,12 +52,7 @@ DIFFERS = (
 
 
 def run(options: argparse.Namespace) -> None:
-    """From settings to the page, its tables and its figures.
-
-    Raises:
-        ConfigError: a setting cannot work.
-        RunError: a unit failed.
-    """
+    """From settings to the page, its tables and its figures."""
     if options.data == "folder" and options.pictures is None:
         raise ConfigError("--pictures", None, "a folder of class folders, or --data photos")
     drawn = seeds(options, SCALES[options.scale].seeds)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Table, counted, spread_of
-from experiments.studies.harness.tables import Value, mean
+from experiments.studies.harness.tables import mean, record_of
 from fedsim.metrics.perceptual import lpips_hint
 from fedsim.report.draw.png import COLOURS, drawing, plain_numbers
 
@@ -108,9 +108,8 @@ def _label_table(own: Sequence[Entry], name: str, title: str, state: str, kind: 
     )
     wrong = [str(sum(one["wrongly_certified"] for one in cell)) if cell else "-" for cell in certified]
     rows.append(["… certificates that were wrong", *wrong, *([""] if compared else [])])
-    columns = ("rule", "batch_size", "seed", "batches", "share", "exact", "certified", "wrongly_certified", "seconds")
-    record: list[list[Value]] = [[entry[column] for column in columns] for entry in own]
-    return Table(name, title, header, rows, (columns, record))
+    record = record_of(own, "rule batch_size seed batches share exact certified wrongly_certified seconds")
+    return Table(name, title, header, rows, record)
 
 
 def _ablation_table(entries: Sequence[Entry]) -> Table:
@@ -130,9 +129,8 @@ def _ablation_table(entries: Sequence[Entry]) -> Table:
         paper = [PAPER_ARMS.get(arm, {}).get(name) for name in known]
         row = [arm, *cells, _share([entry for entry in own if "labels" in entry], "labels", "")]
         rows.append([*row, *("" if value is None else f"{value:g}" for value in paper)])
-    columns = ("arm", "seed", "status", "psnr", "ssim", "fft2d", "lpips", "labels", "seconds")
-    record: list[list[Value]] = [[entry.get(column) for column in columns] for entry in entries]
-    return Table("ablation", "Ablation", header, rows, (columns, record))
+    record = record_of(entries, "arm seed status psnr ssim fft2d lpips labels seconds")
+    return Table("ablation", "Ablation", header, rows, record)
 
 
 def figure(labels: Sequence[Entry], ablation: Sequence[Entry], path: Path) -> None:

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save
 
+from experiments.benchmarks.label_rules import measure
 from experiments.engine.setup import prepare
-from experiments.studies.gradinversion.labels import known_features, measure
+from experiments.studies.gradinversion.labels import known_features
 from experiments.studies.gradinversion.options import arguments
 from experiments.studies.gradinversion.page import (
     ARMS,
@@ -26,6 +27,7 @@ from experiments.studies.gradinversion.page import (
     LAZY,
     RANDOM,
     REGISTERED,
+    RULES_SHOWN,
     SMOOTH,
     STATES,
     page,
@@ -111,12 +113,7 @@ SCALES = {
 
 
 def run(options: argparse.Namespace) -> None:
-    """Train the network where it must be, then labels and ablation, then the page.
-
-    Raises:
-        ConfigError: an option cannot work.
-        RunError: a unit failed.
-    """
+    """Train the network where it must be, then labels and ablation, then the page."""
     scale = SCALES[options.scale]
     if scale.training == 0 and options.checkpoint is None:
         raise ConfigError("--checkpoint", None, f"trained weights, at --scale {options.scale}")
@@ -232,8 +229,9 @@ def read_labels(unit: Unit) -> list[Entry]:
     client = Client(configuration(unit), settings["checkpoint"] if settings["state"] == "trained" else None)
     known = known_features(client.setup, scale.pictures, settings["split"], unit.device)
     rng = torch_generator(settings["seed"], "gradinversion-labels", settings["labels"])
-    measured = measure(known, settings["labels"], scale.sizes, scale.batches, rng)
-    return [{"state": settings["state"], "labels": settings["labels"], "seed": settings["seed"], **m} for m in measured]
+    measured = measure(known, settings["labels"], scale.sizes, scale.batches, rng, RULES_SHOWN)
+    own = {name: settings[name] for name in ("state", "labels", "seed")}
+    return [{**own, **row, "share": row["overlap"]} for row in measured]
 
 
 def ablate(unit: Unit) -> list[Entry]:

@@ -2,13 +2,27 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from experiments.commands import start
 from experiments.commands.stage import STUDY, CommandStage
+from fedsim.errors import ConfigError
 
 SCALES = ("small", "paper")
+
+
+class Named(Protocol):
+    """Anything with a name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+Listed = TypeVar("Listed", bound=Named)
 
 
 def parser(doc: str | None, pictures: str | None = None) -> argparse.ArgumentParser:
@@ -43,6 +57,20 @@ def parsed(options: argparse.ArgumentParser) -> argparse.Namespace:
     if spec is not None:
         options.prog = f"python -m {spec.name.removesuffix('.__main__')}"
     return options.parse_args()
+
+
+def matching(option: str, known: Sequence[Listed], globs: Sequence[str] | None) -> list[Listed]:
+    """Those whose name matches one of the globs; all without any.
+
+    Raises:
+        ConfigError: a glob matches none.
+    """
+    if globs is None:
+        return list(known)
+    for glob in globs:
+        if not any(fnmatchcase(one.name, glob) for one in known):
+            raise ConfigError(option, glob, f"globs on {', '.join(dict.fromkeys(one.name for one in known))}")
+    return [one for one in known if any(fnmatchcase(one.name, glob) for glob in globs)]
 
 
 def begin(package: str, module: str = "study") -> None:

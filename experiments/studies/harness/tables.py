@@ -3,8 +3,9 @@
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedsim.storage.durable import write_text
 
@@ -29,6 +30,12 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Value]]
     writer.writerow(header)
     writer.writerows(["" if value is None else value for value in row] for row in rows)
     write_text(path, text.getvalue())
+
+
+def record_of(entries: Iterable[Mapping[str, Any]], columns: str) -> tuple[list[str], list[list[Value]]]:
+    """A CSV's columns, whose names stand in a string, and a row of them for each entry."""
+    names = columns.split()
+    return names, [[entry.get(name) for name in names] for entry in entries]
 
 
 def mean(values: Iterable[float | None]) -> float | None:

@@ -5,9 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
-
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.mjp_table5.rows import (
     ADAPTIVE,
@@ -22,13 +19,10 @@ from experiments.studies.mjp_table5.rows import (
 )
 from experiments.studies.mjp_table5.tables import compared_images
 from fedsim.metrics.image import PSNR_CAP
-from fedsim.report.draw.png import MUTED, drawing
+from fedsim.report.draw.png import MUTED, drawing, show_file
 
 BLOCKS = {APRIL: 0, APRIL_TOLD: 1, PATCH: 2, PATCH_TOLD: 3, ADAPTIVE: 4, MEAN: 0, GREY: 1}
 """Which columns an attack's pictures stand in."""
-
-SMALL = 64
-"""Pixels below which a picture is enlarged without smoothing."""
 
 Results = Mapping[tuple[str, str, int], Entry]
 
@@ -98,9 +92,7 @@ def _draw(axis: Any, cell: FigureCell, client: int, results: Results, out: Path)
     axis.set_title(f"{title}\n{text}", fontsize=6.5, pad=2, loc="left")
     path = out / "pictures" / cell.folder / f"{client:03d}.png"
     if path.exists():
-        with Image.open(path) as image:
-            smooth = "nearest" if image.width < SMALL else "antialiased"
-            axis.imshow(np.asarray(image.convert("RGB")), interpolation=smooth)
+        show_file(axis, path)
 
 
 def _decibels(psnr: float) -> str:

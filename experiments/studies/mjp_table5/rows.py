@@ -6,10 +6,7 @@ x̃, c Φ(x̃) with x. The released evaluation masks a share of 0.9; training us
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Literal
-
-from fedsim.errors import ConfigError
 
 APRIL, APRIL_TOLD = "april", "april_told"
 PATCH, PATCH_TOLD, ADAPTIVE = "patch_gradient", "patch_gradient_told", "adaptive"
@@ -122,20 +119,6 @@ def plan(ratios: Sequence[float]) -> list[TableRow]:
         rows.append(TableRow("baseline.a", "no gradient", "a", attack, jigsawed, "private"))
         rows.append(TableRow("baseline.b", "no gradient", "b", attack, jigsawed, "seen"))
     return rows
-
-
-def choose(rows: Sequence[TableRow], patterns: Sequence[str] | None) -> list[TableRow]:
-    """Rows whose name matches one of the globs.
-
-    Raises:
-        ConfigError: a glob matches none.
-    """
-    if patterns is None:
-        return list(rows)
-    for pattern in patterns:
-        if not any(fnmatchcase(row.name, pattern) for row in rows):
-            raise ConfigError("--rows", pattern, f"globs on {', '.join(dict.fromkeys(row.name for row in rows))}")
-    return [row for row in rows if any(fnmatchcase(row.name, pattern) for pattern in patterns)]
 
 
 def _attacked(

@@ -15,6 +15,7 @@ from experiments.audit.command import choose_images
 from experiments.engine.setup import prepare
 from experiments.python.load_config import load_config
 from experiments.studies.harness.ledger import Entry
+from experiments.studies.harness.options import matching
 from experiments.studies.harness.study import Page, Study, Unit, digest
 from experiments.studies.harness.weights import class_count
 from experiments.studies.mjp_table5.figure import write_figure
@@ -28,7 +29,6 @@ from experiments.studies.mjp_table5.rows import (
     PATCH_TOLD,
     TableCase,
     TableRow,
-    choose,
     plan,
 )
 from experiments.studies.mjp_table5.tables import page_of
@@ -43,14 +43,9 @@ PUBLISHED_APRIL = "experiments.studies.mjp_table5.attacks.PublishedApril"
 
 
 def run(options: argparse.Namespace) -> None:
-    """From settings to the table and the figure.
-
-    Raises:
-        ConfigError: a setting cannot work, or another call is at work in the folder.
-        RunError: a unit failed.
-    """
+    """From settings to the table and the figure."""
     check(options)
-    rows, checkpoints = choose(plan(options.ratio), options.rows), read_checkpoints(options.checkpoint)
+    rows, checkpoints = matching("--rows", plan(options.ratio), options.rows), read_checkpoints(options.checkpoint)
     configs = {row.case: config_of(row.case, options, checkpoints) for row in rows}
     config = configs[rows[0].case]
     setup = prepare(config)

@@ -9,7 +9,7 @@ import numpy as np
 
 from defenses.mjp.mask import blockwise_masks
 from experiments.measure.drawing import draw_all
-from experiments.studies.mjp_training.tables import Measured, Record, true_share
+from experiments.studies.mjp_training.tables import MeasureColumn, Measured, Record, true_share
 from experiments.studies.mjp_training.unit import subjects
 from experiments.studies.mjp_training.variants import RATIOS, TABLE_3, of_ratio
 from fedsim.determinism import torch_generator
@@ -21,6 +21,9 @@ from fedsim.settings.schema import parse
 MASKS_SHOWN = 6
 COMPARED = ("A", "I", "J")
 """Whose embeddings and attention are drawn: without MJP, and with it; I is the variant of Table 8."""
+
+APART = 0.22
+"""Between the points of two recipes at one variant."""
 
 PANELS = (
     ("consistency", "Consistency (%)", 100.0, 2),
@@ -45,17 +48,35 @@ def draw(measured: Measured, folders: Mapping[str, Path], measuring: Config, out
     shown = [name for name in COMPARED if name in folders] or list(folders)[:1]
     members = subjects(measuring, {f"{name}: {_label(measured, name)}": folders[name] for name in shown})
     records = [dict(record) for name in shown for record in measured.records[name]]
-    for figure in draw_all(members, records, parse(MeasureConfig, with_projections(measuring)), out):
+    projected = {**measuring, "measure": {**measuring["measure"], "projections": ["pca", other_projection()]}}
+    for figure in draw_all(members, records, parse(MeasureConfig, projected), out):
         result[figure["file"]] = figure["caption"]
     return result
 
 
-def with_projections(measuring: Config) -> Config:
-    """UMAP beside PCA as in the paper, or t-SNE where umap-learn is not installed."""
-    return {**measuring, "measure": {**measuring["measure"], "projections": ["pca", other_projection()]}}
+def draw_recipes(measured: Mapping[str, Measured], columns: Sequence[MeasureColumn], path: Path) -> None:
+    """A panel for each measure, recipe beside recipe: a point for each seed, a bar at their mean."""
+    variants = [variant.name for variant in next(iter(measured.values())).variants]
+    with drawing(path, 2.6 * len(columns), 3.0) as figure:
+        panels = figure.subplots(1, len(columns), squeeze=False)[0]
+        for axes, column in zip(panels, columns, strict=True):
+            for number, (recipe, members) in enumerate(measured.items()):
+                colour, shift = COLOURS[number], APART * (number - (len(measured) - 1) / 2)
+                for place, name in enumerate(variants):
+                    known = [value for one in members.records[name] if (value := column.of(one)) is not None]
+                    if not known:
+                        continue
+                    axes.plot([place + shift] * len(known), known, MARKERS[number], color=colour, markersize=4)
+                    axes.hlines(float(np.mean(known)), place + shift - APART / 2, place + shift + APART / 2, colour)
+                axes.plot([], [], MARKERS[number], color=colour, label=recipe)
+            axes.set(title=column.title, xticks=range(len(variants)), xlim=(-0.6, len(variants) - 0.4))
+            axes.set_xticklabels(variants)
+            axes.grid(visible=True, axis="y")
+        panels[0].legend()
 
 
 def other_projection() -> str:
+    """UMAP as in the paper, or t-SNE where umap-learn is not installed."""
     return "tsne" if find_spec("umap") is None else "umap"
 
 

@@ -4,19 +4,23 @@ Its options are in `options`.
 """
 
 import argparse
-from collections.abc import Sequence
+from pathlib import Path
 
 from experiments.studies.harness.federation import run_folder
 from experiments.studies.harness.ledger import Entry
+from experiments.studies.harness.options import matching
 from experiments.studies.harness.study import Page, Study, Unit, seeds
-from experiments.studies.mjp_training.figures import draw, other_projection
+from experiments.studies.mjp_training.figures import draw, draw_recipes, other_projection
 from experiments.studies.mjp_training.options import arguments
-from experiments.studies.mjp_training.scales import SCALES, TrainingScale
-from experiments.studies.mjp_training.tables import Measured, Record, tables
+from experiments.studies.mjp_training.recipes import page as recipes_page
+from experiments.studies.mjp_training.scales import RECIPE_SCALES, SCALES, FedAvgScale
+from experiments.studies.mjp_training.tables import Measured, compared, tables
 from experiments.studies.mjp_training.unit import run_unit
-from experiments.studies.mjp_training.variants import Variant, choose, plan
+from experiments.studies.mjp_training.variants import Variant, plan
+from experiments.studies.second_order.study import chosen
 from fedsim.settings.composition import Config
 
+FIGURE = "figures/recipes.png"
 TITLE = "MJP: Tables 3, 4, 6 and 8, and figures of trained models"
 
 INTRODUCTION = (
@@ -37,63 +41,63 @@ ALWAYS = (
 
 
 def run(options: argparse.Namespace) -> None:
-    """From settings to the page.
-
-    Raises:
-        ConfigError: a setting cannot work.
-        RunError: a unit failed.
-    """
-    scale = SCALES[options.scale]
+    """From settings to the page."""
+    scale = RECIPE_SCALES[options.scale] if options.recipes else SCALES[options.scale]
     drawn = seeds(options, scale.seeds)
     every = plan(scale.ratio)
-    variants = choose(every, options.variants)
-    training = scale.training(options.pictures.resolve(), options.device, options.threads)
+    variants = matching("--variants", every, options.variants)
+    trainings = scale.trainings(options.pictures.resolve(), options.device, options.threads)
+    recipes = chosen("--recipes", options.recipes, trainings)
     measuring = scale.measuring(options.seed, options.device)
-    defenses = scale.defenses(every)
-    todo = units(variants, drawn, scale, training, measuring, options)
-    settings = {"ratio": scale.ratio, "defenses": defenses, "training": training, "measure": measuring}
+    settings = {"ratio": scale.ratio, "defenses": scale.defenses(every), "measure": measuring}
+    settings |= {"trainings": trainings} if options.recipes else {"training": trainings[""]}
+    # All are shown the same masks.
+    todo = [
+        Unit.of(
+            options,
+            key_of(variant, recipe, seed),
+            {"run": scale.defended(trainings[recipe], variant, seed), "measure": measuring, "name": variant.name},
+        )
+        for seed in drawn
+        for variant in variants
+        for recipe in recipes
+    ]
 
     def page(entries: list[Entry]) -> Page:
-        measured = Measured(scale, variants, by_variant(variants, drawn, entries))
-        made, said = tables(measured)
-        folders = {variant.name: run_folder(options.out, key_of(variant, drawn[0])) for variant in variants}
-        figures = draw(measured, folders, measuring, options.out)
-        differs = [*said, *missing(measured), *scale.differs, *ALWAYS, *projections()]
-        introduction = INTRODUCTION.format(headline=scale.headline, pictures=entries[0]["pictures"])
-        return Page("mjp_training", TITLE, introduction, made, differs, figures)
+        known = {entry["unit"]: entry for entry in entries}
+        measured = {
+            recipe: Measured(
+                scale,
+                variants,
+                {variant.name: [known[key_of(variant, recipe, seed)] for seed in drawn] for variant in variants},
+            )
+            for recipe in recipes
+        }
+        if isinstance(scale, FedAvgScale):
+            columns = compared(scale)
+            draw_recipes(measured, columns, options.out / FIGURE)
+            caption = f"{', '.join(column.title for column in columns)}: a point for each seed, a bar at their mean"
+            return recipes_page(scale, measured, len(drawn), {FIGURE: caption})
+        return single_page(measured[""], drawn[0], measuring, options.out)
 
     Study(arguments(), drawn, settings, [todo], run_unit, page).run(options)
 
 
-def units(
-    variants: Sequence[Variant],
-    drawn: Sequence[int],
-    scale: TrainingScale,
-    training: Config,
-    measuring: Config,
-    options: argparse.Namespace,
-) -> list[Unit]:
-    """Each variant once with each seed; all are shown the same masks. Needs Hydra's search path."""
-    return [
-        Unit.of(
-            options,
-            key_of(variant, seed),
-            {"run": scale.defended(training, variant, seed), "measure": measuring, "name": variant.name},
-        )
-        for seed in drawn
-        for variant in variants
-    ]
+def single_page(measured: Measured, seed: int, measuring: Config, out: Path) -> Page:
+    """All tables, what their orders say, and the figures of the first seed's models."""
+    scale = measured.scale
+    made, said = tables(measured)
+    folders = {variant.name: run_folder(out, key_of(variant, "", seed)) for variant in measured.variants}
+    figures = draw(measured, folders, measuring, out)
+    differs = [*said, *missing(measured), *scale.differs, *ALWAYS, *projections()]
+    pictures = next(iter(measured.records.values()))[0]["pictures"]
+    introduction = INTRODUCTION.format(headline=scale.headline, pictures=pictures)
+    return Page("mjp_training", TITLE, introduction, made, differs, figures)
 
 
-def key_of(variant: Variant, seed: int) -> str:
+def key_of(variant: Variant, recipe: str, seed: int) -> str:
     """The name of a unit and of its folder."""
-    return f"{variant.name}-{seed}"
-
-
-def by_variant(variants: Sequence[Variant], drawn: Sequence[int], entries: Sequence[Record]) -> dict[str, list[Record]]:
-    """Records of each variant in the order of the seeds."""
-    known = {record["unit"]: record for record in entries}
-    return {variant.name: [known[key_of(variant, seed)] for seed in drawn] for variant in variants}
+    return "-".join(filter(None, (variant.name, recipe, str(seed))))
 
 
 def missing(measured: Measured) -> list[str]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from defenses.mjp.mask import blockwise_masks
@@ -94,6 +94,18 @@ def tables(measured: Measured) -> tuple[list[Table], list[str]]:
 Built = tuple[str, str, list[str], list[MeasureRow], list[MeasureColumn]]
 
 
+def compared(scale: TrainingScale) -> list[MeasureColumn]:
+    """What recipes are compared by: accuracy, Consistency at the headline's ratio, and the regression of positions."""
+    consistency = _at_ratios(scale, "consistency", "Consistency (%)", _numbers(TABLE_4, 1), 100.0)
+    headline = next(column for column in consistency if column.paper is not None)
+    return [_top1(_numbers(TABLE_4, 0)), replace(headline, key="consistency"), *_regressions()]
+
+
+def _numbers(table: Mapping[Any, Sequence[float]], place: int) -> dict[Any, float]:
+    """A column of the paper's table."""
+    return {row: numbers[place] for row, numbers in table.items()}
+
+
 def _table_3(measured: Measured) -> Built:
     ratio = measured.scale.ratio
     rows = [
@@ -101,9 +113,9 @@ def _table_3(measured: Measured) -> Built:
         for share in RATIOS
     ]
     columns = [
-        _top1({share: numbers[0] for share, numbers in TABLE_3.items()}),
-        *_at_ratios(measured.scale, "diff_norm", "Diff. Norm.", {k: v[1] for k, v in TABLE_3.items()}, 1.0, ".2f"),
-        *_at_ratios(measured.scale, "consistency", "Consistency (%)", {k: v[2] for k, v in TABLE_3.items()}, 100.0),
+        _top1(_numbers(TABLE_3, 0)),
+        *_at_ratios(measured.scale, "diff_norm", "Diff. Norm.", _numbers(TABLE_3, 1), 1.0, ".2f"),
+        *_at_ratios(measured.scale, "consistency", "Consistency (%)", _numbers(TABLE_3, 2), 100.0),
     ]
     return "table3", "Table 3: MJP over the mask ratio of its training", ["ratio", "masked (%)"], rows, columns
 
@@ -112,8 +124,8 @@ def _table_4(measured: Measured) -> Built:
     labels = {variant.name: variant.label for variant in measured.variants}
     rows = [MeasureRow(letter, letter, [letter, labels[letter]]) for letter in TABLE_4 if letter in labels]
     columns = [
-        _top1({letter: numbers[0] for letter, numbers in TABLE_4.items()}),
-        *_at_ratios(measured.scale, "consistency", "Consistency (%)", {k: v[1] for k, v in TABLE_4.items()}, 100.0),
+        _top1(_numbers(TABLE_4, 0)),
+        *_at_ratios(measured.scale, "consistency", "Consistency (%)", _numbers(TABLE_4, 1), 100.0),
     ]
     title = f"Table 4: the parts of MJP, ratio {measured.scale.ratio:g} (the paper's: 0.03)"
     return "table4", title, ["", "variant"], rows, columns
@@ -125,7 +137,7 @@ def _table_6(measured: Measured) -> Built:
             f"explained_variance_{count}",
             f"{count}D (%)",
             _scaled(("position", "explained_variance", str(count)), 100.0),
-            {letter: numbers[place] for letter, numbers in TABLE_6.items()},
+            _numbers(TABLE_6, place),
             measure="explained variance (%)",
         )
         for place, count in enumerate(DIMENSIONS)
@@ -135,23 +147,26 @@ def _table_6(measured: Measured) -> Built:
 
 
 def _table_8(measured: Measured) -> Built:
-    columns = [
-        MeasureColumn(
-            f"mae_{side}",
-            f"MAE {side.upper()}",
-            _scaled(("position", f"mae_{side}", "mean")),
-            {letter: numbers[place] for letter, numbers in TABLE_8.items()},
-            ".3f",
-        )
-        for place, side in enumerate(("1d", "2d"))
-    ]
     rows = [MeasureRow(letter, letter, [letter]) for letter in TABLE_8]
     title = f"Table 8: position regression from the embeddings, {measured.scale.folds}-fold"
-    return "table8", title, ["variant"], rows, columns
+    return "table8", title, ["variant"], rows, _regressions()
 
 
 def _top1(paper: Mapping[Any, float]) -> MeasureColumn:
     return MeasureColumn("top1", "top-1 (%)", _scaled(("top1",), 100.0), paper)
+
+
+def _regressions() -> list[MeasureColumn]:
+    return [
+        MeasureColumn(
+            f"mae_{side}",
+            f"MAE {side.upper()}",
+            _scaled(("position", f"mae_{side}", "mean")),
+            _numbers(TABLE_8, place),
+            ".3f",
+        )
+        for place, side in enumerate(("1d", "2d"))
+    ]
 
 
 def _at_ratios(

@@ -3,11 +3,7 @@
 Tables share models: ratio 0 is Table 4's D, and J is a row of Table 3. Each is trained once.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-
-from fedsim.errors import ConfigError
 
 PAPER_RATIO = 0.03
 """Of J: the paper's 80.5 % and 82.9 % are those of Table 3's row 0.03."""
@@ -108,18 +104,3 @@ def of_ratio(share: float, ratio: float) -> str:
     if share == 0.0:
         return "D"
     return "J" if share == ratio else f"J@{share:g}"
-
-
-def choose(variants: Sequence[Variant], patterns: Sequence[str] | None) -> list[Variant]:
-    """Variants whose name matches one of the globs.
-
-    Raises:
-        ConfigError: a glob matches none.
-    """
-    if patterns is None:
-        return list(variants)
-    for pattern in patterns:
-        if not any(fnmatchcase(variant.name, pattern) for variant in variants):
-            names = ", ".join(variant.name for variant in variants)
-            raise ConfigError("--variants", pattern, f"globs on {names}")
-    return [variant for variant in variants if any(fnmatchcase(variant.name, pattern) for pattern in patterns)]

@@ -8,7 +8,7 @@ from statistics import median
 from attacks.analytic.linear.certificate import MIN_EXPECTED_PSNR
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Table, counted, spread_of
-from experiments.studies.harness.tables import Value, mean
+from experiments.studies.harness.tables import mean, record_of
 from fedsim.report.draw.png import COLOURS, drawing, plain_numbers
 
 SQUARED, COSINE, CLOSED = "L2 matching", "cosine matching", "closed form (dL/dW / dL/db)"
@@ -93,10 +93,9 @@ def _single_table(entries: Sequence[Entry]) -> Table:
         reached = counted(f"{median(steps):g}", len(steps), len(own)) if steps else "-"
         likeness = counted(spread_of(ssim, ".3f"), len(ssim), len(own)) if ssim else "-"
         rows.append([method, _psnr(own), likeness, reached, PAPER.get(method, "")])
-    columns = ("method", "seed", "status", "psnr", "ssim", "seconds")
-    record: list[list[Value]] = [[entry.get(column) for column in columns] for entry in single]
+    record = record_of(single, "method seed status psnr ssim seconds")
     header = ["method", "PSNR", "SSIM", "steps to 20 dB, median", "post"]
-    return Table("one-picture", "One picture, label known", header, rows, (columns, record))
+    return Table("one-picture", "One picture, label known", header, rows, record)
 
 
 def _batch_table(entries: Sequence[Entry]) -> Table:
@@ -107,10 +106,9 @@ def _batch_table(entries: Sequence[Entry]) -> Table:
     closed = _of(entries, CLOSED)
     exact = [_certified_images([entry for entry in closed if entry["batch_size"] == size]) for size in sizes]
     rows.append(["… pictures that it certifies as exact", *exact])
-    columns = ("method", "batch_size", "seed", "status", "psnr", "ssim", "labels", "pictures_certified", "seconds")
-    record: list[list[Value]] = [[entry.get(column) for column in columns] for entry in entries]
+    record = record_of(entries, "method batch_size seed status psnr ssim labels pictures_certified seconds")
     header = ["method", *(f"B = {size}" for size in sizes)]
-    return Table("batches", "Information loss in batches, PSNR", header, rows, (columns, record))
+    return Table("batches", "Information loss in batches, PSNR", header, rows, record)
 
 
 def _sharing_table(entries: Sequence[Entry]) -> Table:
@@ -125,15 +123,12 @@ def _sharing_table(entries: Sequence[Entry]) -> Table:
             labels = [100 * entry["labels"] for entry in own if "labels" in entry]
             named = counted(f"{spread_of(labels, '.0f')} %", len(labels), len(own)) if labels else "-"
             rows.append([sharing, method, named, _psnr(own), _certified(method, own), str(wrong(method, own))])
-    columns = (
-        "sharing", "method", "seed", "status", "labels", "labels_exact", "psnr", "certificate", "pictures_certified",
-        "reason", "seconds",
-    )  # fmt: skip
-    record: list[list[Value]] = [[e.get(column) for column in columns] for e in entries if e["sharing"] is not None]
-    header = ["batch", "method", "labels named", "PSNR", "certified", "certificates that were wrong, at least"]
-    return Table(
-        "repeated-labels", "Samples that share a label, and what is certified", header, rows, (columns, record)
+    record = record_of(
+        [e for e in entries if e["sharing"] is not None],
+        "sharing method seed status labels labels_exact psnr certificate pictures_certified reason seconds",
     )
+    header = ["batch", "method", "labels named", "PSNR", "certified", "certificates that were wrong, at least"]
+    return Table("repeated-labels", "Samples that share a label, and what is certified", header, rows, record)
 
 
 def wrong(method: str, entries: Sequence[Entry]) -> int:

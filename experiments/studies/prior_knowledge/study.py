@@ -84,12 +84,7 @@ SCALES = {
 
 
 def run(options: argparse.Namespace) -> None:
-    """From settings to the page.
-
-    Raises:
-        ConfigError: an option cannot work.
-        RunError: a unit failed.
-    """
+    """From settings to the page."""
     scale = SCALES[options.scale]
     chosen = seeds(options, scale.seeds)
     settings = {

@@ -98,7 +98,7 @@ class Benchmark:
     def _prior(self, kind: str, settings: list[str], folder: Path) -> Config:
         names = ",".join(self.held)
         chosen = [f"kind={kind}", f"prior.exclude_classes=[{names}]", f"threads={self.threads}"]
-        return self._placed(composed("prior", [*settings, *chosen, *self.budgets[kind]]), folder)
+        return self._placed(load_config("prior", *settings, *chosen, *self.budgets[kind]), folder)
 
     def _placed(self, config: Config, folder: Path) -> Config:
         """With its folders, as they are, whatever characters they have."""
@@ -117,7 +117,7 @@ class Benchmark:
             f"attack=[{','.join(attacks)}]",
             *self.budgets["attack"],
         ]
-        config = self._placed(composed("audit", settings), self.out / f"audit-{case.name}")
+        config = self._placed(load_config("audit", *settings), self.out / f"audit-{case.name}")
         for name in GENERATIVE:
             config["attack"][name]["generator"]["checkpoint"] = str(checkpoint)
         for name in ("lti", "lti_mean"):
@@ -149,7 +149,3 @@ def chosen(benchmark: Benchmark, config: Config) -> list[str]:
     if len(places) < benchmark.pictures:
         raise ConfigError("--pictures", benchmark.pictures, f"at most {len(places)}, the clients' of these classes")
     return [data.train.ids[place] for place in places[: benchmark.pictures]]
-
-
-def composed(name: str, overrides: list[str]) -> Config:
-    return load_config(name, *overrides)

@@ -9,7 +9,7 @@ import torch
 from attacks.running import run_attack
 from experiments.engine.setup import prepare
 from experiments.prior.inversion import Simulator
-from experiments.prior.settings import public_images
+from experiments.prior.settings import prior_images
 from experiments.studies.priors_defended.cases import FREE, Benchmark, DefendedCase
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.accuracy import mean_softmax
@@ -58,7 +58,7 @@ def best_setting(benchmark: Benchmark, case: DefendedCase, audit: Config, device
         audit: of the case; its settings of free pixels are those that are varied.
     """
     setup = prepare({**audit, "attack": {}})
-    images = public_images(prepare(benchmark.generator())).validation
+    images = prior_images(prepare(benchmark.generator())).validation
     probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, setup.config.client.training_mode)
     simulator = Simulator(setup)
     seen: list[tuple[Observation, GroundTruth]] = []

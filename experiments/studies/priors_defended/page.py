@@ -5,7 +5,7 @@ from pathlib import Path
 
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Table, counted, spread_of
-from experiments.studies.harness.tables import Value, mean
+from experiments.studies.harness.tables import mean, record_of
 from experiments.studies.priors_defended.cases import FREE
 from experiments.studies.priors_defended.free_pixels import SETTINGS, TRIED
 from fedsim.metrics.perceptual import lpips_hint
@@ -123,10 +123,9 @@ def _table(entries: Sequence[Entry], measure: str, size: int) -> Table:
             _cell([e for e in entries if (e["defense"], e["attack"]) == (defense, a)], measure, form) for a in ATTACKS
         ]
         rows.append([label, *cells, PAPERS[defense]])
-    columns = ("defense", "attack", "seed", "image", "status", measure, "seconds")
-    record: list[list[Value]] = [[entry.get(column) for column in columns] for entry in entries]
+    record = record_of(entries, f"defense attack seed image status {measure} seconds")
     header = ["defense", *ATTACKS.values(), "paper"]
-    return Table(f"{measure}-batch-{size}", f"B = {size}: {title}", header, rows, (columns, record))
+    return Table(f"{measure}-batch-{size}", f"B = {size}: {title}", header, rows, record)
 
 
 def _cell(entries: Sequence[Entry], measure: str, form: str) -> str:

@@ -6,7 +6,6 @@ Its options are in `options`.
 import argparse
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import Any
 import torch
 
 from attacks.running import run_attack
-from experiments.cli.call import console
 from experiments.engine.setup import prepare
+from experiments.matrix.units import quiet
 from experiments.prior.command import run_prior
 from experiments.python.load_config import load_config
 from experiments.studies.harness.client import Client
@@ -31,7 +30,6 @@ from experiments.studies.priors_defended.cases import (
     Benchmark,
     DefendedCase,
     chosen,
-    composed,
 )
 from experiments.studies.priors_defended.free_pixels import SETTINGS, best_setting
 from experiments.studies.priors_defended.judge import Judge, train_judge
@@ -64,12 +62,7 @@ SCALES = {"small": PriorsScale(SMALL, (1,), 8, 1), "paper": PriorsScale(FULL, (1
 
 
 def run(options: argparse.Namespace) -> None:
-    """Train the priors, attack, write the page.
-
-    Raises:
-        ConfigError: an option cannot work.
-        RunError: a unit failed.
-    """
+    """Train the priors, attack, write the page."""
     scale = SCALES[options.scale]
     used = seeds(options, scale.seeds)
     first, rest = plan(options, scale, used)
@@ -86,7 +79,7 @@ def run(options: argparse.Namespace) -> None:
         "defenses": {name: DEFENSES[name] for name in DEFENDED},
         "attacks": presets(*ATTACKS),
         "free pixels": [str(setting) for setting in SETTINGS],
-        "priors": composed("prior", [])["prior"],
+        "priors": load_config("prior")["prior"],
     }
     shown = partial(page, held=benchmark.held, out=options.out, budget=budget(scale, options.model))
     Study(arguments(), used, settings, [first, rest], work, shown).run(options)
@@ -158,7 +151,7 @@ def work(unit: Unit) -> list[Entry]:
     config = benchmark.generator() if kind == "generator" else benchmark.lti(case)
     config["client"]["device"] = unit.device
     folder = Path(config["run_dir"])
-    with _quiet():
+    with quiet():
         run_prior(config, folder)
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return [{**summary, "kind": kind, "seed": benchmark.seed, "defense": None if case is None else case.defense}]
@@ -214,13 +207,3 @@ def _judge(benchmark: Benchmark) -> Judge:
     """Trained once; later calls read it."""
     config: dict[str, Any] = benchmark.generator()
     return train_judge(prepare(config), benchmark.held, benchmark.out)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Trainings of several processes would print across the study's own lines."""
-    before, console.quiet = console.quiet, True
-    try:
-        yield
-    finally:
-        console.quiet = before

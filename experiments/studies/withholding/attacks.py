@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.analytic.patch_gradient import check_embedding
-from attacks.analytic.row_space.attack import Spaces, make_readers, pixels_of, to_image
+from attacks.analytic.patch_gradient import check_embedding, known_prefix, pixels_of
+from attacks.analytic.row_space.attack import Spaces, make_readers, to_image
 from attacks.analytic.row_space.first_norm import FirstNorm, first_norm, plain_blocks
 from attacks.analytic.row_space.later_norms import Readers, refine
 from attacks.analytic.row_space.solution import solve
@@ -64,7 +64,7 @@ class RowSpaces(Attack):
         return _direct(observation, spaces) if direct else self._linear(observation, spaces)
 
     def _linear(self, observation: Observation, spaces: Spaces) -> Reconstruction:
-        pixels = pixels_of(observation, spaces.norm)
+        pixels = pixels_of(observation, spaces.norm.patch_weight)
         system = patch_system(spaces.norm, spaces.image.basis, spaces.tokens)
 
         def later(short: bool) -> Readers | None:
@@ -122,7 +122,7 @@ def _direct(observation: Observation, spaces: Spaces) -> Reconstruction:
         equations, -(null @ norm.known.T), driver="gelsd" if null.device.type == "cpu" else None
     )
     patches = solved.solution.T @ spaces.image.basis
-    return Reconstruction(images=to_image(observation, patches, pixels_of(observation, norm)))
+    return Reconstruction(images=to_image(observation, patches, pixels_of(observation, norm.patch_weight)))
 
 
 def everything(width: int, device: torch.device) -> Subspace:
@@ -146,20 +146,10 @@ def _searched(observation: Observation, norm: FirstNorm, image: Subspace, spaces
         raise NotApplicable("the blocks are not timm's plain pre-norm blocks, or dropout makes them random")
     model = model.to(norm.known.device)
     start: Float[Tensor, "tokens unknowns"] = norm.known.new_zeros(len(norm.known), len(image.basis))
-    readers = Readers(norm, spaces, model, _prefix(model, observation))
+    readers = Readers(norm, spaces, model, known_prefix(observation).to(norm.known))
     base = norm.known.new_zeros(len(norm.known), image.basis.shape[1])
     refined = refine(readers, base, image.basis, start, FLOORS)
-    pixels = pixels_of(observation, norm)
+    pixels = pixels_of(observation, norm.patch_weight)
     images = to_image(observation, base + refined.coordinates @ image.basis, pixels)
     values = {"misfit": refined.misfit} if math.isfinite(refined.misfit) else {}
     return Reconstruction(images=images, certificate=Certificate("uncertified", "a local solution", values))
-
-
-def _prefix(model: torch.nn.Module, observation: Observation) -> Float[Tensor, "prefix width"]:
-    """Class and register tokens as the first block reads them."""
-    names, rows = observation.roles.prefix_names, observation.roles.embedded_prefix_tokens
-    embedding = model.get_parameter(str(observation.roles.pos_embed))
-    flat = embedding.reshape(-1, embedding.shape[-1])
-    tokens = [model.get_parameter(name).reshape(-1, flat.shape[1]) for name in names]
-    prefix = torch.cat(tokens) if tokens else flat[:0]
-    return prefix + flat[:rows] if rows else prefix

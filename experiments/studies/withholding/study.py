@@ -24,11 +24,7 @@ MODES = ("private", "frozen")
 
 
 def run(options: argparse.Namespace) -> None:
-    """From settings to tables and chart.
-
-    Raises:
-        ConfigError: a setting cannot work, or another call is at work in the folder.
-    """
+    """From settings to tables and chart."""
     _check(options)
     audit = {variant: audit_config(options, variant) for variant in options.variants}
     training = training_config(options)

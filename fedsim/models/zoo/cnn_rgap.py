@@ -1,38 +1,20 @@
 """The network of R-GAP (Zhu & Blaschko 2021): convolutions without biases or pooling, registered with timm by name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from jaxtyping import Float
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from torch import Tensor, nn
+from timm.models import build_model_with_cfg, register_model
+from torch import nn
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "leaky_relu": lambda: nn.LeakyReLU(0.2),
-    "tanh": nn.Tanh,
-    "sigmoid": nn.Sigmoid,
-    "relu": nn.ReLU,
-}
+from fedsim.models.zoo.plain import PlainNetwork, activation_of, untrained
 
 LAYERS = ((12, 4, 2, 2), (36, 3, 2, 1), (36, 3, 1, 1), (36, 3, 1, 1), (64, 3, 2, 1), (128, 3, 1, 1))
 """Channels, kernel, stride and padding of CNN6's convolutions: every layer has more equations than unknowns."""
 
-default_cfgs = generate_default_cfgs(
-    {
-        "cnn_rgap_32.untrained": {
-            "input_size": (3, 32, 32),
-            "mean": (0.5, 0.5, 0.5),
-            "std": (0.5, 0.5, 0.5),
-            "num_classes": 10,
-            "fixed_input_size": True,
-            "first_conv": "body.0",
-            "classifier": "fc",
-        }
-    }
-)
+default_cfgs = untrained("cnn_rgap_32", fixed_input_size=True, first_conv="body.0")
 
 
-class PlainCNN(nn.Module):
+class PlainCNN(PlainNetwork):
     """Convolutions, an invertible activation after each, and one linear layer; nothing that throws values away.
 
     Args:
@@ -50,28 +32,17 @@ class PlainCNN(nn.Module):
         activation: str = "leaky_relu",
         bias: bool = False,
     ) -> None:
-        super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation={activation}: one of {', '.join(ACTIVATIONS)}")
+        activated = activation_of(activation)
         if not layers or any(len(layer) != 4 for layer in layers):
             raise ValueError(f"layers={layers}: [channels, kernel, stride, padding] of at least one convolution")
         height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
         body: list[nn.Module] = []
         for channels, kernel, stride, padding in layers:
-            body += [nn.Conv2d(in_chans, channels, kernel, stride, padding, bias=bias), ACTIVATIONS[activation]()]
+            body += [nn.Conv2d(in_chans, channels, kernel, stride, padding, bias=bias), activated()]
             height, width = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
             in_chans = channels
-        self.num_classes = num_classes
-        self.body = nn.Sequential(*body)
-        self.flatten = nn.Flatten()
-        self.fc = nn.Linear(in_chans * height * width, num_classes, bias=bias)
-
-    def get_classifier(self) -> nn.Module:
-        return self.fc
-
-    def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        logits: Tensor = self.fc(self.flatten(self.body(x)))
-        return logits
+        classifier = nn.Linear(in_chans * height * width, num_classes, bias=bias)
+        super().__init__(nn.Sequential(*body, nn.Flatten()), classifier)
 
 
 @register_model

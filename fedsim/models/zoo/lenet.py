@@ -2,26 +2,15 @@
 
 from typing import Any
 
-from jaxtyping import Float
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from torch import Tensor, nn
+from timm.models import build_model_with_cfg, register_model
+from torch import nn
 
-default_cfgs = generate_default_cfgs(
-    {
-        "lenet_dlg_32.untrained": {
-            "input_size": (3, 32, 32),
-            "mean": (0.5, 0.5, 0.5),
-            "std": (0.5, 0.5, 0.5),
-            "num_classes": 10,
-            "fixed_input_size": True,
-            "first_conv": "body.0",
-            "classifier": "fc",
-        }
-    }
-)
+from fedsim.models.zoo.plain import PlainNetwork, untrained
+
+default_cfgs = untrained("lenet_dlg_32", fixed_input_size=True, first_conv="body.0")
 
 
-class LeNetDLG(nn.Module):
+class LeNetDLG(PlainNetwork):
     """5×5 convolutions of 12 channels with strides 2, 2, 1, 1, a sigmoid after each, and one linear layer.
 
     Twice differentiable everywhere, which L-BFGS on gradients needs. All weights and biases start uniform in
@@ -40,7 +29,6 @@ class LeNetDLG(nn.Module):
         channels: int = 12,
         init: float | int = 0.5,
     ) -> None:
-        super().__init__()
         if depth < 2 or channels < 1 or init <= 0:
             raise ValueError(f"depth={depth}, channels={channels}, init={init}: at least 2, 1, and above 0")
         height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
@@ -49,19 +37,9 @@ class LeNetDLG(nn.Module):
             stride = 2 if number < 2 else 1
             layers += [nn.Conv2d(in_chans if number == 0 else channels, channels, 5, stride, padding=2), nn.Sigmoid()]
             height, width = -(-height // stride), -(-width // stride)
-        self.num_classes = num_classes
-        self.body = nn.Sequential(*layers)
-        self.flatten = nn.Flatten()
-        self.fc = nn.Linear(channels * height * width, num_classes)
+        super().__init__(nn.Sequential(*layers, nn.Flatten()), nn.Linear(channels * height * width, num_classes))
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -init, init)
-
-    def get_classifier(self) -> nn.Module:
-        return self.fc
-
-    def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        logits: Tensor = self.fc(self.flatten(self.body(x)))
-        return logits
 
 
 @register_model

@@ -1,35 +1,18 @@
 """A fully connected network on the pixels themselves, registered with timm by name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from jaxtyping import Float
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from torch import Tensor, nn
+from timm.models import build_model_with_cfg, register_model
+from torch import nn
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "relu": nn.ReLU,
-    "sigmoid": nn.Sigmoid,
-    "tanh": nn.Tanh,
-    "leaky_relu": lambda: nn.LeakyReLU(0.2),
-}
+from fedsim.models.zoo.plain import PlainNetwork, activation_of, untrained
 
-default_cfgs = generate_default_cfgs(
-    {
-        "mlp_32.untrained": {
-            "input_size": (3, 32, 32),
-            "mean": (0.5, 0.5, 0.5),
-            "std": (0.5, 0.5, 0.5),
-            "num_classes": 10,
-            "fixed_input_size": True,
-            "classifier": "fc",
-        }
-    }
-)
+default_cfgs = untrained("mlp_32", fixed_input_size=True)
 
 
-class MLP(nn.Module):
+class MLP(PlainNetwork):
     """Linear layers over the flattened picture, an activation after each but the last.
 
     Args:
@@ -47,25 +30,14 @@ class MLP(nn.Module):
         activation: str = "relu",
         bias: bool = True,
     ) -> None:
-        super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation={activation}: one of {', '.join(ACTIVATIONS)}")
+        activated = activation_of(activation)
         if not hidden or min(hidden) < 1:
             raise ValueError(f"hidden={list(hidden)}: the width of at least one layer")
         height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
         layers: list[nn.Module] = [nn.Flatten()]
         for fan_in, fan_out in pairwise((in_chans * height * width, *hidden)):
-            layers += [nn.Linear(fan_in, fan_out, bias=bias), ACTIVATIONS[activation]()]
-        self.num_classes = num_classes
-        self.body = nn.Sequential(*layers)
-        self.fc = nn.Linear(hidden[-1], num_classes, bias=bias)
-
-    def get_classifier(self) -> nn.Module:
-        return self.fc
-
-    def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
-        logits: Tensor = self.fc(self.body(x))
-        return logits
+            layers += [nn.Linear(fan_in, fan_out, bias=bias), activated()]
+        super().__init__(nn.Sequential(*layers), nn.Linear(hidden[-1], num_classes, bias=bias))
 
 
 @register_model

@@ -2,22 +2,13 @@
 
 from typing import Any
 
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, register_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-default_cfgs = generate_default_cfgs(
-    {
-        "vit_nano_patch2_8.untrained": {
-            "input_size": (3, 8, 8),
-            "mean": (0.5, 0.5, 0.5),
-            "std": (0.5, 0.5, 0.5),
-            "num_classes": 10,
-            "first_conv": "patch_embed.proj",
-            "classifier": "head",
-        }
-    }
-)
+from fedsim.models.zoo.plain import untrained
+
+default_cfgs = untrained("vit_nano_patch2_8", side=8, first_conv="patch_embed.proj", classifier="head")
 
 
 @register_model

@@ -2,21 +2,14 @@
 
 from typing import Any
 
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, register_model
 from timm.models.resnet import BasicBlock, ResNet
 from torch import nn
 
-default_cfgs = generate_default_cfgs(
-    {
-        "resnet18_cifar_32.untrained": {
-            "input_size": (3, 32, 32),
-            "mean": (0.4914, 0.4822, 0.4465),
-            "std": (0.2470, 0.2435, 0.2616),
-            "num_classes": 10,
-            "first_conv": "conv1",
-            "classifier": "fc",
-        }
-    }
+from fedsim.models.zoo.plain import untrained
+
+default_cfgs = untrained(
+    "resnet18_cifar_32", mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616), first_conv="conv1"
 )
 
 

@@ -8,10 +8,11 @@ import matplotlib as mpl
 
 from fedsim.metrics.chance import accuracy_span
 from fedsim.report.compare.runs import Comparison
-from fedsim.report.draw import figures
+from fedsim.report.draw import figures, svg
 from fedsim.report.draw.chart_data import Chart, table
-from fedsim.report.draw.figures import MARKERS, SERIES, STYLE, SURFACE
 from fedsim.report.draw.name_places import apart
+from fedsim.report.draw.png import MARKERS
+from fedsim.report.draw.svg import SERIES, STYLE, SURFACE
 from fedsim.report.wording import accuracy, decibels, percent
 
 SIZE = 8.0
@@ -72,7 +73,7 @@ def privacy_utility(trades: Sequence[Trade], defenses: Sequence[str], *, share: 
     """
     if not trades:
         return None
-    figure, axes = figures._figure(height=3.2)
+    figure, axes = svg.new_figure(height=3.2)
     low, high = accuracy_span([(one.accuracy, one.error) for one in trades])
     axes.set(xlim=(100 * low, 100 * high), xlabel="Test accuracy (%)")
     xs = [100 * one.accuracy for one in trades]
@@ -80,7 +81,7 @@ def privacy_utility(trades: Sequence[Trade], defenses: Sequence[str], *, share: 
     if share:
         axes.set(ylim=(0, 100), ylabel="Images rebuilt recognisably (%)")
     else:
-        figures._threshold(axes, horizontal=True)
+        figures.recognisable_line(axes, horizontal=True)
         axes.set(ylim=(0, max(*ys, 25.0) * 1.08), ylabel="Mean PSNR (dB)")
     axes.set_title(figures.BEST, loc="right", fontsize=8, pad=9)
     looks: dict[str, Any] = {
@@ -95,17 +96,17 @@ def privacy_utility(trades: Sequence[Trade], defenses: Sequence[str], *, share: 
         for number, name in enumerate(defenses)
     }
     for name, look in looks.items():
-        axes.plot([], [], label=figures._label(name), **look)
-    figures._legend(figure)
-    places = figures._laid_out(figure, axes, xs, ys)
+        axes.plot([], [], label=svg.label(name), **look)
+    svg.legend(figure)
+    places = svg.laid_out(figure, axes, xs, ys)
     for one, x, y, aside in zip(trades, xs, ys, apart(places, SIZE + 2.0), strict=True):
         if one.error:
             bar: Any = {"color": looks[one.defense]["color"], "alpha": 0.5, "linewidth": 1.2, "capsize": 2.5}
             axes.errorbar(x, y, xerr=100 * one.error, marker="", clip_on=False, zorder=2.5, **bar)
-        axes.plot(x, y, transform=figures._moved(axes, aside), clip_on=False, zorder=3, **looks[one.defense])
+        axes.plot(x, y, transform=svg.moved(axes, aside), clip_on=False, zorder=3, **looks[one.defense])
     what = "the share of recognisably rebuilt images" if share else "the mean PSNR of the rebuilt images"
     described = f"Leakage as {what}, over test accuracy, a colour per defense; the lower right corner is best."
     tell = percent if share else decibels
     columns = ["Defense", "Attack", "Run", "Test accuracy", "Rebuilt recognisably" if share else "Mean PSNR"]
     rows = [(t.defense, t.attack, t.run, accuracy(t.accuracy, t.error), tell(t.leakage)) for t in trades]
-    return Chart(figures._svg(figure, "tradeoff-share" if share else "tradeoff-psnr", described), table(columns, rows))
+    return Chart(svg.markup(figure, "tradeoff-share" if share else "tradeoff-psnr", described), table(columns, rows))

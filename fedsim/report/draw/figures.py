@@ -1,56 +1,22 @@
-"""Plots as inline SVG whose colours are CSS variables, so that they follow the page's light or dark theme."""
+"""The plots of a run's page: accuracy, leakage, searches and time."""
 
 import hashlib
-import re
-import warnings
 from collections.abc import Sequence
-from io import StringIO
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
-from markupsafe import Markup, escape
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from matplotlib.transforms import ScaledTranslation, Transform
 
+from fedsim.report.draw import svg
 from fedsim.report.draw.chart_data import Chart, Series, counted, over, spent
+from fedsim.report.draw.png import MARKERS
+from fedsim.report.draw.svg import LIMIT, SERIES, STYLE, SURFACE
 from fedsim.report.thresholds import RECOGNISABLE
 from fedsim.report.wording import decibels, percent
 
-INK, GRID, LIMIT, SURFACE = "#010101", "#020202", "#030303", "#050505"
-SERIES = ("#040401", "#040402", "#040403", "#040404", "#040405", "#040406", "#040407", "#040408")
-MARKERS = "osD^vP*X"
 HATCHES = ("", "///", "\\\\\\", "---", "|||", "xxx", "+++", "//////")
-
-# Placeholders that matplotlib writes and the page's style sheet decides.
-VARIABLES = {INK: "--chart-ink", GRID: "--chart-grid", LIMIT: "--chart-limit", SURFACE: "--surface"} | {
-    colour: f"--series-{number}" for number, colour in enumerate(SERIES, start=1)
-}
-
-STYLE: Any = {  # any: matplotlib types the keys as a literal of 300 names
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "font.size": 9.5,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": GRID,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 4.5,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-}
 
 TALL = 2.5
 """A bar that exceeds nine tenths of the others by this factor is cut off."""
@@ -70,13 +36,13 @@ def accuracy_curve(series: Sequence[Series]) -> Chart | None:
     """Accuracy in per cent over rounds; None where there is nothing to draw."""
     if not any(line.points for line in series):
         return None
-    figure, axes = _figure()
+    figure, axes = svg.new_figure()
     for line in series:
         _draw(axes, Series(line.name, [(x, 100.0 * y) for x, y in line.points]))
     axes.set(xlabel="Round", ylabel="Test accuracy (%)", ylim=(0, 100))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    svg = _svg(figure, "accuracy", "Test accuracy in per cent over the training rounds.")
-    return Chart(svg, over("Round", [(line, percent) for line in series]))
+    drawn = svg.markup(figure, "accuracy", "Test accuracy in per cent over the training rounds.")
+    return Chart(drawn, over("Round", [(line, percent) for line in series]))
 
 
 @mpl.rc_context(STYLE)
@@ -84,17 +50,19 @@ def leakage_curve(series: Sequence[Series]) -> Chart | None:
     """Mean PSNR in dB over rounds, a line per attack."""
     if not any(line.points for line in series):
         return None
-    figure, axes = _figure()
+    figure, axes = svg.new_figure()
     shown = [Series(line.name, [(x, min(y, PSNR_SHOWN)) for x, y in line.points]) for line in series]
     for line, above in zip(shown, hidden([line.points for line in shown]), strict=True):
         _draw(axes, line, above)
-    _threshold(axes, horizontal=True)
+    recognisable_line(axes, horizontal=True)
     axes.set(xlabel="Round", ylabel="Mean PSNR (dB)")
     axes.set_ylim(0, None)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _legend(figure)
-    svg = _svg(figure, "leakage", "Mean PSNR of the reconstructions over the training rounds, a line per attack.")
-    return Chart(svg, over("Round", [(line, decibels) for line in series]))
+    svg.legend(figure)
+    drawn = svg.markup(
+        figure, "leakage", "Mean PSNR of the reconstructions over the training rounds, a line per attack."
+    )
+    return Chart(drawn, over("Round", [(line, decibels) for line in series]))
 
 
 @mpl.rc_context(STYLE)
@@ -125,7 +93,7 @@ def search_curve(attack: str, measure: str, values: Sequence[Series], psnr: Sequ
             shown = [min(y, PSNR_SHOWN) for y in ys] if lines is psnr else ys
             axes.plot(xs, shown, markersize=2.5, **looks[line.name])
         if lines is psnr:
-            _threshold(axes, horizontal=True)
+            recognisable_line(axes, horizontal=True)
             axes.set_ylabel("Mean PSNR (dB)")
         else:
             axes.set_ylabel(measure)
@@ -135,15 +103,15 @@ def search_curve(attack: str, measure: str, values: Sequence[Series], psnr: Sequ
                 axes.yaxis.set_major_formatter("{x:g}")
                 axes.yaxis.set_minor_formatter("")
     for name, look in looks.items():
-        rows[0].plot([], [], label=_label(name), **look)
+        rows[0].plot([], [], label=svg.label(name), **look)
     rows[-1].set_xlabel("Step")
-    _legend(figure)
+    svg.legend(figure)
     described = f"{measure} and mean PSNR" if len(panels) > 1 else "Mean PSNR" if panels[0] is psnr else measure
     digest = hashlib.blake2b(attack.encode(), digest_size=4).hexdigest()
-    svg = _svg(figure, f"search-{digest}", f"{described} over the steps of {attack}, a line per update.")
+    drawn = svg.markup(figure, f"search-{digest}", f"{described} over the steps of {attack}, a line per update.")
     measured = [(Series(f"{measure}, {line.name}", line.points), "{:.4g}".format) for line in values]
     scored = [(Series(f"PSNR, {line.name}", line.points), decibels) for line in psnr]
-    return Chart(svg, over("Step", [*measured, *scored]))
+    return Chart(drawn, over("Step", [*measured, *scored]))
 
 
 @mpl.rc_context(STYLE)
@@ -151,24 +119,26 @@ def psnr_histogram(names: Sequence[str], values: Sequence[Sequence[float]]) -> C
     """How many pictures reached which PSNR, a colour per attack."""
     if not any(values):
         return None
-    figure, axes = _figure()
+    figure, axes = svg.new_figure()
     clipped = [[min(value, PSNR_SHOWN) for value in row] for row in values]
     top = max(40.0, max(value for row in clipped for value in row))
     width = 2.0 if top <= 60 else 4.0
     edges = [width * step for step in range(int(top / width) + 3)]
     colours = [SERIES[number % len(SERIES)] for number in range(len(names))]
     look: Any = {"stacked": True, "rwidth": 0.9, "edgecolor": SURFACE, "linewidth": 0}
-    axes.hist(clipped, bins=edges, color=colours, label=[_label(name) for name in names], **look)
+    axes.hist(clipped, bins=edges, color=colours, label=[svg.label(name) for name in names], **look)
     for number, bars in enumerate(axes.containers):
         for bar in bars:
             bar.set_hatch(_hatch(number))
-    _threshold(axes, horizontal=False)
+    recognisable_line(axes, horizontal=False)
     axes.set(xlabel=f"PSNR (dB), {PSNR_SHOWN:.0f} and above together" if top >= PSNR_SHOWN else "PSNR (dB)")
     axes.set(ylabel="Pictures", xlim=(0, edges[-1]))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    _legend(figure)
-    svg = _svg(figure, "histogram", "Number of pictures by the PSNR of their reconstruction, a colour per attack.")
-    return Chart(svg, counted(names, clipped, edges, PSNR_SHOWN))
+    svg.legend(figure)
+    drawn = svg.markup(
+        figure, "histogram", "Number of pictures by the PSNR of their reconstruction, a colour per attack."
+    )
+    return Chart(drawn, counted(names, clipped, edges, PSNR_SHOWN))
 
 
 @mpl.rc_context(STYLE)
@@ -180,7 +150,7 @@ def time_bars(parts: Sequence[str], bars: Sequence[tuple[int, int, Sequence[floa
     """
     if not bars:
         return None
-    figure, axes = _figure(height=3.0)
+    figure, axes = svg.new_figure(height=3.0)
     places = [(first + last) / 2 for first, last, _ in bars]
     widths = [0.8 * (last - first + 1) for first, last, _ in bars]
     tops = [sum(heights) for _, _, heights in bars]
@@ -188,7 +158,7 @@ def time_bars(parts: Sequence[str], bars: Sequence[tuple[int, int, Sequence[floa
     for number, name in enumerate(parts):
         heights = [bar[2][number] for bar in bars]
         look: Any = {"color": SERIES[number % len(SERIES)], "edgecolor": SURFACE, "hatch": _hatch(number)}
-        axes.bar(places, heights, widths, floor, linewidth=0, label=_label(name), **look)
+        axes.bar(places, heights, widths, floor, linewidth=0, label=svg.label(name), **look)
         floor = [low + height for low, height in zip(floor, heights, strict=True)]
     usual = sorted(tops)[(9 * (len(tops) - 1)) // 10]
     if max(tops) > TALL * usual > 0:
@@ -200,17 +170,10 @@ def time_bars(parts: Sequence[str], bars: Sequence[tuple[int, int, Sequence[floa
     axes.set(xlabel="Round" if span == 1 else f"Round, {span} to a bar", ylabel="Seconds a round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(visible=False, axis="x")
-    _legend(figure)
-    return Chart(_svg(figure, "time", "What the time of each round went to, a colour per part."), spent(parts, bars))
-
-
-def _figure(width: float = 3.9, height: float = 2.7) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.patch.set_alpha(0)
-    axes = figure.subplots()
-    axes.patch.set_alpha(0)
-    axes.set_prop_cycle(color=SERIES, marker=list(MARKERS))
-    return figure, axes
+    svg.legend(figure)
+    return Chart(
+        svg.markup(figure, "time", "What the time of each round went to, a colour per part."), spent(parts, bars)
+    )
 
 
 def hidden(lines: Sequence[Sequence[tuple[float, float]]]) -> list[int]:
@@ -234,25 +197,11 @@ def _draw(axes: Axes, series: Series, above: int = 0) -> None:
     xs, ys = [x for x, _ in series.points], [y for _, y in series.points]
     wider = min(above, 3)
     look: Any = {"linewidth": 1.8 + 2.2 * wider, "markersize": 4.5 + 3.5 * wider}
-    axes.plot(xs, ys, label=_label(series.name), clip_on=False, **look)
+    axes.plot(xs, ys, label=svg.label(series.name), clip_on=False, **look)
 
 
-def _laid_out(figure: Figure, axes: Axes, xs: Sequence[float], ys: Sequence[float]) -> np.ndarray:
-    """Where these data lie on the figure, [points, 2] in 1/72 inch; what is drawn later moves the axes no more."""
-    FigureCanvasAgg(figure).draw()
-    figure.set_layout_engine("none")
-    places: np.ndarray = axes.transData.transform(np.column_stack([xs, ys])) * 72 / figure.dpi
-    return places
-
-
-def _moved(axes: Axes, aside: np.ndarray) -> Transform:
-    """The data's place on the page, moved by so many points."""
-    figure = axes.figure
-    assert figure is not None
-    return axes.transData + ScaledTranslation(aside[0] / 72, aside[1] / 72, figure.dpi_scale_trans)
-
-
-def _threshold(axes: Axes, *, horizontal: bool) -> None:
+def recognisable_line(axes: Axes, *, horizontal: bool) -> None:
+    """Across the axes, where pictures begin to be recognisable."""
     draw = axes.axhline if horizontal else axes.axvline
     draw(
         RECOGNISABLE,
@@ -264,37 +213,6 @@ def _threshold(axes: Axes, *, horizontal: bool) -> None:
     )
 
 
-def _legend(figure: Figure) -> None:
-    """Below the axes; long names get a line each."""
-    names = [name for axes in figure.axes for name in axes.get_legend_handles_labels()[1]]
-    figure.legend(loc="outside lower center", ncols=2 if max(map(len, names), default=0) < 24 else 1)
-
-
 def _hatch(number: int) -> str:
     """What tells a bar from others to an eye that sees no colours; in the colour of the bar's edge."""
     return HATCHES[number % len(HATCHES)]
-
-
-def _label(name: str) -> str:
-    """Matplotlib leaves names with a leading underscore out of the legend."""
-    return f" {name}" if name.startswith("_") else name
-
-
-def _svg(figure: Figure, prefix: str, description: str) -> Markup:
-    """The figure as SVG for an HTML page: no prolog, no address, its ids apart from other figures' ids."""
-    buffer = StringIO()
-    with warnings.catch_warnings(), mpl.rc_context({"svg.hashsalt": prefix}):
-        warnings.filterwarnings("ignore", message="Glyph")  # the browser's fonts draw the text, not matplotlib's
-        warnings.filterwarnings("ignore", message="Matplotlib currently does not support")
-        FigureCanvasSVG(figure).print_svg(buffer, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'(\bid=")', rf"\1{prefix}-", text)
-    text = re.sub(r'(href="#|url\(#)', rf"\1{prefix}-", text)
-    for colour, variable in VARIABLES.items():
-        text = text.replace(colour, f"var({variable})")
-    box = re.search(r'viewBox="[^"]*"', text)
-    assert box is not None
-    opening = f'<svg class="chart" role="img" aria-label="{escape(description)}" {box.group()}>'
-    return Markup(opening + text[text.index(">") + 1 :])  # noqa: S704 - matplotlib escapes the names in it

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 from fedsim.storage.durable import replacing
 
@@ -19,6 +22,8 @@ COLOURS = ("#2f6bde", "#d9600f", "#0b8a6a", "#a23db0", "#8a6d00", "#c22a5b", "#5
 MARKERS = "osD^vP*X"
 INK, MUTED, GRID = "#1a1f2b", "#565f6e", "#dde1e8"
 DPI = 144
+SMALL = 64
+"""Pixels from which a picture is drawn smoothly."""
 
 STYLE: Any = {  # any: matplotlib types the keys as a literal of 300 names
     "text.parse_math": False,
@@ -67,6 +72,13 @@ def plain_numbers(axis: Axis, values: Iterable[int] | None = None) -> None:
     axis.set_minor_formatter("")
     if values is not None:
         axis.set_ticks(list(values))
+
+
+def show_file(axes: Axes, path: Path) -> None:
+    """The picture in a file; a small one with its pixels as squares."""
+    with Image.open(path) as image:
+        smooth = "nearest" if image.width < SMALL else "antialiased"
+        axes.imshow(np.asarray(image.convert("RGB")), interpolation=smooth)
 
 
 def shorten(name: str, most: int = 40) -> str:

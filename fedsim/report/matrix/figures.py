@@ -14,10 +14,10 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 
 from fedsim.metrics.chance import accuracy_span
-from fedsim.report.draw import figures
+from fedsim.report.draw import figures, svg
 from fedsim.report.draw.chart_data import Chart, table
-from fedsim.report.draw.figures import GRID, INK, LIMIT, SERIES, STYLE, SURFACE
 from fedsim.report.draw.name_places import Box, apart, crowding, place_names
+from fedsim.report.draw.svg import GRID, INK, LIMIT, SERIES, STYLE, SURFACE
 from fedsim.report.matrix.cells import Matrix, MatrixRow
 from fedsim.report.matrix.verdict import standard_error
 from fedsim.report.matrix.wording import LEVELS, cell_level, cell_text, leakage_level, leakage_text
@@ -94,7 +94,7 @@ def privacy_utility_svg(points: Sequence[Point], baseline: float | None, name: s
     told = [(p, accuracy(p.accuracy, p.error), "on it" if p.pareto else DASH) for p in points]
     rows = [(p.name, accurate, leakage_text(p.leakage), front) for p, accurate, front in told]
     columns = ("Defense", "Test accuracy", "Leakage in dB", "Pareto front")
-    return Chart(figures._svg(figure, name, described), table(columns, rows))
+    return Chart(svg.markup(figure, name, described), table(columns, rows))
 
 
 @mpl.rc_context(STYLE)
@@ -142,7 +142,7 @@ def _heat_map(axes: Axes, matrix: Matrix, state: str, *, named: bool) -> None:
     axes.set_xticks(heads, names, rotation=35, ha="left", rotation_mode="anchor")
     axes.xaxis.tick_top()
     if named:
-        axes.set_yticks(range(len(matrix.rows)), [figures._label(row.name) for row in matrix.rows])
+        axes.set_yticks(range(len(matrix.rows)), [svg.label(row.name) for row in matrix.rows])
     axes.tick_params(length=0, colors=LIGHT[INK])
     axes.set(xlim=(-0.52, len(attacks) + 3.2), ylim=(len(matrix.rows) - 0.48, -0.52))
     for side in axes.spines.values():
@@ -194,7 +194,7 @@ def _scatter(points: Sequence[Point], baseline: float | None, palette: dict[str,
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, labelcolor=ink)
     xs, ys = [100 * point.accuracy for point in points], [min(point.leakage, EXACT) for point in points]
-    centres = figures._laid_out(figure, axes, xs, ys)
+    centres = svg.laid_out(figure, axes, xs, ys)
     moves = apart(centres, MARKER + 2.0)
     for point, x, y, aside in zip(points, xs, ys, moves, strict=True):
         if point.error:
@@ -202,7 +202,7 @@ def _scatter(points: Sequence[Point], baseline: float | None, palette: dict[str,
             axes.errorbar(x, y, xerr=100 * point.error, zorder=2.5, **bar)
         look: Any = {"color": accent if point.pareto else paint(SURFACE), "markersize": MARKER, "markeredgewidth": 1.2}
         look |= {"marker": "o" if point.defended else "D", "markeredgecolor": accent if point.pareto else ink}
-        axes.plot(x, y, transform=figures._moved(axes, aside), clip_on=False, zorder=3, **look)
+        axes.plot(x, y, transform=svg.moved(axes, aside), clip_on=False, zorder=3, **look)
     _write_names(figure, axes, points, centres, moves, ink)
     return figure
 
@@ -278,8 +278,8 @@ def _write_names(
     line = {"arrowstyle": "-", "color": ink, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4}
     for point, xy, aside, place, look in zip(points, where, moves, places, looks, strict=True):
         look |= {"color": ink, "ha": "center", "va": "center", "arrowprops": line if place.line else None}
-        look |= {"xycoords": figures._moved(axes, aside), "textcoords": "offset points"}
-        axes.annotate(figures._label(point.name), xy, (place.dx, place.dy), **look)
+        look |= {"xycoords": svg.moved(axes, aside), "textcoords": "offset points"}
+        axes.annotate(svg.label(point.name), xy, (place.dx, place.dy), **look)
 
 
 def _box(extent: Any, unit: float) -> Box:

@@ -17,10 +17,10 @@ from fedsim.report.matrix.figures import (
     privacy_utility_svg,
 )
 from fedsim.report.matrix.verdict import difference, verdicts, why_unplaced
-from fedsim.report.render import _environment, _write
+from fedsim.report.pages import filled
 from fedsim.report.run.images.counts import Counts
 from fedsim.report.thresholds import EXACT, GUESS_MARGIN, RECOGNISABLE
-from fedsim.storage.durable import write_whole
+from fedsim.storage.durable import write_text, write_whole
 
 COLUMNS = (
     "defense",
@@ -69,13 +69,13 @@ PLOT = "privacy_utility"
 
 def write_matrix(matrix: Matrix, folder: Path) -> None:
     """The numbers: `matrix.json` and `matrix.csv`, each whole or as it was."""
-    _write(json.dumps(matrix.to_dict(), indent=1), folder / "matrix.json")
+    write_text(folder / "matrix.json", json.dumps(matrix.to_dict(), indent=1))
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
     for row in matrix.rows:
         writer.writerows(_csv_line(row, cell) for cell in row.cells)
-    _write(text.getvalue(), folder / "matrix.csv")
+    write_text(folder / "matrix.csv", text.getvalue())
 
 
 def build_matrix_report(folder: Path) -> Path:
@@ -87,30 +87,27 @@ def build_matrix_report(folder: Path) -> Path:
     matrix = Matrix.from_dict(json.loads((folder / "matrix.json").read_text(encoding="utf-8")))
     plots = _plots(matrix)
     pictures = _write_images(matrix, plots, folder)
-    page = (
-        _environment()
-        .get_template("matrix.html.j2")
-        .render(
-            matrix=matrix,
-            baseline=baseline_of(matrix.rows),
-            exact=EXACT,
-            recognisable=RECOGNISABLE,
-            margin=GUESS_MARGIN,
-            levels=matrix_wording.LEVELS,
-            fills=FILLS,
-            fronts=[
-                (batch, privacy_utility_svg(points, baseline_of(matrix.rows_of(batch)), name.replace("_", "-")))
-                for name, (batch, points) in plots.items()
-            ],
-            unplotted=[(row.name, why) for row in matrix.rows if (why := why_unplaced(row))],
-            refusals=_refusals(matrix),
-            few=matrix_wording.few(matrix),
-            differences={row.name: difference(matrix, row) for row in matrix.rows},
-            pictures=pictures,
-            verdicts=verdicts(matrix),
-        )
+    page = filled(
+        "matrix.html.j2",
+        matrix=matrix,
+        baseline=baseline_of(matrix.rows),
+        exact=EXACT,
+        recognisable=RECOGNISABLE,
+        margin=GUESS_MARGIN,
+        levels=matrix_wording.LEVELS,
+        fills=FILLS,
+        fronts=[
+            (batch, privacy_utility_svg(points, baseline_of(matrix.rows_of(batch)), name.replace("_", "-")))
+            for name, (batch, points) in plots.items()
+        ],
+        unplotted=[(row.name, why) for row in matrix.rows if (why := why_unplaced(row))],
+        refusals=_refusals(matrix),
+        few=matrix_wording.few(matrix),
+        differences={row.name: difference(matrix, row) for row in matrix.rows},
+        pictures=pictures,
+        verdicts=verdicts(matrix),
     )
-    return _write(page, folder / "matrix.html")
+    return write_text(folder / "matrix.html", page)
 
 
 def _plots(matrix: Matrix) -> dict[str, tuple[int | None, list[Point]]]:

@@ -8,10 +8,9 @@ from fedsim.report.thresholds import (
     FEW_OBSERVED_IMAGES,
     FEW_TEST_IMAGES,
     GUESS_MARGIN,
-    INDISTINGUISHABLE,
     RECOGNISABLE,
 )
-from fedsim.report.wording import DASH, below, percent
+from fedsim.report.wording import DASH, below, likeness, percent
 
 LEVELS = {
     "guess": f"no better than a guess (+{GUESS_MARGIN:.0f} dB)",
@@ -31,14 +30,7 @@ def leakage_level(leakage: float | None, baseline: float | None) -> str:
         return "pending"
     if baseline is not None and leakage < baseline + GUESS_MARGIN:
         return "guess"
-    for least, level in (
-        (INDISTINGUISHABLE, "indistinguishable"),
-        (30.0, "nearly-identical"),
-        (RECOGNISABLE, "recognisable"),
-    ):
-        if leakage >= least:
-            return level
-    return "traces"
+    return "traces" if leakage < RECOGNISABLE else likeness(leakage).replace(" ", "-")
 
 
 def leakage_text(leakage: float | None) -> str:

@@ -1,6 +1,5 @@
 """Tables, figures and the page of `fedsim-measure`, from `measures.json` alone."""
 
-import base64
 import csv
 import io
 import json
@@ -10,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.metrics.jigsaw import Spread
-from fedsim.report.draw.pictures import path_inside
+from fedsim.report.draw.pictures import data_uri, path_inside
 from fedsim.report.measures.records import Record, at, grouped, mean_error, over_runs, point, ratios
 from fedsim.report.measures.wording import cautions, findings
-from fedsim.report.render import _environment, _write
+from fedsim.report.pages import filled
 from fedsim.report.wording import DASH, count
+from fedsim.storage.durable import write_text
 
 SPREAD_NOTE = "± is the standard deviation over runs, or of a single run over what was drawn for it."
 
@@ -189,23 +189,20 @@ def build_measures_page(folder: Path) -> Path:
     made = tables(measures)
     found, few = findings(measures), cautions(measures)
     header = f"# Measures of {count(len(grouped(measures['runs'])), 'model')}\n\n" + " ".join([*found, *few]) + "\n\n"
-    _write(header + "\n".join(table.markdown() for table in made), folder / "measures.md")
-    _write(csv_text(measures), folder / "measures.csv")
-    page = (
-        _environment()
-        .get_template("measures.html.j2")
-        .render(
-            name=folder.resolve().name,
-            runs=measures["runs"],
-            facts=_facts(measures),
-            found=found,
-            few=few,
-            tables=made,
-            figures=[one for figure in measures["figures"] if (one := _embedded(folder, figure)) is not None],
-            notes=[(run["name"], note) for run in measures["runs"] for note in run.get("notes", [])],
-        )
+    write_text(folder / "measures.md", header + "\n".join(table.markdown() for table in made))
+    write_text(folder / "measures.csv", csv_text(measures))
+    page = filled(
+        "measures.html.j2",
+        name=folder.resolve().name,
+        runs=measures["runs"],
+        facts=_facts(measures),
+        found=found,
+        few=few,
+        tables=made,
+        figures=[one for figure in measures["figures"] if (one := _embedded(folder, figure)) is not None],
+        notes=[(run["name"], note) for run in measures["runs"] for note in run.get("notes", [])],
     )
-    return _write(page, folder / "report.html")
+    return write_text(folder / "report.html", page)
 
 
 def _facts(measures: Record) -> list[tuple[str, str]]:
@@ -222,7 +219,7 @@ def _embedded(folder: Path, figure: Record) -> dict[str, str] | None:
     path = path_inside(folder, figure["file"])
     if path is None:
         return None
-    uri = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode("ascii")
+    uri = data_uri(path.read_bytes(), "image/png")
     return {"uri": uri, "caption": str(figure["caption"]), "hint": str(figure["hint"])}
 
 

@@ -19,7 +19,7 @@ from yaml import YAMLError
 from fedsim.report.run.bounds.over_rounds import Released, over_rounds, released
 from fedsim.report.run.bounds.records import BoundRecord, bound_record
 from fedsim.report.run.records import AttackRecord, attack_record
-from fedsim.storage.values import number, share, text, whole
+from fedsim.storage.values import number, numbers, share, text, whole
 
 Record = TypeVar("Record")
 
@@ -277,5 +277,4 @@ def _timing(values: Mapping[str, Any]) -> TimingRecord | None:
     server_round, seconds = whole(values.get("round")), number(values.get("seconds"))
     if server_round is None or seconds is None:
         return None
-    numbers = {name: number(value) for name, value in values.items()}
-    return TimingRecord(server_round, seconds, {name: value for name, value in numbers.items() if value is not None})
+    return TimingRecord(server_round, seconds, numbers(values))

@@ -6,7 +6,7 @@ import torch
 from attacks.base import Certificate
 from experiments.benchmarks.certified import images, models
 from experiments.benchmarks.certified.cells import CertifiedCell, cells
-from experiments.benchmarks.certified.defended import DEFENSES, attack_config
+from experiments.benchmarks.certified.defended import DEFENSES
 from experiments.benchmarks.certified.images import SEVERAL, SINGLE, draw
 from experiments.benchmarks.certified.judging import judge
 from experiments.benchmarks.certified.models import MODELS, STATES
@@ -15,6 +15,7 @@ from experiments.benchmarks.certified.protocols import PROTOCOLS
 from experiments.benchmarks.certified.work import certificates
 from fedsim.ground_truth import GroundTruth
 from fedsim.result import AttackResult
+from fedsim.settings.options import option
 
 PLANTED = "tests.experiments.benchmarks.planted_attacks.Sure"
 
@@ -108,7 +109,7 @@ def corner(states):
 def test_a_corner_of_the_sweep(corner):
     attacks = ("patch_gradient", "labels_certified", "sure_image", "sure_labels", "sure_promise")
     planted = {"sure_image": {}, "sure_labels": {"labels": True}, "sure_promise": {"promised": 20.0}}
-    configs = {name: attack_config(name) for name in attacks if name not in planted}
+    configs = {name: option("attack", name) for name in attacks if name not in planted}
     configs |= {name: {"_target_": PLANTED, **settings} for name, settings in planted.items()}
     found = corner(attacks=attacks, configs=configs)
     by = {(entry["attack"], entry["size"]): entry for entry in found}

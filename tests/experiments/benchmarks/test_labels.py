@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from experiments.benchmarks.heads import draw, head_features, head_gradients
+from experiments.benchmarks.heads import draw, head_gradients, head_inputs
+from experiments.benchmarks.label_rules import RULES, HeadBatch, run_rule
 from experiments.benchmarks.labels import tables
-from experiments.studies.gradinversion.label_rules import RULES, HeadBatch, run_rule
 from fedsim.models import ModelSpec
 
 
@@ -19,7 +19,7 @@ def test_head_gradients_are_autograds(spec):
     model = spec.build(0).train()
     inputs = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([1, 1, 4, 9])
-    features = head_features(model, inputs)
+    features = head_inputs(model, model.get_classifier(), inputs)
     F.cross_entropy(model(inputs), labels).backward()
     head = model.get_classifier()
     weight_grad, bias_grad = head_gradients(features, head.weight.detach(), head.bias.detach(), labels)

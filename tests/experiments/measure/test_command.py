@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from experiments.cli.call import run_command
+from experiments.commands.stage import CommandStage
 from experiments.measure import command as measure
 from tests.experiments.measure.recorded import MJP, NO_PE
 
@@ -23,7 +25,7 @@ def fedsim_measure(monkeypatch, capsys):
         monkeypatch.setattr(sys, "path", list(sys.path))
         code = 0
         try:
-            measure.main()
+            run_command(CommandStage("fedsim-measure"))
         except SystemExit as stop:
             code = stop.code or 0
         captured = capsys.readouterr()

@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 from experiments.measure.jigsawed import answer
-from experiments.measure.robust import CorruptionPlan, corruption_errors, measure_foreign, measure_hard, open_folder
+from experiments.measure.robust import CorruptionPlan, corruption_errors, folder_images, measure_foreign, measure_hard
 from experiments.measure.subjects import load_subjects
 from fedsim.data.corruptions import corrupt
 from fedsim.determinism import derive_seed
@@ -53,7 +53,7 @@ def logits(subject, held):
 
 def test_hard_pictures_are_told_apart_among_their_classes(two, tmp_path):
     subject = two[0]
-    folder = open_folder(folder_of(tmp_path / "hard", ["3", "7"]), subject, "measure.hard", must_match=True)
+    folder = folder_images(folder_of(tmp_path / "hard", ["3", "7"]), subject, "measure.hard", must_match=True)
     found = measure_hard(subject, folder, 2)
     probabilities = logits(subject, folder.data.train)[:, [3, 7]].softmax(1)
     right = (probabilities.argmax(1) == folder.data.train.labels).numpy()
@@ -65,7 +65,7 @@ def test_hard_pictures_are_told_apart_among_their_classes(two, tmp_path):
 @pytest.mark.parametrize(("names", "classes"), [(["2", "5"], [2, 5]), (["moss", "sand"], range(10))])
 def test_foreign_pictures(two, tmp_path, names, classes):
     subject, kept = two[0], list(classes)
-    folder = open_folder(folder_of(tmp_path / "foreign", names), subject, "measure.foreign", must_match=False)
+    folder = folder_images(folder_of(tmp_path / "foreign", names), subject, "measure.foreign", must_match=False)
     clean = answer(subject, 10)
     found = measure_foreign(subject, clean, folder, 4)
     mine = [n for n in range(40) if int(subject.pictures.labels[n]) in kept]
@@ -80,7 +80,7 @@ def test_folders_that_do_not_fit(two, tmp_path):
     subject = two[0]
     path = folder_of(tmp_path / "hard", ["3", "cat"])
     with pytest.raises(ConfigError, match=r"measure.hard=.*1 are not: cat"):
-        open_folder(path, subject, "measure.hard", must_match=True)
+        folder_images(path, subject, "measure.hard", must_match=True)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"measure.hard=.*no class folders"):
-        open_folder(str(tmp_path / "empty"), subject, "measure.hard", must_match=True)
+        folder_images(str(tmp_path / "empty"), subject, "measure.hard", must_match=True)

@@ -15,7 +15,8 @@ import sys
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from experiments.run import command as federated
+from experiments.cli.call import run_command
+from experiments.commands.stage import CommandStage
 from experiments.run import resumed, resuming
 from fedsim.errors import ConfigError
 from fedsim.report import render
@@ -84,7 +85,7 @@ def moments(tmp_path_factory):
         settings = ["simulation=inline", *SMALL, *SETTINGS["fedsgd"]]
         patch.setattr(sys, "argv", ["fedsim", *settings, f"run_dir={folder}"])
         patch.setattr(sys, "path", list(sys.path))
-        federated.main()
+        run_command(CommandStage("fedsim"))
     return folder, {moment: root / f"copy-{hash(moment)}" for moment in (*MOMENTS, AFTER_ROUND_3)}
 
 

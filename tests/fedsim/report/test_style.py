@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from fedsim.report.render import _environment
+from fedsim.report.pages import filled
 
-CSS = _environment().get_template("style.css.j2").render()
+CSS = filled("style.css.j2")
 BLOCKS = {
     "light": re.search(r":root \{\s+color-scheme: light dark;(.*?)\n\}", CSS, re.DOTALL),
     "system's dark": re.search(r':root:not\(\[data-theme="light"\]\) \{(.*?)\}', CSS, re.DOTALL),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedsim.ground_truth import GroundTruth
-from fedsim.metrics.scoring import score_against
+from fedsim.metrics.results import score_against
 from fedsim.result import AttackResult, Certificate, Frame
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers

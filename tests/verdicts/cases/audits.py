@@ -10,7 +10,7 @@ import torch
 
 from experiments.audit.command import run_audit
 from experiments.cli.call import console, errors
-from experiments.studies.priors_defended.cases import composed
+from experiments.python.load_config import load_config
 from fedsim.errors import RunError
 from fedsim.report.draw.pictures import save_png
 from fedsim.report.render import build_comparison
@@ -65,7 +65,7 @@ def of_matrix(*settings: str) -> Callable[[Path], Said]:
 
 def _audit(settings: Sequence[str], root: Path) -> str:
     common = ["model=vit_nano", "simulation=inline", "simulation.threads=1"]
-    config = {**composed("audit", [*common, *settings]), "run_dir": str(root)}
+    config = {**load_config("audit", *common, *settings), "run_dir": str(root)}
     with console.capture() as printed, errors.capture() as failed:
         try:
             run_audit(config, root)

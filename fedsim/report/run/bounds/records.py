@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedsim.bounds.robustness import PROVEN_GAMMA, PROVEN_KAPPA, blow_up
-from fedsim.storage.values import items, number, whole
+from fedsim.storage.values import items, number, numbers, whole
 
 HEADINGS = {
     "theorem": (
@@ -90,7 +90,7 @@ def bound_record(row: Mapping[str, Any]) -> BoundRecord | None:
         header=tuple(map(str, items(row.get("header")))),
         rows=tuple(tuple(map(str, items(one))) for one in items(row.get("rows"))),
         strips=tuple(_strip(one) for one in items(row.get("strips")) if isinstance(one, Mapping)),
-        values=_numbers(row.get("values")),
+        values=numbers(row.get("values")),
         mu=number(proof.get("mu")),
         releases=whole(proof.get("releases")),
         seconds=number(row.get("seconds")),
@@ -120,8 +120,3 @@ def _strip(row: Mapping[str, Any]) -> tuple[str, tuple[PanelRecord, ...]]:
     return str(row.get("name") or "?"), tuple(
         PanelRecord(str(one.get("image") or ""), str(one.get("caption") or "")) for one in panels
     )
-
-
-def _numbers(value: object) -> dict[str, float]:
-    found = {str(name): number(one) for name, one in value.items()} if isinstance(value, Mapping) else {}
-    return {name: one for name, one in found.items() if one is not None}

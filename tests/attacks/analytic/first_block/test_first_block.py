@@ -12,7 +12,7 @@ from attacks.analytic.first_block.attack import _possible, _problem
 from attacks.analytic.first_block.levenberg_marquardt import Normal, deflated
 from attacks.analytic.first_block.search import Solutions
 from attacks.analytic.linear.patches import patchify
-from attacks.analytic.row_space.attack import pixels_of
+from attacks.analytic.patch_gradient import pixels_of
 from defenses import Defense, FixedPositionEmbedding
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import Architecture
@@ -89,7 +89,7 @@ def test_neither_pixels_out_of_range_nor_outputs_above_any_value_are_possible(
 ) -> None:
     problem = _problem(pair, cpu)
     rows, free = torch.arange(9), problem.tokens.joint.directions.shape[1]
-    pixels = pixels_of(pair, problem.norm)
+    pixels = pixels_of(pair, problem.norm.patch_weight)
     known = problem.tokens.patches.directions.shape[1]
     for part in (slice(known), slice(known, None)):  # the direction that moves patches, or outputs, the most
         far = torch.linalg.svd(problem.tokens.joint.directions[part])[2][0]

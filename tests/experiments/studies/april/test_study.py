@@ -13,11 +13,11 @@ from attacks.running import run_attack
 from experiments.studies.april import plan as april_plan
 from experiments.studies.april import study as april
 from experiments.studies.april import work as april_work
-from experiments.studies.april.__main__ import main
 from experiments.studies.april.plan import ARMS, AprilScale, Grid, SearchPlan
 from experiments.studies.april.tables import first_recognised, verdicts
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.command import call
+from experiments.studies.harness.options import begin
 from fedsim.errors import ConfigError
 from fedsim.metrics.image import psnr
 
@@ -251,7 +251,7 @@ def test_options_that_cannot_work(asked, words, key, capsys):
 def test_pictures_or_photos(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["april", "--out", str(tmp_path / "out")])
     with pytest.raises(SystemExit) as stop:
-        main()
+        begin("experiments.studies.april")
     assert stop.value.code == 2
     assert "--data photos" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from attacks.running import run_attack
+from experiments.benchmarks.label_rules import RULES, batch_of
 from experiments.studies.gradinversion import study as gradinversion
-from experiments.studies.gradinversion.label_rules import RULES
-from experiments.studies.gradinversion.labels import batch_of, known_features
+from experiments.studies.gradinversion.labels import known_features
 from experiments.studies.gradinversion.page import ARMS, LAZY, REGISTERED, RULES_SHOWN, page
 from experiments.studies.gradinversion.study import (
     SCALES,
@@ -27,7 +27,7 @@ from experiments.studies.harness.victims import draw_batch
 from experiments.studies.harness.weights import class_count
 from fedsim.determinism import torch_generator
 from fedsim.errors import RunError
-from fedsim.metrics.scoring import score_against
+from fedsim.metrics.results import score_against
 from fedsim.result import AttackResult
 
 TINY = GradInversionScale(

@@ -2,7 +2,8 @@
 
 import pytest
 
-from experiments.studies.mjp_table5.rows import PAPER, choose, plan
+from experiments.studies.harness.options import matching
+from experiments.studies.mjp_table5.rows import PAPER, plan
 from fedsim.errors import ConfigError
 
 
@@ -33,10 +34,15 @@ def test_further_ratios_add_rows_of_mjp_alone():
 
 def test_globs():
     rows = plan([0.9, 0.1])
-    assert choose(rows, None) == rows
-    assert {row.name for row in choose(rows, ["*.c", "vit*"])} == {"vit_s.a", "vit_s.b", "mjp.c", "mjp@0.1.c"}
+    assert matching("--rows", rows, None) == rows
+    assert {row.name for row in matching("--rows", rows, ["*.c", "vit*"])} == {
+        "vit_s.a",
+        "vit_s.b",
+        "mjp.c",
+        "mjp@0.1.c",
+    }
     with pytest.raises(ConfigError, match=r"mjp@0\.5"):
-        choose(rows, ["mjp.a", "mjp@0.5*"])
+        matching("--rows", rows, ["mjp.a", "mjp@0.5*"])
 
 
 def test_cases_name_what_is_shared():

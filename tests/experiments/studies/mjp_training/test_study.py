@@ -11,11 +11,13 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
+from experiments.cli.call import run_command
+from experiments.commands.stage import CommandStage
 from experiments.measure import command as measure
 from experiments.run import command as federated
 from experiments.studies.harness import federation
+from experiments.studies.harness.options import begin, matching
 from experiments.studies.mjp_training import figures
-from experiments.studies.mjp_training.__main__ import main
 from experiments.studies.mjp_training.scales import SCALES, TrainingScale
 from experiments.studies.mjp_training.variants import (
     LETTERS,
@@ -24,7 +26,6 @@ from experiments.studies.mjp_training.variants import (
     TABLE_4,
     TABLE_6,
     TABLE_8,
-    choose,
     of_ratio,
     plan,
 )
@@ -54,7 +55,7 @@ def call(pictures, out, *arguments, scale=TINY):
         fixed = ["--pictures", str(pictures), "--out", str(out), "--workers", "1"]
         patch.setattr(sys, "argv", ["mjp_training", *fixed, *arguments])
         try:
-            main()
+            begin("experiments.studies.mjp_training")
         except SystemExit as stop:
             return stop.code or 0
     return 0
@@ -103,7 +104,7 @@ def test_every_table_has_its_models_and_none_is_trained_twice(ratio):
 
 
 def test_globs_choose_variants():
-    assert [variant.name for variant in choose(plan(0.27), ["A", "J*"])] == [
+    assert [variant.name for variant in matching("--variants", plan(0.27), ["A", "J*"])] == [
         "A",
         "J",
         *(f"J@{share:g}" for share in RATIOS[1:-1]),
@@ -150,7 +151,7 @@ def test_numbers_are_those_of_fedsim_measure(done, tmp_path, monkeypatch):
     arguments = [f"runs=[{run}]", f"run_dir={tmp_path}/measured", "device=cpu", "measure.num_images=null", *words]
     monkeypatch.setattr(sys, "argv", ["fedsim-measure", *arguments])
     monkeypatch.setattr(sys, "path", list(sys.path))
-    measure.main()
+    run_command(CommandStage("fedsim-measure"))
     (record,) = json.loads((tmp_path / "measured" / "measures.json").read_text())["runs"]
     row = next(line for line in lines_of(done, "table3") if line["variant"] == "J")
     point = record["jigsaw"]["points"][1]

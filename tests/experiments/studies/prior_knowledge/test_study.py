@@ -30,7 +30,7 @@ from experiments.studies.prior_knowledge.page import (
 from experiments.studies.prior_knowledge.study import SCALES, KnowledgeScale, evenly, of_method, plan
 from fedsim.determinism import torch_generator
 from fedsim.metrics.accuracy import mean_softmax
-from fedsim.metrics.scoring import score_against
+from fedsim.metrics.results import score_against
 from fedsim.result import AttackResult
 
 VIT = ("model=vit_tiny", "model.img_size=32", "model.patch_size=16", "+model.kwargs.depth=1")

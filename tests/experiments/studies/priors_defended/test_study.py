@@ -16,7 +16,7 @@ from experiments.studies.priors_defended.cases import DEFENSES, DefendedCase
 from experiments.studies.priors_defended.page import ATTACKS, DEFENDED, PAPERS
 from experiments.studies.priors_defended.study import SCALES, PriorsScale, configuration, plan
 from fedsim.errors import RunError
-from fedsim.metrics.scoring import score_against
+from fedsim.metrics.results import score_against
 from fedsim.result import AttackResult
 
 TINY = PriorsScale(

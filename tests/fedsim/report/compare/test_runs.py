@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from experiments.cli.report import OTHERS, write_page
+from experiments.commands.report import write_page
 from fedsim.report.compare import tradeoff
 from fedsim.report.compare.runs import compare_runs, find_runs
 from fedsim.report.render import build_comparison
@@ -79,7 +79,7 @@ def test_the_command_chooses_the_page(runs: list[Path], tmp_path: Path, monkeypa
     assert write_page(runs) == tmp_path / "0" / "comparison.html"  # beside the first, wherever one stands
     assert write_page(runs, tmp_path / "both.html") == tmp_path / "both.html"
     (runs[0] / "measures.json").write_text("{}", encoding="utf-8")
-    monkeypatch.setitem(OTHERS, "measures.json", lambda folder: folder / "measured.html")
+    monkeypatch.setattr("fedsim.report.measures.page.build_measures_page", lambda folder: folder / "measured.html")
     assert write_page([runs[0]]) == runs[0] / "measured.html"
     (tmp_path / "sweep").mkdir()
     wrongs = (

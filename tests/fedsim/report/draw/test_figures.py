@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from fedsim.report.compare.tradeoff import Trade, privacy_utility
-from fedsim.report.draw import figures
+from fedsim.report.draw import figures, svg
 from fedsim.report.draw.chart_data import ROWS_SHOWN, Series
-from fedsim.report.draw.figures import HATCHES, SERIES
+from fedsim.report.draw.figures import HATCHES
+from fedsim.report.draw.svg import SERIES
 from fedsim.report.matrix.figures import Point, privacy_utility_svg
 
 
@@ -74,8 +75,8 @@ def test_the_front_as_a_table() -> None:
 def test_accuracy_goes_to_the_right_on_an_axis_that_chance_does_not_fill(monkeypatch: pytest.MonkeyPatch) -> None:
     """23.5 % and 26.5 % of four test images say as much as each other."""
     drawn = []
-    whole = figures._svg
-    monkeypatch.setattr(figures, "_svg", lambda figure, *more: drawn.append(figure.axes[0]) or whole(figure, *more))
+    whole = svg.markup
+    monkeypatch.setattr(svg, "markup", lambda figure, *more: drawn.append(figure.axes[0]) or whole(figure, *more))
     for error, span in ((0.18, (0.0, 62.5)), (None, (0.0, 100.0)), (0.001, (23.3, 26.7))):
         trades = [Trade("none", "a", "r", one, error, 0.5) for one in (0.235, 0.265)]
         assert privacy_utility(trades, ["none"], share=True) is not None

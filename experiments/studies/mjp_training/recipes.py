@@ -1,14 +1,16 @@
 """What the study shows: recipes seed by seed, MJP beside the ViT alone, and the paper's tables once for each recipe."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from experiments.studies.harness.intervals import CONFIDENCE, interval
 from experiments.studies.harness.study import Page, Table
 from experiments.studies.harness.tables import Value, number
-from experiments.studies.mjp_recipes.measures import Compared, Measures, compared
-from experiments.studies.mjp_recipes.scales import FedAvgScale
-from experiments.studies.mjp_training.tables import Measured, tables
+from experiments.studies.mjp_training.scales import FedAvgScale
+from experiments.studies.mjp_training.tables import MeasureColumn, Measured, Record, compared, tables
+
+Measures = Mapping[str, Measured]
+"""By recipe; the first is what the others are compared with."""
 
 ALONE = "A"
 """The ViT without MJP."""
@@ -30,7 +32,7 @@ def page(scale: FedAvgScale, measured: Measures, seeds: int, figures: Mapping[st
     stacks, said = stacked(measured)
     made = [*between_recipes(scale, measured), *beside_alone(scale, measured), *stacks]
     title = "MJP in FedAvg, by recipe of training"
-    return Page("mjp_recipes", title, introduction, made, [*said, *guess(measured), *scale.differs], figures)
+    return Page("mjp_training", title, introduction, made, [*said, *guess(measured), *scale.differs], figures)
 
 
 def guess(measured: Measures) -> list[str]:
@@ -46,50 +48,31 @@ def guess(measured: Measures) -> list[str]:
 def between_recipes(scale: FedAvgScale, measured: Measures) -> list[Table]:
     """What each recipe changes, variant by variant; nothing where there is but one."""
     first, *others = measured
-    pairs = [
-        Pair((variant.name, recipe), variant.name, measured[recipe], variant.name, measured[first])
+    lines = {
+        (variant.name, recipe): (measured[recipe].records[variant.name], measured[first].records[variant.name])
         for variant in measured[first].variants
         for recipe in others
-    ]
-    title = f"Recipes beside `{first}`: differences seed by seed"
-    return [_differences("mjp_recipes_recipes", title, scale, pairs, None)] if pairs else []
+    }
+    return _differences("mjp_recipes", f"Recipes beside `{first}`: differences seed by seed", scale, lines, None)
 
 
 def beside_alone(scale: FedAvgScale, measured: Measures) -> list[Table]:
     """What MJP's variants change, recipe by recipe; nothing where the ViT alone was not trained."""
-    pairs = [
-        Pair((variant.name, recipe), variant.name, members, ALONE, members)
+    lines = {
+        (variant.name, recipe): (members.records[variant.name], members.records[ALONE])
         for recipe, members in measured.items()
         for variant in members.variants
         if ALONE in members.records and variant.name != ALONE
-    ]
-    title = "MJP beside the ViT alone: differences seed by seed"
-    return [_differences("mjp_recipes_alone", title, scale, pairs, ALONE)] if pairs else []
+    }
+    return _differences("mjp_alone", "MJP beside the ViT alone: differences seed by seed", scale, lines, ALONE)
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A line of differences: one variant of some models less one of others.
-
-    Attributes:
-        labels: variant and recipe.
-    """
-
-    labels: tuple[str, str]
-    variant: str
-    ours: Measured
-    other: str
-    others: Measured
-
-    def differences(self, column: Compared) -> list[float]:
-        """Seed by seed, where both have the measure."""
-        both = zip(self.ours.records[self.variant], self.others.records[self.other], strict=True)
-        values = [(column.of(one), column.of(other)) for one, other in both]
-        return [one - other for one, other in values if one is not None and other is not None]
+Lines = Mapping[tuple[str, str], tuple[Sequence[Record], Sequence[Record]]]
+"""By variant and recipe: the records of some models, and of those that are taken off them, seed by seed."""
 
 
-def _differences(name: str, title: str, scale: FedAvgScale, pairs: Sequence[Pair], beside: str | None) -> Table:
-    """Mean differences with their intervals.
+def _differences(name: str, title: str, scale: FedAvgScale, lines: Lines, beside: str | None) -> list[Table]:
+    """Mean differences with their intervals, where both have the measure; no table without lines.
 
     Args:
         beside: the variant whose numbers in the paper are taken off too; None: the paper has no such comparison.
@@ -100,25 +83,26 @@ def _differences(name: str, title: str, scale: FedAvgScale, pairs: Sequence[Pair
         header += [column.title, *(["paper"] if beside else [])]
         names += [column.key, f"{column.key}_reach", *([f"paper_{column.key}"] if beside else [])]
     rows, record = [], []
-    for pair in pairs:
-        cells, line = list(pair.labels), list[Value](pair.labels)
+    for labels, both in lines.items():
+        cells, line = list(labels), list[Value](labels)
         for column in columns:
-            values = pair.differences(column)
+            pairs = [(column.of(one), column.of(other)) for one, other in zip(*both, strict=True)]
+            values = [one - other for one, other in pairs if one is not None and other is not None]
             mean, reach = interval(values) if values else (None, None)
-            cells.append(_signed(mean, reach, column.form))
+            cells.append(number(mean, f"+{column.form}") + ("" if reach is None else f" ± {reach:{column.form}}"))
             line += [mean, reach]
             if beside:
-                known = column.paper if pair.variant in column.paper else {}
-                paper = known[pair.variant] - known[beside] if known else None
+                paper = _of_paper(column, labels[0], beside)
                 cells.append(number(paper, f"+{column.form}"))
                 line.append(paper)
         rows.append(cells)
         record.append(line)
-    return Table(name, title, header, rows, (names, record))
+    return [Table(name, title, header, rows, (names, record))] if rows else []
 
 
-def _signed(mean: float | None, reach: float | None, form: str) -> str:
-    return number(mean, f"+{form}") + ("" if reach is None else f" ± {reach:{form}}")
+def _of_paper(column: MeasureColumn, variant: str, beside: str) -> float | None:
+    known = column.paper or {}
+    return known[variant] - known[beside] if variant in known else None
 
 
 def stacked(measured: Measures) -> tuple[list[Table], list[str]]:

@@ -1,11 +1,15 @@
-"""Every label rule on one batch's head gradient, and how much of the truth it found."""
+"""Every label rule on batches of one head, and how much of the truth it found."""
 
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
@@ -14,21 +18,36 @@ from attacks.label.membership import rlg
 from attacks.label.possible import least_counts
 from attacks.label.public_images.moments import ClassMoments, fit_counts
 from attacks.label.residual import CountCertificate, certify_counts
+from experiments.benchmarks.heads import draw, head_gradients
 
 CERTIFIABLE = 16
 """Larger batches are not put to the residual test: CertifiedLabels' default."""
 
 
 @dataclass(frozen=True)
-class HeadBatch:
-    """A head's gradient with its truth, and what the server knows besides.
+class KnownHead:
+    """What batches are made of, and what the server knows besides their gradients.
 
     Attributes:
-        labels: sorted; `features` are in their order.
-        mean_probs: over auxiliary pictures.
+        labels: of `features`, below `classes`.
+        mean_probs: over public pictures.
         random_features: of pictures of noise.
         moments: of public pictures with labels; None where there are too few.
     """
+
+    weight: Float[Tensor, "outputs width"]
+    bias: Float[Tensor, "outputs"]
+    features: Float[Tensor, "pictures width"]
+    labels: Int[Tensor, "pictures"]
+    classes: int
+    mean_probs: Float[Tensor, "outputs"]
+    random_features: Float[Tensor, "noise width"]
+    moments: ClassMoments | None = None
+
+
+@dataclass(frozen=True)
+class HeadBatch:
+    """A head's gradient with its truth, labels sorted, and what the server knows besides, as `KnownHead` has it."""
 
     labels: Tensor
     weight: Tensor
@@ -54,6 +73,48 @@ class RuleResult:
     seconds: float
     certified: bool = False
     feature_error: float | None = None
+
+
+def measure(
+    known: KnownHead, kind: str, sizes: Iterable[int], batches: int, rng: torch.Generator, rules: Iterable[str]
+) -> list[dict[str, Any]]:
+    """These rules on the same batches, the mean of each at each size; sizes that cannot be drawn are left out."""
+    rows: list[dict[str, Any]] = []
+    for size in sizes:
+        found: dict[str, list[RuleResult]] = defaultdict(list)
+        for _ in range(batches):
+            chosen = draw(known.labels, size, known.classes, kind, rng)
+            if chosen is None:
+                continue
+            batch = batch_of(known, chosen)
+            for rule in rules:
+                outcome = run_rule(rule, batch, rng)
+                if outcome is not None:
+                    found[rule].append(outcome)
+        rows += [{"rule": rule, "batch_size": size, **_summary(outcomes)} for rule, outcomes in found.items()]
+    return rows
+
+
+def batch_of(known: KnownHead, chosen: Int[Tensor, "batch"]) -> HeadBatch:
+    """The head's gradient of these pictures with mean cross-entropy."""
+    chosen = chosen[known.labels[chosen].argsort()]
+    features, labels = known.features[chosen], known.labels[chosen]
+    gradients = head_gradients(features, known.weight, known.bias, labels)
+    head = labels, known.weight, known.bias, *gradients
+    return HeadBatch(*head, known.mean_probs, known.random_features, features, known.moments)
+
+
+def _summary(outcomes: Sequence[RuleResult]) -> dict[str, Any]:
+    errors = sorted(outcome.feature_error for outcome in outcomes if outcome.feature_error is not None)
+    return {
+        "batches": len(outcomes),
+        "exact": fmean(outcome.exact for outcome in outcomes),
+        "overlap": fmean(outcome.overlap for outcome in outcomes),
+        "certified": fmean(outcome.certified for outcome in outcomes),
+        "wrongly_certified": sum(outcome.certified and not outcome.exact for outcome in outcomes),
+        "feature_error": errors[len(errors) // 2] if errors else "",
+        "seconds": fmean(outcome.seconds for outcome in outcomes),
+    }
 
 
 def run_rule(rule: str, batch: HeadBatch, rng: torch.Generator) -> RuleResult | None:
@@ -100,7 +161,7 @@ def _random_prior(batch: HeadBatch, rng: torch.Generator) -> Tensor:
 
 def _zlg(batch: HeadBatch, rng: torch.Generator) -> Tensor:
     mean_sum = float(batch.random_features.sum(dim=1).mean())
-    return counting.labels_of(
+    return rules.labels_of(
         counting.zero_shot_counts(batch.weight_grad, batch.mean_probs, mean_sum, batch.size), batch.size
     )
 
@@ -115,7 +176,7 @@ def _class_moments(batch: HeadBatch, rng: torch.Generator) -> Tensor | None:
 
 def _ilrg(batch: HeadBatch, rng: torch.Generator) -> Tensor:
     counts = counting.ilrg_counts(batch.weight, batch.bias, batch.weight_grad, batch.bias_grad, batch.size)
-    return counting.labels_of(counts, batch.size)
+    return rules.labels_of(counts, batch.size)
 
 
 def _rlg(batch: HeadBatch, rng: torch.Generator) -> Tensor | None:

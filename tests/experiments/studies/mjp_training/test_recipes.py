@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.studies.mjp_recipes import study
-from experiments.studies.mjp_recipes.scales import RECIPES, SCALES, FedAvgScale
+from experiments.studies.mjp_training import study
+from experiments.studies.mjp_training.scales import RECIPE_SCALES, RECIPES, FedAvgScale
 
 TINY = FedAvgScale(
     model=("model=vit_nano", "data.test_fraction=0.5"),
@@ -45,9 +45,9 @@ def pictures(tmp_path_factory):
 
 @pytest.fixture
 def call(call_main, pictures, tmp_path, monkeypatch):
-    monkeypatch.setitem(study.SCALES, "small", TINY)
+    monkeypatch.setitem(study.RECIPE_SCALES, "small", TINY)
     fixed = ("--pictures", str(pictures), "--out", str(tmp_path / "out"), "--workers", "1")
-    return partial(call_main, "experiments.studies.mjp_recipes.__main__", *fixed)
+    return partial(call_main, "experiments.studies.mjp_training.__main__", *fixed)
 
 
 def lines(path):
@@ -62,13 +62,13 @@ def records(out):
 
 
 def test_the_page_and_that_it_goes_on(call, tmp_path, monkeypatch):
-    code, page, err = call("--variants", "A", "J", "--seeds", "1")
+    code, page, err = call("--variants", "A", "J", "--recipes", "plain", "both", "--seeds", "1")
     assert code == 0, err
     out = tmp_path / "out"
     known = records(out)
     assert set(known) == {f"{name}-{recipe}-0" for name in "AJ" for recipe in ("plain", "both")}
     assert known["A-plain-0"]["loss"] != known["A-both-0"]["loss"]
-    (row, *_) = lines(out / "mjp_recipes_alone.csv")
+    (row, *_) = lines(out / "mjp_alone.csv")
     expected = (known[f"{name}-plain-0"]["position"]["mae_2d"]["mean"] for name in "JA")
     assert float(row["mae_2d"]) == pytest.approx(np.subtract(*expected))
     rows = lines(out / "mjp_table8_recipes.csv")
@@ -85,15 +85,15 @@ def test_the_page_and_that_it_goes_on(call, tmp_path, monkeypatch):
     assert code == 0, err
     assert (out / "results.jsonl").read_text(encoding="utf-8") == before
     assert "beside" not in page.split("## ")[1]  # nothing to compare it with
-    monkeypatch.setitem(study.SCALES, "small", replace(TINY, rate=2e-2))
-    code, _, err = call("--variants", "A")
+    monkeypatch.setitem(study.RECIPE_SCALES, "small", replace(TINY, rate=2e-2))
+    code, _, err = call("--variants", "A", "--recipes", "plain")
     assert code == 2
     assert "other settings: trainings=" in err
 
 
-@pytest.mark.parametrize("name", SCALES)
+@pytest.mark.parametrize("name", RECIPE_SCALES)
 def test_recipes_differ_in_what_they_are_named_for_alone(name, tmp_path):
-    found = SCALES[name].trainings(tmp_path, "cpu", 1)
+    found = RECIPE_SCALES[name].trainings(tmp_path, "cpu", 1)
     assert set(found) == set(RECIPES)
     assert found["plain"]["client"]["augment"] == []
     assert found["plain"]["client"]["schedule"]["shape"] == "constant"
@@ -112,7 +112,7 @@ def test_recipes_differ_in_what_they_are_named_for_alone(name, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--variants", "K"], "--variants=K: must be globs on A, B, C"),
+        (["--variants", "K", "--recipes", "plain"], "--variants=K: must be globs on A, B, C"),
         (["--recipes", "fast"], "--recipes=fast: must be one of plain, augment, cosine, both"),
     ],
 )

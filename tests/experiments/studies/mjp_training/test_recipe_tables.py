@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.studies.mjp_recipes.scales import SCALES
-from experiments.studies.mjp_recipes.tables import beside_alone, between_recipes
+from experiments.studies.harness.options import matching
+from experiments.studies.mjp_training.recipes import beside_alone, between_recipes
+from experiments.studies.mjp_training.scales import RECIPE_SCALES
 from experiments.studies.mjp_training.tables import Measured
-from experiments.studies.mjp_training.variants import TABLE_4, TABLE_8, choose, plan
+from experiments.studies.mjp_training.variants import TABLE_4, TABLE_8, plan
 
-SCALE = SCALES["small"]
+SCALE = RECIPE_SCALES["small"]
 SEEDS = 3
 
 
@@ -25,7 +26,7 @@ def measured():
     """A, B and J by two recipes; in seeds the differences vary less than their terms."""
     rng = np.random.default_rng(0)
     level = rng.uniform(0.3, 0.5, SEEDS)
-    variants = choose(plan(SCALE.ratio), ["A", "B", "J"])
+    variants = matching("--variants", plan(SCALE.ratio), ["A", "B", "J"])
 
     def records(gain, shift):
         noise = rng.normal(0.0, 0.01, SEEDS)
@@ -89,7 +90,7 @@ def test_what_a_model_lacks_is_left_empty(measured):
 
 def test_without_the_vit_alone_there_is_nothing_beside_it(measured):
     only = {
-        recipe: Measured(SCALE, choose(plan(SCALE.ratio), ["J"]), {"J": members.records["J"]})
+        recipe: Measured(SCALE, matching("--variants", plan(SCALE.ratio), ["J"]), {"J": members.records["J"]})
         for recipe, members in measured.items()
     }
     assert beside_alone(SCALE, only) == []
