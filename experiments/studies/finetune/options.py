@@ -1,23 +1,31 @@
-"""What is left of images in updates of fine-tuning: digits, `vit_nano`, one gradient.
+"""What is left of images in updates of fine-tuning, one gradient each.
+
+Digits at `vit_nano`; with --pictures instead a folder's images at ViT-Ti of 32 pixels, some minutes an image.
 
 python -m experiments.studies.finetune --out DIR
 python -m experiments.studies.finetune --out DIR --backbones trained --recipes head 'lora *' --images 8
 python -m experiments.studies.finetune --out DIR --backbones drawn --recipes full 'lora *' --images 6 --batches 1 2 4
+python -m experiments.studies.finetune --out DIR --pictures DIR --backbones drawn --recipes full 'lora *' --images 1
 
 For each recipe, and for low-rank factors and adapters by the round: the floor that `gauss_newton` reaches, a guess
-without any gradient, and how many directions of its images the update holds. The same command goes on where an earlier
-call stopped; more images, recipes and batches may be asked for later.
+without any gradient, how many directions of its images the update holds, and what rounding alone would leave. The same
+command goes on where an earlier call stopped; more images, recipes and batches may be asked for later.
 """
 
 import argparse
 
-from experiments.studies.harness.options import parser
+from experiments.studies.harness.options import folder, parser
 
 
 def arguments() -> argparse.ArgumentParser:
     options = parser(__doc__)
+    options.add_argument(
+        "--pictures", type=folder, help="a folder of class folders, in place of digits; as drawn alone"
+    )
     options.add_argument("--backbones", nargs="+", help="globs on drawn, trained; default: both")
     options.add_argument("--recipes", nargs="+", help="globs on recipes and rounds; default: all")
-    options.add_argument("--images", type=int, help="digits; default: 3, or 8 with --scale paper")
+    options.add_argument("--images", type=int, help="of each cell; default: 3, or 8 with --scale paper")
     options.add_argument("--batches", nargs="+", type=int, default=[1], help="images of an update")
+    starts = ["closed_form", "mean", "prior"]
+    options.add_argument("--starts", nargs="+", default=starts, help=f"of the search; default: {' '.join(starts)}")
     return options

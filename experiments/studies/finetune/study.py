@@ -3,9 +3,11 @@
 import argparse
 import copy
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,26 +16,33 @@ from torch.nn import functional as F
 
 import fedsim
 from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt
+from attacks.optimization.second_order.starts import STARTS
 from experiments.studies.finetune.options import arguments
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Study, Table, Unit
-from experiments.studies.second_order.references import linear
+from experiments.studies.second_order.references import behind_rounding, linear
 from experiments.studies.second_order.study import BUDGETS, EXACT, cell, chosen
-from experiments.studies.second_order.victims import DIGITS, PRIVATE, digits, public
+from experiments.studies.second_order.victims import DIGITS, PRIVATE, SIDE, Victims, digits
+from fedsim.bounds.public_prior import PublicPrior
 from fedsim.bounds.references import determined
 from fedsim.determinism import torch_generator
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, one_of
 from fedsim.metrics.matching import match
 from fedsim.models import Architecture, ModelSpec, architecture_seed
 from fedsim.observation import Observation
+from fedsim.result import AttackResult
 from fedsim.settings.composition import finetune_of
 
 BACKBONES = {"trained": f"trained on {DIGITS - PRIVATE} public digits", "drawn": "as drawn"}
+DIGITS_MODEL = ModelSpec("vit_nano_patch2_8", num_classes=10)
+PICTURES_MODEL = ModelSpec("vit_tiny_patch16_224", 10, SIDE, 8, kwargs={"depth": 2})
 TRAINING, LR, BATCH = 300, 3e-3, 32
 """Adam's steps of the public backbone."""
 CLIENTS, HELD, FIRST = 8, 25, 100
 """Of the rounds before the attacked one, with the digits from `FIRST` on; those before are attacked."""
 MOST = FIRST
+WHOLE = 10**8
+"""Numbers shared times unknowns, up to which J is computed."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +84,18 @@ def run(options: argparse.Namespace) -> None:
     images = (8 if options.scale == "paper" else 3) if options.images is None else options.images
     if not 1 <= images <= MOST:
         raise ConfigError("--images", images, f"1 to {MOST}")
-    backbones = chosen("--backbones", options.backbones, BACKBONES)
+    pictures = None if options.pictures is None else str(options.pictures.resolve())
+    known = {"drawn": BACKBONES["drawn"]} if pictures else BACKBONES
+    backbones = chosen("--backbones", options.backbones, known)
     cases = chosen("--recipes", options.recipes, CASES)
     steps, restarts = BUDGETS[options.scale]
     batches = sorted(set(options.batches))
     if not 1 <= batches[0] <= batches[-1] <= MOST:
         raise ConfigError("--batches", " ".join(map(str, batches)), f"1 to {MOST}")
-    settings = {"steps": steps, "restarts": restarts, "seed": options.seed}
+    for start in options.starts:
+        one_of("--starts", start, STARTS)
+    settings = {"steps": steps, "restarts": restarts, "seed": options.seed, "pictures": pictures}
+    settings["starts"] = list(options.starts)
     cells = [Cell(backbone, case, batch) for backbone in backbones for case in cases for batch in batches]
     units = [
         Unit.of(options, f"{cell.key}/{first}", {"first": first, **asdict(cell), **settings})
@@ -98,58 +112,95 @@ def work(unit: Unit) -> list[Entry]:
     An entry for each image.
     """
     settings = unit.settings
-    images, labels = digits(range(settings["first"], settings["first"] + settings["batch"]))
-    seen = observed(settings["backbone"], CASES[settings["case"]], images, labels, settings["seed"])
-    about: Entry = {"numbers": sum(tensor.numel() for tensor in seen.update.tensors.values())}
+    source = _source(settings["pictures"])
+    images, labels = source.images(range(settings["first"], settings["first"] + settings["batch"]))
+    about = settings["backbone"], CASES[settings["case"]], images, labels, settings["seed"], settings["pictures"]
+    seen, prior = observed(*about), source.public()
+    entry: Entry = {"numbers": sum(tensor.numel() for tensor in seen.update.tensors.values())}
     if settings["first"] == 0:
-        jacobian, _, floor = linear(seen, images, labels, public())
-        held = determined(jacobian, floor)
-        rounding = held.rounding_psnr if math.isfinite(held.rounding_psnr) else None
-        about |= {"rank": held.rank, "unknowns": held.unknowns, "rounding": rounding}
-    search = LevenbergMarquardt(steps=settings["steps"], restarts=settings["restarts"])
-    attack = GaussNewton(search, budget=Budget(frames=0, save_every=0))
-    result = fedsim.attack(attack, seen, seed=settings["seed"], device=unit.device)
+        entry |= held(seen, images, labels, prior)
+    used = time.process_time()
+    result = attacked(seen, settings, unit.device)
+    entry["cpu_seconds"] = time.process_time() - used
     if result.status != "done" or result.images is None:
-        return [about | {"refused": result.reason}]
-    about["certified"] = result.certificate is not None and result.certificate.status == "certified"
-    about["seconds"] = result.seconds
+        return [entry | {"refused": result.reason}]
+    certificate = result.certificate
+    entry["certified"] = certificate is not None and certificate.certified
+    entry["attack"], entry["reason"] = result.attack, "" if certificate is None else certificate.reason
+    entry["seconds"] = result.seconds
     found = result.images.double().cpu()
     errors = (found[match(images, found)] - images).square().mean(dim=(1, 2, 3)).tolist()
-    guesses = (images - public().mean).square().mean(dim=(1, 2, 3)).tolist()
+    guesses = (images - prior.mean).square().mean(dim=(1, 2, 3)).tolist()
     pairs = zip(errors, guesses, strict=True)
-    return [about | {"squared_error": error, "guess": guess} for error, guess in pairs]
+    return [entry | {"squared_error": error, "guess": guess} for error, guess in pairs]
 
 
-def observed(backbone: str, case: Case, images: Tensor, labels: Tensor, seed: int) -> Observation:
+def attacked(seen: Observation, settings: Mapping[str, Any], device: str) -> AttackResult:
+    """Second order; of pictures the closed form first, where it applies: it alone can be certified at their size."""
+    if settings["pictures"] is not None:
+        result = fedsim.attack("patch_gradient", seen, seed=settings["seed"], device=device)
+        if result.status != "refused":
+            return result
+    search = LevenbergMarquardt(steps=settings["steps"], restarts=settings["restarts"], starts=settings["starts"])
+    attack = GaussNewton(search, budget=Budget(frames=0, save_every=0))
+    return fedsim.attack(attack, seen, seed=settings["seed"], device=device)
+
+
+def held(seen: Observation, images: Tensor, labels: Tensor, prior: PublicPrior) -> Entry:
+    """What the update holds of its images: directions, what rounding would leave, and a reference behind it.
+
+    Nothing of an update so large that J would not be computed whole.
+    """
+    numbers, unknowns = sum(tensor.numel() for tensor in seen.update.tensors.values()), images.numel()
+    if numbers * unknowns > WHOLE:
+        return {"rank": None, "unknowns": unknowns}
+    jacobian, _, floor = linear(seen, images, labels, prior)
+    local = determined(jacobian, floor)
+    rounding = local.rounding_psnr if math.isfinite(local.rounding_psnr) else None
+    public = behind_rounding(jacobian, floor, prior)
+    return {"rank": local.rank, "unknowns": unknowns, "rounding": rounding, "public": public}
+
+
+def _source(pictures: str | None) -> Victims:
+    return Victims(None if pictures is None else Path(pictures))
+
+
+def observed(
+    backbone: str, case: Case, images: Tensor, labels: Tensor, seed: int, pictures: str | None = None
+) -> Observation:
     """What one client would share of a batch in that round."""
-    model = at_round(backbone, case, seed)
+    model = at_round(backbone, case, seed, pictures)
     seen = fedsim.observe(model, images.float(), labels, finetune=case.finetune, seed=seed)
-    return replace(seen, image_prior=public())
+    return replace(seen, image_prior=_source(pictures).public())
 
 
 @cache
-def at_round(backbone: str, case: Case, seed: int) -> nn.Module:
+def at_round(backbone: str, case: Case, seed: int, pictures: str | None = None) -> nn.Module:
     """The global model that the round begins with: FedAvg of clients with a few digits each, an epoch a round."""
-    model = finetune_of(case.finetune).prepare(copy.deepcopy(public_backbone(backbone, seed)), architecture_seed(seed))
+    public = copy.deepcopy(public_backbone(backbone, seed, pictures is not None))
+    model = finetune_of(case.finetune).prepare(public, architecture_seed(seed))
     for server_round in range(1, case.server_round):
-        sent = [_trained(model, case.finetune, client, server_round, seed) for client in range(CLIENTS)]
+        about = case.finetune, server_round, seed, pictures
+        sent = [_trained(model, client, *about) for client in range(CLIENTS)]
         mean = {name: torch.stack([one[name] for one in sent]).mean(dim=0) for name in sent[0]}
         model.load_state_dict({**model.state_dict(), **mean})
     return model
 
 
-def _trained(model: nn.Module, finetune: str, client: int, server_round: int, seed: int) -> dict[str, Tensor]:
-    held = digits(range(FIRST + HELD * client, FIRST + HELD * (client + 1)))
+def _trained(
+    model: nn.Module, client: int, finetune: str, server_round: int, seed: int, pictures: str | None
+) -> dict[str, Tensor]:
+    own = _source(pictures).images(range(FIRST + HELD * client, FIRST + HELD * (client + 1)))
     step: dict[str, Any] = {"share": "weights", "batch_size": 5, "lr": 0.1, "seed": seed}
-    images, labels = held[0].float(), held[1]
+    images, labels = own[0].float(), own[1]
     about: dict[str, Any] = {"finetune": finetune, "server_round": server_round, "client": client}
     return dict(fedsim.observe(model, images, labels, **step, **about).update.tensors)
 
 
 @cache
-def public_backbone(backbone: str, seed: int) -> nn.Module:
+def public_backbone(backbone: str, seed: int, pictures: bool = False) -> nn.Module:
     """The weights that everybody has."""
-    model = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build()
+    model = Architecture(PICTURES_MODEL if pictures else DIGITS_MODEL, (), 0).build()
     if backbone == "trained":
         rng, optimiser = torch_generator(seed, "public"), torch.optim.Adam(model.parameters(), lr=LR)
         for _ in range(TRAINING):
@@ -167,29 +218,52 @@ def page(entries: Sequence[Mapping[str, Any]], cells: Sequence[Cell], images: in
     for one in cells:
         own = [entry for entry in entries if entry["unit"].startswith(f"{one.key}/")]
         values, numbers = cell(own), own[0]["numbers"]
-        shared = [values[name] for name in ("floor", "median", "guess", "rounding")]
+        shared = [values[name] for name in ("floor", "median", "guess", "public", "rounding")]
         counts = [values[name] for name in ("exact", "certified", "done")]
         record.append([*astuple(one), numbers, values["rank"], values["unknowns"], *shared, *counts])
         shown = ["" if value is None else f"{value:.1f}" for value in shared]
         exact = f"{values['exact']} of {values['done']}"
-        held = f"{values['rank']} of {values['unknowns']}"
-        row = [BACKBONES[one.backbone], one.case, str(one.batch), f"{numbers:,}", held, *shown]
-        rows.append([*row, exact, str(values["certified"])])
+        directions = "" if values["rank"] is None else f"{values['rank']} of {values['unknowns']}"
+        row = [BACKBONES[one.backbone], one.case, str(one.batch), f"{numbers:,}", directions, *shown]
+        rows.append([*row, exact, str(values["certified"]), outcome(values)])
     header = ["backbone", "recipe", "images", "numbers shared", "directions of the images in them"]
-    header += ["dB of the mean error", "median dB", "a guess", "rounding alone", f"above {EXACT:.0f} dB", "certified"]
-    names = ["backbone", "recipe", "batch", "numbers", "rank", "unknowns", "floor", "median", "guess", "rounding"]
-    names += ["exact", "certified", "done"]
+    header += ["dB of the mean error", "median dB", "a guess", "public reference", "rounding alone"]
+    header += [f"above {EXACT:.0f} dB", "certified", "outcome"]
+    names = ["backbone", "recipe", "batch", "numbers", "rank", "unknowns", "floor", "median", "guess", "public"]
+    names += ["rounding", "exact", "certified", "done"]
+    pictures = settings["pictures"] is not None
+    noun, model = ("pictures of 32 pixels", "ViT-Ti/8 of two blocks") if pictures else ("digits", "`vit_nano`")
     introduction = (
-        f"`gauss_newton` on the gradient of a batch of digits at `vit_nano`, {images} digits a cell or the next whole "
-        f"number of batches, {settings['steps']} steps of each start. Floors are what this search reached, no more. "
-        "Directions are those in which the first update moves with its images, near them and beyond float64's "
-        "rounding: fewer than there are unknowns leave many images for one update; all of them prove no leakage that a "
-        "search finds. Rounding alone is what float32 would leave of them to who has solved for the rest."
+        f"`gauss_newton` on the gradient of a batch of {noun} at {model}, {images} a cell or the next whole number of "
+        f"batches, {settings['steps']} steps of each start ({', '.join(settings['starts'])}). Floors are what this "
+        "search reached, no more. Directions are those in which the first update moves with its images, near them and "
+        "beyond float64's rounding: fewer than there are unknowns leave many images for one update; all of them prove "
+        "no leakage that a search finds. Rounding alone is what float32 would leave of them to who has solved for the "
+        "rest. The public reference is what second moments alone could give of Gaussian images with the spectrum of "
+        "public ones, from the same update: no bound. Compare it with the dB of the mean error."
     )
+    whose = "half of the folder's pictures" if pictures else f"{DIGITS - PRIVATE} digits"
     differs = [
-        f"The guess is the mean of {DIGITS - PRIVATE} digits that are nobody's; so is the prior of the attack.",
-        f"Before round r the model has seen r - 1 rounds of FedAvg: {CLIENTS} clients, {HELD} digits each, an epoch of "
-        "SGD at 0.1 in batches of 5. The attacked digits are none of them. Labels are read off the update.",
+        f"The guess is the mean of {whose} that are nobody's; so is the prior of the attack.",
+        f"Before round r the model has seen r - 1 rounds of FedAvg: {CLIENTS} clients, {HELD} images each, an epoch of "
+        "SGD at 0.1 in batches of 5. The attacked ones are none of them. Labels are read off the update.",
     ]
+    if pictures:
+        differs.append(
+            "Where `patch_gradient` applies it is the attack. Directions, reference and rounding are left out where J "
+            f"has more than {WHOLE:,} entries."
+        )
     table = Table("finetune", "What is left in updates of fine-tuning", header, rows, (names, record))
     return Page("finetune", "Leakage from fine-tuning updates", introduction, [table], differs)
+
+
+def outcome(values: Mapping[str, Any]) -> str:
+    """What a row's floor means: an image that the update determines, and that is not exact, is the search's failure."""
+    missed, rank = values["done"] - values["exact"], values["rank"]
+    if not values["done"]:
+        return "refused"
+    if not missed:
+        return "exact"
+    if rank is not None and rank < values["unknowns"]:
+        return f"{values['unknowns'] - rank} directions missing"
+    return f"the search failed in {missed}"

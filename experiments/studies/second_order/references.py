@@ -1,5 +1,7 @@
 """J at the images themselves: whole for digits, by a sketch at 32 pixels."""
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -51,6 +53,30 @@ def noise_std(seen: Observation, labels: Tensor, prior: PublicPrior) -> float:
 def left_by_rounding(information: Tensor, rows: int) -> float:
     """dB that rounding alone would leave, to first order: as behind noise of that size, with nothing known before."""
     return gaussian_reference([information], torch.zeros_like(information), rows)
+
+
+def behind_rounding(jacobian: Tensor, rounding: Tensor, prior: PublicPrior) -> float:
+    """dB that second moments leave of Gaussian images whose update is rounded, as behind noise of that size.
+
+    The same as `gaussian_reference` of JᵀΣ⁻¹J, but by the singular values of Σ^-½JC^½: rounding is small, and where
+    directions are missing JᵀΣ⁻¹J + C⁻¹ is singular in float64.
+
+    Args:
+        jacobian: by pixels in [0, 1], of one image's or of a batch's, one after the other.
+        rounding: standard deviation of each shared number.
+    """
+    shape = prior.mean.shape
+    pixels = shape.numel()
+    colouring = (prior.coloured(torch.eye(pixels, dtype=torch.float64).view(-1, *shape)) - prior.mean).flatten(1)
+    batch = jacobian.shape[1] // pixels
+    whitened = ((jacobian / rounding[:, None]).unflatten(1, (batch, pixels)) @ colouring.T).flatten(1)
+    if len(whitened) > whitened.shape[1]:
+        whitened = torch.linalg.qr(whitened, mode="r").R
+    _, singular, axes = torch.linalg.svd(whitened)
+    left = torch.ones(len(axes), dtype=torch.float64)
+    left[: len(singular)] = 1.0 / (1.0 + singular.square())
+    reached = (axes.unflatten(1, (batch, pixels)) @ colouring).square().sum(dim=(1, 2))
+    return -10.0 * math.log10(float(left @ reached) / len(axes))
 
 
 def _residual(seen: Observation, labels: Tensor, prior: PublicPrior, dtype: torch.dtype) -> tuple[Residual, Tensor]:

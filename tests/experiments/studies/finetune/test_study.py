@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from experiments.studies.finetune import study
+from experiments.studies.second_order import victims
 
 LATER = study.Case("lora", 3)
 
@@ -22,7 +23,11 @@ def test_a_cell_stands_beside_the_guess_and_what_the_update_holds(call, tmp_path
         (row,) = csv.DictReader(file)
     assert (row["backbone"], row["recipe"], row["numbers"], row["unknowns"]) == ("drawn", "head", "650", "192")
     assert 0 < int(row["rank"]) <= 64, "the classifier's gradient is that of 64 features"
+    assert float(row["floor"]) < 60
+    assert row["rounding"] == "", "directions are missing"
+    assert float(row["guess"]) < float(row["public"]) < 60
     assert "no more" in out
+    assert f"{192 - int(row['rank'])} directions missing" in out
 
 
 def test_a_row_for_each_size_of_batch_with_an_entry_for_each_image(call, tmp_path):
@@ -39,11 +44,52 @@ def test_a_row_for_each_size_of_batch_with_an_entry_for_each_image(call, tmp_pat
     assert one["certified"] == "0"
 
 
+def test_a_picture_of_a_folder_is_exact_from_everything_and_stands_beside_its_reference(
+    call, tmp_path, pictures, monkeypatch
+):
+    monkeypatch.setattr(study, "PICTURES_MODEL", study.DIGITS_MODEL)
+    monkeypatch.setattr(victims, "SIDE", 8)
+    code, out, err = call("--pictures", str(pictures), "--recipes", "full", "head", "--images", "1")
+    assert code == 0, err
+    with (tmp_path / "finetune.csv").open(newline="", encoding="utf-8") as file:
+        full, head = csv.DictReader(file)
+    assert (full["rank"], full["certified"], full["exact"]) == ("192", "1", "1")
+    assert float(full["rounding"]) > 60
+    assert float(full["public"]) >= float(full["rounding"]) - 0.1
+    assert (head["exact"], head["rounding"]) == ("0", "")
+    assert "half of the folder's pictures" in out
+
+
+def test_nothing_stands_beside_an_update_too_large_for_its_derivative(monkeypatch):
+    images, labels = study.digits([0])
+    seen = study.observed("drawn", study.Case("bias"), images, labels, 0)
+    monkeypatch.setattr(study, "WHOLE", 1930 * 192 - 1)
+    assert study.held(seen, images, labels, seen.image_prior) == {"rank": None, "unknowns": 192}
+    monkeypatch.setattr(study, "WHOLE", 1930 * 192)
+    assert study.held(seen, images, labels, seen.image_prior)["rank"] == 192
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"done": 0, "exact": 0, "rank": 3, "unknowns": 3}, "refused"),
+        ({"done": 2, "exact": 2, "rank": 3, "unknowns": 3}, "exact"),
+        ({"done": 2, "exact": 0, "rank": 1, "unknowns": 3}, "2 directions missing"),
+        ({"done": 2, "exact": 1, "rank": 3, "unknowns": 3}, "the search failed in 1"),
+        ({"done": 2, "exact": 0, "rank": None, "unknowns": 3}, "the search failed in 2"),
+    ],
+)
+def test_a_row_says_what_its_floor_means(values, said):
+    assert study.outcome(values) == said
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--recipes", "qlora"], "--recipes=qlora"),
+        (["--pictures", ".", "--backbones", "trained"], "--backbones=trained: must be one of drawn"),
         (["--images", "101"], "--images"),
+        (["--starts", "here"], "--starts=here"),
         (["--batches", "0"], "--batches=0: must be 1 to 100"),
     ],
 )
