@@ -20,6 +20,8 @@ MOST_BENT = 0.375
 """Of a step's length, which its second-order correction may have (Transtrum and Sethna 2012: half of 0.75)."""
 DIFFERENCE = 0.1
 """Of a step, by which its second derivative is taken."""
+LEAST_FALL, PATIENCE = 1e-3, 6
+"""Relative fall of ‖r‖² that counts as progress; so many steps without it end a search."""
 SHRINK = 1.0 / 3.0
 """Of λ, after a bent step that was taken."""
 
@@ -133,6 +135,26 @@ def take_step(
         state.damping *= state.growth
         state.growth *= 2.0
     state.ended = True
+
+
+def descend(
+    residual: Callable[[Tensor], Float[Tensor, " rows"]],
+    linearised: Callable[[Tensor], Linearised],
+    x: Float[Tensor, " unknowns"],
+    steps: int,
+    report: Callable[[float], None],
+    enough: float = 0.0,
+) -> Float[Tensor, " unknowns"]:
+    """Step by step until the cost is low enough or steps no longer help; `report` is told the cost of each."""
+    state, before, stale = Damped(x), math.inf, 0
+    for _ in range(steps):
+        take_step(state, residual, linearised)
+        report(state.cost)
+        stale = 0 if state.cost < (1.0 - LEAST_FALL) * before else stale + 1
+        before = state.cost
+        if state.ended or stale >= PATIENCE or state.cost <= enough:
+            break
+    return state.x
 
 
 def second_derivative(

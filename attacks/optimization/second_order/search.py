@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, NotFiniteError, Search, SearchTask
 from attacks.optimization.second_order.coordinates import first_order
+from attacks.optimization.second_order.ends import End, agreement, best_of
 from attacks.optimization.second_order.errors import reads_adam
-from attacks.optimization.second_order.levenberg_marquardt import Damped, take_step
+from attacks.optimization.second_order.levenberg_marquardt import LEAST_FALL, PATIENCE, Damped, descend, take_step
 from attacks.optimization.second_order.orders import AnyOrder
 from attacks.optimization.second_order.posterior import PosteriorMean, posterior_mean
 from attacks.optimization.second_order.products import ByProducts
@@ -29,15 +30,11 @@ from fedsim.models.random_drops import random_drops
 
 DRAWS_A_STEP = 20
 """Draws from the posterior that take about as long as a step."""
-LEAST_FALL = 1e-3
-"""Relative fall of ‖r‖² that counts as progress; so many steps without it end a start."""
-PATIENCE, PATIENCE_IN_NOISE = 6, 3
+PATIENCE_IN_NOISE = 3
 LEAST_FALL_BY_PRODUCTS, PATIENCE_BY_PRODUCTS = 0.02, 3
-"""The same where a step takes long."""
+"""As `LEAST_FALL` and `PATIENCE`, where a step takes long."""
 LEAST_FALL_OF_A_PART = 0.1
 """With a part of the coordinates: the next stage gets further."""
-RIVAL = 10.0
-"""Times the least ‖r‖², up to which another start's end speaks against the best one."""
 SPREAD = 6.0
 """Standard deviations by which ‖r‖² of the true image may pass what noise leaves of it."""
 STEPS_IN_ANY_ORDER = 2
@@ -96,17 +93,6 @@ class LevenbergMarquardt(Search):
             part = task if len(task.problems) == 1 else task.part(f"victim-{index}")
             found.append(_Solution(self, part, problem, rng).run())
         return found
-
-
-class End(NamedTuple):
-    """Where a start ended.
-
-    Attributes:
-        cost: ‖r‖² there.
-    """
-
-    cost: float
-    x: Tensor
 
 
 class _Solution:
@@ -214,7 +200,7 @@ class _Solution:
 
     @property
     def best(self) -> End:
-        return min(self.ends, key=lambda end: end.cost)
+        return best_of(self.ends)
 
     def _begin(self, kind: str, start: Tensor) -> Damped:
         """A closed form has the low frequencies already; others are brought near first, where J is not whole."""
@@ -235,18 +221,10 @@ class _Solution:
         together = None if order is None else whole_together(problem, len(order.begin(x)), self.task)
         if order is None or together is None:
             return None
-        free = order.free(self.shape)
-        linearised, state = whole_model(free, together), Damped(order.begin(x))
-        self.stale, self.before = 0, math.inf
-        for _ in range(STEPS_IN_ANY_ORDER * self.settings.steps):
-            take_step(state, free, linearised)
-            self._record(state.cost)
-            self.stale = 0 if state.cost < (1.0 - LEAST_FALL) * self.before else self.stale + 1
-            self.before = state.cost
-            if state.ended or self.stale >= PATIENCE or state.cost <= free.floor:
-                break
-        self.stale, self.before = 0, math.inf
-        return order.placed(state.x, self.shape)
+        free, begin = order.free(self.shape), order.begin(x)
+        steps = STEPS_IN_ANY_ORDER * self.settings.steps
+        end = descend(free, whole_model(free, together), begin, steps, self._record, free.floor)
+        return order.placed(end, self.shape)
 
     def _reached(self, stage: Stage, cost: float) -> bool:
         return stage.residual.before is None and cost <= stage.residual.floor
@@ -307,18 +285,13 @@ class _Solution:
         return cost / least if math.isfinite(least) and least > 0 else 0.0
 
     def _agreed(self) -> float:
-        """How alike two starts' ends are in what sets them apart from the mean: 1 where one end is beyond doubt.
-
-        Where errors of starts are independent, so much of what sets an end apart from the mean is the image's.
-        """
+        """How far the starts' ends vouch for the best one; 1 where it explains what was shared."""
         best, floor = self.best, self.last.floor
         doubt = 2.0 * floor if self.last.before is None else floor + len(best.x) + SPREAD * math.sqrt(2.0 * floor)
-        rivals = [end.x for end in self.ends if end is not best and end.cost <= RIVAL * best.cost]
-        if best.cost <= doubt or not rivals or not isinstance(self.problem.space, PixelSpace):
+        if best.cost <= doubt or not isinstance(self.problem.space, PixelSpace):
             return 1.0
         mean = self.problem.observation.normalised(self.prior.centre(self.shape)).flatten().to(best.x)
-        apart, *others = (self.plan.point(x) - mean for x in (best.x, *rivals))
-        return max(0.0, *(float(torch.cosine_similarity(apart, other, dim=0)) for other in others))
+        return agreement([End(end.cost, self.plan.point(end.x)) for end in self.ends], mean)
 
     def _explained(self) -> bool:
         return bool(self.ends) and self.best.cost <= 2.0 * self.last.floor

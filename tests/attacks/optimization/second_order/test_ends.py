@@ -1,0 +1,36 @@
+"""How far ends of several starts vouch for one another."""
+
+import pytest
+import torch
+
+from attacks.optimization.second_order.ends import End, agreement
+
+
+def end(cost, *x):
+    return End(cost, torch.tensor(x, dtype=torch.float64))
+
+
+def test_independent_errors_leave_the_image_its_share(rng):
+    """Signal of variance 1 and errors of variance 3: the best linear estimate keeps a quarter."""
+    image = torch.randn(20_000, generator=rng)
+    ends = [End(1.0, image + 3**0.5 * torch.randn(20_000, generator=rng)) for _ in range(2)]
+    found = agreement(ends, torch.zeros(20_000))
+    assert found == pytest.approx(0.25, abs=0.02)
+    errors = {share: float((share * ends[0].x - image).square().mean()) for share in (found, 0.0, 1.0)}
+    assert errors[found] < errors[0.0] < errors[1.0]
+
+
+def test_an_end_that_explains_far_less_has_no_say():
+    mean = torch.zeros(2, dtype=torch.float64)
+    assert agreement([end(1.0, 1.0, 0.0), end(11.0, 0.0, 1.0)], mean) == 1.0
+    assert agreement([end(1.0, 1.0, 0.0), end(9.0, 0.0, 1.0)], mean) == 0.0
+
+
+def test_one_end_has_none_against_it_and_two_that_are_the_same_agree():
+    mean = torch.ones(2, dtype=torch.float64)
+    assert agreement([end(1.0, 3.0, 0.0)], mean) == 1.0
+    assert agreement([end(1.0, 3.0, 0.0), end(2.0, 3.0, 0.0)], mean) == pytest.approx(1.0)
+
+
+def test_opposite_ends_leave_the_mean():
+    assert agreement([end(1.0, 1.0, 1.0), end(1.0, -1.0, -1.0)], torch.zeros(2, dtype=torch.float64)) == 0.0
