@@ -46,7 +46,7 @@ class AnyOrder:
             return None
         if problem.count > 1 or problem.later or observation.protocol.max_grad_norm is not None:
             return None
-        if roles.rotary or roles.relative or roles.obstacles:
+        if roles.rotary or roles.relative or roles.obstacles or set(residual.names) <= {name}:
             return None
         victim = make_victim(observation, problem.target, device, fused_attention=False)
         victim.model.double()

@@ -10,6 +10,7 @@ from attacks.optimization import Pixels
 from attacks.optimization.problem import make_problem, shared_update
 from attacks.optimization.second_order.orders import AnyOrder
 from attacks.optimization.second_order.residual import make_residuals
+from defenses import Withhold
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.models import Architecture, ModelSpec
 
@@ -71,5 +72,7 @@ def test_it_is_for_one_image_with_an_embedded_position_for_each_patch(seen, imag
     vit = seen.build_model()
     pair = fedsim.observe(vit, image.repeat(2, 1, 1, 1), torch.tensor([0, 1]))
     assert order_of(pair, cpu, count=2) is None
+    places_alone = Withhold(["cls_token", "patch_embed.*", "blocks.*", "norm.*", "head.*"])
+    assert order_of(fedsim.observe(vit, image, torch.tensor([0]), defense=[places_alone]), cpu) is None
     wide = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10, kwargs={"embed_dim": 12}), (), 0)
     assert order_of(fedsim.observe(wide.build(keep=True), image, torch.tensor([0])), cpu) is None
