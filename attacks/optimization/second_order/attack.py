@@ -1,7 +1,7 @@
 """Gauss-Newton matching: second order as an attack on any protocol, which names no part of the model."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -12,7 +12,6 @@ from attacks.optimization.engine import GradientMatching
 from attacks.optimization.parametrisation import Parametrisation
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate
-from attacks.optimization.second_order.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL
 from attacks.optimization.second_order.search import LevenbergMarquardt
 from attacks.optimization.settings import Budget, Matching
 from attacks.patch_order import expected_image
@@ -108,18 +107,12 @@ class GaussNewton(GradientMatching):
         if found.values["kept"]:
             reason = "of equations that no dropped unit changes: a search would need the client's draws"
             return replace(result, certificate=Certificate("uncertified", reason, found.values))
-        if (trust := self._trust(problem, found.values)) < 1.0:
+        if (trust := found.values["trust"]) < 1.0:
             return self._toward_mean(problem, result, trust)
         if not found.values["explained"]:
             return result
         reason = "it explains what was shared up to the errors of what was shared"
         return replace(result, certificate=Certificate("certified", reason, found.values))
-
-    def _trust(self, problem: Problem, values: Mapping[str, float]) -> float:
-        """As far as searches from other starts agree; 0 where the end explains hardly more than the mean does."""
-        most = LEFT_BY_ONE if problem.count == 1 else LEFT_BY_SEVERAL
-        nothing = not values["explained"] and "accepted" not in values and values["left"] > most
-        return 0.0 if nothing else values["agreed"]
 
     def _toward_mean(self, problem: Problem, result: Reconstruction, trust: float) -> Reconstruction:
         """Drawn to the mean of public images."""

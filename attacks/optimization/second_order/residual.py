@@ -30,7 +30,7 @@ ROUNDINGS = 8.0
 TINY = 1e-30
 """Any finite error, of an entry that counts for nothing."""
 LEFT_BY_ONE, LEFT_BY_SEVERAL = 0.25, 0.5
-"""Of ‖r‖² at the mean, what an image, and images of a batch, may leave where no noise is known: else they are wrong."""
+"""Of ‖r‖² at the mean, what an image, and images of a batch, may leave where errors do not: else they are wrong."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from attacks.optimization.second_order.levenberg_marquardt import LEAST_FALL, PA
 from attacks.optimization.second_order.orders import AnyOrder
 from attacks.optimization.second_order.posterior import PosteriorMean, posterior_mean
 from attacks.optimization.second_order.products import ByProducts
-from attacks.optimization.second_order.residual import shape_of
+from attacks.optimization.second_order.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL, shape_of
 from attacks.optimization.second_order.stages import Stage, make_plan, whole_model, whole_together
 from attacks.optimization.second_order.starts import STARTS, Starts
 from attacks.result import psnr_of
@@ -148,7 +148,7 @@ class _Solution:
             "explained": float(self._explained()),
             "floor": self.last.floor,
             "left": self._left(cost),
-            "agreed": self._agreed(),
+            "trust": 1.0 if kept else self._trust(),
             "kept": float(kept),
         }
         if average is not None:
@@ -284,11 +284,18 @@ class _Solution:
         least = min(at_mean, float((self.last.weights * self.last.target).square().sum()))
         return cost / least if math.isfinite(least) and least > 0 else 0.0
 
-    def _agreed(self) -> float:
-        """How far the starts' ends vouch for the best one; 1 where it explains what was shared."""
+    def _trust(self) -> float:
+        """How far the best end is the image: 1 where it explains what was shared, 0 where hardly more than the mean.
+
+        Else as far as ends of other starts vouch for it.
+        """
         best, floor = self.best, self.last.floor
         doubt = 2.0 * floor if self.last.before is None else floor + len(best.x) + SPREAD * math.sqrt(2.0 * floor)
-        if best.cost <= doubt or not isinstance(self.problem.space, PixelSpace):
+        if best.cost <= doubt:
+            return 1.0
+        if self._left(best.cost) > (LEFT_BY_ONE if self.problem.count == 1 else LEFT_BY_SEVERAL):
+            return 0.0
+        if not isinstance(self.problem.space, PixelSpace):
             return 1.0
         mean = self.problem.observation.normalised(self.prior.centre(self.shape)).flatten().to(best.x)
         return agreement([End(end.cost, self.plan.point(end.x)) for end in self.ends], mean)

@@ -140,10 +140,10 @@ def test_ends_that_disagree_draw_the_result_to_the_mean_and_the_right_one_stays(
     seen = replace(seen, image_prior=public)
     settings = {"starts": ["prior"], "restarts": 3, "frames": 0, "prior": None}
     right = solved(seen, **settings)
-    assert right.certificate.values["agreed"] == 1.0
+    assert right.certificate.values["trust"] == 1.0
     found = solved(replace(seen, update=wrong), **settings)
     assert found.certificate.values["explained"] == 0.0
-    assert 0.0 < found.certificate.values["agreed"] < 0.99
+    assert 0.0 < found.certificate.values["trust"] < 0.99
     apart = (found.images.double() - public.mean).norm()
     assert float(apart) < float((right.images.double() - public.mean).norm())
 
