@@ -15,8 +15,8 @@ from fedsim.update import State
 def noise_of(observation: Observation, target: State, scale: float) -> State | None:
     """The standard deviation of what its defenses add, by name, in units of a gradient; None where nothing is added.
 
-    Noise as it is published. Quantisation as uniform errors of its step: step/√12; where coordinates share a norm, by
-    the steps that show, see `quantised_std`.
+    Noise as it is published. Quantisation as uniform errors of its step: step/√12; where a tensor's coordinates share a
+    norm as stochastic rounding, by the steps that show: `quantised_std`. Rounding to the nearest errs otherwise.
 
     Args:
         target: what was shared, in those units.

@@ -1,4 +1,4 @@
-"""A start that leaves open which patch is where, for searches that end at the right patches in a wrong order."""
+"""A start that leaves open which patch is where, for models whose update hardly tells the order."""
 
 import math
 from dataclasses import dataclass, replace

@@ -340,7 +340,8 @@ class _Solution:
         if saved is None:
             return
         tensors, record = saved
-        if record["directions"] != self.plan.directions:  # less memory since then: other unknowns, or another sketch
+        # Less memory since then: other unknowns, or another sketch. Earlier versions kept one end alone.
+        if record["directions"] != self.plan.directions or "ended" not in record:
             return
         for name in SAVED:
             setattr(self, name, record[name])

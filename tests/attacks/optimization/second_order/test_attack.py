@@ -195,6 +195,18 @@ def test_a_killed_attack_goes_on_with_the_same_bits(model, images, dies_at):
     assert [frame.step for frame in resumed.frames] == [frame.step for frame in whole.frames]
 
 
+def test_what_an_earlier_version_saved_is_passed_over(model, images):
+    seen = fedsim.observe(model, images[:1], torch.tensor([1]), defense=[Withhold(["1.*"])])
+    settings = {"starts": ["mean"], "steps": 6, "save_every": 2, "frames": 0}
+    whole = _run(GaussNewton(**settings), seen)
+    attack = GaussNewton(**settings)
+    attack.session = Kept(2)
+    with pytest.raises(KilledError):
+        _run(attack, seen)
+    del attack.session.saved[1]["ended"]
+    assert _run(attack, seen).trace == whole.trace
+
+
 def _run(attack, seen):
     return attack(seen, torch.Generator().manual_seed(3), torch.device("cpu"))
 
