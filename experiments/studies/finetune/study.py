@@ -19,9 +19,10 @@ from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt
 from attacks.optimization.second_order.starts import STARTS
 from experiments.studies.finetune.options import arguments
 from experiments.studies.harness.ledger import Entry
+from experiments.studies.harness.options import matching_names
 from experiments.studies.harness.study import Page, Study, Table, Unit
 from experiments.studies.second_order.references import behind_rounding, linear
-from experiments.studies.second_order.study import BUDGETS, EXACT, cell, chosen
+from experiments.studies.second_order.study import BUDGETS, EXACT, cell
 from experiments.studies.second_order.victims import DIGITS, PRIVATE, SIDE, Victims, digits
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.bounds.references import determined
@@ -86,8 +87,8 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigError("--images", images, f"1 to {MOST}")
     pictures = None if options.pictures is None else str(options.pictures.resolve())
     known = {"drawn": BACKBONES["drawn"]} if pictures else BACKBONES
-    backbones = chosen("--backbones", options.backbones, known)
-    cases = chosen("--recipes", options.recipes, CASES)
+    backbones = matching_names("--backbones", known, options.backbones)
+    cases = matching_names("--recipes", CASES, options.recipes)
     steps, restarts = BUDGETS[options.scale]
     batches = sorted(set(options.batches))
     if not 1 <= batches[0] <= batches[-1] <= MOST:

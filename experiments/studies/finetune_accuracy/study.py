@@ -13,8 +13,8 @@ from experiments.studies.finetune_accuracy.scales import RECIPES, SCALES, Scale
 from experiments.studies.finetune_accuracy.tables import FULL, page
 from experiments.studies.finetune_accuracy.unit import run_unit
 from experiments.studies.harness.ledger import Entry
+from experiments.studies.harness.options import matching_names
 from experiments.studies.harness.study import Unit, carry_out, publish, seeds
-from experiments.studies.second_order.study import chosen
 from fedsim.errors import ConfigError
 from fedsim.settings.composition import Config
 
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> None:
     if options.attacked < 0:
         raise ConfigError("--attacked", options.attacked, "0 or more")
     scale, drawn = SCALES[options.scale], seeds(options, SCALES[options.scale].seeds)
-    recipes = list(dict.fromkeys([FULL, *chosen("--recipes", options.recipes, RECIPES)]))
+    recipes = list(dict.fromkeys([FULL, *matching_names("--recipes", RECIPES, options.recipes)]))
     classes, out = halves(options.pictures.resolve()), options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     plan = _Plan(scale, linked(options.pictures.resolve(), out), len(classes["private"]), out, options)

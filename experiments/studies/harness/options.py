@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
@@ -65,12 +65,23 @@ def matching(option: str, known: Sequence[Listed], globs: Sequence[str] | None) 
     Raises:
         ConfigError: a glob matches none.
     """
+    names = set(matching_names(option, [one.name for one in known], globs))
+    return [one for one in known if one.name in names]
+
+
+def matching_names(option: str, known: Iterable[str], globs: Sequence[str] | None) -> list[str]:
+    """Names that match one of the globs, in the order in which they are known; all without any.
+
+    Raises:
+        ConfigError: a glob matches none.
+    """
+    names = list(dict.fromkeys(known))
     if globs is None:
-        return list(known)
+        return names
     for glob in globs:
-        if not any(fnmatchcase(one.name, glob) for one in known):
-            raise ConfigError(option, glob, f"globs on {', '.join(dict.fromkeys(one.name for one in known))}")
-    return [one for one in known if any(fnmatchcase(one.name, glob) for glob in globs)]
+        if not any(fnmatchcase(name, glob) for name in names):
+            raise ConfigError(option, glob, f"globs on {', '.join(names)}")
+    return [name for name in names if any(fnmatchcase(name, glob) for glob in globs)]
 
 
 def begin(package: str, module: str = "study") -> None:

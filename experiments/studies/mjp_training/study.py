@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments.studies.harness.federation import run_folder
 from experiments.studies.harness.ledger import Entry
-from experiments.studies.harness.options import matching
+from experiments.studies.harness.options import matching, matching_names
 from experiments.studies.harness.study import Page, Study, Unit, seeds
 from experiments.studies.mjp_training.figures import draw, draw_recipes, other_projection
 from experiments.studies.mjp_training.options import arguments
@@ -17,7 +17,6 @@ from experiments.studies.mjp_training.scales import RECIPE_SCALES, SCALES, FedAv
 from experiments.studies.mjp_training.tables import Measured, compared, tables
 from experiments.studies.mjp_training.unit import run_unit
 from experiments.studies.mjp_training.variants import Variant, plan
-from experiments.studies.second_order.study import chosen
 from fedsim.settings.composition import Config
 
 FIGURE = "figures/recipes.png"
@@ -47,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
     every = plan(scale.ratio)
     variants = matching("--variants", every, options.variants)
     trainings = scale.trainings(options.pictures.resolve(), options.device, options.threads)
-    recipes = chosen("--recipes", options.recipes, trainings)
+    recipes = matching_names("--recipes", trainings, options.recipes)
     measuring = scale.measuring(options.seed, options.device)
     settings = {"ratio": scale.ratio, "defenses": scale.defenses(every), "measure": measuring}
     settings |= {"trainings": trainings} if options.recipes else {"training": trainings[""]}

@@ -6,13 +6,13 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+from experiments.studies.harness.options import matching_names
 from experiments.studies.harness.study import Page, Study, Table, Unit, check
 from experiments.studies.realism.figure import draw_strips
 from experiments.studies.realism.options import arguments
 from experiments.studies.realism.rungs import RUNGS
 from experiments.studies.realism.victims import STEPS
 from experiments.studies.realism.work import CLOSED, FIRST_ORDER, LABELS, SECOND_ORDER, work
-from experiments.studies.second_order.study import chosen
 from fedsim.errors import ConfigError
 from fedsim.report.thresholds import is_recognisable
 
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> None:
     if not 1 <= images <= MOST:
         raise ConfigError("--images", images, f"1 to {MOST}")
     check(options)
-    names = chosen("--rungs", options.rungs, RUNGS)
+    names = matching_names("--rungs", RUNGS, options.rungs)
     folder = None if options.pictures is None else str(options.pictures.resolve())
     large = options.scale == "paper"
     most = (8 if large else 2) if folder is None else 1

@@ -6,7 +6,6 @@ import resource
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt
 from attacks.optimization.second_order.starts import STARTS
 from defenses import QSGD, Defense, GradientNoise, Half, TopK, Withhold
 from experiments.studies.harness.ledger import Entry
+from experiments.studies.harness.options import matching_names
 from experiments.studies.harness.study import Page, Study, Table, Unit, check
 from experiments.studies.second_order import victims
 from experiments.studies.second_order.options import arguments
@@ -87,10 +87,11 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigError("--images", images, f"1 to {PRIVATE}")
     check(options)
     known = DIGITS_MODELS if options.pictures is None else MODELS
-    models, shares = chosen("--models", options.models, known), chosen("--shares", options.shares, SHARES)
+    models = matching_names("--models", known, options.models)
+    shares = matching_names("--shares", SHARES, options.shares)
     for start in options.starts:
         one_of("--starts", start, STARTS)
-    attacks = chosen("--attacks", options.attacks, ATTACKS)
+    attacks = matching_names("--attacks", ATTACKS, options.attacks)
     steps, restarts = BUDGETS[options.scale]
     steps = options.steps or steps
     pictures = None if options.pictures is None else str(options.pictures.resolve())
@@ -109,13 +110,6 @@ def run(options: argparse.Namespace) -> None:
             units.append(Unit.of(options, f"{m}/{s}/beside of {count}", named))
     shown = partial(page, cells=cells, images=images, settings=settings)
     Study(arguments(), [options.seed], settings, [units], work, shown).run(options)
-
-
-def chosen(name: str, patterns: Sequence[str] | None, known: Mapping[str, object]) -> list[str]:
-    result = [one for one in known if any(fnmatchcase(one, pattern) for pattern in patterns or ["*"])]
-    if not result:
-        raise ConfigError(name, " ".join(patterns or []), f"one of {', '.join(known)}")
-    return result
 
 
 def work(unit: Unit) -> list[Entry]:

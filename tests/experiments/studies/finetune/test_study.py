@@ -87,7 +87,7 @@ def test_a_row_says_what_its_floor_means(values, said):
     ("arguments", "said"),
     [
         (["--recipes", "qlora"], "--recipes=qlora"),
-        (["--pictures", ".", "--backbones", "trained"], "--backbones=trained: must be one of drawn"),
+        (["--pictures", ".", "--backbones", "trained"], "--backbones=trained: must be globs on drawn"),
         (["--images", "101"], "--images"),
         (["--starts", "here"], "--starts=here"),
         (["--batches", "0"], "--batches=0: must be 1 to 100"),
