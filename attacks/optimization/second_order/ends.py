@@ -27,13 +27,15 @@ def best_of(ends: Sequence[End]) -> End:
     return min(ends, key=lambda end: end.cost)
 
 
-def agreement(ends: Sequence[End], mean: Float[Tensor, " unknowns"]) -> float:
+def agreement(ends: Sequence[End], mean: Float[Tensor, " unknowns"], alone: float = 1.0) -> float:
     """How alike the best end and another one are in what sets them apart from the mean: from 0 to 1.
 
-    Where errors of starts are independent, so much of what sets an end apart from the mean is the image's. 1 where no
-    other end explains about as much.
+    Where errors of starts are independent, so much of what sets an end apart from the mean is the image's.
+
+    Args:
+        alone: where no other end explains about as much.
     """
     best = best_of(ends)
     rivals = [end.x for end in ends if end is not best and end.cost <= RIVAL * best.cost]
     alike = (float(torch.cosine_similarity(best.x - mean, x - mean, dim=0)) for x in rivals)
-    return max(0.0, *alike) if rivals else 1.0
+    return max(0.0, *alike) if rivals else alone

@@ -137,26 +137,6 @@ def take_step(
     state.ended = True
 
 
-def descend(
-    residual: Callable[[Tensor], Float[Tensor, " rows"]],
-    linearised: Callable[[Tensor], Linearised],
-    x: Float[Tensor, " unknowns"],
-    steps: int,
-    report: Callable[[float], None],
-    enough: float = 0.0,
-) -> Float[Tensor, " unknowns"]:
-    """Step by step until the cost is low enough or steps no longer help; `report` is told the cost of each."""
-    state, before, stale = Damped(x), math.inf, 0
-    for _ in range(steps):
-        take_step(state, residual, linearised)
-        report(state.cost)
-        stale = 0 if state.cost < (1.0 - LEAST_FALL) * before else stale + 1
-        before = state.cost
-        if state.ended or stale >= PATIENCE or state.cost <= enough:
-            break
-    return state.x
-
-
 def second_derivative(
     residual: Callable[[Tensor], Float[Tensor, " rows"]],
     x: Float[Tensor, " unknowns"],

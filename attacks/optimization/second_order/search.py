@@ -13,15 +13,14 @@ from attacks.base import Frame
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, NotFiniteError, Search, SearchTask
+from attacks.optimization.second_order.approach import Approach
 from attacks.optimization.second_order.coordinates import first_order
 from attacks.optimization.second_order.ends import End, agreement, best_of
-from attacks.optimization.second_order.errors import reads_adam
-from attacks.optimization.second_order.levenberg_marquardt import LEAST_FALL, PATIENCE, Damped, descend, take_step
-from attacks.optimization.second_order.orders import AnyOrder
+from attacks.optimization.second_order.levenberg_marquardt import LEAST_FALL, PATIENCE, Damped, take_step
 from attacks.optimization.second_order.posterior import PosteriorMean, posterior_mean
 from attacks.optimization.second_order.products import ByProducts
 from attacks.optimization.second_order.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL, shape_of
-from attacks.optimization.second_order.stages import Stage, make_plan, whole_model, whole_together
+from attacks.optimization.second_order.stages import Stage, make_plan
 from attacks.optimization.second_order.starts import STARTS, Starts
 from attacks.result import psnr_of
 from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior
@@ -37,8 +36,10 @@ LEAST_FALL_OF_A_PART = 0.1
 """With a part of the coordinates: the next stage gets further."""
 SPREAD = 6.0
 """Standard deviations by which ‖r‖² of the true image may pass what noise leaves of it."""
-STEPS_IN_ANY_ORDER = 2
-"""Of a start that leaves the order of patches open, for each step of a start."""
+MOST_PUBLIC, FEW_PUBLIC = 1024, 64
+"""Public images that are tried for each image of a batch; few where J is not whole, since one takes long."""
+LEFT_BY_NEAR, SURE = 1e-3, 1.0 - 1e-6
+"""Of ‖r‖² at the mean, what two ends may leave that speak for one image, and how alike they must be."""
 SAME = 4.0
 """By how much ‖r‖² of two starts may differ that ended at the same image, and what counts as progress of one, in units
 of the noise."""
@@ -52,9 +53,10 @@ class LevenbergMarquardt(Search):
 
     Attributes:
         steps: of each start, at most.
-        starts: what is tried, in this order: `closed_form` (of the first closed form that applies), `mean`,
-            `any_order` (the mean, with the places of patches searched for as well), `prior` (a draw of it).
-        restarts: how often each start that draws is tried.
+        starts: what is tried, in this order: `closed_form` (of the first closed form that applies), `public` (of the
+            server's own images the one whose update is the likest), `mean`, `any_order` (the mean, with the places of
+            patches searched for as well), `prior` (a draw of it).
+        restarts: how many public images and draws of the prior are tried.
         prior: of images, for starts, and behind noise for the result. None: that of public images where the server has
             any, else a smooth one around gray.
         max_unknowns: pixels of all images together; more are refused.
@@ -123,8 +125,10 @@ class _Solution:
         self.frames: list[Frame] = []
 
     def run(self) -> BestCandidate:
-        starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], self._cost, self._in_order)
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            approach = Approach(self.problem, self.task, self.plan, self.prior, self.settings.steps, self._record)
+            most = MOST_PUBLIC if self.plan.whole else FEW_PUBLIC
+            starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], approach, most)
             self._go_on()
             kept = self._keep_solved(starts)
             for number, (kind, make) in enumerate(() if kept else starts.of(self.settings.starts)):
@@ -211,21 +215,6 @@ class _Solution:
             x = first_order(coarse, x.float(), self.settings.first_order).double()
         return Damped(x)
 
-    def _in_order(self, x: Tensor) -> Tensor | None:
-        """A point with its patches where a search that leaves their places open puts them; None where it cannot."""
-        problem, residual = self.problem, self.plan.stages[0].residual
-        pixels = self.plan.whole and isinstance(problem.space, PixelSpace)
-        if not pixels or self.task.local != "gradient" or reads_adam(problem.observation, self.task.local):
-            return None
-        order = AnyOrder.of(problem, residual, self.task.device)
-        together = None if order is None else whole_together(problem, len(order.begin(x)), self.task)
-        if order is None or together is None:
-            return None
-        free, begin = order.free(self.shape), order.begin(x)
-        steps = STEPS_IN_ANY_ORDER * self.settings.steps
-        end = descend(free, whole_model(free, together), begin, steps, self._record, free.floor)
-        return order.placed(end, self.shape)
-
     def _reached(self, stage: Stage, cost: float) -> bool:
         return stage.residual.before is None and cost <= stage.residual.floor
 
@@ -240,9 +229,6 @@ class _Solution:
         self.before = cost
         return self.stale >= patience or (explained and not (self.plan.whole and stage is self.plan.stages[-1]))
 
-    def _cost(self, point: Tensor) -> float:
-        return float(self.plan.stages[0].residual(self.plan.unknowns(point)).square().sum())
-
     @property
     def _draws(self) -> int:
         return self.settings.draws if self.plan.whole and self.last.before is not None else 0
@@ -252,9 +238,10 @@ class _Solution:
         return self.problem.space.images(self.plan.point(x).view(1, *self.shape))[0]
 
     def _settled(self) -> bool:
-        """What was shared is explained; behind noise, where nothing is exactly, two starts came to the same."""
+        """What was shared is explained, or two starts came to the same; behind noise that is to the same cost."""
         if self.last.before is None:
-            return self._explained()
+            near = bool(self.ends) and self._left(self.best.cost) <= LEFT_BY_NEAR
+            return self._explained() or (near and self._alike(alone=0.0) >= SURE)
         return sum(end.cost <= self.best.cost + SAME for end in self.ends) > 1
 
     def _average(self) -> PosteriorMean | None:
@@ -295,10 +282,14 @@ class _Solution:
             return 1.0
         if self._left(best.cost) > (LEFT_BY_ONE if self.problem.count == 1 else LEFT_BY_SEVERAL):
             return 0.0
+        return self._alike(alone=1.0)
+
+    def _alike(self, alone: float) -> float:
+        """How alike ends of starts are, see `agreement`."""
         if not isinstance(self.problem.space, PixelSpace):
-            return 1.0
-        mean = self.problem.observation.normalised(self.prior.centre(self.shape)).flatten().to(best.x)
-        return agreement([End(end.cost, self.plan.point(end.x)) for end in self.ends], mean)
+            return alone
+        mean = self.problem.observation.normalised(self.prior.centre(self.shape)).flatten().to(self.best.x)
+        return agreement([End(end.cost, self.plan.point(end.x)) for end in self.ends], mean, alone)
 
     def _explained(self) -> bool:
         return bool(self.ends) and self.best.cost <= 2.0 * self.last.floor
@@ -317,7 +308,8 @@ class _Solution:
         return self._starts_in_all() * self.settings.steps + self._draws // DRAWS_A_STEP
 
     def _starts_in_all(self) -> int:
-        return len(self.settings.starts) + (self.settings.restarts - 1) * ("prior" in self.settings.starts)
+        several = sum(start in self.settings.starts for start in ("prior", "public"))
+        return len(self.settings.starts) + (self.settings.restarts - 1) * several
 
     def _keep(self, state: Damped) -> None:
         every = self.task.budget.save_every

@@ -1,9 +1,9 @@
-"""Where a second-order search starts: a closed form's image, the mean, patches in any order, draws of a prior."""
+"""Where a second-order search starts: a closed form's image, public images, their mean, draws of a prior."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice, permutations
 from logging import getLogger
 
@@ -18,6 +18,7 @@ from attacks.base import Attack, Reconstruction
 from attacks.certificate.assignments import MAX_ORDERS
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
+from attacks.optimization.second_order.approach import Approach
 from attacks.optimization.second_order.residual import shape_of
 from fedsim.bounds.gaussian_prior import ImagePrior
 from fedsim.errors import NotApplicable
@@ -25,9 +26,11 @@ from fedsim.errors import NotApplicable
 logger = getLogger(__name__)
 
 CLOSED_FORMS: tuple[type[Attack], ...] = (PatchGradient, RowSpace, FirstBlock)
-STARTS = ("closed_form", "mean", "any_order", "prior")
+STARTS = ("closed_form", "public", "any_order", "mean", "prior")
 HALF_PRECISION = 0.02
 """Relative residual of `patch_gradient` that still is rounding: bfloat16 leaves 2e-3, noise of 1e-3 of the norm 1."""
+SWEEPS = 2
+"""Of the choice of public images for a batch of several."""
 MEAN_NOISE = 0.05
 """Standard deviation of the noise around the prior's mean, where a search starts there."""
 
@@ -38,16 +41,16 @@ class Starts:
 
     Attributes:
         seeds: of the starts that draw.
-        cost: ‖r‖² of a point: tells which image of a batch has which label.
-        in_order: from a point to one that was found with its patches free to stand anywhere, see `AnyOrder`.
+        approach: where a start comes near, and how much a point explains.
+        most_public: images that are tried for each image of a batch.
     """
 
     problem: Problem
     prior: ImagePrior
     device: torch.device
     seeds: Sequence[int]
-    cost: Callable[[Float[Tensor, " n"]], float]
-    in_order: Callable[[Float[Tensor, " n"]], Float[Tensor, " n"] | None]
+    approach: Approach
+    most_public: int
 
     def of(self, kinds: Sequence[str]) -> Iterator[tuple[str, Callable[[], Float[Tensor, " n"] | None]]]:
         """In their order, each with what computes it; that gives None for a closed form that does not apply.
@@ -63,10 +66,10 @@ class Starts:
                 yield kind, self._closed_form
                 continue
             if kind == "any_order":
-                yield kind, lambda: self.in_order(self._drawn("mean", self.seeds[0]))
+                yield kind, self._any_order
                 continue
-            for seed in self.seeds[: 1 if kind == "mean" else None]:
-                yield kind, partial(self._drawn, kind, seed)
+            for rank, seed in enumerate(self.seeds[: 1 if kind == "mean" else None]):
+                yield kind, partial(self._near, rank) if kind == "public" else partial(self._drawn, kind, seed)
 
     def solved(self) -> Float[Tensor, " n"] | None:
         """The image of a closed form whose own equations hold: one image's patches up to half precision's rounding."""
@@ -92,6 +95,56 @@ class Starts:
         noise = MEAN_NOISE * torch.randn(shape, generator=rng, dtype=torch.float64)
         return self._as_point(self.prior.centre(shape) + noise)
 
+    def _any_order(self) -> Tensor | None:
+        """From the nearest public image, or from the mean."""
+        start = self._nearest(0)
+        return self.approach.in_any_order(self._drawn("mean", self.seeds[0]) if start is None else start)
+
+    def _near(self, rank: int) -> Tensor | None:
+        """From public images towards the client's."""
+        start = self._nearest(rank)
+        return None if start is None else self.approach.in_order(start)
+
+    def _nearest(self, rank: int) -> Tensor | None:
+        """Public images whose update is like the client's: for each image of the batch the one of this rank."""
+        ranked = self._public
+        if not ranked or any(rank >= len(images) for images in ranked):
+            return None
+        return self._as_point(torch.stack([images[rank] for images in ranked]))
+
+    @cached_property
+    def _public(self) -> list[Float[Tensor, "n c h w"]]:
+        """For each image of the batch the public images that it may be like, the one that explains the most first.
+
+        Where there are several images each is chosen beside the ones that were chosen for the others.
+        """
+        pools, shape = self._pools(), shape_of(self.problem)
+        chosen = self.prior.centre(shape) if pools else torch.empty(0)
+        for _ in range(SWEEPS if len(pools) > 1 else 1):
+            for slot, pool in enumerate(pools):
+                tried = chosen.expand(len(pool), *shape).clone()
+                tried[:, slot] = pool
+                costs = torch.tensor([self.approach.cost(self._as_point(images)) for images in tried])
+                pools[slot] = pool[costs.nan_to_num(nan=math.inf).argsort(stable=True)]
+                chosen[slot] = pools[slot][0]
+        return pools
+
+    def _pools(self) -> list[Float[Tensor, "n c h w"]]:
+        """For each image of the batch public images of its class.
+
+        Of any class where none is known to be of it, and where the errors of logits are known: the model may take an
+        image for one of another class.
+        """
+        held, labels = self.problem.observation.public_images, self.problem.labels
+        if held is None or labels is None or not isinstance(self.problem.space, PixelSpace):
+            return []
+        images = held.images().double()
+        if images.shape[1:] != shape_of(self.problem)[1:]:
+            return []
+        named = None if self.approach.knows_errors else held.labels
+        of_class = [images[:0] if named is None else images[named == label] for label in labels.cpu()]
+        return [(pool if len(pool) else images)[: self.most_public] for pool in of_class]
+
     def _closed_form(self) -> Tensor | None:
         if not isinstance(self.problem.space, PixelSpace):
             return None
@@ -102,7 +155,7 @@ class Starts:
                 found.append(self._in_order(self._one_each(images)))
                 if not open_:
                     break
-        return min(found, key=self.cost) if len(found) > 1 else next(iter(found), None)
+        return min(found, key=self.approach.cost) if len(found) > 1 else next(iter(found), None)
 
     def _images_of(self, attack: Attack) -> tuple[Float[Tensor, "b c h w"] | None, bool]:
         """What the attack finds, and whether that leaves directions open that the next one may settle."""
@@ -128,7 +181,7 @@ class Starts:
         """Each image at the place of its label: the order that explains the most."""
         orders = islice(permutations(range(len(images))), MAX_ORDERS)
         points = [self._as_point(images[list(order)]) for order in orders]
-        return points[0] if len(points) == 1 else min(points, key=self.cost)
+        return points[0] if len(points) == 1 else min(points, key=self.approach.cost)
 
     def _one_each(self, images: Tensor) -> Tensor:
         """A mixture of a batch stands for each of its images, with a little noise: all alike would be a saddle."""

@@ -28,7 +28,7 @@ def arguments() -> argparse.ArgumentParser:
     options.add_argument(
         "--attacks", nargs="+", default=["gauss_newton"], help=f"{attacks}; {told}; default: gauss_newton"
     )
-    starts = ["closed_form", "mean", "any_order", "prior"]
+    starts = ["closed_form", "public", "any_order", "mean", "prior"]
     options.add_argument("--starts", nargs="+", default=starts, help=f"of the search; default: {' '.join(starts)}")
     options.add_argument("--steps", type=int, help="of each start; default: 30, or 60 with --scale paper")
     options.add_argument("--beside", action="store_true", help="references of a folder's first image too: minutes each")

@@ -151,8 +151,9 @@ def observed(settings: Mapping[str, Any], image: int) -> tuple[Observation, Tens
     source = _victims(settings)
     images, labels = source.images([image])
     defenses, seed = SHARES[settings["share"]].defenses(), settings["seed"] + image
-    prior = source.public().white() if settings.get("attack", "").endswith("white") else source.public()
-    seen = victims.observed(settings["model"], defenses, images, labels, seed, prior)
+    white = settings.get("attack", "").endswith("white")
+    prior, held = (source.public().white(), None) if white else (source.public(), source.public_images())
+    seen = victims.observed(settings["model"], defenses, images, labels, seed, prior, held)
     return seen, images, labels
 
 

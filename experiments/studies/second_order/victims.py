@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 import fedsim
 from defenses import Defense, FixedPositionEmbedding
-from experiments.engine.guess import public_prior
+from experiments.engine.guess import public_images, public_prior
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.data import FederatedData, ImageFolder
 from fedsim.models import Architecture, ModelSpec, Normaliser
 from fedsim.observation import Observation
+from fedsim.public_images import PublicImages
 
 SHAPE = (3, 8, 8)
 SIDE = 32
@@ -69,6 +70,10 @@ class Victims:
         assert found is not None
         return found
 
+    def public_images(self) -> PublicImages | None:
+        """Those images themselves, with their labels."""
+        return _public_digits() if self.pictures is None else public_images(_folder(self.pictures))
+
 
 def digits(chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
     """[B,3,8,8] in [0, 1], float64, and [B] labels; the first 1,797 in their order."""
@@ -81,6 +86,11 @@ def digits(chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
 def public() -> PublicPrior:
     """The moments of the digits that are nobody's."""
     return PublicPrior.of(digits(range(PRIVATE, DIGITS))[0])
+
+
+@cache
+def _public_digits() -> PublicImages:
+    return PublicImages.of(*digits(range(PRIVATE, DIGITS)))
 
 
 @cache
@@ -105,7 +115,13 @@ def trained() -> Mapping[str, Tensor]:
 
 
 def observed(
-    model: str, defenses: Sequence[Defense], images: Tensor, labels: Tensor, seed: int, prior: PublicPrior
+    model: str,
+    defenses: Sequence[Defense],
+    images: Tensor,
+    labels: Tensor,
+    seed: int,
+    prior: PublicPrior,
+    held: PublicImages | None = None,
 ) -> Observation:
     """What one client would share."""
     tiny = model in FOLDER_MODELS
@@ -121,4 +137,5 @@ def observed(
         vit.load_state_dict(trained())
     fixed: list[Defense] = [FixedPositionEmbedding()] if "sincos" in model else []
     shown = images.to(vit.get_parameter("head.weight").dtype)
-    return replace(fedsim.observe(vit, shown, labels, defense=[*fixed, *defenses], seed=seed), image_prior=prior)
+    seen = fedsim.observe(vit, shown, labels, defense=[*fixed, *defenses], seed=seed)
+    return replace(seen, image_prior=prior, public_images=held)

@@ -8,7 +8,7 @@ import fedsim
 from attacks.analytic.linear.patches import patchify, unpatchify
 from attacks.optimization import Pixels
 from attacks.optimization.problem import make_problem, shared_update
-from attacks.optimization.second_order.orders import AnyOrder
+from attacks.optimization.second_order.approach.orders import AnyOrder
 from attacks.optimization.second_order.residual import make_residuals
 from defenses import Withhold
 from fedsim.bounds.gaussian_prior import GaussianPrior

@@ -1,0 +1,92 @@
+"""From a start to a point that is near the client's image, where one can be had before the search proper."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from jaxtyping import Float
+from torch import Tensor
+
+from attacks.optimization.parametrisation import PixelSpace
+from attacks.optimization.problem import Problem
+from attacks.optimization.search.base import SearchTask
+from attacks.optimization.second_order.approach.eased import Eased
+from attacks.optimization.second_order.approach.fading import descend_with_fading
+from attacks.optimization.second_order.approach.orders import AnyOrder
+from attacks.optimization.second_order.errors import reads_adam
+from attacks.optimization.second_order.residual import Residual, shape_of
+from attacks.optimization.second_order.stages import StagePlan, whole_together
+from fedsim.bounds.gaussian_prior import ImagePrior
+
+MORE_STEPS = 2
+"""Of an order that is searched for, for each step of a start."""
+
+
+@dataclass(frozen=True)
+class Approach:
+    """One victim's.
+
+    Attributes:
+        steps: at most, of those that come near; twice as many where the order of patches is open.
+        report: is told ‖r‖² of each.
+    """
+
+    problem: Problem
+    task: SearchTask
+    plan: StagePlan
+    prior: ImagePrior
+    steps: int
+    report: Callable[[float], None]
+    eased: Eased | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        problem, task = self.problem, self.task
+        pixels = self.plan.whole and isinstance(problem.space, PixelSpace)
+        adam = reads_adam(problem.observation, task.local)
+        residual = self.plan.stages[0].residual
+        eased = Eased.of(problem, residual, task.local, task.device) if pixels and not adam else None
+        object.__setattr__(self, "eased", eased)
+
+    @property
+    def knows_errors(self) -> bool:
+        """Of the logits."""
+        return self.eased is not None and self.eased.errors is not None
+
+    def cost(self, point: Float[Tensor, " n"]) -> float:
+        """‖r‖² of a point: how little it explains."""
+        return float(self._residual(self.plan.unknowns(point)).square().sum())
+
+    def in_order(self, point: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """As near as can be come; the point itself where that did not explain what was shared."""
+        if not self.plan.whole or not isinstance(self.problem.space, PixelSpace):
+            return point
+        residual = self._residual
+        end, enough = self._descend(residual, point, lambda x: x, len(point), self.steps)
+        return end if enough else point
+
+    def in_any_order(self, point: Float[Tensor, " n"]) -> Float[Tensor, " n"] | None:
+        """A point with its patches where a search that leaves their places open puts them; None where it cannot."""
+        order = None if self.eased is None else AnyOrder.of(self.eased, self.problem.observation.roles)
+        if order is None:
+            return None
+        shape, begin = shape_of(self.problem), order.begin(point)
+        if whole_together(self.problem, len(begin), self.task) is None:
+            return None
+        end, _ = self._descend(order.free(shape), begin, order.pixels, len(begin), MORE_STEPS * self.steps)
+        return order.placed(end, shape)
+
+    @property
+    def _residual(self) -> Residual:
+        """Of pixels."""
+        return self.plan.stages[0].residual if self.eased is None else self.eased.pixels(shape_of(self.problem))
+
+    def _descend(
+        self, residual: Residual, x: Tensor, pixels: Callable[[Tensor], Tensor], unknowns: int, steps: int
+    ) -> tuple[Tensor, bool]:
+        shape, observation = shape_of(self.problem), self.problem.observation
+
+        def whitened(u: Tensor) -> Tensor:
+            return self.prior.whitened(observation.to_unit_range(pixels(u).view(shape))).flatten()
+
+        together = whole_together(self.problem, unknowns, self.task)
+        assert together is not None
+        return descend_with_fading(residual, whitened, x, steps, together, self.report, 2.0 * residual.floor)

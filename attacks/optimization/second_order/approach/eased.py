@@ -1,0 +1,85 @@
+"""One image's gradient with the errors of its logits as they are known: what a start comes near by."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import grad
+
+from attacks.optimization.matching.victim import Victim, make_victim
+from attacks.optimization.problem import Problem
+from attacks.optimization.second_order.approach.logits import LogitErrors
+from attacks.optimization.second_order.residual import Residual
+from fedsim.update import State
+
+
+@dataclass(frozen=True)
+class Eased:
+    """The client's computation, and a residual that it is to explain.
+
+    Attributes:
+        residual: of pixels alone, each tensor by its norm.
+        labels: [1].
+        errors: None where they are not shared: then it is the client's own loss.
+    """
+
+    residual: Residual
+    victim: Victim
+    labels: Tensor
+    errors: LogitErrors | None
+
+    @classmethod
+    def of(cls, problem: Problem, residual: Residual, local: str, device: torch.device) -> "Eased | None":
+        """None but for one image, one gradient, and no clipping."""
+        if problem.labels is None or problem.count > 1 or problem.later:
+            return None
+        if local != "gradient" or problem.observation.protocol.max_grad_norm is not None:
+            return None
+        victim = make_victim(problem.observation, problem.target, device, fused_attention=False)
+        if victim.masked is not None:
+            return None
+        victim.model.double()
+        params, fixed = ({n: _as_double(t) for n, t in part.items()} for part in (victim.params, victim.fixed))
+        victim = replace(victim, params=params, fixed=fixed)
+        return cls(residual, victim, problem.labels, LogitErrors.of(problem, local))
+
+    @property
+    def state(self) -> State:
+        return {**self.victim.fixed, **self.victim.params}
+
+    def pixels(self, shape: tuple[int, ...]) -> Residual:
+        """Of an image's pixels, flat."""
+        if self.errors is None:
+            return self.residual
+        names, params = self.residual.names, {name: self.victim.params[name] for name in self.residual.names}
+
+        def shared(x: Tensor) -> tuple[Tensor, ...]:
+            found = self.gradient(params, x.view(shape))
+            return tuple(found[name] for name in names)
+
+        return replace(self.residual, shared=shared, before=lambda x: self.rows(x.view(shape)))
+
+    def gradient(
+        self, params: State, images: Float[Tensor, "1 c h w"], moved: Mapping[str, Tensor] | None = None
+    ) -> State:
+        """By `params`, with other weights moved."""
+        victim = replace(self.victim, fixed={**self.state, **(moved or {})})
+        errors = self.errors
+        if errors is None:
+            return victim.gradient(params, images, self.labels)
+        found: State = grad(lambda weights: errors.loss(victim.scores(weights, images)))(params)
+        return found
+
+    def rows(
+        self, images: Float[Tensor, "1 c h w"], moved: Mapping[str, Tensor] | None = None
+    ) -> Float[Tensor, " rows"]:
+        """How far logits are from the client's; none where those are not known."""
+        if self.errors is None:
+            return images.new_zeros(0)
+        return self.errors.rows(self.victim.scores({**self.state, **(moved or {})}, images))
+
+
+def _as_double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor

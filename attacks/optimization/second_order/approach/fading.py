@@ -1,0 +1,75 @@
+"""Steps with a prior of images that fades as what was shared is explained: what nothing settles yet stays likely."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attacks.optimization.second_order.levenberg_marquardt import FIRST_DAMPING, Damped, take_step
+from attacks.optimization.second_order.residual import Residual
+from attacks.optimization.second_order.stages import whole_model
+
+FADES = 0.3
+"""The prior's weight, times so much after each step that brings little."""
+LITTLE = 0.1
+"""Relative fall of the cost."""
+WITH_PRIOR = 0.75
+"""Share of the steps after which there is none."""
+
+
+def descend_with_fading(
+    residual: Residual,
+    whitened: Callable[[Tensor], Float[Tensor, " rows"]],
+    x: Float[Tensor, " unknowns"],
+    steps: int,
+    together: int,
+    report: Callable[[float], None],
+    enough: float,
+) -> tuple[Float[Tensor, " unknowns"], bool]:
+    """Where the steps end, and whether the shared numbers are explained as far as is enough.
+
+    Each of the prior's rows weighs as much as one of them would that had its share of what is left.
+
+    Args:
+        whitened: the prior's rows.
+        together: columns of J that are computed at once.
+    """
+    state, left = Damped(x), _left(residual, x)
+    count = len(whitened(x))
+    weight = left / count
+    for number in range(steps):
+        weight = weight if number < WITH_PRIOR * steps else 0.0
+        held = _held(residual, whitened, weight)
+        before = float(held(state.x).square().sum())
+        take_step(state, held, whole_model(held, together))
+        left = _left(residual, state.x)
+        report(left)
+        if left <= enough:
+            return state.x, True
+        if state.ended and not weight:
+            break
+        slow = state.ended or state.cost > (1.0 - LITTLE) * before
+        weight = min(weight * (FADES if slow else 1.0), left / count)
+        if state.ended:
+            state = Damped(state.x, 10.0 * FIRST_DAMPING)
+    return state.x, False
+
+
+def _held(residual: Residual, whitened: Callable[[Tensor], Tensor], weight: float) -> Residual:
+    if not weight:
+        return residual
+    own, scale = residual.before, math.sqrt(weight)
+
+    def before(x: Tensor) -> Tensor:
+        prior = scale * whitened(x)
+        return prior if own is None else torch.cat([own(x), prior])
+
+    return replace(residual, before=before)
+
+
+def _left(residual: Residual, x: Tensor) -> float:
+    """‖r‖² of what was shared."""
+    return float(replace(residual, before=None)(x).square().sum())

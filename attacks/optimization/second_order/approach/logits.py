@@ -1,0 +1,75 @@
+"""What the gradient of a classifier's bias says of one image: the errors of its logits, and so the logits."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from attacks.noise import noise_of
+from attacks.optimization.problem import Problem
+from attacks.optimization.second_order.errors import reads_adam, rounding_of, unit_scale
+from fedsim.effects import Sparsifies
+
+WEIGHT = 0.1
+"""Of a row: an error of one unit of a logit counts as a tenth of a tensor."""
+LEAST = 1e-9
+"""Probability, below which none is told from zero."""
+UNSURE = 10.0
+"""A row counts half, where its probability may be off by one part in so many."""
+
+
+@dataclass(frozen=True)
+class LogitErrors:
+    """δ = ∂L/∂z of one image's logits z: the gradient of the classifier's bias.
+
+    A search whose loss is Σ_c δ_c z_c, with δ as it was shared, meets gradients of the client's own size wherever it
+    stands. With the loss itself they are as large as the model is wrong there: a thousand times the client's on a
+    trained model, which draws a search to images that are classified with more certainty.
+
+    Attributes:
+        log_probs: of the classes; but for one number for all of them these are the logits.
+        weights: of their rows, less where δ is not known to the digit.
+    """
+
+    error: Float[Tensor, " classes"]
+    log_probs: Float[Tensor, " classes"]
+    weights: Float[Tensor, " classes"]
+
+    @classmethod
+    def of(cls, problem: Problem, local: str) -> "LogitErrors | None":
+        """None where the bias is not shared as the gradient of one image, which is of one class."""
+        observation, labels = problem.observation, problem.labels
+        biases = observation.roles.head_biases
+        if labels is None or labels.is_floating_point() or problem.count > 1 or problem.later:
+            return None
+        if local != "gradient" or reads_adam(observation, local) or observation.protocol.max_grad_norm is not None:
+            return None
+        if len(biases) != 1 or biases[0] not in problem.target:
+            return None
+        target, scale = (
+            {name: tensor.double() for name, tensor in problem.target.items()},
+            unit_scale(observation, local),
+        )
+        error = target[biases[0]]
+        smoothing = observation.protocol.label_smoothing
+        wanted = F.one_hot(labels, len(error))[0].to(error) * (1.0 - smoothing) + smoothing / len(error)
+        probs = (error + wanted).clamp(min=LEAST)
+        std, noise = rounding_of(observation, target, scale, local)[biases[0]], noise_of(observation, target, scale)
+        std = std if noise is None else torch.hypot(std, noise[biases[0]])
+        weights = WEIGHT / (1.0 + (UNSURE * std / probs).square())
+        if observation.effect(Sparsifies) is not None:
+            weights = weights * (error != 0).to(error)
+        return cls(error, probs.log(), weights)
+
+    def loss(self, scores: Float[Tensor, "1 classes"]) -> Float[Tensor, ""]:
+        """Its gradient by weights is that of the client's loss wherever the logits are the client's."""
+        return (scores[0] * self.error).sum()
+
+    def rows(self, scores: Float[Tensor, "1 classes"]) -> Float[Tensor, " classes"]:
+        """How far the logits are from the client's."""
+        off = scores[0] - self.log_probs
+        shares = self.weights / self.weights.sum().clamp(min=torch.finfo(off.dtype).tiny)
+        found: Tensor = self.weights * (off - (shares * off).sum())
+        return found
