@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fedsim.bounds.public_prior import MOST_IMAGES, PublicPrior
@@ -105,9 +106,7 @@ class Observation:
             roles: of a ViT whose parts have other names than timm's: parameter names of `patch_weight` (a Conv2d's),
                 `pos_embed`, `class_token`.
             auxiliary_probs: [classes] mean softmax of the model over images that no client holds, for label attacks.
-            public_images: [N,C,H,W] images in [0, 1] that no client holds: attacks take their mean and spectrum, and
-                label rules what the model makes of them.
-            public_labels: [N] their classes, where they are known.
+            public_images, public_labels: [N,C,H,W] and [N]: see `with_public_images`.
             replayer: `fedsim.replay` where clients do nothing but what `protocol` says; without it nothing is
                 certified.
 
@@ -129,10 +128,22 @@ class Observation:
         about: dict[str, Any] = {"image_shape": image_shape, "num_classes": num_classes, "mean": mean, "std": std}
         about["roles"] = roles
         seen = observation_of(model, given, stated, protocol is not None, num_examples, about)
-        prior = None if public_images is None else PublicPrior.of(public_images[:MOST_IMAGES])
-        named = {"server_round": server_round, "client": client, "replayer": replayer, "image_prior": prior}
-        images = None if public_images is None else PublicImages.of(public_images, public_labels)
-        return replace(seen, auxiliary_probs=auxiliary_probs, public_images=images, **named)  # type: ignore[arg-type]
+        named = {"server_round": server_round, "client": client, "replayer": replayer}
+        seen = replace(seen, auxiliary_probs=auxiliary_probs, **named)  # type: ignore[arg-type]
+        return seen if public_images is None else seen.with_public_images(public_images, public_labels)
+
+    def with_public_images(
+        self, images: Float[Tensor, "n c h w"], labels: Int[Tensor, " labels"] | None = None
+    ) -> "Observation":
+        """The same, of a server that has images in [0, 1] that no client holds, and their classes if they are known.
+
+        Attacks take their mean and spectrum and start from them; label rules read what the model makes of them.
+
+        Raises:
+            ConfigError: no image, or another number of labels.
+        """
+        prior = PublicPrior.of(images[:MOST_IMAGES])
+        return replace(self, image_prior=prior, public_images=PublicImages.of(images, labels))
 
     @property
     def name(self) -> str:

@@ -140,6 +140,8 @@ class _Solution:
                     break
                 self.stage, self.taken, self.state, self.number = 0, 0, None, number + 1
             average = None if kept else self._average()
+        if not self.ends and not self.rows:
+            raise NotApplicable(f"none of its starts applies: {', '.join(self.settings.starts)}")
         if not self.ends:
             raise NotFiniteError("the residual was finite for no start")
         cost, x = self.best

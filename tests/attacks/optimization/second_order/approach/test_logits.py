@@ -1,0 +1,82 @@
+"""What the gradient of the classifier's bias says of one image's logits."""
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch.func import functional_call
+
+import fedsim
+from attacks.optimization import Pixels
+from attacks.optimization.problem import make_problem, shared_update
+from attacks.optimization.second_order.approach.eased import Eased
+from attacks.optimization.second_order.approach.logits import LogitErrors
+from attacks.optimization.second_order.residual import make_residuals
+from defenses import GradientNoise, TopK, Withhold
+from fedsim.bounds.gaussian_prior import GaussianPrior
+from fedsim.models import Architecture, ModelSpec
+
+SHAPE = (1, 3, 8, 8)
+
+
+@pytest.fixture
+def image():
+    return torch.from_numpy(load_digits().images[3:4] / 16).float()[:, None].expand(SHAPE).contiguous()
+
+
+@pytest.fixture
+def vit():
+    return Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
+
+
+def problem_of(seen, cpu, count=1):
+    return make_problem(seen, shared_update(seen, "gradient", cpu), torch.arange(count) + 3, Pixels(), {}, cpu)
+
+
+def eased_of(seen, cpu, count=1):
+    problem = problem_of(seen, cpu, count)
+    residual = make_residuals(problem, "gradient", GaussianPrior(), problem.labels, cpu)[0]
+    return Eased.of(problem, residual, "gradient", cpu)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_they_are_the_probabilities_less_the_label(vit, image, cpu, smoothing):
+    seen = fedsim.observe(vit, image, torch.tensor([3]), label_smoothing=smoothing)
+    errors = LogitErrors.of(problem_of(seen, cpu), "gradient")
+    logits = functional_call(vit, seen.global_state, (seen.normalised(image).float(),)).double()
+    assert torch.allclose(errors.log_probs, logits[0].log_softmax(0), atol=1e-5)
+    assert float(errors.rows(logits).abs().max()) < 1e-5
+    assert float(errors.rows(logits + 7.0).abs().max()) < 1e-5
+    assert float(errors.rows(logits * 2.0).abs().max()) > 1e-3
+
+
+def test_at_the_true_image_their_loss_has_the_clients_gradient_and_everywhere_the_clients_errors(vit, image, cpu):
+    eased = eased_of(fedsim.observe(vit, image, torch.tensor([3])), cpu)
+    params, target = eased.victim.params, eased.residual.target
+    here, elsewhere = (eased.gradient(params, x.double()) for x in (2.0 * image - 1.0, 1.0 - 2.0 * image))
+    assert torch.allclose(torch.cat([here[name].flatten() for name in params]), target, atol=1e-5)
+    assert not torch.allclose(torch.cat([elsewhere[name].flatten() for name in params]), target, atol=1e-2)
+    assert torch.equal(elsewhere["head.bias"], eased.errors.error)
+    assert float(eased.pixels(SHAPE)((2.0 * image.double() - 1.0).flatten()).square().sum()) < 1e-6
+    assert float(eased.pixels(SHAPE)((1.0 - 2.0 * image.double()).flatten()).square().sum()) > 1e-2
+
+
+def test_withheld_biases_and_batches_have_none_and_the_clients_loss_stays(vit, image, cpu):
+    without = fedsim.observe(vit, image, torch.tensor([3]), defense=[Withhold(["head.bias"])])
+    assert LogitErrors.of(problem_of(without, cpu), "gradient") is None
+    eased = eased_of(without, cpu)
+    assert eased.pixels(SHAPE) is eased.residual
+    assert eased.rows(image).numel() == 0
+    pair = fedsim.observe(vit, image.repeat(2, 1, 1, 1), torch.tensor([3, 4]))
+    assert LogitErrors.of(problem_of(pair, cpu, count=2), "gradient") is None
+    assert eased_of(pair, cpu, count=2) is None
+
+
+def test_rows_that_noise_or_pruning_hides_count_little(vit, image, cpu):
+    label = torch.tensor([3])
+    clear = LogitErrors.of(problem_of(fedsim.observe(vit, image, label), cpu), "gradient")
+    noisy = fedsim.observe(vit, image, label, defense=[GradientNoise(relative_norm=10.0)])
+    assert float(LogitErrors.of(problem_of(noisy, cpu), "gradient").weights.max()) < 0.1 * float(clear.weights.min())
+    pruned = fedsim.observe(vit, image, label, defense=[TopK(0.001, error_feedback=False)])
+    errors = LogitErrors.of(problem_of(pruned, cpu), "gradient")
+    assert torch.equal(errors.weights > 0, errors.error != 0)
+    assert bool((errors.error == 0).any())

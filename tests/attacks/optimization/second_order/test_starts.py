@@ -1,0 +1,112 @@
+"""Where a search starts: public images above all."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+
+import fedsim
+from attacks.optimization import GaussNewton, Pixels
+from attacks.optimization.problem import make_problem, shared_update
+from attacks.optimization.second_order.starts import Starts
+from defenses import Withhold
+from fedsim.models import Architecture, ModelSpec
+
+
+@pytest.fixture(scope="module")
+def digits():
+    found = load_digits()
+    return torch.from_numpy(found.images / 16).float()[:, None].expand(-1, 3, -1, -1), torch.from_numpy(found.target)
+
+
+@pytest.fixture(scope="module")
+def mlp(digits):
+    """Trained on the digits from the thousandth on."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(192, 96), torch.nn.Tanh(), torch.nn.Linear(96, 96), torch.nn.Tanh()]
+    return trained(torch.nn.Sequential(torch.nn.Flatten(), *layers, torch.nn.Linear(96, 10)), digits, 150, 3e-3)
+
+
+def trained(model, digits, steps, lr):
+    images, labels = digits[0][1000:] * 2.0 - 1.0, digits[1][1000:]
+    rng = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    for _ in range(steps):
+        chosen = torch.randint(len(images), (64,), generator=rng)
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[chosen]), labels[chosen]).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def decibels(found, images):
+    return -10.0 * float((found.double() - images.double()).square().mean().log10())
+
+
+def attacked(seen, **settings):
+    return fedsim.attack(GaussNewton(restarts=1, frames=0, **settings), seen)
+
+
+def test_a_trained_vits_last_block_gives_a_digit_from_public_ones_and_not_from_their_mean(digits):
+    """Away from the image a trained model's own loss has a gradient a thousand times the client's."""
+    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
+    trained(vit, digits, 100, 2e-3)
+    images, labels = digits
+    withheld = Withhold(["patch_embed.*", "pos_embed", "cls_token", "blocks.0.*"])
+    seen = fedsim.observe(vit, images[:1], labels[:1], defense=[withheld])
+    seen = seen.with_public_images(images[1000:1200], labels[1000:1200])
+    assert decibels(attacked(seen, steps=8, starts=["public"]).images, images[:1]) > 50
+    assert decibels(attacked(seen, steps=8, starts=["mean"]).images, images[:1]) < 20
+
+
+class Nearest:
+    """An approach to which a point explains the more the nearer it is to one."""
+
+    def __init__(self, point, knows_errors):
+        self.point, self.knows_errors = point, knows_errors
+
+    def cost(self, point):
+        return float((point - self.point).square().sum())
+
+    def in_order(self, point):
+        return point
+
+
+@pytest.mark.parametrize("knows_errors", [True, False])
+def test_they_are_public_images_that_explain_the_most_of_their_class_or_of_any(mlp, digits, cpu, knows_errors):
+    """An image may be taken for one of another class: where logits are known, any class will do."""
+    images, labels = digits
+    seen = fedsim.observe(mlp, images[:2], labels[1061:1062].repeat(2))
+    seen = seen.with_public_images(images[1000:1100], labels[1000:1100])
+    assert labels[1060] != labels[1061]
+    problem = make_problem(seen, shared_update(seen, "gradient", cpu), labels[1061:1062].repeat(2), Pixels(), {}, cpu)
+    target = seen.normalised(images[[1060, 1061]].double()).flatten()
+    starts = Starts(problem, seen.image_prior, cpu, [0, 1], Nearest(target, knows_errors), 1024)
+    (_, first), (_, second) = starts.of(["public"])
+    found = seen.to_unit_range(first().view(2, 3, 8, 8))
+    if knows_errors:
+        assert torch.allclose(found, images[[1060, 1061]].double(), atol=0.01)
+    else:
+        assert torch.allclose(found[1], images[1061].double(), atol=0.01)
+        assert not torch.allclose(found[0], images[1060].double(), atol=0.1)
+    assert not torch.allclose(seen.to_unit_range(second().view(2, 3, 8, 8)), found, atol=0.1)
+
+
+def test_each_image_of_a_batch_has_a_start_of_its_class(mlp, digits):
+    images, labels = digits
+    seen = fedsim.observe(mlp, images[:2], labels[:2]).with_public_images(images[1000:1050], labels[1000:1050])
+    result = attacked(seen, steps=8, starts=["public"])
+    assert result.labels.tolist() == [0, 1]
+    assert decibels(result.images, images[:2]) > 40
+
+
+def test_without_public_images_of_its_shape_the_start_does_not_apply(mlp, digits):
+    images, labels = digits
+    seen = fedsim.observe(mlp, images[:1], labels[:1])
+    for held in (None, fedsim.observe(mlp, images[:1], labels[:1]).with_public_images(images[:5, :, :4])):
+        given = seen if held is None else replace(seen, public_images=held.public_images)
+        result = attacked(given, starts=["public"])
+        assert result.status == "refused"
+        assert "none of its starts applies: public" in result.reason
