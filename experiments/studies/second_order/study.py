@@ -34,8 +34,8 @@ READ = ["patch_embed.*", "pos_embed", "blocks.0.attn.qkv.*", "blocks.0.mlp.*"]
 EXACT = 60.0
 SPENT = {"seconds": ".0f", "cpu_seconds": ".0f", "peak_gib": ".1f"}
 """What an attack takes, and how it is shown; memory is the process's so far."""
-BUDGETS = {"small": (30, 1), "paper": (60, 2)}
-"""Steps of each start, and draws of the prior."""
+BUDGETS = {"small": (30, 3), "paper": (60, 4)}
+"""Steps of each start, and how many public images and draws of the prior are tried."""
 ATTACKS = {
     "patch_gradient": "the closed form",
     "row_space": "the closed form",

@@ -56,8 +56,8 @@ class Approach:
         return float(self._residual(self.plan.unknowns(point)).square().sum())
 
     def in_order(self, point: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """As near as can be come; the point itself where that did not explain what was shared."""
-        if not self.plan.whole or not isinstance(self.problem.space, PixelSpace):
+        """As near as can be come; the point itself where that did not explain what was shared, and for several rounds."""
+        if not self.plan.whole or self.problem.later or not isinstance(self.problem.space, PixelSpace):
             return point
         residual = self._residual
         end, enough = self._descend(residual, point, lambda x: x, len(point), self.steps)
