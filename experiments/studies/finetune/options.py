@@ -26,6 +26,6 @@ def arguments() -> argparse.ArgumentParser:
     options.add_argument("--recipes", nargs="+", help="globs on recipes and rounds; default: all")
     options.add_argument("--images", type=int, help="of each cell; default: 3, or 8 with --scale paper")
     options.add_argument("--batches", nargs="+", type=int, default=[1], help="images of an update")
-    starts = ["closed_form", "mean", "prior"]
+    starts = ["closed_form", "public", "mean", "prior"]
     options.add_argument("--starts", nargs="+", default=starts, help=f"of the search; default: {' '.join(starts)}")
     return options

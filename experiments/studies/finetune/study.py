@@ -172,7 +172,8 @@ def observed(
     """What one client would share of a batch in that round."""
     model = at_round(backbone, case, seed, pictures)
     seen = fedsim.observe(model, images.float(), labels, finetune=case.finetune, seed=seed)
-    return replace(seen, image_prior=_source(pictures).public())
+    source = _source(pictures)
+    return replace(seen, image_prior=source.public(), public_images=source.public_images())
 
 
 @cache

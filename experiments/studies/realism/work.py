@@ -32,7 +32,7 @@ FIRST_ORDER = ("april_optimization", "gradinversion")
 """The second where the first is refused: with its published prior it needs BatchNorm, and its label rule no repeats."""
 LABELS = "labels"
 BUDGETS: dict[str, dict[str, Any]] = {
-    "small": {"second": {"steps": 20, "restarts": 1, "starts": ["closed_form", "mean"]}, "first": 100},
+    "small": {"second": {"steps": 20, "restarts": 1, "starts": ["closed_form", "public", "mean"]}, "first": 100},
     "paper": {"second": {"steps": 60, "restarts": 2}, "first": 5000},
 }
 LARGEST_SYSTEM = 400

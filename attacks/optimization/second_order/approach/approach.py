@@ -56,7 +56,7 @@ class Approach:
         return float(self._residual(self.plan.unknowns(point)).square().sum())
 
     def in_order(self, point: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """As near as can be come; the point itself where that did not explain what was shared, and for several rounds."""
+        """As near as can be come; the point itself where that explained too little, and for several rounds."""
         if not self.plan.whole or self.problem.later or not isinstance(self.problem.space, PixelSpace):
             return point
         residual = self._residual
