@@ -4,7 +4,7 @@ import argparse
 import math
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -248,13 +248,30 @@ def page(
         f"Models are untrained, but for the one of {victims.TRAINING_STEPS} steps; labels are read off the update. "
         "`vit_nano` shares float32, ViT-Ti (two blocks, 32 px) float64 where its row does not say float32.",
         f"The guess is the mean of images that are nobody's ({DIGITS - PRIVATE} digits, or half of the folder's); so "
-        f"is the prior of the attack.",
+        f"is the prior of the attack, and images that it starts from. Of those the nearest to each private one, which "
+        f"only the truth can tell, {_nearest({model for model, _, _ in cells}, images, settings)}.",
         "`gauss_newton_white` knows of public images no more than the mean and a pixel's variance.",
         f"References of a folder's images (--beside) are of the first image alone, by a sketch of J with "
         f"{ROWS_EACH:.0f} rows a pixel.",
     ]
     table = Table("second_order", "Floors and references", header, rows, (names, record))
     return Page("second_order", "Second-order matching", introduction, [table], differs)
+
+
+def _nearest(models: Set[str], images: int, settings: Mapping[str, Any]) -> str:
+    """How near the nearest public image is, by the source of images."""
+    found = []
+    for model in next(iter(models & DIGITS_MODELS.keys()), None), next(iter(models - DIGITS_MODELS.keys()), None):
+        source = None if model is None else _victims({**settings, "model": model})
+        held = None if source is None else source.public_images()
+        if source is not None and held is not None:
+            private = source.images(range(images))[0].flatten(1)
+            apart = torch.cdist(private, held.images().double().flatten(1)).square() / private.shape[1]
+            error = float(apart.min(dim=1).values.mean())
+            found.append(
+                f"is at {_psnr(error):.1f} dB among {len(held)} {'digits' if model in DIGITS_MODELS else 'pictures'}"
+            )
+    return " and ".join(found) or "is not known"
 
 
 def cell(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
