@@ -39,6 +39,7 @@ def screen(name: str, catalogue: Catalogue) -> str:
         ["Settings", *SETTINGS[name].splitlines()],
         ["Examples", *EXAMPLES[name].splitlines()],
         [
+            *(["Each command has a --help of its own: fedsim-audit --help."] if name == "fedsim" else []),
             "More: --help GROUP (its options), --help OPTION or --help KEY (its settings), --help all;",
             "--cfg job (the composed settings), --hydra-help (sweeps, launchers, shell completion).",
         ],
