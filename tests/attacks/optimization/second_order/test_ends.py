@@ -34,3 +34,9 @@ def test_one_end_has_none_against_it_and_two_that_are_the_same_agree():
 
 def test_opposite_ends_leave_the_mean():
     assert agreement([end(1.0, 1.0, 1.0), end(1.0, -1.0, -1.0)], torch.zeros(2, dtype=torch.float64)) == 0.0
+
+
+def test_an_end_alone_is_taken_as_asked():
+    end = End(1.0, torch.ones(3))
+    assert agreement([end], torch.zeros(3)) == 1.0
+    assert agreement([end], torch.zeros(3), alone=0.0) == 0.0
