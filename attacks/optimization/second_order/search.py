@@ -54,8 +54,8 @@ class LevenbergMarquardt(Search):
     Attributes:
         steps: of each start, at most.
         starts: what is tried, in this order: `closed_form` (of the first closed form that applies), `public` (of the
-            server's own images the one whose update is the likest), `mean`, `any_order` (the mean, with the places of
-            patches searched for as well), `prior` (a draw of it).
+            server's own images the one whose update is the likest), `mean`, `any_order` (a public image, then
+            the mean, with the places of patches searched for as well), `prior` (a draw of it).
         restarts: how many public images and draws of the prior are tried.
         prior: of images, for starts, and behind noise for the result. None: that of public images where the server has
             any, else a smooth one around gray.
@@ -311,7 +311,9 @@ class _Solution:
 
     def _starts_in_all(self) -> int:
         several = sum(start in self.settings.starts for start in ("prior", "public"))
-        return len(self.settings.starts) + (self.settings.restarts - 1) * several
+        return (
+            len(self.settings.starts) + (self.settings.restarts - 1) * several + ("any_order" in self.settings.starts)
+        )
 
     def _keep(self, state: Damped) -> None:
         every = self.task.budget.save_every

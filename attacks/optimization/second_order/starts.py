@@ -66,7 +66,8 @@ class Starts:
                 yield kind, self._closed_form
                 continue
             if kind == "any_order":
-                yield kind, self._any_order
+                yield kind, partial(self._any_order, public=True)
+                yield kind, partial(self._any_order, public=False)
                 continue
             for rank, seed in enumerate(self.seeds[: 1 if kind == "mean" else None]):
                 yield kind, partial(self._near, rank) if kind == "public" else partial(self._drawn, kind, seed)
@@ -95,10 +96,10 @@ class Starts:
         noise = MEAN_NOISE * torch.randn(shape, generator=rng, dtype=torch.float64)
         return self._as_point(self.prior.centre(shape) + noise)
 
-    def _any_order(self) -> Tensor | None:
-        """From the nearest public image, or from the mean."""
-        start = self._nearest(0)
-        return self.approach.in_any_order(self._drawn("mean", self.seeds[0]) if start is None else start)
+    def _any_order(self, public: bool) -> Tensor | None:
+        """From the nearest public image, whose patches stand about right; or from the mean, where nothing does."""
+        start = self._nearest(0) if public else self._drawn("mean", self.seeds[0])
+        return None if start is None else self.approach.in_any_order(start, fading=public)
 
     def _near(self, rank: int) -> Tensor | None:
         """From public images towards the client's."""

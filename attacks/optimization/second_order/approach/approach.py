@@ -63,15 +63,19 @@ class Approach:
         end, enough = self._descend(residual, point, lambda x: x, len(point), self.steps)
         return end if enough else point
 
-    def in_any_order(self, point: Float[Tensor, " n"]) -> Float[Tensor, " n"] | None:
-        """A point with its patches where a search that leaves their places open puts them; None where it cannot."""
+    def in_any_order(self, point: Float[Tensor, " n"], fading: bool) -> Float[Tensor, " n"] | None:
+        """A point with its patches where a search that leaves their places open puts them; None where it cannot.
+
+        Args:
+            fading: with a prior of images on the patches in the order in which they stand.
+        """
         order = None if self.eased is None else AnyOrder.of(self.eased, self.problem.observation.roles)
         if order is None:
             return None
         shape, begin = shape_of(self.problem), order.begin(point)
         if whole_together(self.problem, len(begin), self.task) is None:
             return None
-        end, _ = self._descend(order.free(shape), begin, order.pixels, len(begin), MORE_STEPS * self.steps)
+        end, _ = self._descend(order.free(shape), begin, order.pixels, len(begin), MORE_STEPS * self.steps, fading)
         return order.placed(end, shape)
 
     @property
@@ -80,7 +84,13 @@ class Approach:
         return self.plan.stages[0].residual if self.eased is None else self.eased.pixels(shape_of(self.problem))
 
     def _descend(
-        self, residual: Residual, x: Tensor, pixels: Callable[[Tensor], Tensor], unknowns: int, steps: int
+        self,
+        residual: Residual,
+        x: Tensor,
+        pixels: Callable[[Tensor], Tensor],
+        unknowns: int,
+        steps: int,
+        fading: bool = True,
     ) -> tuple[Tensor, bool]:
         shape, observation = shape_of(self.problem), self.problem.observation
 
@@ -89,4 +99,5 @@ class Approach:
 
         together = whole_together(self.problem, unknowns, self.task)
         assert together is not None
-        return descend_with_fading(residual, whitened, x, steps, together, self.report, 2.0 * residual.floor)
+        prior = whitened if fading else None
+        return descend_with_fading(residual, prior, x, steps, together, self.report, 2.0 * residual.floor)

@@ -22,7 +22,7 @@ WITH_PRIOR = 0.75
 
 def descend_with_fading(
     residual: Residual,
-    whitened: Callable[[Tensor], Float[Tensor, " rows"]],
+    whitened: Callable[[Tensor], Float[Tensor, " rows"]] | None,
     x: Float[Tensor, " unknowns"],
     steps: int,
     together: int,
@@ -34,15 +34,15 @@ def descend_with_fading(
     Each of the prior's rows weighs as much as one of them would that had its share of what is left.
 
     Args:
-        whitened: the prior's rows.
+        whitened: the prior's rows; None: no prior.
         together: columns of J that are computed at once.
     """
     state, left = Damped(x), _left(residual, x)
-    count = len(whitened(x))
-    weight = left / count
+    count = 0 if whitened is None else len(whitened(x))
+    weight = left / count if count else 0.0
     for number in range(steps):
         weight = weight if number < WITH_PRIOR * steps else 0.0
-        held = _held(residual, whitened, weight)
+        held = residual if whitened is None else _held(residual, whitened, weight)
         before = float(held(state.x).square().sum())
         take_step(state, held, whole_model(held, together))
         left = _left(residual, state.x)
@@ -52,7 +52,7 @@ def descend_with_fading(
         if state.ended and not weight:
             break
         slow = state.ended or state.cost > (1.0 - LITTLE) * before
-        weight = min(weight * (FADES if slow else 1.0), left / count)
+        weight = min(weight * (FADES if slow else 1.0), left / max(count, 1))
         if state.ended:
             state = Damped(state.x, 10.0 * FIRST_DAMPING)
     return state.x, False
