@@ -52,10 +52,11 @@ class LevenbergMarquardt(Search):
     """Gauss-Newton steps on the whole residual.
 
     Attributes:
-        steps: of each start, at most.
+        steps: of each start, at most; as many come near before from a public image, twice as many where the order of
+            patches is open.
         starts: what is tried, in this order: `closed_form` (of the first closed form that applies), `public` (of the
-            server's own images the one whose update is the likest), `mean`, `any_order` (a public image, then
-            the mean, with the places of patches searched for as well), `prior` (a draw of it).
+            server's own images the one whose update is the likest), `any_order` (that one, then the
+            mean, with the places of patches searched for as well), `mean`, `prior` (a draw of it).
         restarts: how many public images and draws of the prior are tried.
         prior: of images, for starts, and behind noise for the result. None: that of public images where the server has
             any, else a smooth one around gray.
@@ -326,7 +327,7 @@ class _Solution:
         tensors |= {f"frame/{index}": frame.images for index, frame in enumerate(self.frames)}
         record: dict[str, Any] = {name: getattr(self, name) for name in SAVED}
         record |= {"damping": state.damping, "growth": state.growth, "cost": state.cost}
-        record |= {"ended": state.ended}
+        record |= {"ended": state.ended, "starts": self._starts_in_all()}
         record |= {"ends": [end.cost for end in self.ends], "directions": self.plan.directions}
         record |= {"frames": [[frame.step, frame.values] for frame in self.frames]}
         self.task.session.save(tensors, record)
@@ -336,8 +337,9 @@ class _Solution:
         if saved is None:
             return
         tensors, record = saved
-        # Less memory since then: other unknowns, or another sketch. Earlier versions kept one end alone.
-        if record["directions"] != self.plan.directions or "ended" not in record:
+        # Less memory since then: other unknowns, or another sketch. Earlier versions had other starts.
+        known = "ended" in record and record.get("starts") == self._starts_in_all()
+        if record["directions"] != self.plan.directions or not known:
             return
         for name in SAVED:
             setattr(self, name, record[name])

@@ -12,6 +12,7 @@ from attacks.optimization.matching.victim import Victim, make_victim
 from attacks.optimization.problem import Problem
 from attacks.optimization.second_order.approach.logits import LogitErrors
 from attacks.optimization.second_order.residual import Residual
+from fedsim.effects import Clips
 from fedsim.update import State
 
 
@@ -32,12 +33,15 @@ class Eased:
 
     @classmethod
     def of(cls, problem: Problem, residual: Residual, local: str, device: torch.device) -> "Eased | None":
-        """None but for one image, one gradient, and no clipping."""
+        """None but for one image and one gradient that nothing clips: behind a bound its size is not known."""
         if problem.labels is None or problem.count > 1 or problem.later:
             return None
-        if local != "gradient" or problem.observation.protocol.max_grad_norm is not None:
+        observation = problem.observation
+        if local != "gradient" or observation.protocol.max_grad_norm is not None:
             return None
-        victim = make_victim(problem.observation, problem.target, device, fused_attention=False)
+        if any(isinstance(effect, Clips) for effect in observation.effects):
+            return None
+        victim = make_victim(observation, problem.target, device, fused_attention=False)
         if victim.masked is not None:
             return None
         victim.model.double()

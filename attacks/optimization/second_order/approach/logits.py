@@ -25,8 +25,7 @@ class LogitErrors:
     """δ = ∂L/∂z of one image's logits z: the gradient of the classifier's bias.
 
     A search whose loss is Σ_c δ_c z_c, with δ as it was shared, meets gradients of the client's own size wherever it
-    stands. With the loss itself they are as large as the model is wrong there: a thousand times the client's on a
-    trained model, which draws a search to images that are classified with more certainty.
+    stands. With the loss itself they are as large as the model is wrong there, which on a trained model is far more.
 
     Attributes:
         log_probs: of the classes; but for one number for all of them these are the logits.

@@ -80,3 +80,9 @@ def test_rows_that_noise_or_pruning_hides_count_little(vit, image, cpu):
     errors = LogitErrors.of(problem_of(pruned, cpu), "gradient")
     assert torch.equal(errors.weights > 0, errors.error != 0)
     assert bool((errors.error == 0).any())
+
+
+def test_behind_a_clipping_defense_nothing_is_eased(vit, image, cpu):
+    """The bias's gradient is then the errors times a factor that nobody but the client knows."""
+    clipped = fedsim.observe(vit, image, torch.tensor([3]), defense=[{"gradient_clip": {"max_norm": 0.01}}])
+    assert eased_of(clipped, cpu) is None
