@@ -128,8 +128,9 @@ class Observation:
         about: dict[str, Any] = {"image_shape": image_shape, "num_classes": num_classes, "mean": mean, "std": std}
         about["roles"] = roles
         seen = observation_of(model, given, stated, protocol is not None, num_examples, about)
-        named = {"server_round": server_round, "client": client, "replayer": replayer}
-        seen = replace(seen, auxiliary_probs=auxiliary_probs, **named)  # type: ignore[arg-type]
+        seen = replace(
+            seen, auxiliary_probs=auxiliary_probs, server_round=server_round, client=client, replayer=replayer
+        )
         return seen if public_images is None else seen.with_public_images(public_images, public_labels)
 
     def with_public_images(

@@ -1,7 +1,8 @@
 """From a start to a point that is near the client's image, where one can be had before the search proper."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from jaxtyping import Float
 from torch import Tensor
@@ -12,7 +13,6 @@ from attacks.optimization.search.base import SearchTask
 from attacks.optimization.second_order.approach.eased import Eased
 from attacks.optimization.second_order.approach.fading import descend_with_fading
 from attacks.optimization.second_order.approach.orders import AnyOrder
-from attacks.optimization.second_order.errors import reads_adam
 from attacks.optimization.second_order.residual import Residual, shape_of
 from attacks.optimization.second_order.stages import StagePlan, whole_together
 from fedsim.bounds.gaussian_prior import ImagePrior
@@ -36,15 +36,13 @@ class Approach:
     prior: ImagePrior
     steps: int
     report: Callable[[float], None]
-    eased: Eased | None = field(init=False)
 
-    def __post_init__(self) -> None:
-        problem, task = self.problem, self.task
-        pixels = self.plan.whole and isinstance(problem.space, PixelSpace)
-        adam = reads_adam(problem.observation, task.local)
-        residual = self.plan.stages[0].residual
-        eased = Eased.of(problem, residual, task.local, task.device) if pixels and not adam else None
-        object.__setattr__(self, "eased", eased)
+    @cached_property
+    def eased(self) -> Eased | None:
+        """None where J is not whole, or what is searched for are no pixels."""
+        if not self.plan.whole or not isinstance(self.problem.space, PixelSpace):
+            return None
+        return Eased.of(self.problem, self.plan.stages[0].residual, self.task.local, self.task.device)
 
     @property
     def knows_errors(self) -> bool:

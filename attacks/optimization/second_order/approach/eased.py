@@ -11,6 +11,7 @@ from torch.func import grad
 from attacks.optimization.matching.victim import Victim, make_victim
 from attacks.optimization.problem import Problem
 from attacks.optimization.second_order.approach.logits import LogitErrors
+from attacks.optimization.second_order.errors import reads_adam
 from attacks.optimization.second_order.residual import Residual
 from fedsim.effects import Clips
 from fedsim.update import State
@@ -37,7 +38,7 @@ class Eased:
         if problem.labels is None or problem.count > 1 or problem.later:
             return None
         observation = problem.observation
-        if local != "gradient" or observation.protocol.max_grad_norm is not None:
+        if local != "gradient" or reads_adam(observation, local) or observation.protocol.max_grad_norm is not None:
             return None
         if any(isinstance(effect, Clips) for effect in observation.effects):
             return None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attacks.noise import noise_of
 from attacks.optimization.problem import Problem
-from attacks.optimization.second_order.errors import reads_adam, rounding_of, unit_scale
+from attacks.optimization.second_order.errors import rounding_of, unit_scale
 from fedsim.effects import Sparsifies
 
 WEIGHT = 0.1
@@ -38,12 +38,10 @@ class LogitErrors:
 
     @classmethod
     def of(cls, problem: Problem, local: str) -> "LogitErrors | None":
-        """None where the bias is not shared as the gradient of one image, which is of one class."""
+        """None where the bias is not shared, or not of one image of one class. `Eased` asks for one gradient."""
         observation, labels = problem.observation, problem.labels
         biases = observation.roles.head_biases
-        if labels is None or labels.is_floating_point() or problem.count > 1 or problem.later:
-            return None
-        if local != "gradient" or reads_adam(observation, local) or observation.protocol.max_grad_norm is not None:
+        if labels is None or labels.is_floating_point() or problem.count > 1:
             return None
         if len(biases) != 1 or biases[0] not in problem.target:
             return None
