@@ -261,17 +261,15 @@ def page(
 def _nearest(models: Set[str], images: int, settings: Mapping[str, Any]) -> str:
     """How near the nearest public image is, by the source of images."""
     found = []
-    for model in next(iter(models & DIGITS_MODELS.keys()), None), next(iter(models - DIGITS_MODELS.keys()), None):
-        source = None if model is None else _victims({**settings, "model": model})
-        held = None if source is None else source.public_images()
-        if source is not None and held is not None:
+    for source in {_victims({**settings, "model": model}) for model in models}:
+        held = source.public_images()
+        if held is not None:
             private = source.images(range(images))[0].flatten(1)
             apart = torch.cdist(private, held.images().double().flatten(1)).square() / private.shape[1]
             error = float(apart.min(dim=1).values.mean())
-            found.append(
-                f"is at {_psnr(error):.1f} dB among {len(held)} {'digits' if model in DIGITS_MODELS else 'pictures'}"
-            )
-    return " and ".join(found) or "is not known"
+            named = "digits" if source.pictures is None else "pictures"
+            found.append(f"is at {_psnr(error):.1f} dB among {len(held)} {named}")
+    return " and ".join(sorted(found)) or "is not known"
 
 
 def cell(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
