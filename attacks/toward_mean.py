@@ -39,8 +39,9 @@ def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstru
     """The likeliest point between the mean of public images and the result.
 
     Behind noise under its size and a Gaussian of images, else by how much of the update is explained: what comes of
-    equations that do not hold, such as those of one image for a batch, explains none. The result itself where it is
-    certified or an image of it fits, and where the client's computation cannot be simulated: behind dropout, say.
+    equations that do not hold, such as those of one image for a batch, explains little and is drawn far. The result
+    itself where it is certified or an image of it fits, and where the client's computation cannot be simulated:
+    behind dropout, say.
     """
     if result.images is None or not _can_be_weighed(observation):
         return result
@@ -59,9 +60,10 @@ def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstru
         costs = [float(residual(_batch(observation, one, each)).square().sum()) for one in line]
     best = min(range(len(line)), key=lambda index: costs[index])
     left = LEFT_BY_ONE if each == 1 else LEFT_BY_SEVERAL
+    share = SHARES[best]
     if residual.before is None and costs[best] > left * costs[0]:
-        best = 0
-    return replace(result, images=line[best].to(result.images)) if SHARES[best] < 1.0 else result
+        share *= (1.0 - costs[best] / costs[0]) ** 2  # what explains half of an update is a quarter right, at most
+    return replace(result, images=(centre + share * (images - centre)).to(result.images)) if share < 1.0 else result
 
 
 def _batch(observation: Observation, images: Tensor, count: int) -> Tensor:

@@ -15,9 +15,9 @@ from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from attacks.label.single import single_label
 from attacks.noise import is_even, noise_of_gradient
-from attacks.positions import without_regression
+from attacks.positions import masked_rows, without_regression
 from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior
-from fedsim.effects import AddsPositions
+from fedsim.effects import AddsPositions, MasksPositions
 from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation
 
@@ -169,7 +169,8 @@ def pixels_of(observation: Observation, weight: Float[Tensor, "width pixels"]) -
 def known_embedding(observation: Observation) -> Float[Tensor, "rows width"]:
     """e_n as the model adds it, from the global state: float64, one row a token, those of prefix tokens first.
 
-    For models with a position embedding; without the bias of the patch projection.
+    For models with a position embedding; without the bias of the patch projection. Masked rows show, and are the
+    embedding that they share.
     """
     state, position = observation.global_state, observation.roles.pos_embed
     assert position is not None
@@ -177,7 +178,11 @@ def known_embedding(observation: Observation) -> Float[Tensor, "rows width"]:
     for effect in observation.effects:
         if isinstance(effect, AddsPositions):
             embedding = embedding + state[effect.embedding].double()
-    return embedding.reshape(-1, embedding.shape[-1])
+    rows, masked = embedding.reshape(-1, embedding.shape[-1]), masked_rows(observation)
+    masking = observation.effect(MasksPositions)
+    if masked is None or masking is None:
+        return rows
+    return torch.where(masked[:, None], state[masking.embedding].double(), rows)
 
 
 def known_prefix(observation: Observation) -> Float[Tensor, "prefix width"]:

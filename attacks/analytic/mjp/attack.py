@@ -1,7 +1,7 @@
 """What Masked Jigsaw Puzzle leaves of a picture, from an attacker who knows of it (the defense: Ren et al. 2023)."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,7 +11,7 @@ from attacks.analytic.linear.certificate import finite, relative_error
 from attacks.analytic.linear.least_squares import solve_patches
 from attacks.analytic.linear.patches import PatchPixels
 from attacks.analytic.patch_gradient import PatchGradient, check_embedding, embedding_rows, pixels_of
-from attacks.analytic.row_space.attack import Spaces, gradient_spaces, make_readers, to_image
+from attacks.analytic.row_space.attack import gradient_spaces, make_readers, to_image
 from attacks.analytic.row_space.completion import complete
 from attacks.analytic.row_space.later_norms import Readers
 from attacks.analytic.row_space.solution import solve
@@ -111,7 +111,10 @@ class MJPAdaptive(Attack):
             raise NotApplicable(f"{len(token_grads)} patches >= width {token_grads.shape[1]}: masked ones do not show")
         weight_grad = observation.gradient_of("patch_weight").to(device).flatten(1)
         parts = take_apart(token_grads, weight_grad, masked)
-        spaces = _spaces(observation, masked, device)
+        try:
+            spaces = gradient_spaces(observation, device)
+        except NotApplicable:
+            spaces = None
         if spaces is None:
             pixels = pixels_of(observation, weight_grad)
             patches = _smoothest(parts, masked, pixels)
@@ -154,19 +157,6 @@ def _refuse_full_mask(observation: Observation) -> None:
     patches = rows[observation.roles.embedded_prefix_tokens :]
     if trained and not bool(patches.any()):
         raise NotApplicable(f"all {len(patches)} patches are masked: no gradient tells one position from another")
-
-
-def _spaces(observation: Observation, masked: Bool[Tensor, " tokens"], device: torch.device) -> Spaces | None:
-    """The row spaces, with the shared embedding at masked positions; None where the first attention's is missing."""
-    try:
-        spaces = gradient_spaces(observation, device)
-    except NotApplicable:
-        return None
-    state, roles = observation.global_state, observation.roles
-    bias = 0.0 if roles.patch_bias is None else state[roles.patch_bias].double().to(device)
-    known = spaces.norm.known.clone()
-    known[masked] = state[shared_embedding(observation)].double().to(device) + bias
-    return replace(spaces, norm=replace(spaces.norm, known=known))
 
 
 def _smoothest(
