@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attacks.noise import noise_of
@@ -27,14 +27,22 @@ class LogitErrors:
     A search whose loss is Σ_c δ_c z_c, with δ as it was shared, meets gradients of the client's own size wherever it
     stands. With the loss itself they are as large as the model is wrong there, which on a trained model is far more.
 
+    Classes whose errors were pruned share what the others leave of a probability of one, as the model there divides it:
+    exact at the client's image too, and with every class pruned the client's own loss.
+
     Attributes:
-        log_probs: of the classes; but for one number for all of them these are the logits.
+        error: δ, zero where pruned.
+        wanted: the label, smoothed as the client does.
+        kept: classes whose error was sent.
+        log_probs: of the kept classes, then of all others together; but for one number for all these are the logits.
         weights: of their rows, less where δ is not known to the digit.
     """
 
     error: Float[Tensor, " classes"]
-    log_probs: Float[Tensor, " classes"]
-    weights: Float[Tensor, " classes"]
+    wanted: Float[Tensor, " classes"]
+    kept: Bool[Tensor, " classes"]
+    log_probs: Float[Tensor, " known"]
+    weights: Float[Tensor, " known"]
 
     @classmethod
     def of(cls, problem: Problem, local: str) -> "LogitErrors | None":
@@ -52,21 +60,30 @@ class LogitErrors:
         error = target[biases[0]]
         smoothing = observation.protocol.label_smoothing
         wanted = F.one_hot(labels, len(error))[0].to(error) * (1.0 - smoothing) + smoothing / len(error)
-        probs = (error + wanted).clamp(min=LEAST)
         std, noise = rounding_of(observation, target, scale, local)[biases[0]], noise_of(observation, target, scale)
         std = std if noise is None else torch.hypot(std, noise[biases[0]])
+        kept = torch.ones_like(error, dtype=torch.bool) if observation.effect(Sparsifies) is None else error != 0
+        probs, std = (error + wanted)[kept], std.expand_as(error)[kept]
+        if not bool(kept.all()):
+            probs, std = torch.cat([probs, 1.0 - probs.sum()[None]]), torch.cat([std, std.norm()[None]])
+        probs = probs.clamp(min=LEAST)
         weights = WEIGHT / (1.0 + (UNSURE * std / probs).square())
-        if observation.effect(Sparsifies) is not None:
-            weights = weights * (error != 0).to(error)
-        return cls(error, probs.log(), weights)
+        return cls(error, wanted, kept, probs.log(), weights)
 
     def loss(self, scores: Float[Tensor, "1 classes"]) -> Float[Tensor, ""]:
         """Its gradient by weights is that of the client's loss wherever the logits are the client's."""
-        return (scores[0] * self.error).sum()
+        sent = (scores[0] * self.error).sum()
+        if bool(self.kept.all()):
+            return sent
+        others = ~self.kept
+        return sent + self.log_probs[-1].exp() * scores[0, others].logsumexp(0) - (scores[0] * self.wanted)[others].sum()
 
-    def rows(self, scores: Float[Tensor, "1 classes"]) -> Float[Tensor, " classes"]:
+    def rows(self, scores: Float[Tensor, "1 classes"]) -> Float[Tensor, " known"]:
         """How far the logits are from the client's."""
-        off = scores[0] - self.log_probs
+        known = scores[0, self.kept]
+        if not bool(self.kept.all()):
+            known = torch.cat([known, scores[0, ~self.kept].logsumexp(0)[None]])
+        off = known - self.log_probs
         shares = self.weights / self.weights.sum().clamp(min=torch.finfo(off.dtype).tiny)
         found: Tensor = self.weights * (off - (shares * off).sum())
         return found

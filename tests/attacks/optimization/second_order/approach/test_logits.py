@@ -1,9 +1,12 @@
 """What the gradient of the classifier's bias says of one image's logits."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch.func import functional_call
+from torch.nn import functional
 
 import fedsim
 from attacks.optimization import Pixels
@@ -76,10 +79,33 @@ def test_rows_that_noise_or_pruning_hides_count_little(vit, image, cpu):
     clear = LogitErrors.of(problem_of(fedsim.observe(vit, image, label), cpu), "gradient")
     noisy = fedsim.observe(vit, image, label, defense=[GradientNoise(relative_norm=10.0)])
     assert float(LogitErrors.of(problem_of(noisy, cpu), "gradient").weights.max()) < 0.1 * float(clear.weights.min())
-    pruned = fedsim.observe(vit, image, label, defense=[TopK(0.001, error_feedback=False)])
-    errors = LogitErrors.of(problem_of(pruned, cpu), "gradient")
-    assert torch.equal(errors.weights > 0, errors.error != 0)
-    assert bool((errors.error == 0).any())
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_pruned_errors_are_what_the_others_leave(vit, image, cpu, smoothing):
+    label, settings = torch.tensor([3]), {"label_smoothing": smoothing}
+    clear = fedsim.observe(vit, image, label, **settings)
+    pruned = fedsim.observe(vit, image, label, defense=[TopK(0.001, error_feedback=False)], **settings)
+    eased = eased_of(pruned, cpu)
+    assert 0 < int((eased.errors.error != 0).sum()) < len(eased.errors.error)
+    params = eased.victim.params
+    here, elsewhere = (eased.gradient(params, x.double()) for x in (2.0 * image - 1.0, 1.0 - 2.0 * image))
+    for name in params:
+        assert torch.allclose(here[name], clear.gradient[name].double(), atol=1e-5)
+    kept = eased.errors.kept
+    assert torch.allclose(elsewhere["head.bias"][kept], clear.gradient["head.bias"][kept].double(), atol=1e-6)
+    assert abs(float(elsewhere["head.bias"].sum())) < 1e-6
+    assert float(eased.rows((2.0 * image - 1.0).double()).abs().max()) < 1e-5
+    assert float(eased.rows((1.0 - 2.0 * image).double()).abs().max()) > 1e-4
+
+
+def test_without_any_error_it_is_the_clients_own_loss(vit, image, cpu):
+    seen = fedsim.observe(vit, image, torch.tensor([3]), defense=[TopK(0.001, error_feedback=False)])
+    known = LogitErrors.of(problem_of(seen, cpu), "gradient")
+    zero = torch.zeros(1, dtype=torch.float64)
+    none = replace(known, error=0.0 * known.error, kept=known.error > 9.0, log_probs=zero, weights=zero)
+    scores = torch.randn(1, 10, generator=torch.Generator().manual_seed(0)).double()
+    assert float(none.loss(scores) - functional.cross_entropy(scores, torch.tensor([3]))) == pytest.approx(0, abs=1e-6)
 
 
 def test_behind_a_clipping_defense_nothing_is_eased(vit, image, cpu):
