@@ -75,8 +75,8 @@ class LogitErrors:
         sent = (scores[0] * self.error).sum()
         if bool(self.kept.all()):
             return sent
-        others = ~self.kept
-        return sent + self.log_probs[-1].exp() * scores[0, others].logsumexp(0) - (scores[0] * self.wanted)[others].sum()
+        others, left = scores[0, ~self.kept], self.log_probs[-1].exp()
+        return sent + left * others.logsumexp(0) - (others * self.wanted[~self.kept]).sum()
 
     def rows(self, scores: Float[Tensor, "1 classes"]) -> Float[Tensor, " known"]:
         """How far the logits are from the client's."""
