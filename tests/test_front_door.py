@@ -2,6 +2,8 @@
 
 import doctest
 import json
+import math
+import statistics
 import subprocess
 import sys
 
@@ -237,6 +239,14 @@ def test_an_audit_is_a_table_and_the_commands_page(vit, tmp_path):
     assert table.loc[("withhold_pe", "patch_gradient"), "refused"] == 2
     assert table.loc[("withhold_pe", "labels"), "label_share"] == 1.0
     assert {str(table[name].dtype) for name in ("psnr", "least_psnr", "label_share")} == {"float64"}
+    row = table.loc[("none", "patch_gradient")]
+    scored = [image for one in found.results["none"] for image in (one.scores.images if one.scores else ())]
+    own = sorted({int(image.image.rpartition("-")[2]) for image in scored})
+    rest = data[0][[place for place in range(6) if place not in own]].mean(dim=0)
+    guesses = [-10 * math.log10(float((data[0][place] - rest).square().mean())) for place in own]
+    assert row["guess_psnr"] == row["seen_guess_psnr"] == pytest.approx(statistics.mean(guesses), abs=1e-3)
+    assert row["psnr"] > row["guess_psnr"]
+    assert math.isnan(table.loc[("withhold_pe", "patch_gradient"), "guess_psnr"])
     assert found.verdicts["none"].startswith("broken")
     page = found.report(tmp_path / "leak.html").read_text(encoding="utf-8")
     assert "withhold_pe" in page
@@ -353,6 +363,19 @@ def test_settings_of_commands_by_name():
     )
     with pytest.raises(fedsim.ConfigError, match="attack=patch_gradent: there is no such option"):
         fedsim.load_config("run", attack=["patch_gradent"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "right"),
+    [
+        ("model", OwnNet(), "a name that timm knows"),
+        ("data", (IMAGES, torch.tensor(LABELS)), "a source of images"),
+        ("num_rounds", OwnNet(), "a number, a text"),
+    ],
+)
+def test_a_federation_refuses_objects_that_no_settings_file_holds(key, value, right):
+    with pytest.raises(fedsim.ConfigError, match=f"^{key}={type(value).__name__}: must be .*{right}"):
+        fedsim.run(**{key: value})
 
 
 def test_a_run_goes_where_it_is_sent(tmp_path, monkeypatch):

@@ -74,13 +74,18 @@ class Catalogue:
                     Option(group, name, _text(folders, f"{group}/{name}.yaml"))
                     for name in loader.get_group_options(group, ObjectType.CONFIG, config, list(own))
                 ]
-                for group in re.findall(r"^  - (\w+):", self.main, flags=re.MULTILINE)
+                for group in groups_of(self.main)
             }
         GlobalHydra.instance().clear()
 
     def find(self, name: str) -> list[Option]:
         """Options of this name in any group."""
         return [option for options in self.groups.values() for option in options if option.name == name]
+
+
+def groups_of(main: str) -> list[str]:
+    """The groups that a main configuration chooses from, by its text."""
+    return re.findall(r"^  - (\w+):", main, flags=re.MULTILINE)
 
 
 def _folders(loader: ConfigLoader) -> list[Traversable]:

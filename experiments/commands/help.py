@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from importlib.resources import files
 
-from experiments.commands.catalogue import LISTS, Catalogue, Option
+from experiments.commands.catalogue import LISTS, Catalogue, Option, groups_of
 from experiments.commands.families import in_families
 from experiments.commands.screens import ALL, EXAMPLES, SETTINGS
+from experiments.commands.table import COMMANDS
 from fedsim.errors import nearest
 
 WIDTH = 100
@@ -58,7 +60,7 @@ def answer(name: str, catalogue: Catalogue, words: Sequence[str]) -> tuple[str, 
     for word in words:
         found = list(_pages(name, catalogue, word))
         if not found:
-            return "", _unknown(catalogue, word)
+            return "", _unknown(name, catalogue, word)
         pages += found
     return "\n\n".join(pages), ""
 
@@ -99,11 +101,20 @@ def option_page(option: Option) -> str:
     return f"{option.chosen}        each setting: {more}\n\n{option.text.rstrip()}"
 
 
-def _unknown(catalogue: Catalogue, word: str) -> str:
+def _unknown(name: str, catalogue: Catalogue, word: str) -> str:
+    if other := _elsewhere(name, word):
+        return f"--help {word}: {name} has no such group; ask {other} --help {word}"
     known = [*catalogue.groups, *(one.name for options in catalogue.groups.values() for one in options)]
     known += re.findall(r"^(\w+):", catalogue.main, flags=re.MULTILINE)
     hint = nearest(word, ["all", *known]) or f" Groups: {', '.join(catalogue.groups)}."
     return f"--help {word}: no group, option or setting is called so.{hint}"
+
+
+def _elsewhere(name: str, word: str) -> str:
+    """Another command that has this group; empty where none has."""
+    mains = {other: files("conf").joinpath(f"{command.config}.yaml") for other, command in COMMANDS.items()}
+    having = (other for other, main in mains.items() if other != name and word in groups_of(main.read_text("utf-8")))
+    return next(having, "")
 
 
 def _block(text: str, key: str) -> str:

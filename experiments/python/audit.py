@@ -69,8 +69,12 @@ class Audit:
 
     @property
     def table(self) -> "pd.DataFrame":
-        """One row a defense and an attack: updates, refusals, certified, PSNR in dB (mean, least), labels, seconds."""
-        return attack_table(self.results)
+        """One row a defense and an attack: updates, refusals, certified, PSNR in dB (mean, least), labels, seconds.
+
+        `seen_guess_psnr` and `guess_psnr` are what a guess without any gradient reaches of the same images: beside
+        `psnr` (what the model saw) and `private_psnr` (the client's own image).
+        """
+        return attack_table(self.folders)
 
     @property
     def verdicts(self) -> dict[str, str]:

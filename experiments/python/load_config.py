@@ -7,6 +7,7 @@ from typing import Any
 from hydra import compose, initialize_config_module
 from hydra.core.utils import setup_globals
 from omegaconf import DictConfig, open_dict
+from omegaconf.errors import UnsupportedValueType
 
 from experiments.cli.call import resolved
 from experiments.cli.errors import ConfigFault, one_line
@@ -14,6 +15,15 @@ from fedsim.errors import ConfigError, nearest
 
 COMMANDS = {"run": "config", "audit": "audit", "measure": "measure", "matrix": "matrix", "prior": "prior"}
 """The file of `conf` behind each command."""
+
+VALUES = "a number, a text, or a list or dictionary of these: what a settings file can hold"
+WRITTEN = {
+    "model": "the name of an option, or settings with a name that timm knows or a plug-in registers; "
+    "fedsim.observe and fedsim.audit take any nn.Module",
+    "data": "the name of an option, or settings whose _target_ is a source of images; "
+    "fedsim.audit takes any torch data set",
+}
+"""What is expected where Python has an object that no settings file can hold."""
 
 
 def load_config(command: str, *overrides: str, **settings: Any) -> dict[str, Any]:
@@ -67,7 +77,10 @@ def _put(config: DictConfig, key: str, value: Any, full: str) -> None:
             _put(old, str(inner), one, f"{full}.{inner}")
         return
     with open_dict(config):
-        config[key] = value
+        try:
+            config[key] = value
+        except UnsupportedValueType as error:
+            raise ConfigError(full, type(value).__name__, WRITTEN.get(full, VALUES)) from error
 
 
 def _refused(line: str) -> ConfigError:

@@ -44,8 +44,8 @@ class Run:
 
     @property
     def attacks(self) -> "pd.DataFrame":
-        """One row an attack: updates, refusals, certified, PSNR in dB, labels, seconds."""
-        return attack_table({"": self.results}).drop(columns="defense", errors="ignore")
+        """One row an attack: updates, refusals, certified, PSNR in dB beside a guess's, labels, seconds."""
+        return attack_table({"": self.folder}).drop(columns="defense", errors="ignore")
 
     def report(self) -> Path:
         """Build the page anew from the folder's files; its path."""

@@ -12,7 +12,7 @@ from experiments.studies.realism.figure import draw_strips
 from experiments.studies.realism.options import arguments
 from experiments.studies.realism.rungs import RUNGS
 from experiments.studies.realism.victims import STEPS
-from experiments.studies.realism.work import CLOSED, FIRST_ORDER, LABELS, SECOND_ORDER, work
+from experiments.studies.realism.work import CLOSED, FIRST_ORDER, LABELS, NO_IMAGE, SECOND_ORDER, work
 from fedsim.errors import ConfigError
 from fedsim.report.thresholds import is_recognisable
 
@@ -111,7 +111,8 @@ def differs(options: argparse.Namespace, accuracy: float | None) -> list[str]:
     said = [
         "The best attack is chosen with the truth in hand, by its median over the rung; so is the nearest public "
         "picture. In batches results are matched to pictures, which favours attacks and not the guess.",
-        "A picture that an attack has no image for counts as 0 dB: closed forms of one image, given a batch.",
+        "A picture that an attack has no image for counts as 0 dB: closed forms of one image, given a batch. *None*: "
+        "most pictures of the rung have no image.",
         "Against the own: the best attack's estimate of the client's own picture, which behind augmentation is a mean "
         "over what may have been done to it. Beside it what the model saw, held against the same.",
         "Recognisable is a picture of 20 dB and more that is 1 dB above its guess.",
@@ -154,6 +155,8 @@ def psnrs(entries: Sequence[Mapping[str, Any]], name: str, key: str = "psnrs") -
 
 def said(entries: Sequence[Mapping[str, Any]], family: Sequence[str], value: float | None) -> str:
     """A family's cell: its best, or why there is none."""
+    if value == NO_IMAGE:
+        return "none"
     if value is not None:
         return _db(value)
     return "refused" if any(entry.get("attack") in family for entry in entries) else "not run"

@@ -37,6 +37,8 @@ BUDGETS: dict[str, dict[str, Any]] = {
 }
 LARGEST_SYSTEM = 400
 """Unknowns of an update's images up to which J is computed whole beside the attacks."""
+NO_IMAGE = 0.0
+"""dB of a picture that an attack has no image for."""
 DRAWN = 0
 """The client whose first picture is drawn."""
 
@@ -112,7 +114,7 @@ def by_source(truth: GroundTruth, values: Sequence[float | None]) -> list[float]
     """The best over all forms in which the model saw a picture, for each picture; -inf has no place in JSON."""
     best: dict[int, float] = {}
     for source, value in zip(truth.sources, values, strict=True):
-        best[source] = max(best.get(source, 0.0), value or 0.0)
+        best[source] = max(best.get(source, NO_IMAGE), value or NO_IMAGE)
     return list(best.values())
 
 

@@ -75,6 +75,12 @@ def test_an_option_is_shown_as_its_file_is(catalogues, word):
     assert "# Closed form from the gradients" in text
 
 
+def test_a_group_of_another_command_is_named_with_that_command(catalogues):
+    text, fault = answer("fedsim", catalogues["fedsim"], ["bound"])
+    assert (text, fault) == ("", "--help bound: fedsim has no such group; ask fedsim-audit --help bound")
+    assert page(catalogues, "fedsim-audit", "bound").startswith("bound=[OPTION,OPTION]")
+
+
 @pytest.mark.parametrize("word", ["observe", "observe.every"])
 def test_settings_are_shown_with_their_remarks(catalogues, word):
     text = page(catalogues, "fedsim", word)

@@ -53,7 +53,8 @@ def test_a_picture_of_a_folder_is_exact_from_everything_and_stands_beside_its_re
     assert code == 0, err
     with (tmp_path / "finetune.csv").open(newline="", encoding="utf-8") as file:
         full, head = csv.DictReader(file)
-    assert (full["rank"], full["certified"], full["exact"]) == ("192", "1", "1")
+    assert (full["rank"], full["certified"], full["exact"], full["recognisable"]) == ("192", "1", "1", "1")
+    assert "| recognisable | above 60 dB | certified |" in out
     assert float(full["rounding"]) > 60
     assert float(full["public"]) >= float(full["rounding"]) - 0.1
     assert (head["exact"], head["rounding"]) == ("0", "")
@@ -73,14 +74,21 @@ def test_nothing_stands_beside_an_update_too_large_for_its_derivative(monkeypatc
     ("values", "said"),
     [
         ({"done": 0, "exact": 0, "rank": 3, "unknowns": 3}, "refused"),
-        ({"done": 2, "exact": 2, "rank": 3, "unknowns": 3}, "exact"),
+        ({"done": 2, "exact": 2, "rank": 3, "unknowns": 3}, "found"),
         ({"done": 2, "exact": 0, "rank": 1, "unknowns": 3}, "2 directions missing"),
-        ({"done": 2, "exact": 1, "rank": 3, "unknowns": 3}, "the search failed in 1"),
-        ({"done": 2, "exact": 0, "rank": None, "unknowns": 3}, "the search failed in 2"),
+        ({"done": 2, "exact": 1, "rank": 3, "unknowns": 3}, "the search fell short in 1"),
+        ({"done": 2, "exact": 0, "rank": None, "unknowns": 3}, "the search fell short in 2"),
     ],
 )
 def test_a_row_says_what_its_floor_means(values, said):
     assert study.outcome(values) == said
+
+
+def test_images_short_of_60_db_count_as_recognisable_where_they_show_more_than_their_guess():
+    entries = [{"refused": "why"}]
+    for decibels, guess in ((59.0, 11.0), (20.0, 11.0), (19.9, 11.0), (24.0, 23.5)):
+        entries.append({"squared_error": 10 ** (-decibels / 10), "guess": 10 ** (-guess / 10)})
+    assert study.recognisable(entries) == 2
 
 
 @pytest.mark.parametrize(

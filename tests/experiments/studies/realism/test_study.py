@@ -35,6 +35,14 @@ def test_rungs_stand_alone_before_they_stand_together():
     assert (last.finetune, last.trained, last.pictures, last.draws) == ("lora", True, 64, True)
 
 
+def test_a_family_without_an_image_for_most_pictures_says_none():
+    entries = [{"attack": "row_space", "psnrs": [0.0, 31.0, 0.0]}]
+    assert study.said(entries, ("row_space",), 0.0) == "none"
+    assert study.said(entries, ("row_space",), 31.04) == "31.0"
+    assert study.said(entries, ("row_space",), None) == "refused"
+    assert study.said(entries, ("first_block",), None) == "not run"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"), [(["--rungs", "moon"], "--rungs=moon"), (["--images", "65"], "--images")]
 )
