@@ -357,10 +357,9 @@ def test_settings_of_commands_by_name():
         fedsim.load_config("run", num_round=3)
     with pytest.raises(fedsim.ConfigError, match="attack=patch_gradent"):
         fedsim.load_config("run", "attack=[patch_gradent]")
-    named = fedsim.load_config("run", "defense=[half]", strategy="fedavg", attack=["labels", "dlg"], num_rounds=3)
-    assert named == fedsim.load_config(
-        "run", "defense=[half]", "strategy=fedavg", "attack=[labels,dlg]", "num_rounds=3"
-    )
+    here = {"run_dir": "runs/one"}  # by default the time
+    named = fedsim.load_config("run", "defense=[half]", strategy="fedavg", attack=["labels", "dlg"], **here)
+    assert named == fedsim.load_config("run", "defense=[half]", "strategy=fedavg", "attack=[labels,dlg]", **here)
     with pytest.raises(fedsim.ConfigError, match="attack=patch_gradent: there is no such option"):
         fedsim.load_config("run", attack=["patch_gradent"])
 
@@ -375,7 +374,7 @@ def test_settings_of_commands_by_name():
 )
 def test_a_federation_refuses_objects_that_no_settings_file_holds(key, value, right):
     with pytest.raises(fedsim.ConfigError, match=f"^{key}={type(value).__name__}: must be .*{right}"):
-        fedsim.run(**{key: value})
+        fedsim.load_config("run", **{key: value})
 
 
 def test_a_run_goes_where_it_is_sent(tmp_path, monkeypatch):

@@ -244,9 +244,9 @@ def page(entries: Sequence[Mapping[str, Any]], cells: Sequence[Cell], images: in
         "search reached, no more. Directions are those in which the first update moves with its images, near them and "
         "beyond float64's rounding: fewer than there are unknowns leave many images for one update; all of them prove "
         "no leakage that a search finds. Rounding alone is what float32 would leave of them to who has solved for the "
-        f"rest. Recognisable is an image of {RECOGNISABLE:.0f} dB and more that is {GUESS_MARGIN:.0f} dB above its guess. "
-        "The public reference is what second moments alone could give of Gaussian images with the spectrum of "
-        "public ones, from the same update: no bound. Compare it with the dB of the mean error."
+        "rest. The public reference is what second moments alone could give of Gaussian images with the spectrum of "
+        "public ones, from the same update: no bound. Compare it with the dB of the mean error. Recognisable is an "
+        f"image of {RECOGNISABLE:.0f} dB and more that is {GUESS_MARGIN:.0f} dB above its guess."
     )
     whose = "half of the folder's pictures" if pictures else f"{DIGITS - PRIVATE} digits"
     differs = [
