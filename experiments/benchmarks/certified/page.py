@@ -34,6 +34,31 @@ _WORDS = (
     "true minus promised dB."
 )
 
+_HOW_NAMES_READ = (
+    "How to read the names:\n"
+    "\n"
+    "- **State of training**: steps of Adam (0, 30, 100, 300), *fitted* to a train accuracy of 1.0 where it was "
+    "reached, *label_noise*: the same with 30 % of the labels random, *saturated*: 300 steps and the head times "
+    "4.\n"
+    "- **Models**: `_2` has two classes, where others have ten; `vit_nano_16` reads 16 pixels and `mlp_relu_32` "
+    "32, `vit_tiny_8` has patches of 8; `april` is `vit_nano` with APRIL's first block, `april_64` the same in "
+    "float64; `cnn6` is the CNN of R-GAP; `vit_dropout` drops units.\n"
+    "- **Protocols**: *delta_0.1* is the change of the weights by one step of SGD at 0.1, and so on; *smoothed* "
+    "has label smoothing of 0.1, *evaluation* the model out of training mode; several steps are on the same "
+    "batch.\n"
+    "- **Kinds of batch**: of one image *plain*, *relabelled* (a random label), *low_contrast*, *faint* (low "
+    "contrast between the levels of 8 bits), *dark*; of several images also *own* (their own labels), *random* "
+    "(random labels), *same_label*, and with random labels *one_class* (images of one class), *twins* (each image"
+    " twice), *burst* (one image), *shifted* (each beside its copy a pixel apart), *mirrored* (each beside its "
+    "mirror image).\n"
+    "- **Defenses** are those of fedsim at the setting in their names (`dp_sgd_0_layers`: no noise, clipping by "
+    "layer; `ats_sharpness`: only sharpens or blurs; `withhold_qkv`: withholds qkv), and constructed ones that a "
+    "certificate must not be fooled by: *scaled_tensors* multiplies each tensor by a factor of its own, "
+    "*clipped_tensors* and *clipped_entries* clip each, *random_mirror* and *random_roll* (a shift by a pixel) "
+    "change the batch at random in each step, *added_image* adds a constant image, *neighbour_mean* trains on "
+    "means of two images, *second_look* on the mirror image too.\n"
+)
+
 
 def certified(entries: Iterable[Entry]) -> list[Entry]:
     """Entries whose certificate promises something."""
@@ -63,6 +88,7 @@ def page(entries: Sequence[Entry], command: str, stamp: str) -> str:
         "",
         _WORDS,
         "",
+        _HOW_NAMES_READ,
         "## Attack by state of training, undefended",
         "",
         _states(runs),
