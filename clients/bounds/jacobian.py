@@ -19,7 +19,7 @@ from fedsim.errors import NotApplicable
 from fedsim.models import Normaliser
 
 MOST_UNKNOWNS = 2000
-"""Pixels of all images of an update together; above, singular values would have to be guessed."""
+"""Numbers of all images of an update together; above, singular values would have to be guessed."""
 
 MOST_BYTES = 4 * 2**30
 """Of J."""
@@ -29,14 +29,14 @@ AT_ONCE = 2**22
 
 
 def check_linear(party: Party, rounds: bool = False) -> None:
-    """Raises NotApplicable where J is not computed: too many pixels, local steps, defenses that do more than is known.
+    """Raises NotApplicable where J is not computed: too many unknowns, local steps, defenses that do more than is known.
 
     Args:
         rounds: a defense may round each shared number by itself.
     """
     unknowns = party.images.numel()
     if unknowns > MOST_UNKNOWNS:
-        raise NotApplicable(f"{unknowns:,} pixels in an update: computed for at most {MOST_UNKNOWNS:,}")
+        raise NotApplicable(f"{unknowns:,} unknowns in an update: computed for at most {MOST_UNKNOWNS:,}")
     size = 8 * unknowns * sum(p.numel() for p in party.runtime.model.parameters() if p.requires_grad)
     if size > MOST_BYTES:
         raise NotApplicable(f"J would take {size / 2**30:.0f} GB: computed up to {MOST_BYTES / 2**30:.0f}")

@@ -71,7 +71,7 @@ class Determined:
     """Whether an image is determined by what is shared, near this image; it proves no protection.
 
     Attributes:
-        unknowns: pixels of all images together.
+        unknowns: numbers of all images together, three to a colour pixel.
         rank: how many directions change what is shared, to the precision of the singular values.
         condition: the largest singular value over the smallest, each number in units of its rounding.
         rounding_psnr: dB that rounding alone would leave, to first order; -inf where a direction is lost.

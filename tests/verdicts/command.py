@@ -1,6 +1,7 @@
 """All cases, each held against what its page may say, and the tables of what was said."""
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ from tests.verdicts.pages import Said
 MODULES = (guesses, certificates, seen, records, defenses, matrices)
 SYNTHETIC: dict[str, tuple[Case, ...]] = {module.__name__.rpartition(".")[2]: module.CASES for module in MODULES}
 REAL = audits.CASES
-HEADS = ("page", "case", "what a reader might believe", "it says", "terminal", "`summary.json`", "holds")
-SHORT = ("case", "what a reader might believe", "it says")
+HEADS = ("page", "constructed", "a careless page would say", "though", "it says", "terminal", "`summary.json`", "holds")
+SHORT = ("constructed", "a careless page would say", "though", "ours says")
+TURNS = re.compile(r": |, where |, which ")
+"""Between what would be believed wrongly and what is so."""
 PAGES = {"run": "Runs and audits", "comparison": "Comparisons", "matrix": "Matrices"}
 LONGEST = 210
 """Characters of what a page says in the page of the documentation."""
@@ -37,7 +40,8 @@ class CaseAnswer:
         first = said.terminal.strip()
         printed = "as the page" if self.printed else first or "–"
         holds = "yes" if not self.wrong else f"NO: {'; '.join(self.wrong)}"
-        return (said.page, self.case.name, self.case.lie, f"{', '.join(parts)}: {words}", printed, stated(said), holds)
+        says = f"{', '.join(parts)}: {words}"
+        return (said.page, self.case.name, *believed(self.case.lie), says, printed, stated(said), holds)
 
     @property
     def printed(self) -> bool:
@@ -57,7 +61,17 @@ class CaseAnswer:
             parts += [text.text for text in said.tree.all("p", "against")]
         words = "; ".join(parts)
         cut = words if len(words) <= LONGEST else f"{words[:LONGEST].rpartition(' ')[0]} …"
-        return self.case.name, self.case.lie, cut + ("" if not self.wrong else f" NO: {'; '.join(self.wrong)}")
+        return (
+            self.case.name,
+            *believed(self.case.lie),
+            cut + ("" if not self.wrong else f" NO: {'; '.join(self.wrong)}"),
+        )
+
+
+def believed(lie: str) -> tuple[str, str]:
+    """What a careless page would say, and what is so; nothing where the former stands for itself."""
+    first, *rest = TURNS.split(lie, maxsplit=1)
+    return first, "".join(rest)
 
 
 def answer(case: Case, folder: Path) -> CaseAnswer:
@@ -94,7 +108,7 @@ def to_page(answers: Sequence[CaseAnswer]) -> str:
     """Short: the first words that a page says, and the rest in the table that `--out` holds."""
     held = sum(not one.wrong for one in answers)
     runs = [one for one in answers if one.said.page == "run" and one.said.terminal]
-    alike = sum(one.printed for one in runs)
+    unlike = [one.case.name for one in runs if not one.printed]
     tables = []
     for page, title in PAGES.items():
         rows = [one.short for one in answers if one.said.page == page]
@@ -112,10 +126,15 @@ python -m tests.verdicts --out DIR
 
 {held} of {len(answers)} cases hold. No page, terminal line or summary may say “safe” or “protects”, nor “proven” \
 without the theorem's numbers beside it. A matrix must agree with the pages of its own runs, and `summary.json` with \
-its page. The terminal repeats the sentence of the page word for word in {alike} of {len(runs)} runs. What the levels \
-mean: [the report](../report.md#levels).
+its page. The terminal repeats the sentence of the page word for word in {len(runs) - len(unlike)} of {len(runs)} \
+runs{_but(unlike)}. Whoever wrote fedsim wrote the cases: they are the lies that were thought of, and no sample of \
+those that there are. What the levels mean: [the report](../report.md#levels).
 
 {chr(10).join(tables)}"""
+
+
+def _but(names: Sequence[str]) -> str:
+    return f", but not in {' and '.join(f'*{name}*' for name in names)}" if names else ""
 
 
 def chosen(words: Sequence[str]) -> list[Case]:

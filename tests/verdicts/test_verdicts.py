@@ -17,7 +17,7 @@ from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
 from server.attack_queue.results import ResultWriter
 from tests.verdicts.case import Case, PlannedRun, of_run
-from tests.verdicts.command import REAL, SYNTHETIC, answer, to_markdown, to_page
+from tests.verdicts.command import REAL, SYNTHETIC, answer, believed, to_markdown, to_page
 from tests.verdicts.expectations import FORBIDDEN, level
 from tests.verdicts.lines import ended, image
 from tests.verdicts.pages import parse
@@ -103,8 +103,16 @@ def test_what_is_untrue_is_found(tmp_path):
     page = to_page([one])
     assert "0 of 1 cases hold" in page
     assert "NO: level: not tested" in page
+    assert "| constructed | a careless page would say | though | ours says |" in page
+    assert "word for word in 1 of 1 runs. Whoever" in page
     assert FORBIDDEN.search("These clients are safe.")
     assert not FORBIDDEN.search("unsafe what there is to protect")
+
+
+def test_belief_and_truth_stand_apart():
+    assert believed("20 images were rebuilt: it is one") == ("20 images were rebuilt", "it is one")
+    assert believed("8 images leaked, where none was attacked") == ("8 images leaked", "none was attacked")
+    assert believed("the likeness was measured") == ("the likeness was measured", "")
 
 
 def test_the_committed_page_holds_every_case():

@@ -63,7 +63,7 @@ DIFFERS = (
     "the client's computation, done once more with the certified labels, gives the shared update and the error is "
     "bounded. What cannot: anything a search gives, the row-space one and that with recovered features included (their "
     "counts are certified; how near the features are depends on the condition of the equations), and which of two "
-    "pictures of one label is which. R-GAP certifies single pictures of at most 2,000 pixels, behind invertible "
+    "pictures of one label is which. R-GAP certifies single pictures of at most 2,000 numbers, behind invertible "
     "activations.",
 )
 

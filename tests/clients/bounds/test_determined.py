@@ -42,7 +42,7 @@ def test_what_is_not_computed_is_refused(parties, settings, reason):
 
 
 def test_too_many_pixels_are_refused(parties):
-    with pytest.raises(NotApplicable, match="2,112 pixels in an update: computed for at most 2,000"):
+    with pytest.raises(NotApplicable, match="2,112 unknowns in an update: computed for at most 2,000"):
         Determinedness()(parties(images=1, batch=11))
 
 
