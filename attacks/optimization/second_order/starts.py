@@ -126,7 +126,7 @@ class Starts:
                 tried = chosen.expand(len(pool), *shape).clone()
                 tried[:, slot] = pool
                 costs = torch.tensor([self.approach.cost(self._as_point(images)) for images in tried])
-                pools[slot] = pool[costs.nan_to_num(nan=math.inf).argsort(stable=True)]
+                pools[slot] = pool[costs.argsort(stable=True)]
                 chosen[slot] = pools[slot][0]
         return pools
 

@@ -1,5 +1,6 @@
 """From a start to a point that is near the client's image, where one can be had before the search proper."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,7 @@ MORE_STEPS = 2
 
 @dataclass(frozen=True)
 class Approach:
-    """One victim's.
+    """Brings one victim's starts near the client's image.
 
     Attributes:
         steps: at most, of those that come near; twice as many where the order of patches is open.
@@ -44,17 +45,27 @@ class Approach:
             return None
         return Eased.of(self.problem, self.plan.stages[0].residual, self.task.local, self.task.device)
 
+    def steps_of(self, kind: str) -> int:
+        """Those that come near before a start of this kind, at most."""
+        if not self.plan.whole or not isinstance(self.problem.space, PixelSpace):
+            return 0
+        return {"public": 1, "any_order": MORE_STEPS}.get(kind, 0) * self.steps
+
     @property
     def knows_errors(self) -> bool:
         """Of the logits."""
         return self.eased is not None and self.eased.errors is not None
 
     def cost(self, point: Float[Tensor, " n"]) -> float:
-        """‖r‖² of a point: how little it explains."""
-        return float(self._residual(self.plan.unknowns(point)).square().sum())
+        """‖r‖² of a point: how little it explains; infinite where that is no number."""
+        found = float(self._residual(self.plan.unknowns(point)).square().sum())
+        return found if math.isfinite(found) else math.inf
 
     def in_order(self, point: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """As near as can be come; the point itself where that explained too little, and for several rounds."""
+        """A point that explains more, its patches in the order in which they stand.
+
+        The point itself where the end explained too little, and for several rounds.
+        """
         if not self.plan.whole or self.problem.later or not isinstance(self.problem.space, PixelSpace):
             return point
         residual = self._residual
