@@ -14,15 +14,15 @@ from attacks.base import Frame
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, NotFiniteError, Search, SearchTask
-from attacks.optimization.second_order.approach import Approach
 from attacks.optimization.second_order.coordinates import first_order
 from attacks.optimization.second_order.ends import End, agreement, best_of
-from attacks.optimization.second_order.levenberg_marquardt import LEAST_FALL, PATIENCE, Damped, take_step
+from attacks.optimization.second_order.levenberg_marquardt import LEAST_FALL, PATIENCE, LMState, take_step
 from attacks.optimization.second_order.posterior import PosteriorMean, posterior_mean
-from attacks.optimization.second_order.products import ByProducts
+from attacks.optimization.second_order.products import MatrixFree
 from attacks.optimization.second_order.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL, shape_of
 from attacks.optimization.second_order.stages import Stage, make_plan
 from attacks.optimization.second_order.starts import STARTS, Starts
+from attacks.optimization.second_order.warm_start import WarmStart
 from attacks.result import psnr_of
 from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior
 from fedsim.errors import NotApplicable, one_of, require
@@ -95,11 +95,11 @@ class LevenbergMarquardt(Search):
         found = []
         for index, (problem, rng) in enumerate(zip(task.problems, rngs, strict=True)):
             part = task if len(task.problems) == 1 else task.part(f"victim-{index}")
-            found.append(_Solution(self, part, problem, rng).run())
+            found.append(_VictimSearch(self, part, problem, rng).run())
         return found
 
 
-class _Solution:
+class _VictimSearch:
     """One victim's starts, one after the other.
 
     What it would take to go on after a kill: the number of the start, its place and damping, and the best so far.
@@ -122,18 +122,18 @@ class _Solution:
         self.seeds = torch.randint(2**62, (settings.restarts + 1,), generator=rng).tolist()
         self.near_steps: list[int] = []
         self.near, self.number, self.stage, self.taken, self.stale, self.before = 0, 0, 0, 0, 0, math.inf
-        self.state: Damped | None = None
+        self.state: LMState | None = None
         self.ends: list[End] = []
         self.rows: list[dict[str, float]] = []
         self.frames: list[Frame] = []
 
     def run(self) -> BestCandidate:
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            approach = Approach(self.problem, self.task, self.plan, self.prior, self.settings.steps, self._came_near)
+            warm_start = WarmStart(self.problem, self.task, self.plan, self.prior, self.settings.steps, self._came_near)
             most = MOST_PUBLIC if self.plan.whole else FEW_PUBLIC
-            starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], approach, most)
+            starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], warm_start, most)
             planned = list(starts.of(self.settings.starts))
-            self.near_steps = [approach.steps_of(kind) for kind, _ in planned]
+            self.near_steps = [warm_start.steps_of(kind) for kind, _ in planned]
             self._go_on()
             kept = self._keep_solved(starts)
             for number, (kind, make) in enumerate(() if kept else planned):
@@ -196,7 +196,7 @@ class _Solution:
         for number in range(self.stage, len(stages)):
             stage, self.stage = stages[number], number
             if state is not self.state:
-                state, self.stale, self.before = Damped(state.x), 0, math.inf
+                state, self.stale, self.before = LMState(state.x), 0, math.inf
                 if not self.plan.whole and self._reached(stage, float(stage.residual(state.x).square().sum())):
                     continue
             while self.taken < total * (number + 1) // len(stages) and not state.ended:
@@ -216,14 +216,14 @@ class _Solution:
     def best(self) -> End:
         return best_of(self.ends)
 
-    def _begin(self, kind: str, start: Tensor) -> Damped:
+    def _begin(self, kind: str, start: Tensor) -> LMState:
         """A closed form has the low frequencies already; others are brought near first, where J is not whole."""
         x, coarse = self.plan.unknowns(start), self.plan.coarse
         if kind == "closed_form":
             self.stage = sum(stage.partial for stage in self.plan.stages)
         elif coarse is not None and self.settings.first_order:
             x = first_order(coarse, x.float(), self.settings.first_order).double()
-        return Damped(x)
+        return LMState(x)
 
     def _reached(self, stage: Stage, cost: float) -> bool:
         return stage.residual.before is None and cost <= stage.residual.floor
@@ -335,12 +335,12 @@ class _Solution:
         """Steps of all starts before this one, at most."""
         return start * self.settings.steps + sum(self.near_steps[:start])
 
-    def _keep(self, state: Damped, now: bool = False) -> None:
+    def _keep(self, state: LMState, now: bool = False) -> None:
         every = self.task.budget.save_every
         if not every or (len(self.rows) % every and not now):
             return
         linearised = self.plan.stages[self.stage].linearised
-        anchor = linearised.anchor if isinstance(linearised, ByProducts) else None
+        anchor = linearised.anchor if isinstance(linearised, MatrixFree) else None
         tensors = {"x": state.x} if anchor is None else {"x": state.x, "anchor": anchor}
         tensors |= {f"end/{index}": end.x for index, end in enumerate(self.ends)}
         tensors |= {f"frame/{index}": frame.images for index, frame in enumerate(self.frames)}
@@ -363,9 +363,9 @@ class _Solution:
         for name in SAVED:
             setattr(self, name, record[name])
         x = tensors["x"].to(self.task.device)
-        self.state = Damped(x, record["damping"], record["growth"], record["cost"], record["ended"])
+        self.state = LMState(x, record["damping"], record["growth"], record["cost"], record["ended"])
         linearised = self.plan.stages[self.stage].linearised
-        if "anchor" in tensors and isinstance(linearised, ByProducts):
+        if "anchor" in tensors and isinstance(linearised, MatrixFree):
             linearised.anchor = tensors["anchor"].to(self.task.device)
         self.ends = [End(c, tensors[f"end/{i}"].to(self.task.device)) for i, c in enumerate(record["ends"])]
         self.frames = [Frame(s, tensors[f"frame/{i}"], v) for i, (s, v) in enumerate(record["frames"])]
