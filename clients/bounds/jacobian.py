@@ -29,7 +29,7 @@ AT_ONCE = 2**22
 
 
 def check_linear(party: Party, rounds: bool = False) -> None:
-    """Raises NotApplicable where J is not computed: too many unknowns, local steps, defenses that do more than is known.
+    """Raises NotApplicable where J is not computed: too many unknowns, local steps, unknown defenses.
 
     Args:
         rounds: a defense may round each shared number by itself.
