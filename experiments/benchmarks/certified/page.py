@@ -25,7 +25,7 @@ _SETTING = (
 )
 _JUDGED = (
     "Each certificate is compared with what the model saw: certified labels must be the client's, with their counts; a "
-    "certified image must have at least 58 dB (equal up to rounding to 8 bits) and at least what its certificate "
+    "certified image must have at least 58 dB (rounding to 8 bits leaves 58.9) and at least what its certificate "
     "promises."
 )
 _BOUND = "None wrong of k means a rate of at most 3/k at 95 %, for draws like these"
