@@ -20,7 +20,7 @@ SHORT = ("constructed", "a careless page would say", "though", "ours says")
 TURNS = re.compile(r": |, where |, which ")
 """Between what would be believed wrongly and what is so."""
 PAGES = {"run": "Runs and audits", "comparison": "Comparisons", "matrix": "Matrices"}
-LONGEST = 210
+LONGEST = 400
 """Characters of what a page says in the page of the documentation."""
 
 
@@ -134,7 +134,8 @@ those that there are. What the levels mean: [the report](../report.md#levels).
 
 
 def _but(names: Sequence[str]) -> str:
-    return f", but not in {' and '.join(f'*{name}*' for name in names)}" if names else ""
+    named = " and ".join(f"*{name}*" for name in names)
+    return f", but not in {named}: of a run that stops it says that" if names else ""
 
 
 def chosen(words: Sequence[str]) -> list[Case]:
