@@ -148,17 +148,23 @@ def _one(observation: Observation | History, name: str, make: Make, seed: int, d
     attack = None
     try:
         attack = make(rounds)
-        reconstruction, smaller = _within_memory(attack, observation, name, seed, device)
+        result = _within_memory(attack, observation, name, seed, device)
         if [_versions(one) for one in rounds] != before:
             raise RuntimeError(WROTE)
     except NotApplicable as refusal:
         return ended(observation, name, attack, "refused", str(refusal), time.perf_counter() - start)
     except Exception as error:  # noqa: BLE001 - attacks are plug-ins: their faults belong into the report
-        fault = traceback.format_exc()
-        logger.error("attack %s failed:\n%s", name, fault)
-        reason = f"{type(error).__name__}: {error}"
-        return ended(observation, name, attack, "failed", reason, time.perf_counter() - start, fault)
-    return _done(observation, name, attack, reconstruction, smaller and f"out of memory until {smaller}")
+        return _failed(observation, name, attack, error, time.perf_counter() - start)
+    return result
+
+
+def _failed(
+    observation: Observation | History, name: str, attack: Attack | None, error: Exception, seconds: float
+) -> AttackResult:
+    """The result of a fault that is being handled."""
+    fault = traceback.format_exc()
+    logger.error("attack %s failed:\n%s", name, fault)
+    return ended(observation, name, attack, "failed", f"{type(error).__name__}: {error}", seconds, fault)
 
 
 def ended(
@@ -181,15 +187,13 @@ def ended(
     return replace(result, observation=observation.name)
 
 
-def _done(
-    observation: Observation | History, name: str, attack: Attack, rebuilt: Reconstruction, reason: str = ""
-) -> AttackResult:
+def _done(observation: Observation | History, name: str, attack: Attack, rebuilt: Reconstruction) -> AttackResult:
     if attack.completes and isinstance(observation, Observation):
         start = time.perf_counter()
         rebuilt = drawn_to_mean(observation, rebuilt)
         rebuilt = replace(rebuilt, seconds=rebuilt.seconds + time.perf_counter() - start)
     return replace(
-        ended(observation, name, attack, "done", reason, rebuilt.seconds),
+        ended(observation, name, attack, "done", seconds=rebuilt.seconds),
         certificate=rebuilt.certificate,
         images=rebuilt.images,
         own_images=_own(observation, attack, rebuilt),
@@ -214,12 +218,16 @@ def _own(observation: Observation | History, attack: Attack, rebuilt: Reconstruc
 
 def _within_memory(
     attack: Attack, observation: Observation | History, name: str, seed: int, device: torch.device
-) -> tuple[Reconstruction, str]:
-    """The result, and the setting that made the attack small enough, if it had to be changed."""
+) -> AttackResult:
+    """The result, with the setting that made the attack small enough as its reason, if it had to be changed."""
+
+    def attempt() -> AttackResult:
+        return _done(observation, name, attack, attack(observation, _generator(observation, name, seed), device))
+
     smaller = ""
     for _ in range(SHRINKS):
         try:
-            return attack(observation, _generator(observation, name, seed), device), smaller
+            return replace(attempt(), reason=smaller and f"out of memory until {smaller}")
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error) or not (shrunk := attack.shrink(device)):
                 raise
@@ -229,7 +237,7 @@ def _within_memory(
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    return attack(observation, _generator(observation, name, seed), device), smaller
+    return replace(attempt(), reason=f"out of memory until {smaller}")
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -306,8 +314,12 @@ def _together(
             result = attack.finish(observation, result, again, device)
             result = finished(result, seconds + time.perf_counter() - begun)
             made.append(_done(observation, name, attack, result))
-        except ValueError as error:  # no images, for this victim alone
-            made.append(ended(observation, name, attack, "failed", f"ValueError: {error}", seconds))
+        except NotApplicable as refusal:
+            made.append(ended(observation, name, attack, "refused", str(refusal), seconds))
+        except Exception as error:
+            if out_of_memory(error):
+                raise  # one by one each is tried with less
+            made.append(_failed(observation, name, attack, error, seconds))
     return made
 
 
