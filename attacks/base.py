@@ -59,7 +59,8 @@ class Attack(ABC):
             attacks that wait for a worker the cheapest go first, and `simulation=auto` reckons with it.
         completes: an image that is not certified is drawn towards the mean of public ones as far as that explains the
             update better (`attacks.toward_mean`). Not for settings of a published attack, whose numbers are its own.
-        then: an attack that goes on from the result's images (`polish`) before anything is certified.
+        then: an attack that goes on from the result's images (`polish`) before anything is certified. It reads one
+            round: with several (`fedsim.History`) it is refused.
         certify: False leaves out the client's computation once more, and every certificate with it.
     """
 
@@ -71,6 +72,8 @@ class Attack(ABC):
     completes: bool = False
     then: "Attack | None" = None
     certify: bool = True
+    _polishing: bool = False
+    """`then` is at work, or was when it raised."""
 
     @abstractmethod
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
@@ -118,21 +121,36 @@ class Attack(ABC):
         raise NotApplicable(f"{type(self).__name__} does not go on from another attack's images")
 
     def finish(
-        self, observation: Observation, result: Reconstruction, rng: torch.Generator, device: torch.device
+        self,
+        observation: Observation,
+        result: Reconstruction,
+        rng: torch.Generator,
+        device: torch.device,
+        part: str = "then",
     ) -> Reconstruction:
         """Polish by `then`, unless the attack's own equations hold, and confirm or take back the certificate.
 
         Where `then` does not apply the result stays.
+
+        Args:
+            rng: as `run` left it.
+            part: of the session, for `then`: another one for each of several victims that share a session.
         """
         if self.then is None or result.certificate.status == "certified":
             return self.confirm(observation, result)
+        self.then.session, self.then.certify = self.session.part(part), self.certify
+        self._polishing = True
         try:
             polished = self.then.polish(observation, result, rng, device)
         except NotApplicable as refusal:
             logger.info("%s is not polished: %s", type(self).__name__, refusal)
+            self._polishing = False
             return self.confirm(observation, result)
-        self.then.certify = self.certify
-        return self.then.confirm(observation, polished)
+        finally:
+            self.then.session = Session()
+        polished = self.then.confirm(observation, polished)
+        self._polishing = False
+        return polished
 
     def fits(self, image_shape: tuple[int, ...]) -> None:  # noqa: B027 - most attacks serve images of any shape
         """Refuse, before anything runs, a model whose images have a shape that the attack cannot serve.
@@ -152,13 +170,28 @@ class Attack(ABC):
         """
         return ""
 
+    def take_less(self, device: torch.device) -> str:
+        """`shrink` of what has just run out of memory: the attack itself, or `then` where that was at work."""
+        polishing, self._polishing = self._polishing, False
+        if not polishing or self.then is None:
+            return self.shrink(device)
+        smaller = self.then.shrink(device)
+        return f"then.{smaller}" if smaller else ""
+
     def __call__(
         self, observation: Observation | History, rng: torch.Generator, device: torch.device
     ) -> Reconstruction:
-        """Check `needs`, run, confirm or take back the certificate, and put the seconds into the result."""
+        """Check `needs`, run, confirm or take back the certificate, and put the seconds into the result.
+
+        Raises:
+            NotApplicable: the observation cannot be served; `then` with several rounds, of which it would read one.
+        """
+        self._polishing = False
         rounds = observation.observations if isinstance(observation, History) else (observation,)
         for one in rounds:
             self.check(one)
+        if self.then is not None and len(rounds) > 1:
+            raise NotApplicable(f"`then` goes on from one round, not from {len(rounds)}: leave it out (then=null)")
         start = time.perf_counter()
         if isinstance(observation, History):
             result = self.run_history(observation, rng, device)

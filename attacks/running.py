@@ -229,7 +229,7 @@ def _within_memory(
         try:
             return replace(attempt(), reason=smaller and f"out of memory until {smaller}")
         except (MemoryError, RuntimeError) as error:
-            if not out_of_memory(error) or not (shrunk := attack.shrink(device)):
+            if not out_of_memory(error) or not (shrunk := attack.take_less(device)):
                 raise
             smaller = shrunk
             logger.warning("attack %s ran out of memory (%s), now %s", name, error, smaller)
@@ -297,21 +297,21 @@ def _together(
         return None
     start = time.perf_counter()
     before = [_versions(one) for one in observations]
-    results = attack.run_many(observations, [_generator(one, name, seed) for one in observations], device)
+    rngs = [_generator(one, name, seed) for one in observations]
+    results = attack.run_many(observations, rngs, device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = (time.perf_counter() - start) / len(observations)
     if [_versions(one) for one in observations] != before:
         return [ended(one, name, attack, "failed", f"RuntimeError: {WROTE}", seconds) for one in observations]
     made = []
-    for observation, result in zip(observations, results, strict=True):
-        again = _generator(observation, name, seed)
+    for index, (observation, result, rng) in enumerate(zip(observations, results, rngs, strict=True)):
         if isinstance(result, NotApplicable):
             made.append(ended(observation, name, attack, "refused", str(result), seconds))
             continue
         try:
             begun = time.perf_counter()
-            result = attack.finish(observation, result, again, device)
+            result = attack.finish(observation, result, rng, device, f"then-{index}")
             result = finished(result, seconds + time.perf_counter() - begun)
             made.append(_done(observation, name, attack, result))
         except NotApplicable as refusal:

@@ -56,6 +56,7 @@ def test_a_fault_after_the_attack_has_run_is_a_result_too(victims, monkeypatch, 
     def broken(*_):
         raise ZeroDivisionError("by zero")
 
+    monkeypatch.setattr(running, "drawn_to_mean", lambda observation, result: result)
     monkeypatch.setattr(running, step, broken)
     result = fedsim.attack(Gray(), victims[0])
     assert (result.status, result.reason) == ("failed", "ZeroDivisionError: by zero")
