@@ -16,7 +16,6 @@ from hydra.utils import get_class
 from torch import Tensor
 
 from attacks.analytic.linear.certificate import MAX_RESIDUAL
-from attacks.analytic.patch_gradient import examples_behind
 from attacks.base import Attack, NotApplicable, Reconstruction, finished
 from attacks.session import FolderSession, fingerprint
 from attacks.toward_mean import drawn_to_mean
@@ -213,7 +212,7 @@ def _own(observation: Observation | History, attack: Attack, rebuilt: Reconstruc
         return None
     alone = rebuilt.fits or rebuilt.certificate.values.get("residual", math.inf) <= MAX_RESIDUAL
     mixed = len(rebuilt.images) == 1 and not alone
-    return first.image_prior.own_images(rebuilt.images, examples_behind(first) if mixed else 1)
+    return first.image_prior.own_images(rebuilt.images, first.num_images if mixed else 1)
 
 
 def _within_memory(

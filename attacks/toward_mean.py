@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attacks.analytic.patch_gradient import examples_behind
 from attacks.base import Reconstruction
 from attacks.optimization.parametrisation import Pixels
 from attacks.optimization.problem import known_labels, local_updates, make_problem, shared_update
@@ -55,7 +54,7 @@ def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstru
         return result
     centre = prior.centre(tuple(images.shape))
     line = [centre + share * (images - centre) for share in SHARES]
-    each = examples_behind(observation)
+    each = observation.num_images
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         costs = [float(residual(_batch(observation, one, each)).square().sum()) for one in line]
     best = min(range(len(line)), key=lambda index: costs[index])
@@ -85,7 +84,7 @@ def _can_be_weighed(observation: Observation) -> bool:
 def _residual(observation: Observation, prior: ImagePrior, labels: Tensor | None) -> Residual:
     cpu = torch.device("cpu")
     local = local_updates("auto", observation)
-    if labels is None or labels.is_floating_point() or len(labels) != examples_behind(observation):
+    if labels is None or labels.is_floating_point() or len(labels) != observation.num_images:
         labels = known_labels("auto", observation, torch.Generator().manual_seed(0))
     assert labels is not None
     target = of_images(observation, shared_update(observation, local, cpu))

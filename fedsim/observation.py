@@ -194,6 +194,14 @@ class Observation:
         return replace(loaded, architecture=replace(architecture, wrappers=loaded.architecture.wrappers))
 
     @property
+    def num_images(self) -> int:
+        """How many images the update was computed from.
+
+        Those of all local steps, and no more than the client says that it holds.
+        """
+        return max(1, min(self.protocol.batch_size * max(1, self.protocol.steps), self.update.num_examples))
+
+    @property
     def effects(self) -> tuple[Effect, ...]:
         """What the client's training and then its defenses do to its update in this round."""
         return (*self.protocol.effects, *self.defense_effects)

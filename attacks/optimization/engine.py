@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from attacks.analytic.patch_gradient import examples_behind
 from attacks.base import Attack, Certificate, Needs, Reconstruction
 from attacks.optimization.matching.objectives import Cosine, Objective
 from attacks.optimization.parametrisation import Parametrisation, Pixels
@@ -169,7 +168,7 @@ def _alike(observations: Sequence[Observation]) -> list[list[int]]:
             tuple(sorted(update.tensors)),
             repr(observation.defenses),
             observation.image_shape,
-            examples_behind(observation),
+            observation.num_images,
             None if (masked := masked_rows(observation)) is None else tuple(masked.tolist()),
         )
         groups.setdefault(key, []).append(index)

@@ -8,7 +8,6 @@ from logging import getLogger
 import torch
 from torch import Tensor
 
-from attacks.analytic.patch_gradient import examples_behind
 from attacks.label import RecoverLabels
 from attacks.optimization.matching.adam import ADAM, read_adam
 from attacks.optimization.matching.local_steps import (
@@ -156,7 +155,7 @@ def known_labels(choice: str, observation: Observation, rng: torch.Generator) ->
     if choice == "joint":
         return None
     labels = RecoverLabels(choice).run(observation, rng, torch.device("cpu")).labels
-    count = examples_behind(observation)
+    count = observation.num_images
     assert labels is not None
     if len(labels) != count:
         raise NotApplicable(f"labels={choice} names {len(labels)} labels for {count} pictures")
@@ -181,7 +180,7 @@ def make_problem(
     Raises:
         NotApplicable: the observation lacks what the search space or a prior needs.
     """
-    count = examples_behind(observation)
+    count = observation.num_images
     terms: dict[str, tuple[Prior, PriorTerm]] = {}
     for name, prior in priors.items():
         try:

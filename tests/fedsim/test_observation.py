@@ -1,6 +1,7 @@
 """Observations on disk: the same after a year, refused when damaged."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,6 +41,18 @@ def observation(rng):
         image_prior=PublicPrior.of(torch.rand(4, 3, 8, 8), torch.rand(4, 3, 8, 8)),
         public_images=PublicImages.of(torch.rand(4, 3, 8, 8), torch.tensor([0, 3, 3, 9])),
     )
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "steps", "held", "behind"),
+    [(1, 1, 1, 1), (4, 1, 4, 4), (1, 8, 8, 8), (4, 3, 12, 12), (4, 3, 6, 6), (1, 8, 1, 1), (8, 1, 5, 5), (0, 0, 0, 1)],
+)
+def test_images_behind_an_update_are_those_of_all_steps_that_the_client_holds(
+    observation, batch_size, steps, held, behind
+):
+    update = replace(observation.update, num_examples=held)
+    protocol = LocalProtocol(batch_size=batch_size, steps=steps)
+    assert replace(observation, update=update, protocol=protocol).num_images == behind
 
 
 def test_disk_round_trip(observation, tmp_path):

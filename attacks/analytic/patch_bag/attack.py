@@ -15,7 +15,6 @@ from attacks.analytic.patch_bag.matching import by_gradient, by_outputs
 from attacks.analytic.patch_bag.order import find_order, order_of_pairs, runner_up
 from attacks.analytic.patch_bag.search import find_tokens
 from attacks.analytic.patch_bag.tokens import TokenSystem, token_system
-from attacks.analytic.patch_gradient import examples_behind
 from attacks.analytic.row_space.first_norm import spanned_gradients
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.linear import own_equations
@@ -188,7 +187,7 @@ def _bag(system: TokenSystem, x: Float[Tensor, "found free"]) -> _Bag:
 
 
 def _system(observation: Observation, device: torch.device) -> TokenSystem:
-    behind = examples_behind(observation)
+    behind = observation.num_images
     if behind > 1 or observation.protocol.steps > 1:
         raise NotApplicable(f"{behind} images behind the update: the bag of one image's patches alone can be solved")
     block: UnplacedBlock = unplaced_block(observation, device)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
 from attacks.analytic.linear.certificate import MIN_EXPECTED_PSNR, finite
-from attacks.analytic.patch_gradient import examples_behind
 from attacks.analytic.rgap.chain import Link, layer_chain
 from attacks.analytic.rgap.inversion import HeadInput, LayerInput, read_head, solve_conv, solve_linear
 from attacks.base import Attack, Certificate, Needs, Reconstruction
@@ -71,7 +70,7 @@ class RGap(Attack):
 
     def check(self, observation: Observation) -> None:
         super().check(observation)
-        pictures = examples_behind(observation)
+        pictures = observation.num_images
         if pictures > 1:
             raise NotApplicable(f"{pictures} pictures behind the update: the recursion is for one")
         _gradients(observation, layer_chain(observation.build_model(), observation.image_shape), torch.device("cpu"))
