@@ -28,7 +28,8 @@ class Needs:
 
     Attributes:
         roles: names of `ViTRoles` that hold parameters, all of whose gradients must have been shared.
-        max_batch_size: the largest batch that makes sense, None for any.
+        max_batch_size: the most images behind an update that can be served, those of all its local steps
+            (`Observation.num_images`); None for any.
         sizes: how large gradients are; their signs do not do.
         auxiliary: wants what public images tell where the server has any: `auxiliary_probs`, `image_prior`.
     """
@@ -233,5 +234,5 @@ class Attack(ABC):
         if self.needs.sizes and observation.effect(SharesSigns) is not None:
             raise NotApplicable("signs alone were shared: its equations need sizes too")
         limit = self.needs.max_batch_size
-        if limit is not None and observation.protocol.batch_size > limit:
-            raise NotApplicable(f"batches of {observation.protocol.batch_size}: at most {limit} can be served")
+        if limit is not None and observation.num_images > limit:
+            raise NotApplicable(f"{observation.num_images} images behind the update: at most {limit} can be served")

@@ -70,9 +70,6 @@ class RGap(Attack):
 
     def check(self, observation: Observation) -> None:
         super().check(observation)
-        pictures = observation.num_images
-        if pictures > 1:
-            raise NotApplicable(f"{pictures} pictures behind the update: the recursion is for one")
         _gradients(observation, layer_chain(observation.build_model(), observation.image_shape), torch.device("cpu"))
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
