@@ -58,8 +58,9 @@ class Attack(ABC):
             about images, and leave all others out.
         cost: how long it takes on one update, in steps of a search, about; closed forms take less than one. Of the
             attacks that wait for a worker the cheapest go first, and `simulation=auto` reckons with it.
-        completes: an image that is not certified is drawn towards the mean of public ones as far as that explains the
-            update better (`attacks.toward_mean`). Not for settings of a published attack, whose numbers are its own.
+        shrinks_to_mean: an image that is not certified is drawn towards the mean of public ones as far as that
+            explains the update better (`attacks.toward_mean`). Not for settings of a published attack, whose numbers
+            are its own.
         then: an attack that goes on from the result's images (`polish`) before anything is certified. It reads one
             round: with several (`fedsim.History`) it is refused.
         certify: False leaves out the client's computation once more, and every certificate with it.
@@ -70,7 +71,7 @@ class Attack(ABC):
     baseline: bool = False
     recovers: str = "images"
     cost: float = 0.0
-    completes: bool = False
+    shrinks_to_mean: bool = False
     then: "Attack | None" = None
     certify: bool = True
     _polishing: bool = False

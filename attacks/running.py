@@ -187,7 +187,7 @@ def ended(
 
 
 def _done(observation: Observation | History, name: str, attack: Attack, rebuilt: Reconstruction) -> AttackResult:
-    if attack.completes and isinstance(observation, Observation):
+    if attack.shrinks_to_mean and isinstance(observation, Observation):
         start = time.perf_counter()
         rebuilt = drawn_to_mean(observation, rebuilt)
         rebuilt = replace(rebuilt, seconds=rebuilt.seconds + time.perf_counter() - start)

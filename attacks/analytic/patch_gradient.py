@@ -43,7 +43,7 @@ class PatchGradient(Attack):
     """
 
     needs = Needs(roles=("pos_embed", "patch_weight"), sizes=True, auxiliary=True)
-    completes = True
+    shrinks_to_mean = True
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 class Gray(Attack):
     """Gives a gray image, which is then drawn towards the public mean; serves several victims at once too."""
 
-    completes = True
+    shrinks_to_mean = True
     chunk = 4
 
     def shrink(self, device):
@@ -88,3 +88,11 @@ def test_running_out_of_memory_there_is_answered_by_less(victims, monkeypatch, c
 def test_where_less_does_not_do_it_fails(victims, monkeypatch):
     completion(monkeypatch, MemoryError)
     assert fedsim.attack(Gray(), victims[0]).reason == "MemoryError: "
+
+
+def test_who_does_not_shrink_to_the_mean_keeps_its_image(victims, monkeypatch):
+    monkeypatch.setattr(running, "drawn_to_mean", lambda _, result: replace(result, images=result.images + 0.25))
+    attack = Gray()
+    assert float(fedsim.attack(attack, victims[0]).images.mean()) == 0.75
+    attack.shrinks_to_mean = False
+    assert float(fedsim.attack(attack, victims[0]).images.mean()) == 0.5

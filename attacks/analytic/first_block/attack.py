@@ -48,7 +48,7 @@ class FirstBlock(Attack):
     """
 
     needs = Needs(roles=("patch_weight", "qkv_weight"), sizes=True, auxiliary=True)
-    completes = True
+    shrinks_to_mean = True
 
     def __init__(self, starts: int = 40, steps: int = 30, levels: int | None = 255) -> None:
         for key, value in (("starts", starts), ("steps", steps)):

@@ -51,7 +51,7 @@ class PatchBag(Attack):
     """
 
     needs = Needs(roles=("patch_weight", "qkv_weights"), sizes=True, auxiliary=True)
-    completes = True
+    shrinks_to_mean = True
 
     def __init__(
         self, starts: int = 512, steps: int = 40, orders: int = 8, places: int = 36, levels: int | None = 255

@@ -46,7 +46,7 @@ class RowSpace(Attack):
     """
 
     needs = Needs(roles=("patch_weight", "qkv_weights"), sizes=True, auxiliary=True)
-    completes = True
+    shrinks_to_mean = True
 
     def __init__(self, later: int = 2, levels: int | None = 255) -> None:
         require("attack.row_space.later", later, later >= 0, "0 or more")
