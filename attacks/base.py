@@ -154,7 +154,7 @@ class Attack(ABC):
         self._polishing = False
         return polished
 
-    def fits(self, image_shape: tuple[int, ...]) -> None:  # noqa: B027 - most attacks serve images of any shape
+    def check_image_shape(self, image_shape: tuple[int, ...]) -> None:  # noqa: B027 - most serve any shape
         """Refuse, before anything runs, a model whose images have a shape that the attack cannot serve.
 
         Args:

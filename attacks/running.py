@@ -88,7 +88,7 @@ def check_fit(name: str, attack: Attack, image_shape: tuple[int, ...]) -> None:
         ConfigError: naming the setting in full.
     """
     try:
-        attack.fits(image_shape)
+        attack.check_image_shape(image_shape)
     except ConfigError as error:
         raise error.under(f"attack.{name}.{error.key}") from error
 
@@ -210,7 +210,7 @@ def _own(observation: Observation | History, attack: Attack, rebuilt: Reconstruc
     first = observation.observations[0] if isinstance(observation, History) else observation
     if first.image_prior is None or rebuilt.images is None or attack.baseline:
         return None
-    alone = rebuilt.fits or rebuilt.certificate.values.get("residual", math.inf) <= MAX_RESIDUAL
+    alone = rebuilt.solves_equations or rebuilt.certificate.values.get("residual", math.inf) <= MAX_RESIDUAL
     mixed = len(rebuilt.images) == 1 and not alone
     return first.image_prior.own_images(rebuilt.images, first.num_images if mixed else 1)
 

@@ -39,12 +39,12 @@ def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstru
 
     Behind noise under its size and a Gaussian of images, else by how much of the update is explained: what comes of
     equations that do not hold, such as those of one image for a batch, explains little and is drawn far. The result
-    itself where it is certified or an image of it fits, and where the client's computation cannot be simulated:
-    behind dropout, say.
+    itself where it is certified or an image of it solves its equations, and where the client's computation cannot be
+    simulated: behind dropout, say.
     """
     if result.images is None or not _can_be_weighed(observation):
         return result
-    if result.certificate.status == "certified" or result.fits or not bool(result.images.isfinite().all()):
+    if result.certificate.status == "certified" or result.solves_equations or not bool(result.images.isfinite().all()):
         return result
     prior: ImagePrior = observation.image_prior or GaussianPrior()
     images = result.images.detach().double().cpu()

@@ -26,8 +26,8 @@ class GeneratorSamples(Attack):
         one_of("pick", pick, PICKS)
         self.generator, self.samples, self.pick = generator, samples, pick
 
-    def fits(self, image_shape: tuple[int, ...]) -> None:
-        self.generator.fits(image_shape)
+    def check_image_shape(self, image_shape: tuple[int, ...]) -> None:
+        self.generator.check_image_shape(image_shape)
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable where the generator makes pictures of another shape."""

@@ -33,8 +33,8 @@ class GeneratorLatent(Parametrisation, SettingsGroup):
         self.generator, self.latent_scale, self.norm_weight = generator, float(latent_scale), float(norm_weight)
         self.conditional = conditional
 
-    def fits(self, image_shape: tuple[int, ...]) -> None:
-        self.generator.fits(image_shape)
+    def check_image_shape(self, image_shape: tuple[int, ...]) -> None:
+        self.generator.check_image_shape(image_shape)
 
     def prepare(
         self,

@@ -76,8 +76,8 @@ class GradientMatching(Attack):
         self.budget = replace(self.budget, memory_gib=(self.budget.memory_gib or default_budget(device)) / 2)
         return f"memory_gib={self.budget.memory_gib:g}"
 
-    def fits(self, image_shape: tuple[int, ...]) -> None:
-        self.parametrisation.fits(image_shape)
+    def check_image_shape(self, image_shape: tuple[int, ...]) -> None:
+        self.parametrisation.check_image_shape(image_shape)
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable where a label rule, a prior or the update's kind does not allow it."""

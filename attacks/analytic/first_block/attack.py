@@ -96,7 +96,7 @@ class FirstBlock(Attack):
             images=images,
             certificate=_judge(values, found, problem.tolerance),
             trace=tuple(found.trace),
-            fits=batch > 1 and min(forward) <= problem.tolerance,
+            solves_equations=batch > 1 and min(forward) <= problem.tolerance,
         )
 
     def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:

@@ -95,7 +95,7 @@ class PatchBag(Attack):
             labels=single_label(observation),
             certificate=_judge(values, tolerance),
             trace=tuple(trace),
-            fits=values["forward_residual"] <= tolerance,
+            solves_equations=values["forward_residual"] <= tolerance,
         )
 
     def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:
@@ -162,7 +162,7 @@ class PatchBag(Attack):
             images=expected_image(observation, image),
             certificate=certificate,
             trace=tuple(trace),
-            fits=order is not None,
+            solves_equations=order is not None,
         )
 
     def _image(
