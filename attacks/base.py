@@ -24,14 +24,16 @@ logger = getLogger(__name__)
 
 @dataclass(frozen=True)
 class Needs:
-    """What an attack cannot do without; checked before it runs.
+    """What an attack asks for. All but `auxiliary` it cannot do without: `Attack.check` refuses before it runs.
 
     Attributes:
         roles: names of `ViTRoles` that hold parameters, all of whose gradients must have been shared.
         max_batch_size: the most images behind an update that can be served, those of all its local steps
             (`Observation.num_images`); None for any.
         sizes: how large gradients are; their signs do not do.
-        auxiliary: wants what public images tell where the server has any: `auxiliary_probs`, `image_prior`.
+        auxiliary: wants what public images tell where the server has any: `auxiliary_probs`, `image_prior`,
+            `public_images`. Never checked: commands prepare them if any attack asks, and an observation without them
+            is no refusal.
     """
 
     roles: tuple[str, ...] = ()

@@ -102,6 +102,7 @@ class Observation:
             protocol: how the client trained, with the learning rate of each step; needed for `delta` and `weights`.
             num_examples: images that the client holds; None: those of its steps.
             image_shape: (channels, height, width) that the model reads; None asks a model of timm's.
+            num_classes: of the model; None asks it. Another number than it has is refused.
             mean, std: normalisation per channel of images in [0, 1]; None: timm's where it is timm's model, else none.
             roles: of a ViT whose parts have other names than timm's: parameter names of `patch_weight` (a Conv2d's),
                 `pos_embed`, `class_token`.
@@ -109,6 +110,8 @@ class Observation:
             public_images, public_labels: [N,C,H,W] and [N]: see `with_public_images`.
             replayer: `fedsim.replay` where clients do nothing but what `protocol` says; without it nothing is
                 certified.
+            server_round, client: what the observation is called by, and what an attack's random draws follow, beside
+                the seed; rounds of one client in a `History` differ by `server_round`.
 
         Raises:
             ConfigError: nothing was shared, or not of this model; it names the argument and what would be right.
@@ -223,7 +226,10 @@ class Observation:
         return tuple(effect.at(self.server_round) for effect in published)
 
     def effect(self, kind: type[Kind]) -> Kind | None:
-        """The first of this kind that a defense of the client has; None where none says so."""
+        """The first of this kind among what its training and then its defenses do; None where none says so.
+
+        Local training that clips its gradients has a `Clips` too, before that of any defense.
+        """
         return next((effect for effect in self.effects if isinstance(effect, kind)), None)
 
     def keeps(self, part: Part) -> bool:

@@ -85,3 +85,8 @@ def test_the_most_images_that_can_be_served_are_those_of_all_steps(observation, 
         return
     with pytest.raises(NotApplicable, match=rf"{batch_size * steps} images behind the update: at most 2 can be served"):
         call(attack, given)
+
+
+def test_what_public_images_tell_is_asked_for_and_never_missed(observation):
+    assert observation.auxiliary_probs is None
+    assert call(Gives(Reconstruction(), Needs(auxiliary=True)), observation).images is None

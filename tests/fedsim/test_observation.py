@@ -1,5 +1,6 @@
 """Observations on disk: the same after a year, refused when damaged."""
 
+import inspect
 import json
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from safetensors.torch import save_file
 
 import fedsim
 from fedsim.bounds.public_prior import PublicPrior
-from fedsim.effects import Unpublished
+from fedsim.effects import Clips, SharesSigns, Unpublished
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import Architecture, ModelSpec, find_roles
 from fedsim.models.finetune import FULL
@@ -173,3 +174,17 @@ def test_an_observation_as_the_first_version_wrote_it_is_read_and_attacked(tmp_p
         assert fedsim.score(fedsim.attack(attack, seen), image).psnr[0] > 80
     seen.save(tmp_path / "again")
     assert Observation.load(tmp_path / "again").gradient.keys() == seen.gradient.keys()
+
+
+def test_an_effect_may_be_the_trainings_or_a_defenses(observation):
+    clipped = LocalProtocol(batch_size=1, max_grad_norm=2.0)
+    trained = replace(observation, protocol=clipped, recorded_effects=(Clips(1.0, "update"),))
+    assert trained.effect(Clips) == Clips(2.0, "step")
+    assert replace(trained, protocol=LocalProtocol(batch_size=1)).effect(Clips) == Clips(1.0, "update")
+    assert trained.effect(SharesSigns) is None
+
+
+def test_every_argument_of_an_own_observation_is_described():
+    described = inspect.getdoc(Observation.of).partition("Args:")[2].partition("Raises:")[0]
+    names = {name for line in described.splitlines() for name in line.partition(":")[0].replace(",", " ").split()}
+    assert set(inspect.signature(Observation.of).parameters) <= names
