@@ -344,16 +344,24 @@ class Observation:
         return max(stored, self.protocol.rounding)
 
     def normalised(self, images: Tensor) -> Tensor:
-        """[B,C,H,W] images in [0, 1] as the model reads them, float64."""
-        mean, std = (torch.tensor(v, dtype=torch.float64, device=images.device) for v in (self.mean, self.std))
-        return (images.detach().double() - mean.view(1, -1, 1, 1)) / std.view(1, -1, 1, 1)
+        """[B,C,H,W] images in [0, 1] as the model reads them, float64 and without a graph."""
+        return self.from_unit_range(images.detach().double())
+
+    def from_unit_range(self, images: Tensor) -> Tensor:
+        """[B,C,H,W] images in [0, 1] as the model reads them, in their own precision, on their device and graph."""
+        mean, std = self._statistics(images)
+        return (images - mean) / std
 
     def to_unit_range(self, images: Tensor) -> Tensor:
-        """Undo the normalisation of [B,C,H,W] pictures."""
-        shape = (1, -1, 1, 1)
-        mean = torch.tensor(self.mean, dtype=images.dtype, device=images.device).view(shape)
-        std = torch.tensor(self.std, dtype=images.dtype, device=images.device).view(shape)
+        """Undo the normalisation of [B,C,H,W] pictures, as `from_unit_range` does it."""
+        mean, std = self._statistics(images)
         return images * std + mean
+
+    def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        def column(values: tuple[float, ...]) -> Tensor:
+            return torch.tensor(values, dtype=like.dtype, device=like.device).view(1, -1, 1, 1)
+
+        return column(self.mean), column(self.std)
 
 
 def observation_name(server_round: int, client: int) -> str:

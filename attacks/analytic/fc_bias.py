@@ -205,9 +205,8 @@ def bias_gradients(
     Float64.
     """
     model = observation.build_model().double().eval().to(image.device)
-    mean, std = (image.new_tensor(values).view(-1, 1, 1) for values in (observation.mean, observation.std))
     with torch.enable_grad():
-        scores = model(((image - mean) / std)[None])[0]
+        scores = model(observation.from_unit_range(image[None]))[0]
         each = torch.eye(len(scores), dtype=scores.dtype, device=scores.device)
         slopes = torch.autograd.grad(scores, model.get_parameter(f"{layer}.bias"), each, is_grads_batched=True)[0]
     smoothing = observation.protocol.label_smoothing

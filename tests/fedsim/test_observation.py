@@ -188,3 +188,23 @@ def test_every_argument_of_an_own_observation_is_described():
     described = inspect.getdoc(Observation.of).partition("Args:")[2].partition("Raises:")[0]
     names = {name for line in described.splitlines() for name in line.partition(":")[0].replace(",", " ").split()}
     assert set(inspect.signature(Observation.of).parameters) <= names
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_images_are_normalised_channel_by_channel_in_their_own_precision(observation, rng, dtype):
+    """To the bit what the client's own normaliser makes of them, and back."""
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    seen = replace(observation, mean=mean, std=std)
+    images = torch.rand(2, 3, 8, 8, generator=rng, dtype=torch.float64).to(dtype).requires_grad_()
+    channels = [
+        (images[:, c] - torch.tensor(m, dtype=torch.float64).to(dtype)) / torch.tensor(s, dtype=torch.float64).to(dtype)
+        for c, (m, s) in enumerate(zip(mean, std, strict=True))
+    ]
+    read = seen.from_unit_range(images)
+    assert read.dtype == dtype
+    assert torch.equal(read, torch.stack(channels, dim=1))
+    read.sum().backward()
+    assert torch.allclose(images.grad[0, 0].double(), torch.tensor(1 / 0.229, dtype=torch.float64), rtol=1e-2)
+    assert torch.allclose(seen.to_unit_range(read), images, atol=4 * torch.finfo(dtype).eps)
+    assert torch.equal(seen.normalised(images), seen.from_unit_range(images.detach().double()))
+    assert not seen.normalised(images).requires_grad
