@@ -87,7 +87,7 @@ def _hides(effect: effects.Effect, observation: Observation) -> bool:
         return effect.per == "coordinate"
     if not isinstance(effect, effects.Clips) or effect.per in ("update", "step"):
         return False
-    return effect.per != "example" or observation.update.kind != "gradient" or examples_behind(observation) > 1
+    return effect.per != "example" or observation.update.kind != "gradient" or observation.num_images > 1
 
 
 def _residual(observation: Observation, prior: ImagePrior, labels: Tensor | None) -> Residual:
