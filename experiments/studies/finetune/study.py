@@ -21,6 +21,7 @@ from experiments.studies.finetune.options import arguments
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.options import matching_names
 from experiments.studies.harness.study import Page, Study, Table, Unit
+from experiments.studies.harness.victims import finished
 from experiments.studies.second_order.references import behind_rounding, linear
 from experiments.studies.second_order.study import BUDGETS, EXACT, cell
 from experiments.studies.second_order.victims import DIGITS, PRIVATE, SIDE, Victims, digits
@@ -121,13 +122,12 @@ def work(unit: Unit) -> list[Entry]:
     if settings["first"] == 0:
         entry |= held(seen, images, labels, prior)
     used = time.process_time()
-    result = attacked(seen, settings, unit.device)
+    result = finished(attacked(seen, settings, unit.device))
     entry["cpu_seconds"] = time.process_time() - used
-    if result.status != "done" or result.images is None:
+    if result.images is None:
         return [entry | {"refused": result.reason}]
-    certificate = result.certificate
-    entry["certified"] = certificate is not None and certificate.certified
-    entry["attack"], entry["reason"] = result.attack, "" if certificate is None else certificate.reason
+    entry["certified"] = result.certified
+    entry["attack"], entry["reason"] = result.attack, result.certificate.reason
     entry["seconds"] = result.seconds
     found = result.images.double().cpu()
     errors = (found[match(images, found)] - images).square().mean(dim=(1, 2, 3)).tolist()

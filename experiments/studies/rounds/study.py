@@ -17,6 +17,7 @@ from attacks.result import psnr_of
 from defenses import GradientNoise
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Study, Table, Unit
+from experiments.studies.harness.victims import finished
 from experiments.studies.rounds.options import arguments
 from experiments.studies.second_order.references import linear
 from experiments.studies.second_order.victims import SHAPE, digits, public
@@ -67,8 +68,8 @@ def work(unit: Unit) -> list[Entry]:
     images, labels = digits([settings["image"]])
     seen = observed(images, labels, settings["rounds"], settings["seed"])
     attack = GaussNewton(LevenbergMarquardt(steps=30, restarts=1, draws=DRAWS), budget=Budget(frames=0, save_every=0))
-    result = fedsim.attack(attack, fedsim.History(tuple(seen)), seed=settings["seed"], device=unit.device)
-    if result.status != "done" or result.images is None:
+    result = finished(fedsim.attack(attack, fedsim.History(tuple(seen)), seed=settings["seed"], device=unit.device))
+    if result.images is None:
         return [{"rounds": settings["rounds"], "refused": result.reason}]
     entry: Entry = {
         "rounds": settings["rounds"],

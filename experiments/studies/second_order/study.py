@@ -21,6 +21,7 @@ from defenses import QSGD, Defense, GradientNoise, Half, TopK, Withhold
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.options import matching_names
 from experiments.studies.harness.study import Page, Study, Table, Unit, check
+from experiments.studies.harness.victims import finished
 from experiments.studies.second_order import victims
 from experiments.studies.second_order.options import arguments
 from experiments.studies.second_order.references import ROWS_EACH, left_by_rounding, linear, noise_std, sketched
@@ -119,11 +120,10 @@ def work(unit: Unit) -> list[Entry]:
         return [beside(settings)]
     seen, images, _ = observed(settings, settings["image"])
     used = time.process_time()
-    result = fedsim.attack(_attack(settings), seen, seed=settings["seed"], device=unit.device)
-    if result.status != "done" or result.images is None:
+    result = finished(fedsim.attack(_attack(settings), seen, seed=settings["seed"], device=unit.device))
+    if result.images is None:
         return [{"image": settings["image"], "refused": result.reason}]
     error = float((result.images.double().cpu() - images).square().mean())
-    certificate = result.certificate
     return [
         {
             "image": settings["image"],
@@ -132,8 +132,8 @@ def work(unit: Unit) -> list[Entry]:
             "seconds": result.seconds,
             "cpu_seconds": time.process_time() - used,
             "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-            "steps": certificate.values.get("steps", 0.0) if certificate else 0.0,
-            "certified": certificate is not None and certificate.status == "certified",
+            "steps": result.certificate.values.get("steps", 0.0),
+            "certified": result.certified,
         }
     ]
 

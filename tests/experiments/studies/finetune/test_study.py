@@ -99,6 +99,14 @@ def test_wrong_options_are_refused(call, arguments, said):
     assert said in err
 
 
+@pytest.mark.usefixtures("failing_attacks")
+def test_an_attack_that_fails_is_tried_again(call, tmp_path):
+    code, _, err = call("--backbones", "drawn", "--recipes", "head", "--images", "1")
+    assert code == 2
+    assert "OutOfMemoryError: full; the same command tries it again" in err
+    assert not (tmp_path / "results.jsonl").exists()
+
+
 def test_rounds_before_the_attacked_one_move_the_factors_alone(monkeypatch):
     monkeypatch.setattr(study, "HELD", 5)
     study.at_round.cache_clear()

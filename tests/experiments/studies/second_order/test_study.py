@@ -59,6 +59,14 @@ def test_wrong_options_are_refused(call, arguments, said):
     assert said in err
 
 
+@pytest.mark.usefixtures("failing_attacks")
+def test_an_attack_that_fails_is_tried_again(call, tmp_path):
+    code, _, err = call("--models", "stock", "--shares", "everything", "--images", "1")
+    assert code == 2
+    assert "OutOfMemoryError: full; the same command tries it again" in err
+    assert not (tmp_path / "results.jsonl").exists()
+
+
 def test_errors_are_averaged_before_decibels_and_refusals_count_nothing():
     entries = [{**ENTRY, "squared_error": 1e-2}, {**ENTRY, "squared_error": 1e-8, "certified": False}]
     row = second_order.cell([*entries, {"unit": "built/everything/gauss_newton/2", "refused": "why"}])
