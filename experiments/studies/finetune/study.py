@@ -21,6 +21,7 @@ from experiments.studies.finetune.options import arguments
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.options import matching_names
 from experiments.studies.harness.study import Page, Study, Table, Unit
+from experiments.studies.harness.tables import number
 from experiments.studies.harness.victims import finished
 from experiments.studies.second_order.references import behind_rounding, linear
 from experiments.studies.second_order.study import BUDGETS, EXACT, cell
@@ -223,7 +224,7 @@ def page(entries: Sequence[Mapping[str, Any]], cells: Sequence[Cell], images: in
         shared = [values[name] for name in ("floor", "median", "guess", "public", "rounding")]
         counts = [values[name] for name in ("exact", "certified", "done")]
         record.append([*astuple(one), numbers, values["rank"], values["unknowns"], *shared, *counts])
-        shown = ["" if value is None else f"{value:.1f}" for value in shared]
+        shown = [number(value, ".1f") for value in shared]
         exact = f"{values['exact']} of {values['done']}"
         directions = "" if values["rank"] is None else f"{values['rank']} of {values['unknowns']}"
         row = [BACKBONES[one.backbone], one.case, str(one.batch), f"{numbers:,}", directions, *shown]

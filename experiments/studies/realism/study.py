@@ -8,6 +8,7 @@ from typing import Any
 
 from experiments.studies.harness.options import matching_names
 from experiments.studies.harness.study import Page, Study, Table, Unit, check
+from experiments.studies.harness.tables import number
 from experiments.studies.realism.figure import draw_strips
 from experiments.studies.realism.options import arguments
 from experiments.studies.realism.rungs import RUNGS
@@ -88,8 +89,8 @@ def page(entries: Sequence[Mapping[str, Any]], names: Sequence[str], options: ar
         record.append([name, *(line[key] for key in NAMES[1:])])
         shown = [said(own, family, line[title]) for title, family in FAMILIES.items()]
         found = f"{line['recognisable']} of {line['pictures']}"
-        moved = "the same" if line["moved"] > SAME else _db(line["moved"])
-        rest = [_db(line["own"]), moved, *(_db(line[key]) for key in ("guess", "nearest"))]
+        moved = "the same" if line["moved"] > SAME else number(line["moved"], ".1f")
+        rest = [number(line["own"], ".1f"), moved, *(number(line[key], ".1f") for key in ("guess", "nearest"))]
         rows.append([name, str(line["pictures"]), *shown, found, *rest, beside_of(own), labels_of(own)])
     draw_strips(options.out, best)
     accuracy = next((entry["accuracy"] for entry in entries if "accuracy" in entry), None)
@@ -155,7 +156,7 @@ def psnrs(entries: Sequence[Mapping[str, Any]], name: str, key: str = "psnrs") -
 def said(entries: Sequence[Mapping[str, Any]], family: Sequence[str], value: float | None) -> str:
     """A family's cell: its best, or why there is none."""
     if value is not None:
-        return _db(value)
+        return number(value, ".1f")
     return "refused" if any(entry.get("attack") in family for entry in entries) else "not run"
 
 
@@ -166,15 +167,11 @@ def beside_of(entries: Sequence[Mapping[str, Any]]) -> str:
     if "none" in found:
         return str(found["none"])
     rounding = found["rounding"]
-    left = f"{found['rank']} of {found['unknowns']} directions" if rounding is None else _db(rounding)
-    return f"{_db(found['reference'])} / {left}"
+    left = f"{found['rank']} of {found['unknowns']} directions" if rounding is None else number(rounding, ".1f")
+    return f"{number(found['reference'], '.1f')} / {left}"
 
 
 def labels_of(entries: Sequence[Mapping[str, Any]]) -> str:
     """The mean share of labels that are right."""
     shares = [entry["labels"] for entry in entries if entry.get("attack") == LABELS and "labels" in entry]
     return f"{100 * sum(shares) / len(shares):.0f} %" if shares else "refused"
-
-
-def _db(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"

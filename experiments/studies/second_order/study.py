@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -17,10 +18,12 @@ import fedsim
 from attacks.base import Attack
 from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt
 from attacks.optimization.second_order.starts import STARTS
+from attacks.result import psnr_of
 from defenses import QSGD, Defense, GradientNoise, Half, TopK, Withhold
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.options import matching_names
 from experiments.studies.harness.study import Page, Study, Table, Unit, check
+from experiments.studies.harness.tables import mean, number
 from experiments.studies.harness.victims import finished
 from experiments.studies.second_order import victims
 from experiments.studies.second_order.options import arguments
@@ -171,7 +174,7 @@ def beside(settings: Mapping[str, Any]) -> Entry:
         jacobian, std, floor = linear(*observed(settings, index), prior)
         each.append(information(jacobian, std))
         facts.append(determined(jacobian, floor))
-    left = sorted(one.rounding_psnr for one in facts)[len(facts) // 2]
+    left = median(one.rounding_psnr for one in facts)
     result: Entry = {"rank": min(one.rank for one in facts), "unknowns": facts[0].unknowns}
     result["rounding"] = left if math.isfinite(left) else None
     noisy = SHARES[settings["share"]].relative > 0
@@ -219,11 +222,11 @@ def page(
         named = (f"{model}/{share}/{attack}/", f"{model}/{share}/beside")
         values = cell([e for e in entries if e["unit"].startswith(named)])
         record.append([model, share, attack, *values.values()])
-        shown = [_db(values[name]) for name in ("floor", "median", "guess", "white", "public", "rounding")]
+        shown = [number(values[name], ".1f") for name in ("floor", "median", "guess", "white", "public", "rounding")]
         if values["refused"]:
             shown[0] = "refused"
         exact = f"{values['exact']} of {values['done']}"
-        spent = [f"{values[name]:{form}}" if values[name] is not None else "" for name, form in SPENT.items()]
+        spent = [number(values[name], form) for name, form in SPENT.items()]
         rows.append([MODELS[model], share, attack, *shown[:2], exact, str(values["certified"]), *shown[2:], *spent])
     header = [
         "model",
@@ -268,7 +271,7 @@ def _nearest(models: Set[str], images: int, settings: Mapping[str, Any]) -> str:
             apart = torch.cdist(private, held.images().double().flatten(1)).square() / private.shape[1]
             error = float(apart.min(dim=1).values.mean())
             named = "digits" if source.pictures is None else "pictures"
-            found.append(f"is at {_psnr(error):.1f} dB among {len(held)} {named}")
+            found.append(f"is at {psnr_of(error):.1f} dB among {len(held)} {named}")
     return " and ".join(sorted(found)) or "is not known"
 
 
@@ -276,28 +279,16 @@ def cell(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The numbers of a row."""
     done = [entry for entry in entries if "squared_error" in entry]
     beside_it = next((entry for entry in entries if "rank" in entry), {})
-    errors = sorted(entry["squared_error"] for entry in done)
-    decibels = [_psnr(error) for error in errors]
+    errors = [entry["squared_error"] for entry in done]
+    decibels = [psnr_of(error) for error in errors]
     return {
-        "floor": _psnr(sum(errors) / len(errors)) if errors else None,
-        "median": decibels[len(errors) // 2] if errors else None,
+        "floor": psnr_of(sum(errors) / len(errors)) if errors else None,
+        "median": median(decibels) if decibels else None,
         "exact": sum(value >= EXACT for value in decibels),
         "done": len(done),
         "refused": sum("refused" in entry for entry in entries),
         "certified": sum(entry["certified"] for entry in done),
-        "guess": _psnr(sum(e["guess"] for e in done) / len(done)) if done else None,
+        "guess": psnr_of(sum(e["guess"] for e in done) / len(done)) if done else None,
         **{name: beside_it.get(name) for name in ("white", "public", "rounding", "rank", "unknowns")},
-        **{name: _mean([entry[name] for entry in done if name in entry]) for name in SPENT},
+        **{name: mean(entry.get(name) for entry in done) for name in SPENT},
     }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _psnr(squared_error: float) -> float:
-    return -10.0 * math.log10(max(squared_error, 1e-30))
-
-
-def _db(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"

@@ -76,6 +76,12 @@ def test_errors_are_averaged_before_decibels_and_refusals_count_nothing():
     assert second_order.cell([])["floor"] is None
 
 
+def test_the_median_of_an_even_number_lies_between_the_two_in_the_middle():
+    entries = [{**ENTRY, "squared_error": error} for error in (1e-2, 1e-5, 1e-3, 1e-1)]
+    assert second_order.cell(entries)["median"] == pytest.approx(25.0)
+    assert second_order.cell(entries[:3])["median"] == pytest.approx(30.0)
+
+
 def test_what_is_shared_is_what_it_says():
     shared = {name: tensors("built", name) for name in second_order.SHARES}
     assert all("bias" in name for name in shared["biases alone"])
