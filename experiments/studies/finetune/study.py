@@ -85,16 +85,23 @@ def run(options: argparse.Namespace) -> None:
         RunError: a unit failed.
     """
     images = (8 if options.scale == "paper" else 3) if options.images is None else options.images
-    if not 1 <= images <= MOST:
-        raise ConfigError("--images", images, f"1 to {MOST}")
     pictures = None if options.pictures is None else str(options.pictures.resolve())
     known = {"drawn": BACKBONES["drawn"]} if pictures else BACKBONES
     backbones = matching_names("--backbones", known, options.backbones)
     cases = matching_names("--recipes", CASES, options.recipes)
     steps, restarts = BUDGETS[options.scale]
     batches = sorted(set(options.batches))
-    if not 1 <= batches[0] <= batches[-1] <= MOST:
-        raise ConfigError("--batches", " ".join(map(str, batches)), f"1 to {MOST}")
+    available = _source(pictures).available
+    most, where = min(MOST, available), f", {pictures} having {available} private images" if pictures else ""
+    if not 1 <= batches[0] <= batches[-1] <= most:
+        raise ConfigError("--batches", " ".join(map(str, batches)), f"1 to {most}{where}")
+    for batch in batches:
+        if not 1 <= images <= most // batch * batch:
+            raise ConfigError("--images", images, f"1 to {most // batch * batch} in batches of {batch}{where}")
+    if any(CASES[case].server_round > 1 for case in cases) and available < (needed := FIRST + HELD * CLIENTS):
+        raise ConfigError(
+            "--pictures", pictures, f"a folder with {needed} private images for rounds after the first, not {available}"
+        )
     for start in options.starts:
         one_of("--starts", start, STARTS)
     settings = {"steps": steps, "restarts": restarts, "seed": options.seed, "pictures": pictures}

@@ -7,12 +7,12 @@ from statistics import median
 from typing import Any
 
 from experiments.studies.harness.options import matching_names
-from experiments.studies.harness.study import Page, Study, Table, Unit, check
+from experiments.studies.harness.study import Page, Study, Table, Unit
 from experiments.studies.harness.tables import number
 from experiments.studies.realism.figure import draw_strips
 from experiments.studies.realism.options import arguments
 from experiments.studies.realism.rungs import RUNGS
-from experiments.studies.realism.victims import STEPS
+from experiments.studies.realism.victims import STEPS, RungClients
 from experiments.studies.realism.work import CLOSED, FIRST_ORDER, LABELS, SECOND_ORDER, work
 from fedsim.errors import ConfigError
 from fedsim.report.thresholds import is_recognisable
@@ -56,13 +56,15 @@ def run(options: argparse.Namespace) -> None:
     images = (8 if options.pictures is None else 3) if options.images is None else options.images
     if not 1 <= images <= MOST:
         raise ConfigError("--images", images, f"1 to {MOST}")
-    check(options)
     names = matching_names("--rungs", RUNGS, options.rungs)
     folder = None if options.pictures is None else str(options.pictures.resolve())
     large = options.scale == "paper"
     most = (8 if large else 2) if folder is None else 1
     settings = {"pictures": folder, "seed": options.seed, "scale": options.scale, "second_order": most}
     count = {name: -(-images // RUNGS[name].pictures) for name in names}
+    needed = max(count[name] * RUNGS[name].pictures for name in names)
+    if folder is not None and needed > (held := RungClients("start", settings, options.out).available):
+        raise ConfigError("--pictures", folder, f"a folder whose clients hold {needed} images, not {held}")
     units = [
         Unit.of(options, f"{name}/{number}", {"rung": name, "number": number, **settings})
         for number in range(images)

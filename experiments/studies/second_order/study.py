@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import resource
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from attacks.result import psnr_of
 from defenses import QSGD, Defense, GradientNoise, Half, TopK, Withhold
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.options import matching_names
-from experiments.studies.harness.study import Page, Study, Table, Unit, check
+from experiments.studies.harness.study import Page, Study, Table, Unit
 from experiments.studies.harness.tables import mean, number
 from experiments.studies.harness.victims import finished
 from experiments.studies.second_order import victims
@@ -31,7 +30,8 @@ from experiments.studies.second_order.references import ROWS_EACH, left_by_round
 from experiments.studies.second_order.victims import DIGITS, DIGITS_MODELS, MODELS, PRIVATE, SHAPE, Victims, public
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.bounds.references import determined, gaussian_reference, information, prior_precision
-from fedsim.errors import ConfigError, one_of
+from fedsim.errors import one_of
+from fedsim.memory.peak import peak_memory
 from fedsim.observation import Observation
 
 READ = ["patch_embed.*", "pos_embed", "blocks.0.attn.qkv.*", "blocks.0.mlp.*"]
@@ -87,11 +87,10 @@ def run(options: argparse.Namespace) -> None:
         RunError: a unit failed.
     """
     images = (20 if options.scale == "paper" else 3) if options.images is None else options.images
-    if not 1 <= images <= PRIVATE:
-        raise ConfigError("--images", images, f"1 to {PRIVATE}")
-    check(options)
     known = DIGITS_MODELS if options.pictures is None else MODELS
     models = matching_names("--models", known, options.models)
+    for source in {Victims.of(model, options.pictures) for model in models}:
+        source.check_count(images)
     shares = matching_names("--shares", SHARES, options.shares)
     for start in options.starts:
         one_of("--starts", start, STARTS)
@@ -134,7 +133,7 @@ def work(unit: Unit) -> list[Entry]:
             "guess": float((images - _victims(settings).public().mean).square().mean()),
             "seconds": result.seconds,
             "cpu_seconds": time.process_time() - used,
-            "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+            "peak_gib": peak_memory().resident / 2**30,
             "steps": result.certificate.values.get("steps", 0.0),
             "certified": result.certified,
         }

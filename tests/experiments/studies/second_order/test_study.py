@@ -126,6 +126,15 @@ def test_a_folders_images_of_32_pixels_are_shared_by_vit_tiny(pictures):
     assert fixed["patch_embed.proj.weight"].dtype == torch.float32
 
 
+def test_more_images_than_a_folder_has_are_refused_before_any_work(call, pictures, refuse_work):
+    refuse_work(second_order)
+    code, _, err = call("--pictures", pictures, "--models", "built", "vit_tiny_8", "--images", "4")
+    assert code == 2
+    assert f"--images=4: must be 1 to 3, {pictures} having 3 private images" in err
+    code, _, err = call("--models", "built", "--images", "1001")
+    assert "--images=1001: must be 1 to 1000\n" in err
+
+
 def test_closed_forms_stand_beside_the_search_and_a_refusal_is_said(call, tmp_path):
     models, attacks = ["built", "sincos"], ["patch_gradient", "first_block"]
     code, out, err = call("--models", *models, "--attacks", *attacks, "--shares", "everything", "--images", "1")
