@@ -1,5 +1,6 @@
 """Between an attack's image and the mean of public ones, what explains the update best."""
 
+import math
 from dataclasses import replace
 
 import torch
@@ -58,6 +59,8 @@ def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstru
     each = examples_behind(observation)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         costs = [float(residual(_batch(observation, one, each)).square().sum()) for one in line]
+    if not all(map(math.isfinite, costs)):
+        return result
     best = min(range(len(line)), key=lambda index: costs[index])
     left = LEFT_BY_ONE if each == 1 else LEFT_BY_SEVERAL
     share = SHARES[best]
@@ -76,10 +79,16 @@ def _can_be_weighed(observation: Observation) -> bool:
     """Whether each defense's part is known, no number is rounded by a step of its own, and no unit is dropped."""
     if observation.protocol.training_mode and random_drops(observation.build_model()):
         return False
-    rounded = any(
-        isinstance(effect, effects.Quantises) and effect.per == "coordinate" for effect in observation.effects
-    )
-    return not rounded and all(isinstance(effect, WEIGHED) for effect in observation.effects)
+    return all(isinstance(effect, WEIGHED) and not _hides(effect, observation) for effect in observation.effects)
+
+
+def _hides(effect: effects.Effect, observation: Observation) -> bool:
+    """Whether it rounds each number by a step of its own, or scales parts of the update by factors that do not show."""
+    if isinstance(effect, effects.Quantises):
+        return effect.per == "coordinate"
+    if not isinstance(effect, effects.Clips) or effect.per in ("update", "step"):
+        return False
+    return effect.per != "example" or observation.update.kind != "gradient" or examples_behind(observation) > 1
 
 
 def _residual(observation: Observation, prior: ImagePrior, labels: Tensor | None) -> Residual:

@@ -125,8 +125,10 @@ def clip_norm(observation: Observation, choice: str) -> float | None:
 
 
 def _clip_bounds(observation: Observation) -> list[float]:
-    """The norms that defenses scale the whole update down to."""
-    clips = (effect for effect in observation.effects if isinstance(effect, Clips) and effect.per == "update")
+    """The norms that defenses scale the whole update down to: of one image's gradient an example's norm is its own."""
+    alone = observation.update.kind == "gradient" and examples_behind(observation) == 1
+    whole = ("update", "example") if alone else ("update",)
+    clips = (effect for effect in observation.effects if isinstance(effect, Clips) and effect.per in whole)
     return [clip.max_norm for clip in clips if math.isfinite(clip.max_norm)]
 
 

@@ -26,7 +26,7 @@ from experiments.matrix.rows import (
     read_rows,
     training_config,
 )
-from experiments.matrix.units import AUDIT, TRAINING, End, MatrixRun, UnitWorker, check_unit, finished, run_unit
+from experiments.matrix.units import AUDIT, TRAINING, MatrixRun, UnitEnd, UnitWorker, check_unit, finished, run_unit
 from fedsim.report.matrix.files import build_matrix_report, write_matrix
 from fedsim.report.matrix.verdict import verdicts
 from fedsim.report.matrix.wording import few
@@ -135,7 +135,7 @@ def _with_engine(
     return with_engine(config, count(len(units), "run"), of_all)
 
 
-def _ends(progress: MatrixProgress) -> Iterator[tuple[MatrixRun, End]]:
+def _ends(progress: MatrixProgress) -> Iterator[tuple[MatrixRun, UnitEnd]]:
     """Each unit as it ends. An audit of the trained model waits for its row's first training."""
     config = progress.config
     waiting = [unit for unit in progress.units if unit not in progress.ends]
@@ -147,7 +147,7 @@ def _ends(progress: MatrixProgress) -> Iterator[tuple[MatrixRun, End]]:
         yield unit, _untrained(progress, unit) or run_unit(unit)
 
 
-def _side_by_side(progress: MatrixProgress, waiting: list[MatrixRun]) -> Iterator[tuple[MatrixRun, End]]:
+def _side_by_side(progress: MatrixProgress, waiting: list[MatrixRun]) -> Iterator[tuple[MatrixRun, UnitEnd]]:
     """A unit for each worker, within one process: small runs spend most of their time starting workers otherwise."""
     import ray
 
@@ -170,7 +170,7 @@ def _side_by_side(progress: MatrixProgress, waiting: list[MatrixRun]) -> Iterato
                 pool.submit(unit, partial(_run_on, _inline(unit, plain(simulation))))
                 progress.running.append(unit)
             for ended in pool.wait(SECONDS_BETWEEN_LOOKS) + pool.expire(_limit(progress)):
-                yield ended.tag, ended.value or End("failed", ended.error or "")
+                yield ended.tag, ended.value or UnitEnd("failed", ended.error or "")
     finally:
         pool.close()
 
@@ -194,15 +194,15 @@ def _limit(progress: MatrixProgress) -> float:
     return max(attacks, rounds)
 
 
-def _training(progress: MatrixProgress, audit: MatrixRun) -> End | None:
+def _training(progress: MatrixProgress, audit: MatrixRun) -> UnitEnd | None:
     """The end of the training whose checkpoint the audit needs."""
     training = next(unit for unit in progress.units if unit.row == audit.row and unit.kind == TRAINING)
     return progress.ends.get(training)
 
 
-def _untrained(progress: MatrixProgress, unit: MatrixRun) -> End | None:
+def _untrained(progress: MatrixProgress, unit: MatrixRun) -> UnitEnd | None:
     """Why an audit of a trained model cannot be: its training did not end well."""
     training = _training(progress, unit) if unit.checkpoint is not None else None
     if training is None or training.status == "done":
         return None
-    return End(training.status, f"without a trained model: {training.reason}")
+    return UnitEnd(training.status, f"without a trained model: {training.reason}")

@@ -12,7 +12,7 @@ from typing import Self
 
 from experiments.cli.progress import Bars
 from experiments.matrix.rows import Asked
-from experiments.matrix.units import AUDIT, TRAINING, End, MatrixRun, judges_updates, updates_of
+from experiments.matrix.units import AUDIT, TRAINING, MatrixRun, UnitEnd, judges_updates, updates_of
 from fedsim.report.matrix.cells import Matrix, MatrixCell, MatrixColumn, MatrixRow, RowState, with_front
 from fedsim.report.matrix.read import read_cells, read_counts, read_training
 from fedsim.report.matrix.wording import counts_text, leakage_text
@@ -39,7 +39,7 @@ class MatrixProgress:
     columns: Sequence[MatrixColumn]
     units: Sequence[MatrixRun]
     test_pictures: int | None = None
-    ends: dict[MatrixRun, End] = field(default_factory=dict)
+    ends: dict[MatrixRun, UnitEnd] = field(default_factory=dict)
     running: list[MatrixRun] = field(default_factory=list)
     workers: int = 1
     start: float = field(default_factory=time.perf_counter)
@@ -59,7 +59,7 @@ class MatrixProgress:
         """Of all calls together."""
         return self._before + time.perf_counter() - self.start
 
-    def end(self, unit: MatrixRun, end: End) -> None:
+    def end(self, unit: MatrixRun, end: UnitEnd) -> None:
         """A unit has ended in this call."""
         self.ends[unit] = end
         if unit in self.running:
@@ -104,7 +104,7 @@ class MatrixProgress:
 
     def stage(self, unit: MatrixRun) -> RowState:
         """The unit as the page shows it."""
-        end = self.ends.get(unit, End("pending"))
+        end = self.ends.get(unit, UnitEnd("pending"))
         page = unit.folder / "report.html"
         link = page.relative_to(self.root.resolve()).as_posix() if page.is_file() else None
         return RowState(end.status, end.reason, end.seconds, link)
@@ -160,7 +160,7 @@ def read_matrix(progress: MatrixProgress) -> Matrix:
     )
 
 
-def describe_end(progress: MatrixProgress, unit: MatrixRun, end: End) -> str:
+def describe_end(progress: MatrixProgress, unit: MatrixRun, end: UnitEnd) -> str:
     """`row mjp (training, seed 0): accuracy 91.2 %  (3/16 trainings, 21/112 cells, about 4 min left)`."""
     told = end.reason
     if end.status == "done":

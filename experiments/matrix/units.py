@@ -87,7 +87,7 @@ class MatrixRun:
 
 
 @dataclass(frozen=True)
-class End:
+class UnitEnd:
     """What became of a unit: `done`, `refused` for its settings, or `failed`."""
 
     status: str
@@ -95,12 +95,12 @@ class End:
     seconds: float | None = None
 
 
-def finished(unit: MatrixRun) -> End | None:
+def finished(unit: MatrixRun) -> UnitEnd | None:
     """How an earlier call ended the unit; None if it did not, or if attacks are new to it."""
     sealed = _read(unit.folder / SEAL)
     if sealed is None or not set(unit.config["attack"]) <= set(sealed["attacks"]):
         return None
-    return End("done", seconds=sealed["seconds"])
+    return UnitEnd("done", seconds=sealed["seconds"])
 
 
 def check_unit(unit: MatrixRun) -> None:
@@ -123,7 +123,7 @@ def check_unit(unit: MatrixRun) -> None:
             )
 
 
-def run_unit(unit: MatrixRun) -> End:
+def run_unit(unit: MatrixRun) -> UnitEnd:
     """Run it to its end, whatever that is, and seal its folder where nothing is left to do."""
     start = time.perf_counter()
     run: Callable[[MatrixRun], None] = _train if unit.kind == TRAINING else _audit
@@ -132,13 +132,13 @@ def run_unit(unit: MatrixRun) -> End:
     except ConfigFault as error:  # a defense's own refusal comes wrapped in Hydra's
         known = config_error(error)
         unread = known is not None and known.key == "model.checkpoint"  # says nothing about the row's settings
-        return End("failed" if unread else "refused", one_line(error, "matrix", []))
+        return UnitEnd("failed" if unread else "refused", one_line(error, "matrix", []))
     except RunError as error:
-        return End("failed", str(error))
+        return UnitEnd("failed", str(error))
     except Exception as error:  # noqa: BLE001 - defenses are plug-ins: one that breaks must not take the others with it
         _write_text(unit.folder / TRACEBACK, traceback.format_exc())
-        return End("failed", f"{type(error).__name__}: {error}")
-    return End("done", seconds=time.perf_counter() - start)
+        return UnitEnd("failed", f"{type(error).__name__}: {error}")
+    return UnitEnd("done", seconds=time.perf_counter() - start)
 
 
 class UnitWorker(PooledWorker):
@@ -149,7 +149,7 @@ class UnitWorker(PooledWorker):
         quiet_libraries()
         torch.set_num_threads(threads)
 
-    def run(self, unit: MatrixRun) -> End:
+    def run(self, unit: MatrixRun) -> UnitEnd:
         return run_unit(unit)
 
 

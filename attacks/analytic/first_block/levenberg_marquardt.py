@@ -13,15 +13,15 @@ DAMPING_RANGE = (1e-14, 1e8)
 
 
 @dataclass(frozen=True)
-class Normal:
+class Squares:
     """‖r‖², Jᵀr and JᵀJ of each system."""
 
     cost: Float[Tensor, " systems"]
     gradient: Float[Tensor, "systems unknowns"]
     matrix: Float[Tensor, "systems unknowns unknowns"]
 
-    def where(self, chosen: Tensor, other: "Normal") -> "Normal":
-        return Normal(
+    def where(self, chosen: Tensor, other: "Squares") -> "Squares":
+        return Squares(
             torch.where(chosen, self.cost, other.cost),
             torch.where(chosen[:, None], self.gradient, other.gradient),
             torch.where(chosen[:, None, None], self.matrix, other.matrix),
@@ -37,8 +37,11 @@ class Step:
 
 
 def deflated(
-    normal: Normal, x: Float[Tensor, "systems unknowns"], known: Float[Tensor, "systems known unknowns"], radius: float
-) -> Normal:
+    normal: Squares,
+    x: Float[Tensor, "systems unknowns"],
+    known: Float[Tensor, "systems known unknowns"],
+    radius: float,
+) -> Squares:
     """The system η r with η² = Π(1 + radius²/‖x - x_k‖²), which no longer vanishes at the known x_k.
 
     The deflation of Farrell et al. 2015. Unknown entries of `known` are inf: they change nothing.
@@ -51,7 +54,7 @@ def deflated(
     slope = slope.sum(dim=1)
     cross = normal.gradient[:, :, None] * slope[:, None]
     outer = normal.cost[:, None, None] * slope[:, :, None] * slope[:, None]
-    return Normal(
+    return Squares(
         factor * normal.cost,
         factor[:, None] * (normal.gradient + normal.cost[:, None] * slope),
         factor[:, None, None] * (normal.matrix + cross + cross.mT + outer),
@@ -59,7 +62,9 @@ def deflated(
 
 
 def minimise(
-    evaluate: Callable[[Float[Tensor, "systems unknowns"]], Normal], x: Float[Tensor, "systems unknowns"], steps: int
+    evaluate: Callable[[Float[Tensor, "systems unknowns"]], Squares],
+    x: Float[Tensor, "systems unknowns"],
+    steps: int,
 ) -> tuple[Float[Tensor, "systems unknowns"], list[Step]]:
     """Damped Gauss-Newton steps, each system with its own damping; a step that raises the cost is not taken."""
     damping = torch.full((len(x),), DAMPING, dtype=x.dtype, device=x.device)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from attacks.analytic.first_block.levenberg_marquardt import Normal, deflated, minimise
+from attacks.analytic.first_block.levenberg_marquardt import Squares, deflated, minimise
 from attacks.analytic.first_block.residual import HiddenSystem
 from attacks.analytic.first_block.subspaces import AffineSet
 
@@ -131,7 +131,7 @@ def _search(
 ) -> None:
     """One start of the positions `rows`; what it finds goes into `found`."""
 
-    def evaluate(x: Float[Tensor, "rows free"]) -> Normal:
+    def evaluate(x: Float[Tensor, "rows free"]) -> Squares:
         return deflated(_normal(system, rows, x), x, found.x[rows], 0.3 * spread)
 
     x, way = minimise(evaluate, x, steps)
@@ -150,10 +150,10 @@ def _search(
     found.counts[where] += 1
 
 
-def _normal(system: HiddenSystem, rows: Tensor, x: Float[Tensor, "rows free"]) -> Normal:
+def _normal(system: HiddenSystem, rows: Tensor, x: Float[Tensor, "rows free"]) -> Squares:
     at = system.at(rows, x)
     transposed = at.jacobian.mT
-    return Normal(at.values.square().sum(dim=1), (transposed @ at.values[..., None])[..., 0], transposed @ at.jacobian)
+    return Squares(at.values.square().sum(dim=1), (transposed @ at.values[..., None])[..., 0], transposed @ at.jacobian)
 
 
 def _spread(found: Solutions) -> float:

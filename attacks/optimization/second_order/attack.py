@@ -43,11 +43,11 @@ class GaussNewton(GradientMatching):
         super().__init__(problem, search or LevenbergMarquardt(), budget or Budget(save_every=5), parametrisation)
         labels, objective, updates = self.problem.labels, self.problem.objective, self.problem.local_updates
         require("labels", labels, labels != "joint", "a rule: classes are no unknowns of the residual")
-        require("objective", objective, objective is None, "left out: it is the residual's squared norm")
+        name = type(objective).__name__
+        require("objective", name, objective is None, "left out: it is the residual's squared norm")
         require("local_updates", updates, updates != "surrogate", "auto, gradient or unroll")
-        require(
-            "priors", self.problem.terms, not self.problem.terms, "left out: its prior is image_mean, image_std, decay"
-        )
+        terms = sorted(self.problem.terms)
+        require("priors", terms, not terms, "left out: `prior` is its own (image_mean, image_std, decay, colour)")
 
     def check(self, observation: Observation) -> None:
         super().check(observation)

@@ -27,7 +27,7 @@ SHRINK = 1.0 / 3.0
 
 
 @dataclass
-class Damped:
+class LMState:
     """Where a search stands, and its damping.
 
     Attributes:
@@ -56,7 +56,7 @@ class Linearised(Protocol):
 
 
 @runtime_checkable
-class Bends(Linearised, Protocol):
+class GeodesicAcceleration(Linearised, Protocol):
     """A linear model that is solved again for little: its steps follow the curve of the residual."""
 
     def bend(
@@ -66,7 +66,7 @@ class Bends(Linearised, Protocol):
 
 
 @dataclass(frozen=True)
-class Normal:
+class NormalEquations:
     """‖r‖², JᵀJ and Jᵀr: those of several rounds are sums, so that one round's J is held at a time."""
 
     cost: float
@@ -74,21 +74,21 @@ class Normal:
     slope: Float[Tensor, " unknowns"]
 
     @classmethod
-    def of(cls, r: Float[Tensor, " rows"], J: Float[Tensor, "rows unknowns"]) -> "Normal":
+    def of(cls, r: Float[Tensor, " rows"], J: Float[Tensor, "rows unknowns"]) -> "NormalEquations":
         return cls(float(r.square().sum()), gram(J.T), J.T @ r)
 
-    def __add__(self, other: "Normal") -> "Normal":
-        return Normal(self.cost + other.cost, self.matrix + other.matrix, self.slope + other.slope)
+    def __add__(self, other: "NormalEquations") -> "NormalEquations":
+        return NormalEquations(self.cost + other.cost, self.matrix + other.matrix, self.slope + other.slope)
 
 
-class Whole:
+class DenseModel:
     """J whole: Δ = -(JᵀJ + λD)⁻¹Jᵀr with D the diagonal of JᵀJ.
 
     Args:
         back: Jᵀ of a vector.
     """
 
-    def __init__(self, normal: Normal, back: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, normal: NormalEquations, back: Callable[[Tensor], Tensor]) -> None:
         self.cost, self._back = normal.cost, back
         self._normal, self._slope = normal.matrix, normal.slope
         diagonal = self._normal.diagonal()
@@ -108,7 +108,7 @@ class Whole:
 
 
 def take_step(
-    state: Damped,
+    state: LMState,
     residual: Callable[[Tensor], Float[Tensor, " rows"]],
     linearised: Callable[[Tensor], Linearised],
 ) -> None:
@@ -121,8 +121,8 @@ def take_step(
     state.cost = model.cost
     for _ in range(REFUSALS):
         step, predicted = model.step(state.damping)
-        bends = isinstance(model, Bends)
-        if isinstance(model, Bends):
+        bends = isinstance(model, GeodesicAcceleration)
+        if isinstance(model, GeodesicAcceleration):
             bent, share = model.bend(state.damping, step, second_derivative(residual, state.x, step))
             step = step + bent if share <= MOST_BENT else torch.full_like(step, math.nan)
         cost = float(residual(state.x + step).square().sum())

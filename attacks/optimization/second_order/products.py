@@ -17,7 +17,7 @@ MOST = 100
 """Iterations of one step; where they do not do, the sketch is of too far away. It costs as much as hundreds of them."""
 
 
-class ByProducts:
+class MatrixFree:
     """Linear models of one residual, which share a sketch as long as it serves.
 
     Args:
@@ -60,7 +60,7 @@ class ByProducts:
 class Products:
     """(JᵀJ + λ)Δ = -Jᵀr over the active coordinates, λ in units of their mean curvature."""
 
-    def __init__(self, system: ByProducts, x: Float[Tensor, " unknowns"]) -> None:
+    def __init__(self, system: MatrixFree, x: Float[Tensor, " unknowns"]) -> None:
         self._system, self._x = system, x
         self._sketch = system.sketch(x)
         with torch.enable_grad():

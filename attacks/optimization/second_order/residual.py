@@ -15,7 +15,7 @@ from attacks.optimization.matching.local_steps import UpdateMap
 from attacks.optimization.matching.victim import make_victim
 from attacks.optimization.problem import Problem, clip_norm, make_update_map
 from attacks.optimization.second_order.errors import autocast_of, reads_adam, rounding_of, unit_scale
-from attacks.optimization.second_order.levenberg_marquardt import Normal
+from attacks.optimization.second_order.levenberg_marquardt import NormalEquations
 from attacks.optimization.second_order.sketch import Pieces
 from fedsim.bounds.gaussian_prior import ImagePrior
 from fedsim.effects import Sparsifies
@@ -65,9 +65,9 @@ class Residual:
         """J whole, in float64, `together` columns at a time."""
         return jacobian_transposed(self._weighed, x, together).T
 
-    def normal(self, x: Float[Tensor, " unknowns"], together: int = CHUNK) -> Normal:
+    def normal(self, x: Float[Tensor, " unknowns"], together: int = CHUNK) -> NormalEquations:
         """‖r‖², JᵀJ and Jᵀr, by one round's J after the other."""
-        parts = (Normal.of(one(x), one.jacobian(x, together)) for one in self.rounds or (self,))
+        parts = (NormalEquations.of(one(x), one.jacobian(x, together)) for one in self.rounds or (self,))
         return reduce(operator.add, parts)
 
     def _weighed(self, x: Float[Tensor, " unknowns"]) -> tuple[Tensor, ...]:

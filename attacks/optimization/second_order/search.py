@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,15 +14,15 @@ from attacks.base import Frame
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, NotFiniteError, Search, SearchTask
-from attacks.optimization.second_order.approach import Approach
 from attacks.optimization.second_order.coordinates import first_order
 from attacks.optimization.second_order.ends import End, agreement, best_of
-from attacks.optimization.second_order.levenberg_marquardt import LEAST_FALL, PATIENCE, Damped, take_step
+from attacks.optimization.second_order.levenberg_marquardt import LEAST_FALL, PATIENCE, LMState, take_step
 from attacks.optimization.second_order.posterior import PosteriorMean, posterior_mean
-from attacks.optimization.second_order.products import ByProducts
+from attacks.optimization.second_order.products import MatrixFree
 from attacks.optimization.second_order.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL, shape_of
 from attacks.optimization.second_order.stages import Stage, make_plan
 from attacks.optimization.second_order.starts import STARTS, Starts
+from attacks.optimization.second_order.warm_start import WarmStart
 from attacks.result import psnr_of
 from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior
 from fedsim.errors import NotApplicable, one_of, require
@@ -43,7 +44,7 @@ LEFT_BY_NEAR, SURE = 1e-3, 1.0 - 1e-6
 SAME = 4.0
 """By how much ‖r‖² of two starts may differ that ended at the same image, and what counts as progress of one, in units
 of the noise."""
-SAVED = ("number", "stage", "taken", "stale", "before", "rows")
+SAVED = ("near", "number", "stage", "taken", "stale", "before", "rows")
 """What of a solution goes into its record as it is."""
 
 
@@ -94,11 +95,11 @@ class LevenbergMarquardt(Search):
         found = []
         for index, (problem, rng) in enumerate(zip(task.problems, rngs, strict=True)):
             part = task if len(task.problems) == 1 else task.part(f"victim-{index}")
-            found.append(_Solution(self, part, problem, rng).run())
+            found.append(_VictimSearch(self, part, problem, rng).run())
         return found
 
 
-class _Solution:
+class _VictimSearch:
     """One victim's starts, one after the other.
 
     What it would take to go on after a kill: the number of the start, its place and damping, and the best so far.
@@ -108,7 +109,7 @@ class _Solution:
         if problem.labels is None or problem.labels.is_floating_point():
             raise NotApplicable("second-order matching needs classes by a label rule: labels=auto")
         if problem.terms:
-            raise NotApplicable("second-order matching has a prior of its own: priors={}")
+            raise NotApplicable("second-order matching has a prior of its own: leave priors out")
         self.settings, self.task, self.problem = settings, task, problem
         self.shape = shape_of(problem)
         unknowns = math.prod(self.shape)
@@ -119,27 +120,30 @@ class _Solution:
         task.report(self.plan.directions)
         self.last = self.plan.stages[-1].residual
         self.seeds = torch.randint(2**62, (settings.restarts + 1,), generator=rng).tolist()
-        self.number, self.stage, self.taken, self.stale, self.before = 0, 0, 0, 0, math.inf
-        self.state: Damped | None = None
+        self.near_steps: list[int] = []
+        self.near, self.number, self.stage, self.taken, self.stale, self.before = 0, 0, 0, 0, 0, math.inf
+        self.state: LMState | None = None
         self.ends: list[End] = []
         self.rows: list[dict[str, float]] = []
         self.frames: list[Frame] = []
 
     def run(self) -> BestCandidate:
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            approach = Approach(self.problem, self.task, self.plan, self.prior, self.settings.steps, self._record)
+            warm_start = WarmStart(self.problem, self.task, self.plan, self.prior, self.settings.steps, self._came_near)
             most = MOST_PUBLIC if self.plan.whole else FEW_PUBLIC
-            starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], approach, most)
+            starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], warm_start, most)
+            planned = list(starts.of(self.settings.starts))
+            self.near_steps = [warm_start.steps_of(kind) for kind, _ in planned]
             self._go_on()
             kept = self._keep_solved(starts)
-            for number, (kind, make) in enumerate(() if kept else starts.of(self.settings.starts)):
+            for number, (kind, make) in enumerate(() if kept else planned):
                 if number < self.number:
                     continue
                 self.number = number
                 self._descend(kind, make)
                 if self._settled():
                     break
-                self.stage, self.taken, self.state, self.number = 0, 0, None, number + 1
+                self.near, self.stage, self.taken, self.state, self.number = 0, 0, 0, None, number + 1
             average = None if kept else self._average()
         if not self.ends and not self.rows:
             raise NotApplicable(f"none of its starts applies: {', '.join(self.settings.starts)}")
@@ -185,11 +189,14 @@ class _Solution:
             if start is None:
                 return
             state = self._begin(kind, start)
+            if self.near:  # the steps that came near are not taken again
+                self.state, self.stale, self.before = state, 0, math.inf
+                self._keep(state, now=True)
         stages, total = self.plan.stages, self.settings.steps
         for number in range(self.stage, len(stages)):
             stage, self.stage = stages[number], number
             if state is not self.state:
-                state, self.stale, self.before = Damped(state.x), 0, math.inf
+                state, self.stale, self.before = LMState(state.x), 0, math.inf
                 if not self.plan.whole and self._reached(stage, float(stage.residual(state.x).square().sum())):
                     continue
             while self.taken < total * (number + 1) // len(stages) and not state.ended:
@@ -209,14 +216,14 @@ class _Solution:
     def best(self) -> End:
         return best_of(self.ends)
 
-    def _begin(self, kind: str, start: Tensor) -> Damped:
+    def _begin(self, kind: str, start: Tensor) -> LMState:
         """A closed form has the low frequencies already; others are brought near first, where J is not whole."""
         x, coarse = self.plan.unknowns(start), self.plan.coarse
         if kind == "closed_form":
             self.stage = sum(stage.partial for stage in self.plan.stages)
         elif coarse is not None and self.settings.first_order:
             x = first_order(coarse, x.float(), self.settings.first_order).double()
-        return Damped(x)
+        return LMState(x)
 
     def _reached(self, stage: Stage, cost: float) -> bool:
         return stage.residual.before is None and cost <= stage.residual.floor
@@ -261,18 +268,26 @@ class _Solution:
         return psnr_of(float((images * std.view(1, -1, 1, 1)).square().mean()))
 
     def _drew(self, draw: int) -> None:
-        done = self._starts_in_all() * self.settings.steps + draw // DRAWS_A_STEP
+        done = self._steps_until(len(self.near_steps)) + draw // DRAWS_A_STEP
         self.task.session.progress(min(done, self._total()), self._total(), {"draw": float(draw)})
 
     def _left(self, cost: float) -> float:
         """What remains of ‖r‖² at the prior's mean, or of ‖W·f*‖² if that is less; 0 where the mean is no point."""
+        return cost / self._least if math.isfinite(self._least) and self._least > 0 else 0.0
+
+    @cached_property
+    def _mean(self) -> Tensor:
+        """The prior's, as a point."""
+        return self.problem.observation.normalised(self.prior.centre(self.shape)).flatten().to(self.task.device)
+
+    @cached_property
+    def _least(self) -> float:
+        """‖r‖² without an image: at the prior's mean, or ‖W·f*‖² if that is less; 0 where the mean is no point."""
         if not isinstance(self.problem.space, PixelSpace):
             return 0.0
-        mean = self.problem.observation.normalised(self.prior.centre(self.shape)).flatten().to(self.task.device)
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            at_mean = float(self.last(self.plan.unknowns(mean)).square().sum())
-        least = min(at_mean, float((self.last.weights * self.last.target).square().sum()))
-        return cost / least if math.isfinite(least) and least > 0 else 0.0
+            at_mean = float(self.last(self.plan.unknowns(self._mean)).square().sum())
+        return min(at_mean, float((self.last.weights * self.last.target).square().sum()))
 
     def _trust(self) -> float:
         """How far the best end is the image: 1 where it explains what was shared, 0 where hardly more than the mean.
@@ -291,11 +306,16 @@ class _Solution:
         """How alike ends of starts are, see `agreement`."""
         if not isinstance(self.problem.space, PixelSpace):
             return alone
-        mean = self.problem.observation.normalised(self.prior.centre(self.shape)).flatten().to(self.best.x)
-        return agreement([End(end.cost, self.plan.point(end.x)) for end in self.ends], mean, alone)
+        ends = [End(end.cost, self.plan.point(end.x)) for end in self.ends]
+        return agreement(ends, self._mean.to(self.best.x), alone)
 
     def _explained(self) -> bool:
         return bool(self.ends) and self.best.cost <= 2.0 * self.last.floor
+
+    def _came_near(self, cost: float) -> None:
+        """A step before the search proper."""
+        self.near += 1
+        self._record(cost)
 
     def _record(self, cost: float) -> None:
         values = {"objective": cost, "start": float(self.number), "damping": self.state.damping if self.state else 0.0}
@@ -304,30 +324,29 @@ class _Solution:
         if self.task.budget.frames and len(self.rows) % every == 1 % every and self.state is not None:
             shown = self.problem.observation.to_unit_range(self._images(self.state.x)).clamp(0, 1).float().cpu()
             self.frames.append(Frame(len(self.rows), shown, {"objective": cost}))
-        done = self.number * self.settings.steps + self.taken
+        near = self.near if self.state is None else self.near_steps[self.number]
+        done = self._steps_until(self.number) + near + self.taken
         self.task.session.progress(done, self._total(), {"objective": cost})
 
     def _total(self) -> int:
-        return self._starts_in_all() * self.settings.steps + self._draws // DRAWS_A_STEP
+        return self._steps_until(len(self.near_steps)) + self._draws // DRAWS_A_STEP
 
-    def _starts_in_all(self) -> int:
-        several = sum(start in self.settings.starts for start in ("prior", "public"))
-        return (
-            len(self.settings.starts) + (self.settings.restarts - 1) * several + ("any_order" in self.settings.starts)
-        )
+    def _steps_until(self, start: int) -> int:
+        """Steps of all starts before this one, at most."""
+        return start * self.settings.steps + sum(self.near_steps[:start])
 
-    def _keep(self, state: Damped) -> None:
+    def _keep(self, state: LMState, now: bool = False) -> None:
         every = self.task.budget.save_every
-        if not every or len(self.rows) % every:
+        if not every or (len(self.rows) % every and not now):
             return
         linearised = self.plan.stages[self.stage].linearised
-        anchor = linearised.anchor if isinstance(linearised, ByProducts) else None
+        anchor = linearised.anchor if isinstance(linearised, MatrixFree) else None
         tensors = {"x": state.x} if anchor is None else {"x": state.x, "anchor": anchor}
         tensors |= {f"end/{index}": end.x for index, end in enumerate(self.ends)}
         tensors |= {f"frame/{index}": frame.images for index, frame in enumerate(self.frames)}
         record: dict[str, Any] = {name: getattr(self, name) for name in SAVED}
         record |= {"damping": state.damping, "growth": state.growth, "cost": state.cost}
-        record |= {"ended": state.ended, "starts": self._starts_in_all()}
+        record |= {"ended": state.ended, "starts": self.near_steps}
         record |= {"ends": [end.cost for end in self.ends], "directions": self.plan.directions}
         record |= {"frames": [[frame.step, frame.values] for frame in self.frames]}
         self.task.session.save(tensors, record)
@@ -338,15 +357,15 @@ class _Solution:
             return
         tensors, record = saved
         # Less memory since then: other unknowns, or another sketch. Earlier versions had other starts.
-        known = "ended" in record and record.get("starts") == self._starts_in_all()
+        known = "ended" in record and record.get("starts") == self.near_steps
         if record["directions"] != self.plan.directions or not known:
             return
         for name in SAVED:
             setattr(self, name, record[name])
         x = tensors["x"].to(self.task.device)
-        self.state = Damped(x, record["damping"], record["growth"], record["cost"], record["ended"])
+        self.state = LMState(x, record["damping"], record["growth"], record["cost"], record["ended"])
         linearised = self.plan.stages[self.stage].linearised
-        if "anchor" in tensors and isinstance(linearised, ByProducts):
+        if "anchor" in tensors and isinstance(linearised, MatrixFree):
             linearised.anchor = tensors["anchor"].to(self.task.device)
         self.ends = [End(c, tensors[f"end/{i}"].to(self.task.device)) for i, c in enumerate(record["ends"])]
         self.frames = [Frame(s, tensors[f"frame/{i}"], v) for i, (s, v) in enumerate(record["frames"])]

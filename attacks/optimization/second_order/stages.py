@@ -15,8 +15,8 @@ from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import SearchTask
 from attacks.optimization.search.memory import GIB, chunk_size, default_budget
 from attacks.optimization.second_order.coordinates import Frequencies
-from attacks.optimization.second_order.levenberg_marquardt import Linearised, Whole
-from attacks.optimization.second_order.products import ByProducts
+from attacks.optimization.second_order.levenberg_marquardt import DenseModel, Linearised
+from attacks.optimization.second_order.products import MatrixFree
 from attacks.optimization.second_order.residual import Residual, make_residuals, shape_of
 from fedsim.bounds.gaussian_prior import ImagePrior
 
@@ -84,7 +84,7 @@ def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePla
     together = chunk_size(TOGETHER, DIRECTION_BYTES * numbers, room / GIB)
 
     def stage(index: int, active: int) -> Stage:
-        system = ByProducts(exact[index], coarse[index].pieces(), active, first, together)
+        system = MatrixFree(exact[index], coarse[index].pieces(), active, first, together)
         return Stage(exact[index], system, active < count)
 
     partial = [] if frequencies is None else [stage(0, max(1, count // part)) for part in PARTS]
@@ -119,13 +119,13 @@ def whole_together(problem: Problem, unknowns: int, task: SearchTask) -> int | N
     return chunk_size(CHUNK, DIRECTION_BYTES * largest, (room - whole) / GIB)
 
 
-def whole_model(residual: Residual, together: int) -> Callable[[Tensor], Whole]:
+def whole_model(residual: Residual, together: int) -> Callable[[Tensor], DenseModel]:
     """The linear model of a residual at a point, by J whole."""
 
-    def linearised(x: Tensor) -> Whole:
+    def linearised(x: Tensor) -> DenseModel:
         with torch.enable_grad():
             back = vjp(residual, x)[1]
-        return Whole(residual.normal(x, together), lambda w: back(w)[0])
+        return DenseModel(residual.normal(x, together), lambda w: back(w)[0])
 
     return linearised
 

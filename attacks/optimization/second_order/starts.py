@@ -18,8 +18,8 @@ from attacks.base import Attack, Reconstruction
 from attacks.certificate.assignments import MAX_ORDERS
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
-from attacks.optimization.second_order.approach import Approach
 from attacks.optimization.second_order.residual import shape_of
+from attacks.optimization.second_order.warm_start import WarmStart
 from fedsim.bounds.gaussian_prior import ImagePrior
 from fedsim.errors import NotApplicable
 
@@ -41,7 +41,7 @@ class Starts:
 
     Attributes:
         seeds: of the starts that draw.
-        approach: where a start comes near, and how much a point explains.
+        warm_start: where a start comes near, and how much a point explains.
         most_public: images that are tried for each image of a batch.
     """
 
@@ -49,7 +49,7 @@ class Starts:
     prior: ImagePrior
     device: torch.device
     seeds: Sequence[int]
-    approach: Approach
+    warm_start: WarmStart
     most_public: int
 
     def of(self, kinds: Sequence[str]) -> Iterator[tuple[str, Callable[[], Float[Tensor, " n"] | None]]]:
@@ -99,12 +99,12 @@ class Starts:
     def _any_order(self, public: bool) -> Tensor | None:
         """From the nearest public image, whose patches stand about right; or from the mean, where nothing does."""
         start = self._nearest(0) if public else self._drawn("mean", self.seeds[0])
-        return None if start is None else self.approach.in_any_order(start, fading=public)
+        return None if start is None else self.warm_start.in_any_order(start, fading=public)
 
     def _near(self, rank: int) -> Tensor | None:
         """From public images towards the client's."""
         start = self._nearest(rank)
-        return None if start is None else self.approach.in_order(start)
+        return None if start is None else self.warm_start.in_order(start)
 
     def _nearest(self, rank: int) -> Tensor | None:
         """Public images whose update is like the client's: for each image of the batch the one of this rank."""
@@ -125,8 +125,8 @@ class Starts:
             for slot, pool in enumerate(pools):
                 tried = chosen.expand(len(pool), *shape).clone()
                 tried[:, slot] = pool
-                costs = torch.tensor([self.approach.cost(self._as_point(images)) for images in tried])
-                pools[slot] = pool[costs.nan_to_num(nan=math.inf).argsort(stable=True)]
+                costs = torch.tensor([self.warm_start.cost(self._as_point(images)) for images in tried])
+                pools[slot] = pool[costs.argsort(stable=True)]
                 chosen[slot] = pools[slot][0]
         return pools
 
@@ -142,7 +142,7 @@ class Starts:
         images = held.images().double()
         if images.shape[1:] != shape_of(self.problem)[1:]:
             return []
-        named = None if self.approach.knows_errors else held.labels
+        named = None if self.warm_start.knows_errors else held.labels
         of_class = [images[:0] if named is None else images[named == label] for label in labels.cpu()]
         return [(pool if len(pool) else images)[: self.most_public] for pool in of_class]
 
@@ -156,7 +156,7 @@ class Starts:
                 found.append(self._in_order(self._one_each(images)))
                 if not open_:
                     break
-        return min(found, key=self.approach.cost) if len(found) > 1 else next(iter(found), None)
+        return min(found, key=self.warm_start.cost) if len(found) > 1 else next(iter(found), None)
 
     def _images_of(self, attack: Attack) -> tuple[Float[Tensor, "b c h w"] | None, bool]:
         """What the attack finds, and whether that leaves directions open that the next one may settle."""
@@ -182,7 +182,7 @@ class Starts:
         """Each image at the place of its label: the order that explains the most."""
         orders = islice(permutations(range(len(images))), MAX_ORDERS)
         points = [self._as_point(images[list(order)]) for order in orders]
-        return points[0] if len(points) == 1 else min(points, key=self.approach.cost)
+        return points[0] if len(points) == 1 else min(points, key=self.warm_start.cost)
 
     def _one_each(self, images: Tensor) -> Tensor:
         """A mixture of a batch stands for each of its images, with a little noise: all alike would be a saddle."""

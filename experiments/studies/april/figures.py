@@ -27,7 +27,7 @@ class ImageCell:
 
 
 @dataclass(frozen=True)
-class Block:
+class PicturePart:
     """Cells of each line, below one title."""
 
     title: str
@@ -94,7 +94,7 @@ def draw_fixed(entries: Sequence[Entry], path: Path) -> None:
     draw_images(path, list(labels.values()), blocks)
 
 
-def draw_images(path: Path, labels: Sequence[str], blocks: Sequence[Block]) -> None:
+def draw_images(path: Path, labels: Sequence[str], blocks: Sequence[PicturePart]) -> None:
     """Lines with their labels on the left, blocks side by side, the numbers below each picture."""
     widths, starts = [LABELS], []
     for block in blocks:
@@ -123,7 +123,7 @@ def _block(
     names: Iterable[str],
     folder: Path,
     more: Callable[[Entry], str],
-) -> Block:
+) -> PicturePart:
     """The first seed's pictures; a line for each of the names, that entries have below `key`."""
     own = [entry for entry in entries if entry["seed"] == entries[0]["seed"] and entry["number"] < SHOWN]
     columns = {entry["number"]: entry for entry in own}
@@ -138,7 +138,7 @@ def _block(
                 text = f"{entry['psnr']:.1f} dB\n{more(entry)}"
             cells.append(ImageCell(image_path(folder, {**any_other, key: name}), text))
         lines.append(cells)
-    return Block(title, lines)
+    return PicturePart(title, lines)
 
 
 def _draw(axis: Any, cell: ImageCell) -> None:

@@ -22,12 +22,17 @@ ROWS_EACH = 8.0
 
 
 def linear(seen: Observation, images: Tensor, labels: Tensor, prior: PublicPrior) -> tuple[Tensor, Tensor, Tensor]:
-    """J by pixels in [0, 1] at the images themselves, and the standard deviations of noise and of rounding."""
+    """J by pixels in [0, 1] at the images themselves, and the standard deviations of noise and of rounding.
+
+    Of what counts: a number that was pruned has no row.
+    """
     residual, rounding = _residual(seen, labels, prior, torch.float64)
     x = seen.normalised(images).flatten()
     with sdpa_kernel(SDPBackend.MATH):
-        J = residual.jacobian(x)[: len(residual.weights)] / residual.weights[:, None]
-    return J / _pixel_std(seen, images), 1.0 / residual.weights, rounding
+        J = residual.jacobian(x)[: len(residual.weights)]
+    counts = residual.weights > 0
+    weights = residual.weights[counts]
+    return J[counts] / weights[:, None] / _pixel_std(seen, images), 1.0 / weights, rounding[counts]
 
 
 def sketched(

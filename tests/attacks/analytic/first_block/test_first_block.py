@@ -9,7 +9,7 @@ import torch
 
 from attacks.analytic.first_block import FirstBlock
 from attacks.analytic.first_block.attack import _possible, _problem
-from attacks.analytic.first_block.levenberg_marquardt import Normal, deflated
+from attacks.analytic.first_block.levenberg_marquardt import Squares, deflated
 from attacks.analytic.first_block.search import Solutions
 from attacks.analytic.linear.patches import patchify
 from attacks.analytic.patch_gradient import pixels_of
@@ -133,7 +133,7 @@ def test_deflation_is_the_gauss_newton_system_of_the_scaled_residual() -> None:
         return (A @ x - b) * (1.0 + 0.25 / (x - known).square().sum()).sqrt()
 
     r = A @ x - b
-    plain = Normal(r.square().sum()[None], (A.T @ r)[None], (A.T @ A)[None])
+    plain = Squares(r.square().sum()[None], (A.T @ r)[None], (A.T @ A)[None])
     found = deflated(plain, x[None], known[None, None], 0.5)
     jacobian, value = torch.autograd.functional.jacobian(scaled, x), scaled(x)
     torch.testing.assert_close(found.matrix[0], jacobian.T @ jacobian)

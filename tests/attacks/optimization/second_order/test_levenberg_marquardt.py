@@ -4,15 +4,21 @@ import torch
 from scipy.optimize import least_squares
 
 from attacks.forward_mode import jacobian
-from attacks.optimization.second_order.levenberg_marquardt import Damped, Normal, Whole, second_derivative, take_step
+from attacks.optimization.second_order.levenberg_marquardt import (
+    DenseModel,
+    LMState,
+    NormalEquations,
+    second_derivative,
+    take_step,
+)
 
 
 def whole(r, J):
-    return Whole(Normal.of(r, J), lambda w: J.T @ w)
+    return DenseModel(NormalEquations.of(r, J), lambda w: J.T @ w)
 
 
 def solved(residual, start, steps=60):
-    state = Damped(start)
+    state = LMState(start)
     costs = []
     for _ in range(steps):
         take_step(state, residual, lambda x: whole(residual(x), jacobian(residual, x)))
@@ -65,7 +71,7 @@ def test_bent_steps_need_fewer_than_straight_ones_along_a_curved_valley():
             self.step, self.cost = model.step, model.cost
 
     def steps(bends):
-        state = Damped(torch.tensor([-1.2, 1.0], dtype=torch.float64))
+        state = LMState(torch.tensor([-1.2, 1.0], dtype=torch.float64))
         for taken in range(1000):
             if float(residual(state.x).square().sum()) < 1e-20:
                 return taken
@@ -77,7 +83,7 @@ def test_bent_steps_need_fewer_than_straight_ones_along_a_curved_valley():
 
 def test_the_sum_of_two_rounds_is_that_of_their_rows_together(rng):
     J, r = torch.randn(30, 7, generator=rng, dtype=torch.float64), torch.randn(30, generator=rng, dtype=torch.float64)
-    found = Normal.of(r[:11], J[:11]) + Normal.of(r[11:], J[11:])
+    found = NormalEquations.of(r[:11], J[:11]) + NormalEquations.of(r[11:], J[11:])
     assert torch.allclose(found.matrix, J.T @ J)
     assert torch.allclose(found.slope, J.T @ r)
     assert abs(found.cost - float(r @ r)) < 1e-12

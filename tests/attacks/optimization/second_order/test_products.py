@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from attacks.forward_mode import jacobian
-from attacks.optimization.second_order.levenberg_marquardt import Damped, take_step
-from attacks.optimization.second_order.products import ByProducts, conjugate_gradients
+from attacks.optimization.second_order.levenberg_marquardt import LMState, take_step
+from attacks.optimization.second_order.products import MatrixFree, conjugate_gradients
 from attacks.optimization.second_order.sketch import Pieces, sketch
 
 
@@ -30,7 +30,7 @@ def x(rng):
 @pytest.mark.parametrize(("active", "first"), [(12, 12), (12, 5), (7, 12), (7, 3)])
 def test_a_step_is_that_of_j_whole(curved, x, active, first):
     """However little of it the sketch covers, and whatever part of the coordinates is varied."""
-    model = ByProducts(curved, alone(curved), active, first, 4, tolerance=1e-12, most=60)(x)
+    model = MatrixFree(curved, alone(curved), active, first, 4, tolerance=1e-12, most=60)(x)
     r, J = curved(x), jacobian(curved, x)[:, :active]
     for damping in (1e-3, 1.0):
         step, predicted = model.step(damping)
@@ -43,7 +43,7 @@ def test_a_step_is_that_of_j_whole(curved, x, active, first):
 
 
 def test_products_are_those_of_j_whole(curved, x, rng):
-    model, J = ByProducts(curved, alone(curved), 12, 12, 4)(x), jacobian(curved, x)
+    model, J = MatrixFree(curved, alone(curved), 12, 12, 4)(x), jacobian(curved, x)
     v = torch.randn(12, generator=rng, dtype=torch.float64)
     w = torch.randn(300, generator=rng, dtype=torch.float64)
     assert torch.allclose(model._forward(v), J @ v)
@@ -90,10 +90,10 @@ def test_what_the_sketch_does_not_cover_has_its_mean_curvature(rng):
 
 
 def test_a_sketch_is_kept_while_it_serves_and_made_anew_where_it_does_not(curved, x):
-    good = ByProducts(curved, alone(curved), 12, 12, 4)
+    good = MatrixFree(curved, alone(curved), 12, 12, 4)
     good(x).step(1e-3)
     assert good.anchor is x
-    poor = ByProducts(curved, alone(lambda x: torch.ones_like(x) @ x + curved(x) * 0.0), 12, 12, 4, most=3)
+    poor = MatrixFree(curved, alone(lambda x: torch.ones_like(x) @ x + curved(x) * 0.0), 12, 12, 4, most=3)
     poor(x).step(1e-9)
     assert poor.anchor is None
 
@@ -106,7 +106,7 @@ def test_a_valley_is_followed_to_its_end(curved, x):
     def residual(x):
         return curved(x) - goal.to(x)
 
-    state, system = Damped(x), ByProducts(residual, alone(residual), 12, 12, 4)
+    state, system = LMState(x), MatrixFree(residual, alone(residual), 12, 12, 4)
     for _ in range(25):
         if not state.ended:
             take_step(state, residual, system)

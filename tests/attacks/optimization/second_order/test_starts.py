@@ -62,7 +62,7 @@ def test_a_trained_vits_last_block_gives_a_digit_from_public_ones_and_not_from_t
 
 
 class Nearest:
-    """An approach to which a point explains the more the nearer it is to one."""
+    """A warm start to which a point explains the more the nearer it is to one."""
 
     def __init__(self, point, knows_errors):
         self.point, self.knows_errors = point, knows_errors

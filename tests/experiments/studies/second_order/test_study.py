@@ -180,3 +180,15 @@ def test_a_large_images_references_are_those_of_its_noise(monkeypatch):
     assert large["white"] == pytest.approx(small["white"], abs=0.3)
     assert large["public"] == pytest.approx(small["public"], abs=0.3)
     assert large["unknowns"] == small["unknowns"]
+
+
+def test_a_number_that_was_pruned_tells_nothing_of_an_image():
+    settings, prior = {"model": "stock", "seed": 0, "pictures": None}, victims.public()
+    whole, pruned = (second_order.observed({**settings, "share": share}, 0) for share in ("everything", "topk 0.1"))
+    every, _, _ = references.linear(*whole, prior)
+    jacobian, _, rounding = references.linear(*pruned, prior)
+    kept = torch.cat([tensor.flatten() != 0 for tensor in pruned[0].update.tensors.values()])
+    assert 0 < int(kept.sum()) < 0.2 * len(kept)
+    assert len(jacobian) == int(kept.sum())
+    assert torch.allclose(jacobian, every[kept], rtol=1e-6)
+    assert 0.0 < determined(jacobian, rounding).rounding_psnr < 200.0

@@ -8,9 +8,9 @@ import fedsim
 from attacks.analytic.linear.patches import patchify, unpatchify
 from attacks.optimization import Pixels
 from attacks.optimization.problem import make_problem, shared_update
-from attacks.optimization.second_order.approach.eased import Eased
-from attacks.optimization.second_order.approach.orders import AnyOrder
 from attacks.optimization.second_order.residual import make_residuals
+from attacks.optimization.second_order.warm_start.known_logits import KnownLogits
+from attacks.optimization.second_order.warm_start.soft_permutation import SoftPermutation
 from defenses import Withhold
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.models import Architecture, ModelSpec
@@ -27,8 +27,8 @@ def order_of(seen, cpu, count=1):
     labels = torch.arange(count)
     problem = make_problem(seen, shared_update(seen, "gradient", cpu), labels, Pixels(), {}, cpu)
     residual = make_residuals(problem, "gradient", GaussianPrior(), labels, cpu)[0]
-    eased = Eased.of(problem, residual, "gradient", cpu)
-    return None if eased is None else AnyOrder.of(eased, seen.roles)
+    known_logits = KnownLogits.of(problem, residual, "gradient", cpu)
+    return None if known_logits is None else SoftPermutation.of(known_logits, seen.roles)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ class LogitErrors:
 
     @classmethod
     def of(cls, problem: Problem, local: str) -> "LogitErrors | None":
-        """None where the bias is not shared, or not of one image of one class. `Eased` asks for one gradient."""
+        """None where the bias is not shared, or not of one image of one class. `KnownLogits` asks for one gradient."""
         observation, labels = problem.observation, problem.labels
         biases = observation.roles.head_biases
         if labels is None or labels.is_floating_point() or problem.count > 1:

@@ -11,9 +11,9 @@ from torch.nn import functional
 import fedsim
 from attacks.optimization import Pixels
 from attacks.optimization.problem import make_problem, shared_update
-from attacks.optimization.second_order.approach.eased import Eased
-from attacks.optimization.second_order.approach.logits import LogitErrors
 from attacks.optimization.second_order.residual import make_residuals
+from attacks.optimization.second_order.warm_start.known_logits import KnownLogits
+from attacks.optimization.second_order.warm_start.logits import LogitErrors
 from defenses import GradientNoise, TopK, Withhold
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.models import Architecture, ModelSpec
@@ -35,10 +35,10 @@ def problem_of(seen, cpu, count=1):
     return make_problem(seen, shared_update(seen, "gradient", cpu), torch.arange(count) + 3, Pixels(), {}, cpu)
 
 
-def eased_of(seen, cpu, count=1):
+def known_logits_of(seen, cpu, count=1):
     problem = problem_of(seen, cpu, count)
     residual = make_residuals(problem, "gradient", GaussianPrior(), problem.labels, cpu)[0]
-    return Eased.of(problem, residual, "gradient", cpu)
+    return KnownLogits.of(problem, residual, "gradient", cpu)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -53,25 +53,25 @@ def test_they_are_the_probabilities_less_the_label(vit, image, cpu, smoothing):
 
 
 def test_at_the_true_image_their_loss_has_the_clients_gradient_and_everywhere_the_clients_errors(vit, image, cpu):
-    eased = eased_of(fedsim.observe(vit, image, torch.tensor([3])), cpu)
-    params, target = eased.victim.params, eased.residual.target
-    here, elsewhere = (eased.gradient(params, x.double()) for x in (2.0 * image - 1.0, 1.0 - 2.0 * image))
+    known_logits = known_logits_of(fedsim.observe(vit, image, torch.tensor([3])), cpu)
+    params, target = known_logits.victim.params, known_logits.residual.target
+    here, elsewhere = (known_logits.gradient(params, x.double()) for x in (2.0 * image - 1.0, 1.0 - 2.0 * image))
     assert torch.allclose(torch.cat([here[name].flatten() for name in params]), target, atol=1e-5)
     assert not torch.allclose(torch.cat([elsewhere[name].flatten() for name in params]), target, atol=1e-2)
-    assert torch.equal(elsewhere["head.bias"], eased.errors.error)
-    assert float(eased.pixels(SHAPE)((2.0 * image.double() - 1.0).flatten()).square().sum()) < 1e-6
-    assert float(eased.pixels(SHAPE)((1.0 - 2.0 * image.double()).flatten()).square().sum()) > 1e-2
+    assert torch.equal(elsewhere["head.bias"], known_logits.errors.error)
+    assert float(known_logits.pixels(SHAPE)((2.0 * image.double() - 1.0).flatten()).square().sum()) < 1e-6
+    assert float(known_logits.pixels(SHAPE)((1.0 - 2.0 * image.double()).flatten()).square().sum()) > 1e-2
 
 
 def test_withheld_biases_and_batches_have_none_and_the_clients_loss_stays(vit, image, cpu):
     without = fedsim.observe(vit, image, torch.tensor([3]), defense=[Withhold(["head.bias"])])
     assert LogitErrors.of(problem_of(without, cpu), "gradient") is None
-    eased = eased_of(without, cpu)
-    assert eased.pixels(SHAPE) is eased.residual
-    assert eased.rows(image).numel() == 0
+    known_logits = known_logits_of(without, cpu)
+    assert known_logits.pixels(SHAPE) is known_logits.residual
+    assert known_logits.rows(image).numel() == 0
     pair = fedsim.observe(vit, image.repeat(2, 1, 1, 1), torch.tensor([3, 4]))
     assert LogitErrors.of(problem_of(pair, cpu, count=2), "gradient") is None
-    assert eased_of(pair, cpu, count=2) is None
+    assert known_logits_of(pair, cpu, count=2) is None
 
 
 def test_rows_that_noise_or_pruning_hides_count_little(vit, image, cpu):
@@ -86,17 +86,17 @@ def test_pruned_errors_are_what_the_others_leave(vit, image, cpu, smoothing):
     label, settings = torch.tensor([3]), {"label_smoothing": smoothing}
     clear = fedsim.observe(vit, image, label, **settings)
     pruned = fedsim.observe(vit, image, label, defense=[TopK(0.001, error_feedback=False)], **settings)
-    eased = eased_of(pruned, cpu)
-    assert 0 < int((eased.errors.error != 0).sum()) < len(eased.errors.error)
-    params = eased.victim.params
-    here, elsewhere = (eased.gradient(params, x.double()) for x in (2.0 * image - 1.0, 1.0 - 2.0 * image))
+    known_logits = known_logits_of(pruned, cpu)
+    assert 0 < int((known_logits.errors.error != 0).sum()) < len(known_logits.errors.error)
+    params = known_logits.victim.params
+    here, elsewhere = (known_logits.gradient(params, x.double()) for x in (2.0 * image - 1.0, 1.0 - 2.0 * image))
     for name in params:
         assert torch.allclose(here[name], clear.gradient[name].double(), atol=1e-5)
-    kept = eased.errors.kept
+    kept = known_logits.errors.kept
     assert torch.allclose(elsewhere["head.bias"][kept], clear.gradient["head.bias"][kept].double(), atol=1e-6)
     assert abs(float(elsewhere["head.bias"].sum())) < 1e-6
-    assert float(eased.rows((2.0 * image - 1.0).double()).abs().max()) < 1e-5
-    assert float(eased.rows((1.0 - 2.0 * image).double()).abs().max()) > 1e-4
+    assert float(known_logits.rows((2.0 * image - 1.0).double()).abs().max()) < 1e-5
+    assert float(known_logits.rows((1.0 - 2.0 * image).double()).abs().max()) > 1e-4
 
 
 def test_without_any_error_it_is_the_clients_own_loss(vit, image, cpu):
@@ -111,4 +111,4 @@ def test_without_any_error_it_is_the_clients_own_loss(vit, image, cpu):
 def test_behind_a_clipping_defense_nothing_is_eased(vit, image, cpu):
     """The bias's gradient is then the errors times a factor that nobody but the client knows."""
     clipped = fedsim.observe(vit, image, torch.tensor([3]), defense=[{"gradient_clip": {"max_norm": 0.01}}])
-    assert eased_of(clipped, cpu) is None
+    assert known_logits_of(clipped, cpu) is None

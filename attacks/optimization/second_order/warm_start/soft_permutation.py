@@ -9,8 +9,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attacks.analytic.linear.patches import patchify, unpatchify
-from attacks.optimization.second_order.approach.eased import Eased
 from attacks.optimization.second_order.residual import Residual
+from attacks.optimization.second_order.warm_start.known_logits import KnownLogits
 from fedsim.models.roles import ViTRoles
 
 SUM_WEIGHT = 0.01
@@ -18,7 +18,7 @@ SUM_WEIGHT = 0.01
 
 
 @dataclass(frozen=True)
-class AnyOrder:
+class SoftPermutation:
     """One image's patches x_i with positions of their own: tokens W·x_i + Σ_j P_ij·pos_j, x and P unknown.
 
     But for the position embedding's own gradient, what a transformer shares is the same for every order of its tokens.
@@ -26,47 +26,47 @@ class AnyOrder:
     positions outside the range of W.
     """
 
-    eased: Eased
+    known_logits: KnownLogits
     roles: ViTRoles
 
     @classmethod
-    def of(cls, eased: Eased, roles: ViTRoles) -> "AnyOrder | None":
+    def of(cls, known_logits: KnownLogits, roles: ViTRoles) -> "SoftPermutation | None":
         """None where patches have no learnable position each, or tokens span all that positions do."""
         name, grid = roles.pos_embed, roles.grid
         if name is None or roles.patch_weight is None or grid is None or roles.patch is None:
             return None
-        if roles.rotary or roles.relative or roles.obstacles or set(eased.residual.names) <= {name}:
+        if roles.rotary or roles.relative or roles.obstacles or set(known_logits.residual.names) <= {name}:
             return None
-        found = cls(eased, roles)
-        if name not in eased.state:
+        found = cls(known_logits, roles)
+        if name not in known_logits.state:
             return None
         width, pixels = found._weight.shape
         return found if pixels < width and len(found._positions) == math.prod(grid) else None
 
     @property
     def _weight(self) -> Float[Tensor, "width pixels"]:
-        return self.eased.state[str(self.roles.patch_weight)].flatten(1)
+        return self.known_logits.state[str(self.roles.patch_weight)].flatten(1)
 
     @property
     def _positions(self) -> Float[Tensor, "patches width"]:
-        return self.eased.state[str(self.roles.pos_embed)].flatten(0, -2)[self.roles.embedded_prefix_tokens :]
+        return self.known_logits.state[str(self.roles.pos_embed)].flatten(0, -2)[self.roles.embedded_prefix_tokens :]
 
     def free(self, shape: tuple[int, ...]) -> Residual:
         """The residual of the pixels, then P, flat; without the position embedding's gradient, which knows places."""
-        name, eased = str(self.roles.pos_embed), self.eased
-        whole, weights = eased.residual, eased.victim.params
+        name, known_logits = str(self.roles.pos_embed), self.known_logits
+        whole, weights = known_logits.residual, known_logits.victim.params
         names = [one for one in whole.names if one != name]
         kept = torch.cat([torch.full((weights[one].numel(),), one != name) for one in whole.names])
         params = {one: weights[one] for one in names}
 
         def shared(u: Tensor) -> tuple[Tensor, ...]:
-            found = eased.gradient(params, self.pixels(u).view(shape), {name: self._moved(self._places(u))})
+            found = known_logits.gradient(params, self.pixels(u).view(shape), {name: self._moved(self._places(u))})
             return tuple(found[one] for one in names)
 
         def before(u: Tensor) -> Tensor:
             P = self._places(u)
             sums = SUM_WEIGHT * (torch.cat([P.sum(0), P.sum(1)]) - 1.0)
-            return torch.cat([sums, eased.rows(self.pixels(u).view(shape), {name: self._moved(P)})])
+            return torch.cat([sums, known_logits.rows(self.pixels(u).view(shape), {name: self._moved(P)})])
 
         kept = kept.to(whole.target.device)
         return Residual(shared, whole.target[kept], whole.weights[kept], whole.floor, tuple(names), before)
@@ -96,6 +96,6 @@ class AnyOrder:
         return u[-(count**2) :].view(count, count)
 
     def _moved(self, P: Float[Tensor, "patches patches"]) -> Tensor:
-        whole = self.eased.state[str(self.roles.pos_embed)]
+        whole = self.known_logits.state[str(self.roles.pos_embed)]
         rows = whole.flatten(0, -2)
         return torch.cat([rows[: len(rows) - len(P)], P @ self._positions]).view(whole.shape)

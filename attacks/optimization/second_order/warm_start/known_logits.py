@@ -10,15 +10,15 @@ from torch.func import grad
 
 from attacks.optimization.matching.victim import Victim, make_victim
 from attacks.optimization.problem import Problem
-from attacks.optimization.second_order.approach.logits import LogitErrors
 from attacks.optimization.second_order.errors import reads_adam
 from attacks.optimization.second_order.residual import Residual
+from attacks.optimization.second_order.warm_start.logits import LogitErrors
 from fedsim.effects import Clips
 from fedsim.update import State
 
 
 @dataclass(frozen=True)
-class Eased:
+class KnownLogits:
     """The client's computation, and a residual that it is to explain.
 
     Attributes:
@@ -33,7 +33,7 @@ class Eased:
     errors: LogitErrors | None
 
     @classmethod
-    def of(cls, problem: Problem, residual: Residual, local: str, device: torch.device) -> "Eased | None":
+    def of(cls, problem: Problem, residual: Residual, local: str, device: torch.device) -> "KnownLogits | None":
         """None but for one image and one gradient that nothing clips: behind a bound its size is not known."""
         if problem.labels is None or problem.count > 1 or problem.later:
             return None

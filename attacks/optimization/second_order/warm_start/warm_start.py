@@ -1,5 +1,6 @@
 """From a start to a point that is near the client's image, where one can be had before the search proper."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,11 +11,11 @@ from torch import Tensor
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import SearchTask
-from attacks.optimization.second_order.approach.eased import Eased
-from attacks.optimization.second_order.approach.fading import descend_with_fading
-from attacks.optimization.second_order.approach.orders import AnyOrder
 from attacks.optimization.second_order.residual import Residual, shape_of
 from attacks.optimization.second_order.stages import StagePlan, whole_together
+from attacks.optimization.second_order.warm_start.fading import descend_with_fading
+from attacks.optimization.second_order.warm_start.known_logits import KnownLogits
+from attacks.optimization.second_order.warm_start.soft_permutation import SoftPermutation
 from fedsim.bounds.gaussian_prior import ImagePrior
 
 MORE_STEPS = 2
@@ -22,8 +23,8 @@ MORE_STEPS = 2
 
 
 @dataclass(frozen=True)
-class Approach:
-    """One victim's.
+class WarmStart:
+    """Brings one victim's starts near the client's image.
 
     Attributes:
         steps: at most, of those that come near; twice as many where the order of patches is open.
@@ -38,23 +39,33 @@ class Approach:
     report: Callable[[float], None]
 
     @cached_property
-    def eased(self) -> Eased | None:
+    def known_logits(self) -> KnownLogits | None:
         """None where J is not whole, or what is searched for are no pixels."""
         if not self.plan.whole or not isinstance(self.problem.space, PixelSpace):
             return None
-        return Eased.of(self.problem, self.plan.stages[0].residual, self.task.local, self.task.device)
+        return KnownLogits.of(self.problem, self.plan.stages[0].residual, self.task.local, self.task.device)
+
+    def steps_of(self, kind: str) -> int:
+        """Those that come near before a start of this kind, at most."""
+        if not self.plan.whole or not isinstance(self.problem.space, PixelSpace):
+            return 0
+        return {"public": 1, "any_order": MORE_STEPS}.get(kind, 0) * self.steps
 
     @property
     def knows_errors(self) -> bool:
         """Of the logits."""
-        return self.eased is not None and self.eased.errors is not None
+        return self.known_logits is not None and self.known_logits.errors is not None
 
     def cost(self, point: Float[Tensor, " n"]) -> float:
-        """‖r‖² of a point: how little it explains."""
-        return float(self._residual(self.plan.unknowns(point)).square().sum())
+        """‖r‖² of a point: how little it explains; infinite where that is no number."""
+        found = float(self._residual(self.plan.unknowns(point)).square().sum())
+        return found if math.isfinite(found) else math.inf
 
     def in_order(self, point: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """As near as can be come; the point itself where that explained too little, and for several rounds."""
+        """A point that explains more, its patches in the order in which they stand.
+
+        The point itself where the end explained too little, and for several rounds.
+        """
         if not self.plan.whole or self.problem.later or not isinstance(self.problem.space, PixelSpace):
             return point
         residual = self._residual
@@ -67,7 +78,9 @@ class Approach:
         Args:
             fading: with a prior of images on the patches in the order in which they stand.
         """
-        order = None if self.eased is None else AnyOrder.of(self.eased, self.problem.observation.roles)
+        order = (
+            None if self.known_logits is None else SoftPermutation.of(self.known_logits, self.problem.observation.roles)
+        )
         if order is None:
             return None
         shape, begin = shape_of(self.problem), order.begin(point)
@@ -79,7 +92,11 @@ class Approach:
     @property
     def _residual(self) -> Residual:
         """Of pixels."""
-        return self.plan.stages[0].residual if self.eased is None else self.eased.pixels(shape_of(self.problem))
+        return (
+            self.plan.stages[0].residual
+            if self.known_logits is None
+            else self.known_logits.pixels(shape_of(self.problem))
+        )
 
     def _descend(
         self,

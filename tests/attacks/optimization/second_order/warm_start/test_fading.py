@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from attacks.optimization.second_order.approach.fading import descend_with_fading
 from attacks.optimization.second_order.residual import Residual
+from attacks.optimization.second_order.warm_start.fading import descend_with_fading
 
 
 def residual_of(shared, target, **settings):

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.optimization.second_order.levenberg_marquardt import FIRST_DAMPING, Damped, take_step
+from attacks.optimization.second_order.levenberg_marquardt import FIRST_DAMPING, LMState, take_step
 from attacks.optimization.second_order.residual import Residual
 from attacks.optimization.second_order.stages import whole_model
 
@@ -37,7 +37,7 @@ def descend_with_fading(
         whitened: the prior's rows; None: no prior.
         together: columns of J that are computed at once.
     """
-    state, left = Damped(x), _left(residual, x)
+    state, left = LMState(x), _left(residual, x)
     count = 0 if whitened is None else len(whitened(x))
     weight = left / count if count else 0.0
     for number in range(steps):
@@ -54,7 +54,7 @@ def descend_with_fading(
         slow = state.ended or state.cost > (1.0 - LITTLE) * before
         weight = min(weight * (FADES if slow else 1.0), left / max(count, 1))
         if state.ended:
-            state = Damped(state.x, 10.0 * FIRST_DAMPING)
+            state = LMState(state.x, 10.0 * FIRST_DAMPING)
     return state.x, False
 
 
