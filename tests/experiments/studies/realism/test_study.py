@@ -35,6 +35,13 @@ def test_rungs_stand_alone_before_they_stand_together():
     assert (last.finetune, last.trained, last.pictures, last.draws) == ("lora", True, 64, True)
 
 
+def test_a_folder_of_too_few_pictures_is_refused_before_any_work(call, pictures, refuse_work):
+    refuse_work(study)
+    code, _, err = call("--pictures", str(pictures), "--rungs", "start", "alone: batch 8")
+    assert code == 2
+    assert f"--pictures={pictures}: must be a folder whose clients hold 8 images, not " in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"), [(["--rungs", "moon"], "--rungs=moon"), (["--images", "65"], "--images")]
 )
