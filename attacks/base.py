@@ -24,13 +24,16 @@ logger = getLogger(__name__)
 
 @dataclass(frozen=True)
 class Needs:
-    """What an attack cannot do without; checked before it runs.
+    """What an attack asks for. All but `auxiliary` it cannot do without: `Attack.check` refuses before it runs.
 
     Attributes:
         roles: names of `ViTRoles` that hold parameters, all of whose gradients must have been shared.
-        max_batch_size: the largest batch that makes sense, None for any.
+        max_batch_size: the most images behind an update that can be served, those of all its local steps
+            (`Observation.num_images`); None for any.
         sizes: how large gradients are; their signs do not do.
-        auxiliary: wants what public images tell where the server has any: `auxiliary_probs`, `image_prior`.
+        auxiliary: wants what public images tell where the server has any: `auxiliary_probs`, `image_prior`,
+            `public_images`. Never checked: commands prepare them if any attack asks, and an observation without them
+            is no refusal.
     """
 
     roles: tuple[str, ...] = ()
@@ -57,9 +60,11 @@ class Attack(ABC):
             about images, and leave all others out.
         cost: how long it takes on one update, in steps of a search, about; closed forms take less than one. Of the
             attacks that wait for a worker the cheapest go first, and `simulation=auto` reckons with it.
-        completes: an image that is not certified is drawn towards the mean of public ones as far as that explains the
-            update better (`attacks.toward_mean`). Not for settings of a published attack, whose numbers are its own.
-        then: an attack that goes on from the result's images (`polish`) before anything is certified.
+        shrinks_to_mean: an image that is not certified is drawn towards the mean of public ones as far as that
+            explains the update better (`attacks.toward_mean`). Not for settings of a published attack, whose numbers
+            are its own.
+        then: an attack that goes on from the result's images (`polish`) before anything is certified. It reads one
+            round: with several (`fedsim.History`) it is refused.
         certify: False leaves out the client's computation once more, and every certificate with it.
     """
 
@@ -68,9 +73,11 @@ class Attack(ABC):
     baseline: bool = False
     recovers: str = "images"
     cost: float = 0.0
-    completes: bool = False
+    shrinks_to_mean: bool = False
     then: "Attack | None" = None
     certify: bool = True
+    _polishing: bool = False
+    """`then` is at work, or was when it raised."""
 
     @abstractmethod
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
@@ -118,23 +125,38 @@ class Attack(ABC):
         raise NotApplicable(f"{type(self).__name__} does not go on from another attack's images")
 
     def finish(
-        self, observation: Observation, result: Reconstruction, rng: torch.Generator, device: torch.device
+        self,
+        observation: Observation,
+        result: Reconstruction,
+        rng: torch.Generator,
+        device: torch.device,
+        part: str = "then",
     ) -> Reconstruction:
         """Polish by `then`, unless the attack's own equations hold, and confirm or take back the certificate.
 
         Where `then` does not apply the result stays.
+
+        Args:
+            rng: as `run` left it.
+            part: of the session, for `then`: another one for each of several victims that share a session.
         """
         if self.then is None or result.certificate.status == "certified":
             return self.confirm(observation, result)
+        self.then.session, self.then.certify = self.session.part(part), self.certify
+        self._polishing = True
         try:
             polished = self.then.polish(observation, result, rng, device)
         except NotApplicable as refusal:
             logger.info("%s is not polished: %s", type(self).__name__, refusal)
+            self._polishing = False
             return self.confirm(observation, result)
-        self.then.certify = self.certify
-        return self.then.confirm(observation, polished)
+        finally:
+            self.then.session = Session()
+        polished = self.then.confirm(observation, polished)
+        self._polishing = False
+        return polished
 
-    def fits(self, image_shape: tuple[int, ...]) -> None:  # noqa: B027 - most attacks serve images of any shape
+    def check_image_shape(self, image_shape: tuple[int, ...]) -> None:  # noqa: B027 - most serve any shape
         """Refuse, before anything runs, a model whose images have a shape that the attack cannot serve.
 
         Args:
@@ -152,13 +174,28 @@ class Attack(ABC):
         """
         return ""
 
+    def take_less(self, device: torch.device) -> str:
+        """`shrink` of what has just run out of memory: the attack itself, or `then` where that was at work."""
+        polishing, self._polishing = self._polishing, False
+        if not polishing or self.then is None:
+            return self.shrink(device)
+        smaller = self.then.shrink(device)
+        return f"then.{smaller}" if smaller else ""
+
     def __call__(
         self, observation: Observation | History, rng: torch.Generator, device: torch.device
     ) -> Reconstruction:
-        """Check `needs`, run, confirm or take back the certificate, and put the seconds into the result."""
+        """Check `needs`, run, confirm or take back the certificate, and put the seconds into the result.
+
+        Raises:
+            NotApplicable: the observation cannot be served; `then` with several rounds, of which it would read one.
+        """
+        self._polishing = False
         rounds = observation.observations if isinstance(observation, History) else (observation,)
         for one in rounds:
             self.check(one)
+        if self.then is not None and len(rounds) > 1:
+            raise NotApplicable(f"`then` goes on from one round, not from {len(rounds)}: leave it out (then=null)")
         start = time.perf_counter()
         if isinstance(observation, History):
             result = self.run_history(observation, rng, device)
@@ -200,5 +237,5 @@ class Attack(ABC):
         if self.needs.sizes and observation.effect(SharesSigns) is not None:
             raise NotApplicable("signs alone were shared: its equations need sizes too")
         limit = self.needs.max_batch_size
-        if limit is not None and observation.protocol.batch_size > limit:
-            raise NotApplicable(f"batches of {observation.protocol.batch_size}: at most {limit} can be served")
+        if limit is not None and observation.num_images > limit:
+            raise NotApplicable(f"{observation.num_images} images behind the update: at most {limit} can be served")

@@ -19,7 +19,7 @@ class Reconstruction:
         trace: rows of whatever the attack measured on its way; those with a `step` become a curve in the report.
         seconds: filled in by `Attack.__call__`.
         frames: pictures from the way, in the order of their steps.
-        fits: an image of several satisfies the attack's own equations by itself, whatever the others are.
+        solves_equations: an image of several satisfies the attack's own equations by itself, whatever the others are.
     """
 
     images: Tensor | None = None
@@ -28,7 +28,7 @@ class Reconstruction:
     trace: tuple[dict[str, float], ...] = ()
     seconds: float = 0.0
     frames: tuple[Frame, ...] = ()
-    fits: bool = False
+    solves_equations: bool = False
 
 
 @dataclass(frozen=True)

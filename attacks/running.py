@@ -16,7 +16,6 @@ from hydra.utils import get_class
 from torch import Tensor
 
 from attacks.analytic.linear.certificate import MAX_RESIDUAL
-from attacks.analytic.patch_gradient import examples_behind
 from attacks.base import Attack, NotApplicable, Reconstruction, finished
 from attacks.session import FolderSession, fingerprint
 from attacks.toward_mean import drawn_to_mean
@@ -89,7 +88,7 @@ def check_fit(name: str, attack: Attack, image_shape: tuple[int, ...]) -> None:
         ConfigError: naming the setting in full.
     """
     try:
-        attack.fits(image_shape)
+        attack.check_image_shape(image_shape)
     except ConfigError as error:
         raise error.under(f"attack.{name}.{error.key}") from error
 
@@ -148,17 +147,23 @@ def _one(observation: Observation | History, name: str, make: Make, seed: int, d
     attack = None
     try:
         attack = make(rounds)
-        reconstruction, smaller = _within_memory(attack, observation, name, seed, device)
+        result = _within_memory(attack, observation, name, seed, device)
         if [_versions(one) for one in rounds] != before:
             raise RuntimeError(WROTE)
     except NotApplicable as refusal:
         return ended(observation, name, attack, "refused", str(refusal), time.perf_counter() - start)
     except Exception as error:  # noqa: BLE001 - attacks are plug-ins: their faults belong into the report
-        fault = traceback.format_exc()
-        logger.error("attack %s failed:\n%s", name, fault)
-        reason = f"{type(error).__name__}: {error}"
-        return ended(observation, name, attack, "failed", reason, time.perf_counter() - start, fault)
-    return _done(observation, name, attack, reconstruction, smaller and f"out of memory until {smaller}")
+        return _failed(observation, name, attack, error, time.perf_counter() - start)
+    return result
+
+
+def _failed(
+    observation: Observation | History, name: str, attack: Attack | None, error: Exception, seconds: float
+) -> AttackResult:
+    """The result of a fault that is being handled."""
+    fault = traceback.format_exc()
+    logger.error("attack %s failed:\n%s", name, fault)
+    return ended(observation, name, attack, "failed", f"{type(error).__name__}: {error}", seconds, fault)
 
 
 def ended(
@@ -181,15 +186,13 @@ def ended(
     return replace(result, observation=observation.name)
 
 
-def _done(
-    observation: Observation | History, name: str, attack: Attack, rebuilt: Reconstruction, reason: str = ""
-) -> AttackResult:
-    if attack.completes and isinstance(observation, Observation):
+def _done(observation: Observation | History, name: str, attack: Attack, rebuilt: Reconstruction) -> AttackResult:
+    if attack.shrinks_to_mean and isinstance(observation, Observation):
         start = time.perf_counter()
         rebuilt = drawn_to_mean(observation, rebuilt)
         rebuilt = replace(rebuilt, seconds=rebuilt.seconds + time.perf_counter() - start)
     return replace(
-        ended(observation, name, attack, "done", reason, rebuilt.seconds),
+        ended(observation, name, attack, "done", seconds=rebuilt.seconds),
         certificate=rebuilt.certificate,
         images=rebuilt.images,
         own_images=_own(observation, attack, rebuilt),
@@ -207,21 +210,25 @@ def _own(observation: Observation | History, attack: Attack, rebuilt: Reconstruc
     first = observation.observations[0] if isinstance(observation, History) else observation
     if first.image_prior is None or rebuilt.images is None or attack.baseline:
         return None
-    alone = rebuilt.fits or rebuilt.certificate.values.get("residual", math.inf) <= MAX_RESIDUAL
+    alone = rebuilt.solves_equations or rebuilt.certificate.values.get("residual", math.inf) <= MAX_RESIDUAL
     mixed = len(rebuilt.images) == 1 and not alone
-    return first.image_prior.own_images(rebuilt.images, examples_behind(first) if mixed else 1)
+    return first.image_prior.own_images(rebuilt.images, first.num_images if mixed else 1)
 
 
 def _within_memory(
     attack: Attack, observation: Observation | History, name: str, seed: int, device: torch.device
-) -> tuple[Reconstruction, str]:
-    """The result, and the setting that made the attack small enough, if it had to be changed."""
+) -> AttackResult:
+    """The result, with the setting that made the attack small enough as its reason, if it had to be changed."""
+
+    def attempt() -> AttackResult:
+        return _done(observation, name, attack, attack(observation, _generator(observation, name, seed), device))
+
     smaller = ""
     for _ in range(SHRINKS):
         try:
-            return attack(observation, _generator(observation, name, seed), device), smaller
+            return replace(attempt(), reason=smaller and f"out of memory until {smaller}")
         except (MemoryError, RuntimeError) as error:
-            if not out_of_memory(error) or not (shrunk := attack.shrink(device)):
+            if not out_of_memory(error) or not (shrunk := attack.take_less(device)):
                 raise
             smaller = shrunk
             logger.warning("attack %s ran out of memory (%s), now %s", name, error, smaller)
@@ -229,7 +236,7 @@ def _within_memory(
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    return attack(observation, _generator(observation, name, seed), device), smaller
+    return replace(attempt(), reason=f"out of memory until {smaller}")
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -289,25 +296,29 @@ def _together(
         return None
     start = time.perf_counter()
     before = [_versions(one) for one in observations]
-    results = attack.run_many(observations, [_generator(one, name, seed) for one in observations], device)
+    rngs = [_generator(one, name, seed) for one in observations]
+    results = attack.run_many(observations, rngs, device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = (time.perf_counter() - start) / len(observations)
     if [_versions(one) for one in observations] != before:
         return [ended(one, name, attack, "failed", f"RuntimeError: {WROTE}", seconds) for one in observations]
     made = []
-    for observation, result in zip(observations, results, strict=True):
-        again = _generator(observation, name, seed)
+    for index, (observation, result, rng) in enumerate(zip(observations, results, rngs, strict=True)):
         if isinstance(result, NotApplicable):
             made.append(ended(observation, name, attack, "refused", str(result), seconds))
             continue
         try:
             begun = time.perf_counter()
-            result = attack.finish(observation, result, again, device)
+            result = attack.finish(observation, result, rng, device, f"then-{index}")
             result = finished(result, seconds + time.perf_counter() - begun)
             made.append(_done(observation, name, attack, result))
-        except ValueError as error:  # no images, for this victim alone
-            made.append(ended(observation, name, attack, "failed", f"ValueError: {error}", seconds))
+        except NotApplicable as refusal:
+            made.append(ended(observation, name, attack, "refused", str(refusal), seconds))
+        except Exception as error:
+            if out_of_memory(error):
+                raise  # one by one each is tried with less
+            made.append(_failed(observation, name, attack, error, seconds))
     return made
 
 

@@ -115,6 +115,7 @@ class FolderSession(Session):
         part = FolderSession.__new__(FolderSession)
         part.__dict__ |= self.__dict__
         part._file = f"{_short(name)}-{self._file}"
+        part._began = None  # how long it takes is told by its own steps
         return part
 
     def _tell(self, done: int, total: int, values: dict[str, float]) -> None:

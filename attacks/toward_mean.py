@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attacks.analytic.patch_gradient import examples_behind
 from attacks.base import Reconstruction
 from attacks.optimization.parametrisation import Pixels
 from attacks.optimization.problem import known_labels, local_updates, make_problem, shared_update
@@ -21,6 +20,8 @@ from fedsim.observation import Observation
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0)
 """Of what the attack found, the rest being the mean."""
+NEARLY_NOTHING = 1e-6
+"""Of ‖r‖² at the mean, which an image leaves that explains the update: no other point of the line is tried."""
 WEIGHED = (
     effects.AddsNoise,
     effects.AddsPositions,
@@ -41,12 +42,12 @@ def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstru
 
     Behind noise under its size and a Gaussian of images, else by how much of the update is explained: what comes of
     equations that do not hold, such as those of one image for a batch, explains little and is drawn far. The result
-    itself where it is certified or an image of it fits, and where the client's computation cannot be simulated:
-    behind dropout, say.
+    itself where it is certified or an image of it solves its equations, and where the client's computation cannot be
+    simulated: behind dropout, say.
     """
     if result.images is None or not _can_be_weighed(observation):
         return result
-    if result.certificate.status == "certified" or result.fits or not bool(result.images.isfinite().all()):
+    if result.certificate.status == "certified" or result.solves_equations or not bool(result.images.isfinite().all()):
         return result
     prior: ImagePrior = observation.image_prior or GaussianPrior()
     images = result.images.detach().double().cpu()
@@ -55,13 +56,19 @@ def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstru
     except NotApplicable:
         return result
     centre = prior.centre(tuple(images.shape))
-    line = [centre + share * (images - centre) for share in SHARES]
-    each = examples_behind(observation)
+    each = observation.num_images
+
+    def cost(share: float) -> float:
+        return float(residual(_batch(observation, centre + share * (images - centre), each)).square().sum())
+
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        costs = [float(residual(_batch(observation, one, each)).square().sum()) for one in line]
+        at_mean, at_result = cost(0.0), cost(1.0)
+        if residual.before is None and at_result <= NEARLY_NOTHING * at_mean:
+            return result
+        costs = [at_mean, *(cost(share) for share in SHARES[1:-1]), at_result]
     if not all(map(math.isfinite, costs)):
         return result
-    best = min(range(len(line)), key=lambda index: costs[index])
+    best = min(range(len(costs)), key=lambda index: costs[index])
     left = LEFT_BY_ONE if each == 1 else LEFT_BY_SEVERAL
     share = SHARES[best]
     if residual.before is None and costs[best] > left * costs[0]:
@@ -88,13 +95,13 @@ def _hides(effect: effects.Effect, observation: Observation) -> bool:
         return effect.per == "coordinate"
     if not isinstance(effect, effects.Clips) or effect.per in ("update", "step"):
         return False
-    return effect.per != "example" or observation.update.kind != "gradient" or examples_behind(observation) > 1
+    return effect.per != "example" or observation.update.kind != "gradient" or observation.num_images > 1
 
 
 def _residual(observation: Observation, prior: ImagePrior, labels: Tensor | None) -> Residual:
     cpu = torch.device("cpu")
     local = local_updates("auto", observation)
-    if labels is None or labels.is_floating_point() or len(labels) != examples_behind(observation):
+    if labels is None or labels.is_floating_point() or len(labels) != observation.num_images:
         labels = known_labels("auto", observation, torch.Generator().manual_seed(0))
     assert labels is not None
     target = of_images(observation, shared_update(observation, local, cpu))

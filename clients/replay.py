@@ -49,9 +49,7 @@ def _once_more(observation: Observation, images: Tensor, labels: Tensor, rng: to
     defense = _as_one(observation)
     defense.begin(ClientRound(observation.server_round, len(labels), {}, model))
     like = next(model.parameters())
-    statistics = (torch.tensor(values, dtype=torch.float64) for values in (observation.mean, observation.std))
-    mean, std = (values.view(1, -1, 1, 1).to(like) for values in statistics)
-    batch = Batch((images.to(like) - mean) / std, labels.to(like.device))
+    batch = Batch(observation.from_unit_range(images.to(like)), labels.to(like.device))
     computed = protocol.precision, protocol.micro_batch_size
     gradient_of = LossGradient(model, defense, protocol.label_smoothing, None, *computed)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}

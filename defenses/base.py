@@ -14,7 +14,7 @@ from fedsim.effects import Effect, Unpublished
 from fedsim.errors import ConfigError
 from fedsim.models.roles import ViTRoles, find_roles
 from fedsim.observation import Observation
-from fedsim.update import State, Update
+from fedsim.update import State, Update, under
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class DefenseChain(Defense):
 
     def begin(self, turn: ClientRound) -> None:
         """Each defense reads and writes its own part of the memory, under its name."""
-        self._turns = {name: replace(turn, memory=_under(f"{name}/", turn.memory)) for name in self.defenses}
+        self._turns = {name: replace(turn, memory=under(f"{name}/", turn.memory)) for name in self.defenses}
         for name, defense in self.defenses.items():
             defense.begin(self._turns[name])
 
@@ -278,10 +278,6 @@ class _Defended:
 
     def per_example(self, batch: Batch) -> State:
         return self.inner.per_example(batch)
-
-
-def _under(prefix: str, tensors: State) -> State:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _trainable(model: nn.Module) -> set[str]:

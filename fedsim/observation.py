@@ -102,6 +102,7 @@ class Observation:
             protocol: how the client trained, with the learning rate of each step; needed for `delta` and `weights`.
             num_examples: images that the client holds; None: those of its steps.
             image_shape: (channels, height, width) that the model reads; None asks a model of timm's.
+            num_classes: of the model; None asks it. Another number than it has is refused.
             mean, std: normalisation per channel of images in [0, 1]; None: timm's where it is timm's model, else none.
             roles: of a ViT whose parts have other names than timm's: parameter names of `patch_weight` (a Conv2d's),
                 `pos_embed`, `class_token`.
@@ -109,6 +110,8 @@ class Observation:
             public_images, public_labels: [N,C,H,W] and [N]: see `with_public_images`.
             replayer: `fedsim.replay` where clients do nothing but what `protocol` says; without it nothing is
                 certified.
+            server_round, client: what the observation is called by, and what an attack's random draws follow, beside
+                the seed; rounds of one client in a `History` differ by `server_round`.
 
         Raises:
             ConfigError: nothing was shared, or not of this model; it names the argument and what would be right.
@@ -194,6 +197,14 @@ class Observation:
         return replace(loaded, architecture=replace(architecture, wrappers=loaded.architecture.wrappers))
 
     @property
+    def num_images(self) -> int:
+        """How many images the update was computed from.
+
+        Those of all local steps, and no more than the client says that it holds.
+        """
+        return max(1, min(self.protocol.batch_size * max(1, self.protocol.steps), self.update.num_examples))
+
+    @property
     def effects(self) -> tuple[Effect, ...]:
         """What the client's training and then its defenses do to its update in this round."""
         return (*self.protocol.effects, *self.defense_effects)
@@ -215,7 +226,10 @@ class Observation:
         return tuple(effect.at(self.server_round) for effect in published)
 
     def effect(self, kind: type[Kind]) -> Kind | None:
-        """The first of this kind that a defense of the client has; None where none says so."""
+        """The first of this kind among what its training and then its defenses do; None where none says so.
+
+        Local training that clips its gradients has a `Clips` too, before that of any defense.
+        """
         return next((effect for effect in self.effects if isinstance(effect, kind)), None)
 
     def keeps(self, part: Part) -> bool:
@@ -330,16 +344,24 @@ class Observation:
         return max(stored, self.protocol.rounding)
 
     def normalised(self, images: Tensor) -> Tensor:
-        """[B,C,H,W] images in [0, 1] as the model reads them, float64."""
-        mean, std = (torch.tensor(v, dtype=torch.float64, device=images.device) for v in (self.mean, self.std))
-        return (images.detach().double() - mean.view(1, -1, 1, 1)) / std.view(1, -1, 1, 1)
+        """[B,C,H,W] images in [0, 1] as the model reads them, float64 and without a graph."""
+        return self.from_unit_range(images.detach().double())
+
+    def from_unit_range(self, images: Tensor) -> Tensor:
+        """[B,C,H,W] images in [0, 1] as the model reads them, in their own precision, on their device and graph."""
+        mean, std = self._statistics(images)
+        return (images - mean) / std
 
     def to_unit_range(self, images: Tensor) -> Tensor:
-        """Undo the normalisation of [B,C,H,W] pictures."""
-        shape = (1, -1, 1, 1)
-        mean = torch.tensor(self.mean, dtype=images.dtype, device=images.device).view(shape)
-        std = torch.tensor(self.std, dtype=images.dtype, device=images.device).view(shape)
+        """Undo the normalisation of [B,C,H,W] pictures, as `from_unit_range` does it."""
+        mean, std = self._statistics(images)
         return images * std + mean
+
+    def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        def column(values: tuple[float, ...]) -> Tensor:
+            return torch.tensor(values, dtype=like.dtype, device=like.device).view(1, -1, 1, 1)
+
+        return column(self.mean), column(self.std)
 
 
 def observation_name(server_round: int, client: int) -> str:

@@ -16,6 +16,11 @@ Precision = Literal["float32", "bfloat16", "float16"]
 State = dict[str, Tensor]
 
 
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> State:
+    """The tensors whose names begin with this prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
 @dataclass(frozen=True)
 class LocalProtocol:
     """How a client came to its update. The server set it, so the attacker knows it.
@@ -148,12 +153,6 @@ class Update:
     num_examples: int
     withheld: dict[str, str] = field(default_factory=dict)
     buffers: State = field(default_factory=dict, repr=False)
-
-    def buffers_after(self, global_state: Mapping[str, Tensor]) -> State:
-        """The values of the shared buffers after local training, in float64."""
-        if self.kind != "delta":
-            return {name: buffer.double() for name, buffer in self.buffers.items()}
-        return {name: global_state[name].double() + change.double() for name, change in self.buffers.items()}
 
     def as_gradient(self, protocol: LocalProtocol, global_state: Mapping[str, Tensor]) -> State:
         """The mean-loss gradient that this update amounts to, in float64.

@@ -24,7 +24,7 @@ def aggregate(
     start: ArrayRecord,
     replies: Sequence[Message],
     *,
-    completes: bool = True,
+    whole_weights: bool = True,
     sums: Sums | None = None,
 ) -> Aggregated:
     """What the strategy makes of a round's replies, as if each were of a client that shared all its weights.
@@ -32,7 +32,7 @@ def aggregate(
     Args:
         start: the global model that the round began with.
         replies: screened, in the order in which they are to be summed. No update is written into.
-        completes: the strategy averages whole weights: deltas are added to `start`, withheld tensors taken from it.
+        whole_weights: the strategy averages whole weights: deltas are added to `start`, withheld tensors taken from it.
         sums: secure aggregation: a client that has nobody to be summed with is left out.
     """
     lone, speaking = _lone(replies, sums)
@@ -44,7 +44,7 @@ def aggregate(
         replies = _without(replies, lone)
     if any(carries_sum(reply) for reply in replies):
         replies = list(means(replies))
-    arrays, metrics = _of_speaking(strategy, server_round, start, replies, completes)
+    arrays, metrics = _of_speaking(strategy, server_round, start, replies, whole_weights)
     return None if lone and lone == speaking else arrays, metrics
 
 
@@ -95,7 +95,7 @@ def restore(arrays: ArrayRecord, start: ArrayRecord, shared: set[str]) -> ArrayR
 
 
 def _of_speaking(
-    strategy: Strategy, server_round: int, start: ArrayRecord, replies: Sequence[Message], completes: bool
+    strategy: Strategy, server_round: int, start: ArrayRecord, replies: Sequence[Message], whole_weights: bool
 ) -> Aggregated:
     """Without the clients that answer and share nothing; their metrics still count.
 
@@ -103,19 +103,19 @@ def _of_speaking(
     """
     speaking = [reply for reply in replies if not shares_nothing(reply)]
     if len(speaking) == len(replies):
-        return _of_whole(strategy, server_round, start, speaking, completes)
+        return _of_whole(strategy, server_round, start, speaking, whole_weights)
     arrays: ArrayRecord | None = start
     metrics: MetricRecord | None = None
     if any(not reply.has_error() for reply in speaking):
-        arrays, metrics = _of_whole(strategy, server_round, start, speaking, completes)
+        arrays, metrics = _of_whole(strategy, server_round, start, speaking, whole_weights)
     answered = [reply for reply in replies if not reply.has_error()]
     return arrays, MetricRecord({**(metrics or {}), **_mean_metrics(answered)})
 
 
 def _of_whole(
-    strategy: Strategy, server_round: int, start: ArrayRecord, replies: Sequence[Message], completes: bool
+    strategy: Strategy, server_round: int, start: ArrayRecord, replies: Sequence[Message], whole_weights: bool
 ) -> Aggregated:
-    if not completes:
+    if not whole_weights:
         return strategy.aggregate_train(server_round, replies)
     shared = {name for reply in replies if not reply.has_error() for name in array_records(reply.content)[ARRAYS]}
     whole = [reply if reply.has_error() else complete(reply, start) for reply in replies]

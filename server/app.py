@@ -107,7 +107,7 @@ def build_rounds(plan: ServerPlan) -> Rounds:
     return Rounds(
         plan.strategy,
         seed=plan.seed,
-        completes=not plan.shares_gradients,
+        whole_weights=not plan.shares_gradients,
         screening=Screening(plan.rules, plan.client_of),
         observer=observer,
         sums=plan.sums,

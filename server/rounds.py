@@ -63,7 +63,7 @@ class Rounds:
 
     Args:
         seed: of the sampling of clients.
-        completes: the strategy averages whole weights; False: it takes what clients share (FedSGD).
+        whole_weights: the strategy averages whole weights; False: it takes what clients share (FedSGD).
         screening: reads replies; None: every one is taken as it is.
         observer: None: a server that does not look. The model is the same either way, to the bit.
         sums: secure aggregation.
@@ -80,7 +80,7 @@ class Rounds:
         strategy: Strategy,
         *,
         seed: int = 0,
-        completes: bool = True,
+        whole_weights: bool = True,
         screening: Screening | None = None,
         observer: FederationReplies | None = None,
         sums: Sums | None = None,
@@ -88,7 +88,7 @@ class Rounds:
         client_of: Callable[[int], int] = int,
         attacks: Stopwatch | None = None,
     ) -> None:
-        self.strategy, self._seed, self._completes = strategy, seed, completes
+        self.strategy, self._seed, self._whole_weights = strategy, seed, whole_weights
         self._screening = screening or Screening()
         self._observer, self._sums, self._worker_sums = observer, sums, worker_sums
         self._client_of = client_of
@@ -144,7 +144,7 @@ class Rounds:
         self.record.metrics["clients"] = sum(not answer.has_error() for answer in answers)
         self.budget.hear(server_round, answers)
         arrays, metrics = aggregate(
-            self.strategy, server_round, start, answers, completes=self._completes, sums=self._sums
+            self.strategy, server_round, start, answers, whole_weights=self._whole_weights, sums=self._sums
         )
         self.record.metrics |= dict(self.budget.put_into(metrics) or {})
         if arrays is None:

@@ -12,7 +12,6 @@ from attacks.analytic.linear.patches import patchify, unpatchify
 from attacks.analytic.patch_gradient import (
     check_embedding,
     embedding_rows,
-    examples_behind,
     known_embedding,
     known_prefix,
 )
@@ -191,4 +190,4 @@ def _certificate(
     if pixels > width:
         reason = f"{pixels} pixels of a patch > width {width}: the minimum-norm patches"
         return Certificate("uncertified", reason, finite(values))
-    return judge(values, examples_behind(observation), "W_qkvᵀ ∂L/∂b_qkv = Σ_t G_t")
+    return judge(values, observation.num_images, "W_qkvᵀ ∂L/∂b_qkv = Σ_t G_t")

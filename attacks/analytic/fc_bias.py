@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from attacks.analytic.linear.certificate import MIN_EXPECTED_PSNR, relative_error
 from attacks.analytic.linear.rank_one import LinearInput, parallel_units, solve_input
-from attacks.analytic.patch_gradient import examples_behind
 from attacks.base import Attack, Certificate, PsnrBound, Reconstruction
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from attacks.label.single import single_label
@@ -57,7 +56,7 @@ class FullyConnectedBias(Attack):
         """Raises NotApplicable where no fully connected layer with a bias reads the picture, or it was withheld."""
         layer = image_layer(observation)
         weight_grad, bias_grad = (g.to(device) for g in _gradients(observation, layer))
-        pictures = examples_behind(observation)
+        pictures = observation.num_images
         if pictures == 1:
             found = [self._read(observation, solve_input(weight_grad, bias_grad))]
             certificate = _certificate_of_one(found[0])
@@ -206,9 +205,8 @@ def bias_gradients(
     Float64.
     """
     model = observation.build_model().double().eval().to(image.device)
-    mean, std = (image.new_tensor(values).view(-1, 1, 1) for values in (observation.mean, observation.std))
     with torch.enable_grad():
-        scores = model(((image - mean) / std)[None])[0]
+        scores = model(observation.from_unit_range(image[None]))[0]
         each = torch.eye(len(scores), dtype=scores.dtype, device=scores.device)
         slopes = torch.autograd.grad(scores, model.get_parameter(f"{layer}.bias"), each, is_grads_batched=True)[0]
     smoothing = observation.protocol.label_smoothing

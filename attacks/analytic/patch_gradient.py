@@ -43,7 +43,7 @@ class PatchGradient(Attack):
     """
 
     needs = Needs(roles=("pos_embed", "patch_weight"), sizes=True, auxiliary=True)
-    completes = True
+    shrinks_to_mean = True
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class PatchGradient(Attack):
         image = unpatchify(patches, roles.grid, roles.patch)
         return Reconstruction(
             images=observation.to_unit_range(image).clamp(0.0, 1.0),
-            labels=single_label(observation) if examples_behind(observation) == 1 else None,
+            labels=single_label(observation) if observation.num_images == 1 else None,
             certificate=_certificate(observation, rows, solution, rounded),
         )
 
@@ -218,12 +218,6 @@ def shared_rows(observation: Observation) -> Float[Tensor, "rows width"]:
     return rows
 
 
-def examples_behind(observation: Observation) -> int:
-    """How many examples the update was computed from."""
-    protocol = observation.protocol
-    return max(1, min(protocol.batch_size * max(1, protocol.steps), observation.update.num_examples))
-
-
 def _certificate(
     observation: Observation,
     rows: Float[Tensor, "rows width"],
@@ -240,7 +234,7 @@ def _certificate(
     class_grad = gradient.get(roles.class_token) if roles.class_token else None
     if class_grad is not None and roles.embedded_prefix_tokens:
         values["class_token"] = relative_error(rows[0].cpu(), class_grad.flatten().cpu())
-    examples = examples_behind(observation)
+    examples = observation.num_images
     if rounded is not None:
         values |= {"grid_excess": rounded.excess, "grid_expected_wrong": rounded.expected_wrong}
     if rounded is not None and examples == 1:

@@ -91,7 +91,7 @@ class Generator:
         if (made := self._makes(device)) != shape:
             raise NotApplicable(f"the generator makes pictures of {made}, the model reads {shape}")
 
-    def fits(self, shape: tuple[int, ...]) -> None:
+    def check_image_shape(self, shape: tuple[int, ...]) -> None:
         """Refuse as `check` does, before anything runs.
 
         Raises:

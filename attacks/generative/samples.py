@@ -2,7 +2,6 @@
 
 import torch
 
-from attacks.analytic.patch_gradient import examples_behind
 from attacks.base import Attack, Certificate, Reconstruction
 from attacks.generative.generator import Generator
 from fedsim.errors import one_of, require
@@ -27,14 +26,14 @@ class GeneratorSamples(Attack):
         one_of("pick", pick, PICKS)
         self.generator, self.samples, self.pick = generator, samples, pick
 
-    def fits(self, image_shape: tuple[int, ...]) -> None:
-        self.generator.fits(image_shape)
+    def check_image_shape(self, image_shape: tuple[int, ...]) -> None:
+        self.generator.check_image_shape(image_shape)
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable where the generator makes pictures of another shape."""
         generator = self.generator.to(device)
         generator.check(observation.image_shape, device)
-        count = examples_behind(observation)
+        count = observation.num_images
         drawn = torch.randn(max(self.samples, count), generator.latent, generator=rng).to(device)
         with torch.no_grad():
             # Of any class, by a generator that knows how; else each of one drawn at random.

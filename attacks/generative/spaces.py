@@ -33,8 +33,8 @@ class GeneratorLatent(Parametrisation, SettingsGroup):
         self.generator, self.latent_scale, self.norm_weight = generator, float(latent_scale), float(norm_weight)
         self.conditional = conditional
 
-    def fits(self, image_shape: tuple[int, ...]) -> None:
-        self.generator.fits(image_shape)
+    def check_image_shape(self, image_shape: tuple[int, ...]) -> None:
+        self.generator.check_image_shape(image_shape)
 
     def prepare(
         self,
@@ -70,8 +70,7 @@ class GeneratedSpace(Space):
 
     def as_input(self, unit: Float[Tensor, "pictures c h w"], like: Tensor) -> Float[Tensor, "candidates batch c h w"]:
         """Pictures in [0, 1] as the model reads them."""
-        mean, std = (unit.new_tensor(v).view(1, -1, 1, 1) for v in (self.observation.mean, self.observation.std))
-        seen: Tensor = ((unit - mean) / std).to(like).unflatten(0, (len(like), self.count))
+        seen: Tensor = self.observation.from_unit_range(unit).to(like).unflatten(0, (len(like), self.count))
         return seen
 
 

@@ -56,7 +56,7 @@ def features_of(
     weight_grad, bias_grad = shared(observation, "weight"), shared(observation, "bias")
     if protocol.label_smoothing >= 1.0:
         raise NotApplicable("label_smoothing=1 leaves nothing of the labels in the gradient")
-    total = max(1, min(protocol.batch_size, observation.update.num_examples))
+    total = observation.num_images
     limit = min(len(weight) - 1, weight.shape[1])
     if total > limit:
         raise NotApplicable(f"{total} examples: counts of at most {limit} can be certified (classes - 1, features)")

@@ -65,7 +65,7 @@ class RecoverLabels(Attack):
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable without a head, where its gradient is withheld, and without auxiliary pictures."""
         protocol = observation.protocol
-        total = max(1, min(protocol.batch_size * max(1, protocol.steps), observation.update.num_examples))
+        total = observation.num_images
         if total > MOST_LABELS:
             raise NotApplicable(f"{total} labels: more than {MOST_LABELS} tell nobody anything")
         if steps_are_signs(observation) and self.rule in ("auto", "bias_sign"):

@@ -42,12 +42,11 @@ def read_by_head(
     head = model.get_submodule(observation.roles.head_weights[0].rpartition(".")[0])
     seen: list[Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
-    mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (observation.mean, observation.std))
     seed = int(torch.randint(2**31, (1,), generator=rng))
     dtype = next(model.parameters()).dtype
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
         torch.manual_seed(seed)
-        parts = ((images - mean) / std).to(device, dtype).split(CHUNK)
+        parts = observation.from_unit_range(images).to(device, dtype).split(CHUNK)
         logits = torch.cat([model(part) for part in parts])
     hook.remove()
     if len(seen) != len(parts) or seen[0].dim() != 2:

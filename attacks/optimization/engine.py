@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from attacks.analytic.patch_gradient import examples_behind
 from attacks.base import Attack, Certificate, Needs, Reconstruction
 from attacks.optimization.matching.objectives import Cosine, Objective
 from attacks.optimization.parametrisation import Parametrisation, Pixels
@@ -77,8 +76,8 @@ class GradientMatching(Attack):
         self.budget = replace(self.budget, memory_gib=(self.budget.memory_gib or default_budget(device)) / 2)
         return f"memory_gib={self.budget.memory_gib:g}"
 
-    def fits(self, image_shape: tuple[int, ...]) -> None:
-        self.parametrisation.fits(image_shape)
+    def check_image_shape(self, image_shape: tuple[int, ...]) -> None:
+        self.parametrisation.check_image_shape(image_shape)
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable where a label rule, a prior or the update's kind does not allow it."""
@@ -169,7 +168,7 @@ def _alike(observations: Sequence[Observation]) -> list[list[int]]:
             tuple(sorted(update.tensors)),
             repr(observation.defenses),
             observation.image_shape,
-            examples_behind(observation),
+            observation.num_images,
             None if (masked := masked_rows(observation)) is None else tuple(masked.tolist()),
         )
         groups.setdefault(key, []).append(index)

@@ -17,8 +17,8 @@ INITIAL = ("normal", "uniform", "gray", "zeros")
 class Parametrisation(ABC):
     """Candidates as a tensor of free numbers. Stateless between victims: `prepare` gives what belongs to one."""
 
-    def fits(self, image_shape: tuple[int, ...]) -> None:  # noqa: B027 - most span images of any shape
-        """Refuse images of a shape that cannot be served, as `Attack.fits`."""
+    def check_image_shape(self, image_shape: tuple[int, ...]) -> None:  # noqa: B027 - most span any shape
+        """Refuse images of a shape that cannot be served, as `Attack.check_image_shape`."""
 
     @abstractmethod
     def prepare(

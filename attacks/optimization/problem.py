@@ -8,7 +8,6 @@ from logging import getLogger
 import torch
 from torch import Tensor
 
-from attacks.analytic.patch_gradient import examples_behind
 from attacks.label import RecoverLabels
 from attacks.optimization.matching.adam import ADAM, read_adam
 from attacks.optimization.matching.local_steps import (
@@ -126,7 +125,7 @@ def clip_norm(observation: Observation, choice: str) -> float | None:
 
 def _clip_bounds(observation: Observation) -> list[float]:
     """The norms that defenses scale the whole update down to: of one image's gradient an example's norm is its own."""
-    alone = observation.update.kind == "gradient" and examples_behind(observation) == 1
+    alone = observation.update.kind == "gradient" and observation.num_images == 1
     whole = ("update", "example") if alone else ("update",)
     clips = (effect for effect in observation.effects if isinstance(effect, Clips) and effect.per in whole)
     return [clip.max_norm for clip in clips if math.isfinite(clip.max_norm)]
@@ -158,7 +157,7 @@ def known_labels(choice: str, observation: Observation, rng: torch.Generator) ->
     if choice == "joint":
         return None
     labels = RecoverLabels(choice).run(observation, rng, torch.device("cpu")).labels
-    count = examples_behind(observation)
+    count = observation.num_images
     assert labels is not None
     if len(labels) != count:
         raise NotApplicable(f"labels={choice} names {len(labels)} labels for {count} pictures")
@@ -183,7 +182,7 @@ def make_problem(
     Raises:
         NotApplicable: the observation lacks what the search space or a prior needs.
     """
-    count = examples_behind(observation)
+    count = observation.num_images
     terms: dict[str, tuple[Prior, PriorTerm]] = {}
     for name, prior in priors.items():
         try:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from statistics import median
 
 import torch
 
@@ -41,10 +42,9 @@ class Determinedness(Bound):
             found.append((", ".join(map(str, party.pictures.ids)), determined(J, rounding)))
         whole = [one for _, one in found if one.rank == one.unknowns]
         lost = max(one.unknowns - one.rank for _, one in found)
-        left = sorted(one.rounding_psnr for one in whole)
-        middle = left[len(left) // 2] if left else -math.inf
         told = f"{len(whole):,} of {len(found):,} are determined near themselves by what is shared"
-        told += f", and its rounding alone would leave {middle:.0f} dB (median)" if left else ""
+        left = median(one.rounding_psnr for one in whole) if whole else None
+        told += "" if left is None else f", and its rounding alone would leave {left:.0f} dB (median)"
         told += f"; up to {lost:,} of {found[0][1].unknowns:,} directions are not in it" if lost else ""
         sentence = (
             f"Of these images, noise left out and labels known, {told}: a fact about them and images close by, which "
@@ -62,7 +62,9 @@ class Determinedness(Bound):
             for name, one in found
         )
         values = {"images": float(len(found)), "determined": float(len(whole)), "missing_directions": float(lost)}
-        return Statement("local fact", sentence, values | ({"rounding_psnr": middle} if left else {}), header, rows)
+        return Statement(
+            "local fact", sentence, values | ({} if left is None else {"rounding_psnr": left}), header, rows
+        )
 
 
 def _rounding(party: Party, tensors: "dict[str, torch.Tensor]", shared: torch.Tensor, computed: float) -> torch.Tensor:

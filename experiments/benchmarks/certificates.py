@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -129,14 +130,13 @@ def measure(head: "MeasuredHead", kind: str, size: int, batches: int) -> Counted
         around = certify_counts(weight, bias, *gradients, truth, size, eps=EPS, rng=rng, excluded=truth)
         outcomes["withheld"] += around.possible > 0
         outcomes["false"] += around.certified
-    errors.sort()
     return CountedRow(
         head=head.name,
         accuracy=head.accuracy,
         labels=kind,
         batch_size=size,
         **{name: outcomes[name] for name in ("right", "wrong", "uncertified", "withheld", "false")},
-        error=f"{errors[len(errors) // 2]:.1g} / {errors[-1]:.1g}" if errors else "-",
+        error=f"{median(errors):.1g} / {max(errors):.1g}" if errors else "-",
         uncertified_for=reasons.most_common(1)[0][0] if reasons else "-",
     )
 

@@ -4,7 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -105,14 +105,14 @@ def batch_of(known: KnownHead, chosen: Int[Tensor, "batch"]) -> HeadBatch:
 
 
 def _summary(outcomes: Sequence[RuleResult]) -> dict[str, Any]:
-    errors = sorted(outcome.feature_error for outcome in outcomes if outcome.feature_error is not None)
+    errors = [outcome.feature_error for outcome in outcomes if outcome.feature_error is not None]
     return {
         "batches": len(outcomes),
         "exact": fmean(outcome.exact for outcome in outcomes),
         "overlap": fmean(outcome.overlap for outcome in outcomes),
         "certified": fmean(outcome.certified for outcome in outcomes),
         "wrongly_certified": sum(outcome.certified and not outcome.exact for outcome in outcomes),
-        "feature_error": errors[len(errors) // 2] if errors else "",
+        "feature_error": median(errors) if errors else "",
         "seconds": fmean(outcome.seconds for outcome in outcomes),
     }
 

@@ -33,7 +33,7 @@ from fedsim.observation import Observation
 from fedsim.observation_factory import ObservationFactory
 from fedsim.public_images import PublicImages
 from fedsim.report.wording import count
-from fedsim.settings.commands import FederatedConfig, JobConfig, config_of
+from fedsim.settings.commands import FederatedConfig, JobConfig, RunConfig, config_of
 from fedsim.settings.composition import build_data, build_finetune, build_spec, image_side
 from fedsim.settings.knowledge import without_knowledge
 from fedsim.settings.schema import plain
@@ -62,6 +62,12 @@ class Setup:
     wants_auxiliary: bool
     attack_costs: tuple[float, ...] = ()
     """Of each attack on one update (`Attack.cost`)."""
+
+    @property
+    def run_config(self) -> RunConfig:
+        """The settings, those of a federated run."""
+        assert isinstance(self.config, RunConfig)
+        return self.config
 
     @property
     def sums(self) -> Sums | None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedsim.errors import RunError
 from fedsim.settings.trained import TrainingSchedule
 from fedsim.storage.durable import write_whole
+from fedsim.update import under
 
 logger = getLogger(__name__)
 
@@ -72,13 +73,10 @@ class Training:
         except (SafetensorError, KeyError, ValueError) as error:
             logger.warning("%s cannot be read, the training starts anew: %s", self.path, error)
             return
-        self.module.load_state_dict(
-            {name.removeprefix("module/"): t for name, t in tensors.items() if name.startswith("module/")}
-        )
+        self.module.load_state_dict(under("module/", tensors))
         for index, parameter in enumerate(self.parameters):
-            prefix = f"adam/{index}/"
-            kept = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
             self.optimiser.state[parameter] = {
-                key: value.to(parameter.device) if value.dim() else value for key, value in kept.items()
+                key: value.to(parameter.device) if value.dim() else value
+                for key, value in under(f"adam/{index}/", tensors).items()
             }
         self.step = step

@@ -152,14 +152,9 @@ def _unfinished(setup: Setup, folder: Path) -> Observation:
     return replace(load_recorded(folder), architecture=setup.architecture)
 
 
-def _federated(setup: Setup) -> RunConfig:
-    assert isinstance(setup.config, RunConfig)
-    return setup.config
-
-
 def make_grid(setup: Setup) -> SimulatedGrid:
     """The configured Grid, with a node for each partition."""
-    config, simulation = _federated(setup), setup.config.simulation
+    config, simulation = setup.run_config, setup.config.simulation
     if simulation.engine == "inline":
         make_app = partial(build_client_app, config, setup.data)
         return InlineGrid(
@@ -230,7 +225,7 @@ class _Run:
 
     def train(self, strategy: Any, point: ResumePoint | None) -> None:
         """All rounds, or those after the resume point."""
-        config, setup, bars = _federated(self.setup), self.setup, self.bars
+        config, setup, bars = self.setup.run_config, self.setup, self.bars
         rounds, clients = config.num_rounds, config.num_clients
         replies = {"round": 0}
 
@@ -283,7 +278,7 @@ class _Run:
 
     def finish_attacks(self) -> None:
         """Wait for the attacks; the cores that the clients have left help."""
-        config, scheduler = _federated(self.setup), self.scheduler
+        config, scheduler = self.setup.run_config, self.scheduler
         if isinstance(scheduler, RayAttacks):
             scheduler.help(worker_counts(config, config.num_clients))
         scheduler.drain(lambda: self.bars.set("attacks", scheduler.finished, scheduler.submitted))

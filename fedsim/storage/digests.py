@@ -1,7 +1,8 @@
-"""Digests of tensors: the same names, types, shapes and bits give the same one."""
+"""Digests of tensors, of which the same names, types, shapes and bits give the same one, and of files."""
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,12 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     found = hashlib.sha256()
     absorb(found, tensors)
     return found.hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def absorb(found: "_Hash | blake2b", tensors: Mapping[str, Tensor]) -> None:

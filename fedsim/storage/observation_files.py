@@ -19,7 +19,7 @@ from fedsim.observation import Observation, Replayer
 from fedsim.public_images import PublicImages
 from fedsim.storage.digests import digest
 from fedsim.storage.durable import disk_errors, replacing, write_text
-from fedsim.update import LocalProtocol, State, Update
+from fedsim.update import LocalProtocol, State, Update, under
 
 FORMAT = 1
 
@@ -101,11 +101,11 @@ def load_observation(
             client=record["client"],
             global_state=state,
             update=Update(
-                tensors=_under("update/", tensors),
+                tensors=under("update/", tensors),
                 kind=record["kind"],
                 num_examples=record["num_examples"],
                 withheld=dict(record["withheld"]),
-                buffers=_under("buffers/", tensors),
+                buffers=under("buffers/", tensors),
             ),
             protocol=LocalProtocol.from_dict(record["protocol"]),
             architecture=kind(
@@ -122,7 +122,7 @@ def load_observation(
             defenses=defenses,
             recorded_effects=_effects(record),
             auxiliary_probs=tensors.get("auxiliary_probs"),
-            image_prior=PublicPrior(**prior) if (prior := _under("image_prior/", tensors)) else None,
+            image_prior=PublicPrior(**prior) if (prior := under("image_prior/", tensors)) else None,
             public_images=None if public is None else PublicImages(**load_file(folder.parent / Path(public).name)),
             summed=record.get("summed", 1),
             replayer=replayer,
@@ -147,7 +147,3 @@ def _effects(record: dict[str, Any]) -> tuple[Effect, ...] | None:
 def _write_tensors(tensors: State, path: Path) -> None:
     with disk_errors(path), replacing(path) as partial:
         save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, partial)
-
-
-def _under(prefix: str, tensors: State) -> State:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

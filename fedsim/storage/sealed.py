@@ -1,6 +1,5 @@
 """Numbered states in folders that are whole or absent: the newest whole one is found again after any crash."""
 
-import hashlib
 import json
 import re
 import shutil
@@ -15,6 +14,7 @@ from safetensors.numpy import save_file
 
 import fedsim
 from fedsim.errors import ConfigError
+from fedsim.storage.digests import file_sha256
 from fedsim.storage.durable import disk_errors, sync
 from fedsim.storage.nested import flatten, unflatten
 
@@ -102,7 +102,7 @@ def _write(folder: Path, values: Any, arrays: dict[str, Any]) -> int:
         if int.from_bytes(file.read(8), "little") > LONGEST_HEADER:
             raise ValueError(f"{len(arrays)} arrays are too many for one file")
     (folder / VALUES).write_text(json.dumps(values), encoding="utf-8")
-    files = {name: {"sha256": _sha256(folder / name)} for name in (ARRAYS, VALUES)}
+    files = {name: {"sha256": file_sha256(folder / name)} for name in (ARRAYS, VALUES)}
     manifest = {"format": FORMAT, "versions": VERSIONS, "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for name in (ARRAYS, VALUES, MANIFEST):
@@ -116,7 +116,7 @@ def _read(folder: Path, say: Callable[[str], None]) -> Any:
     if manifest["format"] != FORMAT:
         raise ConfigError("resume", folder, f"a resume point of format {FORMAT}, not {manifest['format']}")
     for name in (ARRAYS, VALUES):
-        if _sha256(folder / name) != manifest["files"][name]["sha256"]:
+        if file_sha256(folder / name) != manifest["files"][name]["sha256"]:
             raise ValueError(f"{name} is not what was written")
     values = json.loads((folder / VALUES).read_text(encoding="utf-8"))
     with safe_open(folder / ARRAYS, framework="np") as file:
@@ -125,8 +125,3 @@ def _read(folder: Path, say: Callable[[str], None]) -> Any:
     if others:
         say(f"{folder} was written by {', '.join(others)}: from here on the bits may be others")
     return state
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -69,3 +69,24 @@ def test_roles_of_several_parameters_are_needed_whole(observation):
     headless = replace(observation, roles=replace(observation.roles, head_biases=()))
     with pytest.raises(NotApplicable, match="the model has no head_biases"):
         call(Gives(Reconstruction(), needs), headless)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "steps", "held", "served"),
+    [(2, 1, 2, True), (1, 2, 2, True), (3, 1, 3, False), (1, 3, 3, False), (2, 2, 4, False), (4, 3, 2, True)],
+)
+def test_the_most_images_that_can_be_served_are_those_of_all_steps(observation, batch_size, steps, held, served):
+    protocol = replace(observation.protocol, batch_size=batch_size, steps=steps)
+    update = replace(observation.update, num_examples=held)
+    attack = Gives(Reconstruction(), Needs(max_batch_size=2))
+    given = replace(observation, protocol=protocol, update=update)
+    if served:
+        assert call(attack, given).images is None
+        return
+    with pytest.raises(NotApplicable, match=rf"{batch_size * steps} images behind the update: at most 2 can be served"):
+        call(attack, given)
+
+
+def test_what_public_images_tell_is_asked_for_and_never_missed(observation):
+    assert observation.auxiliary_probs is None
+    assert call(Gives(Reconstruction(), Needs(auxiliary=True)), observation).images is None

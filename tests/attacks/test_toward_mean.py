@@ -78,7 +78,7 @@ def test_where_errors_cannot_be_weighed_it_stays(defense, rng):
 def test_what_is_certified_or_fits_or_is_not_finite_stays():
     observation = seen([GradientNoise(relative_norm=1e-2)])
     zeros, nan = torch.zeros(1, 3, 8, 8), torch.full((1, 3, 8, 8), torch.nan)
-    for given in (result(zeros, "certified"), result(nan), replace(result(zeros), fits=True)):
+    for given in (result(zeros, "certified"), result(nan), replace(result(zeros), solves_equations=True)):
         assert drawn_to_mean(observation, given) is given
 
 

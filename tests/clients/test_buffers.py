@@ -11,6 +11,7 @@ from fedsim.models import Architecture, architecture_seed, find_roles
 from fedsim.observation import Observation
 from fedsim.settings.composition import build_data, build_spec
 from fedsim.storage.observation_files import load_observation, save_observation
+from tests.support.buffers import buffers_after
 from tests.support.federation import settings
 
 MEAN = "bn1.running_mean"
@@ -63,7 +64,7 @@ def test_buffers_stand_apart_from_parameters(share, runtime):
     parameters = {name for name, _ in client.model.named_parameters()}
     assert set(update.tensors) == parameters
     assert set(update.buffers) == {n for n in start if n.endswith(("running_mean", "running_var"))}
-    after = update.buffers_after(start)
+    after = buffers_after(update, start)
     for name, value in client.model.state_dict().items():
         if name in after:
             torch.testing.assert_close(after[name], value.double(), rtol=1e-6, atol=1e-7)
@@ -96,7 +97,7 @@ def test_they_reveal_the_batchs_statistics(share, runtime, tmp_path):
     start, result, update = trained(client)
     save_observation(observed(client, start, result, update), tmp_path / "o")
     seen = load_observation(tmp_path / "o")
-    after = seen.update.buffers_after(seen.global_state)
+    after = buffers_after(seen.update, seen.global_state)
     old, new = (
         [state[f"bn1.running_{name}"].double() for name in ("mean", "var")] for state in (seen.global_state, after)
     )

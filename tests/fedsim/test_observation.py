@@ -1,6 +1,8 @@
 """Observations on disk: the same after a year, refused when damaged."""
 
+import inspect
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from safetensors.torch import save_file
 
 import fedsim
 from fedsim.bounds.public_prior import PublicPrior
-from fedsim.effects import Unpublished
+from fedsim.effects import Clips, SharesSigns, Unpublished
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import Architecture, ModelSpec, find_roles
 from fedsim.models.finetune import FULL
@@ -40,6 +42,18 @@ def observation(rng):
         image_prior=PublicPrior.of(torch.rand(4, 3, 8, 8), torch.rand(4, 3, 8, 8)),
         public_images=PublicImages.of(torch.rand(4, 3, 8, 8), torch.tensor([0, 3, 3, 9])),
     )
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "steps", "held", "behind"),
+    [(1, 1, 1, 1), (4, 1, 4, 4), (1, 8, 8, 8), (4, 3, 12, 12), (4, 3, 6, 6), (1, 8, 1, 1), (8, 1, 5, 5), (0, 0, 0, 1)],
+)
+def test_images_behind_an_update_are_those_of_all_steps_that_the_client_holds(
+    observation, batch_size, steps, held, behind
+):
+    update = replace(observation.update, num_examples=held)
+    protocol = LocalProtocol(batch_size=batch_size, steps=steps)
+    assert replace(observation, update=update, protocol=protocol).num_images == behind
 
 
 def test_disk_round_trip(observation, tmp_path):
@@ -160,3 +174,37 @@ def test_an_observation_as_the_first_version_wrote_it_is_read_and_attacked(tmp_p
         assert fedsim.score(fedsim.attack(attack, seen), image).psnr[0] > 80
     seen.save(tmp_path / "again")
     assert Observation.load(tmp_path / "again").gradient.keys() == seen.gradient.keys()
+
+
+def test_an_effect_may_be_the_trainings_or_a_defenses(observation):
+    clipped = LocalProtocol(batch_size=1, max_grad_norm=2.0)
+    trained = replace(observation, protocol=clipped, recorded_effects=(Clips(1.0, "update"),))
+    assert trained.effect(Clips) == Clips(2.0, "step")
+    assert replace(trained, protocol=LocalProtocol(batch_size=1)).effect(Clips) == Clips(1.0, "update")
+    assert trained.effect(SharesSigns) is None
+
+
+def test_every_argument_of_an_own_observation_is_described():
+    described = inspect.getdoc(Observation.of).partition("Args:")[2].partition("Raises:")[0]
+    names = {name for line in described.splitlines() for name in line.partition(":")[0].replace(",", " ").split()}
+    assert set(inspect.signature(Observation.of).parameters) <= names
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_images_are_normalised_channel_by_channel_in_their_own_precision(observation, rng, dtype):
+    """To the bit what the client's own normaliser makes of them, and back."""
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    seen = replace(observation, mean=mean, std=std)
+    images = torch.rand(2, 3, 8, 8, generator=rng, dtype=torch.float64).to(dtype).requires_grad_()
+    channels = [
+        (images[:, c] - torch.tensor(m, dtype=torch.float64).to(dtype)) / torch.tensor(s, dtype=torch.float64).to(dtype)
+        for c, (m, s) in enumerate(zip(mean, std, strict=True))
+    ]
+    read = seen.from_unit_range(images)
+    assert read.dtype == dtype
+    assert torch.equal(read, torch.stack(channels, dim=1))
+    read.sum().backward()
+    assert torch.allclose(images.grad[0, 0].double(), torch.tensor(1 / 0.229, dtype=torch.float64), rtol=1e-2)
+    assert torch.allclose(seen.to_unit_range(read), images, atol=4 * torch.finfo(dtype).eps)
+    assert torch.equal(seen.normalised(images), seen.from_unit_range(images.detach().double()))
+    assert not seen.normalised(images).requires_grad

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from fedsim.errors import NotApplicable
-from fedsim.update import LocalProtocol, Update
+from fedsim.update import LocalProtocol, Update, under
+from tests.support.buffers import buffers_after
 
 
 @pytest.mark.parametrize(
@@ -71,11 +72,16 @@ def test_a_whole_number_may_stand_for_a_float():
     assert isinstance(protocol.momentum, float)
 
 
+def test_tensors_under_a_prefix_have_the_rest_of_their_names():
+    one, two = torch.ones(1), torch.zeros(2)
+    assert under("a/", {"a/x": one, "b/x": two, "ba/x": two, "a/a/x": two}) == {"x": one, "a/x": two}
+
+
 @pytest.mark.parametrize("kind", ["gradient", "delta", "weights"])
 def test_buffers_have_values_and_no_gradient(kind):
     start = {"w": torch.ones(1), "mean": torch.tensor([2.0])}
     update = Update({"w": torch.ones(1)}, kind, 1, buffers={"mean": torch.tensor([0.5])})
-    assert update.buffers_after(start)["mean"].tolist() == [2.5 if kind == "delta" else 0.5]
+    assert buffers_after(update, start)["mean"].tolist() == [2.5 if kind == "delta" else 0.5]
     assert set(update.as_gradient(LocalProtocol(1, optimizer="sgd", lrs=(0.1,)), start)) == {"w"}
 
 

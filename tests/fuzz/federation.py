@@ -92,7 +92,7 @@ class Server:
         factory = ObservationFactory(Architecture(ModelSpec("mlp", 2)), make_net(), (3, SIDE, SIDE))
         self.rounds = Rounds(
             inner_strategy(kind) if inner is None else inner,
-            completes=kind != "gradient",
+            whole_weights=kind != "gradient",
             screening=Screening(make_rules(kind), partition_of) if guarded else None,
             observer=FederationReplies(factory, observing(), on_observation),
             client_of=partition_of,

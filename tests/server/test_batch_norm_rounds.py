@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedsim.wire.records import from_arrays
+from tests.support.buffers import buffers_after
 
 MODEL = ("model=resnet18_32", "model.img_size=8", "+model.kwargs.channels=[4,4,4,4]", "+model.kwargs.layers=[1,1,1,1]")
 FEW = ("num_clients=3", "data.test_fraction=0.85", "partition=dirichlet", "client.batch_size=16")
@@ -19,7 +20,7 @@ def test_the_global_statistics_are_the_clients_mean(share, federate):
     seen = []
     final = from_arrays(federation.start(federation.observed(seen), num_rounds=1))
     total = sum(observation.update.num_examples for observation, _ in seen)
-    after = [(o.update.num_examples, o.update.buffers_after(o.global_state)[MEAN]) for o, _ in seen]
+    after = [(o.update.num_examples, buffers_after(o.update, o.global_state)[MEAN]) for o, _ in seen]
     expected = sum(count * mean for count, mean in after) / total
     torch.testing.assert_close(final[MEAN].double(), expected, rtol=1e-5, atol=1e-6)
     assert not final[MEAN].equal(start)

@@ -57,7 +57,9 @@ class Round:
         messages.sort(key=lambda message: message.metadata.dst_node_id)  # Flower's order is random
         self.replies = list(grid.send_and_receive(messages))
         before = self._records()
-        self.arrays, self.metrics = aggregate(flowers, 1, start, self.replies, completes=kind != "gradient", sums=sums)
+        self.arrays, self.metrics = aggregate(
+            flowers, 1, start, self.replies, whole_weights=kind != "gradient", sums=sums
+        )
         self.untouched = before == self._records()
 
     def _records(self):

@@ -53,7 +53,7 @@ def run():
             return aggregate(server_round, replies)
 
         inner.aggregate_train = spy
-        rounds = Rounds(inner, completes=kind != "gradient")
+        rounds = Rounds(inner, whole_weights=kind != "gradient")
         found = rounds.train(1, to_arrays(STATE), InlineGrid(len(sent), client))
         return from_arrays(found), rounds.record.metrics, got
 

@@ -35,7 +35,7 @@ def test_aggregation_is_bit_equal_with_and_without_the_observer(name, federate, 
     seen = []
     # Without: Flower's strategy bare, as `flwr` would run it; only its sampling is seeded.
     without = federation.start(Seeded(federation.strategy()))
-    with_observer = federation.start(federation.observed(seen, completes=False))
+    with_observer = federation.start(federation.observed(seen, whole_weights=False))
     assert same_bits(without, with_observer)
     assert not same_bits(without, start), "the strategy trained nothing"
     assert len(seen) == 14

@@ -57,7 +57,7 @@ class Federation:
 
     def rounds(self, strategy=None, **settings):
         """Around the configured strategy, or around this one."""
-        settings = {"completes": not takes_gradients(self.config["strategy"]), **settings}
+        settings = {"whole_weights": not takes_gradients(self.config["strategy"]), **settings}
         return Rounds(self.strategy() if strategy is None else strategy, **settings)
 
     def observed(self, seen, policy=None, *, strategy=None, sums=None, **settings):

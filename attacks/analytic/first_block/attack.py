@@ -48,7 +48,7 @@ class FirstBlock(Attack):
     """
 
     needs = Needs(roles=("patch_weight", "qkv_weight"), sizes=True, auxiliary=True)
-    completes = True
+    shrinks_to_mean = True
 
     def __init__(self, starts: int = 40, steps: int = 30, levels: int | None = 255) -> None:
         for key, value in (("starts", starts), ("steps", steps)):
@@ -96,7 +96,7 @@ class FirstBlock(Attack):
             images=images,
             certificate=_judge(values, found, problem.tolerance),
             trace=tuple(found.trace),
-            fits=batch > 1 and min(forward) <= problem.tolerance,
+            solves_equations=batch > 1 and min(forward) <= problem.tolerance,
         )
 
     def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:

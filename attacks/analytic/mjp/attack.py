@@ -80,7 +80,7 @@ class MJPAdaptive(Attack):
     """
 
     needs = Needs(roles=("pos_embed", "patch_weight"), max_batch_size=1, sizes=True, auxiliary=True)
-    completes = True
+    shrinks_to_mean = True
 
     def __init__(self, later: int = 0, levels: int | None = 255) -> None:
         require("attack.mjp_adaptive.later", later, later >= 0, "0 or more")

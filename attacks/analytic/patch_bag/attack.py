@@ -15,7 +15,6 @@ from attacks.analytic.patch_bag.matching import by_gradient, by_outputs
 from attacks.analytic.patch_bag.order import find_order, order_of_pairs, runner_up
 from attacks.analytic.patch_bag.search import find_tokens
 from attacks.analytic.patch_bag.tokens import TokenSystem, token_system
-from attacks.analytic.patch_gradient import examples_behind
 from attacks.analytic.row_space.first_norm import spanned_gradients
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.linear import own_equations
@@ -52,7 +51,7 @@ class PatchBag(Attack):
     """
 
     needs = Needs(roles=("patch_weight", "qkv_weights"), sizes=True, auxiliary=True)
-    completes = True
+    shrinks_to_mean = True
 
     def __init__(
         self, starts: int = 512, steps: int = 40, orders: int = 8, places: int = 36, levels: int | None = 255
@@ -96,7 +95,7 @@ class PatchBag(Attack):
             labels=single_label(observation),
             certificate=_judge(values, tolerance),
             trace=tuple(trace),
-            fits=values["forward_residual"] <= tolerance,
+            solves_equations=values["forward_residual"] <= tolerance,
         )
 
     def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:
@@ -163,7 +162,7 @@ class PatchBag(Attack):
             images=expected_image(observation, image),
             certificate=certificate,
             trace=tuple(trace),
-            fits=order is not None,
+            solves_equations=order is not None,
         )
 
     def _image(
@@ -188,7 +187,7 @@ def _bag(system: TokenSystem, x: Float[Tensor, "found free"]) -> _Bag:
 
 
 def _system(observation: Observation, device: torch.device) -> TokenSystem:
-    behind = examples_behind(observation)
+    behind = observation.num_images
     if behind > 1 or observation.protocol.steps > 1:
         raise NotApplicable(f"{behind} images behind the update: the bag of one image's patches alone can be solved")
     block: UnplacedBlock = unplaced_block(observation, device)

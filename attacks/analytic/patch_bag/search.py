@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.analytic.first_block.levenberg_marquardt import NormalEquations, deflated, minimise
+from attacks.analytic.first_block.levenberg_marquardt import Squares, deflated, minimise
 from attacks.analytic.patch_bag.tokens import TokenSystem
 
 TOGETHER = 64
@@ -31,7 +31,7 @@ def find_tokens(
         x = drawn * (spread / max(1, system.free) ** 0.5)
         known, radius = found[None].expand(len(x), -1, -1), 0.6 * spread
 
-        def away(x: Tensor, known: Tensor = known, radius: float = radius) -> NormalEquations:
+        def away(x: Tensor, known: Tensor = known, radius: float = radius) -> Squares:
             return deflated(system.normal(x), x, known, radius)
 
         # In turn: deflation keeps starts from what is known, and some of them from what lies beyond it.

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.analytic.first_block.levenberg_marquardt import NormalEquations
+from attacks.analytic.first_block.levenberg_marquardt import Squares
 from attacks.analytic.first_block.subspaces import AffineTokens, affine_patches, affine_tokens
 from attacks.analytic.patch_bag.block import UnplacedBlock
 from attacks.analytic.row_space.subspace import Subspace, row_space
@@ -62,9 +62,9 @@ class TokenSystem:
         columns: Tensor = torch.func.vmap(along)(torch.eye(self.free, dtype=x.dtype, device=x.device))
         return columns.permute(1, 2, 0)
 
-    def normal(self, x: Float[Tensor, "points free"]) -> NormalEquations:
+    def normal(self, x: Float[Tensor, "points free"]) -> Squares:
         r, J = self.residual(x)[0], self.jacobian(x)
-        return NormalEquations(r.square().sum(dim=1), (J.mT @ r[..., None])[..., 0], J.mT @ J)
+        return Squares(r.square().sum(dim=1), (J.mT @ r[..., None])[..., 0], J.mT @ J)
 
     def relative(self, x: Float[Tensor, "points free"]) -> Float[Tensor, " points"]:
         r, size = self.residual(x)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
 from attacks.analytic.linear.certificate import MIN_EXPECTED_PSNR, finite
-from attacks.analytic.patch_gradient import examples_behind
 from attacks.analytic.rgap.chain import Link, layer_chain
 from attacks.analytic.rgap.inversion import HeadInput, LayerInput, read_head, solve_conv, solve_linear
 from attacks.base import Attack, Certificate, Needs, Reconstruction
@@ -71,9 +70,6 @@ class RGap(Attack):
 
     def check(self, observation: Observation) -> None:
         super().check(observation)
-        pictures = examples_behind(observation)
-        if pictures > 1:
-            raise NotApplicable(f"{pictures} pictures behind the update: the recursion is for one")
         _gradients(observation, layer_chain(observation.build_model(), observation.image_shape), torch.device("cpu"))
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
@@ -103,15 +99,16 @@ class RGap(Attack):
         first = next(reversed(solutions.values())) if solutions else None
         seen = (head.input if first is None else first.input).reshape(1, *observation.image_shape)
         smoothing = observation.protocol.label_smoothing
-        mean, std = (seen.new_tensor(v).view(-1, 1, 1) for v in (observation.mean, observation.std))
         # A picture is in [0, 1]: what lies outside is error.
         image = observation.to_unit_range(seen)[0].clamp(0.0, 1.0)
-        mismatch = gradient_mismatch(model, gradient, (image - mean) / std, head.label, smoothing)
-        mse = math.nan if first is None else first.mse * float(std.square().mean())
+        mismatch = gradient_mismatch(
+            model, gradient, observation.from_unit_range(image[None])[0], head.label, smoothing
+        )
+        mse = math.nan if first is None else first.mse * float(seen.new_tensor(observation.std).square().mean())
         if self.levels is None:
             return ReadImage(image, head, solutions, mismatch, mse)
         whole = (image * self.levels).round() / self.levels
-        rounded = gradient_mismatch(model, gradient, (whole - mean) / std, head.label, smoothing)
+        rounded = gradient_mismatch(model, gradient, observation.from_unit_range(whole[None])[0], head.label, smoothing)
         # Errors of a level and more are as large after rounding; at a float32 gradient's own rounding all fit alike.
         if rounded <= 0.5 * mismatch or (rounded <= 2.0 * mismatch and mse < (0.1 / self.levels) ** 2):
             return ReadImage(whole, head, solutions, rounded, mse, whole=True)

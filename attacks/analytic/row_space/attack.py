@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attacks.analytic.linear.certificate import MIN_EXPECTED_PSNR, finite
 from attacks.analytic.linear.patches import PatchPixels, patchify, unpatchify
-from attacks.analytic.patch_gradient import examples_behind, known_prefix, pixels_of
+from attacks.analytic.patch_gradient import known_prefix, pixels_of
 from attacks.analytic.row_space.completion import complete
 from attacks.analytic.row_space.first_norm import FirstNorm, first_norm, plain_blocks, spanned_gradients
 from attacks.analytic.row_space.later_norms import Readers
@@ -46,7 +46,7 @@ class RowSpace(Attack):
     """
 
     needs = Needs(roles=("patch_weight", "qkv_weights"), sizes=True, auxiliary=True)
-    completes = True
+    shrinks_to_mean = True
 
     def __init__(self, later: int = 2, levels: int | None = 255) -> None:
         require("attack.row_space.later", later, later >= 0, "0 or more")
@@ -64,7 +64,7 @@ class RowSpace(Attack):
         spaces = gradient_spaces(observation, device)
         pixels = pixels_of(observation, spaces.norm.patch_weight)
         system = patch_system(spaces.norm, spaces.image.basis, spaces.tokens)
-        if examples_behind(observation) > 1:
+        if observation.num_images > 1:
             if observation.effect(MixesImages) is not None:
                 raise NotApplicable("a batch of mixtures: a mixture of these is no image of the client's")
             return _mixture(observation, spaces, system, pixels)
@@ -114,7 +114,7 @@ def gradient_spaces(observation: Observation, device: torch.device) -> Spaces:
     """Raises NotApplicable where a gradient is missing, zero or not finite, or the tokens fill the whole width."""
     norm = first_norm(observation, device)
     patch_grad, qkv_grad = spanned_gradients(observation, device)
-    batch, width = examples_behind(observation), norm.patch_weight.shape[0]
+    batch, width = observation.num_images, norm.patch_weight.shape[0]
     tokens = batch * len(norm.known) + norm.prefix_tokens  # prefix tokens are the same for all pictures
     if tokens >= width:
         of = f" of {batch} images" if batch > 1 else ""
@@ -170,7 +170,7 @@ def to_image(
 
 def _free_directions(observation: Observation, spaces: Spaces, system: PatchSystem) -> Bool[Tensor, " unknowns"]:
     """Which directions the equations leave open: N(B - 1) weakest, or more under noise."""
-    mixed = len(spaces.norm.known) * (examples_behind(observation) - 1)
+    mixed = len(spaces.norm.known) * (observation.num_images - 1)
     open_ = uncertainty(system, spaces.norm, spaces.tokens).deviation > OPEN
     open_[len(open_) - min(mixed, len(open_)) :] = True
     return open_
@@ -185,7 +185,7 @@ def _mixture(observation: Observation, spaces: Spaces, system: PatchSystem, pixe
     patches = complete(start, directions, unknown, pixels.std, pixels.grid, pixels.patch)
     values = _values(spaces, system, uncertainty(system, spaces.norm, spaces.tokens), pixels)
     known = f"each patch is known up to {int(free.sum())} of {len(free)} directions"
-    reason = f"{examples_behind(observation)} images behind the update: {known}"
+    reason = f"{observation.num_images} images behind the update: {known}"
     return Reconstruction(
         images=to_image(observation, patches, pixels), certificate=Certificate("uncertified", reason, values)
     )

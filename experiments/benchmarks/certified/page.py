@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from statistics import median
 
 from experiments.benchmarks.certified.defended import DEFENSES
 from experiments.benchmarks.certified.models import STATES
@@ -160,8 +161,9 @@ def _each(runs: Sequence[Entry], axis: str, names: Iterable[str], seconds: bool 
     for name in names:
         cell = [entry for entry in runs if entry[axis] == name]
         if cell:
-            took = [f"{1000 * _median([entry['seconds'] for entry in cell if entry['status'] == 'done']):.0f}"]
-            rows.append([name, *_figures(cell), *(took if seconds else [])])
+            took = [entry["seconds"] for entry in cell if entry["status"] == "done"]
+            shown = [f"{1000 * median(took):.0f}" if took else "-"]
+            rows.append([name, *_figures(cell), *(shown if seconds else [])])
     return markdown((axis, *FIGURES, *(["ms, median"] if seconds else [])), rows)
 
 
@@ -201,7 +203,3 @@ def _wrong(runs: Sequence[Entry]) -> str:
     ]
     header = ("attack", "model", "state", "defense", "protocol", "batch", "size", "wrong", "promised dB", "true dB")
     return markdown(header, rows)
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2] if values else 0.0

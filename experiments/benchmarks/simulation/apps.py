@@ -3,6 +3,8 @@
 import os
 import time
 from functools import lru_cache
+from itertools import pairwise
+from statistics import median
 
 import torch
 from flwr.app import ArrayRecord, Context, Message
@@ -67,8 +69,7 @@ class RoundClock:
     @property
     def round(self) -> float:
         """Seconds of a later round: their median."""
-        lengths = sorted(after - before for before, after in zip(self.marks[1:], self.marks[2:], strict=False))
-        return lengths[len(lengths) // 2]
+        return median(after - before for before, after in pairwise(self.marks[1:]))
 
     @property
     def processor(self) -> tuple[float, float]:

@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from experiments.benchmarks.simulation.apps import (
     train,
 )
 from fedsim.memory.kept import keep_memory, settled
+from fedsim.memory.peak import peak_memory
 from fedsim.simulation.ray_cluster import quiet_environment, ray_cluster
 
 OBSERVED = {"whole": None, "observed": True, "sums": False, "inline": False}
@@ -68,7 +68,7 @@ def measure(engine: str, clients: int, parameters: int, workers: int, rounds: in
                 _bare(clients, parameters, tensors, rounds, watch)
             else:
                 _ours(engine, clients, parameters, tensors, workers, rounds, watch)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = peak_memory().resident / 2**20
     own, others = (1000 * seconds / clients for seconds in watch.processor)
     return {"ms": 1000 * watch.round / clients, "server": own, "workers": others, "first": watch.first, "mib": peak}
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from hydra.utils import instantiate
 
-from experiments.benchmarks.training.work import run_config
 from experiments.engine.setup import Setup
 from experiments.run.command import make_grid
 from fedsim.determinism import kept_globals
@@ -23,7 +22,7 @@ def client(setup: Setup) -> Callable[[], list[State]]:
     def train() -> list[State]:
         ends: list[State] = []
         with kept_globals():  # as a Grid does
-            for number in range(run_config(setup).num_clients):
+            for number in range(setup.run_config.num_clients):
                 images = setup.data.client(number)
                 runtime.load(start)
                 result = runtime.train(images, number, 1, changes=False)
@@ -35,7 +34,7 @@ def client(setup: Setup) -> Callable[[], list[State]]:
 
 def federation(setup: Setup) -> Callable[[], State]:
     """A round on the Grid of the settings; the model that follows."""
-    strategy = instantiate(run_config(setup).strategy, _recursive_=False, _convert_="all")
+    strategy = instantiate(setup.run_config.strategy, _recursive_=False, _convert_="all")
     screening = Screening(setup.rules(simulated=True), partition_of)
     rounds = Rounds(strategy, screening=screening, worker_sums=WorkerSums(), client_of=partition_of)
     grid, start = make_grid(setup), to_arrays(setup.model.state_dict())

@@ -11,7 +11,7 @@ from torch import distributed
 
 from experiments.benchmarks.training import own
 from experiments.benchmarks.training.turns import Turns
-from experiments.benchmarks.training.work import Work, prepared, run_config
+from experiments.benchmarks.training.work import Work, prepared
 from experiments.engine.setup import engine
 from fedsim.memory.kept import keep_memory, settled
 from fedsim.simulation.ray_cluster import quiet_environment
@@ -70,7 +70,7 @@ def _one_process(arguments: argparse.Namespace) -> dict[str, Way]:
 
 def _on_ray(arguments: argparse.Namespace, turns: Turns) -> None:
     setup = prepared(arguments, "simulation=ray", f"simulation.workers={WORKERS}")
-    with engine(setup.config, run_config(setup).num_clients, attackers=False):
+    with engine(setup.config, setup.run_config.num_clients, attackers=False):
         round_ = own.federation(setup)
         turns.serve({f"fedsim, round, workers: {WORKERS}": lambda: _given(round_())})
 

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from experiments.engine.setup import Setup, prepare
 from experiments.python.load_config import load_config
 from fedsim.determinism import torch_generator
-from fedsim.settings.commands import RunConfig
 from fedsim.update import State
 
 
@@ -20,11 +19,6 @@ def prepared(arguments: argparse.Namespace, *further: str) -> Setup:
     common = ["strategy=fedavg", "simulation=inline", "attack=[]", "audit=false", f"num_clients={arguments.clients}"]
     words = [f"model={arguments.model}", f"client.batch_size={arguments.batch}", *arguments.settings]
     return prepare(load_config("run", *common, *words, *further))
-
-
-def run_config(setup: Setup) -> RunConfig:
-    assert isinstance(setup.config, RunConfig)
-    return setup.config
 
 
 def orders(setup: Setup, client: int) -> list[Tensor]:
@@ -55,7 +49,7 @@ class Work:
     @classmethod
     def of(cls, setup: Setup) -> "Work":
         model = setup.runtime().model.train(setup.config.client.training_mode)
-        held = [setup.data.client(client) for client in range(run_config(setup).num_clients)]
+        held = [setup.data.client(client) for client in range(setup.run_config.num_clients)]
         return cls(
             model,
             {name: tensor.detach().clone() for name, tensor in model.state_dict().items()},

@@ -18,7 +18,7 @@ from experiments.studies.harness.options import folder, parser
 
 
 def arguments() -> argparse.ArgumentParser:
-    options = parser(__doc__)
+    options = parser(__doc__, seeds=False)
     options.add_argument(
         "--pictures", type=folder, help="a folder of class folders, in place of digits; as drawn alone"
     )

@@ -22,6 +22,8 @@ from experiments.studies.finetune.options import arguments
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.options import matching_names
 from experiments.studies.harness.study import Page, Study, Table, Unit
+from experiments.studies.harness.tables import number
+from experiments.studies.harness.victims import finished
 from experiments.studies.second_order.references import behind_rounding, linear
 from experiments.studies.second_order.study import BUDGETS, EXACT, cell
 from experiments.studies.second_order.victims import DIGITS, PRIVATE, SIDE, Victims, digits
@@ -85,16 +87,23 @@ def run(options: argparse.Namespace) -> None:
         RunError: a unit failed.
     """
     images = (8 if options.scale == "paper" else 3) if options.images is None else options.images
-    if not 1 <= images <= MOST:
-        raise ConfigError("--images", images, f"1 to {MOST}")
     pictures = None if options.pictures is None else str(options.pictures.resolve())
     known = {"drawn": BACKBONES["drawn"]} if pictures else BACKBONES
     backbones = matching_names("--backbones", known, options.backbones)
     cases = matching_names("--recipes", CASES, options.recipes)
     steps, restarts = BUDGETS[options.scale]
     batches = sorted(set(options.batches))
-    if not 1 <= batches[0] <= batches[-1] <= MOST:
-        raise ConfigError("--batches", " ".join(map(str, batches)), f"1 to {MOST}")
+    available = _source(pictures).available
+    most, where = min(MOST, available), f", {pictures} having {available} private images" if pictures else ""
+    if not 1 <= batches[0] <= batches[-1] <= most:
+        raise ConfigError("--batches", " ".join(map(str, batches)), f"1 to {most}{where}")
+    for batch in batches:
+        if not 1 <= images <= most // batch * batch:
+            raise ConfigError("--images", images, f"1 to {most // batch * batch} in batches of {batch}{where}")
+    if any(CASES[case].server_round > 1 for case in cases) and available < (needed := FIRST + HELD * CLIENTS):
+        raise ConfigError(
+            "--pictures", pictures, f"a folder with {needed} private images for rounds after the first, not {available}"
+        )
     for start in options.starts:
         one_of("--starts", start, STARTS)
     settings = {"steps": steps, "restarts": restarts, "seed": options.seed, "pictures": pictures}
@@ -123,13 +132,12 @@ def work(unit: Unit) -> list[Entry]:
     if settings["first"] == 0:
         entry |= held(seen, images, labels, prior)
     used = time.process_time()
-    result = attacked(seen, settings, unit.device)
+    result = finished(attacked(seen, settings, unit.device))
     entry["cpu_seconds"] = time.process_time() - used
-    if result.status != "done" or result.images is None:
+    if result.images is None:
         return [entry | {"refused": result.reason}]
-    certificate = result.certificate
-    entry["certified"] = certificate is not None and certificate.certified
-    entry["attack"], entry["reason"] = result.attack, "" if certificate is None else certificate.reason
+    entry["certified"] = result.certified
+    entry["attack"], entry["reason"] = result.attack, result.certificate.reason
     entry["seconds"] = result.seconds
     found = result.images.double().cpu()
     errors = (found[match(images, found)] - images).square().mean(dim=(1, 2, 3)).tolist()
@@ -226,7 +234,7 @@ def page(entries: Sequence[Mapping[str, Any]], cells: Sequence[Cell], images: in
         values["recognisable"] = recognisable(own)
         counts = [values[name] for name in ("recognisable", "exact", "certified", "done")]
         record.append([*astuple(one), numbers, values["rank"], values["unknowns"], *shared, *counts])
-        shown = ["" if value is None else f"{value:.1f}" for value in shared]
+        shown = [number(value, ".1f") for value in shared]
         found = [f"{values[name]} of {values['done']}" for name in ("recognisable", "exact")]
         directions = "" if values["rank"] is None else f"{values['rank']} of {values['unknowns']}"
         row = [BACKBONES[one.backbone], one.case, str(one.batch), f"{numbers:,}", directions, *shown]

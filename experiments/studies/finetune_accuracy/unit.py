@@ -17,6 +17,7 @@ from experiments.matrix.units import quiet
 from experiments.studies.harness.federation import run_folder, train
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Unit
+from experiments.studies.harness.victims import finished
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.data import FederatedData, ImageFolder
 from fedsim.determinism import torch_generator
@@ -91,14 +92,15 @@ def attacked(unit: Unit) -> Entry:
         search = LevenbergMarquardt(steps=unit.settings["steps"], restarts=1, starts=["mean"])
         attack = GaussNewton(search, budget=Budget(frames=0, save_every=0))
         result = fedsim.attack(attack, replace(seen, image_prior=prior), seed=config["seed"], device=unit.device)
-    if result.status != "done" or result.images is None:
+    found = finished(result).images
+    if found is None:
         return {"recipe": unit.settings["recipe"], "refused": result.reason}
     return {
         "recipe": unit.settings["recipe"],
         "attack": result.attack,
-        "squared_error": float((result.images.double().cpu() - images.double()).square().mean()),
+        "squared_error": float((found.double().cpu() - images.double()).square().mean()),
         "guess": float((images.double() - prior.mean).square().mean()),
-        "certified": result.certificate is not None and result.certificate.status == "certified",
+        "certified": result.certified,
         "seconds": result.seconds,
     }
 

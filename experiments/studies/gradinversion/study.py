@@ -34,7 +34,7 @@ from experiments.studies.gradinversion.page import (
 )
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.ledger import Entry
-from experiments.studies.harness.study import Study, Unit, digest, seeds
+from experiments.studies.harness.study import Study, Unit, seeds
 from experiments.studies.harness.victims import attack_batch, audit, draw_batch, guess, presets
 from experiments.studies.harness.weights import class_count
 from fedsim.determinism import seeded_globals, torch_generator
@@ -42,6 +42,7 @@ from fedsim.errors import ConfigError
 from fedsim.metrics.accuracy import evaluate
 from fedsim.models import Normaliser
 from fedsim.settings.composition import Config
+from fedsim.storage.digests import file_sha256
 from fedsim.storage.durable import write_whole
 
 ATTACK = "gradinversion"
@@ -124,7 +125,7 @@ def run(options: argparse.Namespace) -> None:
         "scale": asdict(replace(scale, seeds=0)),
         "seed": options.seed,
         "pictures": str(options.pictures.resolve()),
-        "checkpoint": None if options.checkpoint is None else digest(options.checkpoint),
+        "checkpoint": None if options.checkpoint is None else file_sha256(options.checkpoint),
         "attacks": presets(ATTACK),
     }
     shown = partial(page, batch=scale.batch, out=options.out, budget=budget(scale))

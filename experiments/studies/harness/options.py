@@ -25,11 +25,12 @@ class Named(Protocol):
 Listed = TypeVar("Listed", bound=Named)
 
 
-def parser(doc: str | None, pictures: str | None = None) -> argparse.ArgumentParser:
+def parser(doc: str | None, pictures: str | None = None, seeds: bool = True) -> argparse.ArgumentParser:
     """The options that all studies have.
 
     Args:
         pictures: what `--pictures` has to be; None: the study needs none.
+        seeds: it is repeated for several seeds.
     """
     options = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     if pictures is not None:
@@ -38,8 +39,9 @@ def parser(doc: str | None, pictures: str | None = None) -> argparse.ArgumentPar
     options.add_argument(
         "--scale", choices=SCALES, default="small", help="small: for two CPU cores; paper: the full protocol"
     )
-    options.add_argument("--seed", type=int, default=0, help="the first of the seeds")
-    options.add_argument("--seeds", type=int, help="how many; default: that of the scale")
+    options.add_argument("--seed", type=int, default=0, help="the first of the seeds" if seeds else "of all draws")
+    if seeds:
+        options.add_argument("--seeds", type=int, help="how many; default: that of the scale")
     options.add_argument("--threads", type=int, default=1, help="of torch, in each process")
     options.add_argument("--workers", type=int, help="processes; default: the CPU cores, or 1 with --device cuda")
     options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

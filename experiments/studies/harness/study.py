@@ -4,7 +4,6 @@ A study is its plan (`Study`) and its sentences (`Page`). The same command goes 
 """
 
 import argparse
-import hashlib
 import json
 import shlex
 import shutil
@@ -253,12 +252,6 @@ def _word(value: object) -> str:
         return "FILE" if value.is_file() else "DIR"
     name, sign, path = str(value).partition("=")
     return f"{name}=FILE" if sign and Path(path).expanduser().is_file() else shlex.quote(str(value))
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def seeds(options: argparse.Namespace, default: int) -> list[int]:

@@ -16,7 +16,7 @@ from experiments.engine.setup import prepare
 from experiments.python.load_config import load_config
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.options import matching
-from experiments.studies.harness.study import Page, Study, Unit, digest
+from experiments.studies.harness.study import Page, Study, Unit
 from experiments.studies.harness.weights import class_count
 from experiments.studies.mjp_table5.figure import write_figure
 from experiments.studies.mjp_table5.options import arguments
@@ -35,6 +35,7 @@ from experiments.studies.mjp_table5.tables import page_of
 from experiments.studies.mjp_table5.work import work
 from fedsim.errors import ConfigError
 from fedsim.settings.composition import Config
+from fedsim.storage.digests import file_sha256
 
 CHUNK = 20
 """Pictures of a unit: those of one model in one process at a time."""
@@ -56,7 +57,7 @@ def run(options: argparse.Namespace) -> None:
         "models": list(options.models),
         "select": "per_class" if options.per_class else "random",
         "seed": options.seed,
-        "checkpoints": {group: digest(path) for group, path in sorted(checkpoints.items())},
+        "checkpoints": {group: file_sha256(path) for group, path in sorted(checkpoints.items())},
         **{f"attack.{name}.{key}": v for name, values in config["attack"].items() for key, v in values.items()},
     }
     units = list(units_of(rows, configs, checkpoints, victims, options))

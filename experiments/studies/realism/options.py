@@ -16,7 +16,7 @@ from experiments.studies.harness.options import folder, parser
 
 
 def arguments() -> argparse.ArgumentParser:
-    options = parser(__doc__)
+    options = parser(__doc__, seeds=False)
     options.add_argument("--pictures", type=folder, help="a folder of class folders; default: digits")
     options.add_argument("--rungs", nargs="+", help="globs on the names of rungs; default: all")
     options.add_argument("--images", type=int, help="at least so many a rung; default: 8, or 3 with --pictures")

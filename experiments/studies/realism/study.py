@@ -7,11 +7,12 @@ from statistics import median
 from typing import Any
 
 from experiments.studies.harness.options import matching_names
-from experiments.studies.harness.study import Page, Study, Table, Unit, check
+from experiments.studies.harness.study import Page, Study, Table, Unit
+from experiments.studies.harness.tables import number
 from experiments.studies.realism.figure import draw_strips
 from experiments.studies.realism.options import arguments
 from experiments.studies.realism.rungs import RUNGS
-from experiments.studies.realism.victims import STEPS
+from experiments.studies.realism.victims import STEPS, RungClients
 from experiments.studies.realism.work import CLOSED, FIRST_ORDER, LABELS, NO_IMAGE, SECOND_ORDER, work
 from fedsim.errors import ConfigError
 from fedsim.report.thresholds import is_recognisable
@@ -55,13 +56,15 @@ def run(options: argparse.Namespace) -> None:
     images = (8 if options.pictures is None else 3) if options.images is None else options.images
     if not 1 <= images <= MOST:
         raise ConfigError("--images", images, f"1 to {MOST}")
-    check(options)
     names = matching_names("--rungs", RUNGS, options.rungs)
     folder = None if options.pictures is None else str(options.pictures.resolve())
     large = options.scale == "paper"
     most = (8 if large else 2) if folder is None else 1
     settings = {"pictures": folder, "seed": options.seed, "scale": options.scale, "second_order": most}
     count = {name: -(-images // RUNGS[name].pictures) for name in names}
+    needed = max(count[name] * RUNGS[name].pictures for name in names)
+    if folder is not None and needed > (held := RungClients("start", settings, options.out).available):
+        raise ConfigError("--pictures", folder, f"a folder whose clients hold {needed} images, not {held}")
     units = [
         Unit.of(options, f"{name}/{number}", {"rung": name, "number": number, **settings})
         for number in range(images)
@@ -88,8 +91,8 @@ def page(entries: Sequence[Mapping[str, Any]], names: Sequence[str], options: ar
         record.append([name, *(line[key] for key in NAMES[1:])])
         shown = [said(own, family, line[title]) for title, family in FAMILIES.items()]
         found = f"{line['recognisable']} of {line['pictures']}"
-        moved = "the same" if line["moved"] > SAME else _db(line["moved"])
-        rest = [_db(line["own"]), moved, *(_db(line[key]) for key in ("guess", "nearest"))]
+        moved = "the same" if line["moved"] > SAME else number(line["moved"], ".1f")
+        rest = [number(line["own"], ".1f"), moved, *(number(line[key], ".1f") for key in ("guess", "nearest"))]
         rows.append([name, str(line["pictures"]), *shown, found, *rest, beside_of(own), labels_of(own)])
     draw_strips(options.out, best)
     accuracy = next((entry["accuracy"] for entry in entries if "accuracy" in entry), None)
@@ -158,7 +161,7 @@ def said(entries: Sequence[Mapping[str, Any]], family: Sequence[str], value: flo
     if value == NO_IMAGE:
         return "none"
     if value is not None:
-        return _db(value)
+        return number(value, ".1f")
     return "refused" if any(entry.get("attack") in family for entry in entries) else "not run"
 
 
@@ -169,15 +172,11 @@ def beside_of(entries: Sequence[Mapping[str, Any]]) -> str:
     if "none" in found:
         return str(found["none"])
     rounding = found["rounding"]
-    left = f"{found['rank']} of {found['unknowns']} directions" if rounding is None else _db(rounding)
-    return f"{_db(found['reference'])} / {left}"
+    left = f"{found['rank']} of {found['unknowns']} directions" if rounding is None else number(rounding, ".1f")
+    return f"{number(found['reference'], '.1f')} / {left}"
 
 
 def labels_of(entries: Sequence[Mapping[str, Any]]) -> str:
     """The mean share of labels that are right."""
     shares = [entry["labels"] for entry in entries if entry.get("attack") == LABELS and "labels" in entry]
     return f"{100 * sum(shares) / len(shares):.0f} %" if shares else "refused"
-
-
-def _db(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -143,7 +144,7 @@ def beside(rung: Rung, clients: Sequence[tuple[Observation, GroundTruth]]) -> En
         held.append(determined(jacobian, rounding))
     one = prior_precision(prior, clients[0][0].image_shape)
     precision = torch.block_diag(*[one] * len(clients[0][1].images))
-    left = sorted(one.rounding_psnr for one in held)[len(held) // 2]
+    left = median(one.rounding_psnr for one in held)
     entry: Entry = {"reference": gaussian_reference(each, precision), "unknowns": held[0].unknowns}
     return entry | {"rank": min(one.rank for one in held), "rounding": left if math.isfinite(left) else None}
 

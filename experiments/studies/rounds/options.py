@@ -14,7 +14,7 @@ from experiments.studies.harness.options import parser
 
 
 def arguments() -> argparse.ArgumentParser:
-    options = parser(__doc__)
+    options = parser(__doc__, seeds=False)
     options.add_argument("--images", type=int, help="digits; default: 3, or 10 with --scale paper")
     options.add_argument("--rounds", type=int, nargs="+", help="numbers of rounds; default: 1 2 5 10, or to 100")
     return options

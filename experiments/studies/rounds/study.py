@@ -17,6 +17,8 @@ from attacks.result import psnr_of
 from defenses import GradientNoise
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Study, Table, Unit
+from experiments.studies.harness.tables import number
+from experiments.studies.harness.victims import finished
 from experiments.studies.rounds.options import arguments
 from experiments.studies.second_order.references import linear
 from experiments.studies.second_order.victims import SHAPE, digits, public
@@ -67,8 +69,8 @@ def work(unit: Unit) -> list[Entry]:
     images, labels = digits([settings["image"]])
     seen = observed(images, labels, settings["rounds"], settings["seed"])
     attack = GaussNewton(LevenbergMarquardt(steps=30, restarts=1, draws=DRAWS), budget=Budget(frames=0, save_every=0))
-    result = fedsim.attack(attack, fedsim.History(tuple(seen)), seed=settings["seed"], device=unit.device)
-    if result.status != "done" or result.images is None:
+    result = finished(fedsim.attack(attack, fedsim.History(tuple(seen)), seed=settings["seed"], device=unit.device))
+    if result.images is None:
         return [{"rounds": settings["rounds"], "refused": result.reason}]
     entry: Entry = {
         "rounds": settings["rounds"],
@@ -88,9 +90,9 @@ def observed(images: Tensor, labels: Tensor, rounds: int, seed: int) -> list[Obs
     others, classes = digits(OTHERS)
     rng = torch.Generator().manual_seed(seed)
     found = []
-    for number in range(1, rounds + 1):
+    for server_round in range(1, rounds + 1):
         noise = GradientNoise(relative_norm=NOISE)
-        one = fedsim.observe(vit, images.float(), labels, defense=[noise], seed=seed, server_round=number)
+        one = fedsim.observe(vit, images.float(), labels, defense=[noise], seed=seed, server_round=server_round)
         found.append(replace(one, image_prior=public()))
         for _ in range(STEPS):
             chosen = torch.randint(len(others), (BATCH,), generator=rng)
@@ -105,16 +107,16 @@ def observed(images: Tensor, labels: Tensor, rounds: int, seed: int) -> list[Obs
 def page(entries: Sequence[Mapping[str, Any]], rounds: Sequence[int], images: int) -> Page:
     """One table: a row for each number of rounds."""
     rows, record = [], []
-    for number in rounds:
-        done = [entry for entry in entries if entry["rounds"] == number and "squared_error" in entry]
+    for count in rounds:
+        done = [entry for entry in entries if entry["rounds"] == count and "squared_error" in entry]
         means = {
             name: psnr_of(fmean(entry[name] for entry in done)) if done else None
             for name in ("squared_error", "white", "public", "guess")
         }
         seconds = fmean(entry["seconds"] for entry in done) if done else None
-        record.append([number, len(done), *means.values(), seconds])
-        shown = ["" if value is None else f"{value:.1f}" for value in means.values()]
-        rows.append([str(number), str(len(done)), *shown, "" if seconds is None else f"{seconds:.0f}"])
+        record.append([count, len(done), *means.values(), seconds])
+        shown = [number(value, ".1f") for value in means.values()]
+        rows.append([str(count), str(len(done)), *shown, number(seconds, ".0f")])
     header = ["rounds", "images", "dB of the mean error", "white reference", "public reference", "a guess", "seconds"]
     names = ["rounds", "images", "floor", "white", "public", "guess", "seconds"]
     introduction = (

@@ -18,7 +18,7 @@ from experiments.studies.harness.options import folder, parser
 
 
 def arguments() -> argparse.ArgumentParser:
-    options = parser(__doc__)
+    options = parser(__doc__, seeds=False)
     options.add_argument("--pictures", type=folder, help="a folder of class folders, for vit_tiny_8, vit_tiny_4 …")
     models = "globs on built, stock, sincos, trained and, with --pictures, vit_tiny_8 and vit_tiny_4"
     more = "the same with _sincos, with _float32, with both"

@@ -2,12 +2,12 @@
 
 import argparse
 import math
-import resource
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -17,17 +17,21 @@ import fedsim
 from attacks.base import Attack
 from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt
 from attacks.optimization.second_order.starts import STARTS
+from attacks.result import psnr_of
 from defenses import QSGD, Defense, GradientNoise, Half, TopK, Withhold
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.options import matching_names
-from experiments.studies.harness.study import Page, Study, Table, Unit, check
+from experiments.studies.harness.study import Page, Study, Table, Unit
+from experiments.studies.harness.tables import mean, number
+from experiments.studies.harness.victims import finished
 from experiments.studies.second_order import victims
 from experiments.studies.second_order.options import arguments
 from experiments.studies.second_order.references import ROWS_EACH, left_by_rounding, linear, noise_std, sketched
 from experiments.studies.second_order.victims import DIGITS, DIGITS_MODELS, MODELS, PRIVATE, SHAPE, Victims, public
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.bounds.references import determined, gaussian_reference, information, prior_precision
-from fedsim.errors import ConfigError, one_of
+from fedsim.errors import one_of
+from fedsim.memory.peak import peak_memory
 from fedsim.observation import Observation
 
 READ = ["patch_embed.*", "pos_embed", "blocks.0.attn.qkv.*", "blocks.0.mlp.*"]
@@ -83,11 +87,10 @@ def run(options: argparse.Namespace) -> None:
         RunError: a unit failed.
     """
     images = (20 if options.scale == "paper" else 3) if options.images is None else options.images
-    if not 1 <= images <= PRIVATE:
-        raise ConfigError("--images", images, f"1 to {PRIVATE}")
-    check(options)
     known = DIGITS_MODELS if options.pictures is None else MODELS
     models = matching_names("--models", known, options.models)
+    for source in {Victims.of(model, options.pictures) for model in models}:
+        source.check_count(images)
     shares = matching_names("--shares", SHARES, options.shares)
     for start in options.starts:
         one_of("--starts", start, STARTS)
@@ -119,11 +122,10 @@ def work(unit: Unit) -> list[Entry]:
         return [beside(settings)]
     seen, images, _ = observed(settings, settings["image"])
     used = time.process_time()
-    result = fedsim.attack(_attack(settings), seen, seed=settings["seed"], device=unit.device)
-    if result.status != "done" or result.images is None:
+    result = finished(fedsim.attack(_attack(settings), seen, seed=settings["seed"], device=unit.device))
+    if result.images is None:
         return [{"image": settings["image"], "refused": result.reason}]
     error = float((result.images.double().cpu() - images).square().mean())
-    certificate = result.certificate
     return [
         {
             "image": settings["image"],
@@ -131,9 +133,9 @@ def work(unit: Unit) -> list[Entry]:
             "guess": float((images - _victims(settings).public().mean).square().mean()),
             "seconds": result.seconds,
             "cpu_seconds": time.process_time() - used,
-            "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-            "steps": certificate.values.get("steps", 0.0) if certificate else 0.0,
-            "certified": certificate is not None and certificate.status == "certified",
+            "peak_gib": peak_memory().resident / 2**30,
+            "steps": result.certificate.values.get("steps", 0.0),
+            "certified": result.certified,
         }
     ]
 
@@ -171,7 +173,7 @@ def beside(settings: Mapping[str, Any]) -> Entry:
         jacobian, std, floor = linear(*observed(settings, index), prior)
         each.append(information(jacobian, std))
         facts.append(determined(jacobian, floor))
-    left = sorted(one.rounding_psnr for one in facts)[len(facts) // 2]
+    left = median(one.rounding_psnr for one in facts)
     result: Entry = {"rank": min(one.rank for one in facts), "unknowns": facts[0].unknowns}
     result["rounding"] = left if math.isfinite(left) else None
     noisy = SHARES[settings["share"]].relative > 0
@@ -219,11 +221,11 @@ def page(
         named = (f"{model}/{share}/{attack}/", f"{model}/{share}/beside")
         values = cell([e for e in entries if e["unit"].startswith(named)])
         record.append([model, share, attack, *values.values()])
-        shown = [_db(values[name]) for name in ("floor", "median", "guess", "white", "public", "rounding")]
+        shown = [number(values[name], ".1f") for name in ("floor", "median", "guess", "white", "public", "rounding")]
         if values["refused"]:
             shown[0] = "refused"
         exact = f"{values['exact']} of {values['done']}"
-        spent = [f"{values[name]:{form}}" if values[name] is not None else "" for name, form in SPENT.items()]
+        spent = [number(values[name], form) for name, form in SPENT.items()]
         rows.append([MODELS[model], share, attack, *shown[:2], exact, str(values["certified"]), *shown[2:], *spent])
     header = [
         "model",
@@ -268,7 +270,7 @@ def _nearest(models: Set[str], images: int, settings: Mapping[str, Any]) -> str:
             apart = torch.cdist(private, held.images().double().flatten(1)).square() / private.shape[1]
             error = float(apart.min(dim=1).values.mean())
             named = "digits" if source.pictures is None else "pictures"
-            found.append(f"is at {_psnr(error):.1f} dB among {len(held)} {named}")
+            found.append(f"is at {psnr_of(error):.1f} dB among {len(held)} {named}")
     return " and ".join(sorted(found)) or "is not known"
 
 
@@ -276,28 +278,16 @@ def cell(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The numbers of a row."""
     done = [entry for entry in entries if "squared_error" in entry]
     beside_it = next((entry for entry in entries if "rank" in entry), {})
-    errors = sorted(entry["squared_error"] for entry in done)
-    decibels = [_psnr(error) for error in errors]
+    errors = [entry["squared_error"] for entry in done]
+    decibels = [psnr_of(error) for error in errors]
     return {
-        "floor": _psnr(sum(errors) / len(errors)) if errors else None,
-        "median": decibels[len(errors) // 2] if errors else None,
+        "floor": psnr_of(sum(errors) / len(errors)) if errors else None,
+        "median": median(decibels) if decibels else None,
         "exact": sum(value >= EXACT for value in decibels),
         "done": len(done),
         "refused": sum("refused" in entry for entry in entries),
         "certified": sum(entry["certified"] for entry in done),
-        "guess": _psnr(sum(e["guess"] for e in done) / len(done)) if done else None,
+        "guess": psnr_of(sum(e["guess"] for e in done) / len(done)) if done else None,
         **{name: beside_it.get(name) for name in ("white", "public", "rounding", "rank", "unknowns")},
-        **{name: _mean([entry[name] for entry in done if name in entry]) for name in SPENT},
+        **{name: mean(entry.get(name) for entry in done) for name in SPENT},
     }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _psnr(squared_error: float) -> float:
-    return -10.0 * math.log10(max(squared_error, 1e-30))
-
-
-def _db(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"

@@ -15,6 +15,7 @@ from defenses import Defense, FixedPositionEmbedding
 from experiments.engine.guess import public_images, public_prior
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.data import FederatedData, ImageFolder
+from fedsim.errors import ConfigError
 from fedsim.models import Architecture, ModelSpec, Normaliser
 from fedsim.observation import Observation
 from fedsim.public_images import PublicImages
@@ -56,6 +57,17 @@ class Victims:
     @classmethod
     def of(cls, model: str, pictures: Path | None) -> "Victims":
         return cls(pictures if model in FOLDER_MODELS else None)
+
+    @property
+    def available(self) -> int:
+        """How many may be attacked."""
+        return PRIVATE if self.pictures is None else len(_folder(self.pictures).train)
+
+    def check_count(self, images: int) -> None:
+        """Raises ConfigError: there are not so many."""
+        if not 1 <= images <= self.available:
+            where = f", {self.pictures} having {self.available} private images" if self.pictures else ""
+            raise ConfigError("--images", images, f"1 to {self.available}{where}")
 
     def images(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
         """[B,3,H,W] in [0, 1], float64, and [B] labels."""

@@ -72,11 +72,11 @@ def test_pictures_of_another_shape_are_refused(checkpoint, cpu):
 @pytest.mark.parametrize("make", [GIAS, GGL, GeneratorSamples])
 def test_an_attack_refuses_a_generator_of_another_size_before_it_runs(checkpoint, make):
     attack = make(generator=Generator(str(checkpoint)))
-    attack.fits((3, 16, 16))
+    attack.check_image_shape((3, 16, 16))
     with pytest.raises(ConfigError, match=r"^attack\.x\.generator\.checkpoint=.*of 3×8×8, .* this one makes 3×16×16"):
         check_fit("x", attack, (3, 8, 8))
     with pytest.raises(ConfigError, match=r"generator\.latent=7: must be the length"):
-        make(generator=Generator(module=nn.Linear(4, 2), latent=7)).fits((3, 8, 8))
+        make(generator=Generator(module=nn.Linear(4, 2), latent=7)).check_image_shape((3, 8, 8))
 
 
 def test_classes_that_were_not_learned_are_any_class(painter, rng, tmp_path):

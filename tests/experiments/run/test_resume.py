@@ -52,7 +52,7 @@ SETTINGS = {
 
 TRAINS = "clients.app:ClientRuntime.train"
 """Three times a round."""
-SEALS = "fedsim.storage.sealed:_sha256"
+SEALS = "fedsim.storage.sealed:file_sha256"
 """Twice a point: arrays are written, what is not in arrays, then the manifest."""
 POINT = "server.resume.points:ResumePoints.after_round"
 APPENDS = "fedsim.storage.json_lines:append_whole"

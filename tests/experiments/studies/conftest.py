@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import fedsim
+from fedsim.result import AttackResult
+
 
 @pytest.fixture(autouse=True)
 def figures_without_layout(monkeypatch):
@@ -81,3 +84,10 @@ def refuse_work(monkeypatch):
         monkeypatch.setattr(module, "work", work)
 
     return refuse
+
+
+@pytest.fixture
+def failing_attacks(monkeypatch):
+    """From now on every call of `fedsim.attack` runs out of memory."""
+    full = AttackResult("o", "a", "failed", "OutOfMemoryError: full")
+    monkeypatch.setattr(fedsim, "attack", lambda *_, **__: full)

@@ -76,7 +76,7 @@ def test_a_number_written_again_replaces_the_first(states, said):
     assert states.newest(said.append) == (1, {"number": "again"})
 
 
-@pytest.mark.parametrize("where", ["save_file", "sync", "_sha256"])
+@pytest.mark.parametrize("where", ["save_file", "sync", "file_sha256"])
 def test_a_full_disk_leaves_the_earlier_ones(states, said, where, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -102,7 +102,7 @@ def run(rounds, arrays, numbers, client):
 
 
 def of_gradients(*settings):
-    return Rounds(FedSGD(*settings, fraction_evaluate=0.0), completes=False)
+    return Rounds(FedSGD(*settings, fraction_evaluate=0.0), whole_weights=False)
 
 
 def through_disk(state):

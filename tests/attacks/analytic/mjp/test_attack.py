@@ -3,10 +3,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+import fedsim
 from attacks.analytic import MJPAdaptive, PatchGradient
 from attacks.analytic.mjp.attack import masked_positions, take_apart
 from defenses import Batch, MaskedJigsawPuzzle
 from fedsim.errors import ConfigError, NotApplicable
+from fedsim.models import Architecture, ModelSpec
 
 
 def masked_observation(tools, picture, ratio=0.2):
@@ -97,3 +99,18 @@ def test_refuses_what_runs_without_mjp(tools, rng, cpu):
 def test_refuses_settings():
     with pytest.raises(ConfigError, match="later"):
         MJPAdaptive(later=-1)
+
+
+@pytest.mark.parametrize(("images", "refused"), [(1, False), (2, True)])
+def test_two_local_steps_of_one_image_each_are_two_images(images, refused):
+    """Its equations are those of one gradient of one image, whatever the size of a step's batch."""
+    torch.manual_seed(0)
+    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
+    trained = {"share": "delta", "batch_size": 1, "local_steps": 2, "lr": 1e-4}
+    seen = fedsim.observe(vit, torch.rand(images, 3, 8, 8), list(range(images)), defense=["mjp"], **trained)
+    assert (seen.protocol.batch_size, seen.protocol.steps, seen.num_images) == (1, 2, images)
+    result = fedsim.attack("mjp_adaptive", seen)
+    if refused:
+        assert (result.status, result.reason) == ("refused", "2 images behind the update: at most 1 can be served")
+    else:
+        assert result.status == "done"

@@ -107,8 +107,12 @@ def test_a_bias_that_is_not_read_may_be_missing_or_spoilt(spoilt, picture, tools
 def test_refusals(picture, tools, cpu):
     with pytest.raises(NotApplicable, match=r"ReLU.*no invertible"):
         run(tools.observe(cnn(activation="relu"), picture, [6]), cpu)
-    with pytest.raises(NotApplicable, match="batches of 2"):
+    with pytest.raises(NotApplicable, match="2 images behind the update: at most 1 can be served"):
         run(tools.observe(cnn(), tools.photographs(12), [6, 1]), cpu)
+    pair = tools.observe(cnn(), tools.photographs(12), [6, 1])
+    two_steps = replace(pair, protocol=replace(pair.protocol, batch_size=1, steps=2))
+    with pytest.raises(NotApplicable, match="2 images behind the update: at most 1 can be served"):
+        run(two_steps, cpu)
     with pytest.raises(NotApplicable, match="does not read the output"):
         run(tools.observe(ModelSpec("vit_nano_patch2_8", 10), tools.photographs(8)[:1], [0]), cpu)
     observation = tools.observe(cnn(), picture, [6])

@@ -107,6 +107,30 @@ def test_wrong_options_are_refused(call, arguments, said):
     assert said in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--recipes", "full", "--images", "4"], "--images=4: must be 1 to 2 in batches of 1, {} having 2 p"),
+        (["--recipes", "full", "--images", "3", "--batches", "2"], "--images=3: must be 1 to 2 in batches of 2"),
+        (["--recipes", "full", "--batches", "4"], "--batches=4: must be 1 to 2, {} having 2 private images"),
+        (["--recipes", "lora round 2", "--images", "1"], "--pictures={}: must be a folder with 300 private images"),
+    ],
+)
+def test_more_images_than_a_folder_has_are_refused_before_any_work(call, pictures, refuse_work, arguments, said):
+    refuse_work(study)
+    code, _, err = call("--pictures", str(pictures), *arguments)
+    assert code == 2
+    assert said.format(pictures) in err
+
+
+@pytest.mark.usefixtures("failing_attacks")
+def test_an_attack_that_fails_is_tried_again(call, tmp_path):
+    code, _, err = call("--backbones", "drawn", "--recipes", "head", "--images", "1")
+    assert code == 2
+    assert "OutOfMemoryError: full; the same command tries it again" in err
+    assert not (tmp_path / "results.jsonl").exists()
+
+
 def test_rounds_before_the_attacked_one_move_the_factors_alone(monkeypatch):
     monkeypatch.setattr(study, "HELD", 5)
     study.at_round.cache_clear()

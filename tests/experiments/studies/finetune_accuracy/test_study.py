@@ -10,10 +10,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from experiments.studies.finetune_accuracy import scales, study, tables
+from experiments.studies.finetune_accuracy import scales, study, tables, unit
 from experiments.studies.finetune_accuracy.halves import linked
 from experiments.studies.finetune_accuracy.study import best_rate
 from fedsim.errors import ConfigError
+from fedsim.models import Architecture, ModelSpec
 
 TINY = scales.Scale(
     model=("model=vit_nano", "model.img_size=8"),
@@ -78,6 +79,19 @@ def test_the_page_and_that_it_goes_on(call, tmp_path):
     assert last["accuracy"] in [entry.get("accuracy") for entry in found if entry.get("recipe") == "head"]
     assert call("--attacked", "1")[0] == 0
     assert (out / "results.jsonl").read_text() == before
+
+
+@pytest.mark.usefixtures("failing_attacks")
+def test_an_attack_that_fails_is_tried_again(call, tmp_path, monkeypatch):
+    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=3), (), 0).build()
+    monkeypatch.setattr(unit, "trained", lambda one: {"rate": 1.0, **one.settings, "accuracy": 0.0})
+    monkeypatch.setattr(unit, "_prepared", lambda one: vit)
+    code, _, err = call("--recipes", "head", "--attacked", "1")
+    assert code == 2
+    assert "OutOfMemoryError: full; the same command tries it again" in err
+    recorded = [json.loads(line)["unit"] for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert len(recorded) == 1 + 3 + 4, "what was trained is kept"
+    assert not any("attack" in key for key in recorded)
 
 
 def test_halves_of_the_classes_are_apart(pictures, tmp_path):

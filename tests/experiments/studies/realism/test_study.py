@@ -43,6 +43,13 @@ def test_a_family_without_an_image_for_most_pictures_says_none():
     assert study.said(entries, ("first_block",), None) == "not run"
 
 
+def test_a_folder_of_too_few_pictures_is_refused_before_any_work(call, pictures, refuse_work):
+    refuse_work(study)
+    code, _, err = call("--pictures", str(pictures), "--rungs", "start", "alone: batch 8")
+    assert code == 2
+    assert f"--pictures={pictures}: must be a folder whose clients hold 8 images, not " in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"), [(["--rungs", "moon"], "--rungs=moon"), (["--images", "65"], "--images")]
 )

@@ -59,6 +59,14 @@ def test_wrong_options_are_refused(call, arguments, said):
     assert said in err
 
 
+@pytest.mark.usefixtures("failing_attacks")
+def test_an_attack_that_fails_is_tried_again(call, tmp_path):
+    code, _, err = call("--models", "stock", "--shares", "everything", "--images", "1")
+    assert code == 2
+    assert "OutOfMemoryError: full; the same command tries it again" in err
+    assert not (tmp_path / "results.jsonl").exists()
+
+
 def test_errors_are_averaged_before_decibels_and_refusals_count_nothing():
     entries = [{**ENTRY, "squared_error": 1e-2}, {**ENTRY, "squared_error": 1e-8, "certified": False}]
     row = second_order.cell([*entries, {"unit": "built/everything/gauss_newton/2", "refused": "why"}])
@@ -66,6 +74,12 @@ def test_errors_are_averaged_before_decibels_and_refusals_count_nothing():
     assert (row["exact"], row["done"], row["refused"]) == (1, 2, 1)
     assert (row["certified"], row["seconds"]) == (1, 2.0)
     assert second_order.cell([])["floor"] is None
+
+
+def test_the_median_of_an_even_number_lies_between_the_two_in_the_middle():
+    entries = [{**ENTRY, "squared_error": error} for error in (1e-2, 1e-5, 1e-3, 1e-1)]
+    assert second_order.cell(entries)["median"] == pytest.approx(25.0)
+    assert second_order.cell(entries[:3])["median"] == pytest.approx(30.0)
 
 
 def test_what_is_shared_is_what_it_says():
@@ -110,6 +124,15 @@ def test_a_folders_images_of_32_pixels_are_shared_by_vit_tiny(pictures):
     assert fixed.keys() == shared.keys() - {"pos_embed"}
     assert fixed["patch_embed.proj.weight"].shape == (192, 3, 4, 4)
     assert fixed["patch_embed.proj.weight"].dtype == torch.float32
+
+
+def test_more_images_than_a_folder_has_are_refused_before_any_work(call, pictures, refuse_work):
+    refuse_work(second_order)
+    code, _, err = call("--pictures", pictures, "--models", "built", "vit_tiny_8", "--images", "4")
+    assert code == 2
+    assert f"--images=4: must be 1 to 3, {pictures} having 3 private images" in err
+    code, _, err = call("--models", "built", "--images", "1001")
+    assert "--images=1001: must be 1 to 1000\n" in err
 
 
 def test_closed_forms_stand_beside_the_search_and_a_refusal_is_said(call, tmp_path):

@@ -130,7 +130,7 @@ def test_accuracy_failures_and_times(write_run: Any) -> None:
     [
         ("residual 3.1e-02 is above 1e-3", "residual 1,234.5 is above 1e-3", True),
         ("off by -0.94.", "off by 12.", True),
-        ("batches of 4: at most 1", "batches of 16: at most 1", True),
+        ("4 images: at most 1", "16 images: at most 1", True),
         ("blocks.0.attn is withheld", "blocks.1.attn is withheld", False),
         ("conv1 is withheld", "conv2 is withheld", False),
         ("rank 3 of 4", "rank 3 of four", False),

@@ -1,0 +1,98 @@
+"""Whatever goes wrong on the way to a result is a result."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import fedsim
+from attacks import running
+from attacks.base import Attack, NotApplicable, Reconstruction
+
+CPU = torch.device("cpu")
+
+
+class Gray(Attack):
+    """Gives a gray image, which is then drawn towards the public mean; serves several victims at once too."""
+
+    shrinks_to_mean = True
+    chunk = 4
+
+    def shrink(self, device):
+        if self.chunk == 1:
+            return ""
+        self.chunk //= 2
+        return f"chunk={self.chunk}"
+
+    def run(self, observation, rng, device):
+        return Reconstruction(images=torch.full((1, *observation.image_shape), 0.5))
+
+    def run_many(self, observations, rngs, device):
+        return [self.run(one, rng, device) for one, rng in zip(observations, rngs, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def victims():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 5))
+    one = fedsim.observe(model, torch.rand(1, 3, 4, 4), [3])
+    return [one, replace(one, client=1)]
+
+
+def completion(monkeypatch, error, only=None):
+    """Make what follows an attack's own image raise, for one client or all."""
+
+    def drawn(observation, result):
+        if only in (None, observation.client) and (fault := error()) is not None:
+            raise fault
+        return result
+
+    monkeypatch.setattr(running, "drawn_to_mean", drawn)
+
+
+@pytest.mark.parametrize("step", ["drawn_to_mean", "_own"])
+def test_a_fault_after_the_attack_has_run_is_a_result_too(victims, monkeypatch, step):
+    def broken(*_):
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(running, "drawn_to_mean", lambda observation, result: result)
+    monkeypatch.setattr(running, step, broken)
+    result = fedsim.attack(Gray(), victims[0])
+    assert (result.status, result.reason) == ("failed", "ZeroDivisionError: by zero")
+    assert "in broken" in result.fault
+    assert result.images is None
+
+
+def test_of_a_group_it_is_that_victims_alone(victims, monkeypatch):
+    completion(monkeypatch, lambda: ZeroDivisionError("by zero"), only=1)
+    first, second = fedsim.attack(Gray(), victims)
+    assert first.status == "done"
+    assert (second.status, second.reason) == ("failed", "ZeroDivisionError: by zero")
+    assert "in drawn" in second.fault
+    completion(monkeypatch, lambda: NotApplicable("not this one"), only=1)
+    first, second = fedsim.attack(Gray(), victims)
+    assert (first.status, second.status, second.reason) == ("done", "refused", "not this one")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_running_out_of_memory_there_is_answered_by_less(victims, monkeypatch, count):
+    attack = Gray()
+    completion(monkeypatch, lambda: MemoryError() if attack.chunk > 2 else None)
+    results = fedsim.attack(attack, victims[:count])
+    assert [one.status for one in results] == ["done"] * count
+    assert results[0].reason == "out of memory until chunk=2"
+    assert float(results[0].images.mean()) == 0.5
+
+
+def test_where_less_does_not_do_it_fails(victims, monkeypatch):
+    completion(monkeypatch, MemoryError)
+    assert fedsim.attack(Gray(), victims[0]).reason == "MemoryError: "
+
+
+def test_who_does_not_shrink_to_the_mean_keeps_its_image(victims, monkeypatch):
+    monkeypatch.setattr(running, "drawn_to_mean", lambda _, result: replace(result, images=result.images + 0.25))
+    attack = Gray()
+    assert float(fedsim.attack(attack, victims[0]).images.mean()) == 0.75
+    attack.shrinks_to_mean = False
+    assert float(fedsim.attack(attack, victims[0]).images.mean()) == 0.5
