@@ -105,7 +105,11 @@ class GaussNewton(GradientMatching):
         ):
             return replace(result, images=expected_image(problem.observation, result.images))
         if found.values["kept"]:
-            reason = "of equations that no dropped unit changes: a search would need the client's draws"
+            reason = (
+                "of equations that autocast leaves nearer than a search comes"
+                if problem.observation.protocol.rounding
+                else "of equations that no dropped unit changes: a search would need the client's draws"
+            )
             return replace(result, certificate=Certificate("uncertified", reason, found.values))
         if (trust := found.values["trust"]) < 1.0:
             return self._toward_mean(problem, result, trust)

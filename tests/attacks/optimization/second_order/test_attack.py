@@ -280,6 +280,19 @@ def test_numbers_of_a_change_count_by_how_coarsely_their_weights_are_rounded():
     assert psnr(result.images, image) > 90
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_behind_autocast_it_stays_at_a_closed_form_whose_own_equations_hold(precision):
+    model = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
+    image = torch.from_numpy(load_digits().images[:1] / 16).float()[:, None].expand(1, 3, 8, 8).contiguous()
+    seen = fedsim.observe(model, image, torch.tensor([0]), precision=precision)
+    result = fedsim.attack("gauss_newton", seen, steps=10, starts=["closed_form"], frames=0)
+    exact = fedsim.attack("patch_gradient", seen)
+    assert psnr(result.images, image) == pytest.approx(psnr(exact.images, image), abs=0.1)
+    assert psnr(result.images, image) > 35
+    assert not result.certified
+    assert "autocast" in result.certificate.reason
+
+
 def test_behind_dropout_it_stays_at_a_closed_form_whose_own_equations_hold():
     spec = ModelSpec("vit_nano_patch2_8", num_classes=10, kwargs={"pos_drop_rate": 0.1, "drop_path_rate": 0.1})
     image = torch.from_numpy(load_digits().images[:1] / 16).float()[:, None].expand(1, 3, 8, 8).contiguous()
