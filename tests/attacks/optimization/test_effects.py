@@ -106,13 +106,18 @@ def test_clipping_in_training_is_simulated_unless_directions_are_compared(plain,
         task.derivative("finite_difference")
 
 
-def test_a_clip_of_each_example_is_not_the_updates(plain):
-    for per in ("example", "tensor", "example_and_tensor"):
-        known = replace(plain, defenses=({"name": "mine"},), recorded_effects=(Clips(0.05, per),))
-        known = replace(known, architecture=replace(known.architecture, wrappers=()))
-        assert known.effect(Clips) == Clips(0.05, per)
-        assert isinstance(with_clip(SquaredL2(), known, "gradient"), SquaredL2)
-        assert known.keeps("equations") == (per == "example")
+@pytest.mark.parametrize("per", ["example", "tensor", "example_and_tensor"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_clip_of_each_example_is_the_updates_for_one_image_alone(plain, per, count):
+    known = replace(plain, defenses=({"name": "mine"},), recorded_effects=(Clips(0.05, per),))
+    known = replace(known, architecture=replace(known.architecture, wrappers=()))
+    protocol, update = replace(known.protocol, batch_size=count), replace(known.update, num_examples=count)
+    known = replace(known, protocol=protocol, update=update)
+    assert known.num_images == count
+    assert known.effect(Clips) == Clips(0.05, per)
+    objective = with_clip(SquaredL2(), known, "gradient")
+    assert isinstance(objective, Clipped) == (per == "example" and count == 1)
+    assert known.keeps("equations") == (per == "example")
 
 
 def test_a_clipped_step_of_adam_is_refused_whoever_clips(small, cpu):
