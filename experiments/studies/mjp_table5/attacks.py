@@ -6,8 +6,8 @@ from torch import Tensor
 
 from attacks.analytic.april import patches_of_tokens, solve_tokens
 from attacks.analytic.linear.patches import unpatchify
-from attacks.analytic.mjp.attack import masked_positions, shared_embedding
-from attacks.analytic.patch_gradient import check_embedding, embedding_rows, shared_rows
+from attacks.analytic.mjp.attack import masked_positions
+from attacks.analytic.patch_gradient import check_embedding, embedding_rows, known_embedding, shared_rows
 from attacks.base import Attack, Needs, Reconstruction
 from fedsim.effects import MasksPositions
 from fedsim.errors import NotApplicable
@@ -17,9 +17,8 @@ from fedsim.observation import Observation
 class PublishedApril(Attack):
     """APRIL's closed form without certificates, by an attacker who knows of MJP's masks or knows nothing of MJP.
 
-    The same pictures as `attacks.analytic.April`, which knows of the localisation's term and not of the masks, where
-    there is neither. The rows of masked positions are zero in ∂L/∂pos_embed, so their tokens get the least-norm
-    solution 0.
+    The same pictures as `attacks.analytic.April`, which knows of both, for one who is told, and where there is neither.
+    The rows of masked positions are zero in ∂L/∂pos_embed, so their tokens get the least-norm solution 0.
 
     Args:
         told: of the defense: masked positions took the unknown embedding instead of their own, and the localisation's
@@ -44,12 +43,8 @@ class PublishedApril(Attack):
         rows = (embedding_rows if self.told else shared_rows)(observation).to(device)
         weight = state[str(roles.qkv_weight)].to(device)
         tokens = solve_tokens(rows, weight, observation.gradient_of("qkv_weight").to(device)).patches
-        embedding = state[str(roles.pos_embed)].double().flatten(0, -2).to(device).clone()
-        hidden = visible_mask(observation) if self.told else None
-        if hidden is not None:
-            embedding[roles.embedded_prefix_tokens :][hidden.to(device)] = (
-                state[shared_embedding(observation)].double().to(device)
-            )
+        own = state[str(roles.pos_embed)].double().flatten(0, -2)
+        embedding = (known_embedding(observation) if self.told else own).to(device)
         embedded = (tokens - embedding)[roles.prefix_tokens :]
         if roles.patch_bias is not None:
             embedded = embedded - state[roles.patch_bias].double().to(device)
