@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.base import Reconstruction
 from attacks.optimization.parametrisation import Pixels
-from attacks.optimization.problem import known_labels, local_updates, make_problem, shared_update
+from attacks.optimization.problem import clips_whole, known_labels, local_updates, make_problem, shared_update
 from attacks.optimization.second_order.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL, Residual, make_residuals
 from attacks.positions import of_images
 from fedsim import effects
@@ -93,9 +93,7 @@ def _hides(effect: effects.Effect, observation: Observation) -> bool:
     """Whether it rounds each number by a step of its own, or scales parts of the update by factors that do not show."""
     if isinstance(effect, effects.Quantises):
         return effect.per == "coordinate"
-    if not isinstance(effect, effects.Clips) or effect.per in ("update", "step"):
-        return False
-    return effect.per != "example" or observation.update.kind != "gradient" or observation.num_images > 1
+    return isinstance(effect, effects.Clips) and effect.per != "step" and not clips_whole(effect, observation)
 
 
 def _residual(observation: Observation, prior: ImagePrior, labels: Tensor | None) -> Residual:

@@ -124,11 +124,15 @@ def clip_norm(observation: Observation, choice: str) -> float | None:
 
 
 def _clip_bounds(observation: Observation) -> list[float]:
-    """The norms that defenses scale the whole update down to: of one image's gradient an example's norm is its own."""
-    alone = observation.update.kind == "gradient" and observation.num_images == 1
-    whole = ("update", "example") if alone else ("update",)
-    clips = (effect for effect in observation.effects if isinstance(effect, Clips) and effect.per in whole)
+    """The norms that defenses scale the whole update down to."""
+    clips = (effect for effect in observation.effects if isinstance(effect, Clips) and clips_whole(effect, observation))
     return [clip.max_norm for clip in clips if math.isfinite(clip.max_norm)]
+
+
+def clips_whole(clip: Clips, observation: Observation) -> bool:
+    """Whether it scales the whole update by one factor: one image's gradient has the norm of its example."""
+    alone = observation.update.kind == "gradient" and observation.num_images == 1
+    return clip.per == "update" or (clip.per == "example" and alone)
 
 
 def make_update_map(choice: str, victim: Victim, observation: Observation, sized: bool = True) -> UpdateMap:

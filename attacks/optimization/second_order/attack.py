@@ -106,7 +106,7 @@ class GaussNewton(GradientMatching):
             return replace(result, images=expected_image(problem.observation, result.images))
         if found.values["kept"]:
             reason = (
-                "of equations that autocast leaves nearer than a search comes"
+                "of equations that hold: autocast's errors would mislead a search from there"
                 if problem.observation.protocol.rounding
                 else "of equations that no dropped unit changes: a search would need the client's draws"
             )
