@@ -72,7 +72,7 @@ def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstru
     left = LEFT_BY_ONE if each == 1 else LEFT_BY_SEVERAL
     share = SHARES[best]
     if residual.before is None and costs[best] > left * costs[0]:
-        share *= (1.0 - costs[best] / costs[0]) ** 2  # what explains half of an update is a quarter right, at most
+        share *= (1.0 - costs[best] / costs[0]) ** 2  # a choice: the square held every cell of the matrix
     return replace(result, images=(centre + share * (images - centre)).to(result.images)) if share < 1.0 else result
 
 
