@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import jvp, vmap
 
-CHUNK = 64
+CHUNK = 192
 """Directions that are pushed forward together."""
 
 

@@ -125,7 +125,7 @@ class Starts:
             for slot, pool in enumerate(pools):
                 tried = chosen.expand(len(pool), *shape).clone()
                 tried[:, slot] = pool
-                costs = torch.tensor([self.warm_start.cost(self._as_point(images)) for images in tried])
+                costs = self.warm_start.costs(torch.stack([self._as_point(images) for images in tried])).cpu()
                 pools[slot] = pool[costs.argsort(stable=True)]
                 chosen[slot] = pools[slot][0]
         return pools
@@ -156,7 +156,7 @@ class Starts:
                 found.append(self._in_order(self._one_each(images)))
                 if not open_:
                     break
-        return min(found, key=self.warm_start.cost) if len(found) > 1 else next(iter(found), None)
+        return self._best(found) if found else None
 
     def _images_of(self, attack: Attack) -> tuple[Float[Tensor, "b c h w"] | None, bool]:
         """What the attack finds, and whether that leaves directions open that the next one may settle."""
@@ -181,8 +181,11 @@ class Starts:
     def _in_order(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, " n"]:
         """Each image at the place of its label: the order that explains the most."""
         orders = islice(permutations(range(len(images))), MAX_ORDERS)
-        points = [self._as_point(images[list(order)]) for order in orders]
-        return points[0] if len(points) == 1 else min(points, key=self.warm_start.cost)
+        return self._best([self._as_point(images[list(order)]) for order in orders])
+
+    def _best(self, points: Sequence[Float[Tensor, " n"]]) -> Float[Tensor, " n"]:
+        """The point that explains the most."""
+        return points[0] if len(points) == 1 else points[int(self.warm_start.costs(torch.stack(list(points))).argmin())]
 
     def _one_each(self, images: Tensor) -> Tensor:
         """A mixture of a batch stands for each of its images, with a little noise: all alike would be a saddle."""

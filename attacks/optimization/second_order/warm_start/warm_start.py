@@ -5,8 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.func import vmap
 
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
@@ -56,10 +58,18 @@ class WarmStart:
         """Of the logits."""
         return self.known_logits is not None and self.known_logits.errors is not None
 
-    def cost(self, point: Float[Tensor, " n"]) -> float:
-        """‖r‖² of a point: how little it explains; infinite where that is no number."""
-        found = float(self._residual(self.plan.unknowns(point)).square().sum())
-        return found if math.isfinite(found) else math.inf
+    def costs(self, points: Float[Tensor, "k n"]) -> Float[Tensor, " k"]:
+        """‖r‖² of each point: how little it explains; infinite where that is no number.
+
+        Where J is whole as many points at once as it has columns at once.
+        """
+        residual, together = self._residual, whole_together(self.problem, points.shape[1], self.task)
+        x = torch.stack([self.plan.unknowns(point) for point in points])
+        if together is None:
+            found = torch.stack([residual(one).square().sum() for one in x])
+        else:
+            found = vmap(lambda one: residual(one).square().sum(), chunk_size=together)(x)
+        return found.nan_to_num(nan=math.inf, posinf=math.inf)
 
     def in_order(self, point: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """A point that explains more, its patches in the order in which they stand.

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import fedsim
+from attacks.forward_mode import CHUNK
 from attacks.optimization import GaussNewton
 from attacks.optimization.second_order.residual import Residual
 from tests.attacks.optimization.second_order.test_attack import WHITE
@@ -27,7 +28,7 @@ def limited(monkeypatch):
     def limit(most):
         asked = []
 
-        def jacobian(residual, x, together=64):
+        def jacobian(residual, x, together=CHUNK):
             asked.append(together)
             if together > most:
                 raise torch.OutOfMemoryError("out of memory")
@@ -40,14 +41,14 @@ def limited(monkeypatch):
 
 
 def test_the_more_memory_the_more_directions_at_once_and_the_same_images(seen, limited):
-    asked = limited(64)
+    asked = limited(CHUNK)
     found = []
     for room in (0.002, 0.004, 4.0):
         asked.clear()
         found.append(fedsim.attack(GaussNewton(**SETTINGS, memory_gib=room), seen).images)
         assert len(set(asked)) == 1
         found.append(asked[0])
-    assert 1 < found[1] < found[3] < found[5] == 64
+    assert 1 < found[1] < found[3] < found[5] == CHUNK
     assert torch.allclose(found[0], found[4], atol=1e-6)
 
 
