@@ -19,7 +19,8 @@ class Reconstruction:
         trace: rows of whatever the attack measured on its way; those with a `step` become a curve in the report.
         seconds: filled in by `Attack.__call__`.
         frames: pictures from the way, in the order of their steps.
-        solves_equations: an image of several satisfies the attack's own equations by itself, whatever the others are.
+        solves_equations: an image of several satisfies the attack's own equations by itself, whatever the others are,
+            or the client's computation on it gives what was shared.
     """
 
     images: Tensor | None = None

@@ -14,8 +14,10 @@ from attacks.analytic.patch_gradient import (
     embedding_rows,
     known_embedding,
     known_prefix,
+    patch_layer,
 )
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
+from attacks.certificate.input_reached import require_image
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
@@ -103,6 +105,7 @@ class April(Attack):
         assert roles.patch is not None
         assert roles.patch_weight is not None
         assert roles.qkv_weight is not None
+        require_image(observation, result.images, patch_layer(observation))
         qkv_weight = state[roles.qkv_weight].double()
         shared, found = (
             LinearSystem(_all_token_grads(one), qkv_weight.T @ one.gradient_of("qkv_weight"))

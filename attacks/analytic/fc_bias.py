@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from attacks.analytic.linear.certificate import MIN_EXPECTED_PSNR, relative_error
 from attacks.analytic.linear.rank_one import LinearInput, parallel_units, solve_input
 from attacks.base import Attack, Certificate, PsnrBound, Reconstruction
+from attacks.certificate.input_reached import require_image
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from attacks.label.single import single_label
 from attacks.result import psnr_of
@@ -76,6 +77,7 @@ class FullyConnectedBias(Attack):
     def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:
         assert result.images is not None
         layer = image_layer(observation)
+        require_image(observation, result.images, layer)
         inputs = observation.normalised(result.images.cpu()).flatten(1)
         shared, found = (_gradients(one, layer) for one in (observation, again))
         if len(inputs) > 1:

@@ -12,6 +12,7 @@ from attacks.analytic.linear.least_squares import PatchSolution, solve_patches
 from attacks.analytic.linear.patches import PatchPixels, patchify, unpatchify
 from attacks.analytic.linear.pixel_grid import EXCESS, MAX_WRONG, GridSolution, round_to_grid
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
+from attacks.certificate.input_reached import require_image
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from attacks.label.single import single_label
 from attacks.noise import is_even, noise_of_gradient
@@ -88,6 +89,7 @@ class PatchGradient(Attack):
     def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:
         assert result.images is not None
         assert observation.roles.patch is not None
+        require_image(observation, result.images, patch_layer(observation))
         prefix = observation.roles.embedded_prefix_tokens
         shared, found = (
             LinearSystem(self._rows(one)[prefix:], one.gradient_of("patch_weight").flatten(1))
@@ -153,6 +155,12 @@ def check_embedding(observation: Observation) -> None:
             f"pictures of {height}x{width} px on a patch grid of {covered[0]}x{covered[1]} px: "
             "padded pictures, or resampled position embeddings"
         )
+
+
+def patch_layer(observation: Observation) -> str:
+    """The name of the patch projection, which must be given the image itself."""
+    assert observation.roles.patch_weight is not None
+    return observation.roles.patch_weight.rpartition(".")[0]
 
 
 def pixels_of(observation: Observation, weight: Float[Tensor, "width pixels"]) -> PatchPixels:

@@ -52,8 +52,8 @@ def confirmed(observation: Observation, result: Reconstruction, bound: BoundOf) 
         return uncertified(result, reason, replayed=off)
     try:
         found = bound(observation, replace(result, labels=labels), again)
-    except NotApplicable as refusal:
-        return uncertified(result, str(refusal), replayed=off)
+    except NotApplicable as refusal:  # other images may solve the equations too: it still does
+        return uncertified(replace(result, solves_equations=True), str(refusal), replayed=off)
     if found is None or not math.isfinite(found.psnr):
         return uncertified(result, "its conditioning is unknown: how far the image could be off", replayed=off)
     psnr = min(found.psnr, MAX_PSNR)
@@ -89,9 +89,14 @@ def mismatch(observation: Observation, again: Observation) -> float:
 
 def _off(shared: Tensor, found: Tensor) -> float:
     off = float((found - shared).norm())
-    if not math.isfinite(off):  # half precision overflows, and does so again
-        return 0.0 if torch.equal(found.nan_to_num(nan=0.0), shared.nan_to_num(nan=0.0)) else math.inf
+    if not math.isfinite(off):  # half precision overflows, and does so again; NaN is NaN alone
+        alike = torch.equal(found.isnan(), shared.isnan()) and torch.equal(*map(_without_nan, (found, shared)))
+        return 0.0 if alike else math.inf
     return off
+
+
+def _without_nan(tensor: Tensor) -> Tensor:
+    return tensor.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
 
 
 def _rounding(observation: Observation) -> dict[str, float]:

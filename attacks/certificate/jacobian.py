@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.forward_mode import jacobian
 from attacks.result import PsnrBound, Reconstruction, psnr_of
+from fedsim.determinism import torch_generator
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import State
@@ -38,11 +40,14 @@ MAX_BEND = 0.5
 def jacobian_bound(observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:
     """‖x̂ - x‖ <= (‖W r(x̂)‖ + ‖W δ‖) / σ_min(W J), W each tensor's 1/‖f*‖, δ the client's rounding (float64).
 
+    σ_min is the weakest of all images together, so that one of them may be off by all of that length.
+
     For one gradient that no defense changed; None otherwise, for more than `MAX_PIXELS` pixels, for fewer shared
     numbers than pixels, and where J bends too much over that distance.
 
     Raises:
-        NotApplicable: a twin far away explains what was shared as well.
+        NotApplicable: a twin far away explains what was shared as well, or the client's own precision does not see what
+            J says.
     """
     changed = not observation.keeps("gradient")
     if observation.update.kind != "gradient" or changed or result.images is None or result.labels is None:
@@ -69,12 +74,57 @@ def jacobian_bound(observation: Observation, result: Reconstruction, again: Obse
         bent = float((moved - length * (J @ weakest)).norm())
         if not bent <= MAX_BEND * length * float(singular[-1]):
             return None
+        _seen_by_client(observation, result, strides, gradient_of, length, weakest, allowed)
         for how, twin in _twins(x.reshape(result.images.shape)):
             if float((twin - x).norm()) > length and float((gradient_of(twin) - target).norm()) <= allowed:
                 raise NotApplicable(f"the image {how} gives the same update: which of them it is, nothing tells")
-    mse = length**2 / len(x) * max(observation.std) ** 2
+    mse = length**2 / (len(x) // len(result.images)) * max(observation.std) ** 2
     condition = float(singular[0] / singular[-1])
     return PsnrBound(psnr_of(mse), f"the whole Jacobian of {len(x)} pixels, condition {condition:.0e}")
+
+
+def _seen_by_client(
+    observation: Observation,
+    result: Reconstruction,
+    strides: dict[str, int],
+    gradient_of: Callable[[Tensor], Tensor],
+    length: float,
+    weakest: Float[Tensor, " pixels"],
+    allowed: float,
+) -> None:
+    """Steps to both sides move the client's own gradient as they move that of the model in float64, whose J it is.
+
+    By `length` in the weakest direction, which moves it by `allowed`, and in every pixel at once with random signs, so
+    that whatever pixels a client does not see move it by no less. A model that rounds its input in the client's
+    precision answers otherwise there, and there alone. What true images leave is 0.05 of `allowed` or less.
+
+    Raises:
+        NotApplicable: they do not, or the computation cannot be done once more.
+    """
+    assert result.images is not None
+    assert result.labels is not None
+    shared = _sampled(observation.gradient, strides)
+    images, labels = result.images.detach().cpu().double(), result.labels.cpu()
+    std = images.new_tensor(observation.std).view(1, -1, 1, 1)
+    precision = next(iter(observation.update.tensors.values())).dtype
+    signs = torch.randint(0, 2, weakest.shape, generator=torch_generator(0, "steps")).to(weakest) * 2 - 1
+    for how, direction in (("the weakest", weakest), ("a random", signs)):
+        step = length * direction.view_as(images) * std
+        sides = [(images + sign * step).to(precision) for sign in (1.0, -1.0)]  # as the client's numbers can hold it
+        moved = []
+        for side in sides:
+            update = observation.replay(side, labels)
+            if update is None:
+                raise NotApplicable("the client's computation cannot be done once more near the result")
+            again = _sampled(replace(observation, update=update).gradient, strides)
+            client = torch.cat([again[name].cpu() / _norm(shared[name]) for name in shared])
+            moved.append(client - gradient_of(observation.normalised(side).flatten()))
+        off = float((moved[0] - moved[1]).norm()) / 2.0
+        if not off <= MAX_BEND * allowed:
+            raise NotApplicable(
+                f"in the client's own precision a step in {how} direction does not move the update as the Jacobian "
+                f"says: off by {off / allowed:.1g} times what the bound allows for rounding"
+            )
 
 
 def _twins(images: Float[Tensor, "batch c h w"]) -> Iterator[tuple[str, Float[Tensor, " pixels"]]]:
@@ -131,7 +181,8 @@ def _gradient(
 def _rounding(observation: Observation, again: State, shared: State) -> float:
     """‖W δ‖: what the client's own precision leaves between its gradient and the exact one.
 
-    Measured at the result, whose gradient is known in both precisions, by the largest of any tensor, in all of them.
+    Measured by what the client's own precision makes of the result, less what was shared: the largest of any tensor,
+    in all of them. `ROUNDINGS` is the least: a result that is right to the last bit leaves nothing.
     """
     off = max(float((again[name] - shared[name]).norm()) / _norm(shared[name]) for name in shared)
     return math.sqrt(len(shared)) * max(off, ROUNDINGS * observation.eps)

@@ -35,6 +35,9 @@ def linear_error(
     itself, whose own G and A come from the client's computation once more, equation by equation; and by what no X
     explains in the equations to spare. The larger of both counts, `MARGIN` times.
 
+    Neither sees a factor on all of A, or of G: A = c Gᵀ X is solved by c X, with nothing left over. What the shared G
+    and A are off those of the result moves X by that share of itself, and counts in full for each of them.
+
     Args:
         shared: G and A as they were shared.
         again: those that the result gives.
@@ -63,8 +66,15 @@ def linear_error(
     noise = max(1.0, float(unexplained.norm()) / math.sqrt(spare * X.shape[1])) if spare else 1.0
     noise *= 1.0 + FEW / max(1, spare * columns)
     known = (inverse @ left_over).square().mean(dim=1).sqrt()
-    errors: Tensor = known + MARGIN * noise * inverse.norm(dim=1)
+    off = _share(G - again.matrix.double(), G, dim=1) + _share(A - again.right_hand.double(), A)
+    errors: Tensor = known + MARGIN * noise * inverse.norm(dim=1) + off * X.square().mean(dim=1).sqrt()
     return errors
+
+
+def _share(
+    difference: Float[Tensor, "rows columns"], whole: Float[Tensor, "rows columns"], dim: int | None = None
+) -> Tensor:
+    return difference.norm(dim=dim) / whole.norm(dim=dim).clamp(min=1e-300)
 
 
 def own_equations(errors: Float[Tensor, " unknowns"] | None, std: Sequence[float]) -> PsnrBound | None:

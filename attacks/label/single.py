@@ -69,7 +69,7 @@ def _unlike_one_example(observation: Observation, label: int, values: dict[str, 
     After one step the head is replayed from the feature that ∂L/∂W = ∂L/∂b hᵀ gives: softmax(W h + b) - y must point
     along ∂L/∂b, and be it where nothing may have scaled it. Two classes leave one direction: it tells nothing.
     """
-    untrusted = head_is_exact(observation)
+    untrusted = head_is_exact(observation) or _not_finite(observation)
     readable = len(observation.roles.head_weights) == 1 and _weight_is_shared(observation)
     if observation.protocol.steps > 1 or not readable:
         return untrusted
@@ -88,6 +88,14 @@ def _unlike_one_example(observation: Observation, label: int, values: dict[str, 
 def _weight_is_shared(observation: Observation) -> bool:
     gradient = observation.gradient.get(observation.roles.head_weights[0])
     return gradient is not None and bool(gradient.isfinite().all())
+
+
+def _not_finite(observation: Observation) -> str:
+    for name in observation.roles.head_weights:
+        gradient = observation.gradient.get(name)
+        if gradient is not None and not bool(gradient.isfinite().all()):
+            return f"{name}'s gradient is not finite: that it is the head's own cannot be tested"
+    return ""
 
 
 def single_label(observation: Observation) -> Int[Tensor, "1"] | None:

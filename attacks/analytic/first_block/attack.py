@@ -14,10 +14,11 @@ from attacks.analytic.first_block.search import Solutions, find_solutions
 from attacks.analytic.first_block.subspaces import AffineSet, AffineTokens, TokenFit, affine_patches, affine_tokens
 from attacks.analytic.linear.patches import PatchPixels, patchify, unpatchify
 from attacks.analytic.linear.pixel_grid import whole_levels
-from attacks.analytic.patch_gradient import pixels_of
+from attacks.analytic.patch_gradient import patch_layer, pixels_of
 from attacks.analytic.row_space.first_norm import FirstNorm, embedded_rank, first_norm, spanned_gradients
 from attacks.analytic.row_space.subspace import numerical_rank, row_space
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
+from attacks.certificate.input_reached import require_image
 from attacks.certificate.linear import own_equations
 from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation
@@ -103,6 +104,7 @@ class FirstBlock(Attack):
         """Token by token: what the first MLP's equations make of their noise, and how far the sets are off."""
         assert result.images is not None
         assert observation.roles.patch is not None
+        require_image(observation, result.images, patch_layer(observation))
         first, second = (_problem(one, torch.device("cpu")) for one in (observation, again))
         errors = []
         for image in observation.normalised(result.images.cpu()):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attacks.analytic.linear.certificate import MIN_EXPECTED_PSNR, finite
 from attacks.analytic.linear.patches import PatchPixels, patchify, unpatchify
-from attacks.analytic.patch_gradient import known_prefix, pixels_of
+from attacks.analytic.patch_gradient import known_prefix, patch_layer, pixels_of
 from attacks.analytic.row_space.completion import complete
 from attacks.analytic.row_space.first_norm import FirstNorm, first_norm, plain_blocks, spanned_gradients
 from attacks.analytic.row_space.later_norms import Readers
@@ -23,6 +23,7 @@ from attacks.analytic.row_space.solution import (
 from attacks.analytic.row_space.subspace import Subspace, row_space
 from attacks.analytic.row_space.system import PatchSystem, Uncertainty, patch_system, uncertainty
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
+from attacks.certificate.input_reached import require_image
 from attacks.certificate.linear import MARGIN, own_equations
 from fedsim.effects import MixesImages
 from fedsim.errors import NotApplicable, require
@@ -86,6 +87,7 @@ class RowSpace(Attack):
         """
         assert result.images is not None
         assert observation.roles.patch is not None
+        require_image(observation, result.images, patch_layer(observation))
         image = patchify(observation.normalised(result.images.cpu()), observation.roles.patch)
         errors = []
         for one in (observation, again):
