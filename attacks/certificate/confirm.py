@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attacks.result import Certificate, PsnrBound, Reconstruction, uncertified
+from attacks.result import Certificate, PsnrBound, Reconstruction, psnr_of, uncertified
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 
@@ -56,7 +56,7 @@ def confirmed(observation: Observation, result: Reconstruction, bound: BoundOf) 
         return uncertified(replace(result, solves_equations=True), str(refusal), replayed=off)
     if found is None or not math.isfinite(found.psnr):
         return uncertified(result, "its conditioning is unknown: how far the image could be off", replayed=off)
-    psnr = min(found.psnr, MAX_PSNR)
+    psnr = min(found.psnr, left_over(observation, result.images, off), MAX_PSNR)
     if psnr < MIN_PSNR:
         reason = f"{psnr:.0f} dB at least by {found.how}: not exact pixels"
         return uncertified(result, reason, replayed=off, bounded_psnr=psnr)
@@ -64,6 +64,16 @@ def confirmed(observation: Observation, result: Reconstruction, bound: BoundOf) 
     reason = f"computed once more, it gives the shared update up to {off:.0e}; {psnr:.0f} dB at least by {found.how}"
     values = {**claim.values, "replayed": off, "promised_psnr": psnr}
     return replace(result, certificate=Certificate("certified", f"{claim.reason}; {reason}", values))
+
+
+def left_over(observation: Observation, images: Tensor, off: float) -> float:
+    """dB that what is left of the update leaves of the worst image: nothing where nothing is.
+
+    Equations that two tensors enter hold for a multiple of the image where one of them was scaled; the update that the
+    result gives tells by how much, in these tensors or in others. `off` may be of either, and counts for both.
+    """
+    size = float(observation.normalised(images).flatten(1).square().mean(dim=1).max().sqrt()) * max(observation.std)
+    return psnr_of((2.0 * off * size) ** 2)
 
 
 def mismatch(observation: Observation, again: Observation) -> float:

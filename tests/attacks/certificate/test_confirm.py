@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
+import fedsim
 from attacks.analytic import PatchGradient
 from attacks.analytic.fc_bias import FullyConnectedBias
 from attacks.base import Attack, Certificate, PsnrBound, Reconstruction
@@ -159,3 +161,34 @@ def test_an_update_that_rounding_hides_is_not_what_was_shared(plain):
     observation, truth = observe_client(*VIT, "client.share=delta", "client.optimizer.lr=1e-6")
     result = run(Answer(truth.images.roll(1, -1)), observation)
     assert result.certificate.status == "uncertified"
+
+
+@pytest.mark.parametrize("parts", [{"1.weight": 1.0009, "1.bias": 0.9996}, {"1.bias": 0.9992}, {"1.weight": 1.0008}])
+def test_what_is_left_of_the_update_lowers_the_promise(parts):
+    """Tensors scaled apart, by less than what a computation once more may miss."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 10))
+    image = torch.rand(1, 3, 8, 8)
+    own = fedsim.observe(model, image, [3]).update.tensors
+    scaled = {name: parts.get(name, 1.0) * tensor for name, tensor in own.items()}
+    seen = fedsim.Observation.of(model, scaled, image_shape=(3, 8, 8), replayer=fedsim.replay)
+    result = fedsim.score(fedsim.attack("fc_bias", seen, levels=None), image, torch.tensor([3]))
+    assert result.psnr[0] < 80
+    assert not result.certified or result.psnr[0] >= result.certificate.values["promised_psnr"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_nan_is_nan_alone(plain, value):
+    observation, _ = plain
+    name = "blocks.0.mlp.fc1.weight"
+
+    def spoilt(value):
+        tensor = observation.update.tensors[name].clone()
+        tensor[0, :2] = torch.tensor([value, 0.0])
+        return replace(
+            observation, update=replace(observation.update, tensors={**observation.update.tensors, name: tensor})
+        )
+
+    assert mismatch(spoilt(value), spoilt(value)) == 0.0, "half precision overflows again"
+    for other in (0.0, -math.inf, 1e38, math.nan if value == math.inf else math.inf):
+        assert mismatch(spoilt(value), spoilt(other)) == math.inf

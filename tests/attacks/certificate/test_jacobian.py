@@ -84,3 +84,73 @@ def test_a_shifted_image_that_a_model_cannot_tell_is_not_certified(circular):
             assert "the image shifted by" in result.certificate.reason
         else:
             assert (result.certificate.status == "certified") == (given is image)
+
+
+class Coarse(nn.Module):
+    """Steps of 1/16 in float32, and none in float64: what is added takes the last bits."""
+
+    def __init__(self, offset, seen=None):
+        super().__init__()
+        self.offset, self.seen = offset, seen
+
+    def forward(self, images):
+        rounded = (images + self.offset) - self.offset
+        return rounded if self.seen is None else torch.where(self.seen, rounded, images)
+
+
+ONE_PIXEL = torch.arange(48).reshape(3, 4, 4) == 27
+
+
+@pytest.mark.parametrize(("offset", "where"), [(0.0, None), (1e6, None), (1e6, ONE_PIXEL)])
+def test_what_the_clients_own_precision_does_not_see_is_not_certified(offset, where):
+    """Every image of one step has the same gradient, though the Jacobian in float64 has full rank."""
+    torch.manual_seed(0)
+    coarse = Coarse(offset, where)
+    model = nn.Sequential(coarse, nn.Flatten(), nn.Linear(48, 64), nn.Sigmoid(), nn.Linear(64, 10))
+    image = torch.rand(1, 3, 4, 4)
+    seen = fedsim.observe(model, image, [3])
+    given = coarse(image)
+    claim = Reconstruction(given, torch.tensor([3]), certificate=Certificate("certified", "a claim", {}))
+    certificate = confirmed(seen, claim, jacobian_bound).certificate
+    assert certificate.values["replayed"] < 1e-6, "the claim gives the shared update"
+    if offset == 0.0:
+        assert certificate.certified, certificate.reason
+    else:
+        assert "in the client's own precision a step in" in certificate.reason
+
+
+def test_the_worst_of_several_images_may_be_off_by_all_of_the_length():
+    """Trained on one of eight images, whose gradient is then small: the weakest direction is of that image alone."""
+    torch.manual_seed(0)
+    count = 8
+    layers = nn.Flatten(), nn.Linear(12, 40, bias=False), nn.Tanh(), nn.Linear(40, 24)
+    model = nn.Sequential(*layers).double()
+    images = torch.rand(count, 3, 2, 2, dtype=torch.float64) * 0.6 + 0.2
+    labels = torch.full((count,), 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    others = torch.arange(4, 4 + count - 1)
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(images[:1]), labels[:1])
+        (loss + nn.functional.cross_entropy(model(images[1:]), others)).backward()
+        optimizer.step()
+    seen = fedsim.observe(model, images, labels)
+
+    parameters = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    norms = {name: tensor.norm() for name, tensor in seen.gradient.items()}
+
+    def weighed(pixels):
+        found = torch.func.grad(
+            lambda chosen: nn.functional.cross_entropy(
+                torch.func.functional_call(model, chosen, (pixels.view_as(images),)), labels
+            )
+        )(parameters)
+        return torch.cat([found[name].flatten() / norms[name] for name in norms])
+
+    weakest = torch.linalg.svd(jacobian(weighed, images.flatten()), full_matrices=False)[2][-1].view_as(images)
+    assert float(weakest[0].norm()) > 0.999
+    off = images + 1e-4 * weakest
+    again = replace(seen, update=seen.replay(off, labels))
+    bound = jacobian_bound(seen, Reconstruction(off, labels), again)
+    worst = min(-10 * torch.log10((off - images).square().mean(dim=(1, 2, 3))))
+    assert float(worst) - 10 < bound.psnr <= float(worst)

@@ -50,3 +50,16 @@ def test_no_bound_without_full_rank():
 def test_in_decibels_of_pixels():
     bound = own_equations(torch.tensor([2e-3, 2e-3], dtype=torch.float64), (0.5, 0.5))
     assert bound.psnr == pytest.approx(60.0)
+
+
+@pytest.mark.parametrize("factor", [0.9991, 1.0009])
+@pytest.mark.parametrize("tokens", [1, 6])
+def test_a_factor_on_one_of_both_that_leaves_no_residual_is_seen_by_the_update_that_the_result_gives(factor, tokens):
+    """G scaled alone: its solution is off by the factor, and satisfies every equation, those to spare too."""
+    rng = torch.Generator().manual_seed(0)
+    G, truth = (torch.randn(tokens, size, generator=rng, dtype=torch.float64) for size in (40, 12))
+    found = truth / factor
+    bound = linear_error(LinearSystem(factor * G, G.T @ truth), LinearSystem(G, G.T @ found), found, 1e-7)
+    error = (found - truth).square().mean(dim=1).sqrt()
+    assert bool((bound >= error).all())
+    assert float((bound / error).max()) < 3

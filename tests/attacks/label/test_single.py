@@ -211,3 +211,17 @@ def test_several_steps_are_certified_where_each_counts_positively(settings, reas
     assert reason in found.certificate.reason
     behind = label_of_one(replace(observation, protocol=protocol, defenses=({"name": "any"},)))
     assert not behind.certificate.certified
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("lr", [None, 0.1])
+def test_a_weight_that_is_not_finite_certifies_nothing(observed, value, lr):
+    seen = observed([1.0, 0.0, 0.5, -1.0, 0.2, 0.1], 2, smoothing=0.0, lr=lr)
+    assert label_of_one(seen).certificate.certified
+    weight = seen.update.tensors["head.weight"].clone()
+    weight[0, 0] = value
+    spoilt = replace(seen, update=replace(seen.update, tensors={**seen.update.tensors, "head.weight": weight}))
+    result = label_of_one(spoilt)
+    assert result.labels.tolist() == [2]
+    assert result.certificate.status == "uncertified"
+    assert "head.weight's gradient is not finite" in result.certificate.reason
