@@ -73,8 +73,9 @@ def linear_error(
 
 def _share(
     difference: Float[Tensor, "rows columns"], whole: Float[Tensor, "rows columns"], dim: int | None = None
-) -> Tensor:
-    return difference.norm(dim=dim) / whole.norm(dim=dim).clamp(min=1e-300)
+) -> Float[Tensor, "*rows"]:
+    share: Tensor = difference.norm(dim=dim) / whole.norm(dim=dim).clamp(min=1e-300)
+    return share
 
 
 def own_equations(errors: Float[Tensor, " unknowns"] | None, std: Sequence[float]) -> PsnrBound | None:
