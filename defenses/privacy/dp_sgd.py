@@ -24,9 +24,10 @@ class DPSGD(Defense):
     """A local step's gradient is (Σ_i clip(g_i, C) + N(0, σ²C²)) / B, with the pictures i of its batch.
 
     The guarantee is per picture: with it or with nothing in its place, everything that is made of the client's
-    gradients is (ε, δ)-indistinguishable. The training loss, the numbers of `measurements` and how many pictures a
-    client has are reported as they are, outside of it. A defense that changes each picture by itself may stand beside
-    it: given its draws, which know no picture, each picture still enters its own clipped gradient alone.
+    gradients is (ε, δ)-indistinguishable; one whose gradient is not finite counts as nothing in its place. The training
+    loss, the numbers of `measurements` and how many pictures a client has are reported as they are, outside of it. A
+    defense that changes each picture by itself may stand beside it: given its draws, which know no picture, each
+    picture still enters its own clipped gradient alone.
 
     A client's batches are a permutation of its pictures, cut into pieces of fixed size, not Poisson samples:
 
@@ -185,13 +186,18 @@ def keeps_images_apart(defense: Defense) -> bool:
 def clipped_sum(gradients: State, max_norm: float, per_layer: bool) -> tuple[State, int]:
     """Σ_i g_i · min(1, C / ‖g_i‖) of [B,…] gradients by name, and how many of the B were shortened.
 
-    With `per_layer` each of the L tensors is taken by itself, with C/√L.
+    With `per_layer` each of the L tensors is taken by itself, with C/√L. A picture whose gradient has a norm that is
+    not finite counts as shortened to zero, in every tensor: no factor would bound it.
     """
     norms = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients.values()])
     if per_layer:
         factors = clip_factors(norms, max_norm / math.sqrt(len(norms)))
     else:
         factors = clip_factors(torch.linalg.vector_norm(norms, dim=0), max_norm).expand_as(norms)
+    finite = norms.isfinite().all(dim=0)
+    if not finite.all():
+        factors = factors.where(finite, 0.0)
+        gradients = {name: g.where(finite.view(-1, *[1] * (g.dim() - 1)), 0.0) for name, g in gradients.items()}
     each = zip(gradients.items(), factors, strict=True)
     total = {name: torch.tensordot(factor.to(g), g, dims=1) for (name, g), factor in each}
     return total, int((factors < 1.0).any(dim=0).sum())

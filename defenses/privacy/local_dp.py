@@ -9,7 +9,7 @@ from defenses.base import ClientRound, Defense, Plan
 from defenses.privacy.accounting import gaussian_epsilon, gaussian_mu
 from defenses.privacy.buffers import floating_buffers, refuse_changed
 from defenses.settings import choice, number
-from defenses.update.perturbation import clip, require_change, tracked_statistics, unit_noise
+from defenses.update.perturbation import clip, require_change, tracked_statistics, unit_noise, update_norm
 from fedsim.bounds.privacy import FIRST_ROUND
 from fedsim.bounds.robustness import GaussianDP
 from fedsim.effects import AddsNoise, Clips, Effect
@@ -27,10 +27,10 @@ class LocalDP(Defense):
     zero update is no division by zero.
 
     The guarantee is for the whole update: any two that this client could send are told apart no better than (ε, δ)
-    allows, and a defense behind it makes no more of them as long as it reads the update alone (leakage_gate reads the
-    client's pictures too, and refuses to stand beside it). ε is for one round; `measurements` says what the noise
-    amounts to over all rounds, exactly, for the sensitivity 2C that any two clipped updates have. The training loss and
-    the number of pictures are reported as they are, outside of it.
+    allows, one whose norm is not finite counting as zero, and a defense behind it makes no more of them as long as it
+    reads the update alone (leakage_gate reads the client's pictures too, and refuses to stand beside it). ε is for one
+    round; `measurements` says what the noise amounts to over all rounds, exactly, for the sensitivity 2C that any two
+    clipped updates have. The training loss and the number of pictures are reported as they are, outside of it.
 
     Args:
         clipping_norm: C, of all floating-point tensors together.
@@ -92,7 +92,7 @@ class LocalDP(Defense):
         if self._turn is not None:
             self._turn.memory.setdefault(FIRST_ROUND, torch.tensor(self._turn.server_round))
             self._turn.memory["rounds"] = torch.tensor(self._rounds() + 1)
-        update = clip(update, self.clipping_norm)
+        update = bounded(update, self.clipping_norm)
         std = self.std
         if std == 0.0:
             return update
@@ -119,3 +119,11 @@ class LocalDP(Defense):
 
     def _rounds(self) -> int:
         return 0 if self._turn is None else int(self._turn.memory.get("rounds", torch.tensor(0)))
+
+
+def bounded(update: Update, max_norm: float) -> Update:
+    """As `clip`, but zero where the norm is not finite: no factor would bring it below a finite `max_norm`."""
+    if max_norm == math.inf or math.isfinite(update_norm(update)):
+        return clip(update, max_norm)
+    tensors = {n: torch.zeros_like(t) if t.is_floating_point() else t for n, t in update.tensors.items()}
+    return replace(update, tensors=tensors)

@@ -1,7 +1,8 @@
 """Reconstruction robustness: a theorem on what anybody can rebuild behind Gaussian differential privacy.
 
-No prior is assumed. κ, how probable it is that somebody succeeds who sees nothing of the release, is the reader's
-assumption about images: the theorem says what becomes of it, and not what it is.
+No prior is assumed. κ, how probable it is that somebody succeeds who sees nothing of the release, but all that is
+reported beside it without noise, is the reader's assumption about images: the theorem says what becomes of it, and not
+what it is.
 """
 
 import math

@@ -5,26 +5,27 @@ import math
 from fedsim.bounds.robustness import PROVEN_GAMMA, PROVEN_KAPPA, GaussianDP, blow_up, releases_within
 
 OUTSIDE = (
-    "Outside of it: the training loss and the numbers of images, clipped ones too, reported as they are; "
-    "noise is a simulation's."
+    "Outside of it: the training loss, dal_loss, the numbers of images, of clipped ones and of skipped steps, and loss "
+    "and accuracy where clients evaluate, all reported as they are and so known before; noise is a simulation's."
 )
-"""What a private defense does not cover."""
+"""What a private defense does not cover. The theorem holds beside it: κ is of somebody who knows these already."""
 
 
 def theorem_sentence(proven: GaussianDP) -> str:
     """What becomes of a success of `PROVEN_KAPPA`.
 
     >>> print(theorem_sentence(GaussianDP(1.0, 1, "image", 1e-5, "each image is clipped")))
-    Whoever would rebuild an image with probability 0.001 before, an assumption about images, does so with at most \
-0.019 after this one release, whatever else is known or done, as noise makes it 1-Gaussian-DP (each image is clipped).
+    Whoever knows all that is reported without noise and would rebuild an image with probability 0.001 before, an \
+assumption about images, does so with at most 0.019 after this one release, whatever else is known or done, as noise \
+makes it 1-Gaussian-DP (each image is clipped).
     """
     after = "this one release" if proven.releases == 1 else f"these {proven.releases:,} releases"
     gamma = probability(blow_up(PROVEN_KAPPA, proven.mu))
     them = "it" if proven.releases == 1 else "them together"
     return (
-        f"Whoever would rebuild an image with probability {PROVEN_KAPPA:g} before, an assumption about images, does so "
-        f"with at most {gamma} after {after}, whatever else is known or done, as noise makes {them} "
-        f"{proven.mu:.3g}-Gaussian-DP ({proven.because})."
+        f"Whoever knows all that is reported without noise and would rebuild an image with probability "
+        f"{PROVEN_KAPPA:g} before, an assumption about images, does so with at most {gamma} after {after}, whatever "
+        f"else is known or done, as noise makes {them} {proven.mu:.3g}-Gaussian-DP ({proven.because})."
     )
 
 

@@ -18,8 +18,12 @@ KIN = "`mjp` and its variants, except `mjp_dal`"
 
 
 def read():
-    with (DOCS / "results" / "matrix.csv").open(encoding="utf-8", newline="") as file:
-        return {(line["defense"], line["attack"]): line for line in csv.DictReader(file)}
+    """Each cell as it was measured last; the second matrix has fewer attacks."""
+    cells = {}
+    for name in ("matrix.csv", "matrix_second_order.csv"):
+        with (DOCS / "results" / name).open(encoding="utf-8", newline="") as file:
+            cells |= {(line["defense"], line["attack"]): line for line in csv.DictReader(file)}
+    return cells
 
 
 MATRIX = read()
@@ -35,9 +39,10 @@ def stops(row, attack):
 
 
 def outcomes(defense, attack):
-    """Of the rows of a defense in which something was there to stop: whether it was."""
+    """Of the rows of a defense in which something was there to stop, or came out all the same: whether it was."""
     rows = ROWS.get(defense, (defense,))
-    return {stops(row, attack) for row in rows if not stops(UNDEFENDED[int(MATRIX[row, attack]["batch"])], attack)}
+    beside = {row: UNDEFENDED[int(MATRIX[row, attack]["batch"])] for row in rows}
+    return {stops(row, attack) for row in rows if not (stops(row, attack) and stops(beside[row], attack))}
 
 
 def items(page, key):

@@ -5,9 +5,11 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 
+from experiments.studies.harness.study import code_and_machine
 from tests.verdicts.case import Case
 from tests.verdicts.cases import audits, certificates, defenses, guesses, matrices, records, seen
 from tests.verdicts.pages import Said
@@ -129,6 +131,8 @@ without the theorem's numbers beside it. A matrix must agree with the pages of i
 its page. The terminal repeats the sentence of the page word for word in {len(runs) - len(unlike)} of {len(runs)} \
 runs{_but(unlike)}. Whoever wrote fedsim wrote the cases: they are the lies that were thought of, and no sample of \
 those that there are. What the levels mean: [the report](../report.md#levels).
+
+{datetime.now(UTC).date().isoformat()} · {code_and_machine("cpu")}
 
 {chr(10).join(tables)}"""
 

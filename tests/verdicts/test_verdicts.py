@@ -11,6 +11,7 @@ import pytest
 from markupsafe import Markup
 from matplotlib.text import Text
 
+from experiments.studies.harness.study import code_and_machine
 from fedsim.metrics.records import ImageScore
 from fedsim.result import AttackResult
 from fedsim.storage.run_folder import RunFolder
@@ -105,6 +106,7 @@ def test_what_is_untrue_is_found(tmp_path):
     assert "NO: level: not tested" in page
     assert "| constructed | a careless page would say | though | ours says |" in page
     assert "word for word in 1 of 1 runs. Whoever" in page
+    assert f" · {code_and_machine('cpu')}\n" in page
     assert FORBIDDEN.search("These clients are safe.")
     assert not FORBIDDEN.search("unsafe what there is to protect")
 

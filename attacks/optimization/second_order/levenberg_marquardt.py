@@ -20,6 +20,8 @@ MOST_BENT = 0.375
 """Of a step's length, which its second-order correction may have (Transtrum and Sethna 2012: half of 0.75)."""
 DIFFERENCE = 0.1
 """Of a step, by which its second derivative is taken."""
+STRAIGHT = 1e-6
+"""Of the point's length, below which a step is not bent: rounding would hide its second derivative."""
 LEAST_FALL, PATIENCE = 1e-3, 6
 """Relative fall of ‖r‖² that counts as progress; so many steps without it end a search."""
 SHRINK = 1.0 / 3.0
@@ -122,7 +124,7 @@ def take_step(
     for _ in range(REFUSALS):
         step, predicted = model.step(state.damping)
         bends = isinstance(model, GeodesicAcceleration)
-        if isinstance(model, GeodesicAcceleration):
+        if isinstance(model, GeodesicAcceleration) and float(step.norm()) > STRAIGHT * float(state.x.norm()):
             bent, share = model.bend(state.damping, step, second_derivative(residual, state.x, step))
             step = step + bent if share <= MOST_BENT else torch.full_like(step, math.nan)
         cost = float(residual(state.x + step).square().sum())

@@ -11,8 +11,8 @@ from torch.func import vjp
 from attacks.forward_mode import jacobian_product
 from attacks.optimization.second_order.sketch import Pieces, Sketch, sketch
 
-TOLERANCE = 1e-2
-"""Of the preconditioned right-hand side, at which a step's system counts as solved."""
+TOLERANCE, BEND_TOLERANCE = 1e-2, 3e-2
+"""Of the preconditioned right-hand side, at which a step's system counts as solved, and that of what bends it."""
 MOST = 100
 """Iterations of one step; where they do not do, the sketch is of too far away. It costs as much as hundreds of them."""
 
@@ -28,6 +28,7 @@ class MatrixFree:
 
     Attributes:
         anchor: where the sketch in use was made; None where the next point makes one.
+        ridge: curvature that rows of the residual have which are not in `coarse`: alike along all coordinates.
     """
 
     def __init__(
@@ -44,10 +45,16 @@ class MatrixFree:
         self.active, self.first, self.together = active, min(active, first), together
         self.tolerance, self.most = tolerance, most
         self.anchor: Tensor | None = None
+        self.ridge = 0.0
         self._sketch: Sketch | None = None
 
     def __call__(self, x: Float[Tensor, " unknowns"]) -> "Products":
         return Products(self, x)
+
+    def held(self, residual: Callable[[Tensor], Tensor], weight: float) -> "MatrixFree":
+        """By the same sketch, with rows √weight·x besides."""
+        self.residual, self.ridge = residual, weight
+        return self
 
     def sketch(self, x: Float[Tensor, " unknowns"]) -> Sketch:
         if self.anchor is None:
@@ -61,29 +68,42 @@ class Products:
     """(JᵀJ + λ)Δ = -Jᵀr over the active coordinates, λ in units of their mean curvature."""
 
     def __init__(self, system: MatrixFree, x: Float[Tensor, " unknowns"]) -> None:
-        self._system, self._x = system, x
-        self._sketch = system.sketch(x)
+        self._system, self._x, self._ridge = system, x, system.ridge
+        self._residual, self._sketch = system.residual, system.sketch(x)
         with torch.enable_grad():
-            r, self._transposed = vjp(system.residual, x)[:2]
+            r, self._transposed = vjp(self._residual, x)[:2]
         self.cost = float(r.square().sum())
         self._slope = self._back(r)
 
     def step(self, damping: float) -> tuple[Float[Tensor, " unknowns"], float]:
-        shift = damping * self._sketch.scale
-        step, left, iterations = conjugate_gradients(
-            lambda v: self._back(self._forward(v)) + shift * v,
-            -self._slope,
-            self._sketch.inverse(shift),
-            self._system.tolerance,
-            self._system.most,
-        )
+        shift = damping * (self._sketch.scale + self._ridge)
+        step, left, iterations = self._solve(shift, -self._slope, self._system.tolerance)
         if iterations >= self._system.most:
             self._system.anchor = None
         curved = -self._slope - shift * step - left
         return self._whole(step), -float(2.0 * self._slope @ step + step @ curved)
 
+    def bend(
+        self, damping: float, step: Float[Tensor, " unknowns"], second: Float[Tensor, " rows"]
+    ) -> tuple[Float[Tensor, " unknowns"], float]:
+        """As `GeodesicAcceleration` says; lengths are those of coordinates."""
+        shift = damping * (self._sketch.scale + self._ridge)
+        bent = self._whole(self._solve(shift, -0.5 * self._back(second), BEND_TOLERANCE)[0])
+        return bent, float(bent.norm() / step.norm())
+
+    def _solve(
+        self, shift: float, right: Float[Tensor, " active"], tolerance: float
+    ) -> tuple[Float[Tensor, " active"], Float[Tensor, " active"], int]:
+        return conjugate_gradients(
+            lambda v: self._back(self._forward(v)) + shift * v,
+            right,
+            self._sketch.inverse(shift + self._ridge),
+            tolerance,
+            self._system.most,
+        )
+
     def _forward(self, v: Float[Tensor, " active"]) -> Float[Tensor, " rows"]:
-        return jacobian_product(self._system.residual, self._x, self._whole(v))
+        return jacobian_product(self._residual, self._x, self._whole(v))
 
     def _back(self, w: Float[Tensor, " rows"]) -> Float[Tensor, " active"]:
         found: Tensor = self._transposed(w)[0][: self._system.active]

@@ -37,8 +37,8 @@ LEAST_FALL_OF_A_PART = 0.1
 """With a part of the coordinates: the next stage gets further."""
 SPREAD = 6.0
 """Standard deviations by which ‖r‖² of the true image may pass what noise leaves of it."""
-MOST_PUBLIC, FEW_PUBLIC = 1024, 64
-"""Public images that are tried for each image of a batch; few where J is not whole, since one takes long."""
+MOST_PUBLIC = 1024
+"""Public images that are tried for each image of a batch."""
 LEFT_BY_NEAR, SURE = 1e-3, 1.0 - 1e-6
 """Of ‖r‖² at the mean, what two ends may leave that speak for one image, and how alike they must be."""
 SAME = 4.0
@@ -130,8 +130,7 @@ class _VictimSearch:
     def run(self) -> BestCandidate:
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             warm_start = WarmStart(self.problem, self.task, self.plan, self.prior, self.settings.steps, self._came_near)
-            most = MOST_PUBLIC if self.plan.whole else FEW_PUBLIC
-            starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], warm_start, most)
+            starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], warm_start, MOST_PUBLIC)
             planned = list(starts.of(self.settings.starts))
             self.near_steps = [warm_start.steps_of(kind) for kind, _ in planned]
             self._go_on()
@@ -221,9 +220,9 @@ class _VictimSearch:
         return best_of(self.ends)
 
     def _begin(self, kind: str, start: Tensor) -> LMState:
-        """A closed form has the low frequencies already; others are brought near first, where J is not whole."""
+        """What has the low frequencies already varies all; others are brought near first, where J is not whole."""
         x, coarse = self.plan.unknowns(start), self.plan.coarse
-        if kind == "closed_form":
+        if kind == "closed_form" or self.near:
             self.stage = sum(stage.partial for stage in self.plan.stages)
         elif coarse is not None and self.settings.first_order:
             x = first_order(coarse, x.float(), self.settings.first_order).double()

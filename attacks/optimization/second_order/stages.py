@@ -55,6 +55,7 @@ class StagePlan:
         point: of the problem's space, flat, from the unknowns; `unknowns` undoes it.
         directions: along which the change of what was shared is held at once; of 1, less memory would change nothing.
         coarse: the first stage's residual in float32; None where J is whole.
+        by_products: of a residual and the same in float32, over all coordinates; None where J is whole.
     """
 
     stages: list[Stage]
@@ -62,6 +63,7 @@ class StagePlan:
     unknowns: Callable[[Tensor], Tensor]
     directions: int
     coarse: Residual | None = None
+    by_products: Callable[[Residual, Residual], MatrixFree] | None = None
 
     @property
     def whole(self) -> bool:
@@ -83,13 +85,15 @@ def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePla
     first = max(1, int(math.sqrt(room / SKETCH_BYTES)))
     together = chunk_size(TOGETHER, DIRECTION_BYTES * numbers, room / GIB)
 
+    def by_products(residual: Residual, rough: Residual, active: int = count) -> MatrixFree:
+        return MatrixFree(residual, rough.pieces(), active, first, together)
+
     def stage(index: int, active: int) -> Stage:
-        system = MatrixFree(exact[index], coarse[index].pieces(), active, first, together)
-        return Stage(exact[index], system, active < count)
+        return Stage(exact[index], by_products(exact[index], coarse[index], active), active < count)
 
     partial = [] if frequencies is None else [stage(0, max(1, count // part)) for part in PARTS]
     stages = [*partial, *(stage(index, count) for index in range(len(exact)))]
-    return StagePlan(stages, point, unknowns, max(first, together), coarse[0])
+    return StagePlan(stages, point, unknowns, max(first, together), coarse[0], by_products)
 
 
 def _sizes(problem: Problem) -> list[int]:

@@ -1,8 +1,9 @@
 """What the sweep found, as a page: how many were certified, how many of them wrong, and where coverage falls."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
+from typing import Any
 
 from experiments.benchmarks.certified.defended import DEFENSES
 from experiments.benchmarks.certified.models import STATES
@@ -17,6 +18,9 @@ ATTACKS = (
 _NAMED = ("attack", "model", "state", "defense", "protocol", "kind", "size", "fault")
 """What tells a wrong certificate from another, in the order of its row."""
 
+_SORT = ("model", "state", "defense", "protocol", "kind", "size")
+"""What two attacks on one update have in common."""
+
 SHOWN = 40
 """Wrong certificates that the page names one by one."""
 
@@ -29,7 +33,11 @@ _JUDGED = (
     "certified image must have at least 58 dB (rounding to 8 bits leaves 58.9) and at least what its certificate "
     "promises."
 )
-_BOUND = "None wrong of k means a rate of at most 3/k at 95 %, for draws like these"
+_BOUND = (
+    "None wrong of k different updates means a rate of at most 3/k at 95 %, for draws like these. Several attacks "
+    "judge one update, `labels` by the test of `labels_certified`; so many updates are different at least"
+)
+_OF_LABELS = ("labels", "labels_certified")
 _WORDS = (
     "*Coverage* is the share of certified results among those of attacks that were not refused, *margin* the least of "
     "true minus promised dB."
@@ -120,7 +128,7 @@ def page(entries: Sequence[Entry], command: str, stamp: str) -> str:
 def _counts(entries: Sequence[Entry], runs: Sequence[Entry]) -> str:
     """What the tables stand on, in sentences."""
     kept, became = certified(runs), Counter(entry["status"] for entry in runs)
-    bound = "" if wrong(runs) or not kept else f"{_BOUND}: {3 / len(kept):.2g}. "
+    bound = "" if wrong(runs) or not kept else f"{_BOUND}: {_rates(kept)}. "
     rest = became["done"] - len(kept)
     left_out = sum(entry["status"] == "invalid" for entry in entries)
     beside = sum(entry["label_fault"] for entry in kept)
@@ -129,6 +137,19 @@ def _counts(entries: Sequence[Entry], runs: Sequence[Entry]) -> str:
         f"done and uncertified. {left_out:,} combinations do not go together and were left out. Labels that come with "
         f"a certified image promise nothing; {beside:,} were not the client's."
     )
+
+
+def _rates(kept: Sequence[Entry]) -> str:
+    """3/k of each kind, with no fewer different updates than k: the most of one attack among updates of one sort."""
+    told = []
+    for kind in ("images", "labels"):
+        counts: dict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
+        for entry in kept:
+            if (entry["attack"] in _OF_LABELS) == (kind == "labels"):
+                counts[tuple(entry.get(name) for name in _SORT)][entry["attack"]] += 1
+        if updates := sum(max(each.values()) for each in counts.values()):
+            told.append(f"{updates:,} of {kind}, {3 / updates:.2g}")
+    return "; ".join(told)
 
 
 def _figures(runs: Sequence[Entry]) -> list[str]:

@@ -17,6 +17,7 @@ from attacks.label.public_images.counts import MAX_MISFIT
 from attacks.label.public_images.drift import drifted_counts
 from attacks.label.public_images.moments import ClassMoments, class_moments, fit_counts
 from experiments.benchmarks.heads import head_gradients, head_inputs, train
+from experiments.studies.harness.study import code_and_machine
 from experiments.studies.harness.tables import markdown
 from fedsim.data import Digits, FederatedData, ImageFolder
 from fedsim.determinism import torch_generator
@@ -196,7 +197,7 @@ def page(entries: list[Entry], batches: int, lr: float) -> str:
         "attacked batches are random draws of these, so that the model has been trained on them. Public images are of "
         "no client, with their labels unless a row says otherwise. `no gradient` draws labels like the public images'.",
         f"`python -m experiments.benchmarks.trained_labels --cifar10 DIR --out DIR --batches {batches}`, {day}, "
-        "2 CPU cores.",
+        f"{code_and_machine('cpu')}.",
     ]
     for local in dict.fromkeys(entry["local"] for entry in entries):
         for data in dict.fromkeys(entry["data"] for entry in entries):

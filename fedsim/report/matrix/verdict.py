@@ -100,7 +100,10 @@ def _of_level(level: Level, defenses: list[MatrixRow]) -> str:
 
 def _of_proven(rows: list[MatrixRow]) -> str:
     bounds = listed([f"{probability(row.gamma)} behind {row.name}" for row in rows if row.gamma is not None])
-    before = f"whoever would rebuild an image with probability {PROVEN_KAPPA:g} before, an assumption about images"
+    before = (
+        "whoever knows all that is reported without noise and would rebuild an image with probability "
+        f"{PROVEN_KAPPA:g} before, an assumption about images"
+    )
     return f"{before}, does so with at most {bounds} after all releases of a training"
 
 

@@ -7,8 +7,10 @@ from typing import Literal
 from fedsim.report.run.records import AttackRecord
 from fedsim.report.wording import count, percent
 
+Kind = Literal["images", "labels"]
+
 CONFIDENT = 3.0
-"""k without a wrong one among k: no more than 3/k of all are wrong, at 95 % (ln 0.05 is -3.0)."""
+"""k draws without a wrong one: no more than 3/k of all are wrong, at 95 % (ln 0.05 is -3.0)."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,15 @@ class Certificates:
         granted: how many.
         checked: those that the audit could hold against the truth.
         wrong: those that it found to be wrong.
+        updates: different ones behind those that were checked. Two attacks that judge one update are one draw; where
+            one calls the other they are one test.
     """
 
-    of: Literal["images", "labels"]
+    of: Kind
     granted: int
     checked: int
     wrong: int
+    updates: int
 
     @property
     def sentences(self) -> list[str]:
@@ -39,11 +44,14 @@ class Certificates:
             return [f"{granted}, and {wrong}: a fault of the certificate, which breaks nothing by itself."]
         if not self.checked:
             return [f"{granted}; without the originals nothing here says whether they are right."]
-        share = f"3/{self.checked:,} = {percent(CONFIDENT / self.checked)}"
-        bound = f"at most {share} of such certificates are wrong (95 % confidence)"
-        if self.checked <= CONFIDENT:
+        several = self.updates < self.checked
+        draws = f", of {count(self.updates, 'different update')}," if several else ""
+        share = f"3/{self.updates:,} = {percent(CONFIDENT / self.updates)}"
+        bound = f"at most {share} of such {'updates have a wrong one' if several else 'certificates are wrong'}"
+        bound = f"{bound} (95 % confidence)"
+        if self.updates <= CONFIDENT:
             bound = "too few to bound the share of wrong ones"
-        return [f"{granted}, none of {self.checked:,} checked is wrong: {bound}."]
+        return [f"{granted}, none of {self.checked:,} checked{draws} is wrong: {bound}."]
 
 
 def certificates(records: Iterable[AttackRecord]) -> tuple[Certificates, Certificates]:
@@ -51,16 +59,15 @@ def certificates(records: Iterable[AttackRecord]) -> tuple[Certificates, Certifi
     granted = [record for record in records if record.certified]
     images = [record for record in granted if of_images(record)]
     labels = [record for record in granted if record.target in (None, "images", "labels") and not of_images(record)]
-    checked = sum(any(image.psnr is not None for image in record.images) for record in images)
     return (
-        Certificates("images", len(images), checked, sum(one.wrongly_certified for one in images)),
-        Certificates(
-            "labels",
-            len(labels),
-            sum(one.label_exact is not None for one in labels),
-            sum(one.wrongly_certified for one in labels),
-        ),
+        _counted("images", images, [one for one in images if any(image.psnr is not None for image in one.images)]),
+        _counted("labels", labels, [one for one in labels if one.label_exact is not None]),
     )
+
+
+def _counted(of: Kind, granted: list[AttackRecord], checked: list[AttackRecord]) -> Certificates:
+    wrong = sum(one.wrongly_certified for one in granted)
+    return Certificates(of, len(granted), len(checked), wrong, len({(one.seed, one.observation) for one in checked}))
 
 
 def certificate_sentences(records: Iterable[AttackRecord], asked: bool) -> list[str]:

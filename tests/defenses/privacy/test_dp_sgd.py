@@ -122,6 +122,47 @@ def test_replacing_a_picture_by_nothing_moves_the_sum_by_the_bound_at_most():
     assert norm({name: 8 * (first[name] - second[name]) for name in first}) == pytest.approx(0.5, rel=1e-4)
 
 
+@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])  # the square of the last overflows float32
+def test_a_picture_whose_gradient_is_not_finite_counts_as_nothing(value, per_layer):
+    each = each_of(8, 5.0)
+    without = {name: g.clone() for name, g in each.items()}
+    each["weight"][3, 0, 0] = value
+    for g in without.values():
+        g[3] = 0.0
+    defense = DPSGD(0.5, 2.0, per_layer=per_layer)
+    first, second = (step(defense, Given(gradients), numbered(8)) for gradients in (each, without))
+    for name, tensor in first.items():
+        assert tensor.dtype == torch.float32
+        assert tensor.isfinite().all()
+        assert torch.equal(tensor, second[name])
+
+
+class DividesByDeviation(nn.Module):
+    """As a normalisation without a smallest variance: a flat picture has no finite gradient."""
+
+    def forward(self, images):
+        centred = images - images.mean((1, 2, 3), keepdim=True)
+        return centred / images.std((1, 2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_a_flat_picture_does_not_show_where_the_model_divides_by_its_deviation(chunk):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(DividesByDeviation(), nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 5))
+    images, labels = torch.rand(4, 3, 4, 4, generator=torch.Generator().manual_seed(1)), torch.arange(4)
+    images[0] = 0.5
+    compute = LossGradient(model, Defense(), 0.0)
+    assert all(g[0].isnan().any() for g in compute.per_example(Batch(images, labels)).values())
+    kept = step(DPSGD(1.0, 0.0, chunk=chunk), compute, Batch(images, labels))
+    others = step(DPSGD(1.0, 0.0, chunk=chunk), compute, Batch(images[1:], labels[1:]))
+    for name, tensor in kept.items():
+        torch.testing.assert_close(4 * tensor, 3 * others[name])
+    noised = step(DPSGD(1.0, 5.0, chunk=chunk), compute, Batch(images, labels))
+    assert all(tensor.isfinite().all() for tensor in noised.values())
+
+
 def test_zero_gradients_stay_zero():
     found = step(DPSGD(1.0, 0.0), Given({"w": torch.zeros(3, 4)}), numbered(3))
     assert torch.equal(found["w"], torch.zeros(4))

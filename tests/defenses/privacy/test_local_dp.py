@@ -85,6 +85,16 @@ def test_a_zero_update_gets_noise_and_no_division_by_zero(update):
     assert all(bool(t.isfinite().all() and t.any()) for t in share(LocalDP(), nothing).values())
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_an_update_that_is_not_finite_is_sent_as_a_zero_one(value, update):
+    nothing = Update({name: torch.zeros_like(t) for name, t in update.tensors.items()}, "delta", 4)
+    broken = replace(update, tensors={name: t.clone() for name, t in update.tensors.items()})
+    broken.tensors["bias"][7] = value
+    first, second = share(LocalDP(), broken), share(LocalDP(), nothing)
+    assert all(t.dtype == torch.float32 and t.isfinite().all() for t in first.values())
+    assert all(torch.equal(first[name], second[name]) for name in second)
+
+
 def test_identity_is_bit_equal_and_others_are_not(update):
     before = {name: t.clone() for name, t in update.tensors.items()}
     same = share(LocalDP(math.inf, math.inf), update)

@@ -131,6 +131,15 @@ def test_without_a_wrong_one_the_page_bounds_the_rate(corner):
     assert "a rate of at most 3/k at 95 %" in text
 
 
+def test_two_attacks_on_one_update_are_one_draw():
+    sort = {"model": "m", "state": "0", "defense": "none", "protocol": "gradient", "kind": "plain", "size": 1}
+    done = {"status": "done", "certificate": "certified", "fault": "", "label_fault": False, "margin": None}
+    names = ("patch_gradient", "patch_gradient", "row_space", "labels", "labels_certified")
+    text = page([{**sort, **done, "attack": name, "seconds": 0.1} for name in names], "command", "stamp")
+    assert "5 certificates, 0 wrong" in text
+    assert "so many updates are different at least: 2 of images, 1.5; 1 of labels, 3. " in text
+
+
 def test_states_of_training_differ_and_are_kept(corner, states):
     assert all("attack" in entry for entry in corner("saturated", "scaled_tensors"))
     heads = {path.stem: models.load_file(path)["head.weight"] for path in states.glob("*.safetensors")}

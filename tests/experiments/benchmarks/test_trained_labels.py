@@ -11,6 +11,7 @@ from experiments.benchmarks.trained_labels.command import (
     rules_of,
     states,
 )
+from experiments.studies.harness.study import code_and_machine
 from fedsim.data import Digits
 
 
@@ -36,5 +37,6 @@ def test_local_steps_leave_the_model_as_it_was(untrained):
 
 def test_the_page_has_a_row_for_each_rule(untrained):
     text = page(one_step(untrained, 8, 1), 1, 0.05)
+    assert f", {code_and_machine('cpu')}." in text
     assert "| bias_prior | 100 / 100 |" in text
     assert "0 steps, B = 8" in text

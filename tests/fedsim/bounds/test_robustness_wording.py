@@ -19,6 +19,14 @@ def test_one_release_and_many():
     assert "as noise makes them together 0.5-Gaussian-DP (so)" in many
 
 
+def test_what_is_reported_without_noise_is_named_and_counts_as_known_before():
+    told = theorem_sentence(GaussianDP(0.5, 1, "image", 1e-5, "so"))
+    assert told.startswith("Whoever knows all that is reported without noise and would rebuild an image with ")
+    for one in ("training loss", "dal_loss", "numbers of images", "skipped steps", "loss and accuracy where clients"):
+        assert one in OUTSIDE
+    assert "known before" in OUTSIDE
+
+
 def test_how_long_it_lasts():
     assert lasting(GaussianDP(2.0, 1, "image", 1e-5, "")).startswith("No such release keeps it at or below 0.05. ")
     assert lasting(GaussianDP(1.0, 4, "image", 1e-5, "")).startswith(

@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.optimization.second_order.levenberg_marquardt import FIRST_DAMPING, LMState, take_step
+from attacks.optimization.second_order.levenberg_marquardt import FIRST_DAMPING, Linearised, LMState, take_step
 from attacks.optimization.second_order.residual import Residual
-from attacks.optimization.second_order.stages import whole_model
 
 FADES = 0.3
 """The prior's weight, times so much after each step that brings little."""
@@ -25,7 +24,7 @@ def descend_with_fading(
     whitened: Callable[[Tensor], Float[Tensor, " rows"]] | None,
     x: Float[Tensor, " unknowns"],
     steps: int,
-    together: int,
+    linearised: Callable[[Residual, float], Callable[[Tensor], Linearised]],
     report: Callable[[float], None],
     enough: float,
 ) -> tuple[Float[Tensor, " unknowns"], bool]:
@@ -35,7 +34,7 @@ def descend_with_fading(
 
     Args:
         whitened: the prior's rows; None: no prior.
-        together: columns of J that are computed at once.
+        linearised: linear models of a residual that holds the prior by this weight.
     """
     state, left = LMState(x), _left(residual, x)
     count = 0 if whitened is None else len(whitened(x))
@@ -44,7 +43,7 @@ def descend_with_fading(
         weight = weight if number < WITH_PRIOR * steps else 0.0
         held = residual if whitened is None else _held(residual, whitened, weight)
         before = float(held(state.x).square().sum())
-        take_step(state, held, whole_model(held, together))
+        take_step(state, held, linearised(held, weight))
         left = _left(residual, state.x)
         report(left)
         if left <= enough:

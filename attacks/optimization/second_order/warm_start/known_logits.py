@@ -1,6 +1,6 @@
 """One image's gradient with the errors of its logits as they are known: what a start comes near by."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,8 +33,19 @@ class KnownLogits:
     errors: LogitErrors | None
 
     @classmethod
-    def of(cls, problem: Problem, residual: Residual, local: str, device: torch.device) -> "KnownLogits | None":
-        """None but for one image and one gradient that nothing clips: behind a bound its size is not known."""
+    def of(
+        cls,
+        problem: Problem,
+        residual: Residual,
+        local: str,
+        device: torch.device,
+        dtype: torch.dtype = torch.float64,
+    ) -> "KnownLogits | None":
+        """None but for one image and one gradient that nothing clips: behind a bound its size is not known.
+
+        Args:
+            dtype: that the client's computation is repeated in.
+        """
         if problem.labels is None or problem.count > 1 or problem.later:
             return None
         observation = problem.observation
@@ -45,26 +56,26 @@ class KnownLogits:
         victim = make_victim(observation, problem.target, device, fused_attention=False)
         if victim.masked is not None:
             return None
-        victim.model.double()
-        params, fixed = ({n: _as_double(t) for n, t in part.items()} for part in (victim.params, victim.fixed))
-        victim = replace(victim, params=params, fixed=fixed)
-        return cls(residual, victim, problem.labels, LogitErrors.of(problem, local))
+        victim.model.to(dtype)
+        params, fixed = ({n: _as(t, dtype) for n, t in part.items()} for part in (victim.params, victim.fixed))
+        victim, errors = replace(victim, params=params, fixed=fixed), LogitErrors.of(problem, local)
+        return cls(residual, victim, problem.labels, None if errors is None else errors.to(dtype))
 
     @property
     def state(self) -> State:
         return {**self.victim.fixed, **self.victim.params}
 
-    def pixels(self, shape: tuple[int, ...]) -> Residual:
-        """Of an image's pixels, flat."""
+    def images(self, images: Callable[[Tensor], Float[Tensor, "1 c h w"]]) -> Residual:
+        """Of unknowns that are an image, as the model reads it."""
         if self.errors is None:
             return self.residual
         names, params = self.residual.names, {name: self.victim.params[name] for name in self.residual.names}
 
         def shared(x: Tensor) -> tuple[Tensor, ...]:
-            found = self.gradient(params, x.view(shape))
+            found = self.gradient(params, images(x))
             return tuple(found[name] for name in names)
 
-        return replace(self.residual, shared=shared, before=lambda x: self.rows(x.view(shape)))
+        return replace(self.residual, shared=shared, before=lambda x: self.rows(images(x)))
 
     def gradient(
         self, params: State, images: Float[Tensor, "1 c h w"], moved: Mapping[str, Tensor] | None = None
@@ -86,5 +97,5 @@ class KnownLogits:
         return self.errors.rows(self.victim.scores({**self.state, **(moved or {})}, images))
 
 
-def _as_double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
+def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor

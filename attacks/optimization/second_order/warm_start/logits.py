@@ -70,6 +70,12 @@ class LogitErrors:
         weights = WEIGHT / (1.0 + (UNSURE * std / probs).square())
         return cls(error, wanted, kept, probs.log(), weights)
 
+    def to(self, dtype: torch.dtype) -> "LogitErrors":
+        error, wanted, log_probs, weights = (
+            tensor.to(dtype) for tensor in (self.error, self.wanted, self.log_probs, self.weights)
+        )
+        return LogitErrors(error, wanted, self.kept, log_probs, weights)
+
     def loss(self, scores: Float[Tensor, "1 classes"]) -> Float[Tensor, ""]:
         """Its gradient by weights is that of the client's loss wherever the logits are the client's."""
         sent = (scores[0] * self.error).sum()

@@ -13,8 +13,9 @@ from torch.func import vmap
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import SearchTask
+from attacks.optimization.second_order.levenberg_marquardt import Linearised
 from attacks.optimization.second_order.residual import Residual, shape_of
-from attacks.optimization.second_order.stages import StagePlan, whole_together
+from attacks.optimization.second_order.stages import StagePlan, whole_model, whole_together
 from attacks.optimization.second_order.warm_start.fading import descend_with_fading
 from attacks.optimization.second_order.warm_start.known_logits import KnownLogits
 from attacks.optimization.second_order.warm_start.soft_permutation import SoftPermutation
@@ -42,16 +43,16 @@ class WarmStart:
 
     @cached_property
     def known_logits(self) -> KnownLogits | None:
-        """None where J is not whole, or what is searched for are no pixels."""
-        if not self.plan.whole or not isinstance(self.problem.space, PixelSpace):
+        """None where what is searched for are no pixels."""
+        if not isinstance(self.problem.space, PixelSpace):
             return None
         return KnownLogits.of(self.problem, self.plan.stages[0].residual, self.task.local, self.task.device)
 
     def steps_of(self, kind: str) -> int:
         """Those that come near before a start of this kind, at most."""
-        if not self.plan.whole or not isinstance(self.problem.space, PixelSpace):
+        if not isinstance(self.problem.space, PixelSpace):
             return 0
-        return {"public": 1, "any_order": MORE_STEPS}.get(kind, 0) * self.steps
+        return {"public": 1, "any_order": MORE_STEPS if self.plan.whole else 0}.get(kind, 0) * self.steps
 
     @property
     def knows_errors(self) -> bool:
@@ -74,13 +75,20 @@ class WarmStart:
     def in_order(self, point: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """A point that explains more, its patches in the order in which they stand.
 
-        The point itself where the end explained too little, and for several rounds.
+        Where J is whole the point itself if the end explained too little; and for several rounds.
         """
-        if not self.plan.whole or self.problem.later or not isinstance(self.problem.space, PixelSpace):
+        if self.problem.later or not isinstance(self.problem.space, PixelSpace):
             return point
-        residual = self._residual
-        end, enough = self._descend(residual, point, lambda x: x, len(point), self.steps)
-        return end if enough else point
+        x, whole = self.plan.unknowns(point), whole_together(self.problem, len(point), self.task)
+        if self.plan.by_products is None:
+            assert whole is not None
+            end, enough = self._descend(self._residual, x, lambda x: x, whole, self.steps)
+            return end if enough else point
+        system = self.plan.by_products(self._residual, self._coarse)
+        end, _ = descend_with_fading(
+            self._residual, lambda x: x, x, self.steps, system.held, self.report, 2.0 * self._residual.floor
+        )
+        return self.plan.point(end)
 
     def in_any_order(self, point: Float[Tensor, " n"], fading: bool) -> Float[Tensor, " n"] | None:
         """A point with its patches where a search that leaves their places open puts them; None where it cannot.
@@ -94,35 +102,48 @@ class WarmStart:
         if order is None:
             return None
         shape, begin = shape_of(self.problem), order.begin(point)
-        if whole_together(self.problem, len(begin), self.task) is None:
+        together = whole_together(self.problem, len(begin), self.task)
+        if together is None or not self.plan.whole:
             return None
-        end, _ = self._descend(order.free(shape), begin, order.pixels, len(begin), MORE_STEPS * self.steps, fading)
+        end, _ = self._descend(order.free(shape), begin, order.pixels, together, MORE_STEPS * self.steps, fading)
         return order.placed(end, shape)
 
     @property
     def _residual(self) -> Residual:
-        """Of pixels."""
-        return (
-            self.plan.stages[0].residual
-            if self.known_logits is None
-            else self.known_logits.pixels(shape_of(self.problem))
-        )
+        """Of the plan's unknowns."""
+        return self._of_unknowns(self.known_logits, self.plan.stages[0].residual)
+
+    @property
+    def _coarse(self) -> Residual:
+        """The same in float32."""
+        coarse, device = self.plan.coarse, self.task.device
+        assert coarse is not None
+        known = KnownLogits.of(self.problem, coarse, self.task.local, device, torch.float32)
+        return self._of_unknowns(known, coarse)
+
+    def _of_unknowns(self, known_logits: KnownLogits | None, residual: Residual) -> Residual:
+        if known_logits is None:
+            return residual
+        shape, point = shape_of(self.problem), self.plan.point
+        return known_logits.images(lambda x: point(x).view(shape))
 
     def _descend(
         self,
         residual: Residual,
         x: Tensor,
         pixels: Callable[[Tensor], Tensor],
-        unknowns: int,
+        together: int,
         steps: int,
         fading: bool = True,
     ) -> tuple[Tensor, bool]:
+        """With J whole, `together` of its columns at a time."""
         shape, observation = shape_of(self.problem), self.problem.observation
 
         def whitened(u: Tensor) -> Tensor:
             return self.prior.whitened(observation.to_unit_range(pixels(u).view(shape))).flatten()
 
-        together = whole_together(self.problem, unknowns, self.task)
-        assert together is not None
+        def linearised(held: Residual, _: float) -> Callable[[Tensor], Linearised]:
+            return whole_model(held, together)
+
         prior = whitened if fading else None
-        return descend_with_fading(residual, prior, x, steps, together, self.report, 2.0 * residual.floor)
+        return descend_with_fading(residual, prior, x, steps, linearised, self.report, 2.0 * residual.floor)

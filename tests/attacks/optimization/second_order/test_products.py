@@ -42,6 +42,30 @@ def test_a_step_is_that_of_j_whole(curved, x, active, first):
     assert model.cost == pytest.approx(float(r.square().sum()))
 
 
+def test_with_a_prior_besides_a_step_and_what_bends_it_are_those_of_all_rows(curved, x, rng):
+    """The sketch is of the others, and serves at any weight of the prior."""
+    system, second = (
+        MatrixFree(curved, alone(curved), 12, 12, 4, tolerance=1e-12),
+        torch.randn(312, generator=rng).double(),
+    )
+    for weight in (100.0, 0.01):
+
+        def held(x, weight=weight):
+            return torch.cat([curved(x), weight**0.5 * x])
+
+        model = system.held(held, weight)(x)
+        r, J = held(x), jacobian(held, x)
+        damped = J.T @ J + 0.1 * (model._sketch.scale + weight) * torch.eye(12, dtype=torch.float64)
+        step, _ = model.step(0.1)
+        assert torch.allclose(step, -torch.linalg.solve(damped, J.T @ r), rtol=1e-8)
+        bent, share = model.bend(0.1, step, second)
+        oracle = -0.5 * torch.linalg.solve(damped, J.T @ second)
+        assert float((bent - oracle).norm() / oracle.norm()) < 0.1
+        assert share == pytest.approx(float(bent.norm() / step.norm()))
+        assert model.cost == pytest.approx(float(r.square().sum()))
+        assert system.anchor is x
+
+
 def test_products_are_those_of_j_whole(curved, x, rng):
     model, J = MatrixFree(curved, alone(curved), 12, 12, 4)(x), jacobian(curved, x)
     v = torch.randn(12, generator=rng, dtype=torch.float64)

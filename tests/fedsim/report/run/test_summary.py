@@ -85,7 +85,7 @@ def test_a_picture_counts_once_by_its_best_attack(write_run: Any, records: Any) 
     )
     leakage = summarise_leakage(run)
     assert (leakage.pictures, leakage.recognisable) == (3, 3)
-    assert certificates(run.attacks)[0] == Certificates("images", granted=4, checked=4, wrong=2)
+    assert certificates(run.attacks)[0] == Certificates("images", granted=4, checked=4, wrong=2, updates=3)
     assert [row.attack for row in summarise_attacks(run)] == ["strong", "weak"]
 
 

@@ -59,15 +59,21 @@ def test_at_the_true_image_their_loss_has_the_clients_gradient_and_everywhere_th
     assert torch.allclose(torch.cat([here[name].flatten() for name in params]), target, atol=1e-5)
     assert not torch.allclose(torch.cat([elsewhere[name].flatten() for name in params]), target, atol=1e-2)
     assert torch.equal(elsewhere["head.bias"], known_logits.errors.error)
-    assert float(known_logits.pixels(SHAPE)((2.0 * image.double() - 1.0).flatten()).square().sum()) < 1e-6
-    assert float(known_logits.pixels(SHAPE)((1.0 - 2.0 * image.double()).flatten()).square().sum()) > 1e-2
+    assert (
+        float(known_logits.images(lambda x: x.view(SHAPE))((2.0 * image.double() - 1.0).flatten()).square().sum())
+        < 1e-6
+    )
+    assert (
+        float(known_logits.images(lambda x: x.view(SHAPE))((1.0 - 2.0 * image.double()).flatten()).square().sum())
+        > 1e-2
+    )
 
 
 def test_withheld_biases_and_batches_have_none_and_the_clients_loss_stays(vit, image, cpu):
     without = fedsim.observe(vit, image, torch.tensor([3]), defense=[Withhold(["head.bias"])])
     assert LogitErrors.of(problem_of(without, cpu), "gradient") is None
     known_logits = known_logits_of(without, cpu)
-    assert known_logits.pixels(SHAPE) is known_logits.residual
+    assert known_logits.images(lambda x: x.view(SHAPE)) is known_logits.residual
     assert known_logits.rows(image).numel() == 0
     pair = fedsim.observe(vit, image.repeat(2, 1, 1, 1), torch.tensor([3, 4]))
     assert LogitErrors.of(problem_of(pair, cpu, count=2), "gradient") is None
