@@ -36,6 +36,9 @@ ROUNDINGS = 32.0
 MAX_BEND = 0.5
 """Share of its length by which J may change over the distance that the bound allows."""
 
+STEP = 4.0
+"""Times that distance, of each pixel's step across the edge of a clamp: the result may be inside it by once as far."""
+
 
 def jacobian_bound(observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:
     """‖x̂ - x‖ <= (‖W r(x̂)‖ + ‖W δ‖) / σ_min(W J), W each tensor's 1/‖f*‖, δ the client's rounding (float64).
@@ -46,8 +49,8 @@ def jacobian_bound(observation: Observation, result: Reconstruction, again: Obse
     numbers than pixels, and where J bends too much over that distance.
 
     Raises:
-        NotApplicable: a twin far away explains what was shared as well, or the client's own precision does not see what
-            J says.
+        NotApplicable: a twin far away explains what was shared as well, or the model or the
+            client's own precision does not see what J says.
     """
     changed = not observation.keeps("gradient")
     if observation.update.kind != "gradient" or changed or result.images is None or result.labels is None:
@@ -64,7 +67,7 @@ def jacobian_bound(observation: Observation, result: Reconstruction, again: Obse
     with sdpa_kernel(SDPBackend.MATH):
         J = jacobian(gradient_of, x)
         residual = float((gradient_of(x) - target).norm())
-        _, singular, right = torch.linalg.svd(J, full_matrices=False)
+        left, singular, right = torch.linalg.svd(J, full_matrices=False)
         if float(singular[-1]) <= float(singular[0]) * MIN_SINGULAR:
             return None
         allowed = residual + _rounding(observation, _sampled(again.gradient, strides), shared)
@@ -74,6 +77,15 @@ def jacobian_bound(observation: Observation, result: Reconstruction, again: Obse
         bent = float((moved - length * (J @ weakest)).norm())
         if not bent <= MAX_BEND * length * float(singular[-1]):
             return None
+        for sign in (1.0, -1.0):
+            pixels = observation.to_unit_range(
+                x.view_as(result.images) + sign * STEP * length * _signs(x).view_as(result.images)
+            )
+            taken = observation.normalised(pixels.clamp(0.0, 1.0)).flatten() - x
+            lost = gradient_of(x + taken) - gradient_of(x) - J @ taken
+            still = _not_moved(lost, right.T @ ((left.T @ lost) / singular), taken, J)
+            if still:
+                raise NotApplicable(f"the model does not see {still} of {len(x)} pixels move to one side: a clamp, say")
         _seen_by_client(observation, result, strides, gradient_of, length, weakest, allowed)
         for how, twin in _twins(x.reshape(result.images.shape)):
             if float((twin - x).norm()) > length and float((gradient_of(twin) - target).norm()) <= allowed:
@@ -81,6 +93,28 @@ def jacobian_bound(observation: Observation, result: Reconstruction, again: Obse
     mse = length**2 / (len(x) // len(result.images)) * max(observation.std) ** 2
     condition = float(singular[0] / singular[-1])
     return PsnrBound(psnr_of(mse), f"the whole Jacobian of {len(x)} pixels, condition {condition:.0e}")
+
+
+def _signs(x: Float[Tensor, " pixels"]) -> Float[Tensor, " pixels"]:
+    return torch.randint(0, 2, x.shape, generator=torch_generator(0, "steps")).to(x) * 2 - 1
+
+
+def _not_moved(
+    lost: Float[Tensor, " numbers"],
+    back: Float[Tensor, " pixels"],
+    taken: Float[Tensor, " pixels"],
+    J: Float[Tensor, "numbers pixels"],
+) -> int:
+    """How many pixels' steps a gradient does not show, as where the result lies at the edge of a clamp.
+
+    What it lost against J is then -J s of their steps s alone; a bend, or a unit that turns on, is no such sum.
+
+    Args:
+        back: J⁺ `lost`.
+    """
+    still = back * taken < -(1.0 - MAX_BEND) * taken.square()
+    left = lost + J @ torch.where(still, taken, 0.0)
+    return int(still.sum()) if float(left.norm()) <= MAX_BEND * float(lost.norm()) else 0
 
 
 def _seen_by_client(
@@ -107,8 +141,7 @@ def _seen_by_client(
     images, labels = result.images.detach().cpu().double(), result.labels.cpu()
     std = images.new_tensor(observation.std).view(1, -1, 1, 1)
     precision = next(iter(observation.update.tensors.values())).dtype
-    signs = torch.randint(0, 2, weakest.shape, generator=torch_generator(0, "steps")).to(weakest) * 2 - 1
-    for how, direction in (("the weakest", weakest), ("a random", signs)):
+    for how, direction in (("the weakest", weakest), ("a random", _signs(weakest))):
         step = length * direction.view_as(images) * std
         sides = [(images + sign * step).to(precision) for sign in (1.0, -1.0)]  # as the client's numbers can hold it
         moved = []

@@ -154,3 +154,34 @@ def test_the_worst_of_several_images_may_be_off_by_all_of_the_length():
     bound = jacobian_bound(seen, Reconstruction(off, labels), again)
     worst = min(-10 * torch.log10((off - images).square().mean(dim=(1, 2, 3))))
     assert float(worst) - 10 < bound.psnr <= float(worst)
+
+
+class Clamp(nn.Module):
+    """To [least, 1], whose slope at its edges is 1."""
+
+    def __init__(self, least):
+        super().__init__()
+        self.least = least
+
+    def forward(self, images):
+        return images.clamp(self.least, 1.0)
+
+
+@pytest.mark.parametrize("least", [0.0, 0.2])
+@pytest.mark.parametrize("inside", [1e-8, 1e-7])
+def test_a_result_at_the_edge_of_a_clamp_is_not_certified(least, inside):
+    """J has full rank there, and the darker pixel that the client had gives the same update; no pixel is below 0."""
+    torch.manual_seed(0)
+    layers = nn.Flatten(), nn.Linear(48, 64), nn.Sigmoid(), nn.Linear(64, 10)
+    model = nn.Sequential(Clamp(least), *layers)
+    image = 0.25 + 0.5 * torch.rand(1, 3, 4, 4)
+    image[0, 0, 0, 0] = 0.1
+    seen = fedsim.observe(model, image, [3])
+    given = image.clamp(min=least) + inside * (image < least)
+    claim = Reconstruction(given, torch.tensor([3]), certificate=Certificate("certified", "a claim", {}))
+    certificate = confirmed(seen, claim, jacobian_bound).certificate
+    if least == 0.0:
+        assert certificate.certified, certificate.reason
+    else:
+        assert certificate.status == "uncertified"
+        assert "does not see 1 of 48 pixels" in certificate.reason
