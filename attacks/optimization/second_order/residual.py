@@ -8,6 +8,7 @@ from functools import reduce
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.func import vjp
 
 from attacks.forward_mode import CHUNK, jacobian_transposed
 from attacks.noise import noise_of
@@ -69,6 +70,16 @@ class Residual:
         """‖r‖², JᵀJ and Jᵀr, by one round's J after the other."""
         parts = (NormalEquations.of(one(x), one.jacobian(x, together)) for one in self.rounds or (self,))
         return reduce(operator.add, parts)
+
+    def transposed(self, x: Float[Tensor, " unknowns"], w: Float[Tensor, " rows"]) -> Float[Tensor, " unknowns"]:
+        """Jᵀw, by one round after the other: of several the rows of the prior, which the first has, are the last."""
+        parts, found = self.rounds or (self,), torch.zeros_like(x)
+        *each, prior = w.split([*(len(one.target) for one in parts), len(w) - sum(len(one.target) for one in parts)])
+        for one, own in zip(parts, each, strict=True):
+            with torch.enable_grad():
+                back = vjp(one, x)[1]
+            found += back(own if one.before is None else torch.cat([own, prior]))[0]
+        return found
 
     def _weighed(self, x: Float[Tensor, " unknowns"]) -> tuple[Tensor, ...]:
         """Without the target, tensor by tensor."""

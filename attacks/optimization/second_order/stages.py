@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.func import vjp
 
 from attacks.forward_mode import CHUNK
 from attacks.optimization.parametrisation import PixelSpace
@@ -126,12 +125,7 @@ def whole_together(problem: Problem, unknowns: int, task: SearchTask) -> int | N
 def whole_model(residual: Residual, together: int) -> Callable[[Tensor], DenseModel]:
     """The linear model of a residual at a point, by J whole."""
 
-    def linearised(x: Tensor) -> DenseModel:
-        with torch.enable_grad():
-            back = vjp(residual, x)[1]
-        return DenseModel(residual.normal(x, together), lambda w: back(w)[0])
-
-    return linearised
+    return lambda x: DenseModel(residual.normal(x, together), lambda w: residual.transposed(x, w))
 
 
 def _same(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:

@@ -119,7 +119,7 @@ class Study:
 
 def check(options: argparse.Namespace) -> None:
     """Raises ConfigError: an option that several studies have cannot work."""
-    for name in ("count", "steps", "seeds", "clients", "threads", "workers"):
+    for name in ("count", "steps", "restarts", "seeds", "clients", "threads", "workers"):
         value = getattr(options, name, None)
         if value is not None and value < 1:
             raise ConfigError(f"--{name}", value, "at least 1")

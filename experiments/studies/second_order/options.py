@@ -5,6 +5,7 @@ Digits at `vit_nano`; with --pictures also a folder's images at ViT-Ti of 32 pix
 python -m experiments.studies.second_order --out DIR
 python -m experiments.studies.second_order --out DIR --models built --shares everything 'noise *' --images 20
 python -m experiments.studies.second_order --out DIR --pictures DIR --models 'vit_tiny*' --starts mean
+python -m experiments.studies.second_order --out DIR --pictures DIR --models 'vit_tiny_8*' --starts public --restarts 1
 python -m experiments.studies.second_order --out DIR --pictures DIR --models 'vit_tiny_8*' --attacks first_block
 
 For each cell: the floor that `gauss_newton` reaches, a guess without any gradient, the Gaussian reference where noise
@@ -31,6 +32,9 @@ def arguments() -> argparse.ArgumentParser:
     starts = ["closed_form", "public", "any_order", "mean", "prior"]
     options.add_argument("--starts", nargs="+", default=starts, help=f"of the search; default: {' '.join(starts)}")
     options.add_argument("--steps", type=int, help="of each start; default: 30, or 60 with --scale paper")
+    options.add_argument(
+        "--restarts", type=int, help="public images and draws that are tried; default: 3, or 4 with --scale paper"
+    )
     options.add_argument("--beside", action="store_true", help="references of a folder's first image too: minutes each")
     options.add_argument("--shares", nargs="+", help="globs on what is shared; default: all")
     options.add_argument("--images", type=int, help="of each cell; default: 3, or 20 with --scale paper")

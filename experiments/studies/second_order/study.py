@@ -95,8 +95,10 @@ def run(options: argparse.Namespace) -> None:
     for start in options.starts:
         one_of("--starts", start, STARTS)
     attacks = matching_names("--attacks", ATTACKS, options.attacks)
-    steps, restarts = BUDGETS[options.scale]
-    steps = options.steps or steps
+    steps, restarts = (
+        usual if asked is None else asked
+        for asked, usual in zip((options.steps, options.restarts), BUDGETS[options.scale], strict=True)
+    )
     pictures = None if options.pictures is None else str(options.pictures.resolve())
     settings = {"steps": steps, "restarts": restarts, "seed": options.seed}
     settings |= {"starts": list(options.starts), "pictures": pictures}
@@ -241,10 +243,10 @@ def page(
     names = ["model", "shared", "attack", *(cell([]))]
     introduction = (
         f"Attacks on the gradient of one image, {images} images a cell; `gauss_newton` takes {settings['steps']} steps "
-        f"of each start ({', '.join(settings['starts'])}). Floors are what these attacks reached, no more; the "
-        f"references are what second moments alone could give of Gaussian images, and no theorem on digits; what "
-        f"rounding alone would leave is a fact near the image, which proves no protection. Compare a reference with "
-        f"the dB of the mean error."
+        f"of each start ({', '.join(settings['starts'])}; {settings['restarts']} public images and draws). "
+        "Floors are what these attacks reached, no more; the references are what second moments alone could give of "
+        "Gaussian images, and no theorem on digits; what rounding alone would leave is a fact near the image, which "
+        "proves no protection. Compare a reference with the dB of the mean error."
     )
     differs = [
         f"Models are untrained, but for the one of {victims.TRAINING_STEPS} steps; labels are read off the update. "

@@ -49,6 +49,7 @@ def test_a_cell_stands_beside_its_reference_and_is_not_computed_again(call, monk
         (["--shares", "everything", "noise 1"], "--shares=noise 1: must be globs on everything"),
         (["--models", "vit_tiny_8"], "--models=vit_tiny_8"),
         (["--images", "0"], "--images"),
+        (["--restarts", "0"], "--restarts=0: must be at least 1"),
         (["--starts", "gray"], "--starts=gray"),
         (["--attacks", "april"], "--attacks=april"),
     ],

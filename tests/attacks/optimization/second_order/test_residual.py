@@ -1,0 +1,37 @@
+"""Rows of several rounds: products with them go round by round."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fedsim
+from attacks.forward_mode import jacobian
+from attacks.optimization import Pixels
+from attacks.optimization.problem import make_problem, shared_update
+from attacks.optimization.second_order.residual import make_residuals
+from defenses import GradientNoise
+from fedsim.bounds.gaussian_prior import GaussianPrior
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_products_and_normal_equations_are_those_of_all_rows(cpu, rng, rounds):
+    """The prior's rows stand last, and belong to the first round."""
+    torch.manual_seed(0)
+    model, labels = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.Tanh()), torch.tensor([1])
+    image, problems = torch.rand(1, 3, 2, 2, generator=rng), []
+    for number in range(rounds):
+        seen = fedsim.observe(model, image, labels, defense=[GradientNoise(relative_norm=0.1)], seed=number)
+        problems.append(make_problem(seen, shared_update(seen, "gradient", cpu), labels, Pixels(), {}, cpu))
+        with torch.no_grad():
+            model[1].weight.add_(0.1)
+    whole = replace(problems[0], later=tuple(problems[1:]))
+    residual = make_residuals(whole, "gradient", GaussianPrior(), labels, cpu)[-1]
+    x = torch.randn(12, generator=rng).double()
+    r, J = residual(x), jacobian(residual, x)
+    assert len(r) == rounds * 52 + 12
+    w = torch.randn(len(r), generator=rng).double()
+    assert torch.allclose(residual.transposed(x, w), J.T @ w)
+    normal = residual.normal(x)
+    assert torch.allclose(normal.matrix, J.T @ J)
+    assert torch.allclose(normal.slope, J.T @ r)
