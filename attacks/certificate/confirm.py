@@ -100,13 +100,8 @@ def mismatch(observation: Observation, again: Observation) -> float:
 def _off(shared: Tensor, found: Tensor) -> float:
     off = float((found - shared).norm())
     if not math.isfinite(off):  # half precision overflows, and does so again; NaN is NaN alone
-        alike = torch.equal(found.isnan(), shared.isnan()) and torch.equal(*map(_without_nan, (found, shared)))
-        return 0.0 if alike else math.inf
+        return 0.0 if torch.allclose(found, shared, rtol=0.0, atol=0.0, equal_nan=True) else math.inf
     return off
-
-
-def _without_nan(tensor: Tensor) -> Tensor:
-    return tensor.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
 
 
 def _rounding(observation: Observation) -> dict[str, float]:

@@ -130,7 +130,7 @@ def _seen_by_client(
 
     By `length` in the weakest direction, which moves it by `allowed`, and in every pixel at once with random signs, so
     that whatever pixels a client does not see move it by no less. A model that rounds its input in the client's
-    precision answers otherwise there, and there alone. What true images leave is 0.05 of `allowed` or less.
+    precision answers otherwise there, and there alone.
 
     Raises:
         NotApplicable: they do not, or the computation cannot be done once more.

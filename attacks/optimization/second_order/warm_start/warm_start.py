@@ -79,11 +79,11 @@ class WarmStart:
         """
         if self.problem.later or not isinstance(self.problem.space, PixelSpace):
             return point
-        x, whole = self.plan.unknowns(point), whole_together(self.problem, len(point), self.task)
-        if self.plan.by_products is None:
-            assert whole is not None
-            end, enough = self._descend(self._residual, x, lambda x: x, whole, self.steps)
+        x, together = self.plan.unknowns(point), whole_together(self.problem, len(point), self.task)
+        if together is not None:
+            end, enough = self._descend(self._residual, x, lambda x: x, together, self.steps)
             return end if enough else point
+        assert self.plan.by_products is not None
         system = self.plan.by_products(self._residual, self._coarse)
         end, _ = descend_with_fading(
             self._residual, lambda x: x, x, self.steps, system.held, self.report, 2.0 * self._residual.floor
@@ -103,7 +103,7 @@ class WarmStart:
             return None
         shape, begin = shape_of(self.problem), order.begin(point)
         together = whole_together(self.problem, len(begin), self.task)
-        if together is None or not self.plan.whole:
+        if together is None:
             return None
         end, _ = self._descend(order.free(shape), begin, order.pixels, together, MORE_STEPS * self.steps, fading)
         return order.placed(end, shape)
