@@ -132,7 +132,7 @@ class _VictimSearch:
             warm_start = WarmStart(self.problem, self.task, self.plan, self.prior, self.settings.steps, self._came_near)
             starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], warm_start, MOST_PUBLIC)
             planned = list(starts.of(self.settings.starts))
-            self.near_steps = [warm_start.steps_of(kind) for kind, _ in planned]
+            self.near_steps = warm_start.steps_of([kind for kind, _ in planned])
             self._go_on()
             kept = self._keep_solved(starts)
             for number, (kind, make) in enumerate(() if kept else planned):
@@ -327,7 +327,7 @@ class _VictimSearch:
         if self.task.budget.frames and len(self.rows) % every == 1 % every and self.state is not None:
             shown = self.problem.observation.to_unit_range(self._images(self.state.x)).clamp(0, 1).float().cpu()
             self.frames.append(Frame(len(self.rows), shown, {"objective": cost}))
-        near = self.near if self.state is None else self.near_steps[self.number]
+        near = min(self.near, self.near_steps[self.number]) if self.state is None else self.near_steps[self.number]
         done = self._steps_until(self.number) + near + self.taken
         self.task.session.progress(done, self._total(), {"objective": cost})
 

@@ -19,7 +19,7 @@ from attacks.certificate.assignments import MAX_ORDERS
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.second_order.residual import shape_of
-from attacks.optimization.second_order.warm_start import WarmStart
+from attacks.optimization.second_order.warm_start import RACERS, WarmStart
 from fedsim.bounds.gaussian_prior import ImagePrior
 from fedsim.errors import NotApplicable
 
@@ -102,9 +102,14 @@ class Starts:
         return None if start is None else self.warm_start.in_any_order(start, fading=public)
 
     def _near(self, rank: int) -> Tensor | None:
-        """From public images towards the client's."""
-        start = self._nearest(rank)
-        return None if start is None else self.warm_start.in_order(start)
+        """From public images towards the client's, those first from which a few steps explain the most."""
+        return self.warm_start.in_order(self._raced[rank]) if rank < len(self._raced) else None
+
+    @cached_property
+    def _raced(self) -> list[Float[Tensor, " n"]]:
+        """Where a few steps from each of the nearest public images end, the one that explains the most first."""
+        points = [point for rank in range(RACERS) if (point := self._nearest(rank)) is not None]
+        return self.warm_start.race(points) if points else []
 
     def _nearest(self, rank: int) -> Tensor | None:
         """Public images whose update is like the client's: for each image of the batch the one of this rank."""

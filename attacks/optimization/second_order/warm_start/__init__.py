@@ -1,3 +1,4 @@
 """How a start comes near: by errors of logits that are known, patches in any order, a prior that fades."""
 
+from attacks.optimization.second_order.warm_start.warm_start import RACERS as RACERS
 from attacks.optimization.second_order.warm_start.warm_start import WarmStart as WarmStart

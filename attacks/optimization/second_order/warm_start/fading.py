@@ -16,7 +16,6 @@ FADES = 0.3
 LITTLE = 0.1
 """Relative fall of the cost."""
 WITH_PRIOR = 0.75
-"""Share of the steps after which there is none."""
 
 
 def descend_with_fading(
@@ -27,6 +26,7 @@ def descend_with_fading(
     linearised: Callable[[Residual, float], Callable[[Tensor], Linearised]],
     report: Callable[[float], None],
     enough: float,
+    with_prior: float = WITH_PRIOR,
 ) -> tuple[Float[Tensor, " unknowns"], bool]:
     """Where the steps end, and whether the shared numbers are explained as far as is enough.
 
@@ -35,12 +35,13 @@ def descend_with_fading(
     Args:
         whitened: the prior's rows; None: no prior.
         linearised: linear models of a residual that holds the prior by this weight.
+        with_prior: share of the steps after which there is none.
     """
     state, left = LMState(x), _left(residual, x)
     count = 0 if whitened is None else len(whitened(x))
     weight = left / count if count else 0.0
     for number in range(steps):
-        weight = weight if number < WITH_PRIOR * steps else 0.0
+        weight = weight if number < with_prior * steps else 0.0
         held = residual if whitened is None else _held(residual, whitened, weight)
         before = float(held(state.x).square().sum())
         take_step(state, held, linearised(held, weight))

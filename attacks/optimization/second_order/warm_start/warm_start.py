@@ -1,7 +1,7 @@
 """From a start to a point that is near the client's image, where one can be had before the search proper."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,13 +16,15 @@ from attacks.optimization.search.base import SearchTask
 from attacks.optimization.second_order.levenberg_marquardt import Linearised
 from attacks.optimization.second_order.residual import Residual, shape_of
 from attacks.optimization.second_order.stages import StagePlan, whole_model, whole_together
-from attacks.optimization.second_order.warm_start.fading import descend_with_fading
+from attacks.optimization.second_order.warm_start.fading import WITH_PRIOR, descend_with_fading
 from attacks.optimization.second_order.warm_start.known_logits import KnownLogits
 from attacks.optimization.second_order.warm_start.soft_permutation import SoftPermutation
 from fedsim.bounds.gaussian_prior import ImagePrior
 
 MORE_STEPS = 2
 """Of an order that is searched for, for each step of a start."""
+RACERS, RACE = 8, 3
+"""Points that are brought nearer before one is chosen, and by how many steps: ‖r‖² then tells which come near."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,15 @@ class WarmStart:
             return None
         return KnownLogits.of(self.problem, self.plan.stages[0].residual, self.task.local, self.task.device)
 
-    def steps_of(self, kind: str) -> int:
-        """Those that come near before a start of this kind, at most."""
+    def steps_of(self, kinds: Sequence[str]) -> list[int]:
+        """Those that come near before each start, at most; the first from a public image has the race before it."""
         if not isinstance(self.problem.space, PixelSpace):
-            return 0
-        return {"public": 1, "any_order": MORE_STEPS if self.plan.whole else 0}.get(kind, 0) * self.steps
+            return [0] * len(kinds)
+        times = {"public": 1, "any_order": MORE_STEPS if self.plan.whole else 0}
+        steps = [times.get(kind, 0) * self.steps for kind in kinds]
+        if "public" in kinds:
+            steps[list(kinds).index("public")] += RACERS * RACE
+        return steps
 
     @property
     def knows_errors(self) -> bool:
@@ -72,23 +78,46 @@ class WarmStart:
             found = vmap(lambda one: residual(one).square().sum(), chunk_size=together)(x)
         return found.nan_to_num(nan=math.inf, posinf=math.inf)
 
+    def race(self, points: Sequence[Float[Tensor, " n"]]) -> list[Float[Tensor, " n"]]:
+        """A few steps from each, the one that then explains the most first; as they are for several rounds.
+
+        One that explains enough ends the race.
+        """
+        if self._as_it_is or len(points) == 1:
+            return list(points)
+        ends: list[Float[Tensor, " n"]] = []
+        for point in points:
+            end, enough = self._towards(point, RACE, with_prior=1.0)
+            if enough:
+                return [end, *ends]
+            ends.append(end)
+        costs = self.costs(torch.stack(ends))
+        return [ends[int(place)] for place in costs.argsort(stable=True)]
+
     def in_order(self, point: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """A point that explains more, its patches in the order in which they stand.
 
         Where J is whole the point itself if the end explained too little; and for several rounds.
         """
-        if self.problem.later or not isinstance(self.problem.space, PixelSpace):
+        if self._as_it_is:
             return point
+        end, enough = self._towards(point, self.steps, WITH_PRIOR)
+        return end if enough or not self.plan.whole else point
+
+    @property
+    def _as_it_is(self) -> bool:
+        return bool(self.problem.later) or not isinstance(self.problem.space, PixelSpace)
+
+    def _towards(self, point: Float[Tensor, " n"], steps: int, with_prior: float) -> tuple[Float[Tensor, " n"], bool]:
         x, together = self.plan.unknowns(point), whole_together(self.problem, len(point), self.task)
         if together is not None:
-            end, enough = self._descend(self._residual, x, lambda x: x, together, self.steps)
-            return end if enough else point
+            return self._descend(self._residual, x, _same, together, steps, with_prior=with_prior)
         assert self.plan.by_products is not None
-        system = self.plan.by_products(self._residual, self._coarse)
-        end, _ = descend_with_fading(
-            self._residual, lambda x: x, x, self.steps, system.held, self.report, 2.0 * self._residual.floor
-        )
-        return self.plan.point(end)
+        residual = self._residual
+        system = self.plan.by_products(residual, self._coarse)
+        enough = 2.0 * residual.floor
+        end, reached = descend_with_fading(residual, _same, x, steps, system.held, self.report, enough, with_prior)
+        return self.plan.point(end), reached
 
     def in_any_order(self, point: Float[Tensor, " n"], fading: bool) -> Float[Tensor, " n"] | None:
         """A point with its patches where a search that leaves their places open puts them; None where it cannot.
@@ -135,6 +164,7 @@ class WarmStart:
         together: int,
         steps: int,
         fading: bool = True,
+        with_prior: float = WITH_PRIOR,
     ) -> tuple[Tensor, bool]:
         """With J whole, `together` of its columns at a time."""
         shape, observation = shape_of(self.problem), self.problem.observation
@@ -146,4 +176,9 @@ class WarmStart:
             return whole_model(held, together)
 
         prior = whitened if fading else None
-        return descend_with_fading(residual, prior, x, steps, linearised, self.report, 2.0 * residual.floor)
+        enough = 2.0 * residual.floor
+        return descend_with_fading(residual, prior, x, steps, linearised, self.report, enough, with_prior)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x

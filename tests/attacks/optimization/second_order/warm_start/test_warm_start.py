@@ -11,20 +11,31 @@ from attacks.optimization import Budget, Pixels, SquaredL2
 from attacks.optimization.problem import make_problem, shared_update
 from attacks.optimization.search.base import SearchTask
 from attacks.optimization.second_order.stages import make_plan
-from attacks.optimization.second_order.warm_start import WarmStart
+from attacks.optimization.second_order.warm_start import RACERS, WarmStart
+from attacks.optimization.second_order.warm_start.warm_start import RACE
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.models import Architecture, ModelSpec
 
 
-@pytest.mark.parametrize("memory_gib", [4.0, 0.2, 0.0001])
-def test_many_points_explain_what_each_does_alone(memory_gib, cpu, rng):
-    """All at once, some at once, or one after the other where J is not whole."""
+@pytest.fixture
+def images(rng):
+    """Two of the prior, the client's and another."""
+    return GaussianPrior().draw((2, 3, 8, 8), rng).clamp(0, 1).float()
+
+
+def warm_start_of(images, memory_gib, cpu, report=lambda cost: None):
     vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
-    seen = fedsim.observe(vit, torch.rand(1, 3, 8, 8, generator=rng), torch.tensor([3]))
+    seen = fedsim.observe(vit, images[:1], torch.tensor([3]))
     problem = make_problem(seen, shared_update(seen, "gradient", cpu), torch.tensor([3]), Pixels(), {}, cpu)
     task = SearchTask([problem], SquaredL2(), "gradient", Budget(memory_gib=memory_gib), cpu)
     prior = GaussianPrior()
-    warm_start = WarmStart(problem, task, make_plan(problem, task, prior), prior, 30, lambda cost: None)
+    return WarmStart(problem, task, make_plan(problem, task, prior), prior, 30, report)
+
+
+@pytest.mark.parametrize("memory_gib", [4.0, 0.2, 0.0001])
+def test_many_points_explain_what_each_does_alone(images, memory_gib, cpu, rng):
+    """All at once, some at once, or one after the other where J is not whole."""
+    warm_start = warm_start_of(images, memory_gib, cpu)
     assert warm_start.plan.whole == (memory_gib > 0.001)
     points = torch.randn(30, 192, generator=rng).double()
     points[4] = math.nan
@@ -34,3 +45,37 @@ def test_many_points_explain_what_each_does_alone(memory_gib, cpu, rng):
     assert costs[4] == math.inf
     alone[4] = math.inf
     assert costs.tolist() == pytest.approx(alone, rel=1e-9)
+
+
+def points_of(warm_start, images):
+    return [warm_start.problem.observation.normalised(image[None].double()).flatten() for image in images]
+
+
+@pytest.mark.parametrize("memory_gib", [4.0, 0.05])
+def test_a_race_tells_which_point_comes_near(images, memory_gib, cpu):
+    steps: list[float] = []
+    warm_start = warm_start_of(images, memory_gib, cpu, steps.append)
+    truth, other = points_of(warm_start, images)
+    near = truth + 0.5 * (other - truth)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        ends = warm_start.race([other, near])
+        costs = warm_start.costs(torch.stack(ends))
+    assert costs[0] < costs[1]
+    assert float((ends[0] - truth).norm()) < 0.5 * float((ends[1] - truth).norm())
+    assert len(steps) == 2 * RACE
+
+
+def test_a_point_that_explains_enough_ends_the_race(images, cpu):
+    steps: list[float] = []
+    warm_start = warm_start_of(images, 4.0, cpu, steps.append)
+    truth, other = points_of(warm_start, images)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        ends = warm_start.race([other, truth + 0.01 * (other - truth), 2.0 * other])
+    assert len(ends) == 2
+    assert float((ends[0] - truth).norm()) < 0.01 * float((ends[1] - truth).norm())
+    assert len(steps) <= 2 * RACE
+
+
+def test_the_race_counts_before_the_first_public_image(images, cpu):
+    kinds = ["mean", "public", "public", "any_order"]
+    assert warm_start_of(images, 4.0, cpu).steps_of(kinds) == [0, 30 + RACERS * RACE, 30, 60]
