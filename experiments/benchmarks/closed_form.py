@@ -1,7 +1,7 @@
 """What a closed form and its certificate cost beside the client's own step, as ratios within one run.
 
 python -m experiments.benchmarks.closed_form model=vit_small simulation.threads=2
-python -m experiments.benchmarks.closed_form model=vit_tiny_32 attack=[labels_certified] audit.batch_size=8
+python -m experiments.benchmarks.closed_form attack=[labels_certified] audit.batch_size=8 data=imagefolder data.path=DIR
 """
 
 import argparse
@@ -21,14 +21,21 @@ def main() -> None:
 
     import torch
 
-    from attacks.running import CERTIFY, run_attack
+    from attacks.result import uncertified
+    from attacks.running import build_attack
+    from attacks.toward_mean import drawn_to_mean
     from clients.app import ClientRuntime
     from experiments.engine.setup import prepare
     from experiments.python.load_config import load_config
+    from fedsim.determinism import torch_generator
+    from fedsim.errors import ConfigError, NotApplicable
     from fedsim.simulation.ray_cluster import quiet_environment
 
     quiet_environment()
-    config = load_config("audit", "simulation=inline", *overrides)
+    try:
+        config = load_config("audit", "simulation=inline", *overrides)
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from error
     threads = int(config["simulation"]["threads"])
     torch.set_num_threads(threads)
     setup = prepare(config)
@@ -38,28 +45,33 @@ def main() -> None:
     images.images(range(len(images)))
     runtime.load(state)
     (name, settings) = next(iter(config["attack"].items()))
-    left_out = {**settings, CERTIFY: False}
-    client, attack, bare = [], [], []
+    attack, device = build_attack(name, settings), torch.device("cpu")
+    client, bare, certificate, weighed = [], [], [], []
     for repeat in range(REPEATS + 1):
-        seconds, result = _timed(partial(runtime.train, images, 0, 0))
+        step, result = _timed(partial(runtime.train, images, 0, 0))
         observation = setup.factory().make(runtime.share(result, state, len(images), 0, 0), state)
-        bare_seconds, found = _timed(partial(run_attack, observation, name, left_out, 0, torch.device("cpu")))
-        attack_seconds, found = _timed(partial(run_attack, observation, name, settings, 0, torch.device("cpu")))
-        assert found.status == "done", found.reason
+        try:
+            attack.check(observation)
+            run, claimed = _timed(partial(attack.run, observation, torch_generator(0), device))
+        except NotApplicable as refusal:
+            raise SystemExit(f"error: attack.{name} does not apply: {refusal}") from refusal
+        confirm, found = _timed(partial(attack.confirm, observation, claimed))
+        weigh, _ = _timed(partial(drawn_to_mean, observation, uncertified(claimed, "left out")))
         if repeat:  # the first is a warm-up
-            client.append(seconds)
-            bare.append(bare_seconds)
-            attack.append(attack_seconds)
-    certificate = found.certificate
+            client.append(step)
+            bare.append(run)
+            certificate.append(confirm)
+            weighed.append(weigh)
     print(f"{config['model']['name']}, batch {len(images)}, {threads} threads, {REPEATS} rounds, medians")
-    print(f"{certificate.status}: {certificate.reason}")
+    print(f"{found.certificate.status}: {found.certificate.reason}")
     print(f"client's step                    {statistics.median(client):8.4f} s")
-    print(f"{name + ', certify=false':<31}  {statistics.median(bare):8.4f} s")
-    print(f"{name:<31}  {statistics.median(attack):8.4f} s")
-    _say("attack / client's step", attack, client)
-    added = [whole - part for whole, part in zip(attack, bare, strict=True)]
-    _say("certificate / client's step", added, client)
-    _say("certificate / attack without it", added, bare)
+    print(f"{name:<31}  {statistics.median(bare):8.4f} s")
+    print(f"certificate                      {statistics.median(certificate):8.4f} s")
+    _say(f"{name} / client's step", bare, client)
+    _say("certificate / client's step", certificate, client)
+    _say(f"certificate / {name}", certificate, bare)
+    if attack.shrinks_to_mean:
+        _say("no certificate / client's step", weighed, client)  # such a result is held against the update
 
 
 def _say(what: str, these: list[float], those: list[float]) -> None:
