@@ -159,7 +159,7 @@ def audit(
     fixed = ("simulation=inline", "attack=[]", "data=photos")
     given = load_config("audit", *fixed, seed=seed, client=client, audit=audited)
     config = parse(AuditConfig, {**given, "attack": _attacks(attacks), "bound": _options("bound", bounds)})
-    config.check_attacks()
+    config.check_audit()
     setups = {name: _setup(config, chosen, architecture, data) for name, chosen in _named(defenses).items()}
     root = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="fedsim-audit-"))
     safe = {name: re.sub(r"[^A-Za-z0-9_+.=-]+", "_", name)[:80] for name in setups}
