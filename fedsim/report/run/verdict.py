@@ -91,7 +91,7 @@ def verdict(run: RecordedRun) -> Verdict:
     by_eye = level == "not tested" and leakage.returned > 0 and not _compared(run)
     details = [
         *_unended(run, rows),
-        *_refusals(run, on_images, leakage),
+        *_refusals(run, on_images, leakage, proven=level == "proven"),
         *_guess(rows, best_baseline(rows[0].attack, run.attacks, without) if rows else None),
         *certificate_sentences(run.attacks, asked=leakage.returned > 0),
         *_labels(rows),
@@ -162,8 +162,12 @@ def _updates(row: AttackSummary) -> str:
     return count(row.observations, "observed update")
 
 
-def _refusals(run: RecordedRun, on_images: list[AttackSummary], leakage: Leakage) -> list[str]:
-    """Why attacks refused, where that decides the verdict: nothing recognisable came out."""
+def _refusals(run: RecordedRun, on_images: list[AttackSummary], leakage: Leakage, proven: bool) -> list[str]:
+    """Why attacks refused, where that decides the verdict: nothing recognisable came out.
+
+    Args:
+        proven: a theorem holds for every attack, so that nothing is left open by those that did not run.
+    """
     if leakage.counts.recognisable or leakage.counts.certified:
         return []
     groups = refusals(run)
@@ -172,7 +176,7 @@ def _refusals(run: RecordedRun, on_images: list[AttackSummary], leakage: Leakage
     sentences = [] if given else [f"{group.attack} refused: {_reason(group)}." for group in groups[:REASONS_SHOWN]]
     if len(groups) > REASONS_SHOWN:
         sentences.append(f"{count(len(groups) - REASONS_SHOWN, 'further reason')} below.")
-    if leakage.scored or (on_images and all(row.refused == row.observations for row in on_images)):
+    if not proven and (leakage.scored or (on_images and all(row.refused == row.observations for row in on_images))):
         sentences.append("That holds for the attacks that ran, not for every attack that exists.")
     return sentences
 
