@@ -13,7 +13,9 @@ from fedsim.report.wording import count, decibels, percent
 def attack_lines(run: RecordedRun) -> list[str]:
     """How many updates each served, how close it came to images and labels, and what is had there without the update.
 
-    `dlg: 2 done, 1 refused of 3 updates; 9.1 dB on average (the mean of public pictures: 11.2 dB)`. The strongest first.
+    `dlg: 2 done, 1 refused of 3 updates; 9.1 dB on average (the mean of public pictures: 11.2 dB)`.
+
+    The strongest first.
     """
     without, blind = guessing(run).attacks, baselines(run)
     return [_line(row, run, without, blind=row.attack in blind) for row in summarise_attacks(run)]
