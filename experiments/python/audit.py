@@ -128,7 +128,7 @@ def audit(
             `()` is no defense.
         bounds: names of `conf/bound`, with settings as attacks have them: what stands beside the attacks' results.
         finetune: what clients train and share, as for `fedsim.observe`.
-        num_images, batch_size: how many images, and how many in one update.
+        num_images, batch_size: how many images, and how many in one update, a multiple of which the first is.
         share, local_steps, lr: what clients share, as for `fedsim.observe`.
         image_shape: (channels, height, width); None: timm's model says it, or the first image does.
         roles: of a ViT whose parts have other names than timm's, as for `fedsim.observe`.

@@ -7,7 +7,8 @@ from fedsim.report.run.baseline import baselines, best_baseline, guessing
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord
 from fedsim.report.run.summary import AttackSummary, summarise_attacks
-from fedsim.report.wording import count, decibels, percent
+from fedsim.report.thresholds import RECOGNISABLE
+from fedsim.report.wording import below, count, percent
 
 
 def attack_lines(run: RecordedRun) -> list[str]:
@@ -27,8 +28,8 @@ def _line(row: AttackSummary, run: RecordedRun, without: tuple[AttackRecord, ...
     parts = [f"{each} of {count(row.observations, 'update')}"]
     if row.mean_leaked is not None:
         found = None if blind else best_baseline(row.attack, run.attacks, without)
-        guess = f" ({found.name}: {decibels(found.psnr)})" if found is not None else ""
-        parts.append(f"{decibels(row.mean_leaked)} on average{guess}")
+        guess = f" ({found.name}: {below(found.psnr, RECOGNISABLE)})" if found is not None else ""
+        parts.append(f"{below(row.mean_leaked, RECOGNISABLE)} on average{guess}")
     if row.label_share is not None:
         even = _even_share([one for one in run.attacks if one.attack == row.attack], len(run.classes))
         guess = "" if even is None else f" (each class equally often: {percent(even)})"

@@ -38,3 +38,9 @@ def test_a_baseline_is_said_to_be_one_and_what_was_not_compared_too(write_run: A
         "blind (a baseline): 1 done of 1 update; 9.0 dB on average",
         "own: 1 done of 1 update; not scored",
     ]
+
+
+def test_what_stays_below_the_bar_is_not_rounded_up_to_it(write_run: Any, records: Any) -> None:
+    image = records.image(19.98, "i/0", guess_psnr=19.97)
+    (line,) = attack_lines(read_run(write_run([records.attack(1, 0, image, label_share=None)])))
+    assert line.endswith("; 19.9 dB on average (the mean of public pictures: 19.9 dB)")
