@@ -1,14 +1,12 @@
 """What each attack of a run came to, a line each, for a terminal."""
 
-from collections import Counter
-
-from fedsim.metrics.labels import even_share
 from fedsim.report.run.baseline import baselines, best_baseline, guessing
+from fedsim.report.run.label_attacks import beside_labels
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord
 from fedsim.report.run.summary import AttackSummary, summarise_attacks
 from fedsim.report.thresholds import RECOGNISABLE
-from fedsim.report.wording import below, count, percent
+from fedsim.report.wording import SEEN, below, count, percent
 
 
 def attack_lines(run: RecordedRun) -> list[str]:
@@ -30,20 +28,10 @@ def _line(row: AttackSummary, run: RecordedRun, without: tuple[AttackRecord, ...
         found = None if blind else best_baseline(row.attack, run.attacks, without)
         guess = f" ({found.name}: {below(found.psnr, RECOGNISABLE)})" if found is not None else ""
         parts.append(f"{below(row.mean_leaked, RECOGNISABLE)} on average{guess}")
+    if row.changed and row.mean_psnr is not None:
+        parts.append(f"{below(row.mean_psnr, RECOGNISABLE)} {SEEN}")
     if row.label_share is not None:
-        even = _even_share([one for one in run.attacks if one.attack == row.attack], len(run.classes))
-        guess = "" if even is None else f" (each class equally often: {percent(even)})"
-        parts.append(f"{percent(row.label_share)} of the labels right{guess}")
+        parts.append(f"{percent(row.label_share)} of the labels right{beside_labels(run, row.attack)}")
     if row.done and row.mean_leaked is None and row.label_share is None:
         parts.append("not scored")
     return f"{row.attack}{' (a baseline)' if blind else ''}: {'; '.join(parts)}"
-
-
-def _even_share(records: list[AttackRecord], classes: int) -> float | None:
-    """Over the updates whose labels are known, each counting by its images; None where none are."""
-    known = [[image.label for image in one.images] for one in records if one.label_share is not None]
-    known = [labels for labels in known if labels and None not in labels]
-    if not known or not classes:
-        return None
-    shares = [even_share(Counter(labels).values(), classes) * len(labels) for labels in known]
-    return sum(shares) / sum(map(len, known))

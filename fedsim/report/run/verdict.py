@@ -12,7 +12,7 @@ from fedsim.report.run.bounds.records import cautions, proof_of
 from fedsim.report.run.certificates import certificate_sentences
 from fedsim.report.run.images.counts import Counts
 from fedsim.report.run.images.leakage import Leakage, summarise_leakage
-from fedsim.report.run.label_attacks import labels_of, only_attacked
+from fedsim.report.run.label_attacks import beside_labels, labels_of, only_attacked
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.summary import (
     AttackSummary,
@@ -94,7 +94,7 @@ def verdict(run: RecordedRun) -> Verdict:
         *_refusals(run, on_images, leakage, proven=level == "proven"),
         *_guess(rows, best_baseline(rows[0].attack, run.attacks, without) if rows else None),
         *certificate_sentences(run.attacks, asked=leakage.returned > 0),
-        *_labels(rows),
+        *_labels(run, rows),
         *_accuracy(run),
     ]
     if not run.finished:
@@ -196,9 +196,12 @@ def _guess(rows: list[AttackSummary], baseline: Baseline | None) -> list[str]:
     return [against_guess(rows[0].attack, baseline)]
 
 
-def _labels(rows: list[AttackSummary]) -> list[str]:
+def _labels(run: RecordedRun, rows: list[AttackSummary]) -> list[str]:
     best = max((row for row in rows if row.label_share is not None), key=lambda row: row.label_share or 0, default=None)
-    return [] if best is None else [f"{percent(best.label_share)} of the labels were recovered, by {best.attack}."]
+    if best is None:
+        return []
+    beside = beside_labels(run, best.attack)
+    return [f"{percent(best.label_share)} of the labels were recovered, by {best.attack}{beside}."]
 
 
 def _accuracy(run: RecordedRun) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from fedsim.report.run.attack_lines import attack_lines
 from fedsim.report.run.read import read_run
+from fedsim.report.run.verdict import verdict
 
 
 def test_each_attack_and_its_guess(write_run: Any, records: Any) -> None:
@@ -28,6 +29,8 @@ def test_labels_beside_every_class_equally_often(write_run: Any, records: Any) -
     (folder / "classes.json").write_text(json.dumps(["cat", "dog"]))
     told = "labels: 1 done of 1 update; 75.0 % of the labels right (each class equally often: 75.0 %)"
     assert attack_lines(read_run(folder)) == [told]
+    told = "75.0 % of the labels were recovered, by labels (each class equally often: 75.0 %)."
+    assert told in verdict(read_run(folder)).details
 
 
 def test_a_baseline_is_said_to_be_one_and_what_was_not_compared_too(write_run: Any, records: Any) -> None:
@@ -44,3 +47,10 @@ def test_what_stays_below_the_bar_is_not_rounded_up_to_it(write_run: Any, record
     image = records.image(19.98, "i/0", guess_psnr=19.97)
     (line,) = attack_lines(read_run(write_run([records.attack(1, 0, image, label_share=None)])))
     assert line.endswith("; 19.9 dB on average (the mean of public pictures: 19.9 dB)")
+
+
+def test_where_a_defense_changed_images_both_means_are_told(write_run: Any, records: Any) -> None:
+    image = records.image(35.0, "i/0", private_psnr=12.0, guess_psnr=10.0)
+    (line,) = attack_lines(read_run(write_run([records.attack(1, 0, image, label_share=None)])))
+    told = "12.0 dB on average (the mean of public pictures: 10.0 dB); 35.0 dB against what the model saw"
+    assert line.endswith(f"; {told}")
