@@ -95,7 +95,9 @@ class DPSGD(Defense):
             )
             raise ConfigError("defense", "dp_sgd", expected)
         if plan.client.get("precision") == "float16":
-            expected = "float32 or bfloat16 beside dp_sgd: one image that overflows float16 skips the step, and shows"
+            expected = (
+                "float32 or bfloat16 beside dp_sgd: one image that overflows float16 changes the step of all, and shows"
+            )
             raise ConfigError("client.precision", "float16", expected)
         if (limit := plan.client.get("max_grad_norm")) not in (None, math.inf):
             expected = "null beside dp_sgd, which clips by itself: noise that is scaled down has no known size"
