@@ -331,11 +331,12 @@ def _protocol(
     defaults = {} if optimizer is None else optimizer.defaults
     if optimizer is not None and not lrs:
         lrs = [0.0]  # every step was skipped: a protocol has one at least
+    named = "none" if optimizer is None else type(optimizer).__name__.lower()
     betas = defaults.get("betas", (0.9, 0.999))
     return LocalProtocol(
         batch_size=batch_size,
         steps=max(1, len(lrs)),
-        optimizer="none" if optimizer is None else type(optimizer).__name__.lower(),
+        optimizer="adamw" if defaults.get("decoupled_weight_decay") and named == "adam" else named,
         lrs=tuple(lrs),
         momentum=float(defaults.get("momentum", 0.0)),
         dampening=float(defaults.get("dampening", 0.0)),
@@ -350,4 +351,5 @@ def _protocol(
         max_grad_norm=settings.clip_norm,
         micro_batch_size=settings.micro_batch_size,
         undecayed=apart,
+        amsgrad=bool(defaults.get("amsgrad", False)),
     )
