@@ -11,6 +11,7 @@ from defenses.base import Batch, BatchGradient, ClientRound, Defense, Plan
 from defenses.privacy.accounting import gaussian_epsilon, rdp_epsilon, sampled_gaussian_rdp
 from defenses.privacy.buffers import floating_buffers, refuse_changed
 from defenses.settings import choice, flag, number, whole
+from defenses.update.perturbation import widened
 from fedsim.bounds.privacy import FIRST_ROUND
 from fedsim.bounds.robustness import GaussianDP
 from fedsim.effects import AddsNoise, Clips, Effect
@@ -126,8 +127,11 @@ class DPSGD(Defense):
         if self.max_grad_norm == math.inf:
             return compute(batch)
         total: State = {}
+        kinds: dict[str, torch.dtype] = {}
         for part in batch.pieces(self.chunk):
-            clipped, shortened = clipped_sum(compute.per_example(part), self.max_grad_norm, self.per_layer)
+            each = compute.per_example(part)
+            kinds = {name: tensor.dtype for name, tensor in each.items()}
+            clipped, shortened = clipped_sum(widened(each), self.max_grad_norm, self.per_layer)
             self._clipped += shortened
             for name, tensor in clipped.items():
                 total[name] = total[name] + tensor if name in total else tensor
@@ -136,7 +140,7 @@ class DPSGD(Defense):
             for name in sorted(total):  # an order of its own: the same noise however the tensors are listed
                 noise = torch.randn(total[name].shape, generator=rng, dtype=total[name].dtype)
                 total[name] = total[name] + std * noise.to(total[name].device)
-        return {name: tensor / size for name, tensor in total.items()}
+        return {name: (tensor / size).to(kinds[name]) for name, tensor in total.items()}
 
     def transform_update(self, update: Update, rng: torch.Generator) -> Update:
         """The gradients are private already. Raises ConfigError where training changed a buffer that is shared."""

@@ -138,6 +138,34 @@ def test_a_picture_whose_gradient_is_not_finite_counts_as_nothing(value, per_lay
         assert torch.equal(tensor, second[name])
 
 
+@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_are_clipped_added_up_and_given_noise_in_float32(dtype, chunk, per_layer):
+    """A loop in float64, and float32's noise; the step is rounded to the weights' type at the very end."""
+    each = {name: g.to(dtype) for name, g in each_of(8, 5.0).items()}
+    bound = 0.7 / math.sqrt(len(each)) if per_layer else 0.7
+    found = step(DPSGD(0.7, 1.5, chunk=chunk, per_layer=per_layer), Given(each), numbered(8))
+    whole = [norm({name: g[i] for name, g in each.items()}) for i in range(8)]
+    rng = torch.Generator().manual_seed(0)
+    for name in sorted(each):
+        sizes = [norm({"": one}) for one in each[name]] if per_layer else whole
+        total = sum(min(1.0, bound / size) * one.double() for one, size in zip(each[name], sizes, strict=True))
+        expected = (total + 0.7 * 1.5 * torch.randn(each[name].shape[1:], generator=rng)) / 8
+        assert found[name].dtype == dtype
+        # Half a unit in the last place: what rounding once leaves.
+        torch.testing.assert_close(found[name].double(), expected, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-6)
+
+
+def test_a_step_of_bfloat16_weights_keeps_their_type():
+    model = VIT.build(0).bfloat16()
+    images, labels = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 4, 1])
+    found = step(DPSGD(1e-3, 1.0), LossGradient(model, Defense(), 0.0), Batch(images.bfloat16(), labels))
+    for name, parameter in model.named_parameters():
+        parameter.grad = found[name]
+        assert parameter.grad.any()
+
+
 class DividesByDeviation(nn.Module):
     """As a normalisation without a smallest variance: a flat picture has no finite gradient."""
 
