@@ -23,8 +23,9 @@ from defenses import (
     Plan,
     TopK,
 )
-from defenses.privacy.accounting import gaussian_delta, rdp_epsilon, sampled_gaussian_rdp
+from defenses.privacy.accounting import gaussian_delta, gaussian_epsilon, rdp_epsilon, sampled_gaussian_rdp
 from defenses.privacy.dp_sgd import clipped_sum
+from defenses.privacy.sampled import composed_epsilon
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
 from fedsim.settings.composition import build_data
@@ -240,13 +241,37 @@ def test_without_amplification_each_pass_counts_once(rounds, steps, passes):
 @pytest.mark.parametrize(("rounds", "steps"), [(1, 1), (1, 4), (3, 2)])
 def test_poisson_counts_steps_at_the_rate_of_the_batch(rounds, steps):
     measured = participate(DPSGD(1.0, 1.5, 1e-5, "poisson"), rounds, steps, 5, 20)
-    expected = rdp_epsilon(rounds * steps * sampled_gaussian_rdp(1.5, 0.25), 1e-5)
+    expected = composed_epsilon(1.5, (0.25,), (rounds * steps,), 1e-5)
     assert measured["dp_sgd_epsilon"] == pytest.approx(expected, rel=1e-9)
+    assert expected < rdp_epsilon(rounds * steps * sampled_gaussian_rdp(1.5, 0.25), 1e-5)
+
+
+def test_a_last_batch_of_another_size_is_a_step_at_another_rate():
+    defense, turn = DPSGD(1.0, 1.5, 1e-5, "poisson"), ClientRound(1, 20)
+    defense.begin(turn)
+    for size in (8, 8, 4, 8, 8, 4):
+        defense.gradient(nn.Identity(), numbered(size), Given(each_of(8)), torch.Generator().manual_seed(0))
+    assert (turn.memory["rates"].tolist(), turn.memory["counts"].tolist()) == ([0.4, 0.2], [4, 2])
+    assert defense.measurements()["epsilon"] == composed_epsilon(1.5, (0.2, 0.4), (2, 4), 1e-5)
+    bound = rdp_epsilon(turn.memory["rdp"], 1e-5)
+    del turn.memory["rates"], turn.memory["counts"]
+    assert defense.measurements()["epsilon"] == bound, "what an earlier version kept"
+    step_more = ClientRound(2, 20, turn.memory)
+    defense.begin(step_more)
+    defense.gradient(nn.Identity(), numbered(8), Given(each_of(8)), torch.Generator().manual_seed(0))
+    assert "rates" not in step_more.memory
+    assert defense.measurements()["epsilon"] > bound
+
+
+def test_where_nothing_is_composed_epsilon_is_renyis():
+    measured = participate(DPSGD(1.0, 1.5, 1e-14, "poisson"), 1, 3, 5, 20)
+    assert measured["dp_sgd_epsilon"] == rdp_epsilon(3 * sampled_gaussian_rdp(1.5, 0.25), 1e-14)
 
 
 def test_a_client_smaller_than_its_batch_gains_nothing_by_sampling():
     measured = participate(DPSGD(1.0, 1.5, 1e-5, "poisson"), 1, 3, 8, 8)
-    assert measured["dp_sgd_epsilon"] == pytest.approx(rdp_epsilon(3 * sampled_gaussian_rdp(1.5, 1.0), 1e-5))
+    exact = gaussian_epsilon(1e-5, math.sqrt(3) / 1.5)
+    assert exact < measured["dp_sgd_epsilon"] < 1.02 * exact
 
 
 def test_without_noise_there_is_no_guarantee():
