@@ -15,17 +15,17 @@ def theorem_sentence(proven: GaussianDP) -> str:
     """What becomes of a success of `PROVEN_KAPPA`.
 
     >>> print(theorem_sentence(GaussianDP(1.0, 1, "image", 1e-5, "each image is clipped")))
-    Whoever knows all that is reported without noise and would rebuild an image with probability 0.001 before, an \
-assumption about images, does so with at most 0.019 after this one release, whatever else is known or done, as noise \
-makes it 1-Gaussian-DP (each image is clipped).
+    Whoever would rebuild an image with probability 0.001 before does so with at most 0.019 after this one release, \
+whatever else is known or done: noise makes it 1-Gaussian-DP (each image is clipped). The probability before is an \
+assumption about images, of somebody who knows all reported without noise.
     """
     after = "this one release" if proven.releases == 1 else f"these {proven.releases:,} releases"
     gamma = probability(blow_up(PROVEN_KAPPA, proven.mu))
     them = "it" if proven.releases == 1 else "them together"
     return (
-        f"Whoever knows all that is reported without noise and would rebuild an image with probability "
-        f"{PROVEN_KAPPA:g} before, an assumption about images, does so with at most {gamma} after {after}, whatever "
-        f"else is known or done, as noise makes {them} {proven.mu:.3g}-Gaussian-DP ({proven.because})."
+        f"Whoever would rebuild an image with probability {PROVEN_KAPPA:g} before does so with at most {gamma} after "
+        f"{after}, whatever else is known or done: noise makes {them} {proven.mu:.3g}-Gaussian-DP ({proven.because}). "
+        "The probability before is an assumption about images, of somebody who knows all reported without noise."
     )
 
 

@@ -81,15 +81,16 @@ class WarmStart:
     def race(self, points: Sequence[Float[Tensor, " n"]]) -> list[Float[Tensor, " n"]]:
         """A few steps from each, the one that then explains the most first; as they are for several rounds.
 
-        One that explains enough ends the race.
+        One that explains enough ends the race, but behind noise, where a wrong image may: the others stay as they are.
         """
         if self._as_it_is or len(points) == 1:
             return list(points)
         ends: list[Float[Tensor, " n"]] = []
-        for point in points:
+        noisy = self.plan.stages[-1].residual.before is not None
+        for place, point in enumerate(points):
             end, enough = self._towards(point, RACE, with_prior=1.0)
-            if enough:
-                return [end, *ends]
+            if enough and not noisy:
+                return [end, *ends, *points[place + 1 :]]
             ends.append(end)
         costs = self.costs(torch.stack(ends))
         return [ends[int(place)] for place in costs.argsort(stable=True)]

@@ -13,6 +13,7 @@ from attacks.optimization.search.base import SearchTask
 from attacks.optimization.second_order.stages import make_plan
 from attacks.optimization.second_order.warm_start import RACERS, WarmStart
 from attacks.optimization.second_order.warm_start.warm_start import RACE
+from defenses import GradientNoise
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.models import Architecture, ModelSpec
 
@@ -23,9 +24,9 @@ def images(rng):
     return GaussianPrior().draw((2, 3, 8, 8), rng).clamp(0, 1).float()
 
 
-def warm_start_of(images, memory_gib, cpu, report=lambda cost: None):
+def warm_start_of(images, memory_gib, cpu, report=lambda cost: None, defense=()):
     vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
-    seen = fedsim.observe(vit, images[:1], torch.tensor([3]))
+    seen = fedsim.observe(vit, images[:1], torch.tensor([3]), defense=list(defense))
     problem = make_problem(seen, shared_update(seen, "gradient", cpu), torch.tensor([3]), Pixels(), {}, cpu)
     task = SearchTask([problem], SquaredL2(), "gradient", Budget(memory_gib=memory_gib), cpu)
     prior = GaussianPrior()
@@ -71,9 +72,21 @@ def test_a_point_that_explains_enough_ends_the_race(images, cpu):
     truth, other = points_of(warm_start, images)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         ends = warm_start.race([other, truth + 0.01 * (other - truth), 2.0 * other])
-    assert len(ends) == 2
     assert float((ends[0] - truth).norm()) < 0.01 * float((ends[1] - truth).norm())
+    assert torch.equal(ends[2], 2.0 * other)
     assert len(steps) <= 2 * RACE
+
+
+def test_behind_noise_all_race(images, cpu):
+    """A wrong image may explain a noisy update."""
+    steps: list[float] = []
+    warm_start = warm_start_of(images, 4.0, cpu, steps.append, [GradientNoise(relative_norm=0.1)])
+    truth, other = points_of(warm_start, images)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        ends = warm_start.race([truth, other, 2.0 * other])
+        costs = warm_start.costs(torch.stack(ends))
+    assert len(steps) >= 3
+    assert costs.tolist() == sorted(costs.tolist())
 
 
 def test_the_race_counts_before_the_first_public_image(images, cpu):
