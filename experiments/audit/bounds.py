@@ -67,10 +67,10 @@ def write_bounds(
 
 
 def _parties(setup: Setup, updates: Sequence[tuple[int, tuple[int, ...]]]) -> list[Party]:
-    """Each client's by itself, also where the server sees them summed."""
+    """Each audited client's by itself, also where the server sees them summed."""
     runtime = setup.runtime()
     state = {name: tensor.detach().clone() for name, tensor in setup.model.state_dict().items()}
-    size, parties = setup.config.client.batch_size, []
+    size, parties = setup.config.audit.batch_size, []
     for first, positions in updates:
         for client, start in enumerate(range(0, len(positions), size), first):
             pictures = setup.data.train.subset(positions[start : start + size])
