@@ -18,7 +18,7 @@ LOSS_ERROR = 0.01
 """By how much a privacy loss may be off; it is added, so that the result stays a bound."""
 
 SURE = 0.999
-"""γ above which what taking every image gives is said instead: at most as far from it, and the loss takes long there."""
+"""γ above which what taking every image gives is said instead: no further from it than 1. Losses take long there."""
 
 
 @lru_cache(maxsize=256)
