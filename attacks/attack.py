@@ -96,5 +96,6 @@ def _built(attack: str | Attack, settings: dict[str, Any]) -> tuple[Attack, str]
             raise ConfigError(key, value, f"nothing: {type(attack).__name__} is built already, with its settings")
         return attack, type(attack).__name__
     if not isinstance(attack, str):
-        raise ConfigError("attack", attack, "a name of conf/attack, or an object of a subclass of attacks.base.Attack")
-    return build_attack(attack, option("attack", attack, settings)), attack
+        last = ", before the observation" if isinstance(attack, Observation | History) else ""
+        raise ConfigError("attack", attack, f"a name of conf/attack, or an object of a subclass of fedsim.Attack{last}")
+    return build_attack(attack, option("attack", attack, settings, objects=True)), attack

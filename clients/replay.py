@@ -58,8 +58,6 @@ def _once_more(observation: Observation, images: Tensor, labels: Tensor, rng: to
     with torch.enable_grad():
         for step in range(1 if optimizer is None else protocol.steps):
             gradients = defense.gradient(model, batch, gradient_of, rng)
-            while not gradient_of.scale.step() and gradient_of.scale.value >= 1.0:  # the client skipped that step
-                gradients = defense.gradient(model, batch, gradient_of, rng)
             set_gradients(trainable, gradients, start, protocol.proximal_mu, protocol.max_grad_norm)
             if optimizer is not None:
                 for group in optimizer.param_groups:

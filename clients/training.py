@@ -36,7 +36,8 @@ class LocalResult:
     Attributes:
         tensors: beside a change of the weights also that of the floating-point buffers; empty where nobody wants it.
         buffers: values of the floating-point buffers afterwards (BatchNorm's running statistics).
-        skipped: local steps that were not taken, as float16 overflowed; the protocol knows nothing of them.
+        skipped: local steps that were not taken, as their gradients were finite at no scale of float16; the protocol
+            knows nothing of them.
     """
 
     tensors: State
@@ -147,11 +148,9 @@ def train_locally(
         private, labels = pictures.images(indices), pictures.labels[indices]
         batch = defense.transform_batch(Batch(normaliser(private), labels), draws)
         gradients = defense.gradient(model, batch, gradient_of, draws)
-        while not (finite := gradient_of.scale.step()) and one_gradient and gradient_of.scale.value >= 1.0:
-            gradients = defense.gradient(model, batch, gradient_of, draws)  # there is no later step to wait for
         losses.append(gradient_of.take_losses())
         sizes.append(len(batch.labels))
-        if not (finite or one_gradient):
+        if not (gradient_of.ended_finite() or one_gradient):
             skipped += 1
             continue
         if proximal_mu or settings.clip_norm is not None or not gradient_of.left(gradients):
@@ -216,8 +215,37 @@ class LossGradient:
         self._parameters = dict(model.named_parameters()) if parameters is None else parameters
         self._precision, self._micro_batch_size = precision, micro_batch_size
         self.scale = LossScale(precision)
+        self._finite = True
+        self._buffers = list(model.buffers()) if self.scale.needed else []
 
     def __call__(self, batch: Batch) -> State:
+        return self._within_range(partial(self._together, batch))
+
+    def ended_finite(self) -> bool:
+        """End a step: whether all of its gradients were finite."""
+        finite, self._finite = self._finite, True
+        return finite
+
+    def _within_range(self, compute: Callable[[], State]) -> State:
+        """Gradients at a scale at which float16 does not overflow, halved until there is one.
+
+        They are of one batch, from the buffers as they were: GradScaler would leave the step out, and a client of few
+        steps learn nothing. What is finite at no scale did not overflow for it, so the scale stays as it was.
+        """
+        scale, losses = self.scale.value, len(self._losses)
+        before = [buffer.clone() for buffer in self._buffers]
+        gradients = compute()
+        while not (finite := self.scale.step()) and self.scale.value >= 1.0:
+            del self._losses[losses:]
+            with torch.no_grad():
+                for buffer, value in zip(self._buffers, before, strict=True):
+                    buffer.copy_(value)
+            gradients = compute()
+        if not finite:
+            self._finite, self.scale.value = False, scale
+        return gradients
+
+    def _together(self, batch: Batch) -> State:
         for parameter in self._parameters.values():
             parameter.grad = None
         pieces = list(batch.pieces(self._micro_batch_size))
@@ -238,6 +266,9 @@ class LossGradient:
         return gradients is self._left
 
     def per_example(self, batch: Batch) -> State:
+        return self._within_range(partial(self._each, batch))
+
+    def _each(self, batch: Batch) -> State:
         trainable = {name: p.detach() for name, p in self._parameters.items() if p.requires_grad}
 
         def loss_of_one(parameters: State, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
@@ -300,11 +331,12 @@ def _protocol(
     defaults = {} if optimizer is None else optimizer.defaults
     if optimizer is not None and not lrs:
         lrs = [0.0]  # every step was skipped: a protocol has one at least
+    named = "none" if optimizer is None else type(optimizer).__name__.lower()
     betas = defaults.get("betas", (0.9, 0.999))
     return LocalProtocol(
         batch_size=batch_size,
         steps=max(1, len(lrs)),
-        optimizer="none" if optimizer is None else type(optimizer).__name__.lower(),
+        optimizer="adamw" if defaults.get("decoupled_weight_decay") and named == "adam" else named,
         lrs=tuple(lrs),
         momentum=float(defaults.get("momentum", 0.0)),
         dampening=float(defaults.get("dampening", 0.0)),
@@ -319,4 +351,5 @@ def _protocol(
         max_grad_norm=settings.clip_norm,
         micro_batch_size=settings.micro_batch_size,
         undecayed=apart,
+        amsgrad=bool(defaults.get("amsgrad", False)),
     )

@@ -42,5 +42,5 @@ def _resolved(one: Named) -> dict[str, tuple[Defense, dict[str, Any]]]:
         expected = "names of conf/defense, {name: settings}, or objects of a subclass of defenses.Defense"
         raise ConfigError("defense", one, expected)
     changed: Mapping[str, Any] = {one: {}} if isinstance(one, str) else one
-    described = {name: option("defense", name, changes) for name, changes in changed.items()}
+    described = {name: option("defense", name, changes, objects=True) for name, changes in changed.items()}
     return {name: (build_chain({name: own}).defenses[name], own) for name, own in described.items()}

@@ -66,4 +66,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    """The public names, and modules that are loaded already; none of what this file imports."""
+    own = {"Any", "TYPE_CHECKING", "import_module", "_HOMES"}
+    return sorted({*globals(), *_HOMES} - own)

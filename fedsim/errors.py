@@ -3,12 +3,17 @@
 import difflib
 from collections.abc import Collection, Iterable
 
+LONGEST = 300
+"""Characters of a value that an error repeats: paths are whole, tensors and observations are not."""
+
 
 class ConfigError(Exception):
     """A setting that cannot work, in one line: `KEY=VALUE: must be EXPECTED`, or the fault where that says more."""
 
     def __init__(self, key: str, value: object, expected: str = "", fault: str = "") -> None:
-        super().__init__(f"{key}={value}: {fault or f'must be {expected}'}")
+        said = str(value)
+        said = said if len(said) <= LONGEST else f"{said[:LONGEST]} …"
+        super().__init__(f"{key}={said}: {fault or f'must be {expected}'}")
         self.key, self.value, self.expected, self.fault = key, value, expected, fault
 
     def __reduce__(self) -> tuple[type["ConfigError"], tuple[str, object, str, str]]:

@@ -31,7 +31,7 @@ Replayer = Callable[["Observation", Tensor, Tensor], Update | None]
 """A client's computation once more: see `Observation.replay`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Observation:
     """One client's update with everything needed to attack it, now or a year later.
 
@@ -51,22 +51,22 @@ class Observation:
 
     server_round: int
     client: int
-    global_state: State = field(repr=False)
+    global_state: State
     update: Update
     protocol: LocalProtocol
-    architecture: Architecture = field(repr=False)
-    roles: ViTRoles = field(repr=False)
+    architecture: Architecture
+    roles: ViTRoles
     image_shape: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     num_classes: int
     defenses: tuple[dict[str, Any], ...] = ()
     recorded_effects: tuple[Effect, ...] | None = None
-    auxiliary_probs: Tensor | None = field(default=None, repr=False)
-    image_prior: PublicPrior | None = field(default=None, repr=False)
-    public_images: PublicImages | None = field(default=None, repr=False)
+    auxiliary_probs: Tensor | None = None
+    image_prior: PublicPrior | None = None
+    public_images: PublicImages | None = None
     summed: int = 1
-    replayer: Replayer | None = field(default=None, repr=False, compare=False)
+    replayer: Replayer | None = field(default=None, compare=False)
 
     @classmethod
     def of(
@@ -153,6 +153,16 @@ class Observation:
     def name(self) -> str:
         """What it is called: its folder, its results, its images."""
         return observation_name(self.server_round, self.client)
+
+    def __repr__(self) -> str:
+        """What was shared, by which model, and behind what: one line."""
+        shared = f"{self.update.kind} of {self.num_images} image{'s' * (self.num_images != 1)}"
+        clients = f" (sum of {self.summed} clients)" if self.summed > 1 else ""
+        size = "x".join(map(str, self.image_shape))
+        model = f"{self.architecture.spec.name} ({size}, {self.num_classes} classes, finetune={self.finetune.NAME})"
+        defenses = ", ".join(str(one.get("name", "?")) for one in self.defenses)
+        behind = f", defense=[{defenses}]" if defenses else ""
+        return f"<Observation {self.name}: {shared}{clients}, {model}{behind}>"
 
     def save(self, folder: Path | str) -> None:
         """Write it into a folder of its own: tensors as safetensors, the rest as JSON.

@@ -120,8 +120,11 @@ def _of_this_model(
 ) -> tuple[State, State]:
     """Parameters and buffers of what was shared, on the CPU."""
     for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor) or name not in state:
-            raise ConfigError(key, name, f"a tensor of the model's.{nearest(str(name), state)}")
+        if name not in state:
+            hint = nearest(str(name), state) or f" Its names are {', '.join(list(state)[:3])} …"
+            raise ConfigError(key, name, fault=f"the model has no parameter or buffer of the name {name!r}.{hint}")
+        if not isinstance(tensor, Tensor):
+            raise ConfigError(key, name, f"a tensor under the name {name!r}, not of type {type(tensor).__name__}")
         if tensor.shape != state[name].shape:
             expected = (
                 f"{tuple(state[name].shape)} as the model has it, not {tuple(tensor.shape)}: is it another model's?"

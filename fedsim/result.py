@@ -61,7 +61,8 @@ class AttackResult:
         observation: its name, `round-00001-client-00003`.
         attack: the attack's name.
         status: `refused` where the attack does not apply, `failed` where it raised; `reason` says why.
-        server_round, client, batch_size, summed: as the observation says.
+        server_round, client, summed: as the observation says.
+        batch_size: images behind the update, those of all local steps.
         target: what the attack is after: `images`, `labels`, or whatever else an attack of one's own says.
         baseline: it read nothing of what was shared.
         images: [B,C,H,W] in [0, 1], as the model saw them, or None.
@@ -101,7 +102,7 @@ class AttackResult:
         cls, observation: "Observation", attack: str, status: Status, reason: str = "", **known: Any
     ) -> "AttackResult":
         """What became of an attack on this observation."""
-        whose = observation.server_round, observation.client, observation.protocol.batch_size, observation.summed
+        whose = observation.server_round, observation.client, observation.num_images, observation.summed
         return cls(observation.name, attack, status, reason, *whose, **known)
 
     @property

@@ -26,7 +26,8 @@ class LocalProtocol:
     """How a client came to its update. The server set it, so the attacker knows it.
 
     `lrs` holds the learning rate of each local step (empty for a shared gradient); `steps` counts them.
-    `betas` and `eps` are those of Adam and its kin. `precision` is of forward and backward; weights are in float32.
+    `betas`, `eps` and `amsgrad` are those of Adam and its kin; an Adam with decoupled weight decay is an AdamW.
+    `precision` is of forward and backward; weights are in float32.
     `max_grad_norm` is the L2 norm that each step's gradient, with FedProx's pull, is scaled down to; None: it is not.
     `weight_decay` is that of all parameters but the `undecayed` ones.
     `micro_batch_size` is how many images were computed at once, by which a batch's gradient differs in rounding alone.
@@ -49,6 +50,7 @@ class LocalProtocol:
     max_grad_norm: float | None = None
     micro_batch_size: int | None = None
     undecayed: tuple[str, ...] = ()
+    amsgrad: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -150,7 +150,7 @@ def test_an_observation_of_an_own_module_comes_back_from_disk(tmp_path):
         ({"images": 2 * IMAGES + 1}, r"images=1 … .*values in \[0, 1\]"),
         ({"images": IMAGES[0]}, r"images=torch.float32 \(3, 32, 32\)"),
         ({"images": IMAGES[:, :, :24, :24]}, r"image_shape=\(3, 24, 24\): must be what VisionTransformer reads"),
-        ({"defense": "mjpp"}, "defense=mjpp: must be one of .* Did you mean 'mjp'"),
+        ({"defense": "mjpp"}, "defense=mjpp: there is no such option. Did you mean 'mjp'"),
         ({"defense": ["half", "half"]}, "defense=half: must be each defense once"),
         (
             {"defense": {"mjp": {"ration": 0.3}}},
@@ -169,6 +169,32 @@ def test_wrong_use_is_one_clear_line(vit, wrong, words):
 def test_what_is_no_observation_is_refused(vit):
     with pytest.raises(fedsim.ConfigError, match="observation=VisionTransformer: must be an Observation"):
         fedsim.attack("labels", vit)
+    seen = fedsim.observe(vit, IMAGES, LABELS)
+    with pytest.raises(fedsim.ConfigError, match=r"^attack=<Observation .* before the observation$") as raised:
+        fedsim.attack(seen, "labels")
+    assert len(str(raised.value)) < 400
+
+
+def test_who_names_an_attack_or_a_defense_of_their_own_is_told_how_it_is_given(vit):
+    words = r"there is no such option\. One of your own is given as an object; commands find its YAML in DIR/{group} "
+    with pytest.raises(fedsim.ConfigError, match="^attack=gray: " + words.format(group="attack")):
+        fedsim.attack("gray", fedsim.observe(vit, IMAGES, LABELS))
+    with pytest.raises(fedsim.ConfigError, match="^defense=my_own: " + words.format(group="defense")):
+        fedsim.observe(vit, IMAGES, LABELS, defense="my_own")
+
+
+def test_an_observation_says_what_was_shared_of_which_model_in_one_line(vit):
+    seen = fedsim.observe(vit, IMAGES, LABELS, defense=["half"], finetune="lora")
+    name = seen.architecture.spec.name
+    shared = "<Observation round-00000-client-00000: gradient of 2 images, "
+    assert repr(seen) == f"{shared}{name} (3x32x32, 10 classes, finetune=lora), defense=[half]>"
+
+
+def test_the_front_door_names_nothing_that_it_imports_itself_and_nothing_twice():
+    names = dir(fedsim)
+    assert len(names) == len(set(names))
+    assert {*fedsim.__all__} <= set(names)
+    assert not {"Any", "TYPE_CHECKING", "import_module"} & set(names)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +203,7 @@ def test_what_is_no_observation_is_refused(vit):
         ({}, "gradients=None: must be one of gradients, delta and weights"),
         ({"gradients": []}, "gradients=0 tensors: must be one for each of the model's"),
         ({"gradients": {"head.weigth": torch.zeros(10, 192)}}, "head.weigth: .*Did you mean 'head.weight'"),
+        ({"gradients": {"foo": torch.zeros(3)}}, "no parameter or buffer of the name 'foo'. Its names are cls_token"),
         ({"gradients": {"head.weight": torch.zeros(5, 192)}}, "is it another model's"),
         ({"gradients": {}}, "gradients=nothing"),
         ({"delta": {"head.weight": torch.zeros(10, 192)}}, "protocol=None: must be the local training"),
@@ -190,7 +217,7 @@ def test_gradients_of_nothing_or_of_another_model_are_refused(vit, given, words)
 def test_an_unknown_attack_and_an_unknown_setting_are_refused(vit):
     seen = fedsim.observe(vit, IMAGES[:1], LABELS[:1])
     with pytest.raises(
-        fedsim.ConfigError, match=r"attack=patch_gradent: must be one of .* Did you mean 'patch_gradient'"
+        fedsim.ConfigError, match=r"attack=patch_gradent: there is no such option. Did you mean 'patch_gradient'"
     ):
         fedsim.attack("patch_gradent", seen)
     with pytest.raises(fedsim.ConfigError, match=r"attack.dlg.step=3: there is no such setting. Did you mean 'steps'"):
@@ -391,13 +418,6 @@ def test_a_run_goes_where_it_is_sent(tmp_path, monkeypatch):
     assert sent[-1] == ({**sent[1][0], "resume": str(other)}, other)
     with pytest.raises(fedsim.ConfigError, match=r"num_rounds=5: must be resume= alone"):
         fedsim.run(resume=other, num_rounds=5)
-
-
-def test_an_observation_prints_in_a_line(vit):
-    shown = repr(fedsim.observe(vit, IMAGES[:1], LABELS[:1], defense=["withhold_pe"]))
-    assert len(shown) < 1000
-    assert "kind='gradient'" in shown
-    assert "withhold_pe" in shown
 
 
 @pytest.mark.parametrize("name", fedsim.__all__)

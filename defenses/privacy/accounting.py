@@ -1,5 +1,7 @@
 """(ε, δ) of Gaussian noise: exact where every step counts, Rényi's bound where Poisson sampling is assumed.
 
+A closer one of Poisson samples is in `defenses.privacy.sampled`.
+
 All here is about figures: noise comes from a seeded generator in floating point, which is no deployment's guarantee.
 """
 

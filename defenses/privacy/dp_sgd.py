@@ -10,7 +10,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from defenses.base import Batch, BatchGradient, ClientRound, Defense, Plan
 from defenses.privacy.accounting import gaussian_epsilon, rdp_epsilon, sampled_gaussian_rdp
 from defenses.privacy.buffers import floating_buffers, refuse_changed
+from defenses.privacy.sampled import composed_epsilon
 from defenses.settings import choice, flag, number, whole
+from defenses.update.perturbation import widened
 from fedsim.bounds.privacy import FIRST_ROUND
 from fedsim.bounds.robustness import GaussianDP
 from fedsim.effects import AddsNoise, Clips, Effect
@@ -95,7 +97,9 @@ class DPSGD(Defense):
             )
             raise ConfigError("defense", "dp_sgd", expected)
         if plan.client.get("precision") == "float16":
-            expected = "float32 or bfloat16 beside dp_sgd: one image that overflows float16 skips the step, and shows"
+            expected = (
+                "float32 or bfloat16 beside dp_sgd: one image that overflows float16 changes the step of all, and shows"
+            )
             raise ConfigError("client.precision", "float16", expected)
         if (limit := plan.client.get("max_grad_norm")) not in (None, math.inf):
             expected = "null beside dp_sgd, which clips by itself: noise that is scaled down has no known size"
@@ -124,8 +128,11 @@ class DPSGD(Defense):
         if self.max_grad_norm == math.inf:
             return compute(batch)
         total: State = {}
+        kinds: dict[str, torch.dtype] = {}
         for part in batch.pieces(self.chunk):
-            clipped, shortened = clipped_sum(compute.per_example(part), self.max_grad_norm, self.per_layer)
+            each = compute.per_example(part)
+            kinds = {name: tensor.dtype for name, tensor in each.items()}
+            clipped, shortened = clipped_sum(widened(each), self.max_grad_norm, self.per_layer)
             self._clipped += shortened
             for name, tensor in clipped.items():
                 total[name] = total[name] + tensor if name in total else tensor
@@ -134,7 +141,7 @@ class DPSGD(Defense):
             for name in sorted(total):  # an order of its own: the same noise however the tensors are listed
                 noise = torch.randn(total[name].shape, generator=rng, dtype=total[name].dtype)
                 total[name] = total[name] + std * noise.to(total[name].device)
-        return {name: tensor / size for name, tensor in total.items()}
+        return {name: (tensor / size).to(kinds[name]) for name, tensor in total.items()}
 
     def transform_update(self, update: Update, rng: torch.Generator) -> Update:
         """The gradients are private already. Raises ConfigError where training changed a buffer that is shared."""
@@ -158,21 +165,38 @@ class DPSGD(Defense):
         return GaussianDP(mu, passes, "image", self.delta, because)
 
     def _count(self, turn: ClientRound, size: int) -> None:
-        """Keeps the passes and the Rényi divergences of one client's steps."""
+        """Keeps the passes, the Rényi divergences and the sampling rates of one client's steps."""
         self._drawn += size
         available = max(size, turn.num_examples)
         turn.memory.setdefault(FIRST_ROUND, torch.tensor(turn.server_round))
         turn.memory["passes"] = torch.tensor(self._before + math.ceil(self._drawn / available))
         if self.amplification == "poisson" and self.noise_multiplier > 0:
-            rdp = sampled_gaussian_rdp(self.noise_multiplier, size / available)
+            rate = size / available
+            if "rates" in turn.memory or "rdp" not in turn.memory:  # earlier versions kept divergences alone
+                count_rate(turn.memory, rate)
+            rdp = sampled_gaussian_rdp(self.noise_multiplier, rate)
             turn.memory["rdp"] = turn.memory["rdp"] + rdp if "rdp" in turn.memory else rdp
 
     def _epsilon(self, memory: State) -> float:
         if self.noise_multiplier == 0.0:
             return math.inf
         if self.amplification == "poisson":
-            return rdp_epsilon(memory["rdp"], self.delta)
+            bound = rdp_epsilon(memory["rdp"], self.delta)
+            if "rates" not in memory:
+                return bound
+            pairs = sorted(zip(memory["rates"].tolist(), memory["counts"].tolist(), strict=True))
+            rates, counts = zip(*pairs, strict=True)
+            return min(bound, composed_epsilon(self.noise_multiplier, rates, counts, self.delta))
         return gaussian_epsilon(self.delta, math.sqrt(int(memory["passes"])) / self.noise_multiplier)
+
+
+def count_rate(memory: State, rate: float) -> None:
+    """One more step on a sample of this rate."""
+    rates, counts = (memory[name].tolist() if name in memory else [] for name in ("rates", "counts"))
+    if rate not in rates:
+        rates, counts = [*rates, rate], [*counts, 0]
+    counts[rates.index(rate)] += 1
+    memory["rates"], memory["counts"] = torch.tensor(rates, dtype=torch.float64), torch.tensor(counts)
 
 
 def keeps_images_apart(defense: Defense) -> bool:

@@ -9,7 +9,7 @@ from defenses.base import ClientRound, Defense, Plan
 from defenses.privacy.accounting import gaussian_epsilon, gaussian_mu
 from defenses.privacy.buffers import floating_buffers, refuse_changed
 from defenses.settings import choice, number
-from defenses.update.perturbation import clip, require_change, tracked_statistics, unit_noise, update_norm
+from defenses.update.perturbation import clip, require_change, tracked_statistics, unit_noise, update_norm, widened
 from fedsim.bounds.privacy import FIRST_ROUND
 from fedsim.bounds.robustness import GaussianDP
 from fedsim.effects import AddsNoise, Clips, Effect
@@ -92,14 +92,14 @@ class LocalDP(Defense):
         if self._turn is not None:
             self._turn.memory.setdefault(FIRST_ROUND, torch.tensor(self._turn.server_round))
             self._turn.memory["rounds"] = torch.tensor(self._rounds() + 1)
-        update = bounded(update, self.clipping_norm)
         std = self.std
         if std == 0.0:
-            return update
-        tensors = dict(update.tensors)
+            return bounded(update, self.clipping_norm)
+        tensors = dict(bounded(replace(update, tensors=widened(update.tensors)), self.clipping_norm).tensors)
         for name in sorted(tensors):  # an order of its own: the same noise however the tensors are listed
             if tensors[name].is_floating_point():
-                tensors[name] = tensors[name] + std * unit_noise(tensors[name], "gaussian", rng)
+                noisy = tensors[name] + std * unit_noise(tensors[name], "gaussian", rng)
+                tensors[name] = noisy.to(update.tensors[name].dtype)
         return replace(update, tensors=tensors)
 
     def measurements(self) -> dict[str, float]:

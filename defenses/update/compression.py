@@ -30,6 +30,7 @@ class Compression(Defense):
     Error feedback (Karimireddy et al. 2019, algorithm 2): p = g + e is compressed instead of g, and e = p - C(p) stays
     on the client for its next round. Their e is in units of the step; for a shared gradient that is the same as long
     as the server keeps its learning rate. The error is as large as the update, and travels with the client's context.
+    Where p is not finite nothing is kept: an error that is no number would be one in every later round.
     """
 
     name = "compression"
@@ -61,7 +62,8 @@ class Compression(Defense):
             wanted = {name: t + self._error[name].to(t) if name in self._error else t for name, t in wanted.items()}
         sent = self.compress(wanted, rng)
         if self.error_feedback:
-            self._error.update({name: (tensor - sent[name]).cpu() for name, tensor in wanted.items()})
+            errors = {name: tensor - sent[name] for name, tensor in wanted.items()}
+            self._error.update({name: e.where(e.isfinite(), 0.0).cpu() for name, e in errors.items()})
         return replace(update, tensors={**update.tensors, **sent})
 
 
@@ -166,7 +168,9 @@ class QSGD(Compression):
 
 
 class Half(Compression):
-    """Half precision on the wire, read back in the tensors' own type. float16 overflows to infinity beyond 65,504.
+    """Half precision on the wire, read back in the tensors' own type.
+
+    What is finite stays so: beyond the type's largest finite number, 65,504 in float16, that number is sent.
 
     Args:
         dtype: `float16`, `bfloat16`, or None: as it is.
@@ -185,7 +189,13 @@ class Half(Compression):
     def compress(self, tensors: State, rng: torch.Generator) -> State:
         if self.dtype is None:
             return tensors
-        return {name: tensor.to(HALVES[self.dtype]).to(tensor.dtype) for name, tensor in tensors.items()}
+        return {name: rounded(tensor, HALVES[self.dtype]) for name, tensor in tensors.items()}
+
+
+def rounded(tensor: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
+    """To the type and back; a finite number saturates at the largest that the type has."""
+    largest = min(torch.finfo(dtype).max, torch.finfo(tensor.dtype).max)
+    return torch.where(tensor.isfinite(), tensor.to(dtype).to(tensor.dtype).clamp(-largest, largest), tensor)
 
 
 def keep_largest(tensors: State, ratio: float) -> State:

@@ -19,7 +19,7 @@ from defenses.base import Defense, Plan
 from defenses.settings import choice, number
 from fedsim.effects import AddsNoise, Clips, Effect
 from fedsim.errors import ConfigError
-from fedsim.update import Update
+from fedsim.update import State, Update
 
 logger = getLogger(__name__)
 
@@ -111,6 +111,15 @@ def unit_noise(like: Tensor, distribution: str, rng: torch.Generator) -> Tensor:
     # Two exponentials' difference is Laplace's distribution of scale 1, whose variance is 2.
     exponentials: Sequence[Tensor] = [torch.empty(like.shape).exponential_(generator=rng) for _ in range(2)]
     return ((exponentials[0] - exponentials[1]) / math.sqrt(2.0)).to(like)
+
+
+def widened(tensors: State) -> State:
+    """Floating-point tensors in float32 at least.
+
+    In half precision what is clipped may exceed its bound, and noise has few values.
+    """
+    wide = {n: torch.promote_types(t.dtype, torch.float32) for n, t in tensors.items() if t.is_floating_point()}
+    return {name: tensor.to(wide.get(name, tensor.dtype)) for name, tensor in tensors.items()}
 
 
 def update_norm(update: Update) -> float:

@@ -56,7 +56,7 @@ def run_audit(given: AuditConfig | Mapping[str, Any], root: Path) -> None:
     """One audit, from its settings to the report; raises ConfigError before anything is started."""
     start = time.perf_counter()
     config = parse(AuditConfig, given)
-    config.check_attacks()
+    config.check_audit()
     if config.observation is not None:
         _attack_recorded(config, config.observation, root, start)
         return
@@ -249,7 +249,7 @@ def divide(chosen: list[int], batch_size: int, sums: Sums | None) -> list[tuple[
     """
     clients = range(-(-len(chosen) // batch_size))
     if sums is not None and len(clients) < (fewest := sums.clients or FEWEST):
-        pictures = (fewest - 1) * batch_size + 1
+        pictures = fewest * batch_size
         raise ConfigError("audit.num_images", len(chosen), f"at least {pictures}: {sums.by} sums over {fewest} clients")
     groups = in_groups(clients, 1 if sums is None else sums.clients)
     return [(group[0], tuple(chosen[group[0] * batch_size : (group[-1] + 1) * batch_size])) for group in groups]

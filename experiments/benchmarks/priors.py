@@ -80,6 +80,9 @@ def plan(arguments: argparse.Namespace) -> "Benchmark":
     if arguments.set:
         budgets = {kind: [*lines, *(s for s in arguments.set if _belongs(s, kind))] for kind, lines in budgets.items()}
     images = arguments.pictures or (SMALL_PICTURES if arguments.small else FULL_PICTURES)
+    for batch in arguments.batches:
+        if images % batch:
+            raise ConfigError("--pictures", images, f"a multiple of {batch}, of --batches: no update holds fewer")
     held = tuple(arguments.held.split(","))
     return Benchmark(
         arguments.data,

@@ -136,8 +136,10 @@ def _missing_option(text: str, config_name: str, overrides: list[str]) -> str:
     own = own_folder(overrides)
     options = _options(group, config_name, own)
     given = any(argument.partition("=")[0] in ("--config-dir", "-cd") for argument in overrides)
+    if hint := nearest(name, options):
+        return f"{group}={name}: there is no such option.{hint} --help {group} lists all."
     more = "" if given else " Options of your own: --config-dir DIR."
-    return f"{group}={name}: there is no such option; one of {', '.join(options)}.{nearest(name, options) or more}"
+    return f"{group}={name}: there is no such option; one of {', '.join(options)}.{more}"
 
 
 def _options(group: str, config_name: str, own: list[str]) -> list[str]:

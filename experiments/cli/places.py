@@ -42,9 +42,8 @@ def find_observations(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise ConfigError("observation", path, f"a folder that can be read ({error.strerror})") from error
     if not found:
-        raise ConfigError(
-            "observation", path, fault="there is none in this folder; RUN/observations holds those of a run"
-        )
+        words = "there is none in this folder; a federated run records them in RUN/observations, an audit does not"
+        raise ConfigError("observation", path, fault=words)
     yield from found
 
 

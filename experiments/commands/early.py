@@ -19,7 +19,7 @@ def check_early(config: JobConfig | MeasureConfig, root: Path) -> None:
         elif (root / "summary.json").is_file():
             return  # it is finished, and needs neither data nor model again
     if isinstance(config, AuditConfig):
-        config.check_attacks()
+        config.check_audit()
         if config.observation is not None:
             next(find_observations(Path(config.observation)))
             return

@@ -25,7 +25,7 @@ SETTINGS = {
   client.share=gradient                    gradient | delta | weights, after client.local_steps=10
   model.name=vit_small_patch16_224         any timm ViT by name; model.img_size, model.patch_size
   data=imagefolder data.path=DIR           a folder of class folders
-  observation=RUN/observations             attack what a past run captured instead
+  observation=RUN/observations             attack what a federated run recorded
   run_dir=DIR                              scores.csv, report.html; the same folder goes on""",
     "fedsim-matrix": """\
   matrix.rows=[none,mjp]                   only these defenses; matrix.columns: only these attacks

@@ -11,6 +11,8 @@ from experiments.cli.call import console, errors
 from fedsim.errors import RunError
 from fedsim.metrics.perceptual import lpips_hint
 from fedsim.report.render import build_report, report_run
+from fedsim.report.run.attack_lines import attack_lines
+from fedsim.report.run.read import read_run
 from fedsim.report.run.verdict import Verdict
 from fedsim.storage.run_folder import RunFolder
 from fedsim.storage.sealed import SealedStates
@@ -71,7 +73,8 @@ def _unfinished_page(folder: RunFolder) -> str:
 
 
 def tell_end(folder: RunFolder, page: Path, judged: Verdict) -> None:
-    """The level and the sentence of a finished run, and last where to read on."""
-    console.print(judged.line, markup=False)
+    """A line for each attack of a finished run, its level and its sentence, and last where to read on."""
+    for line in (*attack_lines(read_run(folder.root)), judged.line):
+        console.print(line, markup=False)
     console.print(f"report  {page}", markup=False)
     console.print(str(folder.root), markup=False)

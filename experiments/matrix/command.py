@@ -32,6 +32,7 @@ from fedsim.report.matrix.verdict import verdicts
 from fedsim.report.matrix.wording import few
 from fedsim.report.wording import count
 from fedsim.settings.commands import AuditConfig, MatrixConfig, RunConfig
+from fedsim.settings.groups import AuditedImages
 from fedsim.settings.schema import parse, plain
 from fedsim.simulation.shipping import absolute
 from fedsim.storage.durable import locked
@@ -105,6 +106,7 @@ def plan_matrix(config: MatrixConfig, root: Path) -> MatrixProgress:
     for row in rows:
         seeds = range(config.seed, config.seed + matrix.seeds)
         composed = [composer.row(row, seed) for seed in seeds]
+        parse(AuditedImages, composed[0]["audit"], "audit").check_batches()
         trainings = [
             MatrixRun(row.name, TRAINING, str(seed), folder / row.name / f"training-{seed}", training_config(settings))
             for seed, settings in zip(seeds, composed, strict=True)

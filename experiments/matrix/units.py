@@ -221,7 +221,7 @@ def _audit(unit: MatrixRun) -> None:
         if setup is None:
             run_audit(config, folder)
         else:  # what is at hand is neither read nor built again
-            parse(AuditConfig, config).check_attacks()
+            parse(AuditConfig, config).check_audit()
             audit_prepared(setup, folder, start)
     cells = read_cells(folder, unit.label, list(config["attack"]), asked["updates"])
     if not any(cell.failed for cell in cells):

@@ -128,7 +128,7 @@ def audit(
             `()` is no defense.
         bounds: names of `conf/bound`, with settings as attacks have them: what stands beside the attacks' results.
         finetune: what clients train and share, as for `fedsim.observe`.
-        num_images, batch_size: how many images, and how many in one update.
+        num_images, batch_size: how many images, and how many in one update, a multiple of which the first is.
         share, local_steps, lr: what clients share, as for `fedsim.observe`.
         image_shape: (channels, height, width); None: timm's model says it, or the first image does.
         roles: of a ViT whose parts have other names than timm's, as for `fedsim.observe`.
@@ -159,7 +159,7 @@ def audit(
     fixed = ("simulation=inline", "attack=[]", "data=photos")
     given = load_config("audit", *fixed, seed=seed, client=client, audit=audited)
     config = parse(AuditConfig, {**given, "attack": _attacks(attacks), "bound": _options("bound", bounds)})
-    config.check_attacks()
+    config.check_audit()
     setups = {name: _setup(config, chosen, architecture, data) for name, chosen in _named(defenses).items()}
     root = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="fedsim-audit-"))
     safe = {name: re.sub(r"[^A-Za-z0-9_+.=-]+", "_", name)[:80] for name in setups}

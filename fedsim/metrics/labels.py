@@ -1,6 +1,7 @@
 """Scores of recovered labels. They are multisets: the order in a batch cannot be known from a mean gradient."""
 
 from collections import Counter
+from collections.abc import Collection
 
 from jaxtyping import Int
 from torch import Tensor
@@ -29,3 +30,17 @@ def assign_labels(true: Int[Tensor, " batch"], recovered: Int[Tensor, " rebuilt"
         assigned.append(label if own else None)
     leftovers = iter(sorted(left.elements()))
     return [next(leftovers, None) if label is None else label for label in assigned]
+
+
+def even_share(counts: Collection[int], classes: int) -> float:
+    """The `label_share` that naming each class equally often is expected to have: a guess without the update.
+
+    Of B labels each of the C classes is named ⌊B/C⌋ times, and B mod C of them, drawn at random, once more.
+
+    Args:
+        counts: how often each class is there, of those that are.
+    """
+    batch = sum(counts)
+    often, more = divmod(batch, classes)
+    expected = sum(min(n, often) + more / classes * (n > often) for n in counts)
+    return expected / batch

@@ -129,6 +129,9 @@ class ModelSpec:
             if isinstance(error, TypeError) and "argument 'img_size'" in str(error) and self.img_size is not None:
                 others = {name: value for name, value in arguments.items() if name != "img_size"}
                 return self._create(others, seed)
+            if self.pretrained and str(error).startswith("No pretrained weights exist"):
+                words = f"there are no pretrained weights of {self.name}: model.pretrained=false"
+                raise ConfigError("model.pretrained", "true", fault=words) from error
             raise ConfigError(
                 "model.name", self.name, fault=f"timm refuses {arguments}: {type(error).__name__}: {error}"
             ) from error

@@ -3,6 +3,7 @@
 Of a run and of a defense over several runs alike.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from fedsim.metrics.chance import accuracy_reach
@@ -41,8 +42,7 @@ def judged(leakage: Leakage, rows: Sequence[AttackSummary], defenses: Sequence[s
     elif counts.unheld and counts.level == "open":
         sentences.append("Without a guess on record chance cannot be told, and none is certified.")
     elif counts.recognisable and counts.level == "open":
-        chance = by_chance(counts.recognisable, counts.guessed, counts.images)
-        sentences.append(f"Chance is not excluded (p = {chance:.2f}), and none is certified.")
+        sentences.append(_too_few(counts))
     return " ".join([*sentences, *_beside(counts)])
 
 
@@ -59,14 +59,14 @@ def few_images(counts: Counts) -> list[str]:
     images = f"{count(counts.images, 'different image')} observed"
     if not counts.guess_known:
         return [f"{images}: few, and no guess to tell chance by."]
-    hits = range(1, counts.images + 1)
-    least = next((k for k in hits if by_chance(k, counts.guessed, counts.images) < BROKEN_BY_CHANCE), None)
+    least = _least(counts)
     if least is None and counts.guessed:
         guessed = "all" if counts.guessed == counts.images else f"{counts.guessed:,}"
         return [f"{images}: without the update {guessed} of them come out as well, so that only a certificate tells."]
     if least is None:
-        return [f"{images}: too few for chance to be excluded without a certificate."]
-    return [f"{images}: without a certificate it takes {least} recognisable ones to exclude chance."]
+        enough = next(n for n in itertools.count(1) if by_chance(n, 0, n) < BROKEN_BY_CHANCE)
+        return [f"{images}: without a certificate the level broken takes {enough} at least, all recognisable."]
+    return [f"{images}: without a certificate the level broken takes {least} recognisable ones."]
 
 
 def few_test_images(accuracies: Sequence[float], test_images: int | None) -> str:
@@ -90,6 +90,25 @@ def without_update(counts: Counts) -> str:
     if not counts.guess_known:
         return "no guess was recorded"
     return f"without the update: {counts.guessed:,} of {counts.images:,}"
+
+
+def _least(counts: Counts) -> int | None:
+    """Recognisable images of so many that the level *broken* takes; None where not even all of them would do."""
+    hits = range(1, counts.images + 1)
+    return next((k for k in hits if by_chance(k, counts.guessed, counts.images) < BROKEN_BY_CHANCE), None)
+
+
+def _too_few(counts: Counts) -> str:
+    """What lacks for the level *broken*: it counts images, whatever their dB. Of few `few_images` says the rest."""
+    least, takes = _least(counts), ""
+    if least is not None:
+        lacking = "Too few of them"
+        takes = f": it takes {least} of {counts.images:,}" if counts.images >= FEW_OBSERVED_IMAGES else ""
+    else:
+        lacking = "Too few more than without the update" if counts.guessed else "Too few images"
+    chance = by_chance(counts.recognisable, counts.guessed, counts.images)
+    tested = f"Fisher's test of the counts: p = {chance:.2f}"
+    return f"{lacking} for the level broken, and none is certified{takes} ({tested})."
 
 
 def _beside(counts: Counts) -> list[str]:

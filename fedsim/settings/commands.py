@@ -174,10 +174,12 @@ class AuditConfig(JobConfig):
                 wanted = f"{usual} in an audit: its workers attack too, and simulation.{key} is of them"
                 raise ConfigError(f"simulation.attack_{key}", given, wanted)
 
-    def check_attacks(self) -> None:
-        """Raises ConfigError where there is none and no bound, which a part of an audit can do without."""
+    def check_audit(self) -> None:
+        """Raises ConfigError for what only a whole audit needs: an attack or a bound, and updates of one size."""
         if not self.attack and not self.bound:
             raise ConfigError("attack", "[]", "at least one attack, for example attack=[patch_gradient]")
+        if self.observation is None:
+            self.audit.check_batches()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,9 @@
 import inspect
 import os
 import re
+import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from numbers import Number
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -55,8 +57,16 @@ def check_settings(key: str, settings: Mapping[str, Any]) -> None:
         target = get_object(str(settings[TARGET]))
         inspect.signature(target)
     except (ImportError, ValueError, TypeError) as error:
-        raise ConfigError(f"{key}.{TARGET}", settings[TARGET], f"a class that can be imported ({error})") from error
+        why = _absent(str(settings[TARGET]).partition(".")[0]) or f" ({error})"
+        raise ConfigError(f"{key}.{TARGET}", settings[TARGET], f"a class that can be imported{why}") from error
     check_arguments(key, settings, target)
+
+
+def _absent(module: str) -> str:
+    """What to say of a top-level module that Python does not find; nothing of one that it does."""
+    if not module.isidentifier() or module in sys.modules or find_spec(module) is not None:
+        return ""
+    return f": Python finds no module {module}, and its file must be in this folder or on PYTHONPATH"
 
 
 def check_arguments(key: str, settings: Mapping[str, Any], target: Any) -> None:

@@ -232,3 +232,14 @@ class AuditedImages:
     select: Annotated[
         str | list[Any], Rule(SELECT.words, lambda v: isinstance(v, list) or SELECT.valid(v), SELECT.options)
     ]
+
+    def check_batches(self) -> None:
+        """Raises ConfigError where one update would hold fewer images than the others, and leak more than they do."""
+        listed = isinstance(self.select, list)
+        images, batch = len(self.select) if listed else self.num_images, self.batch_size
+        if images % batch:
+            fewer = images // batch * batch
+            enough = f"{fewer} or {fewer + batch}" if fewer else f"{batch}"
+            wanted = f"a multiple of audit.batch_size={batch}, for example {enough}: every update holds as many images"
+            key, value = ("audit.select", f"[{images} ids]") if listed else ("audit.num_images", images)
+            raise ConfigError(key, value, f"{'in number ' if listed else ''}{wanted}")

@@ -18,15 +18,20 @@ def options(group: str) -> list[str]:
     return sorted(PurePath(file.name).stem for file in files("conf").joinpath(group).iterdir() if ".yaml" in file.name)
 
 
-def option(group: str, name: str, changes: Mapping[str, Any] | None = None) -> Settings:
+def option(group: str, name: str, changes: Mapping[str, Any] | None = None, objects: bool = False) -> Settings:
     """The settings of an option with some changed, nested ones by nested dictionaries.
+
+    Args:
+        objects: the caller takes an object as well, which is said to who meant one of their own.
 
     Raises:
         ConfigError: there is no such option. A setting that it does not have is refused where it is built.
     """
     names = options(group)
     if name not in names:
-        raise ConfigError(group, name, f"one of {', '.join(names)}.{nearest(str(name), names)}")
+        own = f" One of your own is given as an object; commands find its YAML in DIR/{group} with --config-dir DIR."
+        hint = nearest(str(name), names) or (own if objects else "")
+        raise ConfigError(group, name, fault=f"there is no such option.{hint} Options are {', '.join(names)}.")
     text = files("conf").joinpath(group, f"{name}.yaml").read_text(encoding="utf-8")
     read: Any = OmegaConf.to_container(OmegaConf.create(text))
     return merged(read if TARGET in read else read[name], changes or {})

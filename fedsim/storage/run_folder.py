@@ -26,8 +26,7 @@ class RunFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
         try:
-            for folder in (root, self.observations, self.reconstructions, self.checkpoints):
-                folder.mkdir(parents=True, exist_ok=True)
+            root.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=root, prefix=".writable-"):  # a name that no other process takes
                 pass
         except OSError as error:
@@ -46,15 +45,15 @@ class RunFolder:
 
     @property
     def observations(self) -> Path:
-        return self.root / "observations"
+        return self._part("observations")
 
     @property
     def reconstructions(self) -> Path:
-        return self.root / "reconstructions"
+        return self._part("reconstructions")
 
     @property
     def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
+        return self._part("checkpoints")
 
     @property
     def log(self) -> Path:
@@ -63,6 +62,12 @@ class RunFolder:
     @property
     def resume_points(self) -> Path:
         return self.root / "resume"
+
+    def _part(self, name: str) -> Path:
+        """A folder in it, made when it is first asked for: a run that records nothing there has none."""
+        part = self.root / name
+        part.mkdir(exist_ok=True)
+        return part
 
     def mend(self, name: str) -> None:
         """Cut the half line off that a crash left at the end of NAME.jsonl, before anything is added to it."""

@@ -317,7 +317,7 @@ def _checked_protocol(
     apart = values["undecayed"]
     if not isinstance(apart, list) or not all(isinstance(one, str) and one in trained for one in apart):
         raise MalformedReply(f"the protocol's undecayed are {shown(apart)}, no names of what clients train")
-    for name in ("nesterov", "training_mode"):
+    for name in ("nesterov", "amsgrad", "training_mode"):
         if not isinstance(values[name], bool):
             raise MalformedReply(f"the protocol's {name} is {shown(values[name])}, neither true nor false")
     if values["precision"] not in get_args(Precision):

@@ -1,18 +1,23 @@
 """Autocast on a client, against torch written out, and what attacks take it for."""
 
+import copy
 import json
 
 import pytest
 import timm
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import fedsim
+from attacks.optimization.matching.local_steps import UnrolledSteps, update_scale
+from attacks.optimization.matching.victim import make_victim
 from attacks.optimization.second_order.errors import autocast_of
 from clients.app import ClientRuntime
 from clients.precision import GROWTH_INTERVAL, INITIAL, LossScale
-from defenses.base import Plan
-from fedsim.determinism import seeded_globals
+from clients.training import LossGradient, batches
+from defenses.base import Batch, Defense, Plan
+from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.errors import ConfigError
 from fedsim.settings.commands import config_of
 from fedsim.settings.composition import build_data
@@ -104,21 +109,44 @@ def overflowing(client, at_most):
     return client.model.head.bias.register_hook(capped)
 
 
-def test_an_overflow_skips_the_step_and_nothing_else():
-    sharing = ("client.share=delta", "client.local_steps=3", "client.precision=float16")
-    sharing += ("+client.optimizer.momentum=0.9",)
-    client = client_of(*sharing)
-    whole = trained(client, audit=True)
+STEPS = ("client.share=delta", "client.local_steps=3", "client.precision=float16", "+client.optimizer.momentum=0.9")
+
+
+def test_steps_that_overflow_are_those_of_torchs_scaler_on_the_same_batch():
+    client = client_of(*STEPS, "client.schedule.shape=cosine", "client.schedule.over=steps")
     biggest = float(by_hand(client, (5, 9, 2), "float16", INITIAL)["head.bias"].abs().max()) * INITIAL
-    handle = overflowing(client, 0.9 * biggest)
-    skipping = trained(client, audit=True)
+    handle = overflowing(client, 0.3 * biggest)
+    result = trained(client, audit=True)
+    pictures = client.data.train.subset((5, 9, 2))
+    start = {name: one.detach().clone() for name, one in client.model.named_parameters()}
+    optimizer = torch.optim.SGD(client.model.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
+    scaler, overflows = torch.amp.GradScaler("cpu"), 0
+    for order in batches(3, 3, 1, 3, torch_generator(0, "client", 0, 0)):
+        left_out = True
+        while left_out:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = F.cross_entropy(client.model((pictures.images(order) - 0.5) / 0.5), pictures.labels[order])
+            scaler.scale(loss).backward()
+            scale = scaler.get_scale()
+            scaler.step(optimizer)
+            scaler.update()
+            left_out = scaler.get_scale() < scale
+            overflows += left_out
+        schedule.step()
     handle.remove()
-    assert (whole.skipped, skipping.skipped) == (0, 1)
-    assert (whole.protocol.steps, skipping.protocol.steps) == (3, 2)
-    assert skipping.protocol.lrs == whole.protocol.lrs[:2]
-    two = trained(client_of(*sharing, "client.local_steps=2"))
-    for name, tensor in two.tensors.items():  # half the scale: the same but for what underflows
-        torch.testing.assert_close(skipping.tensors[name], tensor, rtol=0.05, atol=1e-4)
+    assert overflows == 2
+    assert result.skipped == 0
+    assert result.protocol.steps == 3
+    plainly = trained(client_of(*STEPS[:2], "client.schedule.shape=cosine", "client.schedule.over=steps"))
+    assert result.protocol.lrs == plainly.protocol.lrs
+    for name, parameter in client.model.named_parameters():
+        assert torch.equal(result.tensors[name], parameter.detach() - start[name]), name
+
+
+def test_a_batch_that_is_finite_at_no_scale_is_skipped_and_leaves_the_scale():
+    client = client_of(*STEPS)
     handle = overflowing(client, 0.0)
     never = trained(client, audit=True)
     handle.remove()
@@ -126,6 +154,63 @@ def test_an_overflow_skips_the_step_and_nothing_else():
     assert never.protocol.lrs == (0.0,)
     assert never.truth is None
     assert not any(bool(tensor.any()) for tensor in never.tensors.values())
+    model = nn.Linear(3, 2)
+    compute = LossGradient(model, Defense(), 0.0, precision="float16")
+    good = Batch(torch.ones(1, 3), torch.tensor([1]))
+    compute(Batch(torch.full((1, 3), torch.nan), torch.tensor([1])))
+    assert not compute.ended_finite()
+    assert compute.scale.value == INITIAL
+    compute(good)
+    assert compute.ended_finite()
+
+
+def test_running_statistics_move_once_however_often_a_gradient_overflows():
+    images, labels = 100 * torch.rand(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 1, 0])
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+    with torch.no_grad():
+        model[0].weight.fill_(20.0)  # overflows at the first scale
+    expected = copy.deepcopy(model)
+    compute = LossGradient(model, Defense(), 0.0, precision="float16")
+    compute(Batch(images, labels))
+    assert compute.scale.value < INITIAL
+    assert len(compute.take_losses()) == 1
+    expected(images)
+    for name, buffer in expected.named_buffers():
+        torch.testing.assert_close(model.get_buffer(name), buffer)
+
+
+def linear_observation(steps):
+    """One picture a batch, whose gradients overflow at the first scale; also the pictures in the client's order."""
+    rng = torch.Generator().manual_seed(0)
+    with seeded_globals(0, "weights"):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(48, 5))
+    with torch.no_grad():
+        model[1].weight.mul_(30.0)
+    images, labels = torch.rand(6, 3, 4, 4, generator=rng), torch.tensor([0, 1, 2, 3, 4, 0])
+    scale = {"mean": [0.0, 0.0, 0.0], "std": [0.3, 0.3, 0.3]}
+    sharing = {"share": "delta", "batch_size": 1, "local_steps": steps, "precision": "float16"}
+    seen = fedsim.observe(model, images, labels, **sharing, **scale)
+    order = torch.cat(list(batches(6, 1, 1, steps, torch_generator(0, "client", 0, 0))))
+    return model, seen, images[order] / 0.3, labels[order]
+
+
+@pytest.mark.parametrize("steps", [1, 6])
+def test_a_client_of_few_steps_learns_from_each_and_its_protocol_says_how(steps):
+    model, seen, images, labels = linear_observation(steps)
+    assert seen.protocol.steps == steps
+    expected = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.1)
+    for image, label in zip(images, labels, strict=True):
+        optimizer.zero_grad()
+        F.cross_entropy(expected(image[None]), label[None]).backward()
+        optimizer.step()
+    victim = make_victim(seen, seen.update.tensors, torch.device("cpu"), fused_attention=False)
+    simulated = UnrolledSteps(victim, seen.protocol)({"images": images, "labels": labels})
+    for name, parameter in expected.named_parameters():
+        change = parameter.detach() - model.get_parameter(name).detach()
+        assert float(change.norm()) > 0.1
+        for found in (seen.update.tensors[name], -update_scale(seen.protocol) * simulated[name]):
+            assert float((found - change).norm() / change.norm()) < 0.01, name
 
 
 def test_a_gradient_that_overflows_is_taken_again_with_half_the_scale():

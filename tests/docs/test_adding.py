@@ -32,12 +32,19 @@ def test_the_attack_works_as_printed(copied, command):
     code, out, err = command("fedsim-audit", *SMALL, "attack=[patch_gradient,mean_token]", "run_dir=run")
     assert code == 0, err
     assert out.strip().splitlines()[-1] == "run"
+    (shown,) = re.findall(r"then the verdict and the report:\n\n```\n(.*?)```", PAGE, flags=re.DOTALL)
+    assert _without_decimals(shown) in _without_decimals(out)
     results = {(row["attack"], row["client"]): row for row in rows(copied / "run", "attacks")}
     assert len(results) == 4
     for client in (0, 1):
         mean, exact = results[("mean_token", client)], results[("patch_gradient", client)]
         assert mean["status"] == exact["status"] == "done"
         assert mean["images"][0]["psnr"] < 30 < 80 < exact["images"][0]["psnr"]
+
+
+def _without_decimals(text):
+    """Without the digits that a machine's rounding moves."""
+    return re.sub(r"\d+\.\d dB on average", "dB on average", text)
 
 
 def test_the_defense_works_as_printed(copied, command):

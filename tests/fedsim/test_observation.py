@@ -16,6 +16,7 @@ from fedsim.models import Architecture, ModelSpec, find_roles
 from fedsim.models.finetune import FULL
 from fedsim.observation import Observation
 from fedsim.public_images import PublicImages
+from fedsim.result import AttackResult
 from fedsim.storage.observation_files import load_observation, save_observation
 from fedsim.update import LocalProtocol, Update
 
@@ -53,7 +54,8 @@ def test_images_behind_an_update_are_those_of_all_steps_that_the_client_holds(
 ):
     update = replace(observation.update, num_examples=held)
     protocol = LocalProtocol(batch_size=batch_size, steps=steps)
-    assert replace(observation, update=update, protocol=protocol).num_images == behind
+    found = replace(observation, update=update, protocol=protocol)
+    assert found.num_images == AttackResult.of(found, "labels", "done").batch_size == behind
 
 
 def test_disk_round_trip(observation, tmp_path):

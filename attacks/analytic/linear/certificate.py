@@ -71,6 +71,7 @@ def judge(values: dict[str, float], batch: int, identity: str) -> Certificate:
         identity: what `identity` is the relative error of, in symbols.
     """
     tokens, width, rank = int(values["tokens"]), int(values["width"]), int(values["rank"])
+    mixed = f"{batch} images behind the update, of which this is one mixture; " if batch > 1 else ""
     several = f"one mixture of the {batch} images behind the update, or " if batch > 1 else ""
     if batch > 1:
         values = {name: value for name, value in values.items() if name != "expected_psnr"}
@@ -78,9 +79,9 @@ def judge(values: dict[str, float], batch: int, identity: str) -> Certificate:
     expected = values.get("expected_psnr", -math.inf)
     reason = ""
     if tokens > width:
-        reason = f"{tokens} patch tokens > width {width}: the minimum-norm solution"
+        reason = f"{mixed}{tokens} patch tokens > width {width}: the minimum-norm solution"
     elif tokens == width:
-        reason = f"{tokens} patch tokens = width {width}: no equation is left to test the solution by"
+        reason = f"{mixed}{tokens} patch tokens = width {width}: no equation is left to test the solution by"
     elif values["residual"] > MAX_RESIDUAL:
         reason = f"residual {values['residual']:.2g}: {several}a perturbed gradient"
     elif not values.get("identity", 0.0) <= MAX_IDENTITY:

@@ -76,7 +76,7 @@ class UnrolledSteps(UpdateMap):
     def __call__(self, variables: Variables) -> State:
         images, labels = variables["images"], variables["labels"]
         start = self.victim.params
-        params, first, second = dict(start), dict[str, Tensor](), dict[str, Tensor]()
+        params, first, second, peak = dict(start), dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
         size = self.protocol.batch_size
         begins = range(0, len(images), size)
         for step, lr in enumerate(self.protocol.lrs):
@@ -86,7 +86,10 @@ class UnrolledSteps(UpdateMap):
             if self.protocol.optimizer == "sgd":
                 params, first = self._sgd(params, gradient, first, lr)
             else:
-                params, first, second = self._adam(params, gradient, first, second, lr, step + 1)
+                first, second = self._moments(gradient, first, second)
+                largest = self.protocol.amsgrad and bool(peak)
+                peak = {n: torch.maximum(peak[n], v) for n, v in second.items()} if largest else second
+                params = self._adam(params, first, peak, lr, step + 1)
         return {name: (start[name] - params[name]) / self.scale for name in start}
 
     def _sgd(self, params: State, gradient: State, buffer: State, lr: float) -> tuple[State, State]:
@@ -99,13 +102,16 @@ class UnrolledSteps(UpdateMap):
         step = {n: g + momentum * moved[n] if self.protocol.nesterov else moved[n] for n, g in gradient.items()}
         return {n: params[n] - lr * step[n] for n in params}, moved
 
-    def _adam(
-        self, params: State, gradient: State, first: State, second: State, lr: float, step: int
-    ) -> tuple[State, State, State]:
-        """torch.optim.Adam's or AdamW's step."""
-        (beta1, beta2), eps = self.protocol.betas, self.protocol.eps
+    def _moments(self, gradient: State, first: State, second: State) -> tuple[State, State]:
+        """Adam's running means of the gradient and of its square, before they are corrected for their start at 0."""
+        beta1, beta2 = self.protocol.betas
         first = {n: (beta1 * first[n] if first else 0.0) + (1 - beta1) * g for n, g in gradient.items()}
         second = {n: (beta2 * second[n] if second else 0.0) + (1 - beta2) * g.square() for n, g in gradient.items()}
+        return first, second
+
+    def _adam(self, params: State, first: State, second: State, lr: float, step: int) -> State:
+        """torch.optim.Adam's or AdamW's step."""
+        (beta1, beta2), eps = self.protocol.betas, self.protocol.eps
         decoupled = self.protocol.optimizer == "adamw"
         moved = {}
         for name, value in params.items():
@@ -113,7 +119,7 @@ class UnrolledSteps(UpdateMap):
             # The tiny term keeps the root's derivative finite where a gradient is exactly zero.
             shrink = 1.0 - lr * self.protocol.decay_of(name) if decoupled else 1.0
             moved[name] = shrink * value - lr * mean / ((power + 1e-38).sqrt() + eps)
-        return moved, first, second
+        return moved
 
 
 class SurrogateWeights(UpdateMap):

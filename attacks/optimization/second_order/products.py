@@ -6,9 +6,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
-from torch.func import vjp
 
-from attacks.forward_mode import jacobian_product
 from attacks.optimization.second_order.sketch import Pieces, Sketch, sketch
 
 TOLERANCE, BEND_TOLERANCE = 1e-2, 3e-2
@@ -69,9 +67,9 @@ class Products:
 
     def __init__(self, system: MatrixFree, x: Float[Tensor, " unknowns"]) -> None:
         self._system, self._x, self._ridge = system, x, system.ridge
-        self._residual, self._sketch = system.residual, system.sketch(x)
-        with torch.enable_grad():
-            r, self._transposed = vjp(self._residual, x)[:2]
+        self._sketch = system.sketch(x)
+        r, self._forward, self._back = kept_products(system.residual, x, system.active)
+        self._inverse: tuple[float, Callable[[Tensor], Tensor]] | None = None
         self.cost = float(r.square().sum())
         self._slope = self._back(r)
 
@@ -81,14 +79,14 @@ class Products:
         if iterations >= self._system.most:
             self._system.anchor = None
         curved = -self._slope - shift * step - left
-        return self._whole(step), -float(2.0 * self._slope @ step + step @ curved)
+        return padded(step, len(self._x)), -float(2.0 * self._slope @ step + step @ curved)
 
     def bend(
         self, damping: float, step: Float[Tensor, " unknowns"], second: Float[Tensor, " rows"]
     ) -> tuple[Float[Tensor, " unknowns"], float]:
         """As `GeodesicAcceleration` says; lengths are those of coordinates."""
         shift = damping * (self._sketch.scale + self._ridge)
-        bent = self._whole(self._solve(shift, -0.5 * self._back(second), BEND_TOLERANCE)[0])
+        bent = padded(self._solve(shift, -0.5 * self._back(second), BEND_TOLERANCE)[0], len(self._x))
         return bent, float(bent.norm() / step.norm())
 
     def _solve(
@@ -97,20 +95,43 @@ class Products:
         return conjugate_gradients(
             lambda v: self._back(self._forward(v)) + shift * v,
             right,
-            self._sketch.inverse(shift + self._ridge),
+            self._preconditioner(shift + self._ridge),
             tolerance,
             self._system.most,
         )
 
-    def _forward(self, v: Float[Tensor, " active"]) -> Float[Tensor, " rows"]:
-        return jacobian_product(self._residual, self._x, self._whole(v))
+    def _preconditioner(self, damping: float) -> Callable[[Tensor], Tensor]:
+        """One for a step and what bends it."""
+        if self._inverse is None or self._inverse[0] != damping:
+            self._inverse = damping, self._sketch.inverse(damping)
+        return self._inverse[1]
 
-    def _back(self, w: Float[Tensor, " rows"]) -> Float[Tensor, " active"]:
-        found: Tensor = self._transposed(w)[0][: self._system.active]
-        return found
 
-    def _whole(self, v: Float[Tensor, " active"]) -> Float[Tensor, " unknowns"]:
-        return F.pad(v, (0, len(self._x) - len(v)))
+def padded(v: Float[Tensor, " active"], unknowns: int) -> Float[Tensor, " {unknowns}"]:
+    """With zeros for the coordinates that stay."""
+    return F.pad(v, (0, unknowns - len(v)))
+
+
+def kept_products(
+    function: Callable[[Tensor], Tensor], x: Float[Tensor, " unknowns"], active: int
+) -> tuple[Float[Tensor, " rows"], Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """f(x), and v -> J·v and w -> Jᵀ·w over the first coordinates, by one graph of J at x that is kept.
+
+    J·v is the derivative of Jᵀ·u along v, which is linear in u: forward mode would compute the function anew each time.
+    """
+    with torch.enable_grad():
+        point = x.detach().requires_grad_()
+        rows = function(point)
+        u = torch.zeros_like(rows, requires_grad=True)
+        (back,) = torch.autograd.grad(rows, point, u, create_graph=True)
+
+    def forward(v: Float[Tensor, " active"]) -> Float[Tensor, " rows"]:
+        return torch.autograd.grad(back, u, padded(v, len(x)), retain_graph=True)[0]
+
+    def transposed(w: Float[Tensor, " rows"]) -> Float[Tensor, " active"]:
+        return torch.autograd.grad(rows, point, w, retain_graph=True)[0][:active]
+
+    return rows.detach(), forward, transposed
 
 
 def conjugate_gradients(

@@ -112,7 +112,7 @@ def _of_open(rows: list[MatrixRow]) -> str:
     more = [one for one in counts if one.recognisable > one.guessed]
     told = ["none is certified"]
     if any(one.guess_known for one in more):
-        told.append("those that are recognisable are too few to exclude chance")
+        told.append("those that are recognisable are too few for the level broken")
     if not all(one.guess_known for one in more):
         told.append("without a guess on record chance cannot be told")
     return f": {', '.join(told)}; another attack may still break {'it' if len(rows) == 1 else 'them'}"

@@ -1,10 +1,12 @@
 """Attacks that are after labels, or after what else is no image: what becomes of them says nothing about images."""
 
+from collections import Counter
 from collections.abc import Iterable
 
+from fedsim.metrics.labels import even_share
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord
-from fedsim.report.wording import listed
+from fedsim.report.wording import listed, percent
 
 
 def after_labels(runs: Iterable[tuple[RecordedRun, str]]) -> bool:
@@ -28,6 +30,20 @@ def only_attacked(records: Iterable[AttackRecord]) -> str:
     """`Only labels were attacked`, where nothing was after images."""
     targets = sorted({"labels" if one.target in (None, "images") else one.target for one in records}) or ["labels"]
     return f"Only {listed(targets)} {'were' if len(targets) > 1 or targets[0].endswith('s') else 'was'} attacked"
+
+
+def beside_labels(run: RecordedRun, attack: str) -> str:
+    """` (each class equally often: 20.0 %)`: what naming them so gets right where the attack was scored on labels.
+
+    Each update counts by its images; empty where their labels, or the number of classes, are not on record.
+    """
+    scored = [one for one in run.attacks if one.attack == attack and one.label_share is not None]
+    known = [[image.label for image in one.images] for one in scored if one.images]
+    known = [labels for labels in known if None not in labels]
+    if not known or not run.classes:
+        return ""
+    right = [even_share(Counter(labels).values(), len(run.classes)) * len(labels) for labels in known]
+    return f" (each class equally often: {percent(sum(right) / sum(map(len, known)))})"
 
 
 def _stated(records: list[AttackRecord]) -> bool:

@@ -12,7 +12,7 @@ from fedsim.report.run.bounds.records import cautions, proof_of
 from fedsim.report.run.certificates import certificate_sentences
 from fedsim.report.run.images.counts import Counts
 from fedsim.report.run.images.leakage import Leakage, summarise_leakage
-from fedsim.report.run.label_attacks import labels_of, only_attacked
+from fedsim.report.run.label_attacks import beside_labels, labels_of, only_attacked
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.summary import (
     AttackSummary,
@@ -91,10 +91,10 @@ def verdict(run: RecordedRun) -> Verdict:
     by_eye = level == "not tested" and leakage.returned > 0 and not _compared(run)
     details = [
         *_unended(run, rows),
-        *_refusals(run, on_images, leakage),
+        *_refusals(run, on_images, leakage, proven=level == "proven"),
         *_guess(rows, best_baseline(rows[0].attack, run.attacks, without) if rows else None),
         *certificate_sentences(run.attacks, asked=leakage.returned > 0),
-        *_labels(rows),
+        *_labels(run, rows),
         *_accuracy(run),
     ]
     if not run.finished:
@@ -162,8 +162,12 @@ def _updates(row: AttackSummary) -> str:
     return count(row.observations, "observed update")
 
 
-def _refusals(run: RecordedRun, on_images: list[AttackSummary], leakage: Leakage) -> list[str]:
-    """Why attacks refused, where that decides the verdict: nothing recognisable came out."""
+def _refusals(run: RecordedRun, on_images: list[AttackSummary], leakage: Leakage, proven: bool) -> list[str]:
+    """Why attacks refused, where that decides the verdict: nothing recognisable came out.
+
+    Args:
+        proven: a theorem holds for every attack, so that nothing is left open by those that did not run.
+    """
     if leakage.counts.recognisable or leakage.counts.certified:
         return []
     groups = refusals(run)
@@ -172,7 +176,7 @@ def _refusals(run: RecordedRun, on_images: list[AttackSummary], leakage: Leakage
     sentences = [] if given else [f"{group.attack} refused: {_reason(group)}." for group in groups[:REASONS_SHOWN]]
     if len(groups) > REASONS_SHOWN:
         sentences.append(f"{count(len(groups) - REASONS_SHOWN, 'further reason')} below.")
-    if leakage.scored or (on_images and all(row.refused == row.observations for row in on_images)):
+    if not proven and (leakage.scored or (on_images and all(row.refused == row.observations for row in on_images))):
         sentences.append("That holds for the attacks that ran, not for every attack that exists.")
     return sentences
 
@@ -192,9 +196,12 @@ def _guess(rows: list[AttackSummary], baseline: Baseline | None) -> list[str]:
     return [against_guess(rows[0].attack, baseline)]
 
 
-def _labels(rows: list[AttackSummary]) -> list[str]:
+def _labels(run: RecordedRun, rows: list[AttackSummary]) -> list[str]:
     best = max((row for row in rows if row.label_share is not None), key=lambda row: row.label_share or 0, default=None)
-    return [] if best is None else [f"{percent(best.label_share)} of the labels were recovered, by {best.attack}."]
+    if best is None:
+        return []
+    beside = beside_labels(run, best.attack)
+    return [f"{percent(best.label_share)} of the labels were recovered, by {best.attack}{beside}."]
 
 
 def _accuracy(run: RecordedRun) -> list[str]:

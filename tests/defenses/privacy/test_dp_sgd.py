@@ -23,8 +23,9 @@ from defenses import (
     Plan,
     TopK,
 )
-from defenses.privacy.accounting import gaussian_delta, rdp_epsilon, sampled_gaussian_rdp
+from defenses.privacy.accounting import gaussian_delta, gaussian_epsilon, rdp_epsilon, sampled_gaussian_rdp
 from defenses.privacy.dp_sgd import clipped_sum
+from defenses.privacy.sampled import composed_epsilon
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
 from fedsim.settings.composition import build_data
@@ -138,6 +139,34 @@ def test_a_picture_whose_gradient_is_not_finite_counts_as_nothing(value, per_lay
         assert torch.equal(tensor, second[name])
 
 
+@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_are_clipped_added_up_and_given_noise_in_float32(dtype, chunk, per_layer):
+    """A loop in float64, and float32's noise; the step is rounded to the weights' type at the very end."""
+    each = {name: g.to(dtype) for name, g in each_of(8, 5.0).items()}
+    bound = 0.7 / math.sqrt(len(each)) if per_layer else 0.7
+    found = step(DPSGD(0.7, 1.5, chunk=chunk, per_layer=per_layer), Given(each), numbered(8))
+    whole = [norm({name: g[i] for name, g in each.items()}) for i in range(8)]
+    rng = torch.Generator().manual_seed(0)
+    for name in sorted(each):
+        sizes = [norm({"": one}) for one in each[name]] if per_layer else whole
+        total = sum(min(1.0, bound / size) * one.double() for one, size in zip(each[name], sizes, strict=True))
+        expected = (total + 0.7 * 1.5 * torch.randn(each[name].shape[1:], generator=rng)) / 8
+        assert found[name].dtype == dtype
+        # Half a unit in the last place: what rounding once leaves.
+        torch.testing.assert_close(found[name].double(), expected, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-6)
+
+
+def test_a_step_of_bfloat16_weights_keeps_their_type():
+    model = VIT.build(0).bfloat16()
+    images, labels = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 4, 1])
+    found = step(DPSGD(1e-3, 1.0), LossGradient(model, Defense(), 0.0), Batch(images.bfloat16(), labels))
+    for name, parameter in model.named_parameters():
+        parameter.grad = found[name]
+        assert parameter.grad.any()
+
+
 class DividesByDeviation(nn.Module):
     """As a normalisation without a smallest variance: a flat picture has no finite gradient."""
 
@@ -212,13 +241,37 @@ def test_without_amplification_each_pass_counts_once(rounds, steps, passes):
 @pytest.mark.parametrize(("rounds", "steps"), [(1, 1), (1, 4), (3, 2)])
 def test_poisson_counts_steps_at_the_rate_of_the_batch(rounds, steps):
     measured = participate(DPSGD(1.0, 1.5, 1e-5, "poisson"), rounds, steps, 5, 20)
-    expected = rdp_epsilon(rounds * steps * sampled_gaussian_rdp(1.5, 0.25), 1e-5)
+    expected = composed_epsilon(1.5, (0.25,), (rounds * steps,), 1e-5)
     assert measured["dp_sgd_epsilon"] == pytest.approx(expected, rel=1e-9)
+    assert expected < rdp_epsilon(rounds * steps * sampled_gaussian_rdp(1.5, 0.25), 1e-5)
+
+
+def test_a_last_batch_of_another_size_is_a_step_at_another_rate():
+    defense, turn = DPSGD(1.0, 1.5, 1e-5, "poisson"), ClientRound(1, 20)
+    defense.begin(turn)
+    for size in (8, 8, 4, 8, 8, 4):
+        defense.gradient(nn.Identity(), numbered(size), Given(each_of(8)), torch.Generator().manual_seed(0))
+    assert (turn.memory["rates"].tolist(), turn.memory["counts"].tolist()) == ([0.4, 0.2], [4, 2])
+    assert defense.measurements()["epsilon"] == composed_epsilon(1.5, (0.2, 0.4), (2, 4), 1e-5)
+    bound = rdp_epsilon(turn.memory["rdp"], 1e-5)
+    del turn.memory["rates"], turn.memory["counts"]
+    assert defense.measurements()["epsilon"] == bound, "what an earlier version kept"
+    step_more = ClientRound(2, 20, turn.memory)
+    defense.begin(step_more)
+    defense.gradient(nn.Identity(), numbered(8), Given(each_of(8)), torch.Generator().manual_seed(0))
+    assert "rates" not in step_more.memory
+    assert defense.measurements()["epsilon"] > bound
+
+
+def test_where_nothing_is_composed_epsilon_is_renyis():
+    measured = participate(DPSGD(1.0, 1.5, 1e-14, "poisson"), 1, 3, 5, 20)
+    assert measured["dp_sgd_epsilon"] == rdp_epsilon(3 * sampled_gaussian_rdp(1.5, 0.25), 1e-14)
 
 
 def test_a_client_smaller_than_its_batch_gains_nothing_by_sampling():
     measured = participate(DPSGD(1.0, 1.5, 1e-5, "poisson"), 1, 3, 8, 8)
-    assert measured["dp_sgd_epsilon"] == pytest.approx(rdp_epsilon(3 * sampled_gaussian_rdp(1.5, 1.0), 1e-5))
+    exact = gaussian_epsilon(1e-5, math.sqrt(3) / 1.5)
+    assert exact < measured["dp_sgd_epsilon"] < 1.02 * exact
 
 
 def test_without_noise_there_is_no_guarantee():

@@ -80,6 +80,20 @@ def test_noise_has_flowers_standard_deviation(sensitivity, epsilon, update, in_a
     assert abs(float(ours.mean())) < 5 * defense.std / math.sqrt(ours.numel())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_are_clipped_and_given_noise_in_float32(dtype, update):
+    half = replace(update, tensors={name: t.to(dtype) for name, t in update.tensors.items()})
+    defense = LocalDP(0.5, 5.0)
+    factor = 0.5 / math.sqrt(sum(float(t.double().square().sum()) for t in half.tensors.values()))
+    found, rng = share(defense, half), torch.Generator().manual_seed(0)
+    for name in sorted(half.tensors):
+        noise = torch.randn(half.tensors[name].shape, generator=rng)
+        expected = factor * half.tensors[name].double() + defense.std * noise
+        assert found[name].dtype == dtype
+        # Half a unit in the last place: what rounding once leaves.
+        torch.testing.assert_close(found[name].double(), expected, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-6)
+
+
 def test_a_zero_update_gets_noise_and_no_division_by_zero(update):
     nothing = Update({name: torch.zeros_like(t) for name, t in update.tensors.items()}, "gradient", 4)
     assert all(bool(t.isfinite().all() and t.any()) for t in share(LocalDP(), nothing).values())

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -158,6 +159,53 @@ def test_half_is_the_round_trip(dtype, update):
     if dtype == "float16":
         with_numpy = update.tensors["weight"].numpy().astype("float16").astype("float32")
         assert torch.equal(sent["weight"], torch.from_numpy(with_numpy))
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_sends_the_nearest_finite_number_of_its_type(dtype, kind):
+    """All of a half type's numbers are listed: one of the two nearest is sent, the nearer."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(getattr(torch, dtype))
+    numbers = bits[bits.isfinite()].double().unique().numpy()
+    values = [0.0, 1.0, -0.3, 65280.0, 6e-8]
+    values += [] if kind == torch.float16 else [65503.0, 65519.0, 65520.0, 7e4, -1e9, 3.4e38]
+    values += [1e300, -1e300] if kind == torch.float64 else []
+    wanted = torch.tensor(values, dtype=kind)
+    sent = share(Half(dtype), Update({"w": wanted}, "delta", 1))["w"].double()
+    for value, found in zip(wanted.double().tolist(), sent.tolist(), strict=True):
+        assert found in numbers
+        assert abs(found - value) == np.abs(numbers - value).min()
+    assert share(Half(dtype), Update({"w": torch.tensor([65503.0], dtype=kind)}, "delta", 1))["w"].isfinite()
+    odd = share(Half(dtype), Update({"w": torch.tensor([torch.inf, -torch.inf, torch.nan])}, "delta", 1))["w"]
+    assert odd[:2].tolist() == [torch.inf, -torch.inf], "a diverged client shows"
+    assert odd[2].isnan()
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+@pytest.mark.parametrize("name", [*LOSSY, "float16"])
+def test_one_number_that_is_not_finite_spoils_no_later_round(name, odd):
+    make = {**LOSSY, "float16": lambda **kw: Half("float16", **kw)}[name]
+    defense, memory = make(error_feedback=True), {}
+    rounds = [drawn(0), drawn(1), drawn(2)]
+    rounds[0].tensors["weight"][3, 4] = odd
+    for server_round, update in enumerate(rounds):
+        defense.begin(ClientRound(server_round, 10, memory))
+        before = memory.get("weight", torch.zeros(40, 25)).clone()
+        sent = share(defense, update)["weight"]
+        assert memory["weight"].isfinite().all()
+        if server_round > 0:
+            assert sent.isfinite().all()
+            torch.testing.assert_close(sent + memory["weight"], update.tensors["weight"] + before)
+
+
+def test_what_half_cuts_off_is_fed_back():
+    defense, memory = Half("float16", error_feedback=True), {}
+    total = torch.zeros(2)
+    for server_round in range(3):
+        defense.begin(ClientRound(server_round, 1, memory))
+        update = Update({"w": torch.tensor([7e4, 1.0]) if server_round == 0 else torch.zeros(2)}, "delta", 1)
+        total += share(defense, update)["w"]
+    assert total.tolist() == [7e4, 1.0]
 
 
 @pytest.mark.parametrize("name", LOSSY)

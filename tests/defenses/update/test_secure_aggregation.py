@@ -79,10 +79,10 @@ def test_an_audit_is_divided_into_sums_of_clients():
     assert divide(list(range(7)), 2, Sums(2)) == [(0, (0, 1, 2, 3)), (2, (4, 5, 6))]
     assert divide(list(range(5)), 2, Sums()) == [(0, (0, 1, 2, 3, 4))]
     with pytest.raises(
-        ConfigError, match=r"audit\.num_images=6: must be at least 7: secure_aggregation sums over 4 clients"
+        ConfigError, match=r"audit\.num_images=6: must be at least 8: secure_aggregation sums over 4 clients"
     ):
         divide(list(range(6)), 2, Sums(4))
-    with pytest.raises(ConfigError, match="at least 3"):
+    with pytest.raises(ConfigError, match="at least 4"):
         divide(list(range(2)), 2, Sums())
 
 

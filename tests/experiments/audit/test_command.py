@@ -86,6 +86,41 @@ def test_more_pictures_than_there_are_is_one_clear_line(command, tmp_path):
     assert not (tmp_path / "a" / "attacks.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (
+            (4, 3),
+            "audit.num_images=4: must be a multiple of audit.batch_size=3, for example 3 or 6: every update holds",
+        ),
+        ((1, 3), "audit.num_images=1: must be a multiple of audit.batch_size=3, for example 3: every update holds"),
+        ((16, 3, "audit.select=[a,b]"), "audit.select=[2 ids]: must be in number a multiple of audit.batch_size=3"),
+    ],
+)
+def test_no_update_holds_fewer_images_than_the_others(command, tmp_path, settings, line):
+    images, batch, *others = settings
+    code, _, err = command(
+        "fedsim-audit",
+        f"run_dir={tmp_path}/a",
+        f"audit.num_images={images}",
+        f"audit.batch_size={batch}",
+        *SMALL,
+        *others,
+    )
+    assert code == 2
+    assert err.startswith(f"error: {line}")  # before the data are read
+    assert not (tmp_path / "a" / "config.yaml").exists()
+
+
+def test_an_audit_leaves_no_empty_folder_and_says_who_records_observations(audit, command, tmp_path):
+    folder = audit("audit.num_images=1", "attack=[labels]")
+    assert not [path for path in folder.rglob("*") if path.is_dir() and not any(path.iterdir())]
+    words = ["attack=[labels]", f"run_dir={tmp_path}/again", f"observation={folder}/observations"]
+    code, _, err = command("fedsim-audit", *words)
+    assert code == 2
+    assert "there is none in this folder; a federated run records them in RUN/observations, an audit does not" in err
+
+
 def test_a_clipped_update_leaks_as_much_and_a_noisy_one_less(audit):
     def psnr(*defenses):
         lines = table(audit("audit.num_images=4", *defenses))

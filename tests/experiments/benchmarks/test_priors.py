@@ -1,9 +1,11 @@
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from attacks.running import build_attack
+from experiments.benchmarks import priors
 from experiments.benchmarks.priors import markdown
 from experiments.prior.settings import chosen_network
 from experiments.studies.priors_defended.cases import FULL, ROWS, SMALL, Benchmark, DefendedCase, chosen
@@ -40,6 +42,12 @@ def test_every_case_composes(benchmark_of, tmp_path, budgets):
                 build_attack(name, settings)
         masked = {name: audit["attack"][name]["objective"].get("mask_zeros", False) for name in ("gias", "gifd", "ggl")}
         assert masked == {"gias": case.defense == "topk", "gifd": case.defense == "topk", "ggl": True}
+
+
+def test_images_that_leave_an_update_smaller_are_refused_before_a_prior_is_trained():
+    asked = Namespace(batches=[1, 4], defenses=["none"], small=True, set=[], pictures=6)
+    with pytest.raises(ConfigError, match=r"^--pictures=6: must be a multiple of 4, of --batches"):
+        priors.plan(asked)
 
 
 def test_only_pictures_of_the_classes_held_out_are_attacked(benchmark_of, cifar10_sample):

@@ -12,7 +12,7 @@ FAULTS = [
     (["defence=mjp"], ["defence=mjp", "Did you mean 'defense'"]),
     (["client.batchsize=2"], ["client.batchsize=2", "Did you mean 'client.batch_size'"]),
     (["attack=[patch_gradiant]"], ["attack=patch_gradiant", "Did you mean 'patch_gradient'"]),
-    (["defense=[mjpp]"], ["defense=mjpp", "fixed_pe"]),
+    (["defense=[mjpp]"], ["defense=mjpp", "Did you mean 'mjp'", "--help defense lists all"]),
     (["model.name=vit_smal_patch16_224"], ["model.name=vit_smal_patch16_224", "Did you mean 'vit_small_patch16_224'"]),
     (["data=imagefolder", "data.path=nowhere"], ["data.path=nowhere"]),
     (["num_clients=100000"], ["100000"]),
@@ -154,7 +154,7 @@ def test_options_of_ones_own_are_suggested_and_pointed_at(command, tmp_path):
     settings = ["data=digits", "model=vit_nano", f"run_dir={tmp_path / 'run'}"]
     folder = ["--config-dir", str(tmp_path)]
     _, _, err = command("fedsim-audit", *folder, "attack=[mini_mach]", *settings)
-    assert err.strip().endswith("Did you mean 'mini_match'?")
+    assert err.strip().endswith("no such option. Did you mean 'mini_match'? --help attack lists all.")
     _, _, err = command("fedsim-audit", *folder, "attack=[mini_match]", "attack.mini_match.rul=4", *settings)
     assert err.strip().endswith("Did you mean 'attack.mini_match.rule'?")
     _, _, err = command("fedsim-audit", "attack=[mini_match]", *settings)

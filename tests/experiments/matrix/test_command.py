@@ -267,6 +267,7 @@ def test_two_processes_are_not_at_work_in_one_folder(matrix, computed, tmp_path)
         (["matrix.attacks.labels=[labels,'labels.rule=llgg']"], ["attack.labels.rule=llgg"]),
         (["num_clients=100000"], ["100000"]),
         (["audit.num_images=100000"], ["audit.num_images=100000"]),
+        (["matrix.rows=[none_batch_4]"], ["audit.num_images=2", "a multiple of audit.batch_size=4, for example 4"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )

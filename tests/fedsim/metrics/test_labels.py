@@ -1,9 +1,13 @@
 """Labels are multisets."""
 
+import itertools
+from collections import Counter
+from statistics import fmean
+
 import pytest
 import torch
 
-from fedsim.metrics.labels import assign_labels, exact_batch, label_share
+from fedsim.metrics.labels import assign_labels, even_share, exact_batch, label_share
 
 
 @pytest.mark.parametrize(
@@ -42,3 +46,12 @@ def test_the_order_does_not_matter(seed: int) -> None:
 def test_an_empty_batch_has_no_share() -> None:
     with pytest.raises(ValueError, match="empty"):
         label_share(torch.tensor([], dtype=torch.int64), torch.tensor([1]))
+
+
+@pytest.mark.parametrize("true", [[3], [0, 0, 2], [0, 1, 2, 3, 3], [1, 1, 1, 1, 0, 2, 1, 1, 3]])
+def test_who_names_each_class_equally_often_is_right_so_often(true: list[int]) -> None:
+    """Over every way in which the classes that are named once more can be drawn."""
+    often, more = divmod(len(true), 4)
+    guesses = [[*range(4)] * often + list(extra) for extra in itertools.combinations(range(4), more)]
+    expected = fmean(label_share(torch.tensor(true), torch.tensor(guess)) for guess in guesses)
+    assert even_share(Counter(true).values(), 4) == pytest.approx(expected)

@@ -62,6 +62,10 @@ def test_wrappers_run_in_order():
         ({"kwargs": {"depht": 1}}, "timm refuses"),
         ({"kwargs": {"num_heads": 0}}, "timm refuses.*ZeroDivisionError"),
         ({"kwargs": {"norm_layer": "foo"}}, "timm refuses.*foo"),
+        (
+            {"name": "vit_nano_patch2_8", "pretrained": True},
+            r"^model\.pretrained=true: there are no pretrained weights of vit_nano_patch2_8: model\.pretrained=false$",
+        ),
         ({"kwargs": {"in_chans": 1}}, r"model\.kwargs\.in_chans=1: must be 3"),
     ],
 )

@@ -83,3 +83,12 @@ def test_settings_that_do_not(settings: dict[str, Any], message: str) -> None:
 def test_another_class() -> None:
     with pytest.raises(ConfigError, match=r"group\.thing\._target_=.*Part: must be a subclass of .*Thing"):
         build_component("group.thing", {"_target_": PART}, Thing)
+
+
+def test_a_module_that_python_does_not_find_is_said_where_to_put() -> None:
+    told = "Python finds no module elsewhere_alone, and its file must be in this folder or on PYTHONPATH"
+    with pytest.raises(ConfigError, match=rf"^attack\.mine\._target_=elsewhere_alone\.Mine: .*: {told}$"):
+        build_component("attack.mine", {"_target_": "elsewhere_alone.Mine"}, Thing)
+    with pytest.raises(ConfigError, match="a class that can be imported ") as raised:
+        build_component("attack.mine", {"_target_": f"{__name__}.Nothing"}, Thing)
+    assert "PYTHONPATH" not in str(raised.value)

@@ -45,7 +45,7 @@ def test_one_process_at_a_time_and_the_lock_goes_with_it(tmp_path):
 def test_a_folder_is_opened_by_many_at_once(tmp_path):
     with ThreadPoolExecutor(8) as pool:  # the lock is taken later
         list(pool.map(lambda _: RunFolder(tmp_path), range(800)))
-    assert {path.name for path in tmp_path.iterdir()} == {"observations", "reconstructions", "checkpoints"}
+    assert not list(tmp_path.iterdir())  # parts are made by whoever writes into them
 
 
 def test_too_little_room_is_named(tmp_path):

@@ -26,7 +26,7 @@ CASES = (
         "beyond the guess by less than its margin",
         "four of four: they are above 20 dB, and 0.9 dB above the guess",
         of_run(PlannedRun(ended([25.1] * 4, guess=LOW[:4]))),
-        (level("open"), counts(0, 4), never("too few for chance")),
+        (level("open"), counts(0, 4), never("the level broken takes 4 at least")),
     ),
     Case(
         "a baseline has one of four",
@@ -55,7 +55,12 @@ CASES = (
         "baseline as good",
         "the attack took 8 images, which another that reads nothing has as well",
         of_run(PlannedRun([*ended([22.0] * 8), *ended([22.0] * 8, "samples", baseline=True)])),
-        (level("open"), says("samples"), says("without the update: 8 of 8", "terminal"), never("too few for chance")),
+        (
+            level("open"),
+            says("samples"),
+            says("without the update: 8 of 8", "terminal"),
+            never("the level broken takes 4 at least"),
+        ),
     ),
     Case(
         "baseline alone",

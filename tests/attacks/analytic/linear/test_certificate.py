@@ -12,8 +12,8 @@ def test_certifies_what_is_exact():
 
 def test_says_why_not():
     reasons = {
-        "196 patch tokens > width 192": {"tokens": 196.0},
-        "= width 192": {"tokens": 192.0, "rank": 192.0},
+        "2 images behind the update, of which this is one mixture; 196 patch tokens > width 192": {"tokens": 196.0},
+        "of which this is one mixture; 192 patch tokens = width 192": {"tokens": 192.0, "rank": 192.0},
         "residual 0.27: one mixture of the 2 images": {"residual": 0.27},
         "is off by 0.1": {"identity": 0.1},
         "class token's row": {"class_token": 0.1},

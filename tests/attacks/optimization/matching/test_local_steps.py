@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+import fedsim
 from attacks.optimization.matching.local_steps import (
     SurrogateWeights,
     UnrolledSteps,
@@ -13,6 +15,7 @@ from attacks.optimization.matching.local_steps import (
 )
 from attacks.optimization.matching.victim import make_victim
 from attacks.optimization.problem import make_update_map
+from fedsim.determinism import seeded_globals
 from fedsim.errors import NotApplicable
 
 CASES = {
@@ -23,6 +26,7 @@ CASES = {
     "clipped_adamw": (torch.optim.AdamW, {"lr": 0.01, "eps": 1e-4, "weight_decay": 0.1}, 0.5),
     "adam": (torch.optim.Adam, {"lr": 0.01, "eps": 1e-4, "weight_decay": 0.01}),
     "adamw": (torch.optim.AdamW, {"lr": 0.01, "eps": 1e-4, "betas": (0.8, 0.95), "weight_decay": 0.1}),
+    "amsgrad": (torch.optim.Adam, {"lr": 0.1, "eps": 1e-4, "betas": (0.5, 0.3), "amsgrad": True}),
 }
 
 
@@ -44,6 +48,7 @@ def test_unrolled_steps_are_the_optimisers(small, victim_of, candidates, name, a
         weight_decay=settings.get("weight_decay", 0.0),
         betas=settings.get("betas", (0.9, 0.999)),
         eps=settings.get("eps", 1e-8),
+        amsgrad=settings.get("amsgrad", False),
         max_grad_norm=limit[0] if limit else None,
         undecayed=tuple(name for name, tensor in victim.params.items() if apart and tensor.ndim == 1),
     )
@@ -64,6 +69,28 @@ def test_unrolled_steps_are_the_optimisers(small, victim_of, candidates, name, a
     for key, parameter in model.named_parameters():
         expected = (victim.params[key] - parameter.detach()) / update_scale(protocol)
         torch.testing.assert_close(found[key], expected, rtol=1e-6, atol=1e-9)
+
+
+KIN = {
+    "adam": {},
+    "amsgrad": {"amsgrad": True, "betas": [0.5, 0.3]},
+    "decoupled": {"weight_decay": 0.5, "decoupled_weight_decay": True},
+    "adamw": {"_target_": "torch.optim.AdamW", "weight_decay": 0.5, "amsgrad": True, "betas": [0.5, 0.3]},
+}
+
+
+@pytest.mark.parametrize("name", KIN)
+def test_a_clients_own_adam_is_the_one_that_is_simulated(name, cpu):
+    with seeded_globals(0, "weights"):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 5))
+    images, labels = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 3])
+    optimizer = {"_target_": "torch.optim.Adam", "lr": 0.05, "eps": 1e-4, **KIN[name]}
+    seen = fedsim.observe(model, images, labels, share="delta", optimizer=optimizer, local_steps=6)
+    victim = make_victim(seen, seen.update.tensors, cpu, fused_attention=False)
+    simulated = UnrolledSteps(victim, seen.protocol)({"images": seen.normalised(images).float(), "labels": labels})
+    for key, change in seen.update.tensors.items():
+        off = -update_scale(seen.protocol) * simulated[key] - change
+        assert float(off.norm() / change.norm()) < 1e-4, key
 
 
 @pytest.mark.parametrize("choice", ["gradient", "unroll"])

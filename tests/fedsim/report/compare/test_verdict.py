@@ -18,10 +18,11 @@ def test_a_defense_has_the_level_of_its_own_runs(run: Any) -> None:
     assert (verdict.name, verdict.level, verdict.tag) == ("mjp", "open", "Open")
     assert verdict.sentence == (
         "The server rebuilt 1 of 2 images recognisably (without the update: 0 of 2): a, the strongest of 2 attacks, "
-        "reached 25.0 dB on it. Chance is not excluded (p = 0.50), and none is certified."
+        "reached 25.0 dB on it. Too few images for the level broken, and none is certified (Fisher's test of the "
+        "counts: p = 0.50)."
     )
     assert verdict.cautions == (
-        "2 different images observed: too few for chance to be excluded without a certificate.",
+        "2 different images observed: without a certificate the level broken takes 4 at least, all recognisable.",
         "The accuracy rests on an unknown number of test images: how far chance moves it is not known.",
     )
     assert verdict.details == (

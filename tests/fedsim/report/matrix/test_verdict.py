@@ -89,7 +89,7 @@ def test_what_is_broken_is_told_with_its_counts_and_so_is_what_is_open():
     (told,) = verdicts(matrix(NONE, leaky, half, pale))
     assert "Broken: 2 of 3 defenses (recognisable images: leaky 1 of 8, 1 certified; half 5 of 8).\n" in told
     assert "Open: 1 of 3 defenses (recognisable images: pale 5 of 8, without the update 4): none is certified, " in told
-    assert "those that are recognisable are too few to exclude chance; another attack" in told
+    assert "those that are recognisable are too few for the level broken; another attack" in told
     assert "the most accurate is pale" in told
 
 

@@ -1,5 +1,6 @@
 """The verdict says what the numbers say, in plain words."""
 
+import json
 from typing import Any
 
 import pytest
@@ -33,10 +34,11 @@ def test_one_recognisable_image_may_be_chance(write_run: Any, records: Any) -> N
     assert found.level == "open"
     assert found.sentence == (
         "The server rebuilt 1 of 4 images recognisably (without the update: 0 of 4): patch_gradient, the strongest of "
-        "2 attacks, reached 25.0 dB on it. Chance is not excluded (p = 0.50), and none is certified."
+        "2 attacks, reached 25.0 dB on it. Too few of them for the level broken, and none is certified (Fisher's test "
+        "of the counts: p = 0.50)."
     )
     assert found.cautions == (
-        "4 different images observed: without a certificate it takes 4 recognisable ones to exclude chance.",
+        "4 different images observed: without a certificate the level broken takes 4 recognisable ones.",
     )
 
 
@@ -65,7 +67,33 @@ def test_more_than_the_guess_gives_by_chance(write_run: Any, records: Any, hits:
     assert found.sentence.startswith(
         f"The server rebuilt {hits} of 20 images recognisably (without the update: 0 of 20)"
     )
-    assert ("Chance is not excluded (p = 0.05)" in found.sentence) is (level == "open")
+    told = "Too few of them for the level broken, and none is certified: it takes 5 of 20 (Fisher's test of the counts"
+    assert (f"{told}: p = 0.05)." in found.sentence) is (level == "open")
+
+
+def test_two_exact_images_are_too_few_however_many_decibels_they_have(write_run: Any, records: Any) -> None:
+    rows = [records.attack(1, k, records.image(100.0, f"i/{k}", guess_psnr=10.0), certificate={}) for k in range(2)]
+    found = verdict(read_run(write_run(rows)))
+    assert found.level == "open"
+    told = "Too few images for the level broken, and none is certified (Fisher's test of the counts: p = 0.17)."
+    assert found.sentence.endswith(told)
+    assert found.cautions == (
+        "2 different images observed: without a certificate the level broken takes 4 at least, all recognisable.",
+    )
+    assert "chance" not in found.line.lower()
+
+
+def test_a_theorem_holds_for_attacks_that_did_not_run_too(write_run: Any, records: Any) -> None:
+    folder = write_run([records.attack(1, k, records.image(9.0, f"i/{k}")) for k in range(3)])
+    statement = {"sentence": "It is proven.", "proof": {"mu": 0.1}}
+    row = {"bound": "reconstruction_robustness", "kind": "theorem", "status": "done", "reason": "", **statement}
+    open_one = verdict(read_run(folder))
+    (folder / "bounds.jsonl").write_text(json.dumps(row) + "\n")
+    found = verdict(read_run(folder))
+    assert (open_one.level, found.level) == ("open", "proven")
+    told = "That holds for the attacks that ran, not for every attack that exists."
+    assert told in open_one.details
+    assert told not in found.details
 
 
 def test_an_image_observed_often_counts_once(write_run: Any, records: Any) -> None:
@@ -304,7 +332,7 @@ def test_few_test_images_are_said_to_be_few(write_run: Any, records: Any, tested
 
 def test_the_line_and_the_record_of_a_verdict(write_run: Any, records: Any) -> None:
     found = verdict(read_run(write_run([records.attack(1, 0, records.image(12.5, guess_psnr=9.0), certificate={})])))
-    caution = "1 different image observed: too few for chance to be excluded without a certificate."
+    caution = "1 different image observed: without a certificate the level broken takes 4 at least, all recognisable."
     assert found.line == f"open: {found.sentence} {caution}"
     assert found.to_dict() == {
         "level": "open",

@@ -1,0 +1,37 @@
+"""What each attack of a run came to, a line each, for a terminal."""
+
+from fedsim.report.run.baseline import baselines, best_baseline, guessing
+from fedsim.report.run.label_attacks import beside_labels
+from fedsim.report.run.read import RecordedRun
+from fedsim.report.run.records import AttackRecord
+from fedsim.report.run.summary import AttackSummary, summarise_attacks
+from fedsim.report.thresholds import RECOGNISABLE
+from fedsim.report.wording import SEEN, below, count, percent
+
+
+def attack_lines(run: RecordedRun) -> list[str]:
+    """How many updates each served, how close it came to images and labels, and what is had there without the update.
+
+    `dlg: 2 done, 1 refused of 3 updates; 9.1 dB on average (the mean of public pictures: 11.2 dB)`.
+
+    The strongest first.
+    """
+    without, blind = guessing(run).attacks, baselines(run)
+    return [_line(row, run, without, blind=row.attack in blind) for row in summarise_attacks(run)]
+
+
+def _line(row: AttackSummary, run: RecordedRun, without: tuple[AttackRecord, ...], blind: bool) -> str:
+    ended = ((row.done, "done"), (row.refused, "refused"), (row.failed, "failed"))
+    each = ", ".join(f"{number:,} {word}" for number, word in ended if number)
+    parts = [f"{each} of {count(row.observations, 'update')}"]
+    if row.mean_leaked is not None:
+        found = None if blind else best_baseline(row.attack, run.attacks, without)
+        guess = f" ({found.name}: {below(found.psnr, RECOGNISABLE)})" if found is not None else ""
+        parts.append(f"{below(row.mean_leaked, RECOGNISABLE)} on average{guess}")
+    if row.changed and row.mean_psnr is not None:
+        parts.append(f"{below(row.mean_psnr, RECOGNISABLE)} {SEEN}")
+    if row.label_share is not None:
+        parts.append(f"{percent(row.label_share)} of the labels right{beside_labels(run, row.attack)}")
+    if row.done and row.mean_leaked is None and row.label_share is None:
+        parts.append("not scored")
+    return f"{row.attack}{' (a baseline)' if blind else ''}: {'; '.join(parts)}"

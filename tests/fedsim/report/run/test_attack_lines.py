@@ -1,0 +1,56 @@
+"""A line for each attack, beside what is had without the update."""
+
+import json
+from typing import Any
+
+from fedsim.report.run.attack_lines import attack_lines
+from fedsim.report.run.read import read_run
+from fedsim.report.run.verdict import verdict
+
+
+def test_each_attack_and_its_guess(write_run: Any, records: Any) -> None:
+    shown = {"label": 1, "guess_psnr": 10.0}
+    rows = [records.attack(1, k, records.image(30.0 + k, f"i/{k}", **shown), label_share=None) for k in range(3)]
+    rows += [records.attack(1, 0, records.image(8.0, "i/0", **shown), attack="dlg", label_share=None)]
+    rows += [records.refusal(1, 1, "no", attack="dlg"), records.refusal(1, 2, "raised", attack="dlg", status="failed")]
+    rows += [records.refusal(1, k, "no", attack="april") for k in range(3)]
+    assert attack_lines(read_run(write_run(rows))) == [
+        "patch_gradient: 3 done of 3 updates; 31.0 dB on average (the mean of public pictures: 10.0 dB)",
+        "dlg: 1 done, 1 refused, 1 failed of 3 updates; 8.0 dB on average (the mean of public pictures: 10.0 dB)",
+        "april: 3 refused of 3 updates",
+    ]
+
+
+def test_labels_beside_every_class_equally_often(write_run: Any, records: Any) -> None:
+    images = [records.image(None, f"i/{k}", label=label) for k, label in enumerate((0, 0, 0, 1))]
+    rows = [records.attack(1, 0, *images, attack="labels", target="labels", label_share=0.75)]
+    folder = write_run(rows)
+    assert attack_lines(read_run(folder)) == ["labels: 1 done of 1 update; 75.0 % of the labels right"]
+    (folder / "classes.json").write_text(json.dumps(["cat", "dog"]))
+    told = "labels: 1 done of 1 update; 75.0 % of the labels right (each class equally often: 75.0 %)"
+    assert attack_lines(read_run(folder)) == [told]
+    told = "75.0 % of the labels were recovered, by labels (each class equally often: 75.0 %)."
+    assert told in verdict(read_run(folder)).details
+
+
+def test_a_baseline_is_said_to_be_one_and_what_was_not_compared_too(write_run: Any, records: Any) -> None:
+    unknown = {"label_share": None, "label_exact": None}
+    rows = [records.attack(1, 0, records.image(9.0, "i/0"), attack="blind", baseline=True, **unknown)]
+    rows += [records.attack(1, 0, attack="own", scored=False, **unknown)]
+    assert attack_lines(read_run(write_run(rows))) == [
+        "blind (a baseline): 1 done of 1 update; 9.0 dB on average",
+        "own: 1 done of 1 update; not scored",
+    ]
+
+
+def test_what_stays_below_the_bar_is_not_rounded_up_to_it(write_run: Any, records: Any) -> None:
+    image = records.image(19.98, "i/0", guess_psnr=19.97)
+    (line,) = attack_lines(read_run(write_run([records.attack(1, 0, image, label_share=None)])))
+    assert line.endswith("; 19.9 dB on average (the mean of public pictures: 19.9 dB)")
+
+
+def test_where_a_defense_changed_images_both_means_are_told(write_run: Any, records: Any) -> None:
+    image = records.image(35.0, "i/0", private_psnr=12.0, guess_psnr=10.0)
+    (line,) = attack_lines(read_run(write_run([records.attack(1, 0, image, label_share=None)])))
+    told = "12.0 dB on average (the mean of public pictures: 10.0 dB); 35.0 dB against what the model saw"
+    assert line.endswith(f"; {told}")
