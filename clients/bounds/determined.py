@@ -8,10 +8,12 @@ import torch
 
 from clients.bounds.base import Bound, Party, refuse_sums
 from clients.bounds.jacobian import check_linear, jacobian
+from clients.training import LocalResult
 from defenses.settings import whole
 from fedsim.bounds.references import Determined, determined
+from fedsim.bounds.rounding import rounding_std
 from fedsim.bounds.statement import Statement
-from fedsim.effects import Quantises
+from fedsim.effects import Clips, Quantises
 
 
 class Determinedness(Bound):
@@ -38,8 +40,8 @@ class Determinedness(Bound):
             update = party.share(result)
             names = list(update.tensors)
             J, shared = jacobian(party, names)
-            rounding = _rounding(party, update.tensors, shared, result.protocol.rounding)
-            found.append((", ".join(map(str, party.pictures.ids)), determined(J, rounding)))
+            rounding = _rounding(party, update.tensors, shared, result)
+            found.append((", ".join(map(str, party.pictures.ids)), determined(J, rounding, least=1.0)))
         whole = [one for _, one in found if one.rank == one.unknowns]
         lost = max(one.unknowns - one.rank for _, one in found)
         told = f"{len(whole):,} of {len(found):,} are determined near themselves by what is shared"
@@ -67,14 +69,19 @@ class Determinedness(Bound):
         )
 
 
-def _rounding(party: Party, tensors: "dict[str, torch.Tensor]", shared: torch.Tensor, computed: float) -> torch.Tensor:
+def _rounding(
+    party: Party, tensors: "dict[str, torch.Tensor]", shared: torch.Tensor, result: LocalResult
+) -> torch.Tensor:
     """One rounding for each tensor, that of its root mean square; coarser where a defense or autocast rounds."""
     steps = [one.step for one in party.effects if isinstance(one, Quantises) and one.per == "coordinate"]
+    # What is withheld was rounded as well, where terms of its size cancelled.
+    computed = math.hypot(*(float(tensor.norm()) for tensor in result.tensors.values()))
+    whole = min([computed, *(effect.max_norm for effect in party.effects if isinstance(effect, Clips))])
     found, start = [], 0
     for tensor in tensors.values():
         part = shared[start : start + tensor.numel()]
-        eps = max([torch.finfo(tensor.dtype).eps, computed, *steps])
-        size = float(part.norm()) / math.sqrt(max(1, tensor.numel()))
-        found.append(torch.full((tensor.numel(),), max(eps * size, 1e-300), dtype=torch.float64))
+        eps = max([torch.finfo(tensor.dtype).eps, result.protocol.rounding, *steps])
+        std = rounding_std(float(part.norm()), tensor.numel(), whole, eps)
+        found.append(torch.full((tensor.numel(),), max(std, 1e-300), dtype=torch.float64))
         start += tensor.numel()
     return torch.cat(found)

@@ -29,7 +29,7 @@ AT_ONCE = 2**22
 
 
 def check_linear(party: Party, rounds: bool = False) -> None:
-    """Raises NotApplicable where J is not computed: too many unknowns, local steps, unknown defenses.
+    """Raises NotApplicable where J is not computed: too many unknowns, local steps, unknown defenses, statistics.
 
     Args:
         rounds: a defense may round each shared number by itself.
@@ -53,6 +53,9 @@ def check_linear(party: Party, rounds: bool = False) -> None:
         if type(defense).extra_loss is not Defense.extra_loss:
             raise NotApplicable(f"{type(defense).__name__} changes the loss: not computed")
     refuse_draws(party.runtime.model, party.runtime.settings.training_mode)
+    for name, after in party.train().buffers.items():
+        if not torch.equal(after, party.state[name].to(after)):
+            raise NotApplicable(f"{name} is shared as well, and J is of the gradient: client.training_mode=false")
 
 
 def jacobian(party: Party, names: Sequence[str]) -> tuple[Float[Tensor, "numbers pixels"], Float[Tensor, " numbers"]]:

@@ -33,23 +33,27 @@ class ReconstructionRobustness(Bound):
         self.times = wholes(f"{key}.times", times, "multiples of the releases, 1 or more", lambda one: one >= 1)
 
     def __call__(self, parties: Sequence[Party]) -> Statement:
-        """Of the first one: every other releases as often.
+        """Of the one that its releases tell most of.
 
         Raises:
             NotApplicable: no defense proves Gaussian differential privacy, or one beside it does not say how it acts.
         """
-        party = parties[0]
-        if all(type(one).gaussian_dp is Defense.gaussian_dp for one in party.defenses.wrappers):
-            raise NotApplicable("no defense is differentially private: dp_sgd and local_dp are")
-        silent = [effect.defense for effect in party.effects if isinstance(effect, Unpublished)]
-        if silent:
-            raise NotApplicable(f"{silent[0]} does not say how it acts: it may tell what the noise hides")
-        party.share(party.train())
-        proven = party.defenses.gaussian_dp()
-        if proven is None or proven.mu == math.inf:
-            raise NotApplicable("the private defense adds no noise: it proves nothing")
+        proven = max((_proven(party) for party in parties), key=lambda one: one.mu)
         seen = Counter(name for one in parties for name in one.pictures.ids)
         return state(often(proven, max(seen.values())), self.kappas, self.times)
+
+
+def _proven(party: Party) -> GaussianDP:
+    if all(type(one).gaussian_dp is Defense.gaussian_dp for one in party.defenses.wrappers):
+        raise NotApplicable("no defense is differentially private: dp_sgd and local_dp are")
+    silent = [effect.defense for effect in party.effects if isinstance(effect, Unpublished)]
+    if silent:
+        raise NotApplicable(f"{silent[0]} does not say how it acts: it may tell what the noise hides")
+    party.share(party.train())
+    proven = party.defenses.gaussian_dp()
+    if proven is None or proven.mu == math.inf:
+        raise NotApplicable("the private defense adds no noise: it proves nothing")
+    return proven
 
 
 def often(proven: GaussianDP, times: int) -> GaussianDP:

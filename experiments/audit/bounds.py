@@ -16,6 +16,7 @@ from experiments.engine.setup import Setup
 from fedsim.bounds.statement import Kind, Statement, Strip
 from fedsim.errors import NotApplicable, one_of
 from fedsim.report.draw.pictures import save_png
+from fedsim.settings.commands import AuditConfig
 from fedsim.settings.components import build_component
 from fedsim.storage.run_folder import RunFolder
 
@@ -67,10 +68,11 @@ def write_bounds(
 
 
 def _parties(setup: Setup, updates: Sequence[tuple[int, tuple[int, ...]]]) -> list[Party]:
-    """Each client's by itself, also where the server sees them summed."""
+    """Each audited client's by itself, also where the server sees them summed."""
+    assert isinstance(setup.config, AuditConfig)
     runtime = setup.runtime()
     state = {name: tensor.detach().clone() for name, tensor in setup.model.state_dict().items()}
-    size, parties = setup.config.client.batch_size, []
+    size, parties = setup.config.audit.batch_size, []
     for first, positions in updates:
         for client, start in enumerate(range(0, len(positions), size), first):
             pictures = setup.data.train.subset(positions[start : start + size])

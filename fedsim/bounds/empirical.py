@@ -20,13 +20,14 @@ CONFIDENCE = 0.999
 
 
 def mu_lower(inside: Float[Tensor, " k"], outside: Float[Tensor, " m"], confidence: float = CONFIDENCE) -> float:
-    """The lower end of a one-sided interval for μ = |mean inside - mean outside| / standard deviation, at least 0.
+    """The lower end of a one-sided interval for μ = (mean inside - mean outside) / standard deviation, at least 0.
 
     Exact for independent Gaussians of one standard deviation: Student's t of two samples with non-centrality
     μ·√(km/(k+m)) (Hedges 1981).
 
     Args:
-        inside: what the release shows of each canary that entered, outside: of each that did not.
+        inside: what the release shows of each canary that entered, larger than others in the mean.
+        outside: of each that did not.
 
     Raises:
         ConfigError: fewer than two of either, or a confidence that is none.
@@ -48,17 +49,17 @@ def mu_lower(inside: Float[Tensor, " k"], outside: Float[Tensor, " m"], confiden
 
 
 def mu_estimate(inside: Float[Tensor, " k"], outside: Float[Tensor, " m"]) -> float:
-    """The point estimate of the same; 0 where nothing differs."""
+    """The point estimate of the same; 0 where those inside do not show more."""
     apart, spread = _apart(inside, outside)
-    return apart / spread if spread > 0 else (math.inf if apart > 0 else 0.0)
+    return max(0.0, apart / spread) if spread > 0 else (math.inf if apart > 0 else 0.0)
 
 
 def _apart(inside: Float[Tensor, " k"], outside: Float[Tensor, " m"]) -> tuple[float, float]:
-    """The distance of the means, and the standard deviation that both have in common."""
+    """By how much the mean inside is larger, and the standard deviation that both have in common."""
     one, other = inside.double(), outside.double()
     freedom = max(1, len(one) + len(other) - 2)
     squares = (one - one.mean()).square().sum() + (other - other.mean()).square().sum()
-    return abs(float(one.mean() - other.mean())), math.sqrt(float(squares / freedom))
+    return float(one.mean() - other.mean()), math.sqrt(float(squares / freedom))
 
 
 def unit_canaries(count: int, dimension: int, rng: torch.Generator) -> Float[Tensor, "count dimension"]:

@@ -83,16 +83,20 @@ class Determined:
     rounding_psnr: float
 
 
-def determined(jacobian: Float[Tensor, "numbers pixels"], rounding: Float[Tensor, " numbers"]) -> Determined:
+def determined(
+    jacobian: Float[Tensor, "numbers pixels"], rounding: Float[Tensor, " numbers"], least: float = 0.0
+) -> Determined:
     """The singular values of J, float64, each number in units of the rounding of what was shared.
 
     Args:
         rounding: standard deviation of each shared number.
+        least: of its roundings, by which a direction must move what is shared from one corner of [0, 1] to the other.
     """
     whitened = jacobian.double() / rounding.double()[:, None]
     singular = torch.linalg.svdvals(whitened)
     unknowns = jacobian.shape[1]
-    resolved = singular > singular[0] * max(whitened.shape) * torch.finfo(torch.float64).eps
+    precision = float(singular[0]) * max(whitened.shape) * torch.finfo(torch.float64).eps
+    resolved = singular > max(precision, least / math.sqrt(unknowns))
     rank = int(resolved.sum())
     if rank < unknowns:
         return Determined(unknowns, rank, math.inf, -math.inf)

@@ -6,6 +6,7 @@ import torch
 
 from attacks.optimization.matching.adam import ADAM, read_adam
 from attacks.optimization.matching.local_steps import update_scale
+from fedsim.bounds.rounding import rounding_std
 from fedsim.observation import Observation
 from fedsim.update import State
 
@@ -26,7 +27,10 @@ def rounding_of(observation: Observation, target: State, scale: float, local: st
         local: how local steps are taken, `auto` resolved.
     """
     eps = max(float(torch.finfo(tensor.dtype).eps) for tensor in observation.update.tensors.values())
-    found = {name: torch.full_like(t, eps * float(t.norm()) / math.sqrt(t.numel())) for name, t in target.items()}
+    whole = math.hypot(*(float(t.norm()) for t in target.values()))
+    found = {
+        name: torch.full_like(t, rounding_std(float(t.norm()), t.numel(), whole, eps)) for name, t in target.items()
+    }
     if observation.update.kind == "gradient":
         return found
     if reads_adam(observation, local):

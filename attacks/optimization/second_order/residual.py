@@ -19,11 +19,10 @@ from attacks.optimization.second_order.errors import autocast_of, reads_adam, ro
 from attacks.optimization.second_order.levenberg_marquardt import NormalEquations
 from attacks.optimization.second_order.sketch import Pieces
 from fedsim.bounds.gaussian_prior import ImagePrior
+from fedsim.bounds.rounding import MIN_SHARE
 from fedsim.effects import Sparsifies
 from fedsim.update import State
 
-MIN_SHARE = 1e-4
-"""Of the whole norm, as which a tensor counts that is smaller: its gradient may be rounding alone."""
 ROW_WEIGHT = 3.0
 MIN_ROW = 0.01
 """Of the median, as which a row of the position embedding's gradient counts that is smaller."""
@@ -183,7 +182,7 @@ def _round(problem: Problem, local: str, labels: Tensor, device: torch.device, d
     params, fixed, unshared = (_as(part, dtype) for part in (victim.params, victim.fixed, victim.unshared))
     update = make_update_map(local, replace(victim, params=params, fixed=fixed, unshared=unshared), observation)
     target = {name: problem.target[name].double() for name in params if name in problem.target}
-    kept = {name: (tensor != 0).to(dtype) for name, tensor in target.items()} if _pruned(problem) else None
+    kept = _kept(problem, target, dtype)
     scale = unit_scale(observation, local)
     rounding, noise = rounding_of(observation, target, scale, local), noise_of(observation, target, scale)
     numbers, adaptive = sum(tensor.numel() for tensor in target.values()), reads_adam(observation, local)
@@ -196,13 +195,12 @@ def _round(problem: Problem, local: str, labels: Tensor, device: torch.device, d
     error = error if noise is None else torch.hypot(_flat(noise), _flat(rounding))
     error = torch.hypot(error, _flat(autocast_of(observation, target)))
     weights = _flat(_norm_weights(target, observation.roles.pos_embed))
-    if _pruned(problem) and kept is not None:
+    if kept is not None and not adaptive:
         mask = _flat(kept).double()
         weights, error, numbers = weights * mask, torch.where(mask > 0, error, TINY), int(mask.sum())
     shared = _shared(problem, update, list(target), labels, local, kept)
     noisy = noise is not None or adaptive
-    moved = observation.update.kind != "gradient"
-    return _Round(shared, _flat(target), weights, error, tuple(target), numbers, noisy, moved)
+    return _Round(shared, _flat(target), weights, error, tuple(target), numbers, noisy, _moved(problem))
 
 
 def _shared(
@@ -226,8 +224,22 @@ def _shared(
     return shared
 
 
-def _pruned(problem: Problem) -> bool:
-    return problem.observation.effect(Sparsifies) is not None
+def _moved(problem: Problem) -> bool:
+    return problem.observation.update.kind != "gradient"
+
+
+def _kept(problem: Problem, target: State, dtype: torch.dtype) -> State | None:
+    """By name 1 where a number counts; None: all do.
+
+    Not what was pruned, nor a tensor of weights that were zero and stayed zero: there is nothing to say how exactly.
+    """
+    if problem.observation.effect(Sparsifies) is not None:
+        return {name: (tensor != 0).to(dtype) for name, tensor in target.items()}
+    state = problem.observation.global_state
+    silent = [n for n, t in target.items() if _moved(problem) and not bool(t.any()) and not bool(state[n].any())]
+    if not silent:
+        return None
+    return {n: torch.full_like(t, float(n not in silent), dtype=dtype) for n, t in target.items()}
 
 
 def _norm_weights(target: State, position: str | None) -> State:

@@ -110,6 +110,8 @@ class _VictimSearch:
             raise NotApplicable("second-order matching needs classes by a label rule: labels=auto")
         if problem.terms:
             raise NotApplicable("second-order matching has a prior of its own: leave priors out")
+        if not all(any(bool(tensor.any()) for tensor in one.target.values()) for one in problem.rounds):
+            raise NotApplicable("nothing was shared: the update is zero")
         self.settings, self.task, self.problem = settings, task, problem
         self.shape = shape_of(problem)
         unknowns = math.prod(self.shape)
@@ -163,7 +165,8 @@ class _VictimSearch:
         }
         if average is not None:
             values |= {"accepted": average.accepted, "draws": float(average.draws)}
-            values |= {"predicted_psnr": self._predicted(average.variance)}
+            if values["trust"] == 1.0:  # else the result is drawn to a mean, and no draw of the posterior
+                values |= {"predicted_psnr": self._predicted(average.variance)}
         assert self.problem.labels is not None
         return BestCandidate(self._images(x), self.problem.labels, values, point, self.rows, self.frames)
 

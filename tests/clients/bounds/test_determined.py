@@ -1,6 +1,10 @@
 """What is determined of digits, and what is not computed."""
 
+import re
+
 import pytest
+import torch
+from torch import nn
 
 from clients.bounds import Determinedness
 from fedsim.errors import ConfigError, NotApplicable
@@ -26,6 +30,48 @@ def test_the_head_alone_leaves_most_directions_out(parties):
     # The width less what a LayerNorm takes away: the mean, and the size but for its epsilon.
     assert found.rows[0][1] == "63 of 192"
     assert found.values["missing_directions"] == 129.0
+
+
+class Attention(nn.Module):
+    """With a key projection of its own: its bias moves every score of a query alike, so that its gradient is zero."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, tokens):
+        scores = self.q(tokens) @ self.k(tokens).mT / tokens.shape[-1] ** 0.5
+        return tokens + scores.softmax(-1) @ self.v(tokens)
+
+
+class Tokens(nn.Module):
+    """Nine patches of 12 numbers, each read by 8."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.first, self.second, self.head = nn.Linear(12, 8), Attention(), Attention(), nn.Linear(8, 5)
+
+    def forward(self, images):
+        tokens = self.embed(nn.functional.unfold(images, 2, stride=2).mT)
+        return self.head(self.second(self.first(tokens)).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("shared", "rank"),
+    [
+        # Of a patch 4 directions are not read: of their 36 numbers the first layer's gradient tells 8 sums each.
+        (".", 72 + 4 * 8),
+        ("k.bias", 0),  # rounding alone
+        ("head.bias", 4),  # errors of five classes, whose sum is zero
+        ("k.bias|head.bias", 4),
+    ],
+)
+def test_a_tensor_that_is_rounding_alone_shares_no_direction(own_party, shared, rank):
+    torch.manual_seed(0)
+    model = Tokens()
+    withheld = [name for name, _ in model.named_parameters() if not re.search(shared, name)]
+    found = Determinedness()([own_party(model, {"withhold": {"patterns": withheld}} if withheld else ())])
+    assert found.rows[0][1] == f"{rank} of 108"
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ import math
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from clients.bounds.jacobian import jacobian
+from clients.bounds.jacobian import check_linear, jacobian
+from fedsim.errors import NotApplicable
 
 
 def by_hand(model, images, labels, names, limit=math.inf, per="update"):
@@ -54,3 +56,11 @@ def test_the_columns_are_finite_differences_of_what_the_client_shares(parties, n
         ]
         slope = (ends[0] - ends[1]) / 2e-5
         assert float((found[:, pixel] - slope).norm()) < 1e-4 * float(slope.norm())
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d(4), nn.InstanceNorm2d(4, track_running_stats=True)])
+def test_statistics_that_training_changes_are_refused(own_party, norm):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.Flatten(), nn.Linear(64, 5))
+    with pytest.raises(NotApplicable, match=r"running_mean is shared as well, .* client.training_mode=false"):
+        check_linear(own_party(model))
+    check_linear(own_party(model, training=False))

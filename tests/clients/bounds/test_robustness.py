@@ -106,6 +106,16 @@ def test_an_image_that_is_shared_twice_counts_twice(parties):
     assert (BOUND(made).proof.mu, BOUND(twice).proof.mu, BOUND(twice).proof.releases) == (0.25, 0.5, 2)
 
 
+def test_the_client_that_releases_most_counts(parties, digits):
+    """Two steps of four: of eight images each enters one, of three each enters both."""
+    steps = ["client.share=delta", "client.local_steps=2", "client.batch_size=4"]
+    (many,) = parties("defense=[dp_sgd]", *steps, images=1, batch=8)
+    few = type(many)(many.runtime, many.state, digits.train.subset(range(8, 11)), 1)
+    assert (BOUND([many]).proof.mu, BOUND([many]).proof.releases) == (1.0, 1)
+    for together in ([many, few], [few, many]):
+        assert (BOUND(together).proof.mu, BOUND(together).proof.releases) == (2**0.5, 2)
+
+
 def test_buffers_that_training_changes_are_refused(parties):
     (party,) = parties("defense=[dp_sgd]", images=1)
     party.runtime.model.register_buffer("seen", torch.zeros(1))

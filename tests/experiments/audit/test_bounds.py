@@ -64,6 +64,14 @@ def test_sums_over_clients(audit):
     assert pairs["reason"] == "the server sees sums over clients: this is of one client's update"
 
 
+def test_bounds_are_of_the_clients_that_are_audited(audit):
+    """Eight images each, of which two steps of four take each image once."""
+    steps = ["client.share=delta", "client.local_steps=2", "client.batch_size=4", "audit.batch_size=8"]
+    folder = audit("audit.num_images=8", "attack=[]", "defense=[dp_sgd]", "bound=[reconstruction_robustness]", *steps)
+    (proven,) = rows(folder, "bounds")
+    assert (proven["values"]["mu"], proven["values"]["releases"]) == (1.0, 1)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -9,14 +9,19 @@ from fedsim.bounds.empirical import mu_estimate, mu_lower, unit_canaries
 from fedsim.errors import ConfigError
 
 
-@pytest.mark.parametrize("mu", [0.0, 1.5, 4.0])
+@pytest.mark.parametrize("mu", [0.0, 0.1, 1.5, 4.0])
 def test_the_lower_end_passes_the_truth_as_often_as_it_says(rng, mu):
     trials, above = 600, 0
     for _ in range(trials):
         inside = mu + torch.randn(12, generator=rng)
         above += mu_lower(inside, torch.randn(8, generator=rng), 0.9) > mu
-    expected = 0.2 if mu == 0 else 0.1  # without a difference, either sign counts
-    assert abs(above / trials - expected) < 4 * math.sqrt(expected * (1 - expected) / trials)
+    assert abs(above / trials - 0.1) < 4 * math.sqrt(0.1 * 0.9 / trials)
+
+
+def test_who_shows_less_inside_shows_nothing():
+    assert mu_lower(torch.zeros(5), torch.ones(5)) == 0.0
+    assert mu_lower(torch.tensor([0.0, 0.1]), torch.tensor([1.0, 1.1])) == 0.0
+    assert mu_estimate(torch.tensor([0.0, 0.1]), torch.tensor([1.0, 1.1])) == 0.0
 
 
 def test_many_canaries_come_close(rng):

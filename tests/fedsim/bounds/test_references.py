@@ -81,3 +81,10 @@ def test_a_direction_that_nothing_shows_is_counted(rng):
     jacobian[:, 4] = 0.0
     fact = determined(jacobian, rounding)
     assert (fact.rank, fact.condition, fact.rounding_psnr) == (8, math.inf, -math.inf)
+
+
+def test_a_direction_that_is_rounding_alone_is_not_counted():
+    """Of four singular values 1 counts from 1/√4 on."""
+    moved = torch.diag(torch.tensor([1e3, 1.0, 0.51, 0.49], dtype=torch.float64))
+    ranks = [determined(moved, torch.ones(4, dtype=torch.float64), least).rank for least in (0.0, 1.0, 1e4)]
+    assert ranks == [4, 3, 0]

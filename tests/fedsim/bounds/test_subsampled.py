@@ -7,7 +7,7 @@ import torch
 from scipy.stats import norm
 
 from fedsim.bounds.robustness import blow_up
-from fedsim.bounds.subsampled import subsampled_blow_up
+from fedsim.bounds.subsampled import _by_sum, subsampled_blow_up
 from fedsim.errors import ConfigError
 
 
@@ -43,6 +43,23 @@ def test_it_grows_with_steps_and_stays_below_what_taking_every_image_gives():
     assert found == sorted(found)
     assert all(one <= blow_up(1e-3, math.sqrt(steps)) for one, steps in zip(found, (1, 10, 100), strict=True))
     assert found[-1] < 0.1 < blow_up(1e-3, 10.0)
+
+
+@pytest.mark.parametrize(("noise", "rate", "steps"), [(0.5, 0.5, 2000), (1.0, 0.01, 10**6)])
+def test_where_the_sum_tells_it_almost_surely_nothing_is_composed(monkeypatch, noise, rate, steps):
+    monkeypatch.setattr("fedsim.bounds.subsampled._losses", None)
+    assert subsampled_blow_up(1e-3, noise, rate, steps) == 1.0
+
+
+def test_what_the_sum_tells_by_monte_carlo(rng):
+    """And it is no more than all that the releases tell."""
+    rate, noise, steps, kappa, draws = 0.2, 1.0, 10, 0.05, 200_000
+    taken = (torch.rand(draws, steps, generator=rng) < rate).sum(dim=1)
+    seen = taken + noise * math.sqrt(steps) * torch.randn(draws, generator=rng)
+    found = float((seen > noise * math.sqrt(steps) * norm.ppf(1 - kappa)).float().mean())
+    assert _by_sum(kappa, noise, rate, steps) == pytest.approx(found, abs=4 * math.sqrt(found / draws))
+    assert _by_sum(kappa, noise, rate, steps) <= subsampled_blow_up(kappa, noise, rate, steps)
+    assert _by_sum(kappa, noise, rate, 1) == pytest.approx((1 - rate) * kappa + rate * norm.cdf(norm.ppf(kappa) + 1))
 
 
 @pytest.mark.parametrize("wrong", [{"rate": 0.0}, {"noise_multiplier": 0.0}, {"steps": 0}])

@@ -13,7 +13,7 @@ from attacks.optimization import GaussNewton, Pixels
 from attacks.optimization.problem import make_problem, shared_update
 from attacks.optimization.second_order.residual import make_residuals
 from attacks.session import Session
-from defenses import GradientNoise, TopK, Withhold
+from defenses import GradientNoise, LeakageGate, TopK, Withhold
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.errors import ConfigError
@@ -74,6 +74,43 @@ def test_equations_that_leave_directions_open_are_solved_and_never_certified(mod
     assert result.certificate.values["replayed"] < 1e-5
     assert psnr(result.images, images[:1]) < 20
     assert result.certificate.status == "uncertified"
+
+
+@pytest.fixture
+def sure():
+    """A model that is sure of class 3: the gradient there is zero, to the last digit."""
+    torch.manual_seed(0)
+    layers = torch.nn.Flatten(), torch.nn.Linear(48, 5)
+    with torch.no_grad():
+        layers[1].bias[3] = 1e3
+    return torch.nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("share", ["gradient", "delta", "weights"])
+def test_a_zero_update_is_refused(sure, images, share):
+    seen = fedsim.observe(sure, images[:1], [3], share=share, local_steps=None if share == "gradient" else 1)
+    result = fedsim.attack("gauss_newton", seen)
+    assert (result.status, result.reason) == ("refused", "nothing was shared: the update is zero")
+
+
+def test_a_client_that_attacks_itself_shares_a_zero_update(sure, images):
+    seen = fedsim.observe(sure, images[:1], [3], defense=[LeakageGate(GaussNewton())])
+    assert sorted(seen.update.tensors) == ["1.bias", "1.weight"]
+
+
+def test_an_error_is_predicted_only_where_the_result_is_trusted(images):
+    """Rounds of other images than one explain nothing together."""
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(48, 16), torch.nn.Tanh(), torch.nn.Linear(16, 5)
+    model, noise = torch.nn.Sequential(torch.nn.Flatten(), *layers), GradientNoise(std=1e-3)
+    same, other = (
+        fedsim.History([fedsim.observe(model, one, [1], defense=[noise], server_round=r) for r, one in enumerate(each)])
+        for each in (images[[0, 0]].split(1), images[:2].split(1))
+    )
+    known, mixed = (solved(history, draws=20, steps=10).certificate.values for history in (same, other))
+    assert (known["trust"], mixed["trust"]) == (1.0, 0.0)
+    assert "predicted_psnr" in known
+    assert "predicted_psnr" not in mixed
 
 
 def test_from_a_random_gradient_it_finds_nothing(model, images):

@@ -1,9 +1,11 @@
 """What is expected of each shared number, against what the defenses themselves do to it."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import fedsim
 from attacks.noise import noise_of
@@ -60,3 +62,80 @@ def test_a_changes_rounding_is_that_of_its_weights(model):
     off = {name: (state[name] - rounded[name].double()) / 1e-3 - plain.gradient[name] for name in rounded}
     z = torch.cat([(off[name] / expected[name]).flatten() for name in off])
     assert 0.1 < float(z.square().mean().sqrt()) < 2.0
+
+
+class Attention(nn.Module):
+    """With a key projection of its own: its bias moves every score of a query alike, so that its gradient is zero."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, tokens):
+        scores = self.q(tokens) @ self.k(tokens).mT / tokens.shape[-1] ** 0.5
+        return tokens + scores.softmax(-1) @ self.v(tokens)
+
+
+class Tokens(nn.Module):
+    """Nine patches of 2 by 2 pixels, with places."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.embed, self.places = nn.Linear(12, width), nn.Parameter(torch.randn(9, width) * 0.5)
+        self.attention, self.head = Attention(width), nn.Linear(width, 5)
+
+    def forward(self, images):
+        tokens = self.embed(nn.functional.unfold(images, 2, stride=2).mT) + self.places
+        return self.head(self.attention(tokens).mean(1))
+
+
+class Branch(nn.Module):
+    """x + γ·tanh(Wx + b), γ and b zero at first: neither W nor b moves."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.scale = nn.Linear(48, 48), nn.Parameter(torch.zeros(48))
+        nn.init.zeros_(self.inner.bias)
+
+    def forward(self, x):
+        return x + self.scale * torch.tanh(self.inner(x))
+
+
+def test_a_tensor_that_is_rounding_alone_is_off_by_itself():
+    """Against the same gradient in float64."""
+    torch.manual_seed(1)
+    tokens, images = Tokens(), torch.rand(1, 3, 6, 6)
+    shared = fedsim.observe(tokens, images, [3])
+    exact_model, gradient = Tokens().double(), {}
+    exact_model.load_state_dict(tokens.state_dict())
+    x = shared.normalised(images).double()
+    nn.functional.cross_entropy(exact_model(x), torch.tensor([3])).backward()
+    gradient = {name: parameter.grad for name, parameter in exact_model.named_parameters()}
+    target = {name: tensor.double() for name, tensor in shared.gradient.items()}
+    expected = rounding_of(shared, target, 1.0, "gradient")
+    off = {name: float((target[name] - g).square().mean().sqrt()) for name, g in gradient.items()}
+    assert max(off[name] / float(expected[name].max()) for name in off) < 8.0
+    whole = math.hypot(*(float(g.norm()) for g in gradient.values()))
+    assert float(gradient["attention.k.bias"].norm()) < 1e-15 * whole
+    assert off["attention.k.bias"] == pytest.approx(float(expected["attention.k.bias"].max()), rel=1e-3)
+
+
+@pytest.mark.parametrize("share", ["gradient", "delta"])
+def test_the_image_behind_such_a_tensor_is_found_and_explained(share):
+    torch.manual_seed(1)
+    model, images = Tokens(), torch.rand(1, 3, 6, 6)
+    seen = fedsim.observe(model, images, [3], share=share, local_steps=1 if share == "delta" else None)
+    result = fedsim.attack("gauss_newton", seen)
+    assert float((result.images - images).square().mean()) < 1e-6
+    assert (result.certificate.values["explained"], result.certificate.values["trust"]) == (1.0, 1.0)
+
+
+def test_weights_that_were_zero_and_stayed_zero_say_nothing():
+    torch.manual_seed(0)
+    model, images = nn.Sequential(nn.Flatten(), Branch(), nn.Linear(48, 5)), torch.rand(1, 3, 4, 4)
+    seen = fedsim.observe(model, images, [3], share="delta", local_steps=1)
+    assert not seen.update.tensors["1.inner.bias"].any()
+    result = fedsim.attack("gauss_newton", seen)
+    assert result.status == "done", result.reason
+    assert float((result.images - images).square().mean()) < 1e-12
+    assert result.certificate.values["floor"] == sum(t.numel() for t in seen.update.tensors.values()) - 48
