@@ -43,6 +43,10 @@ class NotApplicable(Exception):  # noqa: N818 - a verdict that the report shows,
     """An attack cannot serve this observation, and why. A result, not a crash."""
 
 
+class NotFiniteError(RuntimeError):
+    """No start of a candidate led to a finite objective."""
+
+
 def nearest(word: str, options: Iterable[str]) -> str:
     """` Did you mean 'x'?` for the option closest to `word`, or nothing where none is close."""
     close = difflib.get_close_matches(word, list(options), n=1, cutoff=0.6)

@@ -14,7 +14,7 @@ from defenses.privacy.local_dp import LocalDP
 from defenses.settings import choice, number, whole
 from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals
-from fedsim.errors import ConfigError, NotApplicable
+from fedsim.errors import ConfigError, NotApplicable, NotFiniteError
 from fedsim.metrics import pairwise_mse, psnr, ssim
 from fedsim.observation import Observation
 from fedsim.update import Update
@@ -46,10 +46,10 @@ class LeakageGate(Defense):
     a flat colour already, and no copy is more like them than 1. PSNR in dB has no such bound.
 
     It vouches for the attack that it runs, against the client's own pictures as they were before any defense, and for
-    no other: a stronger attack may rebuild what it lets through, and where its attack does not apply everything is let
-    through. That a client is silent tells the server that its update was revealing, and the leakage that it reports
-    tells how much: both are read off the pictures themselves, so no (ε, δ) of a defense beside it would hold. A client
-    pays the time of the attack each time.
+    no other: a stronger attack may rebuild what it lets through, and where its attack does not apply, or finds nothing
+    finite, everything is let through. That a client is silent tells the server that its update was revealing, and the
+    leakage that it reports tells how much: both are read off the pictures themselves, so no (ε, δ) of a defense beside
+    it would hold. A client pays the time of the attack each time.
 
     A round in which a client is not due follows the verdict of its last check.
 
@@ -115,7 +115,7 @@ class LeakageGate(Defense):
     def measurements(self) -> dict[str, float]:
         """Relative leakage at the last check, and shares of clients: that withheld, and whose attack ran this round.
 
-        Where the attack does not apply, or rebuilds no picture, the leakage is 0: what a guess knows.
+        Where the attack does not apply, finds nothing finite or rebuilds nothing, the leakage is 0: what a guess knows.
         """
         return {
             "relative_leakage": self._leakage(),
@@ -143,7 +143,7 @@ class LeakageGate(Defense):
             with seeded_globals(seed, "leakage_gate"):
                 attack.check(observation)
                 result = attack.run(observation, torch.Generator().manual_seed(seed), device)
-        except NotApplicable:
+        except (NotApplicable, NotFiniteError):
             return 0.0
         self._attacked = True
         if result.images is None:

@@ -16,13 +16,10 @@ from attacks.optimization.problem import Problem, make_update_map, with_clip
 from attacks.optimization.settings import Budget
 from attacks.session import Session
 from fedsim.errors import NotApplicable
+from fedsim.errors import NotFiniteError as NotFiniteError
 from fedsim.settings.grouped import SettingsGroup
 
 DIFFERENCES = ("finite_difference", "central_difference")
-
-
-class NotFiniteError(RuntimeError):
-    """No start of a candidate led to a finite objective."""
 
 
 @dataclass

@@ -25,7 +25,7 @@ from defenses import (
 from defenses.compose import load_wrappers
 from defenses.update.leakage_gate import nearest_images, relative_leakage
 from experiments.engine.setup import prepare
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, NotFiniteError
 from fedsim.storage.observation_files import load_observation, save_observation
 from tests.experiments.run_files import final_state, rows
 from tests.support.federation import settings
@@ -79,14 +79,16 @@ def client(gated):
 class Fake:
     """An attack that gives what it is told."""
 
-    def __init__(self, images=None, refusal=None):
-        self.images, self.refusal, self.seen, self.draws = images, refusal, [], []
+    def __init__(self, images=None, refusal=None, fault=None):
+        self.images, self.refusal, self.fault, self.seen, self.draws = images, refusal, fault, [], []
 
     def check(self, observation):
         if self.refusal:
             raise NotApplicable(self.refusal)
 
     def run(self, observation, rng, device):
+        if self.fault:
+            raise self.fault
         self.seen.append(observation)
         self.draws.append((torch.rand(2, generator=rng), torch.rand(2)))
         return Reconstruction(self.images)
@@ -218,13 +220,16 @@ def test_it_replays_from_the_seed_and_leaves_global_generators_alone(client, rng
     assert not any(a.equal(b) for a, b in zip(first, fake.draws[2], strict=True))
 
 
-@pytest.mark.parametrize("fake", [Fake(refusal="it cannot"), Fake(torch.full((1, 3, 8, 8), torch.nan))])
+@pytest.mark.parametrize(
+    "fake",
+    [Fake(refusal="it cannot"), Fake(fault=NotFiniteError("no start")), Fake(torch.full((1, 3, 8, 8), torch.nan))],
+)
 def test_where_the_attack_gives_nothing_the_update_is_shared(client, fake):
     client.gate.attack, client.gate.threshold = fake, 0.0
     assert client.share(5).tensors
     measured = client.runtime.defenses.measurements()
     assert measured["leakage_gate_relative_leakage"] == measured["leakage_gate_withheld"] == 0.0
-    assert measured["leakage_gate_attacked"] == float(fake.refusal is None)
+    assert measured["leakage_gate_attacked"] == float(fake.refusal is None and fake.fault is None)
 
 
 def test_an_attack_without_pictures_is_an_error_and_shares_nothing(client):
