@@ -19,10 +19,8 @@ def test_one_pass_of_dp_sgd(parties):
     assert found.kind == "theorem"
     assert (found.proof.mu, found.proof.releases, found.proof.unit) == (1.0, 1, "image")
     assert found.proof.gamma == pytest.approx(blow_up(1e-3, 1.0))
-    told = (
-        "with probability 0.001 before, an assumption about images, does so with at most 0.019 after this one release"
-    )
-    assert told in found.sentence
+    assert "with probability 0.001 before does so with at most 0.019 after this one release" in found.sentence
+    assert "The probability before is an assumption about images" in found.sentence
     assert found.note.startswith("2 such releases keep it at or below 0.05, and no more. Outside of it: ")
     assert found.header[:2] == ("κ, before", "γ, after")
     assert [row[0] for row in found.rows] == ["0.01", "0.001", "1e-06"]
