@@ -56,6 +56,26 @@ def check_linear(party: Party, rounds: bool = False) -> None:
     for name, after in party.train().buffers.items():
         if not torch.equal(after, party.state[name].to(after)):
             raise NotApplicable(f"{name} is shared as well, and J is of the gradient: client.training_mode=false")
+    _refuse_mixing(party)
+
+
+def _refuse_mixing(party: Party) -> None:
+    """Images are differentiated one by one: refused where the model's outputs for a batch are not those of each."""
+    if len(party.images) == 1:
+        return
+    model, images = _model(party), party.images.double().cpu()
+    inputs = Normaliser(model)(images)
+    with torch.no_grad():
+        together, alone = model(inputs), torch.cat([model(one[None]) for one in inputs])
+    if not torch.allclose(together, alone, rtol=1e-6, atol=1e-6 * float(alone.abs().max())):
+        raise NotApplicable("what the model makes of an image depends on the others of its batch: one in an update")
+
+
+def _model(party: Party) -> torch.nn.Module:
+    """The client's, with the weights that it was sent, in float64."""
+    party.runtime.load(party.state)
+    model = copy.deepcopy(party.runtime.model).double().cpu()
+    return model.train(party.runtime.settings.training_mode)
 
 
 def jacobian(party: Party, names: Sequence[str]) -> tuple[Float[Tensor, "numbers pixels"], Float[Tensor, " numbers"]]:
@@ -64,9 +84,7 @@ def jacobian(party: Party, names: Sequence[str]) -> tuple[Float[Tensor, "numbers
     Args:
         names: of the tensors that are shared, in this order.
     """
-    party.runtime.load(party.state)
-    model = copy.deepcopy(party.runtime.model).double().cpu()
-    model.train(party.runtime.settings.training_mode)
+    model = _model(party)
     images, labels = party.images.double().cpu(), party.pictures.labels
     whole = _shared(party, model, labels, names)
     size, shape = images.numel(), images.shape

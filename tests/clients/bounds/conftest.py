@@ -40,18 +40,18 @@ def parties(digits):
 
 @pytest.fixture
 def own_party():
-    """`own_party(model, defense)`: a client of a model of one's own, with one image of 6 by 6."""
+    """`own_party(model, defense)`: a client of a model of one's own, with images of 6 by 6."""
 
-    def make(model, defense=(), training=True):
+    def make(model, defense=(), training=True, count=1):
         torch.manual_seed(0)
         given, (chain, described) = own_architecture(model, (3, 6, 6), None, None, None, None), chain_of(defense, [])
-        client = {"share": "gradient", "batch_size": 1, "local_epochs": 1, "local_steps": None, "augment": []}
+        client = {"share": "gradient", "batch_size": count, "local_epochs": 1, "local_steps": None, "augment": []}
         client |= {"optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1}, "label_smoothing": 0.0}
         client |= {"training_mode": training, "precision": "float32", "max_grad_norm": None}
         client |= {"micro_batch_size": None, "no_decay": False, "scheduler": None, "device": "auto"}
         config = LocalConfig(client=parse(ClientSettings, client), seed=0, defense=described, data={}, model={})
         runtime = ClientRuntime(config, data=None, given=replace(given, wrappers=(chain,), seed=0))
         state = {name: tensor.detach().clone() for name, tensor in runtime.model.state_dict().items()}
-        return Party(runtime, state, TensorImages(torch.rand(1, 3, 6, 6), torch.tensor([3])), 0)
+        return Party(runtime, state, TensorImages(torch.rand(count, 3, 6, 6), torch.full((count,), 3)), 0)
 
     return make

@@ -64,3 +64,13 @@ def test_statistics_that_training_changes_are_refused(own_party, norm):
     with pytest.raises(NotApplicable, match=r"running_mean is shared as well, .* client.training_mode=false"):
         check_linear(own_party(model))
     check_linear(own_party(model, training=False))
+
+
+def test_a_model_that_mixes_the_images_of_a_batch_is_refused(own_party):
+    """Batch statistics without running ones, which no buffer shows."""
+    norm = nn.BatchNorm2d(4, track_running_stats=False)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.Flatten(), nn.Linear(64, 5))
+    with pytest.raises(NotApplicable, match="depends on the others of its batch: one in an update"):
+        check_linear(own_party(model, count=2))
+    apart = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 5))
+    check_linear(own_party(apart, count=2))
