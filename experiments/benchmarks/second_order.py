@@ -75,6 +75,7 @@ def _calls(seen: "Observation") -> tuple[dict[str, Callable[[], object]], dict[s
     from attacks.optimization import Pixels
     from attacks.optimization.problem import make_problem, shared_update
     from attacks.optimization.second_order.posterior import LEAPS
+    from attacks.optimization.second_order.products import kept_products
     from attacks.optimization.second_order.residual import make_residuals
     from attacks.optimization.second_order.sketch import gram, sketch
     from attacks.optimization.second_order.stages import MOST_WHOLE, PARTS, TOGETHER
@@ -103,26 +104,27 @@ def _calls(seen: "Observation") -> tuple[dict[str, Callable[[], object]], dict[s
         with torch.no_grad():
             return jacobian_product(residual, x, v)
 
-    def both() -> torch.Tensor:
-        at = x.clone().requires_grad_()
-        with torch.enable_grad():
-            return torch.autograd.grad(residual(at), at, forward())[0]
-
+    w, push, pull = kept_products(residual, x, len(x))
     calls: dict[str, Callable[[], object]] = {
-        "training step": step, "Jacobian-vector": forward, "vector-Jacobian": back, "Gauss-Newton": both,
+        "training step": step, "gradient of ‖r‖²": back, "Jacobian-vector, forward mode": forward,
+        "J kept": lambda: kept_products(residual, x, len(x)),
+        "Jacobian-vector": lambda: push(v), "vector-Jacobian": lambda: pull(w), "Gauss-Newton": lambda: pull(push(v)),
     }  # fmt: skip
     floors = {name: _flops(call) for name, call in calls.items()}
     if len(x) <= MOST_WHOLE:
         columns = residual.jacobian(x).T
         calls |= {"J whole": lambda: residual.jacobian(x), "JᵀJ": lambda: gram(columns)}
         calls |= {"one draw (8 leaps)": lambda: [back() for _ in range(LEAPS)]}
-        floors |= {"J whole": len(x) * floors["Jacobian-vector"], "JᵀJ": float(columns.numel() * (len(x) + 1))}
-        floors |= {"one draw (8 leaps)": LEAPS * floors["vector-Jacobian"]}
+        floors |= {
+            "J whole": len(x) * floors["Jacobian-vector, forward mode"],
+            "JᵀJ": float(columns.numel() * (len(x) + 1)),
+        }
+        floors |= {"one draw (8 leaps)": LEAPS * floors["gradient of ‖r‖²"]}
     else:
         first = len(x) // PARTS[0]
         name = f"sketch of {first} coordinates"
         calls[name] = lambda: sketch(coarse.pieces(), x.float(), first, first, TOGETHER)
-        floors[name] = first * floors["Jacobian-vector"]
+        floors[name] = first * floors["Jacobian-vector, forward mode"]
     return calls, {name: floor / floors["training step"] for name, floor in floors.items()}
 
 
