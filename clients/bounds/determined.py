@@ -11,9 +11,10 @@ from clients.bounds.jacobian import check_linear, jacobian
 from clients.training import LocalResult
 from defenses.settings import whole
 from fedsim.bounds.references import Determined, determined
-from fedsim.bounds.rounding import rounding_std
+from fedsim.bounds.rounding import rounding_of_rows, rounding_std
 from fedsim.bounds.statement import Statement
 from fedsim.effects import Clips, Quantises
+from fedsim.models import find_roles
 
 
 class Determinedness(Bound):
@@ -78,10 +79,14 @@ def _rounding(
     computed = math.hypot(*(float(tensor.norm()) for tensor in result.tensors.values()))
     whole = min([computed, *(effect.max_norm for effect in party.effects if isinstance(effect, Clips))])
     found, start = [], 0
-    for tensor in tensors.values():
+    position = find_roles(party.runtime.model).pos_embed
+    for name, tensor in tensors.items():
         part = shared[start : start + tensor.numel()]
         eps = max([torch.finfo(tensor.dtype).eps, result.protocol.rounding, *steps])
-        std = rounding_std(float(part.norm()), tensor.numel(), whole, eps)
-        found.append(torch.full((tensor.numel(),), max(std, 1e-300), dtype=torch.float64))
+        each = torch.full(tensor.shape, rounding_std(float(part.norm()), tensor.numel(), whole, eps))
+        if name == position:
+            rows = part.view(-1, tensor.shape[-1])
+            each = rounding_of_rows(rows, whole, eps).expand_as(rows)
+        found.append(each.double().flatten().clamp(min=1e-300))
         start += tensor.numel()
     return torch.cat(found)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MOST_POINTS = 2**19
 """Of a grid of losses: a second or so. More are not composed."""
+MOST_LOSS = 700.0
+"""e to which float64 still holds: beyond it a sum of losses would be cut off there."""
 MOST_RATES = 8
 ROUNDING = 1e-15
 """Of a step's probabilities in float64."""
@@ -29,7 +31,7 @@ GRID = 20_001
 
 @lru_cache(maxsize=1024)
 def composed_epsilon(noise_multiplier: float, rates: tuple[float, ...], counts: tuple[int, ...], delta: float) -> float:
-    """An ε at δ that holds for so many steps at each rate, too large by 0.02 or 2 % at most.
+    """An ε at δ that holds for so many steps at each rate, too large by at most 2 % of Rényi's, or 0.02.
 
     Infinite where this does not say: a grid of losses that is too large or too coarse, or a δ near float64's rounding.
     """
@@ -45,7 +47,7 @@ def composed_epsilon(noise_multiplier: float, rates: tuple[float, ...], counts: 
     # Gopi et al. 2021, remark 5.6: beyond these ends are less than the errors allow.
     ends = [rdp_epsilon(whole, delta_error / 4), *(rdp_epsilon(one, delta_error / (8 * steps)) for one in each)]
     limit, width = max(*ends, error) + 3, error / math.sqrt(steps * math.log(12 / delta_error) / 2)
-    if 2 * limit / width > MOST_POINTS:
+    if 2 * limit / width > MOST_POINTS or limit > MOST_LOSS:
         return math.inf
     largest = 0.0
     for present in (True, False):

@@ -6,7 +6,7 @@ import torch
 
 from attacks.optimization.matching.adam import ADAM, read_adam
 from attacks.optimization.matching.local_steps import update_scale
-from fedsim.bounds.rounding import rounding_std
+from fedsim.bounds.rounding import rounding_of_rows, rounding_std
 from fedsim.observation import Observation
 from fedsim.update import State
 
@@ -31,6 +31,9 @@ def rounding_of(observation: Observation, target: State, scale: float, local: st
     found = {
         name: torch.full_like(t, rounding_std(float(t.norm()), t.numel(), whole, eps)) for name, t in target.items()
     }
+    if (position := observation.roles.pos_embed) in target:
+        rows = target[position].flatten(0, -2)
+        found[position] = rounding_of_rows(rows, whole, eps).expand_as(rows).reshape_as(target[position])
     if observation.update.kind == "gradient":
         return found
     if reads_adam(observation, local):

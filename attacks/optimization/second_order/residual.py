@@ -19,13 +19,11 @@ from attacks.optimization.second_order.errors import autocast_of, reads_adam, ro
 from attacks.optimization.second_order.levenberg_marquardt import NormalEquations
 from attacks.optimization.second_order.sketch import Pieces
 from fedsim.bounds.gaussian_prior import ImagePrior
-from fedsim.bounds.rounding import MIN_SHARE
+from fedsim.bounds.rounding import MIN_ROW, MIN_SHARE
 from fedsim.effects import Sparsifies
 from fedsim.update import State
 
 ROW_WEIGHT = 3.0
-MIN_ROW = 0.01
-"""Of the median, as which a row of the position embedding's gradient counts that is smaller."""
 ROUNDINGS = 8.0
 TINY = 1e-30
 """Any finite error, of an entry that counts for nothing."""

@@ -1,6 +1,6 @@
 """What each attack of a run came to, a line each, for a terminal."""
 
-from fedsim.report.run.baseline import baselines, best_baseline, guessing
+from fedsim.report.run.baseline import Baseline, baselines, best_baseline, guessing
 from fedsim.report.run.label_attacks import beside_labels
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord
@@ -20,13 +20,21 @@ def attack_lines(run: RecordedRun) -> list[str]:
     return [_line(row, run, without, blind=row.attack in blind) for row in summarise_attacks(run)]
 
 
+def _of(found: Baseline) -> str:
+    """Where a baseline ended on some of the pictures alone, whose mean is not to be compared with that of all."""
+    if found.pictures == found.of:
+        return ""
+    gain = f"{abs(found.gain):.1f} dB {'less' if found.gain > 0 else 'more'} than the attack"
+    return f" on {found.pictures:,} of {count(found.of, 'picture')}, {gain} there"
+
+
 def _line(row: AttackSummary, run: RecordedRun, without: tuple[AttackRecord, ...], blind: bool) -> str:
     ended = ((row.done, "done"), (row.refused, "refused"), (row.failed, "failed"))
     each = ", ".join(f"{number:,} {word}" for number, word in ended if number)
     parts = [f"{each} of {count(row.observations, 'update')}"]
     if row.mean_leaked is not None:
         found = None if blind else best_baseline(row.attack, run.attacks, without)
-        guess = f" ({found.name}: {below(found.psnr, RECOGNISABLE)})" if found is not None else ""
+        guess = "" if found is None else f" ({found.name}: {below(found.psnr, RECOGNISABLE)}{_of(found)})"
         parts.append(f"{below(row.mean_leaked, RECOGNISABLE)} on average{guess}")
     if row.changed and row.mean_psnr is not None:
         parts.append(f"{below(row.mean_psnr, RECOGNISABLE)} {SEEN}")

@@ -35,10 +35,10 @@ def only_attacked(records: Iterable[AttackRecord]) -> str:
 def beside_labels(run: RecordedRun, attack: str) -> str:
     """` (each class equally often: 20.0 %)`: what naming them so gets right where the attack was scored on labels.
 
-    Each update counts by its images; empty where their labels, or the number of classes, are not on record.
+    Each update counts by its pictures, once each; empty where their labels or the number of classes are not on record.
     """
     scored = [one for one in run.attacks if one.attack == attack and one.label_share is not None]
-    known = [[image.label for image in one.images] for one in scored if one.images]
+    known = [[found[0].label for found in one.forms.values()] for one in scored if one.images]
     known = [labels for labels in known if None not in labels]
     if not known or not run.classes:
         return ""

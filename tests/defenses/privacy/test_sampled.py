@@ -104,3 +104,10 @@ def test_it_says_nothing_near_rounding_and_takes_no_longer_than_a_moment():
         start = time.process_time()
         assert composed_epsilon(sigma, (rate,), (steps,), 1e-5) > 0.0
         assert time.process_time() - start < 5.0
+
+
+@pytest.mark.parametrize(("sigma", "steps"), [(1.0, 1_500), (0.2, 100)])
+def test_beyond_what_e_to_a_loss_holds_nothing_is_said(sigma, steps):
+    """The exact figure is 914 and 1,462: sums of losses that were cut off at 710 said 710."""
+    assert gaussian_epsilon(1e-5, math.sqrt(steps) / sigma) > 900
+    assert composed_epsilon(sigma, (1.0,), (steps,), 1e-5) == math.inf

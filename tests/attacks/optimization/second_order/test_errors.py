@@ -4,13 +4,19 @@ import math
 from dataclasses import replace
 
 import pytest
+import timm
 import torch
 from torch import nn
 
 import fedsim
 from attacks.noise import noise_of
+from attacks.optimization import Pixels
+from attacks.optimization.problem import make_problem, shared_update
 from attacks.optimization.second_order.errors import rounding_of
+from attacks.optimization.second_order.residual import make_residuals
+from attacks.positions import of_images
 from defenses import DPSGD, QSGD, GradientNoise, Half
+from fedsim.bounds.gaussian_prior import GaussianPrior
 
 
 def seen(model, defense=(), **protocol):
@@ -139,3 +145,17 @@ def test_weights_that_were_zero_and_stayed_zero_say_nothing():
     assert result.status == "done", result.reason
     assert float((result.images - images).square().mean()) < 1e-12
     assert result.certificate.values["floor"] == sum(t.numel() for t in seen.update.tensors.values()) - 48
+
+
+@pytest.mark.parametrize("scale", [1e-5, None])
+def test_rounding_alone_explains_no_image_of_a_vit(scale):
+    """Behind LayerScale the class token's row of the position embedding is a million times as large as the others."""
+    torch.manual_seed(0)
+    small = {"img_size": 8, "patch_size": 2, "depth": 2, "embed_dim": 64, "num_heads": 2, "num_classes": 10}
+    vit = timm.create_model("vit_tiny_patch16_224", init_values=scale, **small).eval()
+    observation = fedsim.observe(vit, torch.rand(1, 3, 8, 8), torch.tensor([3]))
+    cpu, labels = torch.device("cpu"), torch.tensor([3])
+    update = of_images(observation, shared_update(observation, "gradient", cpu))
+    problem = make_problem(observation, update, labels, Pixels(), {}, cpu)
+    (residual,) = make_residuals(problem, "gradient", GaussianPrior(), labels, cpu)
+    assert residual.floor < 1e-4 * float((residual.weights * residual.target).square().sum())

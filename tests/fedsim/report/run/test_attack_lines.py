@@ -54,3 +54,20 @@ def test_where_a_defense_changed_images_both_means_are_told(write_run: Any, reco
     (line,) = attack_lines(read_run(write_run([records.attack(1, 0, image, label_share=None)])))
     told = "12.0 dB on average (the mean of public pictures: 10.0 dB); 35.0 dB against what the model saw"
     assert line.endswith(f"; {told}")
+
+
+def test_a_baseline_on_some_pictures_is_compared_there(write_run: Any, records: Any) -> None:
+    reached = enumerate((10.0, 10.0, 30.0))
+    rows = [records.attack(1, k, records.image(psnr, f"i/{k}"), label_share=None) for k, psnr in reached]
+    rows += [records.attack(1, 2, records.image(35.0, "i/2"), attack="blind", baseline=True, label_share=None)]
+    told = "16.7 dB on average (blind: 35.0 dB on 1 of 3 pictures, 5.0 dB more than the attack there)"
+    lines = attack_lines(read_run(write_run(rows)))
+    assert any(told in line for line in lines), lines
+
+
+def test_a_picture_that_each_step_changed_counts_once(write_run: Any, records: Any) -> None:
+    images = [records.image(None, name, label=label) for name, label in (("a", 0), ("a", 0), ("a", 0), ("b", 1))]
+    folder = write_run([records.attack(1, 0, *images, attack="labels", target="labels", label_share=1.0)])
+    (folder / "classes.json").write_text(json.dumps(["cat", "dog"]))
+    (line,) = attack_lines(read_run(folder))
+    assert line.endswith("100 % of the labels right (each class equally often: 100 %)")
