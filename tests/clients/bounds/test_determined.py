@@ -10,6 +10,7 @@ from clients.bounds import Determinedness
 from fedsim.errors import ConfigError, NotApplicable
 
 NOISE = ["defense=[gradient_noise]", "defense.gradient_noise.relative_norm=null", "defense.gradient_noise.std=0.02"]
+from tests.support.attention import Attention
 
 
 def test_what_determines_a_digit(parties):
@@ -32,24 +33,12 @@ def test_the_head_alone_leaves_most_directions_out(parties):
     assert found.values["missing_directions"] == 129.0
 
 
-class Attention(nn.Module):
-    """With a key projection of its own: its bias moves every score of a query alike, so that its gradient is zero."""
-
-    def __init__(self, width=8):
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
-
-    def forward(self, tokens):
-        scores = self.q(tokens) @ self.k(tokens).mT / tokens.shape[-1] ** 0.5
-        return tokens + scores.softmax(-1) @ self.v(tokens)
-
-
 class Tokens(nn.Module):
     """Nine patches of 12 numbers, each read by 8."""
 
     def __init__(self):
         super().__init__()
-        self.embed, self.first, self.second, self.head = nn.Linear(12, 8), Attention(), Attention(), nn.Linear(8, 5)
+        self.embed, self.first, self.second, self.head = nn.Linear(12, 8), Attention(8), Attention(8), nn.Linear(8, 5)
 
     def forward(self, images):
         tokens = self.embed(nn.functional.unfold(images, 2, stride=2).mT)

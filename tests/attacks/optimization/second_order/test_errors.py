@@ -17,6 +17,7 @@ from attacks.optimization.second_order.residual import make_residuals
 from attacks.positions import of_images
 from defenses import DPSGD, QSGD, GradientNoise, Half
 from fedsim.bounds.gaussian_prior import GaussianPrior
+from tests.support.attention import Attention
 
 
 def seen(model, defense=(), **protocol):
@@ -68,18 +69,6 @@ def test_a_changes_rounding_is_that_of_its_weights(model):
     off = {name: (state[name] - rounded[name].double()) / 1e-3 - plain.gradient[name] for name in rounded}
     z = torch.cat([(off[name] / expected[name]).flatten() for name in off])
     assert 0.1 < float(z.square().mean().sqrt()) < 2.0
-
-
-class Attention(nn.Module):
-    """With a key projection of its own: its bias moves every score of a query alike, so that its gradient is zero."""
-
-    def __init__(self, width=16):
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
-
-    def forward(self, tokens):
-        scores = self.q(tokens) @ self.k(tokens).mT / tokens.shape[-1] ** 0.5
-        return tokens + scores.softmax(-1) @ self.v(tokens)
 
 
 class Tokens(nn.Module):
