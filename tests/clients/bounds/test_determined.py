@@ -8,9 +8,9 @@ from torch import nn
 
 from clients.bounds import Determinedness
 from fedsim.errors import ConfigError, NotApplicable
+from tests.support.attention import Attention
 
 NOISE = ["defense=[gradient_noise]", "defense.gradient_noise.relative_norm=null", "defense.gradient_noise.std=0.02"]
-from tests.support.attention import Attention
 
 
 def test_what_determines_a_digit(parties):
