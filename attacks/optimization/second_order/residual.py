@@ -19,7 +19,7 @@ from attacks.optimization.second_order.errors import autocast_of, reads_adam, ro
 from attacks.optimization.second_order.levenberg_marquardt import NormalEquations
 from attacks.optimization.second_order.sketch import Pieces
 from fedsim.bounds.gaussian_prior import ImagePrior
-from fedsim.bounds.rounding import MIN_ROW, MIN_SHARE
+from fedsim.bounds.rounding import MIN_SHARE, row_norms
 from fedsim.effects import Sparsifies
 from fedsim.update import State
 
@@ -245,10 +245,11 @@ def _norm_weights(target: State, position: str | None) -> State:
     whole = float(torch.stack([tensor.norm() for tensor in target.values()]).norm())
     found = {n: torch.full_like(t, 1.0 / max(float(t.norm()), MIN_SHARE * whole, 1e-300)) for n, t in target.items()}
     if position in target:
-        rows = target[position].flatten(0, -2).norm(dim=1)
-        rows = rows.clamp(min=max(MIN_ROW * float(rows[rows > 0].median()), 1e-300) if rows.any() else 1.0)
-        weights = ROW_WEIGHT / (rows * len(rows) ** 0.5)
-        found[position] = weights[:, None].expand(target[position].flatten(0, -2).shape).reshape(target[position].shape)
+        rows = target[position].flatten(0, -2)
+        norms = row_norms(rows)
+        norms = norms.clamp(min=1e-300) if norms.any() else torch.ones_like(norms)
+        weights = ROW_WEIGHT / (norms * len(rows) ** 0.5)
+        found[position] = weights.expand_as(rows).reshape_as(target[position])
     return found
 
 

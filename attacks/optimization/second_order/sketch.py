@@ -49,7 +49,7 @@ class Sketch:
         return float(self.normal.diagonal().mean())
 
     def inverse(self, damping: float) -> Callable[[Float[Tensor, " active"]], Float[Tensor, " active"]]:
-        """v -> (G + λ)⁻¹v, the inverse whole: to solve by a factor takes fifteen times as long for each v."""
+        """v -> (G + λ)⁻¹v, the inverse whole: to solve by a factor takes longer for each v."""
         first = len(self.normal)
         factor = torch.linalg.cholesky(self.normal + damping * torch.eye(first).to(self.normal))
         inverse = torch.cholesky_inverse(factor)
