@@ -21,6 +21,7 @@ from attacks.session import FolderSession, fingerprint
 from attacks.toward_mean import drawn_to_mean
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
+from fedsim.float32 import full_float32
 from fedsim.history import History
 from fedsim.observation import Observation
 from fedsim.result import AttackResult, Status
@@ -140,6 +141,7 @@ def run_on_history(history: History, name: str, attack: Attack, seed: int, devic
     return _one(history, name, lambda _: attack, seed, device)
 
 
+@full_float32()
 def _one(observation: Observation | History, name: str, make: Make, seed: int, device: torch.device) -> AttackResult:
     start = time.perf_counter()
     rounds = observation.observations if isinstance(observation, History) else (observation,)
@@ -287,6 +289,7 @@ def _many(
     return results
 
 
+@full_float32()
 def _together(
     observations: Sequence[Observation], name: str, make: Make, seed: int, device: torch.device
 ) -> list[AttackResult] | None:

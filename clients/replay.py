@@ -10,6 +10,7 @@ from torch import Tensor
 from clients.training import LossGradient, set_gradients
 from defenses.base import Batch, ClientRound, Defense, DefenseChain
 from fedsim.determinism import seeded_globals
+from fedsim.float32 import full_float32
 from fedsim.observation import Observation
 from fedsim.settings.local.decay import groups
 from fedsim.update import LocalProtocol, Update
@@ -43,6 +44,7 @@ def replay(observation: Observation, images: Tensor, labels: Tensor) -> Update |
     return update if same else None
 
 
+@full_float32()
 def _once_more(observation: Observation, images: Tensor, labels: Tensor, rng: torch.Generator) -> Update:
     protocol, shares_gradient = observation.protocol, observation.update.kind == "gradient"
     model = observation.build_model().to(images.device)

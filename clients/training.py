@@ -20,6 +20,7 @@ from clients.local_model import LocalModel
 from clients.precision import LossScale, autocast
 from defenses.base import Batch, Defense
 from fedsim.data import ImageSet
+from fedsim.float32 import full_float32
 from fedsim.ground_truth import GroundTruth
 from fedsim.models import Normaliser
 from fedsim.settings.groups import ClientSettings
@@ -99,6 +100,7 @@ def _steps(count: int, batch_size: int, epochs: int, steps: int | None) -> int:
     return steps if steps is not None else epochs * -(-count // batch_size)
 
 
+@full_float32()
 def train_locally(
     local: LocalModel,
     pictures: ImageSet,

@@ -30,6 +30,7 @@ from experiments.engine.setup import (
     make_scheduler,
     make_writer,
     open_folder,
+    own_gpus,
     prepare,
 )
 from fedsim.data import ImageSet
@@ -275,7 +276,7 @@ def _results(
         with seeded_globals(config.seed, "auxiliary", 0):
             probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, config.client.training_mode)
     if simulation.engine == "inline" or not groups:
-        worker = AuditWorker(config, auxiliary_probs=probs, setup=setup, scratch=scratch)
+        worker = AuditWorker(config, own_gpus(config.client), probs, setup, scratch)
         for group in groups:
             yield group, worker.run(group), 1, False
         return

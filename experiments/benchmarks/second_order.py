@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 from experiments.studies.harness.options import parsed
 
 if TYPE_CHECKING:
+    import torch
+
     from fedsim.observation import Observation
 
 
@@ -30,6 +32,7 @@ def _options() -> argparse.Namespace:
     options.add_argument("--model", default="built", choices=["built", "vit_tiny_8"], help="of the searches")
     options.add_argument("--images", type=int, default=1, help="of the searches")
     options.add_argument("--pictures", type=Path, help="a folder of class folders, for vit_tiny_8's searches")
+    options.add_argument("--device", default="cpu", help="cpu or cuda")
     found = parsed(options)
     if found.beside and found.model == "vit_tiny_8" and found.pictures is None:
         options.error("--pictures must be given: vit_tiny_8 attacks a folder's images")
@@ -42,23 +45,25 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(options.threads)
+    device = torch.device(options.device)
     if options.beside:
-        searches(options.model, options.beside, options.images, options.pictures)
+        searches(options.model, options.beside, options.images, options.pictures, device)
         return
     for model in options.models:
-        products(model, options.repeats)
+        products(model, options.repeats, device)
 
 
-def products(model: str, repeats: int) -> None:
+def products(model: str, repeats: int, device: "torch.device") -> None:
     """One table: each product in training steps, by time and by FLOPs."""
+    import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    seen = drawn(model)
+    seen, wait = drawn(model), torch.cuda.synchronize if device.type == "cuda" else None
     with sdpa_kernel(SDPBackend.MATH):
-        calls, floors = _calls(seen)
-        rounds = [{name: _seconds(call) for name, call in calls.items()} for _ in range(repeats + 1)][1:]
+        calls, floors = _calls(seen, device)
+        rounds = [{name: _seconds(call, wait) for name, call in calls.items()} for _ in range(repeats + 1)][1:]
     step = statistics.median(one["training step"] for one in rounds)
-    print(f"\n{model}, medians of {repeats} rounds, training step {1e3 * step:.2f} ms\n")
+    print(f"\n{model}, {device}, medians of {repeats} rounds, training step {1e3 * step:.2f} ms\n")
     print("| product | ms | training steps | floor by FLOPs |\n| --- | --- | --- | --- |")
     for name in calls:
         ms = 1e3 * statistics.median(one[name] for one in rounds)
@@ -66,7 +71,7 @@ def products(model: str, repeats: int) -> None:
         print(f"| {name} | {ms:.1f} | {ratio:.1f} | {floors[name]:.1f} |")
 
 
-def _calls(seen: "Observation") -> tuple[dict[str, Callable[[], object]], dict[str, float]]:
+def _calls(seen: "Observation", device: "torch.device") -> tuple[dict[str, Callable[[], object]], dict[str, float]]:
     """What is timed, by name, and the floor of each in training steps."""
     import torch
     import torch.nn.functional as F
@@ -81,15 +86,15 @@ def _calls(seen: "Observation") -> tuple[dict[str, Callable[[], object]], dict[s
     from attacks.optimization.second_order.stages import MOST_WHOLE, PARTS, TOGETHER
     from attacks.positions import of_images
 
-    cpu, labels, prior = torch.device("cpu"), torch.tensor([0]), seen.image_prior
+    labels, prior = torch.tensor([0], device=device), seen.image_prior
     assert prior is not None
-    problem = make_problem(seen, of_images(seen, shared_update(seen, "gradient", cpu)), labels, Pixels(), {}, cpu)
+    problem = make_problem(seen, of_images(seen, shared_update(seen, "gradient", device)), labels, Pixels(), {}, device)
     residual, coarse = (
-        make_residuals(problem, "gradient", prior, labels, cpu, dtype=dtype)[-1]
+        make_residuals(problem, "gradient", prior, labels, device, dtype=dtype)[-1]
         for dtype in (torch.float64, torch.float32)
     )
-    x = seen.normalised(prior.centre((1, *seen.image_shape))).flatten().double()
-    vit, v = seen.build_model().double(), torch.randn_like(x)
+    x = seen.normalised(prior.centre((1, *seen.image_shape))).flatten().double().to(device)
+    vit, v = seen.build_model().double().to(device), torch.randn_like(x)
 
     def step() -> None:
         vit.zero_grad()
@@ -136,11 +141,17 @@ def _flops(call: Callable[[], object]) -> float:
     return float(counter.get_total_flops())
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    """The mean of as many calls as a fifth of a second has, one at least."""
+def _seconds(call: Callable[[], object], wait: Callable[[], None] | None) -> float:
+    """The mean of as many calls as a fifth of a second has, one at least.
+
+    Args:
+        wait: for what a call has started on a GPU.
+    """
     start, count = time.perf_counter(), 0
     while not count or time.perf_counter() - start < 0.2:
         call()
+        if wait is not None:
+            wait()
         count += 1
     return (time.perf_counter() - start) / count
 
@@ -158,7 +169,7 @@ def drawn(model: str) -> "Observation":
     return victims.observed(model, [], images[:1], torch.tensor([0]), 0, PublicPrior.of(images[1:]))
 
 
-def searches(model: str, shares: Sequence[str], images: int, pictures: Path | None) -> None:
+def searches(model: str, shares: Sequence[str], images: int, pictures: Path | None, device: "torch.device") -> None:
     """dB of `gauss_newton`, of `april_optimization` for as many seconds, and of the mean of public images."""
     import fedsim
     from attacks.result import psnr_of
@@ -172,16 +183,17 @@ def searches(model: str, shares: Sequence[str], images: int, pictures: Path | No
         for index in range(images):
             truth, labels = source.images([index])
             seen = victims.observed(model, SHARES[share].defenses(), truth, labels, index, source.public())
-            second = fedsim.attack("gauss_newton", seen, frames=0, save_every=0)
+            second = fedsim.attack("gauss_newton", seen, device=device, frames=0, save_every=0)
             short, long = (
-                fedsim.attack("april_optimization", seen, steps=steps, frames=0, save_every=0).seconds
+                fedsim.attack("april_optimization", seen, device=device, steps=steps, frames=0, save_every=0).seconds
                 for steps in (10, 40)
             )
             steps = max(1, round(second.seconds / max((long - short) / 30, 1e-4)))
-            first = fedsim.attack("april_optimization", seen, steps=steps, frames=0, save_every=0)
+            first = fedsim.attack("april_optimization", seen, device=device, steps=steps, frames=0, save_every=0)
             found = [one.images for one in (second, first)]
             decibels = [
-                "refused" if x is None else f"{psnr_of(float((x.double() - truth).square().mean())):.1f}" for x in found
+                "refused" if x is None else f"{psnr_of(float((x.double().cpu() - truth).square().mean())):.1f}"
+                for x in found
             ]
             guess = psnr_of(float((source.public().mean - truth).square().mean()))
             seconds = f"{second.seconds:.1f}, {first.seconds:.1f}"

@@ -35,6 +35,7 @@ from fedsim.public_images import PublicImages
 from fedsim.report.wording import count
 from fedsim.settings.commands import FederatedConfig, JobConfig, RunConfig, config_of
 from fedsim.settings.composition import build_data, build_finetune, build_spec, image_side
+from fedsim.settings.groups import ClientSettings
 from fedsim.settings.knowledge import without_knowledge
 from fedsim.settings.schema import plain
 from fedsim.simulation.placement import anywhere
@@ -258,7 +259,8 @@ def make_scheduler(config: JobConfig, on_result: OnResult, scratch: Path | None 
     """
     simulation = config.simulation
     if simulation.engine == "inline":
-        return InlineAttacks(config.attack, config.seed, on_result, simulation.attack_threads, scratch)
+        gpus = own_gpus(config.client)
+        return InlineAttacks(config.attack, config.seed, on_result, simulation.attack_threads, scratch, gpus)
     crew, own = crews(config)
     on_cluster = config.ray.address is not None
     return RayAttacks(
@@ -273,6 +275,11 @@ def make_scheduler(config: JobConfig, on_result: OnResult, scratch: Path | None 
         lazy=on_cluster,
         place=placement(config).attack if on_cluster else anywhere,
     )
+
+
+def own_gpus(client: ClientSettings) -> float:
+    """GPUs of this process for attacks: where its clients train on one, it is theirs too."""
+    return float(client.device == "cuda")
 
 
 @contextmanager

@@ -111,7 +111,11 @@ class AttackScheduler(ABC):
 
 
 class InlineAttacks(AttackScheduler):
-    """Attacks at once, in the process, with as many torch threads as a worker would have."""
+    """Attacks at once, in the process, with as many torch threads as a worker would have.
+
+    Args:
+        num_gpus: 0 keeps them on the CPU.
+    """
 
     def __init__(
         self,
@@ -120,9 +124,11 @@ class InlineAttacks(AttackScheduler):
         on_result: OnResult,
         threads: int = 1,
         scratch: Path | None = None,
+        num_gpus: float = 0.0,
     ) -> None:
         super().__init__(attacks, seed, on_result, scratch)
         self._threads = threads
+        self._device = attack_device(num_gpus)
 
     def _queue(
         self, observation: Observation, truth: GroundTruth | None, names: list[str], earlier: Sequence[Observation]
@@ -131,8 +137,8 @@ class InlineAttacks(AttackScheduler):
         torch.set_num_threads(self._threads)
         try:
             for name in names:
-                settings, device = self.attacks[name], torch.device("cpu")
-                result = run_attack(observation, name, settings, self.seed, device, self.scratch, earlier)
+                settings = self.attacks[name]
+                result = run_attack(observation, name, settings, self.seed, self._device, self.scratch, earlier)
                 self._finish(score_against(result, truth), truth)
         finally:
             torch.set_num_threads(before)

@@ -35,10 +35,10 @@ def party(*overrides, batch=2):
     return given, Party(runtime, state, runtime.data.train.subset(range(batch)), 0)
 
 
-def check_shared(strict, *overrides):
+def check_shared(device, *overrides):
     """Trained on the device, all that leaves the client is on the CPU, and the model evaluates."""
     _, one = party(*overrides)
-    assert {tensor.device for tensor in one.runtime.model.state_dict().values()} == {torch.device(strict.type, 0)}
+    assert {tensor.device for tensor in one.runtime.model.state_dict().values()} == {torch.device(device.type, 0)}
     one.runtime.load(one.state)
     result = one.runtime.train(one.pictures, 0, 0, audit=True)
     update = one.runtime.share(result, one.state, len(one.pictures), 0, 0).update
@@ -49,24 +49,40 @@ def check_shared(strict, *overrides):
 
 @pytest.mark.parametrize("share", [[], STEPS], ids=["gradient", "weights"])
 @pytest.mark.parametrize("defense", ["none", *files("defense")])
-def test_a_client_keeps_to_its_device(strict, defense, share):
+def test_a_client_keeps_to_its_device(device, defense, share):
     chosen = "defense=[]" if defense == "none" else f"defense=[{defense}]"
-    check_shared(strict, chosen, *share)
+    check_shared(device, chosen, *share)
+
+
+@pytest.mark.parametrize("model", ["vit_nano", "cnn_rgap"])
+def test_gradients_are_those_of_a_cpu(device, monkeypatch, model):
+    """Convolutions too, which a GPU rounds unless it is told not to."""
+
+    def gradient():
+        _, one = party(f"model={model}")
+        one.runtime.load(one.state)
+        return one.runtime.train(one.pictures, 0, 0).tensors
+
+    there = gradient()
+    monkeypatch.setattr("clients.app.resolve_device", lambda _: torch.device("cpu"))
+    here = gradient()
+    for name, tensor in here.items():
+        torch.testing.assert_close(there[name], tensor, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("finetune", files("finetune"))
-def test_so_it_does_with_parts_that_are_trained(strict, finetune):
-    check_shared(strict, f"finetune={finetune}", *STEPS)
+def test_so_it_does_with_parts_that_are_trained(device, finetune):
+    check_shared(device, f"finetune={finetune}", *STEPS)
 
 
 @pytest.mark.parametrize("model", ["cnn_rgap", "resnet18_32", "swin_ape"])
-def test_so_it_does_with_other_models(strict, model):
-    check_shared(strict, f"model={model}", *STEPS)
+def test_so_it_does_with_other_models(device, model):
+    check_shared(device, f"model={model}", *STEPS)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning")
 @pytest.mark.parametrize("name", files("bound"))
-def test_a_bound_is_the_cpus(strict, monkeypatch, name):
+def test_a_bound_is_the_cpus(device, monkeypatch, name):
     def statement():
         given, one = party(f"bound=[{name}]", *BOUNDS.get(name, []), batch=1)
         return build_bounds(given["bound"])[name]([one])

@@ -99,7 +99,7 @@ def make_victim(
 
 
 def set_fused_attention(model: nn.Module, on: bool) -> None:
-    """Fused attention is fast, but has no second derivative, and on a CPU no batching rule."""
+    """Fused attention is fast, but has no second derivative and no batching rule."""
     for module in model.modules():
         if hasattr(module, "fused_attn"):
             setattr(module, "fused_attn", on)  # noqa: B010 - not every module has it

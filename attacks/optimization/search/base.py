@@ -90,9 +90,8 @@ class SearchTask:
         if by_difference and not plain:
             what = f"local_updates={self.local}" if limit is None else f"a gradient clipped to {limit:g}"
             raise NotApplicable(f"derivative={method} sees one gradient as it is, {what} needs double_backward")
-        # torch maps fused attention over candidates on a GPU alone; elsewhere it falls back on a loop.
-        fused = by_difference and (candidates == 1 or self.device.type == "cuda")
-        victim = make_victim(observation, shared, self.device, fused)
+        # torch does not map fused attention over candidates: it falls back on a loop.
+        victim = make_victim(observation, shared, self.device, fused_attention=by_difference and candidates == 1)
         update = make_update_map(self.local, victim, observation, sized=not objective.scale_invariant)
         return make_derivative(method, update, objective, step), method
 

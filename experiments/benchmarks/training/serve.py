@@ -13,6 +13,7 @@ from experiments.benchmarks.training import own
 from experiments.benchmarks.training.turns import Turns
 from experiments.benchmarks.training.work import Work, prepared
 from experiments.engine.setup import engine
+from fedsim.float32 import full_float32
 from fedsim.memory.kept import keep_memory, settled
 from fedsim.simulation.ray_cluster import quiet_environment
 from fedsim.update import State
@@ -30,7 +31,7 @@ def serve(name: str, address: str, folder: Path, arguments: argparse.Namespace) 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    with settled():
+    with settled(), full_float32():
         if name == "pfl2":
             _pfl_in_two(arguments, address, folder)
             return
@@ -69,7 +70,8 @@ def _one_process(arguments: argparse.Namespace) -> dict[str, Way]:
 
 
 def _on_ray(arguments: argparse.Namespace, turns: Turns) -> None:
-    setup = prepared(arguments, "simulation=ray", f"simulation.workers={WORKERS}")
+    shares = [] if prepared(arguments).config.client.device != "cuda" else [f"simulation.num_gpus={1 / WORKERS}"]
+    setup = prepared(arguments, "simulation=ray", f"simulation.workers={WORKERS}", *shares)
     with engine(setup.config, setup.run_config.num_clients, attackers=False):
         round_ = own.federation(setup)
         turns.serve({f"fedsim, round, workers: {WORKERS}": lambda: _given(round_())})

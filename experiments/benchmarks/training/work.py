@@ -32,7 +32,7 @@ def orders(setup: Setup, client: int) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Work:
-    """All of it in memory, as a loop by hand or a peer would hold it.
+    """All of it in memory, on the device of the model, as a loop by hand or a peer would hold it.
 
     Attributes:
         images: of each client, normalised.
@@ -49,12 +49,13 @@ class Work:
     @classmethod
     def of(cls, setup: Setup) -> "Work":
         model = setup.runtime().model.train(setup.config.client.training_mode)
+        device = next(model.parameters()).device
         held = [setup.data.client(client) for client in range(setup.run_config.num_clients)]
         return cls(
             model,
             {name: tensor.detach().clone() for name, tensor in model.state_dict().items()},
-            [setup.normaliser(images.images(range(len(images)))) for images in held],
-            [images.labels for images in held],
+            [setup.normaliser(images.images(range(len(images)))).to(device) for images in held],
+            [images.labels.to(device) for images in held],
             [orders(setup, client) for client in range(len(held))],
             {name: value for name, value in setup.config.client.optimizer.items() if name != "_target_"},
         )
@@ -78,7 +79,9 @@ class Work:
                 optimizer.zero_grad()
                 F.cross_entropy(self.model(images[indices]), labels[indices]).backward()
                 optimizer.step()
-            ends.append({name: weight.detach().clone() for name, weight in zip(names, weights, strict=True)})
+            ends.append(
+                {name: weight.detach().to("cpu", copy=True) for name, weight in zip(names, weights, strict=True)}
+            )
         return ends
 
     def mean(self, ends: list[State]) -> State:

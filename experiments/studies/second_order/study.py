@@ -135,7 +135,7 @@ def work(unit: Unit) -> list[Entry]:
             "guess": float((images - _victims(settings).public().mean).square().mean()),
             "seconds": result.seconds,
             "cpu_seconds": time.process_time() - used,
-            "peak_gib": peak_memory().resident / 2**30,
+            "peak_gib": getattr(peak_memory(), "cuda" if unit.device == "cuda" else "resident") / 2**30,
             "steps": result.certificate.values.get("steps", 0.0),
             "certified": result.certified,
         }
