@@ -56,7 +56,7 @@ def test_a_client_keeps_to_its_device(device, defense, share):
 
 @pytest.mark.parametrize("model", ["vit_nano", "cnn_rgap"])
 def test_gradients_are_those_of_a_cpu(device, monkeypatch, model):
-    """Convolutions too, which a GPU rounds unless it is told not to."""
+    """Convolutions too, which a GPU may round unless it is told not to."""
 
     def gradient():
         _, one = party(f"model={model}")

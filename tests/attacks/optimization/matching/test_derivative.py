@@ -1,5 +1,6 @@
 """The mixed derivative against float64 differences of the distance itself."""
 
+import jaxtyping
 import pytest
 import torch
 
@@ -100,8 +101,18 @@ def test_differences_need_one_gradient(small, victim_of):
         FiniteDifference(UnrolledSteps(victim, observation.protocol), Cosine())
 
 
+@pytest.fixture
+def unchecked():
+    """Without the checks of shapes, which torch.compile does not trace on a GPU."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
+
+
 @pytest.mark.gpu
-def test_one_compiled_graph_is_the_same(small, victim_of, candidates):
+@pytest.mark.subprocess
+def test_one_compiled_graph_is_the_same(unchecked, small, victim_of, candidates):
     observation, _ = small()
     victim, target = victim_of(observation)
     variables = {"images": candidates(2), "labels": torch.tensor([[3], [1]])}
