@@ -55,6 +55,17 @@ def gaussian_reference(
     return -10.0 * math.log10(mean_squared_error)
 
 
+def image_by_image(each: Sequence[Float[Tensor, "n n"]], precision: Float[Tensor, "n n"]) -> float:
+    """dB of the squared error that each image's own linearisation leaves, averaged: E[tr((JᵀΣ⁻¹J + C⁻¹)⁻¹)]/n.
+
+    The error of the best estimate to first order, where the noise is small enough for J to be the same as far as it
+    goes; no bound. Never above `gaussian_reference`, which averages the information first and so no estimate reaches
+    where what is unclear differs from image to image.
+    """
+    errors = [float(_inverse(one, precision, None).trace()) / len(one) for one in each]
+    return -10.0 * math.log10(sum(errors) / len(errors))
+
+
 def _inverse(matrix: Float[Tensor, "n n"], precision: Float[Tensor, "n n"], rows: int | None) -> Float[Tensor, "n n"]:
     """(G + C⁻¹)⁻¹; of a sketch s(G' + sC⁻¹)⁻¹, s = 1 - d/rows, d = tr(G(G + C⁻¹)⁻¹) (Dereziński et al. 2020)."""
     found: Tensor = torch.linalg.inv(matrix + precision)

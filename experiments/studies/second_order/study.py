@@ -29,13 +29,14 @@ from experiments.studies.second_order.options import arguments
 from experiments.studies.second_order.references import ROWS_EACH, left_by_rounding, linear, noise_std, sketched
 from experiments.studies.second_order.victims import DIGITS, DIGITS_MODELS, MODELS, PRIVATE, SHAPE, Victims, public
 from fedsim.bounds.public_prior import PublicPrior
-from fedsim.bounds.references import determined, gaussian_reference, information, prior_precision
+from fedsim.bounds.references import determined, gaussian_reference, image_by_image, information, prior_precision
 from fedsim.errors import one_of
 from fedsim.memory.peak import peak_memory
 from fedsim.observation import Observation
 
 READ = ["patch_embed.*", "pos_embed", "blocks.0.attn.qkv.*", "blocks.0.mlp.*"]
 EXACT = 60.0
+BESIDE = ("white", "public", "white_each", "public_each", "rounding", "rank", "unknowns")
 SPENT = {"seconds": ".0f", "cpu_seconds": ".0f", "peak_gib": ".1f"}
 """What an attack takes, and how it is shown; memory is the process's so far."""
 BUDGETS = {"small": (30, 3), "paper": (60, 4)}
@@ -203,12 +204,16 @@ def _curvature(model: str, pictures: str) -> tuple[Tensor, int]:
 
 
 def _references(prior: PublicPrior, shape: Sequence[int], each: Sequence[Tensor], rows: int | None = None) -> Entry:
-    """White, and with the spectrum of public images; None where no noise is added."""
-    priors = {"white": prior.white(), "public": prior}
-    return {
-        name: gaussian_reference(each, prior_precision(one, shape), rows) if each else None
-        for name, one in priors.items()
-    }
+    """White, and with the spectrum of public images, and the same image by image; None where no noise is added.
+
+    Image by image not by a sketch, which is of one image.
+    """
+    found: Entry = {}
+    for name, one in {"white": prior.white(), "public": prior}.items():
+        precision = prior_precision(one, shape) if each else None
+        found[name] = None if precision is None else gaussian_reference(each, precision, rows)
+        found[f"{name}_each"] = None if precision is None or rows else image_by_image(each, precision)
+    return found
 
 
 def page(
@@ -223,7 +228,7 @@ def page(
         named = (f"{model}/{share}/{attack}/", f"{model}/{share}/beside")
         values = cell([e for e in entries if e["unit"].startswith(named)])
         record.append([model, share, attack, *values.values()])
-        shown = [number(values[name], ".1f") for name in ("floor", "median", "guess", "white", "public", "rounding")]
+        shown = [number(values[name], ".1f") for name in ("floor", "median", "guess", *BESIDE[:5])]
         if values["refused"]:
             shown[0] = "refused"
         exact = f"{values['exact']} of {values['done']}"
@@ -239,7 +244,8 @@ def page(
         "certified",
         "a guess",
     ]
-    header += ["white reference", "public reference", "rounding alone", "seconds", "of them on the CPU", "peak GiB"]
+    header += ["white reference", "public reference", "white, image by image", "public, image by image"]
+    header += ["rounding alone", "seconds", "of them on the CPU", "peak GiB"]
     names = ["model", "shared", "attack", *(cell([]))]
     introduction = (
         f"Attacks on the gradient of one image, {images} images a cell; `gauss_newton` takes {settings['steps']} steps "
@@ -254,6 +260,8 @@ def page(
         f"The guess is the mean of images that are nobody's ({DIGITS - PRIVATE} digits, or half of the folder's); so "
         f"is the prior of the attack, and images that it starts from. Of those the nearest to each private one, which "
         f"only the truth can tell, {_nearest({model for model, _, _ in cells}, images, settings)}.",
+        "Image by image is what each image's own linearisation would leave, to first order and no bound: a reference "
+        "averages the information of all images first, and lies above it where what is unclear differs between them.",
         "`gauss_newton_white` knows of public images no more than the mean and a pixel's variance.",
         f"References of a folder's images (--beside) are of the first image alone, by a sketch of J with "
         f"{ROWS_EACH:.0f} rows a pixel.",
@@ -290,6 +298,6 @@ def cell(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "refused": sum("refused" in entry for entry in entries),
         "certified": sum(entry["certified"] for entry in done),
         "guess": psnr_of(sum(e["guess"] for e in done) / len(done)) if done else None,
-        **{name: beside_it.get(name) for name in ("white", "public", "rounding", "rank", "unknowns")},
+        **{name: beside_it.get(name) for name in BESIDE},
         **{name: mean(entry.get(name) for entry in done) for name in SPENT},
     }

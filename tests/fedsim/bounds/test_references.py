@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedsim.bounds.gaussian_prior import GaussianPrior
-from fedsim.bounds.references import determined, gaussian_reference, information, prior_precision
+from fedsim.bounds.references import determined, gaussian_reference, image_by_image, information, prior_precision
 
 SHAPE = (1, 3, 3)
 PRIOR = GaussianPrior(image_std=0.2, colour=1.0)
@@ -46,6 +46,25 @@ def test_no_estimator_of_gaussian_images_passes_it_and_the_posterior_mean_reache
     assert psnr(posterior) == pytest.approx(reference, abs=0.1)
     assert psnr(least_squares) < reference - 0.3
     assert psnr(0.9 * posterior) < reference
+
+
+def test_image_by_image_is_what_each_posterior_leaves_and_below_the_reference(rng):
+    """Images of which every second shows other pixels: none of them is as clear as their average."""
+    precision = prior_precision(PRIOR, SHAPE)
+    std = torch.full((9,), 0.1, dtype=torch.float64)
+    views = [torch.diag((torch.arange(9) < 5).double()), torch.diag((torch.arange(9) >= 5).double())]
+    each = [information(view, std) for view in views]
+    cholesky = torch.linalg.cholesky(torch.linalg.inv(precision))
+    errors = []
+    for view, fisher in zip(views, each, strict=True):
+        images = torch.randn(20_000, 9, generator=rng, dtype=torch.float64) @ cholesky.T
+        shared = images @ view.T + std * torch.randn(20_000, 9, generator=rng, dtype=torch.float64)
+        posterior = (shared / std**2) @ view @ torch.linalg.inv(fisher + precision)
+        errors.append(float((posterior - images).square().mean()))
+    found = image_by_image(each, precision)
+    assert -10 * math.log10(sum(errors) / 2) == pytest.approx(found, abs=0.1)
+    assert found < gaussian_reference(each, precision) - 2
+    assert image_by_image(each[:1], precision) == pytest.approx(gaussian_reference(each[:1], precision))
 
 
 def test_information_is_averaged_before_the_inverse(rng):

@@ -36,6 +36,7 @@ def test_a_cell_stands_beside_its_reference_and_is_not_computed_again(call, monk
     (row,) = table(tmp_path)
     assert (row["model"], row["shared"], row["done"], row["unknowns"]) == ("built", "noise 0.1", "1", "192")
     assert -20 * math.log10(0.3) - 0.01 < float(row["white"]) < float(row["rounding"])
+    assert row["white_each"] == row["white"], "one image is its own average"
     assert float(row["floor"]) < 20
     assert "no theorem on digits" in out
     monkeypatch.setattr(second_order, "work", lambda unit: pytest.fail(f"{unit.key} was computed again"))
