@@ -114,17 +114,34 @@ def run_attack(
     Args:
         scratch: where the attack may keep what another try goes on from; whoever takes the result removes it
             (`attacks.session.discard`), once the result is safe.
-        earlier: observations of the same client's same images; an attack that reads several rounds gets them too.
+        earlier: observations of the same client's same images; an attack that reads several rounds gets them too. One
+            that refuses them is run on this round alone, and says so as its reason.
     """
+    make = partial(_with_session, name, settings, seed, device, scratch)
     if not earlier or not _reads_history(settings):
-        make = partial(_with_session, name, settings, seed, device, scratch)
         return _one(observation, name, make, seed, device)
+    whole = _on_rounds(observation, name, make, seed, device, earlier)
+    if whole.status != "refused":
+        return whole
+    alone = _one(observation, name, make, seed, device)
+    return whole if alone.status == "refused" else replace(alone, reason=f"of this round alone: {whole.reason}")
+
+
+def _on_rounds(
+    observation: Observation,
+    name: str,
+    make: Callable[..., Attack],
+    seed: int,
+    device: torch.device,
+    earlier: Sequence[Observation],
+) -> AttackResult:
+    """On all rounds, as a result of the last."""
     try:
         history = History((*earlier, observation))
     except ConfigError as error:
         return ended(observation, name, None, "refused", str(error))
-    make = partial(_with_session, name, settings, seed, device, scratch, names=[observation.name])
-    return replace(_one(history, name, make, seed, device), observation=observation.name)
+    result = _one(history, name, partial(make, names=[observation.name]), seed, device)
+    return replace(result, observation=observation.name)
 
 
 def _reads_history(settings: dict[str, Any]) -> bool:

@@ -141,9 +141,23 @@ def test_an_attack_of_single_rounds_reads_the_last_one(rounds):
     assert torch.equal(results[0].images, results[1].images)
 
 
-def test_rounds_of_different_images_are_a_refusal_not_a_crash(rounds):
+def test_of_rounds_that_it_refuses_the_last_is_attacked_alone(rounds):
     other = replace(rounds[0], protocol=replace(rounds[0].protocol, batch_size=2))
-    settings = {"_target_": "attacks.optimization.GaussNewton"}
+    settings = {"_target_": "attacks.optimization.GaussNewton", "steps": 3, "starts": ["mean"], "draws": 0, "frames": 0}
     result = run_attack(rounds[1], "gauss_newton", settings, 0, torch.device("cpu"), earlier=[other])
-    assert result.status == "refused"
+    assert result.status == "done"
+    assert result.reason.startswith("of this round alone: ")
     assert "updates of the same images" in result.reason
+    alone = run_attack(rounds[1], "gauss_newton", settings, 0, torch.device("cpu"))
+    assert torch.equal(result.images, alone.images)
+
+
+def test_what_one_round_refuses_too_is_refused_for_all_of_them(rounds):
+    zero = [
+        replace(one, update=replace(one.update, tensors={n: 0 * t for n, t in one.update.tensors.items()}))
+        for one in rounds[:2]
+    ]
+    settings = {"_target_": "attacks.optimization.GaussNewton"}
+    result = run_attack(zero[1], "gauss_newton", settings, 0, torch.device("cpu"), earlier=zero[:1])
+    assert result.status == "refused"
+    assert "of this round alone" not in result.reason

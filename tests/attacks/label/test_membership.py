@@ -38,3 +38,8 @@ def test_a_random_gradient_separates_nothing_like_the_truth():
 def test_refuses_a_space_that_separates_every_class():
     with pytest.raises(ValueError, match="rank 9 for 10 classes separates each"):
         rlg(weight_gradient([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], classes=10), 10)
+
+
+def test_a_gradient_of_zero_is_refused_in_words():
+    with pytest.raises(ValueError, match="a gradient of zero tells no label"):
+        rlg(torch.zeros(10, 8), 2)
