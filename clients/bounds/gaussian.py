@@ -16,6 +16,8 @@ from fedsim.bounds.rounds import running_reference
 from fedsim.bounds.statement import Statement
 from fedsim.errors import NotApplicable
 
+IMAGE_BY_IMAGE = "one release, image by image"
+
 
 class GaussianReference(Bound):
     """dB of the least mean squared error under Gaussian models of images (van Trees 1968): white, smooth, public.
@@ -61,8 +63,7 @@ class GaussianReference(Bound):
             values[name] = gaussian_reference(each, precision)
             values[f"{name}_each"] = image_by_image(each, precision)
             later = [running_reference([times * average], precision)[-1] for times in self.rounds]
-            alone = [values[name], values[f"{name}_each"]]
-            rows.append((name, *(f"{one:.1f} dB" for one in (*alone, *later))))
+            rows.append((name, *(f"{one:.1f} dB" for one in (values[name], *later, values[f"{name}_each"]))))
         known = f" ({values['public']:.1f} dB with the moments of public images)" if "public" in values else ""
         sentence = (
             f"Were images Gaussian ones of standard deviation {self.smooth.image_std:g}, no estimate from an update "
@@ -70,7 +71,7 @@ class GaussianReference(Bound):
             f"{values['white']:.1f} dB (independent pixels) or {values['smooth']:.1f} dB (smooth ones) at these "
             f"{len(each):,} images{known}; real images are not Gaussian, and who knows more of them may pass it."
         )
-        header = ("images taken as", "one release", "image by image", *(f"{times:,} releases" for times in self.rounds))
+        header = ("images taken as", "one release", *(f"{times:,} releases" for times in self.rounds), IMAGE_BY_IMAGE)
         return Statement("reference", sentence, values, header, tuple(rows))
 
     def over_rounds(self, parties: Sequence[Party]) -> dict[str, list[float]]:
