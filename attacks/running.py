@@ -124,7 +124,9 @@ def run_attack(
     if whole.status != "refused":
         return whole
     alone = _one(observation, name, make, seed, device)
-    return whole if alone.status == "refused" else replace(alone, reason=f"of this round alone: {whole.reason}")
+    if alone.status == "refused":
+        return whole
+    return replace(alone, reason="; ".join(filter(None, [alone.reason, f"of this round alone: {whole.reason}"])))
 
 
 def _on_rounds(

@@ -15,6 +15,7 @@ from defenses.settings import choice, number, whole
 from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals
 from fedsim.errors import ConfigError, NotApplicable, NotFiniteError
+from fedsim.float32 import full_float32
 from fedsim.metrics import pairwise_mse, psnr, ssim
 from fedsim.observation import Observation
 from fedsim.update import Update
@@ -140,7 +141,7 @@ class LeakageGate(Defense):
         attack, device = self._as_attack(), torch.device(self._device())
         seed = int(torch.randint(2**62, (), generator=rng))
         try:
-            with seeded_globals(seed, "leakage_gate"):
+            with seeded_globals(seed, "leakage_gate"), full_float32():
                 attack.check(observation)
                 result = attack.run(observation, torch.Generator().manual_seed(seed), device)
         except (NotApplicable, NotFiniteError):

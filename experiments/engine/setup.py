@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from attacks.base import Attack
 from attacks.running import build_attack, check_fit
 from clients.accumulation import check_accumulation
-from clients.app import ClientRuntime
+from clients.app import ClientRuntime, resolve_device
 from clients.replay import replay
 from defenses.base import DefenseChain, Plan
 from defenses.compose import build_chain, load_wrappers
@@ -279,7 +279,7 @@ def make_scheduler(config: JobConfig, on_result: OnResult, scratch: Path | None 
 
 def own_gpus(client: ClientSettings) -> float:
     """GPUs of this process for attacks: where its clients train on one, it is theirs too."""
-    return float(client.device == "cuda")
+    return float(resolve_device(client.device).type == "cuda")
 
 
 @contextmanager

@@ -58,9 +58,9 @@ def gaussian_reference(
 def image_by_image(each: Sequence[Float[Tensor, "n n"]], precision: Float[Tensor, "n n"]) -> float:
     """dB of the squared error that each image's own linearisation leaves, averaged: E[tr((JᵀΣ⁻¹J + C⁻¹)⁻¹)]/n.
 
-    The error of the best estimate to first order, where the noise is small enough for J to be the same as far as it
-    goes; no bound. Never above `gaussian_reference`, which averages the information first and so no estimate reaches
-    where what is unclear differs from image to image.
+    The error of the best estimate under that Gaussian, to first order, where the noise is small enough for J to be the
+    same as far as it goes; no bound, and attacks pass it. Never above `gaussian_reference`, which averages the
+    information first: where what is unclear differs from image to image that one rises with the number of images.
     """
     errors = [float(_inverse(one, precision, None).trace()) / len(one) for one in each]
     return -10.0 * math.log10(sum(errors) / len(errors))

@@ -161,3 +161,16 @@ def test_what_one_round_refuses_too_is_refused_for_all_of_them(rounds):
     result = run_attack(zero[1], "gauss_newton", settings, 0, torch.device("cpu"), earlier=zero[:1])
     assert result.status == "refused"
     assert "of this round alone" not in result.reason
+
+
+def test_a_fault_of_the_last_alone_is_its_reason(rounds, monkeypatch):
+    other = replace(rounds[0], protocol=replace(rounds[0].protocol, batch_size=2))
+
+    def broken(*_):
+        raise ValueError("the fault")
+
+    monkeypatch.setattr("attacks.optimization.GaussNewton.run", broken)
+    settings = {"_target_": "attacks.optimization.GaussNewton"}
+    result = run_attack(rounds[1], "gauss_newton", settings, 0, torch.device("cpu"), earlier=[other])
+    assert result.status == "failed"
+    assert result.reason.startswith("ValueError: the fault; of this round alone: ")

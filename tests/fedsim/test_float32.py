@@ -1,27 +1,74 @@
+"""Flags of torch, which exist without a GPU."""
+
 import pytest
 import torch
 
 from fedsim.float32 import full_float32
 
+CHOICES = {
+    "torch's own": lambda: None,
+    "all of the older words": lambda: [
+        setattr(torch.backends.cudnn, "allow_tf32", True),
+        setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    ],
+    "none of them": lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
+    "medium": lambda: torch.set_float32_matmul_precision("medium"),
+}
+BY_NAME = {
+    f"{where} {precision}": (where, precision)
+    for where in ("conv", "matmul", "cudnn", "everything")
+    for precision in ("ieee", "tf32")
+}
+
+
+def places():
+    """Where a precision is chosen by name, from the whole to its parts."""
+    backends = torch.backends
+    named = {"everything": backends, "cudnn": backends.cudnn, "conv": backends.cudnn.conv, "rnn": backends.cudnn.rnn}
+    return named | {"matmul": backends.cuda.matmul}
+
 
 def chosen():
-    return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    def older(read):
+        try:
+            return read()
+        except RuntimeError:
+            return "mixed"
+
+    words = [older(lambda: torch.backends.cudnn.allow_tf32), older(torch.get_float32_matmul_precision)]
+    return words + [place.fp32_precision for place in places().values()]
 
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Flags of a process that sees a GPU; whatever a test leaves is undone."""
+    """A process that sees a GPU; whatever a test leaves is undone."""
+    if not hasattr(torch.backends.cudnn, "conv"):
+        pytest.skip("this torch has no precision by name")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    before = chosen()
+    convolutions, products = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    names = {name: place.fp32_precision for name, place in places().items()}
     yield
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+    torch.backends.cudnn.allow_tf32 = convolutions
+    torch.set_float32_matmul_precision(products)
+    for name, place in places().items():
+        place.fp32_precision = names[name]
 
 
-@pytest.mark.parametrize("before", [(True, False), (True, True), (False, False)])
-def test_nothing_is_rounded_to_tf32_in_the_block(gpu, before):
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
-    with full_float32():
-        assert chosen() == (False, False)
+def choose(choice):
+    if choice in CHOICES:
+        CHOICES[choice]()
+    else:
+        where, precision = BY_NAME[choice]
+        places()[where].fp32_precision = precision
+
+
+@pytest.mark.parametrize("choice", [*CHOICES, *BY_NAME])
+def test_nothing_is_rounded_to_tf32_in_the_block_and_the_choice_stays(gpu, choice):
+    choose(choice)
+    before = chosen()
+    with full_float32(), full_float32():
+        inside = places()
+        assert [inside[part].fp32_precision for part in ("conv", "rnn", "matmul")] == ["ieee"] * 3
     assert chosen() == before
 
 

@@ -18,7 +18,7 @@ def test_more_noise_leaves_less_and_more_releases_more(parties):
     assert quiet.values["white_each"] == pytest.approx(quiet.values["white"]), "one image is its own average"
     assert quiet.values["white"] > 60
     assert loud.values["white"] == pytest.approx(-20 * math.log10(0.3), abs=1e-3), "the prior alone"
-    assert float(quiet.rows[0][2].split()[0]) == pytest.approx(quiet.values["white"] + 20, abs=0.1)
+    assert float(quiet.rows[0][3].split()[0]) == pytest.approx(quiet.values["white"] + 20, abs=0.1)
     held = parties(images=1)[0].runtime.data.auxiliary
     left = PublicPrior.of(held.images(range(len(held)))).spectrum.square().mean()
     assert loud.values["public"] == pytest.approx(-10 * math.log10(left), abs=1e-3), "what the public moments leave"

@@ -74,15 +74,16 @@ def test_attack_workers_of_a_cluster_find_relative_checkpoints(address, tmp_path
     assert attacks == {"a": {"generator": {"checkpoint": there}}}
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_in_one_process_attacks_have_the_gpu_that_clients_have(device, monkeypatch):
+@pytest.mark.parametrize(("device", "there"), [("cpu", True), ("cuda", True), ("auto", True), ("auto", False)])
+def test_in_one_process_attacks_have_the_gpu_that_clients_have(device, there, monkeypatch):
     asked = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: there)
     monkeypatch.setattr("server.attack_queue.scheduling.attack_device", asked.append)
     settings = config(None)
     alone = replace(settings.simulation, engine="inline")
     settings = replace(settings, simulation=alone, client=replace(settings.client, device=device))
     setup.make_scheduler(settings, lambda *_: None)
-    assert asked == [1.0 if device == "cuda" else 0.0]
+    assert asked == [1.0 if there and device != "cpu" else 0.0]
 
 
 def test_an_audit_lets_each_attack_take_as_long_as_its_crew_would():
