@@ -132,7 +132,7 @@ def pytest_who_waits_comes_first(items: list[pytest.Function]) -> None:
 
 def _shared(item: pytest.Function) -> str | None:
     """What several tests would otherwise make in each of xdist's processes: a Ray, a server, a module's fixture."""
-    if item.get_closest_marker("ray"):
+    if item.get_closest_marker("ray") or "warm" in item.fixturenames:
         return "ray for commands" if "/experiments/" in item.nodeid else "ray"
     if "mortal" in item.fixturenames:
         return "mortal"
