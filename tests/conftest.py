@@ -132,7 +132,7 @@ def pytest_who_waits_comes_first(items: list[pytest.Function]) -> None:
 
 def _shared(item: pytest.Function) -> str | None:
     """What several tests would otherwise make in each of xdist's processes: a Ray, a server, a module's fixture."""
-    if item.get_closest_marker("ray"):
+    if item.get_closest_marker("ray") or "warm" in item.fixturenames:
         return "ray for commands" if "/experiments/" in item.nodeid else "ray"
     if "mortal" in item.fixturenames:
         return "mortal"
@@ -142,11 +142,12 @@ def _shared(item: pytest.Function) -> str | None:
 
 @pytest.fixture(scope="session")
 def ray_on_this_machine(tmp_path_factory):
-    """One Ray for the whole test run: starting it takes longer than most tests."""
+    """One Ray for the whole test run: starting it takes longer than most tests. Gives the folder of its workers."""
     from fedsim.simulation.ray_cluster import ray_cluster
 
-    with preloaded_workers(tmp_path_factory.mktemp("ray")), ray_cluster(None, num_cpus=6, num_gpus=0):
-        yield
+    folder = tmp_path_factory.mktemp("ray")
+    with preloaded_workers(folder), ray_cluster(None, num_cpus=6, num_gpus=0):
+        yield folder
 
 
 def _empty_plot(figure, prefix, description):

@@ -177,11 +177,8 @@ def test_what_is_misspelt_is_corrected(runs, tmp_path, argument, hint):
     assert f"Did you mean {hint}?" in answer["err"]
 
 
-def test_ray_workers(environment, tmp_path):
+def test_ray_workers(runs, tmp_path):
     workers = ["simulation.workers=1", "simulation.attack_workers=1", "num_rounds=1", "num_clients=2", "tracker=[]"]
-    chosen = ["attack=[bias_rows]", "defense=[random_mask]", *CHOSEN, *workers, "observe.every=1", "run_dir=run"]
-    call = [sys.executable, "-m", "experiments.run", *chosen]
-    own = {**environment, "RAY_ADDRESS": "local"}  # whatever cluster this machine may be part of
-    result = subprocess.run(call, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=280)
-    assert result.returncode == 0, result.stderr
+    chosen = ["attack=[bias_rows]", "defense=[random_mask]", *CHOSEN, *workers, "observe.every=1"]
+    runs.run(*chosen, f"run_dir={tmp_path}/run")
     assert min(image["psnr"] for row in done(tmp_path / "run", "bias_rows") for image in row["images"]) > 60

@@ -21,6 +21,13 @@ FEWER_STEPS = {
     "prior.lti.updates=32": ("prior.lti.updates=8",),
     "prior.validation=16": ("prior.validation=4",),
     "attack=[gauss_newton]": ("attack=[gauss_newton]", "attack.gauss_newton.steps=2"),
+    "attack=[first_block]": ("attack=[first_block]", "attack.first_block.starts=2"),
+    "attack=[patch_gradient,row_space,first_block]": (
+        "attack=[patch_gradient,row_space,first_block]",
+        "attack.row_space.later=0",
+        "attack.first_block.starts=2",
+    ),
+    "num_clients=100": ("num_clients=10", "data.auxiliary_fraction=0.7"),
 }
 """What takes seconds however few its steps would do: that the command works is asked here, not how far it gets."""
 RUN, COMPOSED = [b for b in SHELL if not b.needs], [b for b in SHELL if b.needs and "example" not in b.needs]

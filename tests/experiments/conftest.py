@@ -19,10 +19,11 @@ def mortal():
 
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory):
-    """A `python` whose processes have the libraries imported as they start."""
+    """A `python` whose processes have the libraries imported as they start; Flower's programs are beside it."""
+    from tests.experiments.flower.processes import PROGRAMS
     from tests.support.warm_python import warm_python
 
-    with warm_python(tmp_path_factory.mktemp("warm")) as python:
+    with warm_python(tmp_path_factory.mktemp("warm"), *PROGRAMS) as python:
         yield python
 
 

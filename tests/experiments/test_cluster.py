@@ -44,7 +44,7 @@ def test_a_node_lost_in_mid_round_changes_no_bit(fedsim, warm, tmp_path):
     (tmp_path / "done").touch()
     undisturbed = fedsim("simulation=inline", *SMALL, hangs_once(tmp_path / "done"))
     marker, disturbed = tmp_path / "lost", tmp_path / "disturbed"
-    with ThreeNodes() as cluster:
+    with ThreeNodes(warm) as cluster:
         run = start(warm, disturbed, f"ray.address={cluster.address}", hangs_once(marker))
         deadline = time.monotonic() + SECONDS
         while not marker.exists() and time.monotonic() < deadline and run.poll() is None:

@@ -1,7 +1,8 @@
 """Ray's workers forked from one process that has imported torch, timm and fedsim.
 
 A Ray of the tests starts hundreds of workers. In a block of `preloaded_workers()` a raylet calls a script in the place
-of its interpreter, which has workers forked. All else, and workers of other jobs than the first, start as ever.
+of its interpreter, which has workers forked. Workers of other jobs than the first are started by an executable `OTHERS`
+in the folder, if there is one, for example that of `warm_python`; they and all else start as ever without.
 """
 
 import contextlib
@@ -27,8 +28,10 @@ PRELOADED = (
 WORKER = "/default_worker.py"
 """Ray's own script of a worker."""
 FIRST_JOB = "01000000"
+OTHERS = "python-of-others"
 SHIM = """case "$RAY_JOB_ID $*" in
   {job}*{worker}*) {ask} go {address} "$@" ;;
+  *{worker}*) [ -x {others} ] && exec {others} "$@" ;;
 esac
 exec {python} "$@"
 """
@@ -41,7 +44,8 @@ def preloaded_workers(folder: Path) -> Iterator[None]:
 
     address, shim = folder / "socket", folder / "python"
     ask = ASK.format(python=sys.executable)
-    write_script(shim, SHIM.format(python=sys.executable, ask=ask, address=address, job=FIRST_JOB, worker=WORKER))
+    places = {"address": address, "others": folder / OTHERS}
+    write_script(shim, SHIM.format(python=sys.executable, ask=ask, job=FIRST_JOB, worker=WORKER, **places))
     start, real = services.start_raylet, sys.executable
 
     def start_raylet(*arguments, **settings):

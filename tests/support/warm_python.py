@@ -9,6 +9,7 @@ import contextlib
 import os
 import runpy
 import select
+import shlex
 import signal
 import socket
 import sys
@@ -92,17 +93,33 @@ def _finish() -> None:
 
 
 def _run(arguments: list[str]) -> None:
-    """`python … -m module …` or a script with its words."""
+    """`python … -m module …`, `python script …` or a script with its words."""
     command, *words = arguments
     if Path(command).name != Path(sys.executable).name:
-        sys.argv = arguments
-        runpy.run_path(command, run_name="__main__")
-        return
+        _run_script(arguments)
+    if "-m" not in words:
+        os.execvp = _run_worker  # type: ignore[assignment] - what Ray's preparation of a worker ends with
+        _run_script(words)
     isolated = "-P" in words[: words.index("-m")]
     sys.argv = words[words.index("-m") + 1 :]
     if not isolated:
         sys.path.insert(0, str(Path.cwd()))
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+def _run_script(arguments: list[str]) -> NoReturn:
+    sys.argv = arguments
+    runpy.run_path(arguments[0], run_name="__main__")
+    sys.exit()
+
+
+def _run_worker(file: str, args: list[str]) -> NoReturn:
+    """`bash -c "cd FOLDER && exec python default_worker.py …"` without another Python; the folder may be missing."""
+    before, _, words = args[-1].partition("exec ")
+    if before:
+        os.chdir(shlex.split(before)[1])
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    _run_script(shlex.split(words)[1:])
 
 
 if __name__ == "__main__":

@@ -99,7 +99,8 @@ def test_ratios_are_of_passes_beside_each_other():
 
 
 @pytest.mark.subprocess
-def test_another_process_is_asked_for_its_rounds(tmp_path):
+def test_another_process_is_asked_for_its_rounds(warm, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(warm))
     engine = command.Engine("fedsim", ARGUMENTS, tmp_path)
     try:
         assert engine.ways[:3] == ["bare", "bare again", "fedsim, client"]
@@ -113,7 +114,8 @@ def test_another_process_is_asked_for_its_rounds(tmp_path):
 
 
 @pytest.mark.subprocess
-def test_what_a_process_says_at_its_end_is_told(tmp_path):
+def test_what_a_process_says_at_its_end_is_told(warm, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(warm))
     wrong = argparse.Namespace(**{**vars(ARGUMENTS), "settings": ["client.local_steps=none"]})
     with pytest.raises(SystemExit, match=r"client\.local_steps"):
         command.Engine("fedsim", wrong, tmp_path)

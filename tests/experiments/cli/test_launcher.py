@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from experiments.cli import launcher
 from experiments.cli.launcher import SideBySide
 from tests.experiments.run_files import rows
+from tests.support.preloaded_workers import OTHERS
 
 SWEEP = ["-m", "hydra/launcher=side_by_side", "num_clients=2", "num_rounds=1", "attack=[]", "tracker=[]"]
 
@@ -26,6 +27,7 @@ def test_runs_share_one_ray_and_one_that_fails_is_alone_in_it(
     command, ray_on_this_machine, warm, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(sys, "executable", str(warm))
+    (ray_on_this_machine / OTHERS).symlink_to(warm)
     # seed=x is refused by the run that has it. The others find the Ray of this process.
     address = ray.get_runtime_context().gcs_address
     code, out, err = command(

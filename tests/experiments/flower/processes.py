@@ -14,8 +14,6 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.warm_python import warm_python
-
 PROGRAMS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr", "flwr-clientapp", "flwr-serverapp")
 SECONDS_TO_START = 120.0
 SECONDS_TO_RUN = 480.0
@@ -127,17 +125,14 @@ class FlowerProcesses:
 
 
 @contextmanager
-def flower_processes(home: Path) -> Iterator[FlowerProcesses]:
+def flower_processes(home: Path, scripts: Path) -> Iterator[FlowerProcesses]:
     """Kills what is left at the end of the block, whatever happens in it."""
     home.mkdir()
-    scripts = home / "scripts"
-    scripts.mkdir()
-    with warm_python(scripts, *PROGRAMS):
-        processes = FlowerProcesses(home, scripts)
-        try:
-            yield processes
-        finally:
-            processes.kill()
+    processes = FlowerProcesses(home, scripts)
+    try:
+        yield processes
+    finally:
+        processes.kill()
 
 
 def free_port() -> int:

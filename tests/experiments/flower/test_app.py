@@ -53,7 +53,13 @@ def deployed(tmp_path):
     "settings",
     [
         ["strategy=fedsgd", "defense=[gradient_noise]"],
-        ["strategy=fedavg", "client.batch_size=64", "strategy.fraction_train=0.5", "strategy.fraction_evaluate=0.5"],
+        [
+            "strategy=fedavg",
+            "client.batch_size=64",
+            "strategy.fraction_train=0.5",
+            "strategy.fraction_evaluate=0.5",
+            "attack=[labels]",
+        ],
     ],
     ids=["fedsgd", "fedavg of half of the clients"],
 )

@@ -42,7 +42,7 @@ def app_folder(folder):
 
 
 @pytest.mark.timeout(1200)
-def test_superlink_and_supernodes_train_attack_and_stop(tmp_path, fedsim):
+def test_superlink_and_supernodes_train_attack_and_stop(tmp_path, fedsim, warm):
     """60 to 80 s of CPU, most of it for importing torch: a SuperNode starts a process for each message."""
     app, deployed = app_folder(tmp_path / "app"), tmp_path / "deployed"
 
@@ -50,7 +50,7 @@ def test_superlink_and_supernodes_train_attack_and_stop(tmp_path, fedsim):
         words = " ".join([*SETTINGS, f"run_dir={deployed}", *overrides])
         return flower.flwr("run", str(app), "--stream", "--run-config", f'overrides="{words}"')
 
-    with flower_processes(tmp_path / "home") as flower:
+    with flower_processes(tmp_path / "home", warm.parent) as flower:
         superlink = flower.start_superlink()
         flower.start_supernode(superlink, "partition-id=1 num-partitions=2 overrides='audit=true'")
         flower.start_supernode(superlink, "partition-id=0 num-partitions=2")

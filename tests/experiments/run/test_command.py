@@ -43,7 +43,8 @@ def test_a_run_leaves_everything_behind(fedsim):
 
 
 def test_attacks_read_all_rounds_of_a_client_so_far(fedsim):
-    settings = ["attack=[labels]", "simulation=inline", "client.batch_size=500", "observe.every=1"]
+    few = ["data.auxiliary_fraction=0.9", "data.test_fraction=0.05"]  # two dozen a client, all of them in each update
+    settings = ["attack=[labels]", "simulation=inline", "client.batch_size=500", "observe.every=1", *few]
     together, apart = fedsim(*settings, "observe.history=true"), fedsim(*settings)
     named = [[(row["observation"], row["status"]) for row in rows(folder, "attacks")] for folder in (together, apart)]
     assert named[0] == named[1]
@@ -88,6 +89,7 @@ def test_weights_are_shared_and_trained_alike_inline_and_on_ray_whose_workers_te
 ):
     settings = [
         "strategy=fedavg",
+        "attack=[]",
         "client.batch_size=64",
         "client.local_steps=2",
         "strategy.fraction_train=0.5",

@@ -8,6 +8,8 @@ from experiments.studies.finetune import study
 from experiments.studies.second_order import victims
 
 LATER = study.Case("lora", 3)
+ONE_START = ["--starts", "mean"]
+"""Of a folder's picture all are tried."""
 
 
 @pytest.fixture
@@ -17,7 +19,7 @@ def call(call_main, tmp_path, monkeypatch):
 
 
 def test_a_cell_stands_beside_the_guess_and_what_the_update_holds(call, tmp_path):
-    code, out, err = call("--backbones", "drawn", "--recipes", "head", "--images", "1")
+    code, out, err = call("--backbones", "drawn", "--recipes", "head", "--images", "1", *ONE_START)
     assert code == 0, err
     with (tmp_path / "finetune.csv").open(newline="", encoding="utf-8") as file:
         (row,) = csv.DictReader(file)
@@ -31,7 +33,8 @@ def test_a_cell_stands_beside_the_guess_and_what_the_update_holds(call, tmp_path
 
 
 def test_a_row_for_each_size_of_batch_with_an_entry_for_each_image(call, tmp_path):
-    code, _, err = call("--backbones", "drawn", "--recipes", "head", "--images", "3", "--batches", "1", "2")
+    sizes = ["--images", "3", "--batches", "1", "2"]
+    code, _, err = call("--backbones", "drawn", "--recipes", "head", *sizes, *ONE_START)
     assert code == 0, err
     with (tmp_path / "finetune.csv").open(newline="", encoding="utf-8") as file:
         one, two = csv.DictReader(file)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
+from attacks.optimization import LevenbergMarquardt
 from experiments.studies.second_order import references, victims
 from experiments.studies.second_order import study as second_order
 from fedsim.bounds.references import determined, gaussian_reference, information, prior_precision
@@ -16,7 +17,9 @@ ENTRY = {"unit": "built/everything/gauss_newton/0", "guess": 0.1, "seconds": 2.0
 
 @pytest.fixture
 def briefly(monkeypatch):
+    """A step, and ten draws of the posterior; how far more of them get is tested with the attack."""
     monkeypatch.setitem(second_order.BUDGETS, "small", (1, 1))
+    monkeypatch.setattr(second_order, "LevenbergMarquardt", partial(LevenbergMarquardt, draws=10))
 
 
 def table(folder):
