@@ -18,6 +18,7 @@ def test_more_noise_leaves_less_and_more_releases_more(parties):
     quiet = GaussianReference(rounds=[100])(parties(*NOISE[:3], "defense.gradient_noise.std=1e-8", images=1))
     loud = GaussianReference(rounds=[100])(parties(*NOISE[:3], "defense.gradient_noise.std=1e6", images=1))
     assert quiet.kind == "reference"
+    assert quiet.values["white_each"] == pytest.approx(quiet.values["white"]), "one image is its own average"
     assert quiet.values["white"] > 60
     assert loud.values["white"] == pytest.approx(-20 * math.log10(0.3), abs=1e-3), "the prior alone"
     assert float(quiet.rows[0][2].split()[0]) == pytest.approx(quiet.values["white"] + 20, abs=0.1)
