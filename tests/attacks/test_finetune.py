@@ -58,8 +58,9 @@ def test_without_the_head_no_rule_reads_a_label(seen):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_searches_match_whatever_is_shared(recipe, seen):
-    for attack, short in (("gauss_newton", {"starts": ["mean"]}), ("inverting_gradients", {"restarts": 1})):
-        result = fedsim.attack(attack, seen(recipe), steps=2, **short)
+    short = {"gauss_newton": {"steps": 1, "starts": ["mean"]}, "inverting_gradients": {"steps": 2, "restarts": 1}}
+    for attack, given in short.items():
+        result = fedsim.attack(attack, seen(recipe), **given)
         assert result.status == "done", result.reason
         assert result.images.shape == (1, 3, 8, 8)
 

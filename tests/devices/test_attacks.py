@@ -16,8 +16,9 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 TRAINED = {"generator_samples", "ggl", "gias", "gifd", "lti", "lti_mean"}
 """They ask for a checkpoint."""
 BATCHES = {"row_space_batch": 2, "labels_certified": 2}
+NARROW = "+model.kwargs.embed_dim=32"
 CLIENTS = {
-    "gauss_newton": ["attack.gauss_newton.starts=[closed_form,prior]", "attack.gauss_newton.steps=1"],
+    "gauss_newton": ["attack.gauss_newton.starts=[closed_form,prior]", "attack.gauss_newton.steps=1", NARROW],
     "april": ["model.variant=april"],
     "fc_bias": ["model=mlp", "model.img_size=8", "model.kwargs.hidden=[256]"],
     "rgap": ["model=cnn_rgap", "model.img_size=8"],

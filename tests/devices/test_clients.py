@@ -75,9 +75,12 @@ def test_so_it_does_with_parts_that_are_trained(device, finetune):
     check_shared(device, f"finetune={finetune}", *STEPS)
 
 
-@pytest.mark.parametrize("model", ["cnn_rgap", "resnet18_32", "swin_ape"])
-def test_so_it_does_with_other_models(device, model):
-    check_shared(device, f"model={model}", *STEPS)
+SWIN = ("model.img_size=32", "+model.kwargs.window_size=4", "+model.kwargs.depths=[2,2,2,2]")
+
+
+@pytest.mark.parametrize(("model", "smaller"), [("cnn_rgap", ()), ("resnet18_32", ()), ("swin_ape", SWIN)])
+def test_so_it_does_with_other_models(device, model, smaller):
+    check_shared(device, f"model={model}", *smaller, *STEPS)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning")

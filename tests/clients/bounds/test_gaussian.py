@@ -8,12 +8,15 @@ from clients.bounds import GaussianReference
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.errors import ConfigError, NotApplicable
 
-NOISE = ["defense=[gradient_noise]", "defense.gradient_noise.relative_norm=null", "defense.gradient_noise.std=0.02"]
+NARROW = "+model.kwargs.embed_dim=32"
+NOISE = [
+    "defense=[gradient_noise]", "defense.gradient_noise.relative_norm=null", NARROW, "defense.gradient_noise.std=0.02"
+]  # fmt: skip
 
 
 def test_more_noise_leaves_less_and_more_releases_more(parties):
-    quiet = GaussianReference(rounds=[100])(parties(*NOISE[:2], "defense.gradient_noise.std=1e-8", images=1))
-    loud = GaussianReference(rounds=[100])(parties(*NOISE[:2], "defense.gradient_noise.std=1e6", images=1))
+    quiet = GaussianReference(rounds=[100])(parties(*NOISE[:3], "defense.gradient_noise.std=1e-8", images=1))
+    loud = GaussianReference(rounds=[100])(parties(*NOISE[:3], "defense.gradient_noise.std=1e6", images=1))
     assert quiet.kind == "reference"
     assert quiet.values["white_each"] == pytest.approx(quiet.values["white"]), "one image is its own average"
     assert quiet.values["white"] > 60
@@ -26,10 +29,10 @@ def test_more_noise_leaves_less_and_more_releases_more(parties):
 
 
 def test_laplace_noise_counts_by_its_information(parties):
-    shared = [*NOISE[:2], "defense.gradient_noise.std=1e-6", "defense.gradient_noise.distribution=laplace"]
+    shared = [*NOISE[:3], "defense.gradient_noise.std=1e-6", "defense.gradient_noise.distribution=laplace"]
     laplace = GaussianReference(rounds=[])(parties(*shared, images=1))
     gaussian = GaussianReference(rounds=[])(
-        parties(*NOISE[:2], f"defense.gradient_noise.std={0.5**0.5 * 1e-6}", images=1)
+        parties(*NOISE[:3], f"defense.gradient_noise.std={0.5**0.5 * 1e-6}", images=1)
     )
     assert laplace.values["white"] == pytest.approx(gaussian.values["white"])
 
@@ -59,7 +62,7 @@ def test_wrong_settings_are_refused(wrong):
 
 
 def test_rounds_add_up_whatever_the_weights_are_by_then(parties):
-    (first,) = parties(*NOISE[:2], "defense.gradient_noise.std=1e-4", images=1)
+    (first,) = parties(*NOISE[:3], "defense.gradient_noise.std=1e-4", images=1)
     moved = {name: tensor + 0.05 * tensor.abs().mean() for name, tensor in first.state.items()}
     second = type(first)(first.runtime, moved, first.pictures, first.client, server_round=2)
     bound = GaussianReference(rounds=[])

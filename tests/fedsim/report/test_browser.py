@@ -29,9 +29,24 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield one
 
 
+@pytest.fixture(scope="module")
+def built() -> list[Path]:
+    """The report that all these tests look at, once one has built it."""
+    return []
+
+
 @pytest.fixture
-def page(chromium: Any, write_run: Any, records: Any, picture: Any, strip: Any) -> Page:
+def page(chromium: Any, built: list[Path], write_run: Any, records: Any, picture: Any, strip: Any) -> Page:
     """A run of one search and one closed form with 100 pictures, on a tab."""
+    if not built:
+        built.append(build_report(_run(write_run, records, picture, strip)))
+    tab: Page = chromium.page()
+    tab.prefer(prefers_color_scheme="light", prefers_reduced_motion="no-preference")
+    tab.open(built[0])
+    return tab
+
+
+def _run(write_run: Any, records: Any, picture: Any, strip: Any) -> Path:
     folder: Path = write_run()
     shown = {"original": picture(folder, "reconstructions/o.png"), "reconstruction": picture(folder)}
     frames = strip(folder)
@@ -45,10 +60,7 @@ def page(chromium: Any, write_run: Any, records: Any, picture: Any, strip: Any) 
     ]
     rows.append(records.refusal(1, 0, "withheld", attack="april"))
     (folder / "attacks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tab: Page = chromium.page()
-    tab.prefer(prefers_color_scheme="light", prefers_reduced_motion="no-preference")
-    tab.open(build_report(folder))
-    return tab
+    return folder
 
 
 def focus(page: Page, selector: str) -> None:

@@ -38,6 +38,11 @@ def seen(image):
     return fedsim.observe(model(ROTARY), image, [3])
 
 
+@pytest.fixture(scope="module")
+def found(seen):
+    return run(seen)
+
+
 def patches_of(seen, image):
     return patchify(seen.normalised(image), seen.roles.patch)
 
@@ -47,8 +52,8 @@ def run(seen, **settings):
 
 
 @pytest.mark.parametrize("name", [ROTARY, RELATIVE])
-def test_the_image_comes_back_in_its_order(name, image):
-    result = run(fedsim.observe(model(name), image, [3]))
+def test_the_image_comes_back_in_its_order(name, image, found):
+    result = found if name == ROTARY else run(fedsim.observe(model(name), image, [3]))
     assert result.certificate.certified, result.certificate
     torch.testing.assert_close(result.images.double(), image.double(), rtol=0, atol=1e-6)
 
@@ -158,9 +163,8 @@ def test_a_span_has_the_dimensions_that_stand_out():
     assert len(spanned(torch.randn(40, 20, generator=rng, dtype=torch.float64), 8).basis) == 8
 
 
-def test_the_same_seed_gives_the_same_bits(seen):
-    one, two = run(seen, orders=1), run(seen, orders=1)
-    assert torch.equal(one.images, two.images)
+def test_the_same_seed_gives_the_same_bits(seen, found):
+    assert torch.equal(found.images, run(seen).images)
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_behind_noise_it_shrinks_to_the_prior_on_a_small_module(model, images, r
     for index in range(3):
         noise = [GradientNoise(relative_norm=relative)]
         seen = fedsim.observe(model, images[index : index + 1], torch.tensor([index]), defense=noise, seed=index)
-        found = solved(seen, draws=20, starts=["mean"], labels="bias_sign").images
+        found = solved(seen, draws=8, starts=["mean"], labels="bias_sign").images
         errors.append(float((found - images[index]).square().mean()))
     assert sum(errors) / 3 < float(gray)
     if relative == 1e-3:
@@ -136,16 +136,16 @@ def test_behind_noise_it_shrinks_to_the_prior_on_a_small_module(model, images, r
 
 def test_where_the_posterior_is_narrow_its_mean_is_about_its_likeliest_image(model, images):
     gray = float((images - 0.5).square().mean())
-    errors = {0: 0.0, 100: 0.0}
+    errors = {0: 0.0, 30: 0.0}
     for index in range(3):
         noise = [GradientNoise(relative_norm=0.3)]
         seen = fedsim.observe(model, images[index : index + 1], torch.tensor([index]), defense=noise, seed=index)
         for draws in errors:
-            found = solved(seen, draws=draws, restarts=1, labels="bias_sign")
+            found = solved(seen, draws=draws, starts=["mean"], labels="bias_sign")
             errors[draws] += float((found.images - images[index]).square().mean()) / 3
-    assert errors[100] != errors[0]
-    assert errors[100] == pytest.approx(errors[0], rel=0.1)
-    assert errors[100] < 0.1 * gray
+    assert errors[30] != errors[0]
+    assert errors[30] == pytest.approx(errors[0], rel=0.1)
+    assert errors[30] < 0.1 * gray
 
 
 def test_what_was_pruned_is_not_compared(model, images):
@@ -197,7 +197,8 @@ def test_local_steps_are_simulated(model, images, limit):
 def test_without_its_clipping_no_image_explains_clipped_steps(model, images):
     seen = fedsim.observe(model, images[:1], torch.tensor([1]), share="delta", local_steps=3, max_grad_norm=0.3)
     told = replace(seen, protocol=replace(seen.protocol, max_grad_norm=None))
-    assert psnr(solved(told).images, images[:1]) < 30 < psnr(solved(seen).images, images[:1])
+    without, with_it = (solved(one, starts=["mean"], steps=20).images for one in (told, seen))
+    assert psnr(without, images[:1]) < 30 < psnr(with_it, images[:1])
 
 
 class Told(Session):
@@ -251,17 +252,17 @@ def _run(attack, seen):
 def test_digits_come_back_where_all_that_closed_forms_read_is_withheld():
     image = torch.from_numpy(load_digits().images[:1] / 16).float()[:, None].expand(-1, 3, -1, -1)
     kept_back = Withhold(["patch_embed.*", "pos_embed", "blocks.0.attn.qkv.*", "blocks.0.mlp.*"])
-    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
+    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10, kwargs={"embed_dim": 32}), (), 0).build(keep=True)
     seen = fedsim.observe(vit, image, torch.tensor([0]), defense=[kept_back])
     assert fedsim.attack("row_space", seen).status == "refused"
-    result = fedsim.attack("gauss_newton", seen, starts=["mean"], restarts=1)
+    result = fedsim.attack("gauss_newton", seen, starts=["mean"], restarts=1, frames=0)
     assert psnr(result.images, image) > 60
 
 
 @pytest.mark.parametrize(("count", "defense"), [(2, []), (1, ["mjp"])])
 def test_it_starts_from_what_a_closed_form_makes_of_a_batch_and_behind_mjp(count, defense):
     images = torch.from_numpy(load_digits().images[:count] / 16).float()[:, None].expand(-1, 3, -1, -1)
-    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
+    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10, kwargs={"embed_dim": 32}), (), 0).build(keep=True)
     seen = fedsim.observe(vit, images, torch.arange(count), defense=defense)
     result = fedsim.attack("gauss_newton", seen, starts=["closed_form"], steps=1)
     assert result.status == "done", result.fault or result.reason

@@ -49,10 +49,10 @@ def attacked(seen, **settings):
     return fedsim.attack(GaussNewton(**{"restarts": 1, "frames": 0, **settings}), seen)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def last_block(digits):
     """What a trained model's last block and head share of a digit, and public ones."""
-    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
+    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10, kwargs={"embed_dim": 32}), (), 0).build(keep=True)
     trained(vit, digits, 100, 2e-3)
     images, labels = digits
     withheld = Withhold(["patch_embed.*", "pos_embed", "cls_token", "blocks.0.*"])
@@ -63,14 +63,15 @@ def last_block(digits):
 def test_a_trained_vits_last_block_gives_a_digit_from_public_ones_and_not_from_their_mean(digits, last_block):
     """Away from the image a trained model's own loss has a gradient a thousand times the client's."""
     image = digits[0][:1]
-    assert decibels(attacked(last_block, steps=10, restarts=3, starts=["public"]).images, image) > 50
+    assert decibels(attacked(last_block, steps=6, restarts=3, starts=["public"]).images, image) > 50
     assert decibels(attacked(last_block, steps=4, starts=["mean"]).images, image) < 20
 
 
 def test_by_products_too_it_comes_near_from_a_public_digit(digits, last_block):
     image = digits[0][:1]
-    found = attacked(last_block, steps=8, starts=["public"], memory_gib=0.05)
-    alone = attacked(replace(last_block, public_images=None), steps=8, starts=["mean"], memory_gib=0.05, first_order=50)
+    little = {"steps": 5, "memory_gib": 0.01}  # GiB: too little for J whole
+    found = attacked(last_block, starts=["public"], **little)
+    alone = attacked(replace(last_block, public_images=None), starts=["mean"], first_order=20, **little)
     assert decibels(found.images, image) > 30
     assert decibels(alone.images, image) < 20
 
@@ -114,7 +115,7 @@ def test_they_are_public_images_that_explain_the_most_of_their_class_or_of_any(m
 def test_each_image_of_a_batch_has_a_start_of_its_class(mlp, digits):
     images, labels = digits
     seen = fedsim.observe(mlp, images[:2], labels[:2]).with_public_images(images[1000:1050], labels[1000:1050])
-    result = attacked(seen, steps=8, starts=["public"])
+    result = attacked(seen, steps=4, starts=["public"])
     assert result.labels.tolist() == [0, 1]
     assert decibels(result.images, images[:2]) > 40
 
