@@ -69,8 +69,8 @@ class GaussianReference(Bound):
             f"Were images Gaussian ones of standard deviation {self.smooth.image_std:g}, no estimate from an update "
             f"whose noise tells as little as a Gaussian one of {std:.3g} would have a better mean squared error than "
             f"{values['white']:.1f} dB (independent pixels) or {values['smooth']:.1f} dB (smooth ones) at these "
-            f"{len(each):,} images{known}; real images are not Gaussian, and who knows more of them may pass it. Image by image "
-            "is the mean of what each image's own linearisation leaves, to first order: no bound."
+            f"{len(each):,} images{known}; real images are not Gaussian, and who knows more of them may pass it. "
+            "Image by image is the mean of what each image's own linearisation leaves, to first order: no bound."
         )
         header = ("images taken as", "one release", IMAGE_BY_IMAGE, *(f"{times:,} releases" for times in self.rounds))
         return Statement("reference", sentence, values, header, tuple(rows))
