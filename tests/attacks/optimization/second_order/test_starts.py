@@ -10,6 +10,7 @@ from sklearn.datasets import load_digits
 import fedsim
 from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt, Pixels
 from attacks.optimization.problem import make_problem, shared_update
+from attacks.optimization.second_order import starts
 from attacks.optimization.second_order.starts import Starts
 from defenses import Withhold
 from fedsim.models import Architecture, ModelSpec
@@ -49,6 +50,12 @@ def attacked(seen, **settings):
     return fedsim.attack(GaussNewton(**{"restarts": 1, "frames": 0, **settings}), seen)
 
 
+@pytest.fixture
+def two_race(monkeypatch):
+    """Two of the public images come near before one is chosen: here the second wins, among eight too."""
+    monkeypatch.setattr(starts, "RACERS", 2)
+
+
 @pytest.fixture(scope="module")
 def last_block(digits):
     """What a trained model's last block and head share of a digit, and public ones."""
@@ -60,14 +67,14 @@ def last_block(digits):
     return seen.with_public_images(images[1000:1200], labels[1000:1200])
 
 
-def test_a_trained_vits_last_block_gives_a_digit_from_public_ones_and_not_from_their_mean(digits, last_block):
+def test_a_trained_vits_last_block_gives_a_digit_from_public_ones_and_not_from_their_mean(digits, last_block, two_race):
     """Away from the image a trained model's own loss has a gradient a thousand times the client's."""
     image = digits[0][:1]
     assert decibels(attacked(last_block, steps=6, restarts=3, starts=["public"]).images, image) > 50
     assert decibels(attacked(last_block, steps=4, starts=["mean"]).images, image) < 20
 
 
-def test_by_products_too_it_comes_near_from_a_public_digit(digits, last_block):
+def test_by_products_too_it_comes_near_from_a_public_digit(digits, last_block, two_race):
     image = digits[0][:1]
     little = {"steps": 5, "memory_gib": 0.01}  # GiB: too little for J whole
     found = attacked(last_block, starts=["public"], **little)
@@ -101,8 +108,8 @@ def test_they_are_public_images_that_explain_the_most_of_their_class_or_of_any(m
     assert labels[1060] != labels[1061]
     problem = make_problem(seen, shared_update(seen, "gradient", cpu), labels[1061:1062].repeat(2), Pixels(), {}, cpu)
     target = seen.normalised(images[[1060, 1061]].double()).flatten()
-    starts = Starts(problem, seen.image_prior, cpu, [0, 1], Nearest(target, knows_errors), 1024)
-    (_, first), (_, second) = starts.of(["public"])
+    made = Starts(problem, seen.image_prior, cpu, [0, 1], Nearest(target, knows_errors), 1024)
+    (_, first), (_, second) = made.of(["public"])
     found = seen.to_unit_range(first().view(2, 3, 8, 8))
     if knows_errors:
         assert torch.allclose(found, images[[1060, 1061]].double(), atol=0.01)
@@ -112,10 +119,10 @@ def test_they_are_public_images_that_explain_the_most_of_their_class_or_of_any(m
     assert not torch.allclose(seen.to_unit_range(second().view(2, 3, 8, 8)), found, atol=0.1)
 
 
-def test_each_image_of_a_batch_has_a_start_of_its_class(mlp, digits):
+def test_each_image_of_a_batch_has_a_start_of_its_class(mlp, digits, two_race):
     images, labels = digits
     seen = fedsim.observe(mlp, images[:2], labels[:2]).with_public_images(images[1000:1050], labels[1000:1050])
-    result = attacked(seen, steps=4, starts=["public"])
+    result = attacked(seen, steps=3, starts=["public"])
     assert result.labels.tolist() == [0, 1]
     assert decibels(result.images, images[:2]) > 40
 
