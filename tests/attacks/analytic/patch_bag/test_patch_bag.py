@@ -8,7 +8,7 @@ import torch
 import fedsim
 from attacks.analytic.first_block.subspaces import AffineSet
 from attacks.analytic.linear.patches import patchify
-from attacks.analytic.patch_bag import PatchBag
+from attacks.analytic.patch_bag import PatchBag, attack
 from attacks.analytic.patch_bag.attack import _bag, _system, _unpatched
 from attacks.analytic.patch_bag.attention import pair_logits
 from attacks.analytic.patch_bag.block import unplaced_block
@@ -128,11 +128,16 @@ def test_exchanges_and_replacements_find_an_order_with_repeats():
     assert error == 0.0
 
 
-def _found(seen):
-    return find_tokens(_system(seen, CPU), 1e-6, 512, 40, torch.Generator().manual_seed(0))[0]
+def test_no_position_at_all_leaves_the_order_open(image, monkeypatch):
+    """The patches that it found are looked at, beside the image that it makes of them."""
+    tokens = []
 
+    def searched(*given):
+        found = find_tokens(*given)
+        tokens.append(found[0])
+        return found
 
-def test_no_position_at_all_leaves_the_order_open(image):
+    monkeypatch.setattr(attack, "find_tokens", searched)
     without = fedsim.observe(model("vit_base_patch16_224", pos_embed="none"), image, [3])
     removed = fedsim.observe(model("vit_base_patch16_224"), image, [3], defense=["no_pe"])
     for seen in (without, removed):
@@ -141,7 +146,7 @@ def test_no_position_at_all_leaves_the_order_open(image):
         assert not result.certificate.certified
         assert result.certificate.values["patches_found"] == 1.0
         true = patches_of(seen, image)
-        found = patches_of(seen, PatchBag()._image(seen, _bag(_system(seen, CPU), _found(seen)).patches)[0])
+        found = patches_of(seen, PatchBag()._image(seen, _bag(_system(seen, CPU), tokens[-1]).patches)[0])
         assert float(torch.cdist(true, found).amin(dim=1).max()) < 1e-5
 
 
