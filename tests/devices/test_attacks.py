@@ -28,7 +28,7 @@ CLIENTS = {
     "gradvit": ["attack.gradvit.priors.image_prior=null"],
     "gradinversion": ["attack.gradinversion.priors.batch_norm=null"],
 }
-SHORT = {"steps": 2, "restarts": 2, "first_order": 1, "inner": 1, "every": 1, "starts": 2, "draws": 2}
+SHORT = {"steps": 2, "restarts": 2, "first_order": 1, "inner": 1, "every": 2, "starts": 2, "draws": 2}
 ONE = ["attack.gauss_newton.starts=[mean]", "attack.gauss_newton.steps=1"]
 SMALL = ["model=mlp", "model.img_size=8", "model.kwargs.hidden=[16]"]
 MORE = {
