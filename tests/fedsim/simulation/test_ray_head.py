@@ -58,6 +58,7 @@ def free_port():
 def test_who_has_the_token_joins(head):
     environment, address = head
     call = [sys.executable, "-c", CPUS, address]
+    environment = {**environment, "RAY_NUM_REDIS_GET_RETRIES": "5"}  # seconds, before Ray says that no token was sent
     found = subprocess.run(call, env=environment, capture_output=True, text=True, timeout=200)
     assert found.stdout == "CPUs: 1.0\n", found.stderr
     assert "oken" not in found.stderr
