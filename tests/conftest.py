@@ -132,10 +132,10 @@ def pytest_who_waits_comes_first(items: list[pytest.Function]) -> None:
 
 def _shared(item: pytest.Function) -> str | None:
     """What several tests would otherwise make in each of xdist's processes: a Ray, a server, a module's fixture."""
-    if item.get_closest_marker("ray") or "warm" in item.fixturenames:
-        return "ray for commands" if "/experiments/" in item.nodeid else "ray"
-    if "mortal" in item.fixturenames:
-        return "mortal"
+    if {"mortal", "warm"} & set(item.fixturenames):
+        return "commands"
+    if item.get_closest_marker("ray"):
+        return "commands" if "/experiments/" in item.nodeid else "ray"
     fixtures = [found[-1] for found in item._fixtureinfo.name2fixturedefs.values()]
     return item.nodeid.partition("::")[0] if any(one.scope == "module" for one in fixtures) else None
 
@@ -148,6 +148,16 @@ def ray_on_this_machine(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ray")
     with preloaded_workers(folder), ray_cluster(None, num_cpus=6, num_gpus=0):
         yield folder
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory):
+    """A `python` whose processes have the libraries imported as they start; Flower's programs are beside it."""
+    from tests.experiments.flower.processes import PROGRAMS
+    from tests.support.warm_python import warm_python
+
+    with warm_python(tmp_path_factory.mktemp("warm"), *PROGRAMS) as python:
+        yield python
 
 
 def _empty_plot(figure, prefix, description):

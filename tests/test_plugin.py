@@ -13,7 +13,7 @@ import yaml
 from tests.experiments.mortal_runs import COMMANDS, MortalRuns
 from tests.experiments.run_files import rows, same_state
 
-pytestmark = pytest.mark.subprocess
+pytestmark = [pytest.mark.subprocess, pytest.mark.usefixtures("warm")]  # all in one process of xdist
 
 EXAMPLE = Path(__file__).parent / "plugin_example"
 PARTS = {"attack": "bias_rows", "defense": "random_mask", "data": "shapes", "model": "wide_perceptron"}
@@ -177,8 +177,8 @@ def test_what_is_misspelt_is_corrected(runs, tmp_path, argument, hint):
     assert f"Did you mean {hint}?" in answer["err"]
 
 
-def test_ray_workers(runs, tmp_path):
+def test_ray_workers(runs, warm, tmp_path):
     workers = ["simulation.workers=1", "simulation.attack_workers=1", "num_rounds=1", "num_clients=2", "tracker=[]"]
     chosen = ["attack=[bias_rows]", "defense=[random_mask]", *CHOSEN, *workers, "observe.every=1"]
-    runs.run(*chosen, f"run_dir={tmp_path}/run")
+    runs.run(*chosen, f"run_dir={tmp_path}/run", workers=warm)
     assert min(image["psnr"] for row in done(tmp_path / "run", "bias_rows") for image in row["images"]) > 60

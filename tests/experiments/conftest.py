@@ -17,16 +17,6 @@ def mortal():
         yield runs
 
 
-@pytest.fixture(scope="session")
-def warm(tmp_path_factory):
-    """A `python` whose processes have the libraries imported as they start; Flower's programs are beside it."""
-    from tests.experiments.flower.processes import PROGRAMS
-    from tests.support.warm_python import warm_python
-
-    with warm_python(tmp_path_factory.mktemp("warm"), *PROGRAMS) as python:
-        yield python
-
-
 @pytest.fixture
 def fedsim(command, tmp_path):
     """A small federated run; gives its folder."""

@@ -1,8 +1,8 @@
 """Runs in processes of their own that end at a chosen call; `python -m` starts a server of such processes.
 
 The server imports everything once and forks for each line that it reads: {"arguments": […], "end": null or {"at":
-"module:name.of.function", "call": 3, "how": "before"}, "report": false,
-"command": "fedsim"}. It answers with a line {"code": exit code, negative for a signal, "out": …, "err": …}.
+"module:name.of.function", "call": 3, "how": "before"}, "report": false, "command": "fedsim", "workers": null}. It
+answers with a line {"code": exit code, negative for a signal, "out": …, "err": …}.
 """
 
 import errno
@@ -70,6 +70,7 @@ class MortalRuns:
         code: int | None = None,
         report: bool = False,
         command: str = "fedsim",
+        workers: Path | None = None,
     ) -> dict[str, Any]:
         """The command with these arguments.
 
@@ -77,11 +78,13 @@ class MortalRuns:
             at: a function at whose nth call something happens.
             how: a key of `ENDS`.
             code: the exit code to expect; None: as `how` is.
+            workers: a Python, see `warm_python`, that Ray starts its workers with; None: its own.
         """
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         end = None if at is None else {"at": at, "call": call, "how": how}
-        asked = {"arguments": arguments, "end": end, "report": report, "command": command}
+        python = workers and str(workers)
+        asked = {"arguments": arguments, "end": end, "report": report, "command": command, "workers": python}
         self._server.stdin.write(json.dumps(asked) + "\n")
         self._server.stdin.flush()
         answer: dict[str, Any] = json.loads(self._server.stdout.readline())
@@ -135,12 +138,15 @@ def _call(asked: dict[str, Any]) -> int:
     from experiments.cli.call import run_command
     from experiments.commands.stage import CommandStage
     from fedsim.report import render
+    from tests.experiments.three_nodes import start_workers_with
 
     try:
         if not asked["report"]:
             render._page = lambda run, judged: ""
         if asked["end"] is not None:
             end_at(**asked["end"])
+        if asked["workers"] is not None:
+            start_workers_with(asked["workers"])
         sys.argv = [asked["command"], *asked["arguments"]]
         run_command(CommandStage(asked["command"]))
     except SystemExit as stop:

@@ -224,12 +224,12 @@ def test_a_picture_that_went_with_the_power_comes_again_and_tensorboard_has_ever
     assert sorted(event.step for event in events.Scalars("leakage/labels/label_share")) == [1, 2, 4]
 
 
-def test_attacks_that_were_pending_on_ray_are_finished_in_the_process(mortal, whole, tmp_path):
+def test_attacks_that_were_pending_on_ray_are_finished_in_the_process(mortal, warm, whole, tmp_path):
     folder, marker = tmp_path / "run", tmp_path / "marker"
     slow = f"+attack.slow={{_target_:tests.server.faulty_attacks.Faulty,fault:hang,marker:{marker}}}"
     observed = ["attack=[labels]", slow, "observe.save=false"]
     settings = [*SMALL, *SETTINGS["fedsgd"], "simulation.workers=1", *observed, f"run_dir={folder}"]
-    mortal.run(*settings, at=POINT, call=2, how="after")
+    mortal.run(*settings, at=POINT, call=2, how="after", workers=warm)
     assert len(list((folder / "resume" / "pending").glob("*/*/truth.safetensors"))) == 2
     marker.touch()  # from here on the attack ends
     mortal.run(f"resume={folder}", "simulation.engine=inline")
