@@ -176,12 +176,6 @@ def call_main(monkeypatch, capsys):
     """`call_main("a.module", "--word", …)`: exit code, output and errors of a module's `main`, or of a command."""
 
     def call(module, *arguments):
-        if module.startswith("experiments."):
-            from experiments.commands.stage import CommandStage
-
-            # From a console a study ends its process at once; here that is the process of all tests.
-            start = "experiments.studies.harness.options.start"
-            monkeypatch.setattr(start, lambda name, work: work(CommandStage(name)))
         monkeypatch.setattr(sys, "argv", [module, *arguments])
         monkeypatch.setattr(sys, "path", list(sys.path))
         code = 0
