@@ -60,6 +60,17 @@ def _folder(name: str) -> Path:
     return folder
 
 
+def pytest_sessionstart() -> None:
+    """From a console a study ends its process at once; here that is the process of all tests.
+
+    No fixture of a folder does it: where paths are named in turns, pytest 9 loses those.
+    """
+    from experiments.commands.stage import CommandStage
+    from experiments.studies.harness import options
+
+    options.start = lambda name, work: work(CommandStage(name))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     may = any(item.get_closest_marker(name) for name in ("ray", "subprocess"))

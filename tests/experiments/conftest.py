@@ -2,7 +2,6 @@
 
 import pytest
 
-from experiments.commands.stage import CommandStage
 from tests.experiments.run_files import SMALL_AUDIT
 
 SMALL = ["num_clients=4", "num_rounds=3", "evaluate_every=1", "observe.every=2"]
@@ -72,11 +71,3 @@ def write_run(tmp_path):
         return folder
 
     return write
-
-
-@pytest.fixture(autouse=True, scope="session")
-def studies_leave_the_process():
-    """From a console a study ends its process at once; here that is the process of all tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("experiments.studies.harness.options.start", lambda name, work: work(CommandStage(name)))
-        yield
