@@ -28,7 +28,7 @@ def test_foreign_values_are_shown_in_one_harmless_line(value, words):
 @pytest.mark.parametrize("value", [True, 1.0, 0, 4, "2", None])
 def test_a_whole_number_is_in_its_range_and_of_its_type(value):
     assert whole("steps", 3, 1, 3) == 3
-    with pytest.raises(MalformedReply, match="^steps is .*, no whole number from 1 to 3$"):
+    with pytest.raises(MalformedReply, match=r"^steps is .*, no whole number from 1 to 3$"):
         whole("steps", value, 1, 3)
 
 
@@ -42,5 +42,5 @@ def test_a_number_is_in_its_range(value):
 @pytest.mark.parametrize("text", ["[1]", "{", "[" * 10**5, 5, b"{}"])
 def test_json_is_an_object(text):
     assert parsed("withheld", '{"a": 1}') == {"a": 1}
-    with pytest.raises(MalformedReply, match="^withheld is "):
+    with pytest.raises(MalformedReply, match=r"^withheld is "):
         parsed("withheld", text)
