@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import combinations, product
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,9 @@ MIN_SINGULAR = 1e-13
 
 ROUNDINGS = 32.0
 """Of the client's precision, that its gradient is taken to be off at least."""
+
+MAX_PATCHES = 16
+"""Of an image, of which each two are exchanged: 120 pairs, each as long as a step of training."""
 
 MAX_BEND = 0.5
 """Share of its length by which J may change over the distance that the bound allows."""
@@ -161,7 +165,7 @@ def _seen_by_client(
 
 
 def _twins(images: Float[Tensor, "batch c h w"]) -> Iterator[tuple[str, Float[Tensor, " pixels"]]]:
-    """Flat images that a model may not tell from these: mirrored, turned, shifted round an axis."""
+    """Flat images that a model may not tell from these: mirrored, turned, shifted, with two patches exchanged."""
     for axis, words in ((3, "mirrored"), (2, "upside down")):
         yield words, images.flip(axis).flatten()
     if images.shape[2] == images.shape[3]:
@@ -169,6 +173,22 @@ def _twins(images: Float[Tensor, "batch c h w"]) -> Iterator[tuple[str, Float[Te
     for axis in (2, 3):
         for pixels in range(1, images.shape[axis] // 2 + 1):  # of which one is a whole patch
             yield f"shifted by {pixels} pixels", images.roll(pixels, axis).flatten()
+    yield from _exchanged(images)
+
+
+def _exchanged(images: Float[Tensor, "batch c h w"]) -> Iterator[tuple[str, Float[Tensor, " pixels"]]]:
+    """Two square patches of each size in each other's place, where the image has at most `MAX_PATCHES` of them."""
+    count, channels, height, width = images.shape
+    for side in range(2, max(height, width)):
+        down, across = height // side, width // side
+        if height % side or width % side or down * across > MAX_PATCHES:
+            continue
+        patches = images.reshape(count, channels, down, side, across, side)
+        for image, (one, other) in product(range(count), combinations(range(down * across), 2)):
+            twin = patches.clone()
+            twin[image, :, one // across, :, one % across] = patches[image, :, other // across, :, other % across]
+            twin[image, :, other // across, :, other % across] = patches[image, :, one // across, :, one % across]
+            yield f"with patches {one} and {other} exchanged", twin.flatten()
 
 
 def _strides(gradient: State) -> dict[str, int]:

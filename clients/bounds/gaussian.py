@@ -66,11 +66,12 @@ class GaussianReference(Bound):
             rows.append((name, *(f"{one:.1f} dB" for one in (values[name], values[f"{name}_each"], *later))))
         known = f" ({values['public']:.1f} dB with the moments of public images)" if "public" in values else ""
         sentence = (
-            f"Were images Gaussian ones of standard deviation {self.smooth.image_std:g}, no estimate from an update "
-            f"whose noise tells as little as a Gaussian one of {std:.3g} would have a better mean squared error than "
-            f"{values['white']:.1f} dB (independent pixels) or {values['smooth']:.1f} dB (smooth ones) at these "
-            f"{len(each):,} images{known}; real images are not Gaussian, and who knows more of them may pass it. "
-            "Image by image is the mean of what each image's own linearisation leaves, to first order: no bound."
+            f"Were images Gaussian ones of standard deviation {self.smooth.image_std:g}, each as legible in the "
+            f"update as these {len(each):,} are on average, no estimate from one whose noise tells as little as a "
+            f"Gaussian one of {std:.3g} would have a better mean squared error than {values['white']:.1f} dB "
+            f"(independent pixels) or {values['smooth']:.1f} dB (smooth ones){known}; real images are not Gaussian, "
+            "nor equally legible, and who knows more of them may pass it. Image by image is the mean of what each "
+            "image's own linearisation leaves, to first order: no bound."
         )
         header = ("images taken as", "one release", IMAGE_BY_IMAGE, *(f"{times:,} releases" for times in self.rounds))
         return Statement("reference", sentence, values, header, tuple(rows))

@@ -14,6 +14,7 @@ from fedsim.bounds.robustness_wording import lasting, probability, theorem_sente
 from fedsim.bounds.statement import Proof, Statement
 from fedsim.effects import Unpublished
 from fedsim.errors import NotApplicable
+from fedsim.ground_truth import content_of
 
 
 class ReconstructionRobustness(Bound):
@@ -39,7 +40,7 @@ class ReconstructionRobustness(Bound):
             NotApplicable: no defense proves Gaussian differential privacy, or one beside it does not say how it acts.
         """
         proven = max((_proven(party) for party in parties), key=lambda one: one.mu)
-        seen = Counter(name for one in parties for name in one.pictures.ids)
+        seen = Counter(content_of(image) for one in parties for image in one.images)
         return state(often(proven, max(seen.values())), self.kappas, self.times)
 
 

@@ -6,7 +6,8 @@ from fedsim.bounds.robustness import PROVEN_GAMMA, PROVEN_KAPPA, GaussianDP, blo
 
 OUTSIDE = (
     "Outside of it: the training loss, dal_loss, the numbers of images, of clipped ones and of skipped steps, and loss "
-    "and accuracy where clients evaluate, all reported as they are and so known before; noise is a simulation's."
+    "and accuracy where clients evaluate, all reported as they are and so known before; noise is a simulation's. "
+    "Copies of an image that a client holds, and images nearly like it, are further releases of it."
 )
 """What a private defense does not cover. The theorem holds beside it: κ is of somebody who knows these already."""
 

@@ -36,10 +36,11 @@ def by_chance(recognisable: int, guessed: int, images: int) -> float:
     return round(at_least_by_chance(recognisable, images, guessed, images), 12)  # 1/20 is no less than 0.05
 
 
-def with_theorem(counted: Level, proven: bool) -> Level:
+def with_theorem(counted: Level, proven: bool, rebuilt: int) -> Level:
     """The level from counts, where a theorem holds of the whole run besides.
 
     Args:
         proven: by reconstruction robustness (`fedsim.report.run.bounds.records.proof_of`), and by nothing else.
+        rebuilt: different images recognised beyond those that a guess makes so; one is at odds with the theorem.
     """
-    return "proven" if proven and counted != "broken" else counted
+    return "proven" if proven and counted != "broken" and rebuilt <= 0 else counted

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attacks.session import file_name
-from fedsim.ground_truth import GroundTruth
+from fedsim.ground_truth import GroundTruth, content_of
 from fedsim.metrics.image import psnr
 from fedsim.metrics.records import TABLE, ImageScore
 from fedsim.report.draw.pictures import path_inside, save_png
@@ -36,6 +36,11 @@ COLUMNS = (
 
 FRAMES_KEPT = 12
 """Pictures in a strip of frames: the first, the last, and evenly spaced ones between; their PSNR is kept of all."""
+
+
+def _grey_psnr(image: Tensor) -> float:
+    """In dB, what mid-grey reaches: it reads nothing, and no public image."""
+    return float(psnr(torch.full_like(image, 0.5)[None], image[None]))
 
 
 class ResultWriter:
@@ -126,10 +131,14 @@ class ResultWriter:
         rows = []
         for index, image in enumerate(per_image):
             row: dict[str, Any] = {**image.to_dict(), "original": None, "reconstruction": None, "frames": None}
-            row["guess_psnr"] = row["seen_guess_psnr"] = None
+            row["guess_psnr"] = row["seen_guess_psnr"] = row["content"] = None
+            row["grey_psnr"] = row["seen_grey_psnr"] = None
             if truth is not None and index < len(originals):
                 row["guess_psnr"] = self._guess_psnr(originals[index])
                 row["seen_guess_psnr"] = self._guess_psnr(truth.images[index])
+                row["grey_psnr"] = _grey_psnr(originals[index])
+                row["seen_grey_psnr"] = _grey_psnr(truth.images[index])
+                row["content"] = content_of(originals[index])
             if rebuilt is not None and image.reconstruction is not None:
                 row["reconstruction"] = self._save(rebuilt[image.reconstruction], f"{stem}-{index:04d}.png")
                 if frames:

@@ -40,6 +40,7 @@ def image(
         label=3,
     )
     files = {"original": None, "reconstruction": picture, "frames": None, "guess_psnr": guess, "seen_guess_psnr": guess}
+    files |= {"grey_psnr": None, "seen_grey_psnr": None, "content": None}
     return score.to_dict() | files | more
 
 

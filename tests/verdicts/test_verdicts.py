@@ -92,6 +92,7 @@ def test_lines_are_those_that_the_server_writes(tmp_path):
     (ours,) = ended([30.0])
     assert sorted(ours) == sorted(written)
     theirs = {field.name for field in fields(ImageScore)} | {"original", "frames", "guess_psnr", "seen_guess_psnr"}
+    theirs |= {"grey_psnr", "seen_grey_psnr", "content"}
     assert set(image(30.0, "a")) == theirs
 
 

@@ -73,7 +73,7 @@ def _names(defense: Settings) -> set[str]:
 def _judge(name: str, pool: PooledRuns, plains: list[PooledRuns]) -> DefenseVerdict:
     plain = held_against(pool, plains)
     counted = pool.leakage.counts.level
-    level = with_theorem(counted, pool.proof is not None)
+    level = with_theorem(counted, pool.proof is not None, pool.leakage.counts.beyond_guess)
     untested = counted == "not tested"
     shown = _untested(pool) if untested else judged(pool.leakage, pool.attacks, pool.example.changes)
     details = [

@@ -120,7 +120,7 @@ class MatrixRow:
     def level(self) -> Level | None:
         """None where an earlier version did not count what it takes."""
         proven = self.gamma is not None and self.gamma <= PROVEN_GAMMA
-        return None if self.counts is None else with_theorem(self.counts.level, proven)
+        return None if self.counts is None else with_theorem(self.counts.level, proven, self.counts.beyond_guess)
 
     @property
     def tested(self) -> bool:

@@ -10,7 +10,7 @@ from fedsim.report.thresholds import INDISTINGUISHABLE, is_recognisable
 from fedsim.result import AttackResult
 from fedsim.storage.values import items, number, text, whole
 
-PSNRS = ("psnr", "private_psnr", "guess_psnr", "seen_guess_psnr")
+PSNRS = ("psnr", "private_psnr", "guess_psnr", "seen_guess_psnr", "grey_psnr", "seen_grey_psnr")
 SCORES = tuple(prefix + name for prefix in ("", "private_") for name in (*MEASURES, *SHOWN))
 
 ROUNDING = 120.0
@@ -45,6 +45,8 @@ class ImageRecord:
         scores: by every other measure.
         guess_psnr: of the client's own picture, what a guess without any gradient reaches.
         seen_guess_psnr: the same of what the model saw; None in folders of earlier versions.
+        grey_psnr, seen_grey_psnr: what mid-grey reaches of the two; None in folders of earlier versions.
+        content: a digest of the client's own picture; None in folders of earlier versions.
     """
 
     image: str
@@ -57,6 +59,9 @@ class ImageRecord:
     private_psnr: float | None = None
     guess_psnr: float | None = None
     seen_guess_psnr: float | None = None
+    grey_psnr: float | None = None
+    seen_grey_psnr: float | None = None
+    content: str | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -89,13 +94,13 @@ class ImageRecord:
     @property
     def recognisable(self) -> bool:
         """Whether the client's own picture can be recognised in it."""
-        return is_recognisable(self.leaked, self.guess_psnr)
+        return is_recognisable(self.leaked, self.guess_psnr) and is_recognisable(self.leaked, self.grey_psnr)
 
     @property
     def seen_recognisable(self) -> bool:
         """Whether what the model saw can be recognised in it, mirrored, shuffled or mixed as a defense had left it."""
         guess = self.guess_psnr if self.seen_guess_psnr is None else self.seen_guess_psnr
-        return is_recognisable(self.psnr, guess)
+        return is_recognisable(self.psnr, guess) and is_recognisable(self.psnr, self.seen_grey_psnr)
 
     @property
     def as_seen(self) -> bool:
@@ -190,11 +195,12 @@ def sources(images: Sequence[ImageRecord]) -> list[int]:
     """For each the number of the first that was made of the same private picture, as `GroundTruth.sources`.
 
     Several local steps may change one picture anew each. A name alone does not tell: in a sum two clients may have a
-    picture of that name. What a guess reaches depends on the client's own picture and on nothing else.
+    picture of that name.
     """
     first: dict[tuple[object, ...], int] = {}
     return [
-        first.setdefault((image.image, image.label, image.guess_psnr), number) for number, image in enumerate(images)
+        first.setdefault((image.image, image.label, image.guess_psnr, image.content), number)
+        for number, image in enumerate(images)
     ]
 
 
@@ -253,6 +259,7 @@ def _image(values: Mapping[str, Any]) -> ImageRecord:
         image=text(values.get("image")) or "?",
         label=text(values.get("label")),
         label_recovered=text(values.get("label_recovered")),
+        content=text(values.get("content")),
         original=text(values.get("original")),
         reconstruction=text(values.get("reconstruction")),
         frames=_frames(values.get("frames")),

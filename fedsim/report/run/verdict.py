@@ -86,7 +86,7 @@ def verdict(run: RecordedRun) -> Verdict:
     on_images = [row for row in rows if row.attack not in labels]
     counted = leakage.counts.level
     proof = proof_of(run.bounds) if run.finished else None
-    level = with_theorem(counted, proof is not None)
+    level = with_theorem(counted, proof is not None, leakage.counts.beyond_guess)
     tested = counted != "not tested"
     by_eye = level == "not tested" and leakage.returned > 0 and not _compared(run)
     details = [
@@ -103,7 +103,7 @@ def verdict(run: RecordedRun) -> Verdict:
     return Verdict(
         level,
         f"{proof.sentence} {shown}" if proof is not None and level == "proven" else shown,
-        (*cautions(run.bounds, level == "broken"), *few_images(leakage.counts), *_few_test_images(run)),
+        (*cautions(run.bounds, leakage.counts.beyond_guess), *few_images(leakage.counts), *_few_test_images(run)),
         tuple(details),
         leakage.counts,
         by_eye,

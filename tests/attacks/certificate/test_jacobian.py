@@ -86,6 +86,31 @@ def test_a_shifted_image_that_a_model_cannot_tell_is_not_certified(circular):
             assert (result.certificate.status == "certified") == (given is image)
 
 
+class Tied(nn.Module):
+    """Four patches; those in `places` with one number share a position embedding."""
+
+    def __init__(self, places):
+        super().__init__()
+        self.embed, self.places = nn.Conv2d(3, 64, 4, stride=4), torch.tensor(places)
+        self.positions = nn.Parameter(0.5 * torch.randn(4, 64))
+        self.mixed, self.head = nn.Linear(64, 64), nn.Linear(64, 10)
+
+    def forward(self, images):
+        tokens = self.embed(images * 2 - 1).flatten(2).transpose(1, 2) + self.positions[self.places]
+        return self.head(torch.sigmoid(3 * self.mixed(torch.sigmoid(2 * tokens))).mean(dim=1))
+
+
+@pytest.mark.parametrize(("places", "status"), [([0, 1, 2, 3], "certified"), ([0, 1, 2, 0], "uncertified")])
+def test_patches_whose_places_a_model_cannot_tell_are_not_certified(places, status):
+    torch.manual_seed(0)
+    image = 0.2 + 0.6 * torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    seen = fedsim.observe(Tied(places), image, [3])
+    claim = Reconstruction(image, torch.tensor([3]), certificate=Certificate("certified", "a claim", {}))
+    found = confirmed(seen, claim, jacobian_bound).certificate
+    assert found.status == status, found.reason
+    assert ("with patches 0 and 3 exchanged gives the same update" in found.reason) == (status == "uncertified")
+
+
 class Coarse(nn.Module):
     """Steps of 1/16 in float32, and none in float64: what is added takes the last bits."""
 

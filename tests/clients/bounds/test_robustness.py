@@ -8,6 +8,7 @@ from defenses import DPSGD, LocalDP
 from defenses.base import Defense, DefenseChain
 from defenses.privacy.accounting import gaussian_delta
 from fedsim.bounds.robustness import blow_up
+from fedsim.data.tensors import TensorImages
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.report.level import with_theorem
 
@@ -104,6 +105,14 @@ def test_an_image_that_is_shared_twice_counts_twice(parties):
     assert (BOUND(made).proof.mu, BOUND(twice).proof.mu, BOUND(twice).proof.releases) == (0.25, 0.5, 2)
 
 
+def test_a_copy_under_another_name_counts_as_the_image(parties):
+    made = parties("defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=4")
+    held = made[0].pictures
+    copies = TensorImages(held.images(range(len(held))), held.labels, tuple(f"copy of {name}" for name in held.ids))
+    twice = [made[0], type(made[1])(made[1].runtime, made[1].state, copies, 1)]
+    assert (BOUND(twice).proof.mu, BOUND(twice).proof.releases) == (0.5, 2)
+
+
 def test_the_client_that_releases_most_counts(parties, digits):
     """Two steps of four: of eight images each enters one, of three each enters both."""
     steps = ["client.share=delta", "client.local_steps=2", "client.batch_size=4"]
@@ -125,9 +134,10 @@ def test_buffers_that_training_changes_are_refused(parties):
 
 
 def test_the_order_of_levels():
-    assert with_theorem("broken", True) == "broken"
-    assert {with_theorem(level, True) for level in ("open", "not tested")} == {"proven"}
-    assert with_theorem("open", False) == "open"
+    assert with_theorem("broken", True, 4) == "broken"
+    assert {with_theorem(level, True, 0) for level in ("open", "not tested")} == {"proven"}
+    assert with_theorem("open", False, 0) == "open"
+    assert with_theorem("open", True, 1) == "open", "an image that came out is at odds with the theorem"
 
 
 @pytest.mark.parametrize("wrong", [{"kappas": [0.0]}, {"times": [0]}])

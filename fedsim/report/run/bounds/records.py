@@ -104,13 +104,17 @@ def proof_of(bounds: Sequence[BoundRecord]) -> BoundRecord | None:
     return next((record for record in bounds if record.proves), None)
 
 
-def cautions(bounds: Sequence[BoundRecord], broken: bool) -> list[str]:
-    """Where a theorem and what was found do not go together."""
+def cautions(bounds: Sequence[BoundRecord], rebuilt: int) -> list[str]:
+    """Where a theorem and what was found do not go together.
+
+    Args:
+        rebuilt: different images recognised beyond those that a guess makes so.
+    """
     sentences = [f"{one.bound} found a fault: {one.sentence}" for one in bounds if one.finds_fault]
-    if broken and (proof := proof_of(bounds)) is not None:
+    if rebuilt > 0 and (proof := proof_of(bounds)) is not None:
         sentences.append(
-            f"A theorem says that this is improbable ({proof.bound}): the mechanism is not as its settings say, or "
-            "the images were easy to guess before."
+            f"A theorem says that this is improbable ({proof.bound}), so that nothing is proven: the mechanism is not "
+            "as its settings say (bound=[canaries] tests it), or the images were easy to guess before."
         )
     return sentences
 

@@ -46,6 +46,11 @@ class Counts:
         return self.recognisable - self.as_seen
 
     @property
+    def beyond_guess(self) -> int:
+        """Those that can be recognised, or are certified, beyond as many as an answer without the update makes so."""
+        return max(self.recognisable - self.guessed, self.certified)
+
+    @property
     def level(self) -> Level:
         guessed = min(self.guessed + self.unheld, self.images)
         return level(self.certified, self.recognisable, guessed, self.images, self.ended)

@@ -39,10 +39,10 @@ def named(records: Iterable[AttackRecord]) -> dict[Key, Made]:
 def same_images(known: Mapping[Key, Made]) -> Same:
     """One name for each different image.
 
-    What the guess reaches depends on the image and on nothing else: of one seed, images of one guess, to the last
-    bit, and one label are one, whatever their names, and those of two guesses are two. Without a guess an image is
-    known by its name, its label and its client. Another seed has another guess: there an image is known by its name
-    and its label, and by all other names that it has under any seed.
+    An image is its numbers, whatever its name, its label and who holds it, as a digest of them tells. Folders of
+    earlier versions have none: there, of one seed, images of one guess, to the last bit, and one label are one. Without
+    a guess an image is known by its name, its label and its client. Another seed has another guess: there an image is
+    known by its name and its label, and by all other names that it has under any seed.
     """
     marks = {key: _mark(*made) for key, made in known.items()}
     if len({seed for seed, *_ in marks.values()}) <= 1:
@@ -60,6 +60,8 @@ def same_images(known: Mapping[Key, Made]) -> Same:
 
 
 def _mark(record: AttackRecord, image: ImageRecord) -> tuple[object, ...]:
+    if image.content is not None:
+        return None, image.content
     if image.guess_psnr is None:
         return record.seed, image.image, image.label, record.client
     return record.seed, image.guess_psnr, image.label

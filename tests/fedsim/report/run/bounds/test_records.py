@@ -55,7 +55,20 @@ def test_what_an_attack_shows_outweighs_it(judged):
     found = verdict(judged([line(proof=PROOF)], certified=True))
     assert found.level == "broken"
     assert CLAIM not in found.sentence
-    assert "the mechanism is not as its settings say, or the images were easy to guess before" in found.cautions[0]
+    assert "so that nothing is proven: the mechanism is not as its settings say" in found.cautions[0]
+
+
+def test_one_image_that_came_out_is_at_odds_with_it(write_run, records):
+    """Too few to be broken beyond chance, and too many for a theorem that says it is improbable."""
+    image = records.image(132.0, "a", guess_psnr=10.0)
+    config = "seed: 0\ndefense: {dp_sgd: {}}\nattack: {patch_gradient: {}}\n"
+    folder = write_run([records.attack(1, 0, image, certificate={})], name="one", config=config)
+    (folder / "bounds.jsonl").write_text(json.dumps(line(proof=PROOF)) + "\n")
+    found = verdict(read_run(folder))
+    assert found.level == "open"
+    assert CLAIM not in found.sentence
+    assert "A theorem says that this is improbable" in found.cautions[0]
+    assert judge_defenses([read_run(folder)])[0].level == "open"
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,21 @@ def test_one_image_under_several_names_is_one(write_run: Any, records: Any) -> N
     assert (found.pictures, found.different, found.counts.images, found.counts.recognisable) == (5, 2, 2, 2)
 
 
+def test_an_image_is_its_numbers_where_they_were_recorded(write_run: Any, records: Any) -> None:
+    """Of black and white images a grey guess has the same distance: that tells them no more apart."""
+    image = records.image(30.0, "0.png", guess_psnr=6.0)
+    rows = [records.attack(1, k, {**image, "image": f"{k}.png", "content": str(k % 3)}) for k in range(6)]
+    found = summarise_leakage(read_run(write_run(rows)))
+    assert (found.different, found.counts.recognisable) == (3, 3)
+
+
+def test_an_image_that_is_nearly_grey_is_not_recognised_by_being_grey(write_run: Any, records: Any) -> None:
+    image = records.image(30.0, "0.png", guess_psnr=8.0)
+    for grey, count in ((30.2, 0), (28.0, 1)):
+        run = read_run(write_run([records.attack(1, 0, {**image, "grey_psnr": grey})], name=f"grey-{grey}"))
+        assert summarise_leakage(run).counts.recognisable == count
+
+
 def test_names_that_one_seed_shows_to_be_one_image_are_one_under_another(write_run: Any, records: Any) -> None:
     rows = [records.attack(k, 0, records.image(30.0, name)) for k, name in enumerate("abab")]
     run = read_run(write_run(rows))
