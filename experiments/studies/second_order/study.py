@@ -63,6 +63,11 @@ class Share:
     compressed: str = ""
     kept: float = 0.1
 
+    @property
+    def coarse(self) -> bool:
+        """Whether numbers travel coarser than float32's, whose rounding is then not what leaves an image unclear."""
+        return self.compressed in ("half", "qsgd")
+
     def defenses(self) -> list[Defense]:
         found: list[Defense] = [Withhold(list(self.withheld))] if self.withheld else []
         found += [GradientNoise(relative_norm=self.relative)] if self.relative else []
@@ -181,7 +186,7 @@ def beside(settings: Mapping[str, Any]) -> Entry:
         jacobian, std, floor = linear(*observed(settings, index), prior)
         each.append(information(jacobian, std))
         facts.append(determined(jacobian, floor))
-    left = median(one.rounding_psnr for one in facts)
+    left = math.inf if SHARES[settings["share"]].coarse else median(one.rounding_psnr for one in facts)
     result: Entry = {"rank": min(one.rank for one in facts), "unknowns": facts[0].unknowns}
     result["rounding"] = left if math.isfinite(left) else None
     noisy = SHARES[settings["share"]].relative > 0
