@@ -125,7 +125,8 @@ def test_they_are_public_images_that_explain_the_most_of_their_class_or_of_any(m
 
 def test_each_image_of_a_batch_has_a_start_of_its_class(digits, two_race):
     images, labels = digits
-    seen = fedsim.observe(trained_mlp(digits, 48), images[:2], labels[:2]).with_public_images(images[1000:1050], labels[1000:1050])
+    seen = fedsim.observe(trained_mlp(digits, 48), images[:2], labels[:2])
+    seen = seen.with_public_images(images[1000:1050], labels[1000:1050])
     result = attacked(seen, steps=2, starts=["public"])
     assert result.labels.tolist() == [0, 1]
     assert decibels(result.images, images[:2]) > 40
