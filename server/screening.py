@@ -9,7 +9,8 @@ from flwr.app import ArrayRecord, Error, Message
 from flwr.common.constant import ErrorCode
 
 from fedsim.wire.records import Contribution
-from fedsim.wire.reply_checks import MalformedReply, ReplyRules, check_evaluate_reply, read_train_reply
+from fedsim.wire.reply_checks import ReplyRules, check_evaluate_reply, read_train_reply
+from fedsim.wire.reply_values import MalformedReply
 from fedsim.wire.reply_votes import Names, unlike, usual_names
 
 logger = getLogger(__name__)

@@ -4,16 +4,15 @@ They run on the server, and on a worker before it sums an update. Whether plausi
 cannot tell: that is the business of robust strategies.
 """
 
-import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, get_args
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import nn
 
 from fedsim.update import Kind, LocalProtocol, Precision, Update
@@ -30,35 +29,35 @@ from fedsim.wire.records import (
     from_reply,
     to_array,
 )
-from fedsim.wire.tensor_records import TensorArray, TensorRecord, dtype_name, npy_header
+from fedsim.wire.reply_values import (
+    LARGEST,
+    LONGEST_TEXT,
+    MalformedReply,
+    check_keys,
+    check_values,
+    decoded,
+    number,
+    parsed,
+    shown,
+    values_like,
+    whole,
+)
+from fedsim.wire.tensor_records import TensorRecord, dtype_name
 
-LARGEST = 1e12
-"""Magnitude of a shared number: training that sends more has diverged. Squares of it, summed over any model, are finite
-in float32, so that no strategy's arithmetic overflows."""
 MOST_EXAMPLES = 10**7
 LARGEST_BATCH = 2**16
 """Of a client whose partition and settings the server does not know: beyond any that trains, and few enough to name the
 labels of."""
-LONGEST_TEXT = 2**24
-"""Characters of JSON: room for the learning rates of 700,000 local steps."""
 LONGEST_KEPT = 2**12
 """Characters of a protocol that is remembered as checked."""
 LONGEST_NAME = 200
 MOST_METRICS = 200
-SHOWN = 60
-"""Characters of a foreign name in a reason."""
 
 TENSOR_NAME = re.compile(r"[\w-]+(?:\.[\w-]+)*", re.ASCII)
 METRIC_NAME = re.compile(r"\w[\w .,:=()%+/-]*")
 UPDATE_KEYS = frozenset({"kind", "partition-id", "withheld", "buffers", "protocol"})
 AUDIT_KEYS = frozenset({"images", "private", "labels", "ids"})
 IMAGE_DTYPES = ("float32", "float64")
-
-Values = np.ndarray[Any, np.dtype[Any]]
-
-
-class MalformedReply(ValueError):  # noqa: N818 - a verdict on a reply
-    """No honest client sends this; the reason is one printable line, whatever the reply holds."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +121,8 @@ def check_train_reply(content: RecordDict, start: ArrayRecord, rules: ReplyRules
     _check_records(content, {ARRAYS: ArrayRecord, METRICS: MetricRecord, UPDATE: ConfigRecord}, optional)
     metrics, update = content[METRICS], content[UPDATE]
     examples = _check_train_metrics(metrics, rules)
-    _check_keys("the update", update, UPDATE_KEYS)
-    withheld = _parsed("withheld", update["withheld"])
+    check_keys("the update", update, UPDATE_KEYS)
+    withheld = parsed("withheld", update["withheld"])
     _check_shared(update["kind"], content[ARRAYS], update["buffers"], withheld, start, rules)
     _check_partition(update["partition-id"], client)
     _check_claim(examples, client, rules)
@@ -160,7 +159,7 @@ def _check_shared(
     if block is not None and _is_plain(block, start):
         return
     for name, array in arrays.items():
-        _check_values(f"tensor {name}", _values_like(name, array, start[name]))
+        check_values(f"tensor {name}", values_like(name, array, start[name]))
 
 
 def _is_plain(block: Block, start: ArrayRecord) -> bool:
@@ -179,10 +178,10 @@ def check_evaluate_reply(content: RecordDict, rules: ReplyRules) -> None:
     """Raises MalformedReply, naming what is wrong."""
     _check_records(content, {METRICS: MetricRecord}, {})
     metrics = content[METRICS]
-    _check_keys("the metrics", metrics, frozenset({NUM_EXAMPLES, "loss", "accuracy"}))
-    _whole(NUM_EXAMPLES, metrics[NUM_EXAMPLES], 1, rules.most_examples)
-    _number("loss", metrics["loss"], 0.0)
-    _number("accuracy", metrics["accuracy"], 0.0, 1.0)
+    check_keys("the metrics", metrics, frozenset({NUM_EXAMPLES, "loss", "accuracy"}))
+    whole(NUM_EXAMPLES, metrics[NUM_EXAMPLES], 1, rules.most_examples)
+    number("loss", metrics["loss"], 0.0)
+    number("accuracy", metrics["accuracy"], 0.0, 1.0)
 
 
 def _check_records(content: RecordDict, wanted: Mapping[str, type], optional: Mapping[str, type]) -> None:
@@ -197,15 +196,6 @@ def _check_records(content: RecordDict, wanted: Mapping[str, type], optional: Ma
             raise MalformedReply(f"it has no {wanted[key].__name__} called {key}")
 
 
-def _check_keys(what: str, record: Mapping[str, Any], wanted: Collection[str]) -> None:
-    for key in wanted:
-        if key not in record:
-            raise MalformedReply(f"{what} has no {key}")
-    for key in record:
-        if key not in wanted:
-            raise MalformedReply(f"{what} has a key {shown(key)} that no client sends")
-
-
 def _check_train_metrics(metrics: Any, rules: ReplyRules) -> int:
     """The number of examples."""
     for name in (NUM_EXAMPLES, TRAIN_LOSS):
@@ -217,18 +207,18 @@ def _check_train_metrics(metrics: Any, rules: ReplyRules) -> int:
         if name == NUM_EXAMPLES:
             continue
         if name in (TRAIN_LOSS, SKIPPED_STEPS):
-            _number(name, value, 0.0)
+            number(name, value, 0.0)
             continue
         known = len(name) <= LONGEST_NAME and METRIC_NAME.fullmatch(name) and ".." not in name
         if not known or not any(name.startswith(f"{defense}_") for defense in rules.defenses):
             raise MalformedReply(f"no client reports a metric {shown(name)}")
         if value != math.inf:  # the ε of an accountant without noise
-            _number(f"metric {name}", value, -LARGEST)
-    return _whole(NUM_EXAMPLES, metrics[NUM_EXAMPLES], 1, rules.most_examples)
+            number(f"metric {name}", value, -LARGEST)
+    return whole(NUM_EXAMPLES, metrics[NUM_EXAMPLES], 1, rules.most_examples)
 
 
 def _check_partition(claimed: object, client: int | None) -> None:
-    _whole("partition-id", claimed, 0, 2**63 - 1)
+    whole("partition-id", claimed, 0, 2**63 - 1)
     if client is not None and claimed != client:
         raise MalformedReply(f"it says that it comes from partition {claimed}, and came from {client}")
 
@@ -291,29 +281,29 @@ def _checked_protocol(
     text: object, examples: int, kind: Kind, batch_size: int | None, trained: frozenset[str]
 ) -> tuple[int, int]:
     """Of what the check depends on: most clients of a run have the same."""
-    values = _parsed("protocol", text)
-    _check_keys("the protocol", values, [field.name for field in fields(LocalProtocol)])
+    values = parsed("protocol", text)
+    check_keys("the protocol", values, [field.name for field in fields(LocalProtocol)])
     gradient = kind == "gradient"
     most = min(examples, LARGEST_BATCH if batch_size is None else batch_size)
-    batch = _whole("the protocol's batch_size", values["batch_size"], 1, most)
+    batch = whole("the protocol's batch_size", values["batch_size"], 1, most)
     if gradient and batch != examples:
         raise MalformedReply(f"{NUM_EXAMPLES} is {examples}, for a gradient of {batch}")
-    steps = _whole("the protocol's steps", values["steps"], 1, 1 if gradient else LONGEST_TEXT)
+    steps = whole("the protocol's steps", values["steps"], 1, 1 if gradient else LONGEST_TEXT)
     lrs, betas, optimizer = values["lrs"], values["betas"], values["optimizer"]
     if not isinstance(lrs, list) or len(lrs) != (0 if gradient else steps):
         raise MalformedReply(f"the protocol's lrs are {shown(lrs)}, for {steps} steps of a {kind}")
     if not isinstance(betas, list) or len(betas) != 2:
         raise MalformedReply(f"the protocol's betas are {shown(betas)}, no two numbers")
     for rate in lrs:
-        _number("a learning rate of the protocol", rate, 0.0)
+        number("a learning rate of the protocol", rate, 0.0)
     for beta in betas:
-        _number("a beta of the protocol", beta, 0.0, 1.0)
+        number("a beta of the protocol", beta, 0.0, 1.0)
     for name in ("momentum", "dampening", "eps", "weight_decay", "proximal_mu", "label_smoothing"):
-        _number(f"the protocol's {name}", values[name], 0.0)
+        number(f"the protocol's {name}", values[name], 0.0)
     if values["max_grad_norm"] is not None:
-        _number("the protocol's max_grad_norm", values["max_grad_norm"], 0.0)
+        number("the protocol's max_grad_norm", values["max_grad_norm"], 0.0)
     if values["micro_batch_size"] is not None:
-        _whole("the protocol's micro_batch_size", values["micro_batch_size"], 1, LARGEST_BATCH)
+        whole("the protocol's micro_batch_size", values["micro_batch_size"], 1, LARGEST_BATCH)
     apart = values["undecayed"]
     if not isinstance(apart, list) or not all(isinstance(one, str) and one in trained for one in apart):
         raise MalformedReply(f"the protocol's undecayed are {shown(apart)}, no names of what clients train")
@@ -329,112 +319,22 @@ def _checked_protocol(
 
 def _check_audit(record: Any, image_shape: tuple[int, int, int], most: int) -> None:
     """Pictures, labels and names; `most` is how many the client's steps can have read."""
-    _check_keys("the audit record", record, AUDIT_KEYS)
+    check_keys("the audit record", record, AUDIT_KEYS)
     labels, ids = record["labels"], record["ids"]
     if not isinstance(labels, list) or not 1 <= len(labels) <= most:
         raise MalformedReply(f"the audit record's labels are {shown(labels)}, for at most {most} pictures")
     if not isinstance(ids, list) or len(ids) != len(labels):
         raise MalformedReply(f"the audit record's ids are {shown(ids)}, for {len(labels)} labels")
     for label in labels:
-        _whole("a label of the audit record", label, 0, 2**31 - 1)
+        whole("a label of the audit record", label, 0, 2**31 - 1)
     for name in ids:
         if not isinstance(name, str) or not 1 <= len(name) <= 5 * LONGEST_NAME or not name.isprintable():
             raise MalformedReply(f"the audit record names a picture {shown(name)}")
     shape = (len(labels), *image_shape)
     for key in ("images", "private"):
         data = record[key]
-        found = (_decoded(data, dtype, shape) for dtype in IMAGE_DTYPES) if isinstance(data, bytes) else ()
+        found = (decoded(data, dtype, shape) for dtype in IMAGE_DTYPES) if isinstance(data, bytes) else ()
         values = next((values for values in found if values is not None), None)
         if values is None:
             raise MalformedReply(f"the audit record's {key} are {shown(data)}, no pictures of shape {shape}")
-        _check_values(f"the audit record's {key}", values)
-
-
-def _values_like(name: str, array: Array, model: Array) -> Values:
-    """The values of an array that is as the model's, without a copy and without trusting what its bytes say."""
-    inside: Values | None = array.values if isinstance(array, TensorArray) else None
-    if inside is not None and isinstance(model, TensorArray):  # as nearly always in a simulation
-        like: Values = model.values
-        if inside.dtype == like.dtype and inside.shape == like.shape:
-            return inside.reshape(-1)
-    dtype, shape = model.dtype, tuple(model.shape)
-    if array.dtype != dtype if inside is None else inside.dtype != np.dtype(dtype):
-        said = array.dtype if inside is None else str(inside.dtype)
-        raise MalformedReply(f"tensor {name} is of {shown(said)}, the model's of {dtype}")
-    sides = tuple(array.shape) if inside is None else inside.shape
-    if sides != shape:
-        raise MalformedReply(
-            f"tensor {name} has the shape {_shown_shape(sides)}, the model's has {_shown_shape(shape)}"
-        )
-    if inside is not None:
-        return inside.reshape(-1)
-    if array.stype != "numpy.ndarray":
-        raise MalformedReply(f"tensor {name} is serialised as {shown(array.stype)}, not as numpy.ndarray")
-    values = _decoded(array.data, dtype, shape)
-    if values is None:
-        raise MalformedReply(
-            f"tensor {name}: {len(array.data)} bytes are no plain array of {dtype} {_shown_shape(shape)}"
-        )
-    return values
-
-
-def _decoded(data: bytes, dtype: str, shape: tuple[int, ...]) -> Values | None:
-    """The values, flat; None unless the bytes are exactly what `np.save` writes for this type and shape."""
-    header = npy_header(dtype, shape)
-    if len(data) != len(header) + math.prod(shape) * np.dtype(dtype).itemsize or not data.startswith(header):
-        return None
-    return np.frombuffer(data, dtype=dtype, offset=len(header))
-
-
-def _check_values(what: str, values: Values) -> None:
-    if values.dtype == np.float16:
-        values = values.astype(np.float32)
-    # One pass without a copy, several times faster than the largest magnitude; it passes on NaN and infinity.
-    if np.dot(values, values) <= LARGEST**2:
-        return
-    largest = np.abs(values).max()
-    if not math.isfinite(largest):
-        raise MalformedReply(f"{what} has values that are not finite")
-    if largest > LARGEST:
-        raise MalformedReply(f"{what} has values up to {largest:.1e}, more than {LARGEST:.0e}")
-
-
-def _parsed(what: str, text: object) -> dict[str, Any]:
-    if not isinstance(text, str) or len(text) > LONGEST_TEXT:
-        raise MalformedReply(f"{what} is {shown(text)}, no JSON of at most {LONGEST_TEXT} characters")
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise MalformedReply(f"{what} is {shown(text)}, no JSON") from error
-    if not isinstance(values, dict):
-        raise MalformedReply(f"{what} is {shown(text)}, no JSON object")
-    return values
-
-
-def _whole(what: str, value: object, least: int, most: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise MalformedReply(f"{what} is {shown(value)}, no whole number from {least} to {most}")
-    return value
-
-
-def _number(what: str, value: object, least: float, most: float = LARGEST) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        raise MalformedReply(f"{what} is {shown(value)}, no number from {least:g} to {most:g}")
-
-
-def shown(value: object) -> str:
-    """A foreign value in one short printable line without HTML."""
-    if isinstance(value, str):
-        # repr escapes line ends, control characters and those that change the direction of writing.
-        text = repr(value[:SHOWN]).replace("<", r"\x3c").replace(">", r"\x3e").replace("&", r"\x26")
-        return text if len(value) <= SHOWN else f"{text}… ({len(value)} characters)"
-    if isinstance(value, int) and value.bit_length() > 64:
-        return f"a number of {value.bit_length()} bits"
-    if isinstance(value, bytes | Sequence | Mapping):
-        return f"{len(value)} {'bytes' if isinstance(value, bytes) else 'entries'}"
-    return repr(value) if isinstance(value, int | float | None) else type(value).__name__
-
-
-def _shown_shape(shape: Sequence[int]) -> str:
-    sides = ", ".join(shown(side) for side in shape[:8])
-    return f"({sides}{', …' if len(shape) > 8 else ''})"
+        check_values(f"the audit record's {key}", values)

@@ -13,7 +13,15 @@ from experiments.studies.realism.figure import draw_strips
 from experiments.studies.realism.options import arguments
 from experiments.studies.realism.rungs import RUNGS
 from experiments.studies.realism.victims import STEPS, RungClients
-from experiments.studies.realism.work import CLOSED, FIRST_ORDER, LABELS, NO_IMAGE, SECOND_ORDER, work
+from experiments.studies.realism.work import (
+    CLOSED,
+    FIRST_ORDER,
+    LABELS,
+    LARGEST_SYSTEM,
+    NO_IMAGE,
+    SECOND_ORDER,
+    work,
+)
 from fedsim.errors import ConfigError
 from fedsim.report.thresholds import is_recognisable
 
@@ -58,8 +66,7 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigError("--images", images, f"1 to {MOST}")
     names = matching_names("--rungs", RUNGS, options.rungs)
     folder = None if options.pictures is None else str(options.pictures.resolve())
-    large = options.scale == "paper"
-    most = (8 if large else 2) if folder is None else 1
+    most = 8 if folder is None else 1
     settings = {"pictures": folder, "seed": options.seed, "scale": options.scale, "second_order": most}
     count = {name: -(-images // RUNGS[name].pictures) for name in names}
     needed = max(count[name] * RUNGS[name].pictures for name in names)
@@ -121,7 +128,7 @@ def differs(options: argparse.Namespace, accuracy: float | None) -> list[str]:
         "Recognisable is a picture of 20 dB and more that is 1 dB above its guess.",
         "The reference takes the rounding of the update for Gaussian noise and pictures for Gaussian ones with the "
         "public moments: dB of the mean error. Rounding alone is a fact near the pictures. Neither is a theorem.",
-        "`gauss_newton` runs up to two digits or one larger picture an update; the others are not run, not refused.",
+        "`gauss_newton` runs up to eight digits or one larger picture an update; the others are not run, not refused.",
     ]
     if accuracy is not None:
         said.append(
@@ -167,7 +174,7 @@ def said(entries: Sequence[Mapping[str, Any]], family: Sequence[str], value: flo
 
 def beside_of(entries: Sequence[Mapping[str, Any]]) -> str:
     """What stands beside a rung, or why nothing does."""
-    none: dict[str, Any] = {"none": "over 400 unknowns"}
+    none: dict[str, Any] = {"none": f"over {LARGEST_SYSTEM:,} unknowns"}
     found = next((entry for entry in entries if "unknowns" in entry or "none" in entry), none)
     if "none" in found:
         return str(found["none"])

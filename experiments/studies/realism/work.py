@@ -36,7 +36,7 @@ BUDGETS: dict[str, dict[str, Any]] = {
     "small": {"second": {"steps": 20, "restarts": 1, "starts": ["closed_form", "public", "mean"]}, "first": 100},
     "paper": {"second": {"steps": 60, "restarts": 2}, "first": 5000},
 }
-LARGEST_SYSTEM = 400
+LARGEST_SYSTEM = 1_600
 """Unknowns of an update's images up to which J is computed whole beside the attacks."""
 NO_IMAGE = 0.0
 """dB of a picture that an attack has no image for."""

@@ -4,6 +4,7 @@ Digits at `vit_nano`; with --pictures also a folder's images at ViT-Ti of 32 pix
 
 python -m experiments.studies.second_order --out DIR
 python -m experiments.studies.second_order --out DIR --models built --shares everything 'noise *' --images 20
+python -m experiments.studies.second_order --out DIR --models built stock --images 20 --attacks
 python -m experiments.studies.second_order --out DIR --pictures DIR --models 'vit_tiny*' --starts mean
 python -m experiments.studies.second_order --out DIR --pictures DIR --models 'vit_tiny_8*' --starts public --restarts 1
 python -m experiments.studies.second_order --out DIR --pictures DIR --models 'vit_tiny_8*' --attacks first_block
@@ -27,7 +28,10 @@ def arguments() -> argparse.ArgumentParser:
     attacks = "globs on patch_gradient, row_space, first_block, gauss_newton, gauss_newton_white"
     told = "the last knows of public images no more than mean and variance"
     options.add_argument(
-        "--attacks", nargs="+", default=["gauss_newton"], help=f"{attacks}; {told}; default: gauss_newton"
+        "--attacks",
+        nargs="*",
+        default=["gauss_newton"],
+        help=f"{attacks}; {told}; none: what stands beside them alone; default: gauss_newton",
     )
     starts = ["closed_form", "public", "any_order", "mean", "prior"]
     options.add_argument("--starts", nargs="+", default=starts, help=f"of the search; default: {' '.join(starts)}")

@@ -50,6 +50,10 @@ ATTACKS = {
 }
 
 
+NO_ATTACK = "none"
+"""Stands in the place of an attack in a row of references alone."""
+
+
 @dataclass(frozen=True)
 class Share:
     """What clients share; `relative`: the noise's norm over the gradient's; `kept`: of `topk`."""
@@ -95,7 +99,7 @@ def run(options: argparse.Namespace) -> None:
     shares = matching_names("--shares", SHARES, options.shares)
     for start in options.starts:
         one_of("--starts", start, STARTS)
-    attacks = matching_names("--attacks", ATTACKS, options.attacks)
+    attacks = matching_names("--attacks", ATTACKS, options.attacks) if options.attacks else []
     steps, restarts = (
         usual if asked is None else asked
         for asked, usual in zip((options.steps, options.restarts), BUDGETS[options.scale], strict=True)
@@ -103,11 +107,12 @@ def run(options: argparse.Namespace) -> None:
     pictures = None if options.pictures is None else str(options.pictures.resolve())
     settings = {"steps": steps, "restarts": restarts, "seed": options.seed}
     settings |= {"starts": list(options.starts), "pictures": pictures}
-    cells = [(model, share, attack) for model in models for share in shares for attack in attacks]
+    cells = [(model, share, attack) for model in models for share in shares for attack in attacks or [NO_ATTACK]]
     units = [
         Unit.of(options, f"{m}/{s}/{a}/{image}", {"image": image, "model": m, "share": s, "attack": a, **settings})
         for m, s, a in cells
         for image in range(images)
+        if attacks
     ]
     for m, s in [(model, share) for model in models for share in shares]:
         if m in DIGITS_MODELS or options.beside:

@@ -44,6 +44,11 @@ def test_a_cell_stands_beside_its_reference_and_is_not_computed_again(call, monk
     assert "no theorem on digits" in out
     monkeypatch.setattr(second_order, "work", lambda unit: pytest.fail(f"{unit.key} was computed again"))
     assert call(*asked)[0] == 0
+    code, _, err = call(*asked, "--attacks")
+    assert code == 0, err
+    (alone,) = table(tmp_path)
+    assert (alone["attack"], alone["done"], alone["floor"]) == ("none", "0", "")
+    assert (alone["white"], alone["rounding"]) == (row["white"], row["rounding"])
 
 
 @pytest.mark.parametrize(
