@@ -46,9 +46,9 @@ def environment(installed):
 
 
 @pytest.fixture(scope="module")
-def runs(installed):
+def runs(warm, installed):
     """Each call is a process that has neither imported the plug-in nor asked Hydra for plug-ins."""
-    with MortalRuns(installed) as server:
+    with MortalRuns(warm, installed) as server:
         yield server
 
 
@@ -67,9 +67,9 @@ def done(folder, attack):
     return results
 
 
-def test_its_own_tests_pass(source, environment):
+def test_its_own_tests_pass(warm, source, environment):
     """Those that a writer of a plug-in would run: the contracts of fedsim.testing among them."""
-    call = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
+    call = [str(warm), "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
     result = subprocess.run(call, cwd=source, env=environment, capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -8,11 +8,11 @@ SMALL = ["num_clients=4", "num_rounds=3", "evaluate_every=1", "observe.every=2"]
 
 
 @pytest.fixture(scope="session")
-def mortal():
+def mortal(warm):
     """One server of processes that may die, for the whole test run."""
     from tests.experiments.mortal_runs import MortalRuns
 
-    with MortalRuns() as runs:
+    with MortalRuns(warm) as runs:
         yield runs
 
 

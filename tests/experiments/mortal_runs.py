@@ -35,14 +35,15 @@ class MortalRuns:
     """The server from the outside.
 
     Args:
+        python: that it is started with, see `warm_python`.
         path: a folder of further packages, in front of all others.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path
+    def __init__(self, python: Path, path: Path | None = None) -> None:
+        self._python, self._path = python, path
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "tests.experiments.mortal_runs"]
+        command = [str(self._python), "-m", "tests.experiments.mortal_runs"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         if self._path is not None:
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(self._path), os.environ.get("PYTHONPATH"))))

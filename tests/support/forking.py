@@ -121,7 +121,8 @@ def _ask(mode: str, address: str, *arguments: str) -> int:
         socket.send_fds(caller, [json.dumps(call).encode()], [0, 1, 2])
         code = int(caller.recv(16) or b"1") if mode == "wait" else 0
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        if -code != signal.SIGKILL:  # which nothing handles
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code
 

@@ -1,6 +1,7 @@
 import logging
+import os
 import subprocess
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -75,14 +76,16 @@ def test_partitions_are_the_same_whatever_was_asked_first(name):
 
 
 @pytest.mark.subprocess
-def test_another_process_makes_the_same_partitions():
-    script = (
+def test_another_process_makes_the_same_partitions(warm, tmp_path):
+    script = tmp_path / "partition.py"
+    script.write_text(
         "from flwr_datasets.partitioner import DirichletPartitioner as D\n"
         "from fedsim.data import Digits, FederatedData\n"
         "print(*FederatedData(Digits(), D(5, 'label', 0.3, seed=4), 8).client(3).ids)"
     )
     here = FederatedData(Digits(), DirichletPartitioner(5, "label", 0.3, seed=4), image_size=8).client(3).ids
-    there = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    there = subprocess.run([warm, script], capture_output=True, text=True, check=True, env=environment)
     assert tuple(there.stdout.split()) == here
 
 

@@ -63,7 +63,7 @@ def test_a_sincos_embedding_leaves_more_to_search_and_hides_nothing(
     truth = tools.photographs(24)[:count]
     observation = tools.observe(spec, truth, [3, 5][:count], defenses={"fixed_pe": fixed}, model=model)
     assert "pos_embed" not in observation.update.tensors
-    result = FirstBlock()(observation, torch.Generator().manual_seed(0), cpu)
+    result = FirstBlock(starts=16)(observation, torch.Generator().manual_seed(0), cpu)
     assert result.images is not None
     # 9 patches, whose embeddings span 3 + 3 - 1 dimensions, and the class token
     assert result.certificate.values["unknowns"] == 10 * count - 6

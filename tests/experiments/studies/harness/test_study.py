@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
@@ -81,12 +81,15 @@ print([entry["done"] for entry in carry_out(units, work, options, {})])
 
 
 @pytest.mark.subprocess
-def test_a_killed_call_goes_on(tmp_path):
-    command = [sys.executable, "-c", KILLED, str(tmp_path)]
-    killed = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+def test_a_killed_call_goes_on(warm, tmp_path):
+    script = tmp_path / "call.py"
+    script.write_text(KILLED)
+    command = [warm, script, tmp_path]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
+    killed = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert (killed.returncode, killed.stdout.split()[:1]) == (-signal.SIGKILL, ["a"])
     (tmp_path / "again").touch()
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert [line for line in done.stdout.splitlines() if len(line) == 1] == ["b", "c"]
     assert done.stdout.splitlines()[-1] == "['a', 'b', 'c']"
 
