@@ -11,7 +11,6 @@ import ctypes
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,19 +29,7 @@ CPU_INDICES = ("index", "index_put_", "_index_put_impl_", "_unsafe_index", "_uns
 """Their indices may be on the CPU."""
 counted = {"kernels": 0}
 """That ran on the device in this process."""
-
-
-@dataclass(frozen=True)
-class Declared:
-    """An argument of an operator: torch would read its schema anew each time."""
-
-    name: str
-    is_out: bool
-    is_written: bool
-    is_tensor: bool
-
-
-Argument = tuple[Declared, Any]
+Argument = tuple[torch._C.Argument, Any]
 """As the operator declares it, and its value."""
 
 
@@ -109,11 +96,11 @@ def _kernel(operator: Any, *args: Any, **kwargs: Any) -> Any:
     return _mapped(operator(*_mapped(args, down), **named), up)
 
 
-def _refuse_mixed(operator: Any, tensors: list[tuple[Declared, Tensor]]) -> None:
+def _refuse_mixed(operator: Any, tensors: list[tuple[torch._C.Argument, Tensor]]) -> None:
     """Raises RuntimeError for arguments of two devices, less what CUDA's kernels take from the CPU."""
-    name, _ = _schema(operator)
+    name = operator._schema.name.removeprefix("aten::")
     for argument, one in tensors if name not in MOVES else ():
-        scalar = one.dim() == 0 and not argument.is_written
+        scalar = one.dim() == 0 and not (argument.alias_info is not None and argument.alias_info.is_write)
         index = argument.name == "indices" and name in CPU_INDICES and tensors[0][1].device.type == NAME
         if one.device.type != NAME and not scalar and not index:
             devices = ", ".join(f"{other.name} on {tensor.device}" for other, tensor in tensors)
@@ -122,27 +109,17 @@ def _refuse_mixed(operator: Any, tensors: list[tuple[Declared, Tensor]]) -> None
             )
 
 
-def _as_declared(argument: Declared, value: Any, tensors: list[tuple[Declared, Tensor]]) -> Any:
+def _as_declared(argument: torch._C.Argument, value: Any, tensors: list[tuple[torch._C.Argument, Tensor]]) -> Any:
     """Numbers that torch made tensors of come as numbers."""
-    if argument.is_tensor and isinstance(value, int | float | complex):
+    if str(argument.type) == "Tensor" and isinstance(value, int | float | complex):
         return torch.tensor(value, dtype=torch.result_type(tensors[0][1], value))
     return value
 
 
 def _given(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Argument]:
-    _, schema = _schema(operator)
+    schema = operator._schema.arguments
     yield from zip(schema, args, strict=False)
     yield from ((argument, kwargs[argument.name]) for argument in schema if argument.name in kwargs)
-
-
-@functools.cache
-def _schema(operator: Any) -> tuple[str, tuple[Declared, ...]]:
-    """Its name and its arguments."""
-    declared = []
-    for one in operator._schema.arguments:
-        written = one.alias_info is not None and one.alias_info.is_write
-        declared.append(Declared(one.name, one.is_out, written, str(one.type) == "Tensor"))
-    return operator._schema.name.removeprefix("aten::"), tuple(declared)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

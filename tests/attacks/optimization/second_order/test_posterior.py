@@ -12,12 +12,12 @@ def test_of_a_linear_observation_it_is_the_known_mean_with_the_known_variance(rn
     covariance = torch.linalg.inv(rows.T @ rows)
     expected = covariance @ rows.T @ right
     found = posterior_mean(
-        lambda x: rows @ x - right, torch.zeros(5, dtype=torch.float64), rows.T @ rows, 1000, rng, enough=0.0
+        lambda x: rows @ x - right, torch.zeros(5, dtype=torch.float64), rows.T @ rows, 1500, rng, enough=0.0
     )
     assert float((found.mean - expected).abs().max()) < 0.1 * float(covariance.diagonal().max().sqrt())
     assert torch.allclose(found.variance, covariance.diagonal(), rtol=0.25)
     assert 0.4 < found.accepted <= 1.0
-    assert found.draws == 1000
+    assert found.draws == 1500
 
 
 def test_of_a_linear_observation_few_draws_give_the_mean_and_it_stops(rng):
@@ -48,7 +48,7 @@ def test_of_a_curved_one_it_agrees_with_a_sum_over_a_grid(rng):
     expected = float((grid * weights).sum() / weights.sum())
     start = torch.ones(1, dtype=torch.float64)
     jacobian = torch.tensor([[2.0], [1.0]], dtype=torch.float64)
-    found = posterior_mean(residual, start, jacobian.T @ jacobian, 1500, rng, enough=0.0)
+    found = posterior_mean(residual, start, jacobian.T @ jacobian, 3000, rng, enough=0.0)
     assert abs(found.mean.item() - expected) < 0.15
     assert expected < 0.5 < float(start)
 
