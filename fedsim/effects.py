@@ -181,6 +181,13 @@ class SamplesFeatures(Effect):
 
 
 @dataclass(frozen=True)
+class PrunesFeatures(Effect):
+    """The gradient of the classifier's weights is as if some features were zero; all others are what they were."""
+
+    KEEPS = ("images",)
+
+
+@dataclass(frozen=True)
 class Withholds(Effect):
     """Tensors are not shared, or have no gradient; the others are what they were."""
 

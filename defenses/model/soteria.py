@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from defenses.base import Batch, BatchGradient, Defense, Plan
 from defenses.settings import choice, number
+from fedsim.effects import Effect, PrunesFeatures
 from fedsim.errors import ConfigError
 from fedsim.models.roles import find_roles
 from fedsim.update import State
@@ -45,6 +46,9 @@ class Soteria(Defense):
         self.prune_rate = number("defense.soteria.prune_rate", prune_rate, "0 to 1", lambda v: 0.0 <= v <= 1.0)
         self.per = choice("defense.soteria.per", per, PER)
         self._heads: tuple[str, ...] | None = None
+
+    def effects(self) -> tuple[Effect, ...]:
+        return () if self.prune_rate == 0.0 else (PrunesFeatures(),)
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """Raises ConfigError for models that do not end in a linear layer."""

@@ -15,9 +15,10 @@ from attacks.optimization.search.base import BestCandidate
 from attacks.optimization.second_order.search import LevenbergMarquardt
 from attacks.optimization.settings import Budget, Matching
 from attacks.patch_order import expected_image
-from fedsim.effects import ForgetsPositions, SamplesFeatures, Unpublished
+from fedsim.effects import ForgetsPositions, PrunesFeatures, SamplesFeatures, Unpublished
 from fedsim.errors import NotApplicable, require
 from fedsim.history import History
+from fedsim.models.roles import find_roles
 from fedsim.observation import Observation
 from fedsim.settings.grouped import grouped
 
@@ -53,6 +54,14 @@ class GaussNewton(GradientMatching):
         super().check(observation)
         if observation.effect(SamplesFeatures) is not None:
             raise NotApplicable("the client's model draws numbers of its own: its image alone does not give the update")
+
+    def _problem(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Problem:
+        """Without weights whose gradient is of pruned features: no image gives it (Balunović et al. 2022)."""
+        problem = super()._problem(observation, rng, device)
+        if observation.effect(PrunesFeatures) is None:
+            return problem
+        pruned = find_roles(observation.build_model()).head_weights
+        return replace(problem, target={name: one for name, one in problem.target.items() if name not in pruned})
 
     def polish(
         self, observation: Observation, result: Reconstruction, rng: torch.Generator, device: torch.device

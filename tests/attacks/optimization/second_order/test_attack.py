@@ -19,6 +19,7 @@ from fedsim.bounds.public_prior import PublicPrior
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, ModelSpec
 from tests.attacks.optimization.test_engine import Kept, KilledError
+from tests.support.clients import observe_client
 
 WHITE = GaussianPrior(image_std=0.29, decay=0, colour=1)
 
@@ -330,6 +331,15 @@ def test_behind_autocast_it_stays_at_a_closed_form_whose_own_equations_hold(prec
     assert psnr(result.images, image) > 35
     assert not result.certified
     assert "autocast" in result.certificate.reason
+
+
+def test_weights_whose_features_were_pruned_are_left_out():
+    """Balunović et al. 2022 on Soteria: whatever is left is the gradient of the image."""
+    seen, truth = observe_client("data=digits", "model=vit_nano", "+model.kwargs.depth=1", "defense=soteria")
+    result = fedsim.attack("gauss_newton", seen, steps=2, starts=["closed_form"], frames=0)
+    assert psnr(result.images, truth.images) > 60
+    assert result.certificate.values["explained"]
+    assert not result.certified
 
 
 def test_behind_dropout_it_stays_at_a_closed_form_whose_own_equations_hold():
