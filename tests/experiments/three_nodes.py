@@ -2,6 +2,9 @@
 
 Its word is a Python, see `warm_python`, that its nodes start workers with. It writes a line {"address": …}, removes
 each node whose id it reads, answering with a line, and ends with its input.
+
+Each node unpacks the code that a driver sends in a folder of its own, as on a machine of its own: Ray clears that
+folder before it unpacks, while a worker of another node may be importing from it.
 """
 
 import json
@@ -79,7 +82,8 @@ def serve() -> None:
 
     start_workers_with(sys.argv[1])
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    nodes = {node.node_id: node for node in (cluster.add_node(num_cpus=1, wait=False) for _ in range(3))}
+    added = [cluster.add_node(num_cpus=1, wait=False, runtime_env_dir_name=f"node-{one}") for one in range(3)]
+    nodes = {node.node_id: node for node in added}
     cluster.wait_for_nodes(120)
     print(json.dumps({"address": cluster.address}), flush=True)
     for line in sys.stdin:
