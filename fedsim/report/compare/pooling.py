@@ -52,7 +52,7 @@ class PooledRuns:
         accuracies: one for each seed that has any, in [0, 1].
         test_images: the fewest that one of them is a share of; None where nothing says.
         guess: the accuracy of who always names the commonest class of the test images; None where nothing says.
-        proof: the theorem that makes each seed's run proven; None where one of them has none.
+        bounds: of each seed those of its finished runs.
     """
 
     others: Settings
@@ -69,7 +69,13 @@ class PooledRuns:
     accuracies: tuple[float, ...]
     test_images: int | None
     guess: float | None
-    proof: BoundRecord | None = None
+    bounds: tuple[tuple[BoundRecord, ...], ...] = ()
+
+    @property
+    def proof(self) -> BoundRecord | None:
+        """The theorem that makes each seed's run proven; None where one of them has none."""
+        proofs = [proof_of(one) for one in self.bounds]
+        return proofs[0] if proofs and all(proofs) else None
 
     @property
     def only_guessed(self) -> bool:
@@ -143,7 +149,6 @@ def _pool(
         for attack in _attacks(run)
         if not needs_no_gradient(run, attack)
     }
-    proofs = [proof_of([one for run in group if run.finished for one in run.bounds]) for group in groups]
     return PooledRuns(
         others=others,
         defense=defense,
@@ -159,7 +164,7 @@ def _pool(
         accuracies=tuple(value for value in means if value is not None),
         test_images=min(tested, default=None),
         guess=max((run.commonest_class for group in groups for run in group if run.commonest_class), default=None),
-        proof=proofs[0] if all(proofs) else None,
+        bounds=tuple(tuple(one for run in group if run.finished for one in run.bounds) for group in groups),
     )
 
 

@@ -10,6 +10,7 @@ from fedsim.report.compare.settings import Settings, defense_name, own_settings
 from fedsim.report.level import Level, with_theorem
 from fedsim.report.level_wording import TAGS, few_images, few_test_images, judged, nothing_learned, of_images
 from fedsim.report.run.baseline import against_guess
+from fedsim.report.run.bounds.records import cautions
 from fedsim.report.run.certificates import certificate_sentences
 from fedsim.report.run.label_attacks import only_attacked
 from fedsim.report.run.read import RecordedRun
@@ -25,7 +26,7 @@ class DefenseVerdict:
         level: by its own runs alone, as that of a run; proven where a theorem holds of each of them.
         sentence: what was rebuilt, of how much, and what is without the update.
         comparison: whether that is less than without the defense; never a level.
-        cautions: what few images leave open.
+        cautions: where a theorem and what was found do not go together, and what few images leave open.
         seeds: how many it rests on.
     """
 
@@ -73,7 +74,8 @@ def _names(defense: Settings) -> set[str]:
 def _judge(name: str, pool: PooledRuns, plains: list[PooledRuns]) -> DefenseVerdict:
     plain = held_against(pool, plains)
     counted = pool.leakage.counts.level
-    level = with_theorem(counted, pool.proof is not None, pool.leakage.counts.beyond_guess)
+    proof, beyond_guess = pool.proof, pool.leakage.counts.beyond_guess
+    level = with_theorem(counted, proof is not None, beyond_guess)
     untested = counted == "not tested"
     shown = _untested(pool) if untested else judged(pool.leakage, pool.attacks, pool.example.changes)
     details = [
@@ -88,9 +90,9 @@ def _judge(name: str, pool: PooledRuns, plains: list[PooledRuns]) -> DefenseVerd
     return DefenseVerdict(
         name,
         level,
-        f"{pool.proof.sentence} {shown}" if pool.proof is not None and level == "proven" else shown,
+        f"{proof.sentence} {shown}" if proof is not None and level == "proven" else shown,
         "" if plain is None else _comparison(pool, plain, compare(pool, plain, plains)),
-        (*few_images(pool.leakage.counts), *_few_test_images(pool)),
+        (*_at_odds(pool, beyond_guess), *few_images(pool.leakage.counts), *_few_test_images(pool)),
         tuple(details),
         pool.seeds,
     )
@@ -125,6 +127,11 @@ def _comparison(pool: PooledRuns, plain: PooledRuns, found: Finding) -> str:
         ),
     }
     return sentences[found]
+
+
+def _at_odds(pool: PooledRuns, beyond_guess: int) -> dict[str, None]:
+    bounds = [one for of_seed in pool.bounds for one in of_seed]
+    return dict.fromkeys(cautions(bounds, beyond_guess if pool.proof is not None else 0))
 
 
 def _few_test_images(pool: PooledRuns) -> list[str]:

@@ -1,5 +1,6 @@
 """What a defense is said to be worth follows from the runs and nothing else."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from fedsim.report.compare.runs import compare_runs
 from fedsim.report.compare.verdict import judge_defenses
 from fedsim.report.render import build_comparison
 from fedsim.report.run.baseline import GUESS, against_guess, best_baseline, guessing, needs_no_gradient, reading
+from fedsim.report.run.read import read_run
 from fedsim.report.run.verdict import verdict as verdict_of
 
 
@@ -41,6 +43,22 @@ def test_noise_that_leaves_two_images_nearly_identical_is_not_called_less(run: A
     assert "Leaks less" not in verdict.comparison
     (verdict,) = judge_defenses([run("{}", {"a": [300.0] * 8}), run("{noise: {}}", {"a": [33.0] * 8})])
     assert (verdict.level, verdict.comparison[:8]) == ("broken", "Leaks no")
+
+
+def test_images_rebuilt_against_a_theorem_and_faults_of_a_mechanism_are_told(run: Any) -> None:
+    theorem = {"bound": "robustness", "kind": "theorem", "status": "done", "sentence": "Proven.", "proof": {"mu": 0.1}}
+    broken = {"bound": "canaries", "kind": "test", "status": "done", "sentence": "Off.", "values": {"broken": 1.0}}
+    runs = [run("{dp: {}}", {"a": found}) for found in ([5.0] * 2, [25.0] * 2, [25.0] * 2)]
+    for one, rows in zip(runs, ([theorem], [theorem], [theorem, broken]), strict=True):
+        (one.path / "bounds.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = [judge_defenses([read_run(one.path)])[0] for one in runs]
+    assert [one.level for one in found] == ["proven", "open", "open"]
+    first = [one.cautions[0] for one in found]
+    assert [words.partition(",")[0] for words in first[1:]] == [
+        "A theorem says that this is improbable (robustness)",
+        "canaries found a fault: Off.",
+    ]
+    assert "theorem" not in " ".join(found[0].cautions)
 
 
 @pytest.mark.parametrize(("of", "told"), [(400, "-5.0 ± 5.9"), (40_000, "-5.0 ± 0.6"), (0, "-5.0"), ("many", "-5.0")])
