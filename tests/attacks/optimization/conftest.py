@@ -4,8 +4,8 @@ import pytest
 @pytest.fixture
 def victim_of(tools, cpu):
     """`victim_of(observation, dtype)`: its victim, target and a batch of random candidates."""
-    from attacks.optimization.matching.victim import make_victim
     from attacks.optimization.problem import shared_update
+    from attacks.victim import make_victim
 
     def make(observation, fused=False):
         target = shared_update(observation, "gradient", cpu)
