@@ -154,8 +154,8 @@ def _not_linear(state: State, model: nn.Module, name: str, call: _Call) -> float
 def _linear(layer: nn.Conv2d | nn.Linear, own: State, read: Tensor) -> Tensor:
     if isinstance(layer, nn.Linear):
         return F.linear(read, own["weight"], own.get("bias"))
-    how = layer.stride, layer.padding, layer.dilation, layer.groups
-    return F.conv2d(read, own["weight"], own.get("bias"), *how)
+    bias, padding = own.get("bias"), layer.padding
+    return F.conv2d(read, own["weight"], bias, layer.stride, padding, layer.dilation, layer.groups)
 
 
 def _off(read: Tensor, given: Tensor, scale: Tensor | None = None) -> float:
