@@ -15,7 +15,9 @@ CLASSES = {"mlflow": "fedsim.tracking.MLflow", "wandb": "fedsim.tracking.Weights
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_library_that_is_not_there_is_named_with_its_extra(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigError, match=rf"^tracker={name}: .*pip install -e '\.\[{name}\]' in the clone$") as refused:
+    with pytest.raises(
+        ConfigError, match=rf"^tracker={name}: .*pip install -e '\.\[{name}\]' in the clone$"
+    ) as refused:
         Trackers({name: {"_target_": CLASSES[name]}}, tmp_path)
     assert "\n" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
