@@ -20,7 +20,8 @@ class Reconstruction:
         seconds: filled in by `Attack.__call__`.
         frames: pictures from the way, in the order of their steps.
         solves_equations: an image of several satisfies the attack's own equations by itself, whatever the others are,
-            or the client's computation on it gives what was shared.
+            or the client's computation on it gives what was shared; or the attack claimed it for one image.
+        note: what the user should know of the result, in a sentence; it becomes `AttackResult.reason`.
     """
 
     images: Tensor | None = None
@@ -30,6 +31,7 @@ class Reconstruction:
     seconds: float = 0.0
     frames: tuple[Frame, ...] = ()
     solves_equations: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)

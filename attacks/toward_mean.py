@@ -20,8 +20,13 @@ from fedsim.observation import Observation
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0)
 """Of what the attack found, the rest being the mean."""
-NEARLY_NOTHING = 1e-6
-"""Of ‖r‖² at the mean, which an image leaves that explains the update: no other point of the line is tried."""
+NEARLY_NOTHING = 1e-3
+"""Of ‖r‖² at the mean, which an image leaves that explains the update: no other point of the line is tried. Were ‖r‖² a
+parabola, its least would be within 3 % of the image."""
+LEFT_BY_FACTOR = 0.1
+"""Of the update, and of what is off without it, what a factor on all of the update may leave: else there is none."""
+SAME_SIZE = 0.01
+"""How far from 1 a factor must be to count."""
 WEIGHED = (
     effects.AddsNoise,
     effects.AddsPositions,
@@ -43,37 +48,71 @@ def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstru
     Behind noise under its size and a Gaussian of images, else by how much of the update is explained: what comes of
     equations that do not hold, such as those of one image for a batch, explains little and is drawn far. The result
     itself where it is certified or an image of it solves its equations, and where the client's computation cannot be
-    simulated: behind dropout, say.
+    simulated: behind dropout, say. Where the update is what the result gives but for a factor (another loss scale or
+    learning rate than stated) its size counts for nothing, and `note` says so.
     """
-    if result.images is None or not _can_be_weighed(observation):
+    images, protocol = result.images, observation.protocol
+    if images is None or result.certificate.status == "certified" or not bool(images.isfinite().all()):
         return result
-    if result.certificate.status == "certified" or result.solves_equations or not bool(result.images.isfinite().all()):
+    if result.solves_equations and (observation.num_images > 1 or protocol.steps > 1):  # too dear for a note alone
+        return result
+    if not _can_be_weighed(observation):
         return result
     prior: ImagePrior = observation.image_prior or GaussianPrior()
-    images = result.images.detach().double().cpu()
+    precision = torch.float32 if result.solves_equations else torch.float64
     try:
-        residual = _residual(observation, prior, result.labels)
+        residual = _residual(observation, prior, result.labels, precision)
     except NotApplicable:
         return result
+    images = images.detach().double().cpu()
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        factor = _factor(residual, _batch(observation, images, observation.num_images).to(precision))
+        if factor is not None:
+            times = f"{factor:.0f}" if factor >= 1000.0 else f"{factor:.3g}"
+            said = f"the shared update is about {times} times what the protocol as stated gives"
+            result = replace(result, note=said)
+            residual = _scaled(residual, factor)
+        return result if result.solves_equations else _likeliest(observation, prior, residual, result)
+
+
+def _likeliest(
+    observation: Observation, prior: ImagePrior, residual: Residual, result: Reconstruction
+) -> Reconstruction:
+    assert result.images is not None
+    images = result.images.detach().double().cpu()
     centre = prior.centre(tuple(images.shape))
     each = observation.num_images
 
     def cost(share: float) -> float:
         return float(residual(_batch(observation, centre + share * (images - centre), each)).square().sum())
 
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        at_mean, at_result = cost(0.0), cost(1.0)
-        if residual.before is None and at_result <= NEARLY_NOTHING * at_mean:
-            return result
-        costs = [at_mean, *(cost(share) for share in SHARES[1:-1]), at_result]
-    if not all(map(math.isfinite, costs)):
+    costs = {0.0: cost(0.0), 1.0: cost(1.0)}
+    if costs[1.0] <= NEARLY_NOTHING * costs[0.0]:
         return result
-    best = min(range(len(costs)), key=lambda index: costs[index])
+    costs[SHARES[1]] = cost(SHARES[1])
+    if min(costs, key=costs.__getitem__) != 0.0:  # else each way from the mean leads up
+        costs |= {share: cost(share) for share in SHARES[2:-1]}
+    if not all(map(math.isfinite, costs.values())):
+        return result
+    share = best = min(SHARES, key=lambda one: costs.get(one, math.inf))
     left = LEFT_BY_ONE if each == 1 else LEFT_BY_SEVERAL
-    share = SHARES[best]
-    if residual.before is None and costs[best] > left * costs[0]:
-        share *= (1.0 - costs[best] / costs[0]) ** 2  # a choice: the square held every cell of the matrix
+    if residual.before is None and costs[best] > left * costs[0.0]:
+        share *= (1.0 - costs[best] / costs[0.0]) ** 2  # a choice: the square held every cell of the matrix
     return replace(result, images=(centre + share * (images - centre)).to(result.images)) if share < 1.0 else result
+
+
+def _factor(residual: Residual, x: Tensor) -> float | None:
+    """How many times the update that x gives the shared one is; None where it is no multiple of it, or as large."""
+    found = residual.weights * torch.cat([tensor.flatten() for tensor in residual.shared(x)])
+    target = residual.weights * residual.target
+    factor = float(found @ target) / max(float(found @ found), 1e-300)
+    size, before, after = (float(one.square().sum()) for one in (target, found - target, factor * found - target))
+    held = after <= LEFT_BY_FACTOR * min(size, before)
+    return factor if held and factor > 0.0 and abs(factor - 1.0) > SAME_SIZE else None
+
+
+def _scaled(residual: Residual, factor: float) -> Residual:
+    return replace(residual, shared=lambda x: tuple(factor * tensor for tensor in residual.shared(x)))
 
 
 def _batch(observation: Observation, images: Tensor, count: int) -> Tensor:
@@ -96,7 +135,7 @@ def _hides(effect: effects.Effect, observation: Observation) -> bool:
     return isinstance(effect, effects.Clips) and effect.per != "step" and not clips_whole(effect, observation)
 
 
-def _residual(observation: Observation, prior: ImagePrior, labels: Tensor | None) -> Residual:
+def _residual(observation: Observation, prior: ImagePrior, labels: Tensor | None, precision: torch.dtype) -> Residual:
     cpu = torch.device("cpu")
     local = local_updates("auto", observation)
     if labels is None or labels.is_floating_point() or len(labels) != observation.num_images:
@@ -104,5 +143,5 @@ def _residual(observation: Observation, prior: ImagePrior, labels: Tensor | None
     assert labels is not None
     target = of_images(observation, shared_update(observation, local, cpu))
     problem = make_problem(observation, target, labels.cpu(), Pixels(), {}, cpu)
-    by_norm, *weighed = make_residuals(problem, local, prior, labels.cpu(), cpu)
+    by_norm, *weighed = make_residuals(problem, local, prior, labels.cpu(), cpu, dtype=precision)
     return weighed[-1] if weighed and weighed[-1].before is not None else by_norm
