@@ -160,9 +160,9 @@ def test_the_size_of_an_update_does_not_count_where_its_direction_fits(factor, r
     assert not wrong.note
 
 
-@pytest.mark.parametrize(("right", "most"), [(True, 3), (False, 4)])
+@pytest.mark.parametrize(("right", "most"), [(True, 2), (False, 3)])
 def test_what_is_clearly_right_or_wrong_costs_few_steps_of_the_client(right, most, rng, monkeypatch):
-    """One for the update's size, one at the mean, one at the image; beside the mean one more."""
+    """One at the mean, one at the image; beside the mean one more."""
     made, calls = toward_mean._residual, []
 
     def counted(*given):
