@@ -76,7 +76,10 @@ def _polisher(key: str, chosen: object) -> Attack:
     if not isinstance(named, Mapping) or len(named) != 1:
         raise ConfigError(key, chosen, "a name of conf/attack, or one name with its settings")
     ((name, settings),) = named.items()
-    attack = build_attack(str(name), option("attack", str(name), dict(settings or {})))
+    try:
+        attack = build_attack(str(name), option("attack", str(name), dict(settings or {})))
+    except ConfigError as error:
+        raise error.under(f"{key}{error.key.removeprefix('attack')}") from error
     if type(attack).polish is Attack.polish:
         raise ConfigError(key, name, "an attack that goes on from another's images, such as gauss_newton")
     return attack
