@@ -12,9 +12,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.base import Reconstruction
 from attacks.optimization.parametrisation import Pixels
-from attacks.optimization.problem import clips_whole, known_labels, local_updates, make_problem, shared_update
+from attacks.optimization.problem import (
+    clips_whole,
+    known_labels,
+    local_updates,
+    make_problem,
+    make_update_map,
+    shared_update,
+)
 from attacks.optimization.second_order.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL, Residual, make_residuals
 from attacks.positions import of_images
+from attacks.victim import make_victim
 from fedsim import effects
 from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior
 from fedsim.errors import NotApplicable
@@ -54,31 +62,57 @@ def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstru
     simulated: behind dropout, say. Where the update is what the result gives but for a factor (another loss scale or
     learning rate than stated) its size counts for nothing, and `note` says so.
     """
-    images, protocol = result.images, observation.protocol
+    images = result.images
     if images is None or result.certificate.status == "certified" or not bool(images.isfinite().all()):
-        return result
-    if result.solves_equations and (observation.num_images > 1 or protocol.steps > 1):  # too dear for a note alone
         return result
     if not _can_be_weighed(observation):
         return result
-    prior: ImagePrior = observation.image_prior or GaussianPrior()
-    precision = torch.float32 if result.solves_equations else torch.float64
     try:
-        residual = _residual(observation, prior, result.labels, precision)
+        if result.solves_equations:
+            return _noted(result, _own_factor(observation, images, result.labels))
+        prior: ImagePrior = observation.image_prior or GaussianPrior()
+        residual = _residual(observation, prior, result.labels)
     except NotApplicable:
         return result
     images = images.detach().double().cpu()
-    centre = prior.centre(tuple(images.shape))
-    line = _Line(
-        lambda share: _batch(observation, centre + share * (images - centre), observation.num_images), residual
-    )
+    centre, count = prior.centre(tuple(images.shape)), observation.num_images
+    line = _Line(lambda share: _batch(observation, centre + share * (images - centre), count), residual)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        if line.factor != 1.0:
-            times = f"{line.factor:.0f}" if line.factor >= 1000.0 else f"{line.factor:.3g}"
-            said = f"the shared update is about {times} times what the protocol as stated gives"
-            result = replace(result, note="; ".join(filter(None, [result.note, said])))
-        share = 1.0 if result.solves_equations else _likeliest(line, observation.num_images)
+        result, share = _noted(result, line.factor), _likeliest(line, count)
     return replace(result, images=(centre + share * (images - centre)).to(result.images)) if share < 1.0 else result
+
+
+def _noted(result: Reconstruction, factor: float) -> Reconstruction:
+    if factor == 1.0:
+        return result
+    times = f"{factor:.0f}" if factor >= 1000.0 else f"{factor:.3g}"
+    said = f"the shared update is about {times} times what the protocol as stated gives"
+    return replace(result, note="; ".join(filter(None, [result.note, said])))
+
+
+def _own_factor(observation: Observation, images: Tensor, labels: Tensor | None) -> float:
+    """`_factor` of one image's gradient; 1 for several steps, too dear for a note alone, and behind a public clip.
+
+    Raises:
+        NotApplicable: no label is known, or the update is no gradient.
+    """
+    if observation.num_images > 1 or observation.protocol.steps > 1 or observation.effect(effects.Clips) is not None:
+        return 1.0
+    cpu = torch.device("cpu")
+    target = of_images(observation, shared_update(observation, "gradient", cpu))
+    victim = make_victim(observation, target, cpu, fused_attention=True)
+    given = observation.normalised(images.detach().double().cpu()).to(next(iter(target.values())))
+    found = make_update_map("gradient", victim, observation)({"images": given, "labels": _labels(observation, labels)})
+    names = [name for name in target if name in found]
+    return _factor(*(torch.cat([state[name].detach().flatten() for name in names]) for state in (found, target)))
+
+
+def _factor(found: Tensor, target: Tensor) -> float:
+    """How many times `found` the target is; 1 where it is no multiple of it."""
+    factor = float(found @ target) / max(float(found @ found), 1e-300)
+    size, before, after = (float(one.square().sum()) for one in (target, found - target, factor * found - target))
+    held = after <= LEFT_BY_FACTOR * min(size, before)
+    return factor if held and factor > 0.0 and abs(factor - 1.0) > SAME_SIZE else 1.0
 
 
 class _Line:
@@ -90,12 +124,7 @@ class _Line:
 
     @cached_property
     def factor(self) -> float:
-        """How many times the update that the image gives the shared one is; 1 where it is no multiple of it."""
-        found, target = self._image, self._target
-        factor = float(found @ target) / max(float(found @ found), 1e-300)
-        size, before, after = (float(one.square().sum()) for one in (target, found - target, factor * found - target))
-        held = after <= LEFT_BY_FACTOR * min(size, before)
-        return factor if held and factor > 0.0 and abs(factor - 1.0) > SAME_SIZE else 1.0
+        return _factor(self._image, self._target)
 
     def cost(self, share: float) -> float:
         if share not in self._costs:
@@ -115,8 +144,8 @@ class _Line:
         return self.residual.weights * self.residual.target
 
     def _update(self, share: float) -> Tensor:
-        x = self._point(share).to(self.residual.target.dtype)
-        return self.residual.weights * torch.cat([tensor.flatten() for tensor in self.residual.shared(x)])
+        found = self.residual.shared(self._point(share))
+        return self.residual.weights * torch.cat([tensor.flatten() for tensor in found])
 
 
 def _likeliest(line: _Line, count: int) -> float:
@@ -152,13 +181,18 @@ def _hides(effect: effects.Effect, observation: Observation) -> bool:
     return isinstance(effect, effects.Clips) and effect.per != "step" and not clips_whole(effect, observation)
 
 
-def _residual(observation: Observation, prior: ImagePrior, labels: Tensor | None, precision: torch.dtype) -> Residual:
-    cpu = torch.device("cpu")
-    local = local_updates("auto", observation)
+def _labels(observation: Observation, labels: Tensor | None) -> Tensor:
     if labels is None or labels.is_floating_point() or len(labels) != observation.num_images:
         labels = known_labels("auto", observation, torch.Generator().manual_seed(0))
     assert labels is not None
+    return labels.cpu()
+
+
+def _residual(observation: Observation, prior: ImagePrior, labels: Tensor | None) -> Residual:
+    cpu = torch.device("cpu")
+    local = local_updates("auto", observation)
+    known = _labels(observation, labels)
     target = of_images(observation, shared_update(observation, local, cpu))
-    problem = make_problem(observation, target, labels.cpu(), Pixels(), {}, cpu)
-    by_norm, *weighed = make_residuals(problem, local, prior, labels.cpu(), cpu, dtype=precision)
+    problem = make_problem(observation, target, known, Pixels(), {}, cpu)
+    by_norm, *weighed = make_residuals(problem, local, prior, known, cpu)
     return weighed[-1] if weighed and weighed[-1].before is not None else by_norm

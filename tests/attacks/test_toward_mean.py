@@ -175,9 +175,15 @@ def test_what_is_clearly_right_or_wrong_costs_few_steps_of_the_client(right, mos
     assert 0 < len(calls) <= most
 
 
-def test_an_image_whose_own_equations_hold_is_not_weighed_after_several_steps(monkeypatch):
+@pytest.mark.parametrize("steps", [1, 3])
+def test_an_image_whose_own_equations_hold_is_not_weighed(steps, monkeypatch):
     monkeypatch.setattr(toward_mean, "_residual", None)
     observation = seen([])
-    several = replace(observation, protocol=replace(observation.protocol, steps=3, batch_size=1))
+    observation = replace(observation, protocol=replace(observation.protocol, steps=steps, batch_size=1))
     given = replace(result(digits(0, 1)), solves_equations=True)
-    assert drawn_to_mean(several, given) is given
+    assert drawn_to_mean(observation, given) is given
+
+
+def test_what_a_public_clip_took_off_is_no_other_scale():
+    found = fedsim.attack("patch_gradient", seen([{"gradient_clip": {"max_norm": 0.01}}]), certify=False)
+    assert (found.reason, error(found.images) < 1e-10) == ("", True)
