@@ -53,7 +53,7 @@ def main() -> None:
         sources["CIFAR-10"] = ImageFolder(str(options.cifar10), auxiliary_fraction=0.1, test_fraction=0.01)
     options.out.mkdir(parents=True, exist_ok=True)
     rows: list[list[str]] = []
-    head = ["images", "steps of training", "shared", *(f"{size} an update" for size in SIZES), "seconds"]
+    head = ["images", "steps of training", "shared", *(f"{size} image{'s' * (size > 1)}" for size in SIZES), "seconds"]
     for name, source in sources.items():
         for steps, cells in measure(source, tuple(options.steps), options.batches):
             rows += [[name, str(steps), shared, *values] for shared, values in cells.items()]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
+from torch.nn import functional as F
 
 import fedsim
 from attacks.label import RecoverLabels
@@ -79,7 +80,8 @@ def test_what_it_needs_is_said(digits, observe, rng, cpu):
             RecoverLabels("nearest_public").run(replace(seen, public_images=held), rng, cpu)
     model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 10)).train()
     images, labels = digits
-    mixed = fedsim.observe(model, images[:2], labels[:2], image_shape=(3, 8, 8), num_classes=10)
+    gradients = torch.autograd.grad(F.cross_entropy(model(images[:2]), labels[:2]), list(model.parameters()))
+    mixed = fedsim.Observation.of(model, gradients, batch_size=2, image_shape=(3, 8, 8))
     with pytest.raises(NotApplicable, match="BatchNorm in training mixes the images"):
         RecoverLabels("nearest_public").run(mixed.with_public_images(images[300:], labels[300:]), rng, cpu)
 
