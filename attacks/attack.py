@@ -62,7 +62,7 @@ def attack(
             `priors={"total_variation": {"weight": 0.1}}`.
 
     Raises:
-        ConfigError: no such attack, or a setting that it does not have.
+        ConfigError: no such attack, a setting that it does not have, or a device that is not there.
 
     >>> import fedsim, torch
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 5))
@@ -71,7 +71,7 @@ def attack(
     "Sequential has no patch embedding: a Conv2d at `patch_embed.proj`, as timm's ViTs"
     """
     built, name = _built(attack, settings)
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = _device(device)
     if isinstance(observation, History):
         with shown_session(name, progress) as session:
             built.session = session
@@ -87,6 +87,20 @@ def attack(
         results = run_built(several, name, built, seed, where)
     built.session = Session()
     return results[0] if isinstance(observation, Observation) else results
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError("device", device, "cpu, cuda or cuda:N, or None for what is there") from error
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device", device, "cpu, or None: this machine has no CUDA device")
+    if where.type == "cuda" and (where.index or 0) >= (count := torch.cuda.device_count()):
+        raise ConfigError("device", device, f"cuda:{count - 1} at most: this machine has {count} CUDA devices")
+    return where
 
 
 def _built(attack: str | Attack, settings: dict[str, Any]) -> tuple[Attack, str]:

@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import getLogger
 
 import torch
@@ -222,10 +222,13 @@ class Attack(ABC):
     def confirm(self, observation: Observation, result: Reconstruction) -> Reconstruction:
         """`result` with its certificate where the client's computation once more, and `bound`, grant it; else without.
 
-        What `run` calls certified is a claim: its own equations hold.
+        What `run` calls certified is a claim: its own equations hold. Of one image they do whatever loss was
+        differentiated and however it was scaled, which no computation by the stated protocol repeats.
         """
         if result.certificate.status != "certified":
             return result
+        if observation.num_images == 1:
+            result = replace(result, solves_equations=True)
         if not self.certify:
             return uncertified(result, "left out: certify=false")
         return confirmed(observation, result, self.bound)

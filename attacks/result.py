@@ -20,7 +20,8 @@ class Reconstruction:
         seconds: filled in by `Attack.__call__`.
         frames: pictures from the way, in the order of their steps.
         solves_equations: an image of several satisfies the attack's own equations by itself, whatever the others are,
-            or the client's computation on it gives what was shared.
+            or the client's computation on it gives what was shared; or the attack claimed it for one image.
+        note: what the user should know of the result, in a sentence; it becomes `AttackResult.reason`.
     """
 
     images: Tensor | None = None
@@ -30,6 +31,7 @@ class Reconstruction:
     seconds: float = 0.0
     frames: tuple[Frame, ...] = ()
     solves_equations: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,23 @@ class PsnrBound:
 def psnr_of(mse: float) -> float:
     """dB of a mean squared error of [0, 1] pixels, 300 at most; -∞ of one that is not finite."""
     return -10.0 * math.log10(max(mse, 1e-30)) if math.isfinite(mse) else -math.inf
+
+
+OFF, MOST_OFF = 0.5, 0.02
+"""How far out of [0, 1] a pixel is on another scale, and the share of such pixels from which an image is."""
+
+
+def _off_scale(images: Tensor | None) -> str:
+    """What to say of pixels that are 0 … 255 or still normalised; nothing where they are not."""
+    if images is None or not len(images):
+        return ""
+    pixels = images[images.isfinite()]
+    if float(((pixels - 0.5).abs() > 0.5 + OFF).double().mean()) <= MOST_OFF:
+        return ""
+    low, high = float(pixels.min()), float(pixels.max())
+    return (
+        f"its pixels are {low:.3g} … {high:.3g}, where [0, 1] is wanted: what lies outside is cut off for every score"
+    )
 
 
 def finished(result: Reconstruction, seconds: float) -> Reconstruction:
@@ -69,6 +88,7 @@ def finished(result: Reconstruction, seconds: float) -> Reconstruction:
             raise ValueError(f"the frame of step {frame.step} is of shape {shape}, the result {expected}")
     return replace(
         result,
+        note="; ".join(filter(None, [result.note, _off_scale(images)])),
         images=None if result.images is None else result.images.detach().cpu(),
         labels=None if result.labels is None else result.labels.detach().cpu(),
         frames=tuple(replace(frame, images=frame.images.detach().cpu()) for frame in result.frames),

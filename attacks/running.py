@@ -76,7 +76,10 @@ def _polisher(key: str, chosen: object) -> Attack:
     if not isinstance(named, Mapping) or len(named) != 1:
         raise ConfigError(key, chosen, "a name of conf/attack, or one name with its settings")
     ((name, settings),) = named.items()
-    attack = build_attack(str(name), option("attack", str(name), dict(settings or {})))
+    try:
+        attack = build_attack(str(name), option("attack", str(name), dict(settings or {})))
+    except ConfigError as error:
+        raise error.under(f"{key}{error.key.removeprefix('attack')}") from error
     if type(attack).polish is Attack.polish:
         raise ConfigError(key, name, "an attack that goes on from another's images, such as gauss_newton")
     return attack
@@ -126,7 +129,11 @@ def run_attack(
     alone = _one(observation, name, make, seed, device)
     if alone.status == "refused":
         return whole
-    return replace(alone, reason="; ".join(filter(None, [alone.reason, f"of this round alone: {whole.reason}"])))
+    return _also(alone, f"of this round alone: {whole.reason}")
+
+
+def _also(result: AttackResult, reason: str) -> AttackResult:
+    return replace(result, reason="; ".join(filter(None, [result.reason, reason])))
 
 
 def _on_rounds(
@@ -213,7 +220,7 @@ def _done(observation: Observation | History, name: str, attack: Attack, rebuilt
         rebuilt = drawn_to_mean(observation, rebuilt)
         rebuilt = replace(rebuilt, seconds=rebuilt.seconds + time.perf_counter() - start)
     return replace(
-        ended(observation, name, attack, "done", seconds=rebuilt.seconds),
+        ended(observation, name, attack, "done", rebuilt.note, rebuilt.seconds),
         certificate=rebuilt.certificate,
         images=rebuilt.images,
         own_images=_own(observation, attack, rebuilt),
@@ -247,7 +254,7 @@ def _within_memory(
     smaller = ""
     for _ in range(SHRINKS):
         try:
-            return replace(attempt(), reason=smaller and f"out of memory until {smaller}")
+            return _also(attempt(), smaller and f"out of memory until {smaller}")
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error) or not (shrunk := attack.take_less(device)):
                 raise
@@ -257,7 +264,7 @@ def _within_memory(
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    return replace(attempt(), reason=f"out of memory until {smaller}")
+    return _also(attempt(), f"out of memory until {smaller}")
 
 
 def out_of_memory(error: BaseException) -> bool:

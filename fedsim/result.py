@@ -60,7 +60,8 @@ class AttackResult:
     Attributes:
         observation: its name, `round-00001-client-00003`.
         attack: the attack's name.
-        status: `refused` where the attack does not apply, `failed` where it raised; `reason` says why.
+        status: `refused` where the attack does not apply, `failed` where it raised; `reason` says why. Of one that is
+            `done` it says what else is to be known.
         server_round, client, summed: as the observation says.
         batch_size: images behind the update, those of all local steps.
         target: what the attack is after: `images`, `labels`, or whatever else an attack of one's own says.
@@ -195,7 +196,7 @@ class AttackResult:
             mean = sum(measured) / len(measured)
             least = f", {min(measured):.1f} dB least" if len(measured) > 1 else ""
             if len(measured) < len(self.psnr):
-                parts.append(f"{len(measured)} of {len(self.psnr)} originals matched")
+                parts.append(f"compared with {len(measured)} of {len(self.psnr)} originals")
             parts.append(f"{mean:.1f} dB{' on average' if least else ''}{least}")
         if self.scores is not None and self.scores.labels is not None:
             share = self.scores.labels
@@ -205,6 +206,8 @@ class AttackResult:
             words = f"certified (at least {promised:.0f} dB)" if self.certified and promised else None
             why = f" ({self.certificate.reason})" if self.certificate.reason and not self.certified else ""
             parts.append(words or f"{self.certificate.status}{why}")
+        if self.reason:
+            parts.append(self.reason)
         return f"{self.attack}: {', '.join(parts)}, {self.seconds:.2g} s"
 
     def _rebuilt(self) -> str:

@@ -3,9 +3,11 @@
 import doctest
 import json
 import math
+import re
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import timm
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 
 import fedsim
+from attacks.base import Reconstruction
 from fedsim.effects import Clips
 from fedsim.result import AttackResult
 
@@ -173,6 +176,69 @@ def test_what_is_no_observation_is_refused(vit):
     with pytest.raises(fedsim.ConfigError, match=r"^attack=<Observation .* before the observation$") as raised:
         fedsim.attack(seen, "labels")
     assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("gpu", "^device=gpu: must be cpu, cuda or cuda:N, or None"),
+        (3.5, "^device=3.5: must be cpu, cuda"),
+        ("cuda", "^device=cuda: must be cpu, or None: this machine has no CUDA device"),
+    ],
+)
+def test_a_device_that_is_not_there_is_one_clear_line(device, words, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
+    with pytest.raises(fedsim.ConfigError, match=words):
+        fedsim.attack("fc_bias", fedsim.observe(model, IMAGES[:1], LABELS[:1]), device=device)
+
+
+def test_a_cuda_device_beyond_the_last_is_one_clear_line(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(fedsim.ConfigError, match=r"^device=cuda:2: must be cuda:1 at most: .* has 2 CUDA devices"):
+        fedsim.attack("fc_bias", [], device="cuda:2")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        (IMAGES, "^dataset=Tensor: must be a data set of pairs"),
+        ((IMAGES.numpy(), LABELS), r"^dataset=tuple of ndarray: must be a data set of pairs .* or \(images, labels\)"),
+        (torch.utils.data.TensorDataset(IMAGES), "^dataset=TensorDataset of tuple: must be a data set of pairs"),
+        (3, "^dataset=int: must be a data set of pairs"),
+    ],
+)
+def test_images_without_labels_are_no_data_set(dataset, words):
+    with pytest.raises(fedsim.ConfigError, match=words):
+        fedsim.audit(OwnNet(), dataset)
+
+
+@pytest.mark.parametrize(("low", "high", "said"), [(0.0, 255.0, True), (-2.1, 2.6, True), (-0.2, 1.3, False)])
+def test_images_on_another_scale_are_named(low, high, said):
+    class Strange(fedsim.Attack):
+        def run(self, observation, rng, device):
+            return Reconstruction(images=low + (high - low) * IMAGES[:1])
+
+    result = fedsim.attack(Strange(), fedsim.observe(OwnNet(), IMAGES[:1], LABELS[:1]))
+    words = r"its pixels are \S+ … \S+, where \[0, 1\] is wanted: what lies outside is cut off for every score"
+    assert bool(re.fullmatch(words, result.reason)) == said
+    assert bool(re.search(words, str(fedsim.score(result, IMAGES[:1])))) == said
+
+
+def test_a_figure_of_several_names_each_and_says_what_it_leaves_out():
+    originals = IMAGES[:1].expand(10, -1, -1, -1)
+    why = "a reason that is far longer than a row of one image is wide, and whose last word is still to be read: end"
+    refused, rebuilt = AttackResult("o", "other", "refused", why), AttackResult("o", "mine", "done", images=originals)
+    one = fedsim.show([replace(rebuilt, images=originals[:1]), refused], originals[:1])
+    words = [text.get_text() for axes in one.axes for text in axes.texts]
+    assert words[0] == "mine"
+    assert " ".join(words[1].split("\n")) == f"other: refused: {why}"
+    assert max(map(len, words[1].split("\n"))) < 60
+    assert one.get_suptitle() == ""
+    many = fedsim.show([rebuilt, refused], originals)
+    assert many.get_suptitle() == "8 of 10 images"
+    assert len(many.axes) == 3 * 8
 
 
 def test_who_names_an_attack_or_a_defense_of_their_own_is_told_how_it_is_given(vit):
@@ -361,7 +427,7 @@ def test_labels_are_read_from_a_head_whose_output_is_the_answer(change, status):
 
 def test_what_was_not_rebuilt_is_said():
     result = AttackResult("o", "mine", "done", images=IMAGES[:1])
-    assert "1 of 2 originals matched" in str(fedsim.score(result, IMAGES))
+    assert "compared with 1 of 2 originals" in str(fedsim.score(result, IMAGES))
     with pytest.raises(fedsim.ConfigError, match=r"images=.*originals with values in \[0, 1\]"):
         fedsim.score(result, 255 * IMAGES)
 

@@ -21,7 +21,6 @@ def main() -> None:
 
     import torch
 
-    from attacks.result import uncertified
     from attacks.running import build_attack
     from attacks.toward_mean import drawn_to_mean
     from clients.app import ClientRuntime
@@ -56,7 +55,9 @@ def main() -> None:
         except NotApplicable as refusal:
             raise SystemExit(f"error: attack.{name} does not apply: {refusal}") from refusal
         confirm, found = _timed(partial(attack.confirm, observation, claimed))
-        weigh, _ = _timed(partial(drawn_to_mean, observation, uncertified(claimed, "left out")))
+        attack.certify = False
+        weigh, _ = _timed(partial(drawn_to_mean, observation, attack.confirm(observation, claimed)))
+        attack.certify = True
         if repeat:  # the first is a warm-up
             client.append(step)
             bare.append(run)

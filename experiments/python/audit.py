@@ -23,7 +23,7 @@ from experiments.cli.validation import check_gpus
 from experiments.engine.setup import Setup, assemble
 from experiments.python.load_config import load_config
 from experiments.python.results import attack_table, read_results
-from fedsim.data.own import Own, OwnData, own_data
+from fedsim.data.own import Own, OwnData, check_own, own_data
 from fedsim.errors import ConfigError
 from fedsim.models import OwnArchitecture, architecture_seed, own_architecture
 from fedsim.report.render import build_comparison, build_report
@@ -144,6 +144,7 @@ def audit(
     >>> found.table.loc[0, ["updates", "label_share"]].tolist()
     [4.0, 1.0]
     """
+    check_own(dataset)
     shape = image_shape if image_shape is not None else _first_shape(model, dataset)
     own = own_architecture(model, shape, None, mean, std, roles)
     architecture = replace(own, seed=architecture_seed(seed), finetune=finetune_of(finetune))
@@ -174,7 +175,7 @@ def _first_shape(model: nn.Module, dataset: Own) -> Sequence[int] | None:
     """None where the model says itself what it reads."""
     if hasattr(model, "pretrained_cfg") or hasattr(model, "patch_embed"):
         return None
-    first = dataset[0][0] if hasattr(dataset, "__getitem__") and len(dataset) else None
+    first = dataset[0][0] if len(dataset) else None
     found = getattr(first, "shape", None)
     return tuple(found) if found is not None and len(found) == 3 else None
 

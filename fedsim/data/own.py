@@ -39,6 +39,23 @@ class OwnData(FederatedData):
         return self._class_names
 
 
+def check_own(dataset: Own) -> None:
+    """Raises ConfigError for what is neither a data set of pairs nor a pair of tensors."""
+    expected = "a data set of pairs (image, label), or (images, labels), two tensors"
+    sized = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if isinstance(dataset, Tensor) or not sized:
+        raise ConfigError("dataset", type(dataset).__name__, expected)
+    if _pair(dataset) or not len(dataset):
+        return
+    first = dataset[0]
+    if not isinstance(first, tuple | list) or len(first) < 2:
+        raise ConfigError("dataset", f"{type(dataset).__name__} of {type(first).__name__}", expected)
+
+
+def _pair(dataset: Own) -> bool:
+    return isinstance(dataset, tuple | list) and len(dataset) == 2 and all(isinstance(one, Tensor) for one in dataset)
+
+
 def own_data(
     dataset: Own,
     shape: tuple[int, int, int],
@@ -54,12 +71,10 @@ def own_data(
     Raises:
         ConfigError: too few images, images of another shape, labels without an output.
     """
-    pair = isinstance(dataset, tuple | list) and len(dataset) == 2 and all(isinstance(one, Tensor) for one in dataset)
+    check_own(dataset)
+    pair = _pair(dataset)
     if pair and len(dataset[0]) != len(dataset[1]):
         raise ConfigError("dataset", f"{len(dataset[0])} images, {len(dataset[1])} labels", "as many of each")
-    if not pair and not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-        expected = "a torch data set with a length, of (image, label), or a pair of tensors (images, labels)"
-        raise ConfigError("dataset", type(dataset).__name__, expected)
     count = len(dataset[0]) if pair else len(dataset)
     if not isinstance(num_images, int) or not 1 <= num_images <= count:
         raise ConfigError("num_images", num_images, f"from 1 to {count}, the images of the data set")

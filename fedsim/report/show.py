@@ -1,6 +1,7 @@
 """`fedsim.show`: rebuilt images beside the originals, for a notebook or a paper."""
 
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 MOST = 8
 """Images in a row."""
 
+LETTERS, LINES = 26, 13
+"""Of a text that stands in place of images: in a line for each image's width, and lines in a row's height."""
+
 
 def show(
     result: AttackResult | Sequence[AttackResult],
@@ -24,7 +28,9 @@ def show(
     *,
     labels: Tensor | Sequence[int] | None = None,
 ) -> "Figure":
-    """A figure: the originals in the first row, below them what each attack rebuilt, with its PSNR.
+    """A figure: the originals in the first row, below them what each attack rebuilt, with its name and its PSNR.
+
+    Of more than eight images the first eight are shown, and the figure says so.
 
     Args:
         result: of one attack, or of several on the same update.
@@ -48,9 +54,12 @@ def show(
         raise ConfigError("result", [one.attack for one in results], expected)
     if images is not None:
         results = [score(one, images, labels) for one in results]
-    columns = min(MOST, len(images) if images is not None else max(_count(one) for one in results))
+    count = len(images) if images is not None else max(_count(one) for one in results)
+    columns = min(MOST, count)
     rows = (images is not None) + len(results)
     figure = Figure(figsize=(1.7 * max(columns, 2), 1.95 * rows), layout="constrained")
+    if columns < count:
+        figure.suptitle(f"{columns} of {count} images", fontsize=9)
     axes = figure.subplots(rows, columns, squeeze=False)
     for cell in axes.flat:
         cell.set_axis_off()
@@ -63,10 +72,15 @@ def show(
     return figure
 
 
-def _draw_row(one: AttackResult, cells: Iterable[Any], matched: bool) -> None:
+def _draw_row(one: AttackResult, cells: Sequence[Any], matched: bool) -> None:
+    first = cells[0]
     if one.images is None:
-        next(iter(cells)).set_title(str(one)[:60], fontsize=8, loc="left")
+        width = round(LETTERS * max(len(cells), 2))
+        said = "\n".join(textwrap.wrap(str(one), width, max_lines=LINES, placeholder=" …"))
+        # Out of the layout, or the row's first cell would be as wide as its text.
+        first.text(0.0, 0.5, said, fontsize=8, va="center", transform=first.transAxes).set_in_layout(False)
         return
+    first.text(-0.05, 0.5, one.attack, fontsize=8, rotation=90, ha="right", va="center", transform=first.transAxes)
     for place, cell in enumerate(cells):
         scored = one.scores.images[place] if matched and one.scores is not None else None
         index = scored.reconstruction if scored is not None else (place if place < len(one.images) else None)

@@ -134,9 +134,9 @@ def test_where_it_does_not_apply_the_result_stays(seen):
     ("chosen", "words"),
     [
         ("labels", "attack.row_space.then=labels: must be an attack that goes on from another's images"),
-        ("gaus_newton", "Did you mean 'gauss_newton'"),
+        ("gaus_newton", "attack.row_space.then=gaus_newton: there is no such option. Did you mean 'gauss_newton'"),
         (["gauss_newton"], "must be a name of conf/attack, or one name with its settings"),
-        ({"gauss_newton": {"stesp": 3}}, "stesp"),
+        ({"gauss_newton": {"stesp": 3}}, "attack.row_space.then.gauss_newton.stesp=3: "),
     ],
 )
 def test_what_cannot_go_on_is_refused_before_anything_runs(chosen, words):

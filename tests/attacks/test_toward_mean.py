@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
 import fedsim
+from attacks import toward_mean
 from attacks.base import Certificate, Reconstruction
 from attacks.toward_mean import drawn_to_mean
 from defenses import CutMix, GradientNoise, Half, MixUp, TopK
@@ -117,3 +119,71 @@ def test_behind_dropout_no_image_explains_the_update_and_the_exact_one_stays():
     observed = fedsim.observe(Architecture(spec, (), 0).build(keep=True), digits(0, 1), [0], training_mode=True)
     found = fedsim.attack("patch_gradient", replace(observed, image_prior=PublicPrior.of(digits(1000, 1300))))
     assert error(found.images) < 1e-10
+
+
+def scaled(observation, factor):
+    update = observation.update
+    return replace(observation, update=replace(update, tensors={n: factor * t for n, t in update.tensors.items()}))
+
+
+LOSSES = {
+    "three times as large": lambda z: 3.0 * F.cross_entropy(z, torch.tensor([0])),
+    "a loss scale left in": lambda z: 65536.0 * F.cross_entropy(z, torch.tensor([0])),
+    "another loss": lambda z: F.binary_cross_entropy_with_logits(z, torch.eye(10)[:1], reduction="sum"),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("attack", ["patch_gradient", "row_space"])
+def test_an_own_gradient_of_any_size_and_loss_keeps_its_exact_image(attack, loss):
+    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True).eval()
+    mean, std = [0.5] * 3, [0.5] * 3
+    found = torch.autograd.grad(LOSSES[loss](vit((digits(0, 1) - 0.5) / 0.5)), list(vit.parameters()))
+    own = fedsim.Observation.of(vit, found, image_shape=(3, 8, 8), num_classes=10, mean=mean, std=std)
+    result = fedsim.attack(attack, own)
+    assert error(result.images) < 1e-10
+    factor = {"three times as large": "3", "a loss scale left in": "65536"}.get(loss)
+    said = f"the shared update is about {factor} times what the protocol as stated gives"
+    assert result.reason == (said if factor else "")
+    assert said not in str(result) if factor is None else said in str(result)
+
+
+@pytest.mark.parametrize("factor", [0.2, 5.0])
+def test_the_size_of_an_update_does_not_count_where_its_direction_fits(factor, rng):
+    observation = scaled(seen([]), factor)
+    near = (digits(0, 1) + 0.01 * torch.randn(1, 3, 8, 8, generator=rng)).clamp(0, 1)
+    kept = drawn_to_mean(observation, result(near))
+    assert torch.equal(kept.images, near)
+    assert kept.note == f"the shared update is about {factor:.3g} times what the protocol as stated gives"
+    wrong = drawn_to_mean(observation, result(torch.rand(1, 3, 8, 8, generator=rng)))
+    assert error(wrong.images) < 1.1 * error(observation.image_prior.mean[None])
+    assert not wrong.note
+
+
+@pytest.mark.parametrize(("right", "most"), [(True, 2), (False, 3)])
+def test_what_is_clearly_right_or_wrong_costs_few_steps_of_the_client(right, most, rng, monkeypatch):
+    """One at the mean, one at the image; beside the mean one more."""
+    made, calls = toward_mean._residual, []
+
+    def counted(*given):
+        residual = made(*given)
+        return replace(residual, shared=lambda x: (calls.append(x), residual.shared(x))[1])
+
+    monkeypatch.setattr(toward_mean, "_residual", counted)
+    image = digits(0, 1) if right else torch.rand(1, 3, 8, 8, generator=rng)
+    drawn_to_mean(seen([GradientNoise(relative_norm=1e-4)] if right else []), result(image))
+    assert 0 < len(calls) <= most
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_an_image_whose_own_equations_hold_is_not_weighed(steps, monkeypatch):
+    monkeypatch.setattr(toward_mean, "_residual", None)
+    observation = seen([])
+    observation = replace(observation, protocol=replace(observation.protocol, steps=steps, batch_size=1))
+    given = replace(result(digits(0, 1)), solves_equations=True)
+    assert drawn_to_mean(observation, given) is given
+
+
+def test_what_a_public_clip_took_off_is_no_other_scale():
+    found = fedsim.attack("patch_gradient", seen([{"gradient_clip": {"max_norm": 0.01}}]), certify=False)
+    assert (found.reason, error(found.images) < 1e-10) == ("", True)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -45,6 +46,9 @@ class Link:
     output_shape: tuple[int, ...]
 
 
+IN_FORWARD: tuple[Function, ...] = (torch.sigmoid, torch.tanh, F.leaky_relu, F.relu, F.gelu, F.silu, F.elu)
+"""Activations that a model's `forward` may call as functions, where no module shows."""
+
 IDENTITY = Activation("identity", lambda y: y, torch.ones_like)
 
 
@@ -74,7 +78,7 @@ def layer_chain(model: nn.Module, image_shape: tuple[int, ...]) -> list[Link]:
     links: list[Link] = []
     for name, module, read, written in ran:
         if read.numel() != current.numel() or not torch.equal(read.flatten(), current.flatten()):
-            raise NotApplicable(f"{name} ({_kind(module)}) does not read the output of the layer before it")
+            raise NotApplicable(_between(f"{name} ({_kind(module)})", current, read))
         current = written
         if isinstance(module, PASSING):
             continue
@@ -91,6 +95,17 @@ def layer_chain(model: nn.Module, image_shape: tuple[int, ...]) -> list[Link]:
     if not isinstance(links[-1].layer, nn.Linear) or links[-1].activation is not IDENTITY:
         raise NotApplicable(f"{links[-1].name} is no linear classifier")
     return links
+
+
+def _between(reader: str, written: Tensor, read: Tensor) -> str:
+    """Why a layer that reads something else than the one before it wrote is refused."""
+    for function in IN_FORWARD:
+        if read.numel() == written.numel() and torch.allclose(read.flatten(), function(written).flatten()):
+            called = getattr(function, "__name__", "an activation")
+            return (
+                f"{reader} reads {called} of the output before it: an activation must be a module, such as nn.Sigmoid"
+            )
+    return f"not a plain chain of layers: {reader} does not read the output of the layer before it"
 
 
 def _check(name: str, module: nn.Linear | nn.Conv2d, read: Tensor) -> None:

@@ -53,6 +53,11 @@ class Hidden(Residual):
         return self.fc(self.conv(x).flatten(1)).tanh()
 
 
+class InForward(Residual):
+    def forward(self, x):
+        return self.fc(torch.sigmoid(self.conv(x)).flatten(1))
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
@@ -65,7 +70,11 @@ class Hidden(Residual):
         (nn.Sequential(nn.Conv2d(3, 3, 3, groups=3), nn.Flatten(), nn.Linear(108, 5)), "in groups"),
         (nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten()), "no linear classifier"),
         (nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.Tanh()), "no linear classifier"),
-        (Residual(), "does not read the output"),
+        (Residual(), "not a plain chain of layers: fc .Linear. does not read the output"),
+        (
+            InForward(),
+            "fc .Linear. reads sigmoid of the output before it: an activation must be a module, such as nn.Sig",
+        ),
         (Hidden(), "not the output of the last layer"),
     ],
 )
