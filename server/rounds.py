@@ -142,7 +142,7 @@ class Rounds:
             self._observer.observe(from_arrays(start), [reply.sent for reply in replies if reply.sent is not None])
         answers = [reply.message for reply in replies]
         self.record.metrics["clients"] = sum(not answer.has_error() for answer in answers)
-        self.budget.hear(server_round, answers)
+        self.budget.hear(server_round, answers, [reply.refused for reply in replies if reply.refused is not None])
         arrays, metrics = aggregate(
             self.strategy, server_round, start, answers, whole_weights=self._whole_weights, sums=self._sums
         )
