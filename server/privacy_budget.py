@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr.app import Message, MetricRecord
 
-from fedsim.bounds.privacy import began_anew, is_budget, is_first_round, largest_budgets
+from fedsim.bounds.privacy import began_anew, held_by_several, is_budget, is_first_round, largest_budgets
 from fedsim.wire.contents import config_records, metric_records
 from fedsim.wire.records import METRICS, UPDATE
 from fedsim.wire.reply_values import MALFORMED
@@ -24,9 +24,14 @@ class PrivacyBudget:
 
     A reply that the server refuses has reached it: what it says that its client has spent counts, under names that
     other clients report. One that says nothing of them may have spent anything: they are ∞ from then on.
+
+    Args:
+        holders: clients that hold one image, at most, each of which releases it; None: that is not known, and no μ is
+            reported.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, holders: int | None = None) -> None:
+        self._holders = holders
         self._largest: dict[str, float] = {}
         self._reported: dict[str, dict[str, float]] = {}
         self._refused: dict[str, float] = {}
@@ -69,7 +74,9 @@ class PrivacyBudget:
         if not self._largest:
             return metrics
         reported = {name: value for name, value in (metrics or {}).items() if not is_first_round(name)}
-        return MetricRecord({**reported, **{name: self._spent(name) for name in self._largest}})
+        reported = {name: value for name, value in reported.items() if not is_budget(name)}
+        spent = held_by_several({name: self._spent(name) for name in self._largest}, self._holders)
+        return MetricRecord({**reported, **spent})
 
     def _spent(self, name: str) -> float:
         refused = self._refused.get(name, math.inf) if self._refused else 0.0

@@ -1,6 +1,7 @@
 """What a round's metrics say of ε: no client has spent more."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,9 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
+from defenses import DefenseChain, GradientNoise
+from fedsim.data.tensors import TensorImages
+from fedsim.report.run.bounds.over_rounds import released
 from fedsim.simulation import partition_of
 from fedsim.update import LocalProtocol, Update
 from fedsim.wire.records import METRICS, Contribution, from_arrays, to_arrays, to_reply
@@ -134,10 +138,32 @@ def test_without_a_budget_nothing_is_added():
     assert reported(budget, 2, replies(None)) == (None, None)
 
 
+def test_copies_of_an_image_count_in_what_a_federation_proves(federate, monkeypatch):
+    """Three clients of two images each: the first holds one of them twice, and the second holds it too."""
+    options = ["num_clients=3", "defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=8", "client.batch_size=2"]
+    federation = federate("strategy=fedavg", *options)
+    images, labels = federation.setup.data.train.images(range(4)), federation.setup.data.train.labels[:2]
+    held, setup = [TensorImages(images[places], labels) for places in ([0, 0], [0, 1], [2, 3])], federation.setup
+    monkeypatch.setattr(setup.data, "client", lambda number: held[number])
+    assert (setup.holders(simulated=True), setup.holders(simulated=False)) == (2, None)
+    assert replace(setup, defenses=DefenseChain({"noise": GradientNoise()})).holders(simulated=True) is None
+    found = {}
+    for holders in (1, setup.holders(simulated=True), None):
+        rounds = federation.rounds(holders=holders)
+        federation.start(rounds, num_rounds=2)
+        found[holders] = {name: value for name, value in rounds.take().metrics.items() if "_gdp_" in name}
+    once = {"dp_sgd_gdp_mu": pytest.approx(2 * 2**0.5 / 8), "dp_sgd_gdp_releases": 2.0, "dp_sgd_gdp_copies": 2.0}
+    assert found[1] == once, "two copies in a batch, in each of two rounds"
+    assert found[2] == once | {"dp_sgd_gdp_mu": pytest.approx(2 * 2 / 8), "dp_sgd_gdp_releases": 4.0}
+    assert found[None] == {"dp_sgd_gdp_copies": 2.0}, "nothing is proven where nobody knows"
+    assert released(found[2]).releases == 4
+    assert released(found[None]) is None
+
+
 def test_what_a_refused_reply_released_counts(federate):
     """A client's loss is no number in every other round: refused, and yet the server has its update."""
-    options = ["num_clients=4", "strategy.fraction_train=0.5", "defense=[dp_sgd]", "client.local_steps=1"]
-    federation = federate("strategy=fedavg", *options)
+    options = ["num_clients=4", "strategy.fraction_train=0.5", "defense=[dp_sgd]", "client.batch_size=4"]
+    federation = federate("strategy=fedavg", *options, "client.local_steps=1")
     rounds = federation.rounds(screening=Screening(federation.setup.rules(simulated=True), partition_of))
     grid, arrays, spent = federation.grid(), to_arrays(federation.setup.model.state_dict()), [0.0]
     exchange, told = grid.send_and_receive, []

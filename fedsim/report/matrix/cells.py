@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from fedsim.bounds.privacy import MU
+from fedsim.bounds.privacy import gdp
 from fedsim.bounds.robustness import PROVEN_GAMMA, PROVEN_KAPPA, blow_up
 from fedsim.report.level import Level, with_theorem
 from fedsim.report.run.images.counts import Counts
@@ -130,7 +130,7 @@ class MatrixRow:
     @property
     def gamma(self) -> float | None:
         """Reconstruction robustness at `PROVEN_KAPPA` after all releases of a training; None without that theorem."""
-        mus = [value for name, value in self.measured.items() if name.endswith(f"_{MU}") and value > 0]
+        mus = [mu for mu, _ in gdp(self.measured).values()]
         return blow_up(PROVEN_KAPPA, min(mus)) if mus else None
 
     @property
