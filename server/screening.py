@@ -142,9 +142,13 @@ def _with_plain_error(reply: Message) -> Message:
 
 
 def _without_tensors(reply: Message) -> Message:
-    told = {**metric_records(reply.content), **config_records(reply.content)}
-    kept = {name: told[name] for name in (METRICS, UPDATE) if name in told}
-    return with_content(reply, RecordDict(kept))
+    metrics, update = metric_records(reply.content).get(METRICS), config_records(reply.content).get(UPDATE)
+    kept = RecordDict()
+    if metrics is not None:
+        kept[METRICS] = metrics
+    if update is not None:
+        kept[UPDATE] = update
+    return with_content(reply, kept)
 
 
 def _failed(reply: Message, reason: str, code: int) -> Message:
