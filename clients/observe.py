@@ -158,8 +158,7 @@ def _client(given: Mapping[str, Any]) -> ClientSettings:
     share, steps, epochs = given["share"], given["local_steps"], given["local_epochs"]
     if share not in ("gradient", "delta", "weights"):
         raise ConfigError("share", share, "gradient, delta or weights")
-    settings = parse(ClientSettings, {**given, "scheduler": None, "device": "auto"})
     if share == "gradient" and (steps is not None or epochs != 1):
         key, value = ("local_steps", steps) if steps is not None else ("local_epochs", epochs)
         raise ConfigError(key, value, "share='delta' or 'weights' with it: a gradient is taken of one batch")
-    return settings
+    return parse(ClientSettings, {**given, "scheduler": None, "device": "auto"})

@@ -208,7 +208,8 @@ def notebook(name: str) -> str:
         text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```"
         for cell, text in zip(cells, told, strict=True)
     ]
-    return "\n\n".join(shown).split("\n", 1)[1]
+    text = "\n\n".join(shown).split("\n", 1)[1]
+    return text.replace("](../", "](")  # a notebook's links are from its own folder
 
 
 # Reading

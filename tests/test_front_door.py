@@ -277,7 +277,20 @@ def test_an_audit_is_a_table_and_the_commands_page(vit, tmp_path):
     assert found.verdicts["none"].startswith("broken")
     page = found.report(tmp_path / "leak.html").read_text(encoding="utf-8")
     assert "withhold_pe" in page
+    assert "There is no undefended run" not in page
     assert "<table" in found._repr_html_()
+
+
+def test_defenses_that_are_objects_compare_with_none_and_apart_from_each_other(vit, tmp_path):
+    from defenses import GradientNoise
+    from fedsim.report.compare.verdict import judge_defenses
+    from fedsim.report.run.read import read_run
+
+    data, noises = (IMAGES, torch.tensor(LABELS)), [GradientNoise(relative_norm=size) for size in (0.1, 0.2)]
+    found = fedsim.audit(vit, data, ["patch_gradient"], [[], *noises], num_images=1)
+    judged = judge_defenses([read_run(folder) for folder in found.folders.values()])
+    assert len({verdict.name for verdict in judged}) == 2
+    assert not any("no undefended run" in words for verdict in judged for words in verdict.details)
 
 
 def test_an_audit_reads_torch_data_sets_with_pil_images(vit, tmp_path):

@@ -12,8 +12,8 @@ from attacks.label.certified import as_reconstruction, features_of
 from attacks.label.head import head_is_exact, rounding, shared, sign_rounding, single_head
 from attacks.label.membership import rlg
 from attacks.label.public_images.counts import from_public_images, likely
+from attacks.label.public_images.gradients import from_public_gradients
 from attacks.label.reference import random_reference
-from attacks.label.rules import head_gradient
 from attacks.label.signs import labels_of_signs, steps_are_signs
 from attacks.label.single import label_of_one, relative_sum
 from attacks.result import uncertified
@@ -23,7 +23,8 @@ from fedsim.observation import Observation
 
 FROM_WEIGHT = ("idlg", "gradinversion", "gradinversion_sum", "rlg")
 FROM_REFERENCE = ("llg", "llg_bias", "zlg")
-RULES = ("auto", *FROM_WEIGHT, *FROM_REFERENCE, "ilrg", "bias_sign", "bias_corrected", "bias_prior", "class_moments")
+FROM_PUBLIC = ("class_moments", "nearest_public")
+RULES = ("auto", *FROM_WEIGHT, *FROM_REFERENCE, "ilrg", "bias_sign", "bias_corrected", "bias_prior", *FROM_PUBLIC)
 MOST_LABELS = 100_000
 """A client may claim any number of examples, and each label is written down."""
 PROVABLE = 8
@@ -39,7 +40,8 @@ class RecoverLabels(Attack):
     `label_of_one` for one example; up to `PROVABLE` examples it looks for the only counts that explain the gradient;
     else, or where none are certified, `class_moments` with public images that the batch is like, then `bias_prior` with
     auxiliary pictures and `bias_corrected` without.
-    Where the bias has no shared gradient the weight is read: `idlg` for one example, `llg` for several.
+    Where the bias has no shared gradient the weight is read: `idlg` for one example, `llg` for several. Where that has
+    none either, public images tell: `nearest_public`.
     Labels alone: no pictures. A clipped gradient's scale is unknown: that misleads the rules that count, and no other
     where labels are hard; smoothed ones it may hide from `bias_sign`.
 
@@ -59,11 +61,14 @@ class RecoverLabels(Attack):
         self.rule = rule
         self.reference = reference
         self.needs = Needs(
-            auxiliary=rule in ("auto", "bias_prior", "class_moments") or (reference and rule in FROM_REFERENCE)
+            auxiliary=rule in ("auto", "bias_prior", *FROM_PUBLIC) or (reference and rule in FROM_REFERENCE)
         )
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
-        """Raises NotApplicable without a head, where its gradient is withheld, and without auxiliary pictures."""
+        """Raises NotApplicable without a head, where its gradient is withheld, and without auxiliary images.
+
+        With labelled public images no head is needed.
+        """
         protocol = observation.protocol
         total = observation.num_images
         if total > MOST_LABELS:
@@ -76,7 +81,11 @@ class RecoverLabels(Attack):
             raise NotApplicable("label_smoothing=1 leaves nothing of the labels in the gradient")
         if self.rule in FROM_REFERENCE:
             return self._from_reference(observation, total, rng, device)
-        if self.rule == "auto" and not _bias_is_shared(observation):
+        if self.rule == "nearest_public":
+            return from_public_gradients(observation, total, device)
+        if self.rule == "auto" and not _is_shared(observation, "bias"):
+            if not _is_shared(observation, "weight") and _has_labelled_images(observation):
+                return from_public_gradients(observation, total, device)
             if total == 1:
                 return _from_weight(observation, "idlg", total)
             return RecoverLabels("llg", self.reference)._from_reference(observation, total, rng, device)
@@ -157,9 +166,17 @@ def _from_weight(observation: Observation, rule: str, total: int) -> Reconstruct
     return _uncertified(labels, reason, {})
 
 
-def _bias_is_shared(observation: Observation) -> bool:
-    gradient = head_gradient(observation.gradient, observation.roles.head_biases)
-    return gradient is not None and bool(gradient.isfinite().all())
+def _is_shared(observation: Observation, part: str) -> bool:
+    """The head's `weight` or `bias`."""
+    try:
+        shared(observation, part)
+    except NotApplicable:
+        return False
+    return True
+
+
+def _has_labelled_images(observation: Observation) -> bool:
+    return observation.public_images is not None and observation.public_images.labels is not None
 
 
 def _ilrg(observation: Observation, bias_grad: Float[Tensor, "classes"], total: int) -> Reconstruction:

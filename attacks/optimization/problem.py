@@ -20,9 +20,9 @@ from attacks.optimization.matching.local_steps import (
     weight_change,
 )
 from attacks.optimization.matching.objectives import Clipped, Objective
-from attacks.optimization.matching.victim import Victim
 from attacks.optimization.parametrisation import Parametrisation, Space
 from attacks.optimization.priors.base import Prior, PriorTerm
+from attacks.victim import Victim
 from fedsim.effects import Clips
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation

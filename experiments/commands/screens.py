@@ -13,7 +13,7 @@ ALL = {
 SETTINGS = {
     "fedsim": """\
   num_clients=40 num_rounds=90 seed=0      the federation
-  client.batch_size=1                      images of one local step; client.local_steps=10
+  strategy=fedavg client.local_steps=10    local training, of client.batch_size=1 images a step
   model.name=vit_small_patch16_224         any timm ViT by name; model.img_size, model.patch_size
   data=imagefolder data.path=DIR           a folder of class folders
   observe.every=20 observe.clients=2       whose updates are attacked

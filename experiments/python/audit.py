@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from attacks.running import build_attack, check_fit
-from defenses.base import Defense, DefenseChain
+from defenses.base import Defense
 from defenses.named import Named, chain_of
 from experiments.audit.command import audit_prepared
 from experiments.cli.call import console, errors, on_stderr
@@ -215,8 +215,8 @@ def _words(one: Named) -> str:
     return type(one).__name__ if isinstance(one, Defense) else str(one)
 
 
-def _digest(architecture: OwnArchitecture, data: OwnData, chain: DefenseChain) -> str:
-    """Of what a run folder's results depend on and no setting names: weights, images, attributes of defenses."""
+def _digest(architecture: OwnArchitecture, data: OwnData) -> str:
+    """Of what a run folder's results depend on and no setting names: weights and images."""
     found = hashlib.blake2b(digest_size=16)
     assert architecture.module is not None
     if roles := getattr(architecture.module, "pretrained_cfg", {}).get("roles"):
@@ -224,10 +224,20 @@ def _digest(architecture: OwnArchitecture, data: OwnData, chain: DefenseChain) -
     tensors = dict(architecture.module.state_dict()) | {"labels": data.train.labels}
     tensors["images"] = data.train.images(range(len(data.train)))
     absorb(found, tensors)
-    for name, defense in chain.defenses.items():
-        plain = {key: value for key, value in vars(defense).items() if isinstance(value, str | int | float | bool)}
-        found.update(json.dumps([name, sorted(plain.items())]).encode())
     return found.hexdigest()
+
+
+def _digest_of_objects(defenses: Sequence[Named]) -> dict[str, str]:
+    """Of the attributes of defenses that came as objects, whose settings nothing else records."""
+    each = [
+        [
+            type(one).__qualname__,
+            sorted((k, v) for k, v in vars(one).items() if isinstance(v, str | int | float | bool)),
+        ]
+        for one in defenses
+        if isinstance(one, Defense)
+    ]
+    return {"defense_digest": hashlib.blake2b(json.dumps(each).encode(), digest_size=4).hexdigest()} if each else {}
 
 
 def _setup(config: AuditConfig, chosen: Named | Sequence[Named], architecture: OwnArchitecture, data: OwnData) -> Setup:
@@ -235,7 +245,9 @@ def _setup(config: AuditConfig, chosen: Named | Sequence[Named], architecture: O
     check_gpus(config)
     # What the record and the report name: the module and the data set are nobody's by name.
     named = {**config.model, "name": architecture.spec.name, "num_classes": architecture.spec.num_classes}
-    digested = {"_target_": "fedsim.data.own.OwnData", "digest": _digest(architecture, data, chain)}
+    several = [chosen] if isinstance(chosen, str | Mapping | Defense) else list(chosen)
+    digested = {"_target_": "fedsim.data.own.OwnData", "digest": _digest(architecture, data)}
+    digested |= _digest_of_objects(several)
     recipe = architecture.finetune.to_record()
     own = replace(config, defense=described, model=named, data=digested, finetune=recipe)
     own.client.check_optimizer()

@@ -27,6 +27,9 @@ LOCAL = (
 )
 """What may be set anew for a resumed run, and all of `ray`: where and how fast it runs, not what comes out."""
 
+CONFIG_DIR = ("--config-dir", "-cd")
+"""Hydra's flag for a folder of options."""
+
 NEEDED = ("num_rounds", "observe", "resume_every_seconds")
 """Settings that only federated runs have, and only since they can be resumed."""
 
@@ -51,7 +54,7 @@ def read_resumed(arguments: Sequence[str]) -> tuple[Config, Path] | None:
         raise ConfigError("resume", root, words)
     simulation = config.get("simulation") or {}
     engine = simulation.get("engine")
-    for argument in arguments:
+    for argument in _without_config_dir(arguments):
         if argument not in named:
             _override(config, argument)
     on_gpus = [key for key in ("num_gpus", "attack_num_gpus") if simulation.get(key)]
@@ -59,6 +62,17 @@ def read_resumed(arguments: Sequence[str]) -> tuple[Config, Path] | None:
         words = f"{engine}, as the run began: with simulation.{on_gpus[0]} the other one computes elsewhere"
         raise ConfigError("simulation.engine", simulation["engine"], words)
     return {**config, "resume": str(root)}, root
+
+
+def _without_config_dir(arguments: Sequence[str]) -> list[str]:
+    """Where options of a plug-in stand is of no matter: a resumed run has its settings in its folder."""
+    kept, words = list[str](), iter(arguments)
+    for word in words:
+        if word in CONFIG_DIR:
+            next(words, None)
+        elif not word.startswith(tuple(f"{flag}=" for flag in CONFIG_DIR)):
+            kept.append(word)
+    return kept
 
 
 def _reason(error: Exception) -> str:

@@ -167,7 +167,7 @@ class FederatedData:
                     "partition",
                     self._name,
                     fault=f"cannot divide {len(self._splits.train)} training pictures of {self.num_classes} classes: "
-                    f"{reason}",
+                    f"{reason.rstrip('.')}. Fewer clients (num_clients) may do, or a more even partition",
                 ) from error
         for warning in caught:
             logger.info("%s: %s", self._name, one_line(warning.message) if isinstance(warning.message, Warning) else "")

@@ -85,7 +85,7 @@ def _page(run: RecordedRun, judged: Verdict) -> str:
         facts=_facts(run),
         cards=_cards(run),
         baselines=baselines(run),
-        shared=SHARED.get(str(run.setting("client.share")), "a model update"),
+        shared=_shared(run),
         plots=_plots(run, rows),
         rows=rows,
         measures=_measures(rows),
@@ -184,6 +184,13 @@ def _trained(run: RecordedRun) -> str | None:
         return None
     settings = {key: value for key, value in recipe.items() if key != "_target_"}
     return _with_settings(_last_part(recipe.get("_target_")) or "", settings).strip() or None
+
+
+def _shared(run: RecordedRun) -> str:
+    """What a client sends, in words."""
+    whole = SHARED.get(str(run.setting("client.share")), "a model update")
+    recipe = _trained(run)
+    return whole if recipe is None else f"{whole}, of the tensors alone that it trains ({recipe})"
 
 
 def _last_part(dotted: object) -> str | None:

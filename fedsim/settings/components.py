@@ -25,6 +25,8 @@ PLAIN: dict[Any, str] = {
     NoneType: "null",
 }
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+FEW = 12
+"""Settings, up to which all are listed where none is near a misspelt one."""
 
 
 def build_component(key: str, settings: Mapping[str, Any], kind: type[Component]) -> Component:
@@ -57,16 +59,21 @@ def check_settings(key: str, settings: Mapping[str, Any]) -> None:
         target = get_object(str(settings[TARGET]))
         inspect.signature(target)
     except (ImportError, ValueError, TypeError) as error:
-        why = _absent(str(settings[TARGET]).partition(".")[0]) or f" ({error})"
+        why = _absent(str(settings[TARGET])) or f" ({error})"
         raise ConfigError(f"{key}.{TARGET}", settings[TARGET], f"a class that can be imported{why}") from error
     check_arguments(key, settings, target)
 
 
-def _absent(module: str) -> str:
-    """What to say of a top-level module that Python does not find; nothing of one that it does."""
-    if not module.isidentifier() or module in sys.modules or find_spec(module) is not None:
+def _absent(target: str) -> str:
+    """What to say of a module that Python does not find, or of a name that a module lacks; nothing otherwise."""
+    top = target.partition(".")[0]
+    if top.isidentifier() and top not in sys.modules and find_spec(top) is None:
+        return f": Python finds no module {top}, and its file must be in this folder or on PYTHONPATH"
+    module, _, name = target.rpartition(".")
+    found = sys.modules.get(module)  # the import that failed has loaded it, if there is one
+    if found is None or hasattr(found, name):
         return ""
-    return f": Python finds no module {module}, and its file must be in this folder or on PYTHONPATH"
+    return f": {module} has no {name}.{nearest(name, [one for one in vars(found) if not one.startswith('_')])}"
 
 
 def check_arguments(key: str, settings: Mapping[str, Any], target: Any) -> None:
@@ -81,7 +88,10 @@ def check_arguments(key: str, settings: Mapping[str, Any], target: Any) -> None:
         if str(name).startswith("_"):
             continue
         if name not in parameters and not open_ended:
-            raise ConfigError(f"{key}.{name}", value, fault=f"there is no such setting.{nearest(name, parameters)}")
+            known = [one for one, parameter in parameters.items() if parameter.kind in NAMED]
+            listed = f" There are {', '.join(known)}." if 0 < len(known) <= FEW else ""
+            hint = nearest(str(name), known) or listed
+            raise ConfigError(f"{key}.{name}", value, fault=f"there is no such setting.{hint}")
         _check_nested(f"{key}.{name}", value)
         if name in hints and not fits(value, hints[name]):
             raise ConfigError(f"{key}.{name}", value, expected(hints[name]))

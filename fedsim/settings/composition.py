@@ -1,17 +1,23 @@
 """From a resolved configuration to objects; workers repeat it and get the same objects."""
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
 from fedsim.data import FederatedData, Source
+from fedsim.data.pictures import one_line
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
 from fedsim.models.finetune import FULL, Finetune
 from fedsim.settings.commands import LocalConfig, config_of
-from fedsim.settings.components import build_component, check_arguments, check_settings
+from fedsim.settings.components import TARGET, build_component, check_arguments, check_settings
 from fedsim.settings.options import option
+
+if TYPE_CHECKING:
+    from flwr_datasets.partitioner import Partitioner
 
 Config = dict[str, Any]
 NamedFinetune = str | Mapping[str, Any] | Finetune
@@ -57,9 +63,21 @@ def build_data(given: LocalConfig | Mapping[str, Any]) -> FederatedData:
     """
     config, partitioner = config_of(given), None
     if config.partition:
-        check_settings("partition", config.partition)
-        partitioner = instantiate(config.partition)
+        partitioner = _partitioner(config.partition)
     return FederatedData(build_source(config.data), partitioner, image_side(config.model))
+
+
+def _partitioner(settings: Mapping[str, Any]) -> "Partitioner":
+    check_settings("partition", settings)
+    alpha = settings.get("alpha")
+    if isinstance(alpha, int | float) and not 0 < alpha < math.inf:
+        raise ConfigError("partition.alpha", alpha, "a positive number")
+    try:
+        made: Partitioner = instantiate(settings)
+    except InstantiationException as error:
+        name, reason = str(settings[TARGET]).rpartition(".")[2], one_line(error.__cause__ or error)
+        raise ConfigError("partition", name, fault=reason) from error
+    return made
 
 
 def build_finetune(settings: Mapping[str, Any]) -> Finetune:

@@ -98,10 +98,13 @@ class ClientSettings:
     no_decay: bool = False
 
     def check(self) -> None:
-        """Raises `ConfigError` where there is no step for a schedule or decay to change, or a scheduler beside one."""
-        if self.no_decay and self.share == "gradient":
-            wanted = "false beside client.share=gradient: such a client takes no step, and nothing decays"
-            raise ConfigError("client.no_decay", True, wanted)
+        """Raises `ConfigError` for settings of local steps where there are none, or a scheduler beside a schedule."""
+        if self.share == "gradient":
+            for key, usual in (("local_steps", None), ("local_epochs", 1), ("no_decay", False)):
+                if (value := getattr(self, key)) != usual:
+                    said = "null" if usual is None else str(usual).lower()
+                    wanted = f"{said} beside client.share=gradient: such a client takes no step (strategy=fedavg does)"
+                    raise ConfigError(f"client.{key}", value, wanted)
         if self.schedule.constant:
             return
         if self.share == "gradient":
@@ -123,14 +126,12 @@ class ClientSettings:
         return optimizer_factory("client", self.optimizer, self.scheduler)
 
     def check_optimizer(self) -> None:
-        """Raises `ConfigError` where torch refuses the settings; a client that shares a gradient has no optimiser."""
+        """Raises `ConfigError` where torch refuses the settings, also of a client that takes no step."""
         import torch
         from torch import nn
 
         from fedsim.settings.local.optimizers import optimizer_factory
 
-        if self.share == "gradient":
-            return
         made, _ = optimizer_factory("client", self.optimizer, self.scheduler)([nn.Parameter(torch.zeros(1))])
         if self.no_decay and not made.defaults.get("weight_decay"):
             raise ConfigError("client.no_decay", True, "false beside client.optimizer.weight_decay=0: nothing decays")

@@ -24,7 +24,7 @@ def library(extra: str, *modules: str) -> list[Any]:
     try:
         return [import_module(name) for name in modules]
     except ImportError as error:
-        words = f"a tracker whose library is installed ({error}): pip install 'fedsim[{extra}]'"
+        words = f"a tracker whose library is installed ({error}): pip install -e '.[{extra}]' in the clone"
         raise ConfigError("tracker", extra, words) from error
 
 

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 import fedsim
 from attacks.optimization.matching.local_steps import UnrolledSteps, update_scale
-from attacks.optimization.matching.victim import make_victim
 from attacks.optimization.second_order.errors import autocast_of
+from attacks.victim import make_victim
 from clients.app import ClientRuntime
 from clients.precision import GROWTH_INTERVAL, INITIAL, LossScale
 from clients.training import LossGradient, batches

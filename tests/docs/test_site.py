@@ -110,6 +110,19 @@ def test_the_reference_begins_with_every_public_name(site):
     assert {f"fedsim.{name}" for name in fedsim.__all__} <= shown
 
 
+def test_each_argument_of_the_reference_has_its_own_type(site):
+    page = (site / "reference" / "python.html").read_text(encoding="utf-8")
+    rows = [re.sub("<[^>]+>", " ", row).split() for row in page.split("<tr")]
+    for name in ("local_epochs", "local_steps", "num_images"):
+        assert [row[row.index(name) + 1] for row in rows if name in row[:4]].count("int") >= 1, name
+
+
+def test_links_within_the_site_lead_somewhere(site):
+    for page in site.rglob("*.html"):
+        for link in re.findall(r'href="([^"#?:]+\.html)[#"?]', page.read_text(encoding="utf-8")):
+            assert page.name == "404.html" or (page.parent / link).is_file(), f"{page.relative_to(site)}: {link}"
+
+
 def test_no_page_loads_anything_from_elsewhere(site):
     outside = (r'(?:script|img|iframe)[^>]+src="(?:https?:)?//', r'link[^>]+rel="(?:stylesheet|pre\w+)"[^>]+href="http')
     loads = re.compile(f"<(?:{'|'.join(outside)})")

@@ -49,7 +49,7 @@ def likely(
     device: torch.device,
 ) -> Reconstruction | None:
     """`from_public_images`; None where that refuses, the batch is unlike them, or BatchNorm mixes its examples."""
-    if observation.public_images is None or _examples_mix(observation):
+    if observation.public_images is None or examples_mix(observation):
         return None
     try:
         found = from_public_images(observation, bias_grad, total, rng, device)
@@ -91,7 +91,7 @@ def from_public_images(
     return Reconstruction(labels=labels, certificate=Certificate("uncertified", reason, {"misfit": fit.misfit}))
 
 
-def _examples_mix(observation: Observation) -> bool:
+def examples_mix(observation: Observation) -> bool:
     """Whether BatchNorm reads the whole batch: it shifts all features together, which no class's scatter shows."""
     layers = observation.build_model().modules()
     return observation.protocol.training_mode and any(isinstance(layer, _BatchNorm) for layer in layers)

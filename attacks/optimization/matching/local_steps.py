@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.optimization.matching.objectives import TINY
-from attacks.optimization.matching.victim import Victim
+from attacks.victim import Victim
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import LocalProtocol, State

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from attacks.optimization.matching.victim import make_victim
 from attacks.optimization.priors.base import Prior, PriorTerm
 from attacks.optimization.priors.recorded_inputs import recorded_inputs
+from attacks.victim import make_victim
 from fedsim.errors import NotApplicable, one_of
 from fedsim.observation import Observation
 

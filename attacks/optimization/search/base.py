@@ -11,10 +11,10 @@ from torch import Tensor
 from attacks.base import Frame
 from attacks.optimization.matching.derivative import MixedDerivative, make_derivative
 from attacks.optimization.matching.objectives import Objective
-from attacks.optimization.matching.victim import make_victim
 from attacks.optimization.problem import Problem, make_update_map, with_clip
 from attacks.optimization.settings import Budget
 from attacks.session import Session
+from attacks.victim import make_victim
 from fedsim.errors import NotApplicable
 from fedsim.errors import NotFiniteError as NotFiniteError
 from fedsim.settings.grouped import SettingsGroup

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from attacks.optimization.matching.derivative import METHODS, MixedDerivative
-from attacks.optimization.matching.victim import set_fused_attention
 from attacks.optimization.search.base import DIFFERENCES, BestCandidate, NotFiniteError, Search, SearchTask
 from attacks.optimization.search.group import GroupConsistency
 from attacks.optimization.search.memory import candidate_bytes, chunk_size, default_budget
 from attacks.optimization.search.optimisers import OptimiserSettings
 from attacks.optimization.search.schedule import Schedule, check_piecewise
 from attacks.optimization.search.search import SearchState
+from attacks.victim import set_fused_attention
 from fedsim.errors import one_of, require
 
 logger = getLogger(__name__)

@@ -13,11 +13,11 @@ from torch.func import vjp
 from attacks.forward_mode import CHUNK, jacobian_transposed
 from attacks.noise import noise_of
 from attacks.optimization.matching.local_steps import UpdateMap
-from attacks.optimization.matching.victim import make_victim
 from attacks.optimization.problem import Problem, clip_norm, make_update_map
 from attacks.optimization.second_order.errors import autocast_of, reads_adam, rounding_of, unit_scale
 from attacks.optimization.second_order.levenberg_marquardt import NormalEquations
 from attacks.optimization.second_order.sketch import Pieces
+from attacks.victim import make_victim
 from fedsim.bounds.gaussian_prior import ImagePrior
 from fedsim.bounds.rounding import MIN_SHARE, row_norms
 from fedsim.effects import Sparsifies

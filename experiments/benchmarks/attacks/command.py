@@ -23,8 +23,8 @@ from attacks.optimization import (
     Pixels,
     Schedule,
 )
-from attacks.optimization.matching.victim import set_fused_attention
 from attacks.optimization.priors import TotalVariation
+from attacks.victim import set_fused_attention
 from experiments.benchmarks.attacks.plain_loop import invert
 from experiments.python.load_config import load_config
 from experiments.studies.harness.client import Client

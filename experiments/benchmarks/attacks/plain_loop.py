@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.optimization.matching.victim import set_fused_attention
+from attacks.victim import set_fused_attention
 from fedsim.observation import Observation
 
 

@@ -85,6 +85,11 @@ class Comparison:
     unfinished: tuple[str, ...]
     nothing_learned: str = ""
 
+    def settings_of(self, run: str) -> str:
+        """What sets the run of this name apart: the settings of the first table, by the ends of their keys."""
+        settings = next((entry.settings for entry in self.entries if entry.name == run), {})
+        return ", ".join(f"{'.'.join(key.split('.')[-2:])}={settings[key]}" for key in self.columns if key in settings)
+
     @property
     def attack_names(self) -> list[str]:
         """Names of the attacks of all runs, in the order in which they first occur."""

@@ -14,6 +14,9 @@ HIDDEN_GROUPS = ("output", "run", "hydra")
 ENGINE_GROUPS = ("simulation", "ray", "tracker", "resume")
 """Groups that say how a run was computed; its numbers do not depend on them."""
 
+OBJECTS = "data.defense_digest"
+"""Of defenses that came as objects in Python: a setting of theirs, though not among them."""
+
 KNOWS = "knows"
 """The key under which an attack declares what it needs to know."""
 
@@ -53,16 +56,19 @@ def seeds(run: RecordedRun) -> Settings:
 def _of_the_pictures(run: RecordedRun) -> Settings:
     left_out = (*HIDDEN_GROUPS, *ENGINE_GROUPS, "defense", "attack", "bound")
     return frozenset(
-        (key, value) for key, value in flatten(run.config).items() if not key.split(".")[0].startswith(left_out)
+        (key, value)
+        for key, value in flatten(run.config).items()
+        if key != OBJECTS and not key.split(".")[0].startswith(left_out)
     )
 
 
 def defense_settings(run: RecordedRun) -> Settings:
     """Names and values of its defenses."""
     defense = run.setting("defense")
-    return (
-        frozenset(flatten(defense).items()) | {("", name) for name in run.names("defense")} if defense else frozenset()
-    )
+    if not defense:
+        return frozenset()
+    objects = {(key, value) for key, value in flatten(run.config).items() if key == OBJECTS}
+    return frozenset(flatten(defense).items()) | {("", name) for name in run.names("defense")} | objects
 
 
 def own_settings(settings: Settings, others: Sequence[Settings]) -> list[str]:

@@ -175,5 +175,5 @@ def _import_umap() -> ModuleType:
     try:
         return import_module("umap")
     except ImportError as error:
-        expected = "pca or tsne, or install umap-learn first: pip install 'fedsim[umap]'"
+        expected = "pca or tsne, or install umap-learn first: pip install -e '.[umap]' in the clone"
         raise ConfigError("measure.projections", "umap", expected) from error

@@ -8,11 +8,11 @@ import torch
 
 from attacks.optimization.engine import GradientMatching, _alike
 from attacks.optimization.matching.objectives import Cosine, SquaredL2
-from attacks.optimization.matching.victim import make_victim
 from attacks.optimization.problem import shared_update
 from attacks.optimization.search.optimisers import OptimiserSettings
 from attacks.positions import masked_rows, of_images
 from attacks.session import Session
+from attacks.victim import make_victim
 from clients.training import LossGradient
 from defenses import (
     Batch,

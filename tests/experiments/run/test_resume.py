@@ -317,6 +317,8 @@ def test_where_a_run_goes_on_may_change_and_what_comes_out_may_not(run_folder):
             resumed.read_resumed([f"resume={run_folder}", argument])
     with pytest.raises(ConfigError, match=r"a setting of this run\. Did you mean 'address'"):
         resumed.read_resumed([f"resume={run_folder}", "ray.adress=auto"])
+    for flag in (["--config-dir", "conf"], ["--config-dir=conf"], ["-cd", "conf"]):
+        assert resumed.read_resumed([*flag, f"resume={run_folder}"]) == resumed.read_resumed([f"resume={run_folder}"])
     assert resumed.read_resumed(["seed=1"]) is resumed.read_resumed(["resume=null"]) is None
     for plus in ("+", "++"):  # as Hydra takes them
         assert resumed.read_resumed([f"{plus}resume={run_folder}"]) == resumed.read_resumed([f"resume={run_folder}"])

@@ -223,6 +223,12 @@ def test_the_model_is_named_with_what_was_set_of_it(write_run: Any, records: Any
     )
 
 
+def test_of_a_fine_tuned_model_the_trained_tensors_alone_are_said_to_be_sent(write_run: Any, records: Any) -> None:
+    config = "client: {share: weights}\nfinetune: {_target_: fedsim.models.finetune.LoRA, rank: 4}\n"
+    page = build_report(write_run([], config=config)).read_text(encoding="utf-8")
+    assert "its weights after local training, of the tensors alone that it trains (LoRA (rank=4))" in page
+
+
 def test_nothing_is_said_of_scores_where_nothing_was_scored(write_run: Any, records: Any) -> None:
     said = "which the model saw as they are"
     scored = write_run([records.attack(1, 0, records.image(30.0))], name="scored")

@@ -66,6 +66,8 @@ def test_every_setting_that_conf_has_is_needed(name, given):
             "delte",
             "client.share=delte: must be one of gradient, delta, weights. Did you mean 'delta'?",
         ),
+        ("run", "client", "local_steps", 3, "client.local_steps=3: must be null beside client.share=gradient"),
+        ("run", "client", "local_epochs", 2, "client.local_epochs=2: must be 1 beside client.share=gradient"),
         ("run", "client", "training_mode", "yes", "client.training_mode=yes: must be true or false"),
         ("run", "client", "label_smoothing", 1, "label_smoothing=1: must be a number of at least 0 and at most 0.999"),
         ("run", "simulation", "workers", "none", "simulation.workers=none: must be a whole number of at least 1"),

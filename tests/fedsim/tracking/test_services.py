@@ -15,7 +15,9 @@ CLASSES = {"mlflow": "fedsim.tracking.MLflow", "wandb": "fedsim.tracking.Weights
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_library_that_is_not_there_is_named_with_its_extra(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigError, match=rf"^tracker={name}: .*pip install 'fedsim\[{name}\]'$") as refused:
+    with pytest.raises(
+        ConfigError, match=rf"^tracker={name}: .*pip install -e '\.\[{name}\]' in the clone$"
+    ) as refused:
         Trackers({name: {"_target_": CLASSES[name]}}, tmp_path)
     assert "\n" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
@@ -28,7 +30,7 @@ def test_the_command_says_it_in_one_line(name, tmp_path, monkeypatch, command):
     assert code == 2
     (line,) = [line for line in err.splitlines() if not line.endswith("…")]
     assert line.startswith(f"error: tracker={name}: ")
-    assert f"pip install 'fedsim[{name}]'" in line
+    assert f"pip install -e '.[{name}]'" in line
 
 
 def test_a_run_is_found_again(tmp_path):

@@ -8,11 +8,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import grad
 
-from attacks.optimization.matching.victim import Victim, make_victim
 from attacks.optimization.problem import Problem
 from attacks.optimization.second_order.errors import reads_adam
 from attacks.optimization.second_order.residual import Residual
 from attacks.optimization.second_order.warm_start.logits import LogitErrors
+from attacks.victim import Victim, make_victim
 from fedsim.effects import Clips
 from fedsim.update import State
 

@@ -13,8 +13,8 @@ from attacks.optimization.matching.local_steps import (
     UnrolledSteps,
     update_scale,
 )
-from attacks.optimization.matching.victim import make_victim
 from attacks.optimization.problem import make_update_map
+from attacks.victim import make_victim
 from fedsim.determinism import seeded_globals
 from fedsim.errors import NotApplicable
 

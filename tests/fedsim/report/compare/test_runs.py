@@ -204,3 +204,11 @@ def test_likeness_is_that_to_the_clients_own_pictures(write_run: Any, records: A
     ):
         assert cells in text
     assert "160.4 dB (100 %)" in text
+
+
+def test_runs_of_one_defense_are_told_apart_by_the_settings_that_differ(run: Any, tmp_path: Path) -> None:
+    folders = [run("{}", {"a": [20.0]}, attack=f"{{prior: {{weight: {weight}}}}}").path for weight in (0, 1)]
+    comparison = compare_runs(folders, tmp_path, "sweep")
+    assert [comparison.settings_of(entry.name) for entry in comparison.entries] == ["prior.weight=0", "prior.weight=1"]
+    page = build_comparison(folders, tmp_path / "page.html").read_text()
+    assert page.count("prior.weight=1") >= 2  # below the image, and in the table by attack

@@ -2,8 +2,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.optimization.matching.victim import make_victim
 from attacks.optimization.problem import shared_update
+from attacks.victim import make_victim
 from defenses import Precode
 from fedsim.errors import NotApplicable
 
