@@ -1,13 +1,15 @@
 """From an update to an Observation: everything an onlooker knows, captured together."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.errors import ConfigError, nearest
-from fedsim.models import Architecture, find_roles, normalisation, own_architecture
+from fedsim.models import Architecture, ViTRoles, find_roles, normalisation, own_architecture
+from fedsim.models.head_output import heads_give_scores
 from fedsim.observation import Observation, Replayer
 from fedsim.public_images import PublicImages
 from fedsim.update import Kind, LocalProtocol, Shared, State, Update
@@ -29,7 +31,8 @@ class ObservationFactory:
         self._architecture = architecture
         # Copies: the model may be trained, or written into while attacks read.
         self._resting = {n: p.cpu().clone() for n, p in architecture.finetune.resting(model).items()}
-        self._roles = find_roles(model)
+        self._found = find_roles(model)
+        self._roles: dict[tuple[bool, int], ViTRoles] = {}
         self._mean, self._std = normalisation(model)
         self._image_shape = image_shape
         self._defenses = tuple(defenses)
@@ -50,7 +53,7 @@ class ObservationFactory:
             update=shared.update,
             protocol=shared.protocol,
             architecture=self._architecture,
-            roles=self._roles,
+            roles=self._roles_of(shared.protocol),
             image_shape=self._image_shape,
             mean=self._mean,
             std=self._std,
@@ -62,6 +65,19 @@ class ObservationFactory:
             summed=shared.clients,
             replayer=self._replayer,
         )
+
+    def _roles_of(self, protocol: LocalProtocol) -> ViTRoles:
+        """Those found in the model; without a head where its output is not the scores, in the client's mode."""
+        mode = protocol.training_mode, min(protocol.batch_size, 2)
+        if mode not in self._roles:
+            roles = self._found
+            if roles.head_weights:
+                model = self._architecture.build(keep=True).train(protocol.training_mode)
+                about = self._image_shape, self._mean, self._std, mode[1]
+                if not heads_give_scores(model, roles.head_weights, *about):
+                    roles = replace(roles, head_weights=(), head_biases=())
+            self._roles[mode] = roles
+        return self._roles[mode]
 
 
 def observation_of(

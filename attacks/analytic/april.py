@@ -16,6 +16,7 @@ from attacks.analytic.patch_gradient import (
     known_prefix,
     patch_layer,
 )
+from attacks.analytic.row_space.first_norm import first_block_layers
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.input_reached import require_image
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
@@ -105,7 +106,7 @@ class April(Attack):
         assert roles.patch is not None
         assert roles.patch_weight is not None
         assert roles.qkv_weight is not None
-        require_image(observation, result.images, patch_layer(observation))
+        require_image(observation, result.images, patch_layer(observation), *first_block_layers(observation))
         qkv_weight = state[roles.qkv_weight].double()
         shared, found = (
             LinearSystem(_all_token_grads(one), qkv_weight.T @ one.gradient_of("qkv_weight"))

@@ -1,9 +1,8 @@
 """How far an image may be off, by the whole Jacobian of a shared gradient in its pixels: for small images."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations, product
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from attacks.certificate.twins import twins
 from attacks.forward_mode import jacobian
 from attacks.result import PsnrBound, Reconstruction, psnr_of
 from fedsim.determinism import torch_generator
@@ -33,9 +33,6 @@ MIN_SINGULAR = 1e-13
 
 ROUNDINGS = 32.0
 """Of the client's precision, that its gradient is taken to be off at least."""
-
-MAX_PATCHES = 16
-"""Of an image, of which each two are exchanged: 120 pairs, each as long as a step of training."""
 
 MAX_BEND = 0.5
 """Share of its length by which J may change over the distance that the bound allows."""
@@ -91,7 +88,7 @@ def jacobian_bound(observation: Observation, result: Reconstruction, again: Obse
             if still:
                 raise NotApplicable(f"the model does not see {still} of {len(x)} pixels move to one side: a clamp, say")
         _seen_by_client(observation, result, strides, gradient_of, length, weakest, allowed)
-        for how, twin in _twins(x.reshape(result.images.shape)):
+        for how, twin in twins(observation, x.reshape(result.images.shape)):
             if float((twin - x).norm()) > length and float((gradient_of(twin) - target).norm()) <= allowed:
                 raise NotApplicable(f"the image {how} gives the same update: which of them it is, nothing tells")
     mse = length**2 / (len(x) // len(result.images)) * max(observation.std) ** 2
@@ -162,33 +159,6 @@ def _seen_by_client(
                 f"in the client's own precision a step in {how} direction does not move the update as the Jacobian "
                 f"says: off by {off / allowed:.1g} times what the bound allows for rounding"
             )
-
-
-def _twins(images: Float[Tensor, "batch c h w"]) -> Iterator[tuple[str, Float[Tensor, " pixels"]]]:
-    """Flat images that a model may not tell from these: mirrored, turned, shifted, with two patches exchanged."""
-    for axis, words in ((3, "mirrored"), (2, "upside down")):
-        yield words, images.flip(axis).flatten()
-    if images.shape[2] == images.shape[3]:
-        yield "with its axes exchanged", images.transpose(2, 3).flatten()
-    for axis in (2, 3):
-        for pixels in range(1, images.shape[axis] // 2 + 1):  # of which one is a whole patch
-            yield f"shifted by {pixels} pixels", images.roll(pixels, axis).flatten()
-    yield from _exchanged(images)
-
-
-def _exchanged(images: Float[Tensor, "batch c h w"]) -> Iterator[tuple[str, Float[Tensor, " pixels"]]]:
-    """Two square patches of each size in each other's place, where the image has at most `MAX_PATCHES` of them."""
-    count, channels, height, width = images.shape
-    for side in range(2, max(height, width)):
-        down, across = height // side, width // side
-        if height % side or width % side or down * across > MAX_PATCHES:
-            continue
-        patches = images.reshape(count, channels, down, side, across, side)
-        for image, (one, other) in product(range(count), combinations(range(down * across), 2)):
-            twin = patches.clone()
-            twin[image, :, one // across, :, one % across] = patches[image, :, other // across, :, other % across]
-            twin[image, :, other // across, :, other % across] = patches[image, :, one // across, :, one % across]
-            yield f"with patches {one} and {other} exchanged", twin.flatten()
 
 
 def _strides(gradient: State) -> dict[str, int]:

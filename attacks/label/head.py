@@ -8,6 +8,8 @@ from attacks.label.rules import head_gradient
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 
+NO_HEAD = "the model has no linear head, or gives other scores than its head's"
+
 
 def shared(observation: Observation, part: str) -> Float[Tensor, "..."]:
     """The gradient of the head's `weight` or `bias`, on the CPU.
@@ -17,7 +19,7 @@ def shared(observation: Observation, part: str) -> Float[Tensor, "..."]:
     """
     roles = observation.roles
     if not roles.head_weights:
-        raise NotApplicable("the model has no linear head")
+        raise NotApplicable(NO_HEAD)
     names = roles.head_weights if part == "weight" else roles.head_biases
     if not names:
         raise NotApplicable(f"the head has no {part}")
@@ -37,7 +39,7 @@ def single_head(observation: Observation) -> tuple[Float[Tensor, "classes featur
     """
     roles = observation.roles
     if not roles.head_weights:
-        raise NotApplicable("the model has no linear head")
+        raise NotApplicable(NO_HEAD)
     if len(roles.head_weights) > 1:
         heads = len(roles.head_weights)
         raise NotApplicable(f"the model averages the logits of {heads} heads, each with features of its own")

@@ -15,7 +15,13 @@ from attacks.analytic.first_block.subspaces import AffineSet, AffineTokens, Toke
 from attacks.analytic.linear.patches import PatchPixels, patchify, unpatchify
 from attacks.analytic.linear.pixel_grid import whole_levels
 from attacks.analytic.patch_gradient import patch_layer, pixels_of
-from attacks.analytic.row_space.first_norm import FirstNorm, embedded_rank, first_norm, spanned_gradients
+from attacks.analytic.row_space.first_norm import (
+    FirstNorm,
+    embedded_rank,
+    first_block_layers,
+    first_norm,
+    spanned_gradients,
+)
 from attacks.analytic.row_space.subspace import numerical_rank, row_space
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.input_reached import require_image
@@ -104,7 +110,7 @@ class FirstBlock(Attack):
         """Token by token: what the first MLP's equations make of their noise, and how far the sets are off."""
         assert result.images is not None
         assert observation.roles.patch is not None
-        require_image(observation, result.images, patch_layer(observation))
+        require_image(observation, result.images, patch_layer(observation), *first_block_layers(observation))
         first, second = (_problem(one, torch.device("cpu")) for one in (observation, again))
         errors = []
         for image in observation.normalised(result.images.cpu()):

@@ -16,7 +16,7 @@ from attacks.analytic.patch_bag.order import find_order, order_of_pairs, runner_
 from attacks.analytic.patch_bag.search import find_tokens
 from attacks.analytic.patch_bag.tokens import TokenSystem, token_system
 from attacks.analytic.patch_gradient import patch_layer
-from attacks.analytic.row_space.first_norm import spanned_gradients
+from attacks.analytic.row_space.first_norm import first_block_layers, spanned_gradients
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.input_reached import require_image
 from attacks.certificate.linear import own_equations
@@ -103,7 +103,7 @@ class PatchBag(Attack):
     def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:
         """Token by token: what the MLP's equations make of their noise, and how far the patches are off their set."""
         assert result.images is not None
-        require_image(observation, result.images, patch_layer(observation))
+        require_image(observation, result.images, patch_layer(observation), *first_block_layers(observation))
         image = observation.normalised(result.images.cpu())
         first, second = (_system(one, torch.device("cpu")) for one in (observation, again))
         errors = _fit(first, observation, image).errors(_fit(second, observation, image), first.noise)

@@ -11,7 +11,13 @@ from attacks.analytic.linear.certificate import MIN_EXPECTED_PSNR, finite
 from attacks.analytic.linear.patches import PatchPixels, patchify, unpatchify
 from attacks.analytic.patch_gradient import known_prefix, patch_layer, pixels_of
 from attacks.analytic.row_space.completion import complete
-from attacks.analytic.row_space.first_norm import FirstNorm, first_norm, plain_blocks, spanned_gradients
+from attacks.analytic.row_space.first_norm import (
+    FirstNorm,
+    first_block_layers,
+    first_norm,
+    plain_blocks,
+    spanned_gradients,
+)
 from attacks.analytic.row_space.later_norms import Readers
 from attacks.analytic.row_space.solution import (
     OPEN,
@@ -87,7 +93,7 @@ class RowSpace(Attack):
         """
         assert result.images is not None
         assert observation.roles.patch is not None
-        require_image(observation, result.images, patch_layer(observation))
+        require_image(observation, result.images, patch_layer(observation), *first_block_layers(observation))
         image = patchify(observation.normalised(result.images.cpu()), observation.roles.patch)
         errors = []
         for one in (observation, again):

@@ -144,6 +144,13 @@ def plain_blocks(observation: Observation) -> "VisionTransformer | None":
     return model.double().eval().requires_grad_(False)
 
 
+def first_block_layers(observation: Observation) -> list[str]:
+    """The names of the first block's linear layers, whose equations closed forms solve."""
+    block = observation.roles.qkv_weights[0].rpartition(".attn.")[0]
+    layers = observation.build_model().get_submodule(block).named_modules(prefix=block)
+    return [name for name, layer in layers if isinstance(layer, nn.Linear)]
+
+
 def spanned_gradients(
     observation: Observation, device: torch.device
 ) -> tuple[Float[Tensor, "width pixels"], Float[Tensor, "rows width"]]:

@@ -16,6 +16,7 @@ from attacks.certificate.input_reached import require_image
 from fedsim.errors import NotApplicable
 
 LABEL = torch.tensor([3])
+PATCHES = "patch_embed.proj"
 PART = "vit.patch_embed.proj"
 ROLES = {"patch_weight": f"{PART}.weight", "pos_embed": "vit.pos_embed", "class_token": "vit.cls_token"}
 
@@ -160,3 +161,96 @@ def test_global_generators_and_the_observation_stay_as_they_were():
     require_image(seen, image(), "patch_embed.proj")
     assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(value, state[name]) for name, value in seen.global_state.items())
+
+
+def four_bits(images):
+    return images + ((images * 4).round() / 4 - images).detach()
+
+
+class Conv(nn.Conv2d):
+    """A map within the layer's own forward pass."""
+
+    def forward(self, input):
+        return nn.functional.conv2d(self.change(input), self.weight, self.bias, self.stride)
+
+
+class Full(nn.Linear):
+    def forward(self, input):
+        return nn.functional.linear(self.change(input), self.weight, self.bias)
+
+
+class Stored(torch.autograd.Function):
+    """A linear map whose backward pass reads four bits of its input, as where activations are kept compressed."""
+
+    @staticmethod
+    def forward(context, read, weight, bias):
+        context.save_for_backward(four_bits(read), weight)
+        return nn.functional.linear(read, weight, bias)
+
+    @staticmethod
+    def backward(context, back):
+        read, weight = context.saved_tensors
+        return back @ weight, back.flatten(0, -2).T @ read.flatten(0, -2), back.flatten(0, -2).sum(0)
+
+
+class Compressed(nn.Linear):
+    def forward(self, input):
+        return Stored.apply(input, self.weight, self.bias)
+
+
+class Rewritten(nn.Linear):
+    """The same map by another sum."""
+
+    def forward(self, input):
+        return (input.unsqueeze(-2) * self.weight).sum(-1) + self.bias
+
+
+def with_layer(model, name, kind, change=None):
+    """The same parameters in a layer of another class."""
+    layer = model.get_submodule(name)
+    layer.__class__, layer.change = kind, change
+    return model
+
+
+@pytest.mark.parametrize(("change", "attack"), [(four_bits, "patch_gradient"), (grey, "row_space")])
+def test_a_patch_projection_that_changes_its_input_itself_is_found(change, attack):
+    defense = {"defense": ["withhold_pe"]} if attack == "row_space" else {}
+    plain, own = (observed(with_layer(vit(), PATCHES, kind, change), **defense) for kind in (nn.Conv2d, Conv))
+    result = fedsim.score(fedsim.attack(attack, own), image(), LABEL)
+    assert result.psnr[0] < 45
+    assert not result.certified
+    assert f"{PATCHES} is no linear map of what it reads" in result.certificate.reason
+    assert fedsim.attack(attack, plain).certified
+
+
+@pytest.mark.parametrize(("kind", "certified"), [(nn.Linear, True), (Rewritten, True), (Full, False)])
+def test_a_fully_connected_layer_of_its_own_class(kind, certified):
+    pixels = image(8)
+    seen = fedsim.observe(with_layer(mlp(), "1", kind, four_bits), pixels, LABEL, mean=(0.5,) * 3, std=(0.25,) * 3)
+    result = fedsim.score(fedsim.attack("fc_bias", seen), pixels, LABEL)
+    assert result.certified == certified, result.certificate.reason
+    assert (result.psnr[0] > 60) == certified
+    assert certified or "1 is no linear map of what it reads" in result.certificate.reason
+
+
+@pytest.mark.parametrize("attack", [RowSpace, FirstBlock, April])
+def test_a_first_block_whose_layers_change_their_input_bounds_nothing(attack):
+    seen = observed(with_layer(vit(), "blocks.0.attn.qkv", Full, four_bits))
+    with pytest.raises(NotApplicable, match=r"blocks\.0\.attn\.qkv is no linear map of what it reads"):
+        attack().bound(seen, Reconstruction(image(), LABEL), seen)
+
+
+def test_a_gradient_of_another_input_than_the_outputs_is_found():
+    """Its update computed once more says so too, unless the model's output hardly depends on what was cut off."""
+    seen = fedsim.observe(with_layer(mlp(), "1", Compressed), image(8), LABEL)
+    with pytest.raises(NotApplicable, match="1 is no linear map"):
+        require_image(seen, image(8), "1")
+
+
+def test_an_offset_hides_no_change():
+    model = mlp()
+    with torch.no_grad():
+        model[1].bias += 1e6
+    require_image(fedsim.observe(model, image(8), LABEL), image(8), "1")
+    with pytest.raises(NotApplicable, match="1 is no linear map"):
+        require_image(fedsim.observe(with_layer(model, "1", Full, four_bits), image(8), LABEL), image(8), "1")

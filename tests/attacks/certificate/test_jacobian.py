@@ -210,3 +210,48 @@ def test_a_result_at_the_edge_of_a_clamp_is_not_certified(least, inside):
     else:
         assert certificate.status == "uncertified"
         assert "does not see 1 of 48 pixels" in certificate.reason
+
+
+class Alike(nn.Module):
+    """One hidden layer, averaged over what is made of the image: a model cannot tell what one of these makes of it."""
+
+    def __init__(self, channels, ways):
+        super().__init__()
+        self.hidden, self.head, self.ways = nn.Linear(36 * channels, 128), nn.Linear(128, 10), ways
+
+    def forward(self, images):
+        return self.head(sum(torch.sigmoid(self.hidden(way(images).flatten(1))) for way in self.ways))
+
+
+def _turned(quarters):
+    return lambda images: images.rot90(quarters, (2, 3))
+
+
+def _ordered(*channels):
+    return lambda images: images[:, list(channels)]
+
+
+TWINS = {
+    "none": ((), 1, 0.5, ""),
+    "half a turn": ((_turned(2),), 1, 0.5, "turned by 180 degrees"),
+    "quarter turns": (tuple(map(_turned, (1, 2, 3))), 1, 0.5, "turned by 90 degrees"),
+    "the other diagonal": ((lambda images: images.mT.flip(2, 3),), 1, 0.5, "exchanged, upside down and mirrored"),
+    "negative": ((torch.neg,), 1, 0.5, "in negative"),
+    "negative, no image": ((torch.neg,), 1, 0.0, ""),
+    "channels": ((_ordered(2, 0, 1), _ordered(1, 2, 0)), 3, 0.5, "with its channels in the order 1, 2, 0"),
+}
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_an_image_turned_or_of_other_colours_that_a_model_cannot_tell_is_not_certified(twin):
+    others, channels, mean, words = TWINS[twin]
+    torch.manual_seed(0)
+    model = Alike(channels, (lambda images: images, *others))
+    with torch.no_grad():
+        model.hidden.weight *= 3
+    image = torch.rand(1, channels, 6, 6, generator=torch.Generator().manual_seed(1))
+    seen = fedsim.observe(model, image, [3], mean=(mean,) * channels, std=(0.5,) * channels)
+    claim = Reconstruction(image, torch.tensor([3]), certificate=Certificate("certified", "a claim", {}))
+    found = confirmed(seen, claim, jacobian_bound).certificate
+    assert (found.status == "certified") == (not words), found.reason
+    assert words in found.reason
