@@ -7,9 +7,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from fedsim.bounds.privacy import MU, RELEASES
-from fedsim.bounds.robustness import GaussianDP
+from fedsim.bounds.privacy import COPIES, MU, RELEASES
+from fedsim.bounds.robustness import GaussianDP, with_copies
 from fedsim.data import ImageSet
+from fedsim.data.copies import most_copies
 from fedsim.effects import Effect, Unpublished
 from fedsim.errors import ConfigError
 from fedsim.models.roles import ViTRoles, find_roles
@@ -141,6 +142,8 @@ class Defense:
     def gaussian_dp(self) -> GaussianDP | None:
         """What is proven of all that the client whose turn ends has shared so far; None: nothing.
 
+        Of one image where the unit is `image`, which a batch holds once: a chain counts its copies.
+
         Whoever says something here makes a report say *proven*: it must hold whatever runs beside this defense that
         its `check` does not refuse.
         """
@@ -154,6 +157,7 @@ class DefenseChain(Defense):
         self.defenses = dict(defenses or {})
         self._frozen_by: dict[str, str] = {}
         self._turns: dict[str, ClientRound] = {}
+        self._turn: ClientRound | None = None
 
     @property
     def wrappers(self) -> Sequence[Defense]:
@@ -177,6 +181,7 @@ class DefenseChain(Defense):
 
     def begin(self, turn: ClientRound) -> None:
         """Each defense reads and writes its own part of the memory, under its name."""
+        self._turn = turn
         self._turns = {name: replace(turn, memory=under(f"{name}/", turn.memory)) for name in self.defenses}
         for name, defense in self.defenses.items():
             defense.begin(self._turns[name])
@@ -184,21 +189,36 @@ class DefenseChain(Defense):
     def memory(self) -> State:
         """What the defenses keep on the client whose turn ends."""
         turns = self._turns.items()
-        return {f"{name}/{key}": tensor for name, turn in turns for key, tensor in turn.memory.items()}
+        own = {} if self._turn is None or COPIES not in self._turn.memory else {COPIES: self._turn.memory[COPIES]}
+        return own | {f"{name}/{key}": tensor for name, turn in turns for key, tensor in turn.memory.items()}
 
     def measurements(self) -> dict[str, float]:
         named = self.defenses.items()
         found = {f"{name}_{key}": value for name, defense in named for key, value in defense.measurements().items()}
         for name, proven in self.proofs().items():
             found |= {f"{name}_{MU}": proven.mu, f"{name}_{RELEASES}": float(proven.releases)}
+            found[f"{name}_{COPIES}"] = float(proven.copies)
         return found
 
     def proofs(self) -> dict[str, GaussianDP]:
-        """What its defenses prove, by their names; nothing where one of them does not say how it acts."""
+        """What its defenses prove, by their names; nothing where one of them does not say how it acts.
+
+        What is proven of an image is proven of it with all its copies: nothing where the client's images are not known.
+        """
         if any(isinstance(effect, Unpublished) for effect in self.effects()):
             return {}
         own = {name: one for name, one in self.defenses.items() if _own_word(one, "gaussian_dp")}
-        return {name: proven for name, one in own.items() if (proven := one.gaussian_dp()) is not None}
+        each = {name: proven for name, one in own.items() if (proven := one.gaussian_dp()) is not None}
+        counted = {name: proven if proven.unit == "update" else self._counted(proven) for name, proven in each.items()}
+        return {name: proven for name, proven in counted.items() if proven is not None}
+
+    def _counted(self, proven: GaussianDP) -> GaussianDP | None:
+        turn = self._turn
+        if turn is None or turn.pictures is None:
+            return None
+        if COPIES not in turn.memory:
+            turn.memory[COPIES] = torch.tensor(most_copies(turn.pictures))
+        return with_copies(proven, int(turn.memory[COPIES]))
 
     def gaussian_dp(self) -> GaussianDP | None:
         """The strongest: each holds by itself."""

@@ -60,6 +60,7 @@ class ServerPlan:
         sums: secure aggregation: how clients are summed before the server looks; None: it sees each client.
         worker_sums: clients whose updates a worker adds up before they travel, where the strategy takes a weighted
             mean and the Grid knows how: a number, auto, or 0 for none.
+        holders: clients that hold one image, at most; None: not known.
         start: the round after which the run goes on; None: it begins.
         points: where it leaves what it could go on from; None: nowhere.
     """
@@ -89,6 +90,7 @@ class ServerPlan:
     on_round: OnRound = field(default=lambda server_round, metrics: None)
     gauges: Gauges = dict
     client_of: Callable[[int], int] = int
+    holders: int | None = None
     start: ResumePoint | None = None
     points: ResumePoints | None = None
 
@@ -114,6 +116,7 @@ def build_rounds(plan: ServerPlan) -> Rounds:
         worker_sums=worker_sums,
         client_of=plan.client_of,
         attacks=attacks,
+        holders=plan.holders,
     )
 
 

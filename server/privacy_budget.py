@@ -7,9 +7,10 @@ from typing import Any
 
 from flwr.app import Message, MetricRecord
 
-from fedsim.bounds.privacy import began_anew, is_budget, is_first_round, largest_budgets
+from fedsim.bounds.privacy import began_anew, held_by_several, is_budget, is_first_round, largest_budgets
 from fedsim.wire.contents import config_records, metric_records
 from fedsim.wire.records import METRICS, UPDATE
+from fedsim.wire.reply_values import MALFORMED
 
 logger = getLogger(__name__)
 
@@ -20,34 +21,66 @@ class PrivacyBudget:
     A client's ε is of all its rounds and never falls: clients that this round left out have spent theirs too. One that
     began to count anew (a SuperNode keeps its count in memory and was started again) has spent more than it says, and
     how much more its new count cannot tell: from then on that ε is ∞.
+
+    A reply that the server refuses has reached it: what it says that its client has spent counts, under names that
+    other clients report. One that says nothing of them may have spent anything: they are ∞ from then on.
+
+    Args:
+        holders: clients that hold one image, at most, each of which releases it; None: that is not known, and no μ is
+            reported.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, holders: int | None = None) -> None:
+        self._holders = holders
         self._largest: dict[str, float] = {}
         self._reported: dict[str, dict[str, float]] = {}
+        self._refused: dict[str, float] = {}
+        self._unknown = False
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "largest": dict(self._largest),
             "reported": {who: dict(values) for who, values in self._reported.items()},
+            "refused": dict(self._refused),
+            "unknown": self._unknown,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._largest = dict(state["largest"])
         self._reported = {who: dict(values) for who, values in state.get("reported", {}).items()}
+        self._refused = dict(state.get("refused", {}))
+        self._unknown = bool(state.get("unknown", False))
 
-    def hear(self, server_round: int, replies: Iterable[Message]) -> None:
-        """A round's replies, one of each client with its metrics: before updates are taken out of any."""
+    def hear(self, server_round: int, replies: Iterable[Message], refused: Iterable[Message] = ()) -> None:
+        """A round's replies, one of each client with its metrics: before updates are taken out of any.
+
+        Args:
+            refused: replies that stand among the others as errors, as they came.
+        """
+        replies, refused = list(replies), list(refused)
         heard = [reply for reply in replies if not reply.has_error() and METRICS in metric_records(reply.content)]
         reports = [self._believed(server_round, reply) for reply in heard]
         self._largest = largest_budgets([self._largest, *reports])
+        silent = sum(reply.has_error() and (reply.error.reason or "").startswith(MALFORMED) for reply in replies)
+        for reply in refused:
+            told = self._believed(server_round, reply) if METRICS in metric_records(reply.content) else {}
+            if any(map(is_budget, told)) and self._largest.keys() <= told.keys():
+                silent -= 1
+                self._refused = largest_budgets([self._refused, told])
+        self._unknown = self._unknown or silent > 0
 
     def put_into(self, metrics: MetricRecord | None) -> MetricRecord | None:
         """The strategy's metrics with the budget in place of its means."""
         if not self._largest:
             return metrics
         reported = {name: value for name, value in (metrics or {}).items() if not is_first_round(name)}
-        return MetricRecord({**reported, **self._largest})
+        reported = {name: value for name, value in reported.items() if not is_budget(name)}
+        spent = held_by_several({name: self._spent(name) for name in self._largest}, self._holders)
+        return MetricRecord({**reported, **spent})
+
+    def _spent(self, name: str) -> float:
+        refused = self._refused.get(name, math.inf) if self._refused else 0.0
+        return math.inf if self._unknown else max(self._largest[name], refused)
 
     def _believed(self, server_round: int, reply: Message) -> Mapping[str, object]:
         """The client's metrics, with ∞ for each ε that it began anew."""

@@ -70,6 +70,7 @@ class Rounds:
         worker_sums: where the strategy takes a weighted mean (`is_weighted_mean`).
         client_of: a client's number from its node id, for the record.
         attacks: runs while updates are handed to attacks, which is no part of aggregation.
+        holders: clients that hold one image, at most; None: not known.
 
     Attributes:
         aggregated: in how many rounds the model changed hands.
@@ -87,13 +88,14 @@ class Rounds:
         worker_sums: WorkerSums | None = None,
         client_of: Callable[[int], int] = int,
         attacks: Stopwatch | None = None,
+        holders: int | None = None,
     ) -> None:
         self.strategy, self._seed, self._whole_weights = strategy, seed, whole_weights
         self._screening = screening or Screening()
         self._observer, self._sums, self._worker_sums = observer, sums, worker_sums
         self._client_of = client_of
         self.attacks = attacks or Stopwatch()
-        self.budget = PrivacyBudget()
+        self.budget = PrivacyBudget(holders)
         self.aggregated = 0
         self.record = RoundRecord()
         self._mark = time.perf_counter()
@@ -142,7 +144,7 @@ class Rounds:
             self._observer.observe(from_arrays(start), [reply.sent for reply in replies if reply.sent is not None])
         answers = [reply.message for reply in replies]
         self.record.metrics["clients"] = sum(not answer.has_error() for answer in answers)
-        self.budget.hear(server_round, answers)
+        self.budget.hear(server_round, answers, [reply.refused for reply in replies if reply.refused is not None])
         arrays, metrics = aggregate(
             self.strategy, server_round, start, answers, whole_weights=self._whole_weights, sums=self._sums
         )

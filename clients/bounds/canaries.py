@@ -1,6 +1,7 @@
 """Empirical ε: known gradients, of which some enter a private defense, and what its releases show of each.
 
-It tests the mechanism as it is built: noise of a wrong scale, clipping left out, noise that clients share.
+It tests the mechanism as it is built: noise of a wrong scale, none on a tensor, one number for many, clipping left out
+or of each tensor by itself, noise that clients share.
 """
 
 import copy
@@ -8,23 +9,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
-
 from clients.bounds.base import Bound, Party
-from defenses.base import Batch, ClientRound, Defense
+from clients.bounds.canary_releases import FEWEST, MOST, released_canaries, told_of_two
+from defenses.base import Defense
 from defenses.privacy.accounting import gaussian_epsilon, gaussian_mu
 from defenses.settings import whole
-from fedsim.bounds.empirical import CONFIDENCE, mu_estimate, mu_lower, unit_canaries
+from fedsim.bounds.empirical import CONFIDENCE, mu_estimate, mu_lower
 from fedsim.bounds.statement import Statement
-from fedsim.determinism import seeded_globals, torch_generator
-from fedsim.effects import Clips
 from fedsim.errors import NotApplicable, require
-from fedsim.update import State, Update
-
-NAME = "canary.weight"
-FEWEST, MOST = 60, 4000
-"""Canaries inside, and as many outside."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +25,11 @@ class EmpiricalEpsilon:
 
     Attributes:
         claimed: ε that the defense reports at `delta`.
-        lower: lower end of the one-sided interval for ε; `estimate`: its middle.
+        lower: lower end of the one-sided interval for ε, the largest that canaries of one kind gave; `estimate`: its
+            middle.
         shared: whether the difference of two clients' releases gave it: noise that they share.
-        canaries: inside, and as many outside.
+        canaries: of each kind inside, and as many outside.
+        kind: of the canaries that gave it.
     """
 
     claimed: float
@@ -45,6 +39,7 @@ class EmpiricalEpsilon:
     confidence: float
     canaries: int
     shared: bool
+    kind: str = ""
 
     @property
     def broken(self) -> bool:
@@ -56,7 +51,7 @@ class Canaries(Bound):
     """Canaries through each private defense of a run by itself, one release of two clients.
 
     Args:
-        canaries: how many enter, and as many that do not; None: as many as show noise of half its size.
+        canaries: how many of each kind enter, and as many that do not; None: as many as show noise of half its size.
         seed: of the canaries and of the defense's draws.
     """
 
@@ -88,7 +83,7 @@ class Canaries(Bound):
             f"With known gradients as canaries, and assuming that what is seen of them is Gaussian, "
             f"{'; '.join(told)}: {verdict}."
         )
-        header = ("defense", "ε claimed", "lower end", "estimate", "canaries", "seen in")
+        header = ("defense", "ε claimed", "lower end", "estimate", "canaries of a kind", "most seen of", "in")
         rows = tuple(
             (
                 name,
@@ -96,6 +91,7 @@ class Canaries(Bound):
                 f"{one.lower:.3g}",
                 f"{one.estimate:.3g}",
                 f"{one.canaries:,} + {one.canaries:,}",
+                one.kind,
                 "the difference of two clients" if one.shared else "one release",
             )
             for name, one in found.items()
@@ -115,13 +111,16 @@ def empirical_epsilon(
 ) -> EmpiricalEpsilon:
     """A lower end for ε of one release of this defense, beside the ε that it claims.
 
-    A defense with a `gradient` hook gets canaries as single images' gradients, all in one batch (Andrew et al. 2024,
-    algorithm 1); one that changes whole updates gets one canary a client, or its opposite. Looked at are one release,
-    and the difference of two clients' releases, in which noise that both share is gone; each with half of what is
-    left to the confidence.
+    A defense with a `gradient` hook gets canaries as single images' gradients, many in one batch (Andrew et al. 2024,
+    algorithm 1); one that changes whole updates gets one canary a client, or its opposite. Canaries are of several
+    kinds (`KINDS`): over four tensors with half to a hundred times the clipping norm, and in each tensor alone. Looked
+    at are one release, and the difference of two clients' releases, in which noise that both share is gone. The
+    largest lower end of all these tests counts; each has its part of what is left to the confidence, so that all
+    together blame a right mechanism no more often than it says.
 
     Args:
-        canaries: that enter, and as many that do not; None: as many as show noise of half its size, at most 4,000.
+        canaries: of each kind that enter, and as many that do not; None: as many as show noise of half its size, at
+            most 4,000.
         epsilon, delta: what is claimed of one release; None: what the defense reports in its `measurements`.
 
     Raises:
@@ -134,67 +133,13 @@ def empirical_epsilon(
     claimed, at = _claim(defense, by_example, seed, epsilon, delta)
     mu = gaussian_mu(claimed, at)
     count = canaries if canaries is not None else min(MOST, max(FEWEST, math.ceil(110 / mu**2 + 30)))
-    dimension = max(500, math.ceil(50 * count * min(mu, 3.0) ** 2)) if by_example else 500
-    rng = torch_generator(seed, "canaries")
-    size = 100.0 * max([1.0, *(one.max_norm for one in defense.effects() if isinstance(one, Clips))])
-    release = _of_examples if by_example else _of_updates
-    one, two = release(defense, count, dimension, size, rng, seed)
-    half = 1.0 - (1.0 - confidence) / 2.0
-    each = [(mu_lower(*shown, half), mu_estimate(*shown)) for shown in (one, two)]
-    lower, estimate = max(each)
+    tests = released_canaries(defense, by_example, count, seed)
+    each_one = 1.0 - (1.0 - confidence) / len(tests)
+    found = [(mu_lower(*one.shown, each_one), mu_estimate(*one.shown), one) for one in tests]
+    lower, estimate, most = max(found, key=lambda one: one[:2])
     ends = [math.inf if value == math.inf else gaussian_epsilon(at, value) for value in (lower, estimate)]
-    return EmpiricalEpsilon(claimed, ends[0], ends[1], at, confidence, count, each[1] > each[0])
-
-
-Shown = tuple[Tensor, Tensor]
-"""What a release shows of each canary inside, and of each outside."""
-
-
-def _of_examples(
-    defense: Defense, count: int, dimension: int, size: float, rng: torch.Generator, seed: int
-) -> tuple[Shown, Shown]:
-    """Canaries as gradients of the images of two clients' batches; a third of them enters neither."""
-    vectors = unit_canaries(3 * count, dimension, rng)
-    first, second = (_release_batch(defense, size * vectors[k * count :][:count], seed, k) for k in (0, 1))
-    outside = vectors[2 * count :]
-    return tuple(  # type: ignore[return-value]
-        (vectors[:count] @ seen, outside @ seen) for seen in (first, first - second)
-    )
-
-
-def _release_batch(defense: Defense, vectors: Tensor, seed: int, client: int) -> Tensor:
-    """What one client shares of a batch whose images have these gradients."""
-    own, model = copy.copy(defense), _Holder(vectors.shape[1])
-    own.begin(ClientRound(1, len(vectors), {}, model))
-    batch = Batch(torch.arange(len(vectors), dtype=torch.float32).view(-1, 1, 1, 1), torch.arange(len(vectors)))
-    rng = torch_generator(seed, "client-defense", 1, client)
-    with seeded_globals(seed, "model-noise", 1, client):
-        gradient = own.gradient(model, batch, _Canaries(vectors), rng)
-        update = Update(gradient, "gradient", len(vectors))
-        shared = own.transform_update(update, torch_generator(seed, "defense", 1, client))
-    return shared.tensors[NAME].flatten()
-
-
-def _of_updates(
-    defense: Defense, count: int, dimension: int, size: float, rng: torch.Generator, seed: int
-) -> tuple[Shown, Shown]:
-    """A canary, or its opposite, as the whole update of a client; beside it a client that has nothing to share."""
-    vectors = unit_canaries(2 * count, dimension, rng)
-    seen = torch.stack([_release_update(defense, _sign(k, count) * size * v, seed, k) for k, v in enumerate(vectors)])
-    none = torch.stack([_release_update(defense, 0.0 * v, seed, 2 * count + k) for k, v in enumerate(vectors)])
-    shown = [(vectors * one).sum(dim=1) for one in (seen, seen - none)]
-    return (shown[0][:count], shown[0][count:]), (shown[1][:count], shown[1][count:])
-
-
-def _sign(place: int, count: int) -> float:
-    return 1.0 if place < count else -1.0
-
-
-def _release_update(defense: Defense, vector: Tensor, seed: int, client: int) -> Tensor:
-    own = copy.copy(defense)
-    own.begin(ClientRound(1, 1, {}, None))
-    rng = torch_generator(seed, "defense", 1, client)
-    return own.transform_update(Update({NAME: vector}, "gradient", 1), rng).tensors[NAME]
+    inside = len(most.shown[0])
+    return EmpiricalEpsilon(claimed, ends[0], ends[1], at, confidence, inside, most.difference, most.kind)
 
 
 def _claim(
@@ -205,37 +150,8 @@ def _claim(
         require("epsilon", epsilon, 0 < epsilon < math.inf, "a positive number")
         require("delta", delta, 0 < delta < 1, "between 0 and 1")
         return epsilon, delta
-    own = copy.copy(defense)
-    own.begin(ClientRound(1, 2, {}, _Holder(2)))
-    vectors, rng = torch.eye(2), torch_generator(seed, "claim")
-    if by_example:
-        batch = Batch(torch.zeros(2, 1, 1, 1), torch.arange(2))
-        own.gradient(_Holder(2), batch, _Canaries(vectors), rng)
-    else:
-        own.transform_update(Update({NAME: vectors[0]}, "gradient", 1), rng)
-    told = own.measurements()
+    told = told_of_two(copy.copy(defense), by_example, seed)
     claimed, at = told.get("epsilon", math.inf), told.get("delta", math.nan)
     if not 0 < claimed < math.inf or math.isnan(at):
         raise NotApplicable(f"{type(defense).__name__} claims no ε: give epsilon= and delta= of one release")
     return claimed, at
-
-
-class _Holder(nn.Module):
-    """A model of one parameter; a canary is its gradient."""
-
-    def __init__(self, dimension: int) -> None:
-        super().__init__()
-        self.canary = nn.Linear(dimension, 1, bias=False)
-
-
-@dataclass(frozen=True)
-class _Canaries:
-    """`defenses.base.BatchGradient` whose examples have these gradients, by their labels."""
-
-    vectors: Tensor
-
-    def __call__(self, batch: Batch) -> State:
-        return {NAME: self.vectors[batch.labels].mean(dim=0)}
-
-    def per_example(self, batch: Batch) -> State:
-        return {NAME: self.vectors[batch.labels]}

@@ -9,10 +9,16 @@ from torch import Tensor
 from clients.bounds.base import Bound, Party, gaussian_std, refuse_draws, refuse_sums, same_buffers
 from clients.bounds.settings import numbers, wholes
 from defenses.settings import whole
+from fedsim.bounds.robustness_wording import REPORTED
 from fedsim.bounds.statement import Panel, Statement, Strip
 from fedsim.bounds.two_points import TOLD_APART, blurred, distance, pixelated, right_at_most
 
 WORDS = f"{100 * TOLD_APART:.0f} %"
+
+OUTSIDE = (
+    f"Outside of it: {REPORTED}. The loss of the one image is another than that of the other, and may tell them apart "
+    "where these numbers cannot. Noise is a simulation's."
+)
 
 
 class IndistinguishablePairs(Bound):
@@ -62,14 +68,15 @@ class IndistinguishablePairs(Bound):
         apart = sum(right >= TOLD_APART for right in most)
         sentence = (
             f"Behind independent Gaussian noise of standard deviation {std:.3g} in every shared number, whoever is "
-            "told that it is one of two named images, at equal odds, says which with at most the probability named "
-            "for that pair, whatever else is known; it says nothing of another image. "
+            "told that it is one of two named images, at equal odds, says which from these numbers with at most the "
+            "probability named for that pair, whatever is known of the images and the model; it says nothing of "
+            "another image. "
             f"Of {len(most):,} images {apart:,} can be told at {WORDS} from a coarser version of themselves."
         )
         values = {"std": std, "told_apart": float(apart), "images": float(len(most))}
         coarser = self._coarser(max(parties[0].images.shape[-2:]))
         header = ("image", f"finest told apart at {WORDS}", *(words for words, _ in coarser))
-        return Statement("theorem", sentence, values, header, tuple(rows), tuple(strips))
+        return Statement("theorem", sentence, values, header, tuple(rows), tuple(strips), note=OUTSIDE)
 
     def _finest(self, told: Sequence[tuple[str, float]]) -> str:
         """The weakest blur and the smallest blocks that are told apart."""

@@ -1,20 +1,19 @@
 """Reconstruction robustness of a run, from what its defenses prove: the only bound that makes a defense *proven*."""
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 
 from clients.bounds.base import Bound, Party
 from clients.bounds.settings import numbers, wholes
 from defenses.base import Defense
 from defenses.privacy.accounting import gaussian_epsilon
-from fedsim.bounds.robustness import KAPPAS, PROVEN_KAPPA, GaussianDP, blow_up, of_epsilon
+from fedsim.bounds.robustness import KAPPAS, PROVEN_KAPPA, GaussianDP, blow_up, of_epsilon, together
 from fedsim.bounds.robustness_wording import lasting, probability, theorem_sentence
 from fedsim.bounds.statement import Proof, Statement
+from fedsim.data.copies import contents
 from fedsim.effects import Unpublished
 from fedsim.errors import NotApplicable
-from fedsim.ground_truth import content_of
 
 
 class ReconstructionRobustness(Bound):
@@ -39,9 +38,13 @@ class ReconstructionRobustness(Bound):
         Raises:
             NotApplicable: no defense proves Gaussian differential privacy, or one beside it does not say how it acts.
         """
-        proven = max((_proven(party) for party in parties), key=lambda one: one.mu)
-        seen = Counter(content_of(image) for one in parties for image in one.images)
-        return state(often(proven, max(seen.values())), self.kappas, self.times)
+        holders: defaultdict[str, list[GaussianDP]] = defaultdict(list)
+        for party in parties:
+            proven = _proven(party)
+            for content in set(contents(party.pictures)):
+                holders[content].append(proven)
+        most = max((together(several) for several in holders.values()), key=lambda one: one.mu)
+        return state(most, self.kappas, self.times)
 
 
 def _proven(party: Party) -> GaussianDP:
@@ -55,11 +58,6 @@ def _proven(party: Party) -> GaussianDP:
     if proven is None or proven.mu == math.inf:
         raise NotApplicable("the private defense adds no noise: it proves nothing")
     return proven
-
-
-def often(proven: GaussianDP, times: int) -> GaussianDP:
-    """Where an image was shared several times, in one batch at worst, so that its clipped gradients add up."""
-    return replace(proven, mu=times * proven.mu, releases=times * proven.releases)
 
 
 def state(proven: GaussianDP, kappas: Sequence[float], times: Sequence[int] = ()) -> Statement:

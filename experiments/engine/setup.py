@@ -17,7 +17,7 @@ from attacks.running import build_attack, check_fit
 from clients.accumulation import check_accumulation
 from clients.app import ClientRuntime, resolve_device
 from clients.replay import replay
-from defenses.base import DefenseChain, Plan
+from defenses.base import Defense, DefenseChain, Plan
 from defenses.compose import build_chain, load_wrappers
 from defenses.update.secure_aggregation import SecureAggregation
 from experiments.cli.call import say_doing
@@ -26,6 +26,7 @@ from experiments.cli.validation import check_compiler, check_gpus, check_room, c
 from experiments.engine.guess import public_images, public_mean, public_prior, seen_through
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.data import FederatedData
+from fedsim.data.copies import most_holders
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, Normaliser, OwnArchitecture, architecture_seed
@@ -96,6 +97,17 @@ class Setup:
             if config.audit is not True:
                 known["image_shape"] = None
         return ReplyRules.of(self.model, config.client.share, **known)
+
+    def holders(self, simulated: bool) -> int | None:
+        """Of the image that most clients hold, how many do; None where nobody asks, or clients have their own images.
+
+        Args:
+            simulated: clients have the partitions of this process.
+        """
+        private = any(type(one).gaussian_dp is not Defense.gaussian_dp for one in self.defenses.wrappers)
+        if not private or not simulated:
+            return None
+        return most_holders(self.data.client(number) for number in range(self.run_config.num_clients))
 
     def factory(self) -> ObservationFactory:
         config = self.config

@@ -14,7 +14,7 @@ from experiments.cli.progress import Bars
 from experiments.matrix.rows import Asked
 from experiments.matrix.units import AUDIT, TRAINING, MatrixRun, UnitEnd, judges_updates, updates_of
 from fedsim.report.matrix.cells import Matrix, MatrixCell, MatrixColumn, MatrixRow, RowState, with_front
-from fedsim.report.matrix.read import read_cells, read_counts, read_training
+from fedsim.report.matrix.read import over_seeds, read_cells, read_counts, read_training
 from fedsim.report.matrix.wording import counts_text, leakage_text
 from fedsim.report.wording import count, duration, percent
 from fedsim.settings.commands import MatrixConfig
@@ -207,7 +207,7 @@ def _row(progress: MatrixProgress, entry: Asked) -> MatrixRow:
         mismatch=_mismatch(trainings, begun),
         accuracies=tuple(accuracy for accuracy, _, _, _ in results if accuracy is not None),
         train_seconds=statistics.fmean(seconds for _, seconds, _, _ in results) if results else None,
-        measured=results[0][2] if results else {},
+        measured=over_seeds([measured for _, _, measured, _ in results], len(trainings)),
         client_failures=sum(raised for _, _, _, raised in results),
         trainings={unit.label: progress.stage(unit) for unit in trainings},
         audits={unit.label: progress.stage(unit) for unit in audits},

@@ -270,6 +270,7 @@ class _Run:
             on_round=on_round,
             gauges=self._backlog,
             client_of=partition_of,
+            holders=setup.holders(simulated=isinstance(self.grid, SimulatedGrid)),
             start=point,
             points=None if every is None else ResumePoints(self._states, float(every), self._settle, _tell),
         )

@@ -8,7 +8,7 @@ Gaussians are μ-GDP for μ = (difference of means) / standard deviation (Dong e
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from scipy.optimize import brentq
 from scipy.special import chdtri, nctdtr
 from torch import Tensor
@@ -62,8 +62,27 @@ def _apart(inside: Float[Tensor, " k"], outside: Float[Tensor, " m"]) -> tuple[f
     return float(one.mean() - other.mean()), math.sqrt(float(squares / freedom))
 
 
-def unit_canaries(count: int, dimension: int, rng: torch.Generator) -> Float[Tensor, "count dimension"]:
-    """Random directions; two of them are nearly orthogonal where the dimension is large."""
-    drawn = torch.randn(count, dimension, generator=rng)
-    found: Tensor = drawn / torch.linalg.vector_norm(drawn, dim=1, keepdim=True)
-    return found
+def directions(shape: tuple[int, ...], count: int, rng: torch.Generator) -> Float[Tensor, "count *shape"]:
+    """Directions in a tensor, at right angles to the last bits, that a number common to it, a row or a column misses.
+
+    Products of cosines over its rows and over all else of it, drawn without their means: noise that is drawn once and
+    added to several numbers is not seen along them.
+
+    Raises:
+        ConfigError: the tensor has fewer.
+    """
+    rows, others = shape[0], math.prod(shape[1:])
+    first = _cosines(rows)
+    rest = torch.ones(1, 1, dtype=torch.float64) if len(shape) == 1 else _cosines(others)
+    available = len(first) * len(rest)
+    require("canaries", count, 1 <= count <= available, f"from 1 to {available:,} in a tensor of {tuple(shape)}")
+    chosen = torch.randperm(available, generator=rng)[:count]
+    signs = 2.0 * torch.randint(2, (count, 1, 1), generator=rng).double() - 1.0
+    found = signs * first[chosen // len(rest), :, None] * rest[chosen % len(rest), None, :]
+    return found.reshape(count, *shape).float()
+
+
+def _cosines(size: int) -> Float64[Tensor, "kinds size"]:
+    """Orthonormal cosines over so many places, all but the constant one."""
+    kinds, places = torch.arange(1, size, dtype=torch.float64), torch.arange(size, dtype=torch.float64)
+    return math.sqrt(2.0 / size) * torch.cos(math.pi * (places[None, :] + 0.5) * kinds[:, None] / size)

@@ -4,10 +4,14 @@ import math
 from collections.abc import Iterable, Mapping
 
 EPSILON = "epsilon"
-MU, RELEASES = "gdp_mu", "gdp_releases"
-"""What Gaussian differential privacy counts beside it: μ of all that was sent, over so many releases."""
+MU, RELEASES, COPIES = "gdp_mu", "gdp_releases", "gdp_copies"
+"""What Gaussian differential privacy counts beside it: μ of all that was sent, over so many releases.
 
-BUDGETS = (EPSILON, MU, RELEASES)
+μ is of an image with all its copies, of which a client holds so many at most; versions that reported no number of them
+took each for an image of its own.
+"""
+
+BUDGETS = (EPSILON, MU, RELEASES, COPIES)
 """Of these metrics a federation reports the largest of its clients."""
 
 FIRST_ROUND = "epsilon_since"
@@ -35,6 +39,31 @@ def began_anew(before: Mapping[str, float], now: Mapping[str, float]) -> list[st
         since = f"{name.removesuffix(kind)}{FIRST_ROUND}"
         if name in before and (now[name] < before[name] or now.get(since) != before.get(since)):
             found.append(name)
+    return found
+
+
+def held_by_several(budgets: Mapping[str, float], holders: int | None) -> dict[str, float]:
+    """The largest μ and number of releases for an image that several clients hold: each of them releases it.
+
+    Args:
+        holders: clients that hold one image, at most; None: nobody knows, and no μ is reported.
+    """
+    found = {name: value for name, value in budgets.items() if holders is not None or not name.endswith((MU, RELEASES))}
+    for name in found:
+        if holders is not None and name.endswith((MU, RELEASES)):
+            found[name] *= math.sqrt(holders) if name.endswith(MU) else holders
+    return found
+
+
+def gdp(row: Mapping[str, object]) -> dict[str, tuple[float, int]]:
+    """By defense, μ and its releases in a round's metrics; without those that did not count copies of an image."""
+    found = {}
+    for name, mu in row.items():
+        defense = name.removesuffix(f"_{MU}")
+        counted = [mu, row.get(f"{defense}_{RELEASES}"), row.get(f"{defense}_{COPIES}")]
+        numbers = [float(one) for one in counted if isinstance(one, int | float) and math.isfinite(one)]
+        if defense != name and len(numbers) == len(counted) and numbers[0] > 0 and min(numbers[1:]) >= 1:
+            found[defense] = numbers[0], int(numbers[1])
     return found
 
 

@@ -6,8 +6,8 @@ what it is.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from fedsim.errors import require
 
@@ -28,6 +28,7 @@ class GaussianDP:
         unit: `image`, or `update` for all that a client shares in a round.
         delta: at which the defense reports an ε.
         because: why it holds for what is really done: which batches, which noise.
+        copies: of one image that the client holds, at most, which μ counts.
     """
 
     mu: float
@@ -35,6 +36,7 @@ class GaussianDP:
     unit: str
     delta: float
     because: str
+    copies: int = 1
 
     @property
     def proven(self) -> bool:
@@ -69,6 +71,33 @@ def composed(mus: Iterable[float]) -> float:
     5.0
     """
     return math.sqrt(math.fsum(mu * mu for mu in mus))
+
+
+def with_copies(proven: GaussianDP, copies: int) -> GaussianDP:
+    """Of an image that stands so often among a client's, present with all its copies or absent with them.
+
+    All in one batch they move its sum of clipped gradients so many times as far: μ is so many times that of one, as
+    after copies² releases of it. Spread over several batches they tell less, and this is a bound.
+
+    >>> with_copies(GaussianDP(0.125, 1, "image", 1e-5, "each image is clipped"), 16).mu
+    2.0
+    """
+    require("copies", copies, copies >= 1, "1 or more")
+    if copies == 1:
+        return proven
+    because = f"{proven.because}, and {copies:,} of them are equal"
+    return replace(proven, mu=copies * proven.mu, because=because, copies=copies)
+
+
+def together(several: Sequence[GaussianDP]) -> GaussianDP:
+    """Releases of one image by several clients, whose noise is independent: μ² and releases add up."""
+    most = max(several, key=lambda one: one.mu)
+    if len(several) == 1:
+        return most
+    because = f"{most.because}; {len(several):,} clients hold one image"
+    return replace(
+        most, mu=composed(one.mu for one in several), releases=sum(one.releases for one in several), because=because
+    )
 
 
 def of_epsilon(kappa: float, epsilon: float, delta: float) -> float:

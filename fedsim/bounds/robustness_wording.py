@@ -4,10 +4,15 @@ import math
 
 from fedsim.bounds.robustness import PROVEN_GAMMA, PROVEN_KAPPA, GaussianDP, blow_up, releases_within
 
+REPORTED = (
+    "the training loss, dal_loss, the numbers of images, of copies of one, of clipped ones and of skipped steps, and "
+    "loss and accuracy where clients evaluate, all reported as they are"
+)
+"""What leaves a client without noise, whatever its defense."""
+
 OUTSIDE = (
-    "Outside of it: the training loss, dal_loss, the numbers of images, of clipped ones and of skipped steps, and loss "
-    "and accuracy where clients evaluate, all reported as they are and so known before; noise is a simulation's. "
-    "Copies of an image that a client holds, and images nearly like it, are further releases of it."
+    f"Outside of it: {REPORTED} and so known before; noise is a simulation's. Equal images are one image: k copies in "
+    "a batch count as k² releases. Images nearly alike are not counted so, and tell of each other as copies do."
 )
 """What a private defense does not cover. The theorem holds beside it: κ is of somebody who knows these already."""
 

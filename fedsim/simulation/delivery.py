@@ -7,6 +7,8 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
+from fedsim.wire.reply_values import MALFORMED
+
 logger = getLogger(__name__)
 
 FIRST_CLIENT_NODE_ID = 2
@@ -26,7 +28,7 @@ def error_reply(message: Message, reason: str, code: int = ErrorCode.CLIENT_APP_
 
 def malformed(message: Message, fault: str) -> Message:
     """What stands for a reply that no honest client sends."""
-    return error_reply(message, f"malformed reply: {fault}", ErrorCode.UNKNOWN)
+    return error_reply(message, f"{MALFORMED}: {fault}", ErrorCode.UNKNOWN)
 
 
 def deliver(app: ClientApp, message: Message, context: Context) -> Message:

@@ -18,6 +18,9 @@ LONGEST_TEXT = 2**24
 SHOWN = 60
 """Characters of a foreign name in a reason."""
 
+MALFORMED = "malformed reply"
+"""What the reason begins with of an error that stands for a refused reply."""
+
 Values = np.ndarray[Any, np.dtype[Any]]
 
 

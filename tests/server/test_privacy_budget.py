@@ -1,6 +1,7 @@
 """What a round's metrics say of ε: no client has spent more."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,10 +9,15 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
+from defenses import DefenseChain, GradientNoise
+from fedsim.data.tensors import TensorImages
+from fedsim.report.run.bounds.over_rounds import released
+from fedsim.simulation import partition_of
 from fedsim.update import LocalProtocol, Update
 from fedsim.wire.records import METRICS, Contribution, from_arrays, to_arrays, to_reply
 from server.privacy_budget import PrivacyBudget
 from server.rounds import WorkerSums
+from server.screening import Screening
 
 
 @pytest.mark.parametrize("strategy", ["fedsgd", "fedavg"])
@@ -23,7 +29,7 @@ def test_no_client_of_a_federation_has_spent_more_than_is_reported(strategy, sum
         "strategy.fraction_train=0.5",
         "defense=[dp_sgd]",
         "client.batch_size=4",
-        "client.local_steps=2",
+        *(["client.local_steps=2"] if strategy == "fedavg" else []),  # who shares a gradient takes no step
     )
     rounds = federation.rounds(worker_sums=WorkerSums(size=2) if summed else None)
     grid, arrays, spent = federation.grid(), to_arrays(federation.setup.model.state_dict()), {}
@@ -54,13 +60,18 @@ def replies(*reports):
     """A client for each, with ten times the examples of the one before; None: it failed."""
     made = []
     for number, metrics in enumerate(reports):
-        asked = Message(RecordDict(), dst_node_id=number + 1, message_type="train")
         if metrics is None:
-            made.append(Message(Error(1, "broken"), reply_to=asked))
+            made.append(Message(Error(1, "broken"), reply_to=asked(number)))
             continue
         update = Update({"weight": torch.ones(2)}, "gradient", 10**number)
-        made.append(Message(to_reply(Contribution(update, LocalProtocol(1), number, metrics=metrics)), reply_to=asked))
+        made.append(
+            Message(to_reply(Contribution(update, LocalProtocol(1), number, metrics=metrics)), reply_to=asked(number))
+        )
     return made
+
+
+def asked(number=0):
+    return Message(RecordDict(), dst_node_id=number + 1, message_type="train")
 
 
 def reported(budget, server_round, replies):
@@ -125,6 +136,76 @@ def test_without_a_budget_nothing_is_added():
     budget = PrivacyBudget()
     assert dict(reported(budget, 1, replies({"loss": 2.0}))[1]) == {"loss": 2.0}
     assert reported(budget, 2, replies(None)) == (None, None)
+
+
+def test_copies_of_an_image_count_in_what_a_federation_proves(federate, monkeypatch):
+    """Three clients of two images each: the first holds one of them twice, and the second holds it too."""
+    options = ["num_clients=3", "defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=8", "client.batch_size=2"]
+    federation = federate("strategy=fedavg", *options)
+    images, labels = federation.setup.data.train.images(range(4)), federation.setup.data.train.labels[:2]
+    held, setup = [TensorImages(images[places], labels) for places in ([0, 0], [0, 1], [2, 3])], federation.setup
+    monkeypatch.setattr(setup.data, "client", lambda number: held[number])
+    assert (setup.holders(simulated=True), setup.holders(simulated=False)) == (2, None)
+    assert replace(setup, defenses=DefenseChain({"noise": GradientNoise()})).holders(simulated=True) is None
+    found = {}
+    for holders in (1, setup.holders(simulated=True), None):
+        rounds = federation.rounds(holders=holders)
+        federation.start(rounds, num_rounds=2)
+        found[holders] = {name: value for name, value in rounds.take().metrics.items() if "_gdp_" in name}
+    once = {"dp_sgd_gdp_mu": pytest.approx(2 * 2**0.5 / 8), "dp_sgd_gdp_releases": 2.0, "dp_sgd_gdp_copies": 2.0}
+    assert found[1] == once, "two copies in a batch, in each of two rounds"
+    assert found[2] == once | {"dp_sgd_gdp_mu": pytest.approx(2 * 2 / 8), "dp_sgd_gdp_releases": 4.0}
+    assert found[None] == {"dp_sgd_gdp_copies": 2.0}, "nothing is proven where nobody knows"
+    assert released(found[2]).releases == 4
+    assert released(found[None]) is None
+
+
+def test_what_a_refused_reply_released_counts(federate):
+    """A client's loss is no number in every other round: refused, and yet the server has its update."""
+    options = ["num_clients=4", "strategy.fraction_train=0.5", "defense=[dp_sgd]", "client.batch_size=4"]
+    federation = federate("strategy=fedavg", *options, "client.local_steps=1")
+    rounds = federation.rounds(screening=Screening(federation.setup.rules(simulated=True), partition_of))
+    grid, arrays, spent = federation.grid(), to_arrays(federation.setup.model.state_dict()), [0.0]
+    exchange, told = grid.send_and_receive, []
+
+    def spoil(messages, *, timeout=None):
+        replies = list(exchange(messages, timeout=timeout))
+        spent.append(max(spent[-1], *(float(one.content[METRICS]["dp_sgd_epsilon"]) for one in replies)))
+        most = max(replies, key=lambda one: one.content[METRICS]["dp_sgd_epsilon"])
+        most.content[METRICS]["train_loss"] = math.nan
+        return replies
+
+    grid.send_and_receive = spoil
+    for server_round in range(1, 6):
+        arrays = rounds.train(server_round, arrays, grid)
+        record = rounds.take()
+        assert len(record.failures) == 1, "one was refused"
+        told.append(record.metrics["dp_sgd_epsilon"])
+    assert told == spent[1:]
+
+
+def test_a_refused_reply_that_says_nothing_may_have_spent_anything():
+    def budget_after(*reports, refused):
+        budget = PrivacyBudget()
+        answers = replies(*reports)
+        answers[-1] = Message(Error(0, "malformed reply: of another shape"), reply_to=asked())
+        budget.hear(1, answers, refused)
+        after, known = PrivacyBudget(), replies({"a_epsilon": 2.0})
+        after.load_state_dict(budget.state_dict())
+        return dict(reported(after, 2, known)[1])["a_epsilon"]
+
+    (_, said), (_, silent) = replies(None, {"a_epsilon": 8.0}), replies(None, {"loss": 1.0})
+    assert budget_after({"a_epsilon": 2.0}, None, refused=[said]) == 8.0
+    assert budget_after({"a_epsilon": 2.0}, None, refused=[silent]) == math.inf
+    assert budget_after({"a_epsilon": 2.0}, None, refused=[]) == math.inf, "refused where it was to be summed"
+    assert budget_after({"a_epsilon": 2.0, "b_epsilon": 1.0}, None, refused=[said]) == math.inf
+    assert budget_after(None, refused=[said]) == 8.0, "no other client has answered yet"
+
+
+def test_a_client_that_raised_has_released_nothing():
+    budget = PrivacyBudget()
+    budget.hear(1, replies({"a_epsilon": 2.0}, None))
+    assert dict(budget.put_into(None)) == {"a_epsilon": 2.0}
 
 
 def test_a_resumed_run_remembers_it():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from fedsim.bounds.privacy import MU
+from fedsim.bounds.privacy import gdp
 from fedsim.bounds.robustness import PROVEN_GAMMA, PROVEN_KAPPA, blow_up
 from fedsim.report.level import Level, with_theorem
 from fedsim.report.run.images.counts import Counts
@@ -94,7 +94,8 @@ class MatrixRow:
         mismatch: why its accuracy and its leakage are not of the same thing; empty where they are.
         accuracies: final test accuracy of each training that ended.
         train_seconds: mean wall time of all rounds of a training.
-        measured: what the defense itself measured in the last round, by name (ε of DP-SGD, a mask ratio).
+        measured: what the defense itself measured in the last round, by name (a mask ratio, of the first seed's
+            training; ε of DP-SGD, the largest of all).
         client_failures: how often a client raised in all trainings together.
         trainings: by seed; audits: by state.
         counts: over all its attacks that read what was shared, in all states; None where an earlier version counted
@@ -129,8 +130,11 @@ class MatrixRow:
 
     @property
     def gamma(self) -> float | None:
-        """Reconstruction robustness at `PROVEN_KAPPA` after all releases of a training; None without that theorem."""
-        mus = [value for name, value in self.measured.items() if name.endswith(f"_{MU}") and value > 0]
+        """Reconstruction robustness at `PROVEN_KAPPA` after all releases of a training, the largest of its seeds.
+
+        None without that theorem of every seed.
+        """
+        mus = [mu for mu, _ in gdp(self.measured).values()]
         return blow_up(PROVEN_KAPPA, min(mus)) if mus else None
 
     @property

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedsim.bounds.privacy import is_budget
 from fedsim.report.matrix.cells import MatrixCell
 from fedsim.report.run.baseline import guessing, reading
 from fedsim.report.run.images.counts import Counts, count_images
@@ -34,6 +35,18 @@ def read_training(folder: Path, names: Iterable[str]) -> tuple[float | None, flo
     }
     raised = sum(len(record.failures) for record in run.rounds)
     return final_accuracy(run), sum(run.round_seconds.values()), measured, raised
+
+
+def over_seeds(measured: Sequence[Mapping[str, float]], trainings: int) -> dict[str, float]:
+    """What defenses measured in the trainings of a row that have ended: of what they have spent the largest.
+
+    Args:
+        measured: of each, the first seed's first; all else is of that one.
+        trainings: of the row, one a seed: while one of them has no such number, the row has none.
+    """
+    first = {name: value for name, value in (measured[0] if measured else {}).items() if not is_budget(name)}
+    named = set.intersection(*map(set, measured)) if len(measured) == trainings and measured else set()
+    return first | {name: max(one[name] for one in measured) for name in sorted(named) if is_budget(name)}
 
 
 def read_cells(folder: Path, state: str, attacks: Sequence[str], updates: int) -> list[MatrixCell]:

@@ -1,5 +1,6 @@
 """What can be had without any gradient: the mark that an attack must pass to have learned something."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -9,7 +10,8 @@ from fedsim.report.run.records import AttackRecord, ImageRecord
 from fedsim.report.thresholds import GUESS_MARGIN
 from fedsim.report.wording import count, decibels
 
-GUESS = "the mean of public pictures"
+GUESS, GREY = "the mean of public pictures", "mid-grey"
+"""A guess; where there are no public pictures it is mid-grey."""
 
 Key = tuple[str, int]
 
@@ -76,7 +78,8 @@ def best_baseline(attack: str, attacks: Sequence[AttackRecord], without: Sequenc
     """
     own = {key: image for record in attacks if record.attack == attack for key, image in _pictures(record)}
     reached = {key: image.leaked for key, image in own.items() if image.leaked is not None}
-    marks = {GUESS: {key: own[key].guess_psnr for key in reached}}
+    grey = all(_guess_is_grey(own[key]) for key in reached)
+    marks = {GREY if grey else GUESS: {key: own[key].guess_psnr for key in reached}}
     for record in without:
         marks.setdefault(record.attack, {}).update({key: image.leaked for key, image in _pictures(record)})
     found = []
@@ -86,6 +89,11 @@ def best_baseline(attack: str, attacks: Sequence[AttackRecord], without: Sequenc
             gain = fmean(reached[key] - value for key, value in known.items())
             found.append(Baseline(fmean(known.values()), name, gain, len(known), len(reached)))
     return min(found, key=lambda one: one.gain, default=None)
+
+
+def _guess_is_grey(image: ImageRecord) -> bool:
+    guess, grey = image.guess_psnr, image.grey_psnr
+    return guess is not None and grey is not None and math.isclose(guess, grey, rel_tol=1e-9)
 
 
 def _pictures(record: AttackRecord) -> Iterator[tuple[Key, ImageRecord]]:

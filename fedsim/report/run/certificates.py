@@ -1,6 +1,7 @@
 """How many certificates were granted in a run, and how often one may be wrong."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,8 +23,9 @@ class Certificates:
         granted: how many.
         checked: those that the audit could hold against the truth.
         wrong: those that it found to be wrong.
-        updates: different ones behind those that were checked. Two attacks that judge one update are one draw; where
-            one calls the other they are one test.
+        updates: different ones behind those that were checked: of other images or labels. Two attacks that judge one
+            update are one draw; where one calls the other they are one test. Updates of the same images are one draw
+            too, whoever sent them and when.
     """
 
     of: Kind
@@ -67,7 +69,15 @@ def certificates(records: Iterable[AttackRecord]) -> tuple[Certificates, Certifi
 
 def _counted(of: Kind, granted: list[AttackRecord], checked: list[AttackRecord]) -> Certificates:
     wrong = sum(one.wrongly_certified for one in granted)
-    return Certificates(of, len(granted), len(checked), wrong, len({(one.seed, one.observation) for one in checked}))
+    return Certificates(of, len(granted), len(checked), wrong, len(set(map(_held, checked))))
+
+
+def _held(record: AttackRecord) -> Hashable:
+    """What an update is known by: its images and labels; its name where there are no digests of all of them."""
+    held = Counter((image.content, image.label) for image in record.images)
+    if not held or any(content is None for content, _ in held):
+        return record.seed, record.observation
+    return frozenset(held.items())
 
 
 def certificate_sentences(records: Iterable[AttackRecord], asked: bool) -> list[str]:

@@ -90,6 +90,7 @@ def verdict(run: RecordedRun) -> Verdict:
     tested = counted != "not tested"
     by_eye = level == "not tested" and leakage.returned > 0 and not _compared(run)
     details = [
+        *(_mechanism(run) if level == "proven" else ()),
         *_unended(run, rows),
         *_refusals(run, on_images, leakage, proven=level == "proven"),
         *_guess(rows, best_baseline(rows[0].attack, run.attacks, without) if rows else None),
@@ -109,6 +110,13 @@ def verdict(run: RecordedRun) -> Verdict:
         by_eye,
         "" if leakage.counts.certified else _uncertified(run),
     )
+
+
+def _mechanism(run: RecordedRun) -> list[str]:
+    """Whether canaries tested what the theorem takes for granted."""
+    if any(one.kind == "test" and one.status == "done" for one in run.bounds):
+        return ["Canaries found no fault in the mechanism, which proves none of what it claims."]
+    return ["No canary tested the mechanism: that it clips and adds noise as its settings say is taken for granted."]
 
 
 def _compared(run: RecordedRun) -> bool:

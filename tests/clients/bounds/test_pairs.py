@@ -7,7 +7,7 @@ from scipy.stats import norm
 from clients.bounds import IndistinguishablePairs
 from clients.bounds.base import gaussian_std
 from clients.bounds.pairs import rounded_up
-from fedsim.bounds.two_points import blurred
+from fedsim.bounds.two_points import blurred, pixelated
 from fedsim.errors import ConfigError, NotApplicable
 
 NOISE = ["defense=[gradient_noise]", "defense.gradient_noise.relative_norm=null", "defense.gradient_noise.std=0.02"]
@@ -25,6 +25,18 @@ def test_it_is_the_distance_of_the_noiseless_updates(parties):
     assert found.header == ("image", "finest told apart at 90 %", "blur of 1 px", "blocks of 2 px", "blocks of 8 px")
     assert [len(strip.panels) for strip in found.strips] == [4, 4]
     assert found.strips[0].panels[1].caption.startswith("blur of 1 px: ")
+
+
+def test_the_loss_that_goes_without_noise_is_outside_of_it(parties):
+    """Noise hides which of two images it was; the loss, to the digits that a reply holds, does not."""
+    (party,) = parties(*NOISE[:2], "defense.gradient_noise.std=1000", images=1)
+    found = PAIRS([party])
+    assert all(float(value) <= 0.501 for value in found.rows[0][2:])
+    losses = {party.train(one).loss for one in (party.images, pixelated(party.images, 8))}
+    assert len({f"{loss:.4f}" for loss in losses}) == 2
+    assert found.note.startswith("Outside of it: the training loss, ")
+    assert "may tell them apart" in found.note
+    assert "whatever else" not in found.sentence
 
 
 def test_more_noise_tells_less(parties):

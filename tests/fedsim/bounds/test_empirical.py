@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedsim.bounds.empirical import mu_estimate, mu_lower, unit_canaries
+from fedsim.bounds.empirical import directions, mu_estimate, mu_lower
 from fedsim.errors import ConfigError
 
 
@@ -36,11 +36,22 @@ def test_without_noise_there_is_no_limit_and_without_a_difference_none_to_find()
     assert mu_lower(1 + 1e-6 * torch.arange(5.0), 1e-6 * torch.arange(5.0)) > 1e4
 
 
-def test_canaries_are_unit_vectors_and_nearly_orthogonal(rng):
-    found = unit_canaries(20, 5000, rng)
-    gram = found @ found.T
-    assert torch.allclose(gram.diagonal(), torch.ones(20), atol=1e-5)
-    assert float((gram - torch.eye(20)).abs().max()) < 0.08
+@pytest.mark.parametrize(("shape", "count"), [((40,), 39), ((12, 9), 88), ((5, 4, 3, 2), 92)])
+def test_directions_are_unit_vectors_at_right_angles_that_miss_what_is_common(rng, shape, count):
+    found = directions(shape, count, rng)
+    flat = found.flatten(1)
+    assert found.shape == (count, *shape)
+    assert torch.allclose(flat @ flat.T, torch.eye(count), atol=1e-5)
+    matrices = found.reshape(count, shape[0], -1)
+    assert float(matrices.sum(dim=1).abs().max()) < 1e-5, "what each row has in common"
+    if len(shape) > 1:
+        assert float(matrices.sum(dim=2).abs().max()) < 1e-5, "and each column"
+    assert not torch.equal(found, directions(shape, count, rng))
+
+
+def test_no_more_directions_than_there_are(rng):
+    with pytest.raises(ConfigError, match="canaries=89: must be from 1 to 88"):
+        directions((12, 9), 89, rng)
 
 
 def test_too_few_are_refused():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedsim.bounds.privacy import began_anew, is_budget, largest_budgets
+from fedsim.bounds.privacy import began_anew, gdp, held_by_several, is_budget, largest_budgets
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,12 @@ def test_what_a_client_counts_anew_is_forgotten_whatever_it_counts() -> None:
     assert began_anew(before, before) == []
     assert began_anew(before, before | {"a_epsilon_since": 5.0}) == ["a_epsilon", "a_gdp_mu", "a_gdp_releases"]
     assert began_anew(before, before | {"a_gdp_releases": 3.0}) == ["a_gdp_releases"]
+
+
+def test_an_image_that_several_clients_hold_is_released_by_each() -> None:
+    budgets = {"a_epsilon": 3.0, "a_gdp_mu": 0.5, "a_gdp_releases": 4.0, "a_gdp_copies": 2.0}
+    assert held_by_several(budgets, 1) == budgets
+    assert held_by_several(budgets, 9) == budgets | {"a_gdp_mu": 1.5, "a_gdp_releases": 36.0}
+    assert held_by_several(budgets, None) == {"a_epsilon": 3.0, "a_gdp_copies": 2.0}
+    assert gdp(budgets) == {"a": (0.5, 4)}
+    assert gdp({name: value for name, value in budgets.items() if name != "a_gdp_copies"}) == {}

@@ -8,7 +8,15 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from defenses.privacy.accounting import gaussian_delta
-from fedsim.bounds.robustness import blow_up, composed, of_epsilon, releases_within
+from fedsim.bounds.robustness import (
+    GaussianDP,
+    blow_up,
+    composed,
+    of_epsilon,
+    releases_within,
+    together,
+    with_copies,
+)
 from fedsim.errors import ConfigError
 
 DRAWS = 20_000
@@ -83,3 +91,21 @@ def test_what_is_no_probability_is_refused(wrong):
         blow_up(**{"kappa": 0.1, "mu": 1.0, **wrong})
     with pytest.raises(ConfigError, match="epsilon"):
         of_epsilon(0.1, -1.0, 0.0)
+
+
+def test_releases_of_several_clients_add_up_and_copies_in_one_of_them_do_more():
+    once, thrice = GaussianDP(0.5, 4, "image", 1e-5, "so"), with_copies(GaussianDP(0.5, 4, "image", 1e-5, "so"), 3)
+    assert (thrice.mu, thrice.releases, thrice.copies) == (1.5, 4, 3)
+    both = together([once, thrice])
+    assert (both.mu, both.releases) == (pytest.approx(math.hypot(0.5, 1.5)), 8)
+    assert both.because == "so, and 3 of them are equal; 2 clients hold one image"
+    assert (together([once]), with_copies(once, 1)) == (once, once)
+
+
+@pytest.mark.parametrize("copies", [1, 2, 16])
+@pytest.mark.parametrize("releases", [1, 5])
+def test_what_lasts_never_contradicts_gamma(copies, releases):
+    for mu in (0.01, 0.05, 0.2, 0.6, 1.44, 1.46, 3.0):
+        proven = with_copies(GaussianDP(mu, releases, "image", 1e-5, "so"), copies)
+        lasts = releases_within(proven.mu / math.sqrt(proven.releases))
+        assert (lasts >= releases) is proven.proven

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedsim.bounds.privacy import MU, RELEASES
+from fedsim.bounds.privacy import gdp
 from fedsim.bounds.robustness import KAPPAS, GaussianDP, blow_up
 from fedsim.bounds.robustness_wording import lasting, probability, theorem_sentence
 from fedsim.report.run.bounds.records import BoundRecord
-from fedsim.storage.values import number
 
 ROWS = 8
 """Of the table: the first rounds, the last, and some between."""
@@ -25,12 +24,7 @@ class Released:
 
 def released(row: Mapping[str, Any]) -> Released | None:
     """By the strongest defense in a line of `metrics.jsonl`; None where none proves anything."""
-    found = []
-    for name, value in row.items():
-        defense = name.removesuffix(f"_{MU}")
-        mu, releases = number(value), number(row.get(f"{defense}_{RELEASES}"))
-        if defense != name and mu is not None and mu > 0 and releases is not None and releases >= 1:
-            found.append(Released(defense, mu, int(releases)))
+    found = [Released(defense, mu, releases) for defense, (mu, releases) in gdp(row).items()]
     return min(found, key=lambda one: one.mu, default=None)
 
 
@@ -40,7 +34,10 @@ def over_rounds(rounds: Sequence[tuple[int, Released | None]]) -> list[BoundReco
     if not known or rounds[-1][1] is None:
         return []
     last = known[-1][1]
-    because = f"{last.defense} clips what it adds noise to; of all clients the one that released most"
+    because = (
+        f"{last.defense} clips what it adds noise to; of all clients the one that released most, equal images counted "
+        "as one"
+    )
     proven = GaussianDP(last.mu, last.releases, "image", 0.0, because)
     rows = [
         (str(number), f"{one.releases:,}", f"{one.mu:.3g}", *(probability(blow_up(kappa, one.mu)) for kappa in KAPPAS))

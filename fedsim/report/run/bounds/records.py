@@ -10,7 +10,7 @@ from fedsim.storage.values import items, number, numbers, whole
 HEADINGS = {
     "theorem": (
         "Theorems",
-        "They hold for every attacker, whatever else is known, under what each sentence says, and for nothing else.",
+        "They hold for every attacker, under what each sentence says, and say nothing of what is outside of it.",
     ),
     "reference": (
         "References",

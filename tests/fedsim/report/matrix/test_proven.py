@@ -11,14 +11,17 @@ from fedsim.report.run.images.counts import Counts
 def row(mu, certified=0, ended=1, **measured):
     counts = Counts(certified=certified, images=4 if ended else 0, ended=ended)
     cell = MatrixCell("patch_gradient", "initial", "done", done=4, pictures=4, batch=1, counts=counts)
-    told = {"dp_sgd_gdp_mu": mu, "dp_sgd_gdp_releases": 9.0, **measured}
+    told = {"dp_sgd_gdp_mu": mu, "dp_sgd_gdp_releases": 9.0, "dp_sgd_gdp_copies": 1.0, **measured}
     return MatrixRow("dp", measured=told, cells=(cell,), counts=counts)
 
 
 def test_gamma_is_after_all_releases_of_a_training():
     assert row(1.0).gamma == pytest.approx(blow_up(1e-3, 1.0))
-    assert row(1.0, local_dp_gdp_mu=0.5).gamma == pytest.approx(blow_up(1e-3, 0.5)), "each holds by itself"
+    both = {"local_dp_gdp_mu": 0.5, "local_dp_gdp_releases": 1.0, "local_dp_gdp_copies": 1.0}
+    assert row(1.0, **both).gamma == pytest.approx(blow_up(1e-3, 0.5)), "each holds by itself"
     assert MatrixRow("none").gamma is None
+    before = MatrixRow("dp", measured={"dp_sgd_gdp_mu": 0.1, "dp_sgd_gdp_releases": 1.0})
+    assert before.gamma is None, "of a version that took each copy for an image of its own"
 
 
 def test_the_level_follows():

@@ -21,6 +21,22 @@ def test_each_attack_and_its_guess(write_run: Any, records: Any) -> None:
     ]
 
 
+def test_without_public_pictures_the_guess_is_called_mid_grey(write_run: Any, records: Any) -> None:
+    """As `server.attack_queue.results` writes it: the guess is mid-grey, and so reaches what mid-grey does."""
+
+    def line(*greys: float | None) -> str:
+        images = [records.image(31.0, f"{k}", guess_psnr=7.6, grey_psnr=grey) for k, grey in enumerate(greys)]
+        for image in images:
+            image["guess_psnr"] = 7.6
+        rows = [records.attack(k, 0, image) for k, image in enumerate(images)]
+        (told,) = attack_lines(read_run(write_run(rows, name=f"grey-{greys}")))
+        return str(told)
+
+    assert line(7.6, 7.6).endswith("31.0 dB on average (mid-grey: 7.6 dB); 100 % of the labels right")
+    for greys in ((7.6, 7.7), (None, None), (7.6, None)):
+        assert "(the mean of public pictures: 7.6 dB)" in line(*greys)
+
+
 def test_labels_beside_every_class_equally_often(write_run: Any, records: Any) -> None:
     images = [records.image(None, f"i/{k}", label=label) for k, label in enumerate((0, 0, 0, 1))]
     rows = [records.attack(1, 0, *images, attack="labels", target="labels", label_share=0.75)]

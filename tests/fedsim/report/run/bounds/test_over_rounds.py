@@ -12,9 +12,10 @@ from fedsim.report.run.verdict import verdict
 
 
 def test_the_strongest_defense_of_a_round_counts() -> None:
-    row: dict[str, Any] = {"round": 3, "dp_sgd_gdp_mu": 2.0, "dp_sgd_gdp_releases": 4.0}
+    row: dict[str, Any] = {"round": 3, "dp_sgd_gdp_mu": 2.0, "dp_sgd_gdp_releases": 4.0, "dp_sgd_gdp_copies": 1.0}
     assert released(row) == Released("dp_sgd", 2.0, 4)
-    assert released(row | {"mine_gdp_mu": 1.0, "mine_gdp_releases": 9}) == Released("mine", 1.0, 9)
+    mine = {"mine_gdp_mu": 1.0, "mine_gdp_releases": 9, "mine_gdp_copies": 2}
+    assert released(row | mine) == Released("mine", 1.0, 9)
 
 
 @pytest.mark.parametrize(
@@ -22,11 +23,13 @@ def test_the_strongest_defense_of_a_round_counts() -> None:
     [
         {},
         {"dp_sgd_epsilon": 1.0},
-        {"dp_sgd_gdp_mu": 1.0},
-        {"dp_sgd_gdp_mu": math.inf, "dp_sgd_gdp_releases": 1},
-        {"dp_sgd_gdp_mu": 0.0, "dp_sgd_gdp_releases": 1},
-        {"dp_sgd_gdp_mu": "1", "dp_sgd_gdp_releases": 1},
-        {"dp_sgd_gdp_mu": 1.0, "dp_sgd_gdp_releases": 0},
+        {"dp_sgd_gdp_mu": 1.0, "dp_sgd_gdp_copies": 1},
+        {"dp_sgd_gdp_mu": 1.0, "dp_sgd_gdp_releases": 1},
+        {"dp_sgd_gdp_mu": 1.0, "dp_sgd_gdp_releases": 1, "dp_sgd_gdp_copies": math.nan},
+        {"dp_sgd_gdp_mu": math.inf, "dp_sgd_gdp_releases": 1, "dp_sgd_gdp_copies": 1},
+        {"dp_sgd_gdp_mu": 0.0, "dp_sgd_gdp_releases": 1, "dp_sgd_gdp_copies": 1},
+        {"dp_sgd_gdp_mu": "1", "dp_sgd_gdp_releases": 1, "dp_sgd_gdp_copies": 1},
+        {"dp_sgd_gdp_mu": 1.0, "dp_sgd_gdp_releases": 0, "dp_sgd_gdp_copies": 1},
     ],
 )
 def test_what_proves_nothing(row: dict[str, Any]) -> None:
@@ -45,7 +48,8 @@ def test_the_table_goes_on_to_the_last_round() -> None:
 
 @pytest.mark.parametrize(("mu", "level"), [(1.0, "proven"), (1.5, "open")])
 def test_a_whole_run_is_proven_by_its_last_round(write_run: Any, records: Any, mu: float, level: str) -> None:
-    rounds = [{"round": k, "accuracy": 0.5, "dp_sgd_gdp_mu": mu * k / 2, "dp_sgd_gdp_releases": k} for k in (1, 2)]
+    told = {"accuracy": 0.5, "dp_sgd_gdp_copies": 1}
+    rounds = [told | {"round": k, "dp_sgd_gdp_mu": mu * k / 2, "dp_sgd_gdp_releases": k} for k in (1, 2)]
     attacks = [records.attack(2, 0, records.image(9.0, "a", guess_psnr=10.0), certificate={})]
     found = verdict(read_run(write_run(attacks, rounds=rounds)))
     assert found.level == level

@@ -106,6 +106,18 @@ def test_a_mechanism_that_canaries_find_broken_is_not_proven(judged):
     assert found.cautions[0] == "canaries found a fault: It shows more than it claims."
 
 
+def test_it_says_whether_canaries_tested_the_mechanism(judged):
+    untested, tested = "No canary tested the mechanism", "Canaries found no fault in the mechanism"
+    canaries = line("canaries", "test", values={"broken": 0.0})
+    for lines, told in (
+        ([line(proof=PROOF)], untested),
+        ([line(proof=PROOF), canaries], tested),
+        ([line(proof=PROOF), canaries | {"status": "refused"}], untested),
+    ):
+        assert verdict(judged(lines)).details[0].startswith(told)
+    assert not any("anar" in one for one in verdict(judged([canaries])).details), "where nothing is proven"
+
+
 def test_lines_that_are_none_are_passed_over(tmp_path, write_run):
     folder = write_run()
     (folder / "bounds.jsonl").write_text(
