@@ -79,10 +79,11 @@ def column(header: str, pattern: str) -> Expectation:
 
 
 def row(name: str, header: str, pattern: str) -> Expectation:
-    """The line that begins so has it in this column of the table that has it."""
+    """The line that begins so, or whose defense does, has it in this column of the table that has it."""
 
     def holds(said: Said) -> bool:
-        found = [line for line in said.rows(header) if next(iter(line.values()), "").startswith(name)]
+        lines = said.rows(header)
+        found = [one for one in lines if (one.get("Defense") or next(iter(one.values()), "")).startswith(name)]
         return bool(found) and all(re.search(pattern, line.get(header, "")) is not None for line in found)
 
     return Expectation(f"{name}, column {header!r}: /{pattern}/", holds)

@@ -62,7 +62,7 @@ def test_umap_where_it_is_installed():
 def test_umap_where_it_is_not(monkeypatch):
     monkeypatch.setitem(sys.modules, "umap", None)
     for call in (lambda: project(view(), 2, "umap"), lambda: check_methods(["pca", "umap"])):
-        with pytest.raises(ConfigError, match=r"measure.projections=umap: .*fedsim\[umap\]"):
+        with pytest.raises(ConfigError, match=r"measure.projections=umap: .*\.\[umap\]"):
             call()
 
 
