@@ -100,9 +100,12 @@ class ClientSettings:
     def check(self) -> None:
         """Raises `ConfigError` for settings of local steps where there are none, or a scheduler beside a schedule."""
         if self.share == "gradient":
-            for key, usual in (("local_steps", None), ("local_epochs", 1), ("no_decay", False)):
-                if (value := getattr(self, key)) != usual:
-                    said = "null" if usual is None else str(usual).lower()
+            for key, usual, said in (
+                ("local_steps", (None, 1), "null"),
+                ("local_epochs", (1,), "1"),
+                ("no_decay", (False,), "false"),
+            ):
+                if (value := getattr(self, key)) not in usual:
                     wanted = f"{said} beside client.share=gradient: such a client takes no step (strategy=fedavg does)"
                     raise ConfigError(f"client.{key}", value, wanted)
         if self.schedule.constant:
