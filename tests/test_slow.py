@@ -20,7 +20,7 @@ def test_every_line_names_a_test():
 
 @pytest.mark.parametrize(("seconds", "listed"), [(0.15, []), (0.25, ["tests/a/test_b.py::test_c"])])
 def test_parameters_count_together(tmp_path, seconds, listed):
-    line = '<testcase classname="tests.a.test_b" name="test_c[{}]" time="{}"/>'
-    cases = "".join(line.format(number, seconds) for number in range(2))
+    line = '<testcase classname="tests.a.test_b" name="test_c{}" time="{}"/>'
+    cases = "".join(line.format(name, seconds) for name in ("[0]", "@commands"))
     (tmp_path / "report.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
     assert of_report(tmp_path / "report.xml") == listed

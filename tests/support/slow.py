@@ -21,7 +21,7 @@ def read() -> frozenset[str]:
 def of_report(report: Path) -> list[str]:
     taken: dict[str, float] = defaultdict(float)
     for case in ElementTree.parse(report).iter("testcase"):
-        name = str(case.get("name")).partition("[")[0]
+        name = str(case.get("name")).partition("[")[0].partition("@")[0]  # behind it xdist's group
         taken[f"{str(case.get('classname')).replace('.', '/')}.py::{name}"] += float(case.get("time", 0))
     return sorted(name for name, seconds in taken.items() if seconds >= SECONDS)
 
