@@ -19,6 +19,9 @@ from fedsim.report.run.summary import AttackSummary, RunTimes, final_accuracy, r
 COLUMNS_SHOWN = 4
 """Settings that differ between the runs and get a column of their own in the first table."""
 
+FEW_OTHERS = 2
+"""Settings of neither defenses nor attacks that a sweep changes at once."""
+
 NAMED_GROUPS = ("defense", "attack")
 """A row names those that its run has; a setting of one gets a column where runs that have it differ in it."""
 
@@ -86,9 +89,17 @@ class Comparison:
     nothing_learned: str = ""
 
     def settings_of(self, run: str) -> str:
-        """What sets the run of this name apart: the settings of the first table, by the ends of their keys."""
-        settings = next((entry.settings for entry in self.entries if entry.name == run), {})
-        return ", ".join(f"{'.'.join(key.split('.')[-2:])}={settings[key]}" for key in self.columns if key in settings)
+        """The settings in which runs of this one's defenses differ, by the ends of their keys.
+
+        Those of defenses and attacks alone where others are many: then the runs are of unlike kinds, not of a sweep.
+        """
+        own = next(entry for entry in self.entries if entry.name == run)
+        alike = [dict(entry.settings) for entry in self.entries if entry.defense == own.defense]
+        keys = [key for key in self.differing if key in own.settings and not key.endswith("._target_")]
+        apart = [key for key in keys if len({one[key] for one in alike if key in one}) > 1]
+        named = [key for key in apart if key.split(".")[0] in NAMED_GROUPS]
+        shown = apart if len(apart) - len(named) <= FEW_OTHERS else named
+        return ", ".join(f"{'.'.join(key.split('.')[-2:])}={own.settings[key]}" for key in shown[:COLUMNS_SHOWN])
 
     @property
     def attack_names(self) -> list[str]:

@@ -210,5 +210,7 @@ def test_runs_of_one_defense_are_told_apart_by_the_settings_that_differ(run: Any
     folders = [run("{}", {"a": [20.0]}, attack=f"{{prior: {{weight: {weight}}}}}").path for weight in (0, 1)]
     comparison = compare_runs(folders, tmp_path, "sweep")
     assert [comparison.settings_of(entry.name) for entry in comparison.entries] == ["prior.weight=0", "prior.weight=1"]
+    other = run("{noise: {}}", {"a": [20.0]}, attack="{prior: {weight: 2}}").path
+    assert compare_runs([folders[0], other], tmp_path, "two").settings_of("run-0") == "", "the defense says it"
     page = build_comparison(folders, tmp_path / "page.html").read_text()
     assert page.count("prior.weight=1") >= 2  # below the image, and in the table by attack
