@@ -107,6 +107,7 @@ class Setup:
         private = any(type(one).gaussian_dp is not Defense.gaussian_dp for one in self.defenses.wrappers)
         if not private or not simulated:
             return None
+        say_doing("comparing the clients' images with each other, which a theorem asks for")
         return most_holders(self.data.client(number) for number in range(self.run_config.num_clients))
 
     def factory(self) -> ObservationFactory:
