@@ -149,7 +149,7 @@ class _Line:
 
 
 def _likeliest(line: _Line, count: int) -> float:
-    """The share of the image, downhill from the better end: of 144 updates of digits the best of all in each."""
+    """The share of the image, downhill from the better end until the cost rises."""
     at_mean, at_image = line.cost(0.0), line.cost(1.0)
     if not (math.isfinite(at_mean) and math.isfinite(at_image)) or at_image <= NEARLY_NOTHING * at_mean:
         return 1.0
