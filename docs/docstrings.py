@@ -8,7 +8,7 @@ import griffe
 SEVERAL = re.compile(r"^( +)(\w+(?:, \w+)+): (.*(?:\n\1 +.*)*)", re.MULTILINE)
 
 
-class OneEntryEach(griffe.Extension):  # type: ignore[misc] - griffe is there where the site is built
+class OneEntryEach(griffe.Extension):
     """Rewrites what griffe has read, before it is parsed."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
