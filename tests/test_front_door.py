@@ -468,6 +468,8 @@ def test_settings_of_commands_by_name():
     assert named == fedsim.load_config("run", "defense=[half]", "strategy=fedavg", "attack=[labels,dlg]", **here)
     with pytest.raises(fedsim.ConfigError, match="attack=patch_gradent: there is no such option"):
         fedsim.load_config("run", attack=["patch_gradent"])
+    with pytest.raises(fedsim.ConfigError, match="each name once: labels"):
+        fedsim.load_config("run", attack=["labels", "labels"])
 
 
 @pytest.mark.parametrize(

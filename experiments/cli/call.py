@@ -18,6 +18,7 @@ from rich.console import Console
 from experiments.cli.errors import ConfigFault, one_line, own_folder
 from experiments.cli.launcher import SideBySide, register
 from experiments.cli.logs import quiet_libraries
+from experiments.cli.repeats import refuse_repeats
 from experiments.commands.catalogue import Catalogue
 from experiments.commands.early import check_early, check_named
 from experiments.commands.flags import HELP, words, wrong_flag
@@ -127,7 +128,12 @@ class _Call:
         if chosen.mode == RunMode.MULTIRUN:
             console.print(f"#{chosen.job.num} {' '.join(chosen.overrides.task)}", markup=False)
             sweep = Path(chosen.sweep.dir) if self._command.resumes else None  # else its runs go on one by one
-        self._attempt(lambda: resolved(config), Path(chosen.runtime.output_dir), sweep)
+
+        def settings() -> Config:
+            refuse_repeats(chosen.overrides.task)
+            return resolved(config)
+
+        self._attempt(settings, Path(chosen.runtime.output_dir), sweep)
 
     def _attempt(self, settings: Callable[[], Config], folder: Path, whole: Path | None = None) -> None:
         """Check the settings, import the libraries, do the work. A faulty run of a sweep does not end the others."""

@@ -15,6 +15,7 @@ from hydra.core.override_parser.types import Override
 
 from experiments.cli.call import resolved
 from experiments.cli.errors import ConfigFault, one_line
+from experiments.cli.repeats import refuse_repeats
 from fedsim.errors import ConfigError, RunError
 from fedsim.settings.commands import RunConfig
 from fedsim.settings.schema import parse
@@ -129,6 +130,7 @@ def _parsed(text: str) -> Override:
 
 
 def _compose(overrides: list[str]) -> dict[str, Any]:
+    refuse_repeats(overrides)
     GlobalHydra.instance().clear()
     with initialize_config_module("conf", version_base=None):
         try:

@@ -11,6 +11,7 @@ from omegaconf.errors import UnsupportedValueType
 
 from experiments.cli.call import resolved
 from experiments.cli.errors import ConfigFault, one_line
+from experiments.cli.repeats import refuse_repeats
 from fedsim.errors import ConfigError, nearest
 
 COMMANDS = {"run": "config", "audit": "audit", "measure": "measure", "matrix": "matrix", "prior": "prior"}
@@ -51,6 +52,7 @@ def load_config(command: str, *overrides: str, **settings: Any) -> dict[str, Any
         with initialize_config_module("conf", version_base=None):
             setup_globals()  # the time in `run_dir`, which Hydra's own entry points register
             composed = compose(name, list(overrides))
+            refuse_repeats(overrides)
     except (*ConfigFault, ValueError, TypeError) as error:
         raise _refused(one_line(error, name, overrides)) from error
     for key in (key for key in settings if key not in chosen):

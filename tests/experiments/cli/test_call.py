@@ -12,6 +12,7 @@ FAULTS = [
     (["defence=mjp"], ["defence=mjp", "Did you mean 'defense'"]),
     (["client.batchsize=2"], ["client.batchsize=2", "Did you mean 'client.batch_size'"]),
     (["attack=[patch_gradiant]"], ["attack=patch_gradiant", "Did you mean 'patch_gradient'"]),
+    (["defense=[half,half]"], ["defense=[half,half]", "each name once: half"]),
     (["defense=[mjpp]"], ["defense=mjpp", "Did you mean 'mjp'", "--help defense lists all"]),
     (["model.name=vit_smal_patch16_224"], ["model.name=vit_smal_patch16_224", "Did you mean 'vit_small_patch16_224'"]),
     (["data=imagefolder", "data.path=nowhere"], ["data.path=nowhere"]),

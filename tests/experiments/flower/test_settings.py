@@ -56,6 +56,7 @@ def test_a_server_that_asks_for_pictures_is_told_whose_they_are(asked):
     [
         ("num_rouns=2", "num_rouns=2: there is no such key. Did you mean 'num_rounds'?"),
         ("attack=[patch_gradiant]", "attack=patch_gradiant: there is no such option"),
+        ("attack=[labels,labels]", "attack=[labels,labels]: must be each name once"),
         ("data='digits", "overrides=data='digits: must be Hydra overrides as in a shell"),
         ("--multirun", "--multirun"),
         ("seed", "seed: settings are written KEY=VALUE"),
