@@ -29,19 +29,31 @@ def jacobian(function: Callable[[Tensor], Tensor], point: Float[Tensor, " inputs
 
 
 def jacobian_transposed(
-    function: Callable[[Tensor], tuple[Tensor, ...]], point: Float[Tensor, " inputs"], together: int = CHUNK
+    function: Callable[[Tensor], tuple[Tensor, ...]],
+    point: Float[Tensor, " inputs"],
+    together: int = CHUNK,
+    weights: Float[Tensor, " weighed"] | None = None,
 ) -> Float[Tensor, "inputs outputs"]:
     """J(point) whole of all tensors' numbers one after the other, its columns as rows.
 
-    Each chunk is written where it stays: to join all of them at the end takes as long as the products.
+    Each chunk is weighed as it is written where it stays: to flatten, weigh and join tensors takes as long as products.
+
+    Args:
+        weights: that rows of J are multiplied by, of the first tensors; those of the others are 1.
     """
     found, begin = None, 0
     for tensors in jacobian_rows(function, point, len(point), together):
-        rows = [tensor.detach().flatten(1) for tensor in tensors]
+        sizes = [tensor[0].numel() for tensor in tensors]
         if found is None:
-            found = rows[0].new_empty(len(point), sum(row.shape[1] for row in rows))
-        torch.cat(rows, dim=1, out=found[begin : begin + len(rows[0])])
-        begin += len(rows[0])
+            found = tensors[0].new_empty(len(point), sum(sizes))
+        places = found[begin : begin + len(tensors[0])].split(sizes, dim=1)
+        begin, left = begin + len(tensors[0]), weights
+        for tensor, place, size in zip(tensors, places, sizes, strict=True):
+            if left is None or not len(left):
+                place.view(tensor.shape).copy_(tensor.detach())
+            else:
+                torch.mul(tensor.detach(), left[:size].view(tensor.shape[1:]), out=place.view(tensor.shape))
+                left = left[size:]
     assert found is not None, "a function of no number"
     return found
 

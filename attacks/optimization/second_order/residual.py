@@ -56,12 +56,11 @@ class Residual:
 
     def pieces(self) -> Pieces:
         """The same without its target, tensor by tensor."""
-        before, shared = self.before, self.shared
-        return Pieces(shared if before is None else lambda x: (*shared(x), before(x)), self.weights)
+        return Pieces(self._tensors, self.weights)
 
     def jacobian(self, x: Float[Tensor, " unknowns"], together: int = CHUNK) -> Float[Tensor, "rows unknowns"]:
         """J whole, in float64, `together` columns at a time."""
-        return jacobian_transposed(self._weighed, x, together).T
+        return jacobian_transposed(self._tensors, x, together, self.weights).T
 
     def normal(self, x: Float[Tensor, " unknowns"], together: int = CHUNK) -> NormalEquations:
         """‖r‖², JᵀJ and Jᵀr, by one round's J after the other."""
@@ -78,12 +77,9 @@ class Residual:
             found += back(own if one.before is None else torch.cat([own, prior]))[0]
         return found
 
-    def _weighed(self, x: Float[Tensor, " unknowns"]) -> tuple[Tensor, ...]:
-        """Without the target, tensor by tensor."""
-        shared = self.shared(x)
-        weights = self.weights.split([tensor.numel() for tensor in shared])
-        found = tuple(weight * tensor.flatten() for weight, tensor in zip(weights, shared, strict=True))
-        return found if self.before is None else (*found, self.before(x))
+    def _tensors(self, x: Float[Tensor, " unknowns"]) -> tuple[Tensor, ...]:
+        """Without target and weights."""
+        return self.shared(x) if self.before is None else (*self.shared(x), self.before(x))
 
 
 def shape_of(problem: Problem) -> tuple[int, ...]:

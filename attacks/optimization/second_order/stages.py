@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.forward_mode import CHUNK
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import SearchTask
@@ -21,6 +20,8 @@ from fedsim.bounds.gaussian_prior import ImagePrior
 
 MOST_WHOLE = 2_000
 """Unknowns up to which J is computed whole, if there is memory for it."""
+MOST_COLUMNS = 512
+"""Of J whole, that are computed at once: each chunk costs some 60 ms of Python at `vit_nano`, whatever its size."""
 WHOLE_BYTES = 8
 """Of one round's J whole, for each of its numbers."""
 PARTS = (16, 4)
@@ -119,7 +120,7 @@ def whole_together(problem: Problem, unknowns: int, task: SearchTask) -> int | N
     whole = WHOLE_BYTES * unknowns * largest
     if unknowns > MOST_WHOLE or 2 * whole > room:
         return None
-    return chunk_size(CHUNK, DIRECTION_BYTES * largest, (room - whole) / GIB)
+    return chunk_size(MOST_COLUMNS, DIRECTION_BYTES * largest, (room - whole) / GIB)
 
 
 def whole_model(residual: Residual, together: int) -> Callable[[Tensor], DenseModel]:
