@@ -4,6 +4,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fedsim.metrics.image import PSNR_CAP
+from fedsim.report.thresholds import EXACT, RECOGNISABLE
+
 
 def pairwise_mse(
     originals: Float[Tensor, "batch channels height width"],
@@ -18,10 +21,12 @@ def match(
     originals: Float[Tensor, "batch channels height width"],
     images: Float[Tensor, "rebuilt channels height width"],
 ) -> list[int | None]:
-    """For each original the index of its reconstruction: the assignment with the least total MSE (Hungarian).
+    """For each original the index of its reconstruction, as many exact ones as there can be (Hungarian).
 
-    With fewer reconstructions than originals the rest stays None, with more the superfluous ones are left
-    out. A reconstruction with a value that is not finite is no picture and is never matched.
+    Of the assignments with the most exact pairs the one with the most recognisable pairs, then with the largest total
+    PSNR. The least total squared error would let one reconstruction that is far from all originals move
+    an exact one to another original. With fewer reconstructions than originals the rest stays None, with more the
+    superfluous ones are left out. A reconstruction with a value that is not finite is no picture and is never matched.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -29,7 +34,14 @@ def match(
     matched: list[int | None] = [None] * len(originals)
     if len(originals) == 0 or len(usable) == 0:
         return matched
-    costs = pairwise_mse(originals.to(images.device), images[usable])
-    for original, candidate in zip(*linear_sum_assignment(costs.cpu().numpy()), strict=True):
+    worth = _worth(pairwise_mse(originals.to(images.device), images[usable]))
+    for original, candidate in zip(*linear_sum_assignment(worth.cpu().numpy(), maximize=True), strict=True):
         matched[int(original)] = int(usable[int(candidate)])
     return matched
+
+
+def _worth(errors: Float[Tensor, "batch rebuilt"]) -> Float[Tensor, "batch rebuilt"]:
+    """dB of a pair, and more for a recognisable one, and more again for an exact one, than all dB together."""
+    decibels = (-10.0 * errors.log10()).clamp(0.0, PSNR_CAP)
+    more = PSNR_CAP * (min(errors.shape) + 1)
+    return decibels + more * (decibels >= RECOGNISABLE) + more**2 * (decibels >= EXACT)

@@ -24,7 +24,9 @@ def score(
     *,
     private: Float[Tensor, "n c h w"] | None = None,
 ) -> AttackResult:
-    """The result with its scores: each original matched with the rebuilt image that is nearest, then measured.
+    """The result with its scores: originals matched with rebuilt images, of which the batch knows no order.
+
+    As many pairs as there can be are exact, then recognisable; then their PSNR is largest (`fedsim.metrics.match`).
 
     Args:
         images: in [0, 1], as the model saw them.
