@@ -7,8 +7,7 @@ import torch
 
 from experiments.prior.command import NAMES
 from experiments.python.load_config import load_config
-from experiments.studies.priors_defended.options import COMPARED as COMPARED
-from experiments.studies.priors_defended.options import DEFENSES as DEFENSES
+from experiments.studies.priors_defended.options import DEFENSES, FREE
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError, nearest
 from fedsim.settings.composition import Config, build_data
@@ -16,19 +15,8 @@ from fedsim.settings.composition import Config, build_data
 PRUNED = ("topk", "prune", "soteria")
 """Zeros of their updates say nothing: the server knows the defense, and its searches leave them out."""
 
-FREE = "inverting_gradients"
 SEARCHES = (FREE, "gias", "gifd", "ggl")
 GENERATIVE = ("gias", "gifd", "ggl", "generator_samples")
-ROWS = {
-    "generator_samples": "generator's mean sample (baseline)",
-    "generator_best": "best of 64 samples, by the truth",
-    "lti_mean": "mean public picture (baseline)",
-    FREE: "free pixels",
-    "gias": "GIAS",
-    "gifd": "GIFD",
-    "ggl": "GGL",
-    "lti": "LTI",
-}
 SMALL = {
     "generator": ["prior.generator.steps=1500", "prior.generator.channels=[64,48,32]", "prior.generator.latent=96"],
     "lti": ["prior.lti.updates=3072", "prior.lti.steps=1500", "prior.lti.bins=2048", "prior.lti.hidden=512"],
@@ -70,7 +58,7 @@ class Benchmark:
     data: Path
     out: Path
     held: tuple[str, ...]
-    cases: tuple[DefendedCase, ...]
+    attacks: tuple[str, ...]
     model: str
     pictures: int
     budgets: dict[str, list[str]]
@@ -106,7 +94,6 @@ class Benchmark:
         return {**config, "data": data, "run_dir": str(folder)}
 
     def audit(self, case: DefendedCase, ids: list[str]) -> Config:
-        attacks = [name for name in ROWS if name != "generator_best"]
         checkpoint = (self.out / "generator" / NAMES["generator"]).resolve()
         network = (self.out / f"lti-{case.name}" / NAMES["lti"]).resolve()
         settings = [
@@ -114,21 +101,20 @@ class Benchmark:
             f"audit.batch_size={case.batch}",
             f"audit.num_images={len(ids)}",
             f"audit.victims={len(ids)}",
-            f"attack=[{','.join(attacks)}]",
-            *self.budgets["attack"],
+            f"attack=[{','.join(self.attacks)}]",
+            *(line for line in self.budgets["attack"] if line.split(".")[1] in self.attacks),
         ]
         config = self._placed(load_config("audit", *settings), self.out / f"audit-{case.name}")
-        for name in GENERATIVE:
-            config["attack"][name]["generator"]["checkpoint"] = str(checkpoint)
-        for name in ("lti", "lti_mean"):
-            config["attack"][name]["checkpoint"] = str(network)
         config["audit"]["select"] = ids
-        config["attack"]["generator_best"] = {**config["attack"]["generator_samples"], "pick": "best"}
-        for name in SEARCHES:
-            if case.defense in PRUNED:
-                config["attack"][name]["objective"]["mask_zeros"] = True
-            if case.defense == "sign":
-                config["attack"][name]["objective"] = {"_target_": "attacks.optimization.SignCosine"}
+        for name, own in config["attack"].items():
+            if name in GENERATIVE:
+                own["generator"]["checkpoint"] = str(checkpoint)
+            if name in ("lti", "lti_mean"):
+                own["checkpoint"] = str(network)
+            if name in SEARCHES and case.defense in PRUNED:
+                own["objective"]["mask_zeros"] = True
+            if name in SEARCHES and case.defense == "sign":
+                own["objective"] = {"_target_": "attacks.optimization.SignCosine"}
         return config
 
 

@@ -10,7 +10,8 @@ from attacks.running import run_attack
 from experiments.engine.setup import prepare
 from experiments.prior.inversion import Simulator
 from experiments.prior.settings import prior_images
-from experiments.studies.priors_defended.cases import FREE, Benchmark, DefendedCase
+from experiments.studies.priors_defended.cases import Benchmark, DefendedCase
+from experiments.studies.priors_defended.options import FREE
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.accuracy import mean_softmax
 from fedsim.metrics.score import score

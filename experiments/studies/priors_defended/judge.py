@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import PIL.Image
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -41,12 +39,9 @@ class SmallClassifier(nn.Module):
 
 @dataclass(frozen=True)
 class Judge:
-    """A trained classifier that compares pictures on disk."""
+    """A trained classifier that compares pictures."""
 
     network: SmallClassifier
-
-    def distance(self, found: Path, truth: Path) -> float:
-        return float(self.between(_read(found), _read(truth))[0])
 
     @torch.no_grad()
     def between(
@@ -71,9 +66,3 @@ def train_judge(setup: Setup, left_out: tuple[str, ...], folder: Path) -> Judge:
 
     training.run(loss_at, lambda step, loss: None)
     return Judge(network.eval())
-
-
-def _read(path: Path) -> Float[Tensor, "1 3 h w"]:
-    with PIL.Image.open(path) as image:
-        array = np.asarray(image.convert("RGB"), dtype=np.float32) / 255.0
-    return torch.from_numpy(array).permute(2, 0, 1)[None]

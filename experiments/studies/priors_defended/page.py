@@ -1,13 +1,13 @@
 """The page of LTI and GGL under defenses: one table for each measure and batch size, and a figure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Table, counted, spread_of
 from experiments.studies.harness.tables import mean, record_of
-from experiments.studies.priors_defended.cases import FREE
 from experiments.studies.priors_defended.free_pixels import SETTINGS, TRIED
+from experiments.studies.priors_defended.options import FREE, PAPERS
 from fedsim.metrics.perceptual import lpips_hint
 from fedsim.report.draw.png import COLOURS, drawing
 
@@ -16,24 +16,18 @@ DEFENDED = {
     "sign": "sign",
     "prune": "pruning, 99 % zeros",
     "gauss": "noise, std 0.1",
+    "noise": "noise, a tenth of the update's norm",
     "clip": "clipping, norm 4",
     "topk": "sparsification, 90 % zeros",
     "soteria": "Soteria, 80 %",
 }
-PAPERS = {
-    "none": "LTI, GGL",
-    "sign": "LTI",
-    "prune": "LTI",
-    "gauss": "LTI, GGL",
-    "clip": "GGL",
-    "topk": "GGL",
-    "soteria": "GGL",
-}
-ATTACKS = {
+NAMES = {
     "lti_mean": "mean public picture (baseline)",
     "generator_samples": "generator's mean sample (baseline)",
     FREE: "free pixels",
     "ggl": "GGL",
+    "gias": "GIAS",
+    "gifd": "GIFD",
     "lti": "LTI",
 }
 BASELINE = {"lti": "lti_mean", "ggl": "generator_samples"}
@@ -118,14 +112,21 @@ def _priors(entries: Sequence[Entry]) -> list[str]:
 def _table(entries: Sequence[Entry], measure: str, size: int) -> Table:
     title, form = MEASURES[measure]
     rows = []
-    for defense, label in DEFENDED.items():
+    defenses, attacks = _shown(entries, DEFENDED, "defense"), _shown(entries, NAMES, "attack")
+    for defense, label in defenses.items():
         cells = [
-            _cell([e for e in entries if (e["defense"], e["attack"]) == (defense, a)], measure, form) for a in ATTACKS
+            _cell([e for e in entries if (e["defense"], e["attack"]) == (defense, a)], measure, form) for a in attacks
         ]
-        rows.append([label, *cells, PAPERS[defense]])
+        rows.append([label, *cells, PAPERS.get(defense, "")])
     record = record_of(entries, f"defense attack seed image status {measure} seconds")
-    header = ["defense", *ATTACKS.values(), "paper"]
+    header = ["defense", *attacks.values(), "paper"]
     return Table(f"{measure}-batch-{size}", f"B = {size}: {title}", header, rows, record)
+
+
+def _shown(entries: Sequence[Entry], known: Mapping[str, str], key: str) -> dict[str, str]:
+    """Of what is known by name what there are entries of."""
+    there = {entry[key] for entry in entries}
+    return {name: label for name, label in known.items() if name in there}
 
 
 def _cell(entries: Sequence[Entry], measure: str, form: str) -> str:
@@ -137,22 +138,23 @@ def _cell(entries: Sequence[Entry], measure: str, form: str) -> str:
 
 def figure(entries: Sequence[Entry], path: Path) -> None:
     """Bars for each attack in a group for each defense, with the baseline as a line."""
+    defenses, attacks = _shown(entries, DEFENDED, "defense"), _shown(entries, NAMES, "attack")
     with drawing(path, 10.0, 3.8) as drawn:
         axes = drawn.subplots()
-        shown = [attack for attack in ATTACKS if attack not in BASELINE.values()] + [BASELINE["ggl"]]
+        shown = [attack for attack in attacks if attack not in BASELINE.values()] + [BASELINE["ggl"]]
         width = 0.8 / len(shown)
         for turn, (attack, colour) in enumerate(zip(shown, COLOURS, strict=False)):
-            label: str | None = ATTACKS[attack]
-            for place, defense in enumerate(DEFENDED):
+            label: str | None = attacks[attack]
+            for place, defense in enumerate(defenses):
                 values = _values(entries, defense, attack)
                 if values:
                     at = place - 0.4 + (turn + 0.5) * width
                     axes.bar(at, sum(values) / len(values), width * 0.9, color=colour, label=label)
                     label = None
-        guessed = [value for defense in DEFENDED for value in _values(entries, defense, BASELINE["lti"])]
+        guessed = [value for defense in defenses for value in _values(entries, defense, BASELINE["lti"])]
         if guessed:
-            axes.axhline(sum(guessed) / len(guessed), color=COLOURS[6], linestyle="--", label=ATTACKS["lti_mean"])
-        axes.set_xticks(range(len(DEFENDED)), [label.replace(", ", ",\n") for label in DEFENDED.values()])
+            axes.axhline(sum(guessed) / len(guessed), color=COLOURS[6], linestyle="--", label=attacks["lti_mean"])
+        axes.set_xticks(range(len(defenses)), [label.replace(", ", ",\n") for label in defenses.values()])
         axes.set(ylabel="PSNR, dB")
         drawn.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5)
 

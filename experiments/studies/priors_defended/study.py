@@ -5,7 +5,7 @@ Its options are in `options`.
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,19 +22,12 @@ from experiments.studies.harness.client import Client
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Study, Unit, seeds
 from experiments.studies.harness.victims import finished, presets
-from experiments.studies.priors_defended.cases import (
-    DEFENSES,
-    FREE,
-    FULL,
-    SMALL,
-    Benchmark,
-    DefendedCase,
-    chosen,
-)
+from experiments.studies.priors_defended.cases import FULL, SMALL, Benchmark, DefendedCase, chosen
 from experiments.studies.priors_defended.free_pixels import SETTINGS, best_setting
 from experiments.studies.priors_defended.judge import Judge, train_judge
-from experiments.studies.priors_defended.options import arguments
-from experiments.studies.priors_defended.page import ATTACKS, DEFENDED, page
+from experiments.studies.priors_defended.options import ATTACKS, DEFENSES, FREE, GENERATORS, arguments
+from experiments.studies.priors_defended.page import page
+from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.accuracy import mean_softmax
 from fedsim.metrics.score import score
@@ -70,14 +63,13 @@ def run(options: argparse.Namespace) -> None:
     chosen(benchmark, benchmark.generator())  # unknown classes are refused before anything is trained
     settings = {
         "budgets": scale.budgets,
-        "batches": scale.batches,
         "images": scale.pictures,
         "pictures": str(options.pictures.resolve()),
         "held": benchmark.held,
         "model": options.model,
         "threads": options.threads,
-        "defenses": {name: DEFENSES[name] for name in DEFENDED},
-        "attacks": presets(*ATTACKS),
+        "defenses": DEFENSES,
+        "attacks": presets(*benchmark.attacks),
         "free pixels": [str(setting) for setting in SETTINGS],
         "priors": load_config("prior")["prior"],
     }
@@ -88,7 +80,9 @@ def run(options: argparse.Namespace) -> None:
 def budget(scale: PriorsScale, model: str) -> list[str]:
     """What differs from the papers in size, a sentence for each."""
     lti = load_config("prior", *scale.budgets["lti"])["prior"]["lti"]
-    ggl = load_config("audit", f"attack=[{','.join(ATTACKS)}]", *_of(scale, ATTACKS))["attack"]["ggl"]
+    ggl = load_config(
+        "audit", "attack=[ggl]", *(line for line in scale.budgets["attack"] if line.startswith("attack.ggl."))
+    )["attack"]["ggl"]
     bins = "all their numbers" if lti["bins"] is None else f"{lti['bins']:,} numbers"
     return [
         f"LTI: a network of {lti['hidden']:,} hidden units on {lti['updates']:,} simulated updates hashed to {bins} "
@@ -100,14 +94,18 @@ def budget(scale: PriorsScale, model: str) -> list[str]:
     ]
 
 
-def _of(scale: PriorsScale, attacks: Iterable[str]) -> list[str]:
-    """The budget's overrides of these attacks."""
-    return [line for line in scale.budgets["attack"] if line.split(".")[1] in attacks]
-
-
 def plan(options: argparse.Namespace, scale: PriorsScale, used: list[int]) -> tuple[list[Unit], list[Unit]]:
-    """What is trained, and the attacks that need it; each seed has a folder of its own."""
-    cases = tuple(DefendedCase(batch, defense) for batch in scale.batches for defense in DEFENDED)
+    """What is trained, and the attacks that need it; each seed has a folder of its own.
+
+    Raises:
+        ConfigError: an update would hold fewer pictures than others.
+    """
+    batches = options.batches or scale.batches
+    for batch in batches:
+        if batch < 1 or scale.pictures % batch:
+            raise ConfigError("--batches", batch, f"divisors of {scale.pictures}, the pictures of the scale")
+    cases = tuple(DefendedCase(batch, defense) for batch in batches for defense in options.defenses)
+    attacks = (*ATTACKS, *(GENERATORS if options.generators else ()))
     held = tuple(options.held.split(","))
     first, rest = [], []
     for seed in used:
@@ -115,7 +113,7 @@ def plan(options: argparse.Namespace, scale: PriorsScale, used: list[int]) -> tu
             options.pictures,
             options.out / f"seed-{seed}",
             held,
-            cases,
+            attacks,
             options.model,
             scale.pictures,
             scale.budgets,
@@ -170,8 +168,7 @@ def attacks(benchmark: Benchmark, case: DefendedCase, device: str) -> Iterator[E
     for number, start in enumerate(range(0, len(positions) - case.batch + 1, case.batch)):
         observation, truth, _ = client.shares(positions[start : start + case.batch], number)
         observation = replace(observation, auxiliary_probs=probs)
-        for attack in ATTACKS:
-            settings = config["attack"][attack]
+        for attack, settings in config["attack"].items():
             result = finished(run_attack(observation, attack, settings, config["seed"], torch.device(device)))
             known: Entry = {"defense": case.defense, "batch_size": case.batch, "attack": attack, "number": number}
             known |= {
@@ -185,10 +182,9 @@ def attacks(benchmark: Benchmark, case: DefendedCase, device: str) -> Iterator[E
 
 
 def configuration(benchmark: Benchmark, case: DefendedCase, device: str) -> Config:
-    """Settings of the audit, with the settings of every attack."""
+    """Settings of the audit."""
     config = benchmark.audit(case, chosen(benchmark, benchmark.generator()))
     config["client"]["device"] = device
-    config["attack"] = {attack: config["attack"][attack] for attack in ATTACKS}
     return config
 
 

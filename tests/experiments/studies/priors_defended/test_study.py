@@ -8,16 +8,21 @@ import pytest
 import torch
 
 from attacks.learned.checkpoint import load_trained
-from attacks.running import run_attack
+from attacks.running import build_attack, run_attack
+from experiments.prior.settings import chosen_network
 from experiments.studies.harness.client import Client
 from experiments.studies.priors_defended import free_pixels, judge
 from experiments.studies.priors_defended import study as priors_defended
-from experiments.studies.priors_defended.cases import DEFENSES, DefendedCase
-from experiments.studies.priors_defended.page import ATTACKS, DEFENDED, PAPERS
+from experiments.studies.priors_defended.cases import FULL, SMALL, DefendedCase, chosen
+from experiments.studies.priors_defended.options import ATTACKS, DEFENSES, GENERATORS, PAPERS
+from experiments.studies.priors_defended.page import DEFENDED
 from experiments.studies.priors_defended.study import SCALES, PriorsScale, configuration, plan
-from fedsim.errors import RunError
+from fedsim.errors import ConfigError, RunError
 from fedsim.metrics.results import score_against
+from fedsim.models.generator import ConvGenerator, save_generator
 from fedsim.result import AttackResult
+from fedsim.settings.commands import PriorConfig
+from fedsim.settings.schema import parse
 
 TINY = PriorsScale(
     {
@@ -55,19 +60,52 @@ def options(six_classes, tmp_path, *arguments):
 
 def test_priors_come_before_the_attacks_that_need_them(six_classes, tmp_path):
     first, rest = plan(options(six_classes, tmp_path), TINY, [0, 1])
-    assert len(first) == 2 * (2 + len(DEFENDED))
+    assert len(first) == 2 * (2 + len(PAPERS))
     longest = [f"lti/soteria-batch-1/seed {seed}" for seed in (0, 1)]
     assert [unit.key for unit in first[:5]] == [*longest, "generator/seed 0", "judge/seed 0", "lti/none-batch-1/seed 0"]
-    assert len(rest) == 2 * len(DEFENDED)
-    assert set(DEFENDED) == set(PAPERS) <= set(DEFENSES)
+    assert len(rest) == 2 * len(PAPERS)
+    assert set(PAPERS) < set(DEFENDED) == set(DEFENSES)
     folders = {unit.settings["benchmark"].out for unit in rest}
     assert folders == {tmp_path / "out" / "seed-0", tmp_path / "out" / "seed-1"}
 
 
-def test_the_whole_study(tiny, study, refuse_work, six_classes, tmp_path, monkeypatch):
-    few = {name: DEFENDED[name] for name in ("prune", "soteria")}
-    monkeypatch.setattr(priors_defended, "DEFENDED", few)
-    code, printed, err = study(priors_defended, "--held", "e,f")
+@pytest.mark.parametrize("budgets", [SMALL, FULL])
+def test_every_case_composes(budgets, six_classes, tmp_path):
+    scale = replace(TINY, budgets=budgets, batches=(1, 4), pictures=4)
+    first, _ = plan(options(six_classes, tmp_path, "--generators"), scale, [0])
+    benchmark = first[0].settings["benchmark"]
+    (benchmark.out / "generator").mkdir(parents=True)
+    save_generator(ConvGenerator(8, 32, [16, 8]), benchmark.out / "generator" / "generator.safetensors")
+    chosen_network(parse(PriorConfig, benchmark.generator()))
+    for case in (DefendedCase(1, "none"), DefendedCase(4, "noise"), DefendedCase(4, "topk")):
+        network, audit = benchmark.lti(case), benchmark.audit(case, ["a", "b"])
+        chosen_network(parse(PriorConfig, network))
+        # LTI is trained for exactly what is attacked.
+        for key in ("client", "defense", "model", "data", "seed"):
+            assert network[key] == audit[key]
+        assert sorted(audit["attack"]) == sorted([*ATTACKS, *GENERATORS])
+        for name, settings in audit["attack"].items():
+            if not name.startswith("lti"):
+                build_attack(name, settings)
+        masked = {name: audit["attack"][name]["objective"].get("mask_zeros", False) for name in ("gias", "gifd", "ggl")}
+        assert masked == {"gias": case.defense == "topk", "gifd": case.defense == "topk", "ggl": True}
+
+
+def test_images_that_leave_an_update_smaller_are_refused_before_a_prior_is_trained(six_classes, tmp_path):
+    with pytest.raises(ConfigError, match=r"^--batches=4: must be divisors of 2, the pictures of the scale"):
+        plan(options(six_classes, tmp_path, "--batches", "1", "4"), TINY, [0])
+
+
+def test_only_pictures_of_the_classes_held_out_are_attacked(six_classes, tmp_path):
+    benchmark = plan(options(six_classes, tmp_path), TINY, [0])[0][0].settings["benchmark"]
+    ids = chosen(benchmark, benchmark.generator())
+    assert len(set(ids)) == 2
+    assert {name.split("/")[-2] for name in ids} <= {"e", "f"}
+
+
+def test_the_whole_study(tiny, study, refuse_work, six_classes, tmp_path):
+    few = ("prune", "soteria")
+    code, printed, err = study(priors_defended, "--held", "e,f", "--defenses", *few)
     assert code == 0, err
     out = tmp_path / "out"
     text = (out / "priors_defended.md").read_text()
@@ -83,7 +121,7 @@ def test_the_whole_study(tiny, study, refuse_work, six_classes, tmp_path, monkey
     before = (out / "results.jsonl").read_text()
     _same_as_the_attack_called_directly(lines, options(six_classes, tmp_path))
     refuse_work(priors_defended)
-    assert study(priors_defended, "--held", "e,f")[0] == 0
+    assert study(priors_defended, "--held", "e,f", "--defenses", *few)[0] == 0
     assert (out / "results.jsonl").read_text() == before
 
 
