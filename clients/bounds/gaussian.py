@@ -76,19 +76,6 @@ class GaussianReference(Bound):
         header = ("images taken as", "one release", IMAGE_BY_IMAGE, *(f"{times:,} releases" for times in self.rounds))
         return Statement("reference", sentence, values, header, tuple(rows))
 
-    def over_rounds(self, parties: Sequence[Party]) -> dict[str, list[float]]:
-        """The running reference of one image in dB, for each model: after each of one client's rounds with it.
-
-        A client that knows its image can compute it before it shares once more. What it decides by it says something:
-        see `fedsim.bounds.rounds`.
-
-        Args:
-            parties: of one client in several rounds, each with the weights that it got then.
-        """
-        each, shape = [self._information(party)[0] for party in parties], tuple(parties[0].images.shape[1:])
-        priors = self._priors(parties[0])
-        return {name: running_reference(each, prior_precision(prior, shape)) for name, prior in priors.items()}
-
     def _priors(self, party: Party) -> dict[str, ImagePrior]:
         held = party.runtime.data.auxiliary
         found: dict[str, ImagePrior] = {"white": self.white, "smooth": self.smooth}

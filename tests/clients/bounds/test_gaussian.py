@@ -59,15 +59,3 @@ def test_several_images_in_an_update_are_refused(parties):
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         GaussianReference(**wrong)
-
-
-def test_rounds_add_up_whatever_the_weights_are_by_then(parties):
-    (first,) = parties(*NOISE[:3], "defense.gradient_noise.std=1e-4", images=1)
-    moved = {name: tensor + 0.05 * tensor.abs().mean() for name, tensor in first.state.items()}
-    second = type(first)(first.runtime, moved, first.pictures, first.client, server_round=2)
-    bound = GaussianReference(rounds=[])
-    found = bound.over_rounds([first, second])
-    alone = [bound.over_rounds([party])["white"][0] for party in (first, second)]
-    assert found["white"][0] == pytest.approx(alone[0])
-    assert found["white"][1] > max(alone)
-    assert found["smooth"][0] == pytest.approx(bound([first]).values["smooth"])
