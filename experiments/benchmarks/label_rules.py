@@ -4,13 +4,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attacks.label import counting, rules
@@ -56,7 +55,6 @@ class HeadBatch:
     bias_grad: Tensor
     mean_probs: Tensor
     random_features: Tensor
-    features: Tensor
     moments: ClassMoments | None = None
 
     @property
@@ -72,7 +70,6 @@ class RuleResult:
     overlap: float
     seconds: float
     certified: bool = False
-    feature_error: float | None = None
 
 
 def measure(
@@ -101,18 +98,16 @@ def batch_of(known: KnownHead, chosen: Int[Tensor, "batch"]) -> HeadBatch:
     features, labels = known.features[chosen], known.labels[chosen]
     gradients = head_gradients(features, known.weight, known.bias, labels)
     head = labels, known.weight, known.bias, *gradients
-    return HeadBatch(*head, known.mean_probs, known.random_features, features, known.moments)
+    return HeadBatch(*head, known.mean_probs, known.random_features, known.moments)
 
 
 def _summary(outcomes: Sequence[RuleResult]) -> dict[str, Any]:
-    errors = [outcome.feature_error for outcome in outcomes if outcome.feature_error is not None]
     return {
         "batches": len(outcomes),
         "exact": fmean(outcome.exact for outcome in outcomes),
         "overlap": fmean(outcome.overlap for outcome in outcomes),
         "certified": fmean(outcome.certified for outcome in outcomes),
         "wrongly_certified": sum(outcome.certified and not outcome.exact for outcome in outcomes),
-        "feature_error": median(errors) if errors else "",
         "seconds": fmean(outcome.seconds for outcome in outcomes),
     }
 
@@ -130,19 +125,7 @@ def run_rule(rule: str, batch: HeadBatch, rng: torch.Generator) -> RuleResult | 
     classes = len(batch.bias)
     shared = torch.minimum(torch.bincount(labels, minlength=classes), torch.bincount(truth, minlength=classes)).sum()
     exact, overlap = torch.equal(labels, truth), float(shared) / max(len(labels), len(truth))
-    if isinstance(found, CountCertificate):
-        error = feature_error(found, batch) if found.certified and exact else None
-        return RuleResult(exact, overlap, seconds, found.certified, error)
-    return RuleResult(exact, overlap, seconds)
-
-
-def feature_error(found: CountCertificate, batch: HeadBatch) -> float:
-    """The largest ‖ĥ - h‖ / ‖h‖ of the batch, each feature matched to its own within its class."""
-    truth = batch.features.double()
-    distances = torch.cdist(found.features, truth, compute_mode="donot_use_mm_for_euclid_dist") / truth.norm(dim=1)
-    apart = found.labels[:, None] != batch.labels[None]
-    rows, columns = linear_sum_assignment((distances + 1e6 * apart).numpy())
-    return float(distances[rows, columns].max())
+    return RuleResult(exact, overlap, seconds, isinstance(found, CountCertificate) and found.certified)
 
 
 def _llg(batch: HeadBatch, bias: bool, reference: bool) -> Tensor:

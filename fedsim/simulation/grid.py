@@ -59,12 +59,12 @@ class SimulatedGrid(Grid):
 
     Args:
         num_clients: how many nodes there are; they are numbers, not objects.
-        on_reply: called in the server's thread for each reply as it arrives.
         work_of: how much a partition has to do, in any unit: the heaviest begin. Part of the configuration where
             updates are summed, since it decides the order of the additions.
         rules: what an honest reply is like: a malformed one is an error before it gets into a sum.
 
     Attributes:
+        on_reply: called in the server's thread for each reply as it arrives.
         on_look: called at least every second of an exchange, in the server's thread.
         on_waiting: told, now and then, that a round waits for workers that nothing has room for, and what they ask for.
         states: what nodes keep between messages, by node id; only nodes that wrote to their state are in it.
@@ -74,12 +74,11 @@ class SimulatedGrid(Grid):
     def __init__(
         self,
         num_clients: int,
-        on_reply: OnReply | None = None,
         work_of: Callable[[int], float] | None = None,
         rules: ReplyRules | None = None,
     ) -> None:
         self.num_clients = num_clients
-        self.on_reply = on_reply
+        self.on_reply: OnReply | None = None
         self.on_look: Callable[[], None] = lambda: None
         self.on_waiting: Callable[[str], None] = logger.warning
         self.states: dict[int, RecordDict] = {}

@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 
 from fedsim.determinism import kept_globals
 from fedsim.simulation.bundle import Bundle, Growing, run_bundle
-from fedsim.simulation.grid import ClientAppFactory, Ended, OnReply, SimulatedGrid
+from fedsim.simulation.grid import ClientAppFactory, Ended, SimulatedGrid
 from fedsim.wire.reply_checks import ReplyRules
 
 
@@ -21,11 +21,10 @@ class InlineGrid(SimulatedGrid):
         num_clients: int,
         make_client_app: ClientAppFactory,
         threads: int = 1,
-        on_reply: OnReply | None = None,
         work_of: Callable[[int], float] | None = None,
         rules: ReplyRules | None = None,
     ) -> None:
-        super().__init__(num_clients, on_reply, work_of, rules)
+        super().__init__(num_clients, work_of, rules)
         self._make_client_app = make_client_app
         self._app: ClientApp | None = None
         self._threads = threads

@@ -18,7 +18,7 @@ from fedsim.memory.kept import settle
 from fedsim.memory.peak import Meter
 from fedsim.simulation.actor_pool import ActorPool, Finished, PooledWorker
 from fedsim.simulation.bundle import Bundle, BundleReplies, Growing, key_of, run_bundle
-from fedsim.simulation.grid import ClientAppFactory, Ended, OnReply, SimulatedGrid, make_context
+from fedsim.simulation.grid import ClientAppFactory, Ended, SimulatedGrid, make_context
 from fedsim.simulation.placement import Request, anywhere, describe_room
 from fedsim.wire.reply_checks import ReplyRules
 
@@ -123,12 +123,11 @@ class RayGrid(SimulatedGrid):
         threads: int = 1,
         request: Request | None = None,
         max_retries: int = 2,
-        on_reply: OnReply | None = None,
         work_of: Callable[[int], float] | None = None,
         place: Callable[[int], Any] = anywhere,
         rules: ReplyRules | None = None,
     ) -> None:
-        super().__init__(num_clients, on_reply, work_of, rules)
+        super().__init__(num_clients, work_of, rules)
         self._request = request or Request()
         actor = ray.remote(concurrency_groups={WATCH: 1})(ClientWorker)
         self._workers = workers

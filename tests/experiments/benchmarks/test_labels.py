@@ -33,14 +33,13 @@ def test_every_rule_runs_and_exact_means_the_truth():
     weight, bias = 0.01 * torch.randn(20, 16, generator=rng), torch.zeros(20)
     labels = torch.tensor([0, 3, 7, 12])
     gradients = head_gradients(h, weight, bias, labels)
-    batch = HeadBatch(labels, weight, bias, *gradients, torch.full((20,), 0.05), torch.rand(8, 16, generator=rng), h)
+    batch = HeadBatch(labels, weight, bias, *gradients, torch.full((20,), 0.05), torch.rand(8, 16, generator=rng))
     outcomes = {rule: run_rule(rule, batch, rng) for rule in RULES}
     assert outcomes["idlg"] is None
     for rule in ("gradinversion", "rlg", "bias_sign", "bias_corrected", "bias_prior", "certified"):
         assert outcomes[rule].exact, rule
         assert outcomes[rule].overlap == 1.0
     assert outcomes["certified"].certified
-    assert outcomes["certified"].feature_error < 1e-2
 
 
 def test_draws_are_distinct_or_repeat():
