@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import fedsim
 from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt
@@ -24,6 +23,7 @@ from experiments.studies.harness.options import matching_names
 from experiments.studies.harness.study import Page, Study, Table, Unit
 from experiments.studies.harness.tables import number
 from experiments.studies.harness.victims import finished
+from experiments.studies.harness.weights import train
 from experiments.studies.second_order.references import behind_rounding, linear
 from experiments.studies.second_order.study import BUDGETS, EXACT, cell
 from experiments.studies.second_order.victims import DIGITS, PRIVATE, SIDE, Victims, digits
@@ -214,13 +214,8 @@ def public_backbone(backbone: str, seed: int, pictures: bool = False) -> nn.Modu
     """The weights that everybody has."""
     model = Architecture(PICTURES_MODEL if pictures else DIGITS_MODEL, (), 0).build()
     if backbone == "trained":
-        rng, optimiser = torch_generator(seed, "public"), torch.optim.Adam(model.parameters(), lr=LR)
-        for _ in range(TRAINING):
-            drawn = (PRIVATE + torch.randint(DIGITS - PRIVATE, (BATCH,), generator=rng)).tolist()
-            images, labels = digits(drawn)
-            optimiser.zero_grad()
-            F.cross_entropy(model((images.float() - 0.5) / 0.5), labels).backward()
-            optimiser.step()
+        images, labels = digits(range(PRIVATE, DIGITS))
+        train(model, (images.float() - 0.5) / 0.5, labels, TRAINING, BATCH, LR, torch_generator(seed, "public"))
     return model
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.python.load_config import load_config
+from experiments.studies.harness.federation import UNOBSERVED, one_cycle
 from fedsim.settings.composition import Config
 
 
@@ -73,18 +74,7 @@ class Scale:
                 "client.label_smoothing=0.1",
             ],
         )
-        config["strategy"]["optimizer"] = {
-            "_target_": "torch.optim.AdamW",
-            "lr": self.public_rate,
-            "weight_decay": 0.05,
-        }
-        config["strategy"]["scheduler"] = {
-            "_target_": "torch.optim.lr_scheduler.OneCycleLR",
-            "max_lr": self.public_rate,
-            "total_steps": self.public_steps + 1,
-            "pct_start": 0.1,
-            "cycle_momentum": False,
-        }
+        config["strategy"] |= one_cycle(self.public_rate, self.public_steps, warm_up=0.1)
         return config
 
     def federation(
@@ -153,8 +143,7 @@ def _fixed(device: str, threads: int, seed: int) -> list[str]:
 
 
 def _composed(pictures: Path, overrides: Sequence[str]) -> Config:
-    quiet = ["simulation=inline", "attack=[]", "tracker=[]", "audit=false", "observe.every=0", "observe.save=false"]
     folder = ["data=imagefolder", "data.auxiliary_fraction=0", f"data.test_fraction={HELD_OUT}", "data.verify=false"]
     data: dict[str, Any] = {"path": str(pictures)}
-    config = load_config("run", *folder, *quiet, *overrides, data=data)
+    config = load_config("run", *folder, *UNOBSERVED, *overrides, data=data)
     return {key: value for key, value in config.items() if key not in ("run_dir", "resume")}

@@ -1,4 +1,4 @@
-"""Trained weights for a model that defenses have changed, with its classes in the order of a folder's."""
+"""Weights of studies: a short training, and trained ones for a model that defenses have changed."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from timm.data.imagenet_info import ImageNetInfo
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedsim.errors import ConfigError
 from fedsim.models import find_roles
@@ -18,6 +19,18 @@ from fedsim.update import State
 SYNSET = re.compile(r"n\d{8}")
 REPLACED = ("blocks.0.norm1.", "blocks.0.ls1.")
 """What APRIL's architecture leaves out of the first block."""
+
+
+def train(
+    model: nn.Module, inputs: Tensor, labels: Tensor, steps: int, batch: int, lr: float, rng: torch.Generator
+) -> None:
+    """Adam on batches drawn at random, in place."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    for _ in range(steps):
+        chosen = torch.randint(len(inputs), (batch,), generator=rng)
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs[chosen]), labels[chosen]).backward()
+        optimizer.step()
 
 
 def read_weights(path: Path) -> State:

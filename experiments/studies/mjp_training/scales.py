@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiments.python.load_config import load_config
+from experiments.studies.harness.federation import UNOBSERVED, one_cycle
 from experiments.studies.mjp_training.variants import DIMENSIONS, PAPER_RATIO, Variant
 from fedsim.settings.composition import Config
 
@@ -62,18 +63,7 @@ class TrainingScale:
     def trainings(self, pictures: Path, device: str, threads: int) -> dict[str, Config]:
         """Settings of a run by each recipe, without defenses; here of one that has no name."""
         config = self.federation(pictures, device, threads, ["strategy=fedsgd"])
-        config["strategy"]["optimizer"] = {
-            "_target_": "torch.optim.AdamW",
-            "lr": self.rate,
-            "weight_decay": WEIGHT_DECAY,
-        }
-        config["strategy"]["scheduler"] = {  # over all rounds
-            "_target_": "torch.optim.lr_scheduler.OneCycleLR",
-            "max_lr": self.rate,
-            "total_steps": self.rounds + 1,
-            "pct_start": WARM_UP,
-            "cycle_momentum": False,
-        }
+        config["strategy"] |= one_cycle(self.rate, self.rounds, WARM_UP, WEIGHT_DECAY)
         return {"": config}
 
     def federation(self, pictures: Path, device: str, threads: int, strategy: Sequence[str]) -> Config:
@@ -85,13 +75,8 @@ class TrainingScale:
             "data.verify=false",  # once for each of many trainings; a broken file is named when it is decoded
             *self.model,
             *strategy,
-            "simulation=inline",
-            "attack=[]",
+            *UNOBSERVED,
             "defense=[]",
-            "tracker=[]",
-            "audit=false",
-            "observe.every=0",
-            "observe.save=false",
             f"simulation.threads={threads}",
             f"client.device={device}",
             f"client.batch_size={self.batch}",

@@ -5,13 +5,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
 from experiments.python.load_config import load_config
 from experiments.studies.harness.client import Client
+from experiments.studies.harness.weights import train
 from experiments.studies.realism.rungs import RUNGS, START, Rung
 from fedsim.determinism import torch_generator
 from fedsim.ground_truth import GroundTruth
@@ -101,12 +100,7 @@ def trained(settings: Mapping[str, Any], out: Path) -> Path:
     vit, normaliser, public = client.setup.model.train(), client.setup.normaliser, client.setup.data.auxiliary
     images, labels = normaliser(public.images(range(len(public)))), public.labels
     rng = torch_generator(settings["seed"], "realism")
-    optimizer = torch.optim.Adam(vit.parameters(), lr=LR)
-    for _ in range(STEPS[settings["scale"]]):
-        chosen = torch.randint(len(images), (BATCH,), generator=rng)
-        optimizer.zero_grad()
-        F.cross_entropy(vit(images[chosen]), labels[chosen]).backward()
-        optimizer.step()
+    train(vit, images, labels, STEPS[settings["scale"]], BATCH, LR, rng)
     out.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         save_file({name: tensor.detach().contiguous() for name, tensor in vit.state_dict().items()}, partial)

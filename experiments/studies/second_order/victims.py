@@ -6,13 +6,13 @@ from functools import cache
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import fedsim
 from defenses import Defense, FixedPositionEmbedding
 from experiments.engine.guess import public_images, public_prior
+from experiments.studies.harness.weights import train
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.data import FederatedData, ImageFolder
 from fedsim.errors import ConfigError
@@ -115,14 +115,8 @@ def trained() -> Mapping[str, Tensor]:
     """The state of `built` after training on the digits that are nobody's."""
     vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
     images, labels = digits(range(PRIVATE, DIGITS))
-    inputs = Normaliser(vit)(images.float())
-    optimizer = torch.optim.Adam(vit.parameters(), lr=1e-3)
-    rng = torch.Generator().manual_seed(0)
-    for _ in range(TRAINING_STEPS):
-        chosen = torch.randint(len(inputs), (64,), generator=rng)
-        optimizer.zero_grad()
-        F.cross_entropy(vit(inputs[chosen]), labels[chosen]).backward()
-        optimizer.step()
+    inputs, rng = Normaliser(vit)(images.float()), torch.Generator().manual_seed(0)
+    train(vit, inputs, labels, TRAINING_STEPS, batch=64, lr=1e-3, rng=rng)
     return vit.state_dict()
 
 
