@@ -260,14 +260,18 @@ class DefenseChain(Defense):
         shared = {name: tensor for name, tensor in update.tensors.items() if name not in self._frozen_by}
         update = replace(update, tensors=shared, withheld={**self._frozen_by, **update.withheld})
         for name, defense in self.defenses.items():
-            before = set(update.tensors)
+            before = dict(update.tensors)
             update = defense.transform_update(update, rng)
             if not isinstance(update, Update):
                 raise TypeError(
                     f"{name}.transform_update gave a {type(update).__name__}, not an Update: "
                     "return dataclasses.replace(update, tensors=...)"
                 )
-            dropped = dict.fromkeys(before - set(update.tensors), name)
+            for tensor_name, tensor in update.tensors.items():
+                if not tensor.is_floating_point() and tensor is not before.get(tensor_name):
+                    expected = f"a defense that makes floating-point tensors: the others pass over {tensor_name}"
+                    raise ConfigError("defense", name, f"{expected} of {tensor.dtype}")
+            dropped = dict.fromkeys(before.keys() - update.tensors.keys(), name)
             if dropped:
                 update = replace(update, withheld={**update.withheld, **dropped})
         return update

@@ -1,4 +1,7 @@
-"""Buffers stand beside a private update without noise: training must not have changed them."""
+"""Buffers stand beside a private update without noise: training must not have changed them.
+
+Floating-point ones, that is: no other leaves a client, BatchNorm's count of batches neither.
+"""
 
 import torch
 from torch import nn

@@ -168,6 +168,9 @@ class Architecture:
 
         Args:
             keep: hold on to the model of this spec, and copy it next time: drawing weights takes longer.
+
+        Raises:
+            ConfigError: a trained parameter is complex.
         """
         if self.spec.checkpoint is not None and (self.wrappers or not self.finetune.whole):
             trained = self._as_trained(Path(self.spec.checkpoint))
@@ -205,7 +208,20 @@ class Architecture:
         model = self.finetune.prepare(model, self.seed)
         for wrapper in self.wrappers:
             model = wrapper.wrap_model(model)
+        _refuse_complex(model)
         return model
+
+
+def _refuse_complex(model: nn.Module) -> None:
+    """Every model is built with this check: what clips, adds noise, compresses or proves passes over complex numbers.
+
+    Raises:
+        ConfigError: a trained parameter is complex.
+    """
+    trained = ((name, one.dtype) for name, one in model.named_parameters() if one.requires_grad)
+    if found := next(((name, dtype) for name, dtype in trained if dtype.is_complex), None):
+        expected = f"a model whose trained parameters are real: {found[0]} is {str(found[1]).removeprefix('torch.')}"
+        raise ConfigError("model", type(model).__name__, expected)
 
 
 class _Kept:

@@ -94,7 +94,7 @@ def _outputs(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, str | None
     """The number of outputs, and the name of the linear layer whose output they are; the mode stays as it is."""
     like = next((p for p in module.parameters() if p.is_floating_point()), None)
     if like is None:
-        raise ConfigError("model", type(module).__name__, "a module with parameters")
+        raise ConfigError("model", type(module).__name__, "a module with real parameters")
     modes = {one: one.training for one in module.modules()}
     made: list[tuple[str, torch.Tensor, torch.Tensor]] = []
     linear = {name: one for name, one in module.named_modules() if isinstance(one, nn.Linear)}

@@ -9,7 +9,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from clients.app import MEMORY, ClientRuntime, build_client_app
 from clients.training import LossGradient, mean_loss
-from defenses import Batch, ClientRound, Defense, DefenseChain
+from defenses import Batch, ClientRound, Defense, DefenseChain, LocalDP
 from defenses.compose import build_chain
 from fedsim.errors import ConfigError
 from fedsim.settings.composition import build_data
@@ -140,6 +140,18 @@ def test_a_defense_that_shares_no_update_is_named():
     chain = DefenseChain({"forgetful": Forgetful()})
     update = Update({"w": torch.ones(2)}, "gradient", 1)
     with pytest.raises(TypeError, match=r"forgetful\.transform_update gave a dict, not an Update"):
+        chain.transform_update(update, torch.Generator())
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64])
+def test_what_the_next_defense_would_pass_over_is_refused(dtype):
+    class Spectrum(Defense):
+        def transform_update(self, update, rng):
+            return replace(update, tensors={name: tensor.to(dtype) for name, tensor in update.tensors.items()})
+
+    update = Update({"w": torch.ones(2)}, "gradient", 1)
+    chain = DefenseChain({"spectrum": Spectrum(), "local_dp": LocalDP()})
+    with pytest.raises(ConfigError, match=f"^defense=spectrum: must be .* the others pass over w of {dtype}$"):
         chain.transform_update(update, torch.Generator())
 
 

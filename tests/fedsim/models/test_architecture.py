@@ -1,7 +1,9 @@
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
+import fedsim
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, ModelSpec, input_size, normalisation, parameter_count
 
@@ -112,3 +114,41 @@ def test_a_kept_model_is_copied_each_time():
     second = architecture.build(keep=True)
     assert fresh.state_dict().keys() == second.state_dict().keys()
     assert all(torch.equal(tensor, second.state_dict()[name]) for name, tensor in fresh.state_dict().items())
+
+
+class Complex(nn.Module):
+    """The gradient of its weight is the image times that of its bias: no noise may be missing there."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((48, 4), 0.1 + 0.1j))
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, images):
+        return self.head((images.flatten(1).to(self.weight.dtype) @ self.weight).abs())
+
+
+WHOLLY_COMPLEX = nn.Sequential(nn.Flatten(), nn.Linear(48, 5, dtype=torch.complex64))
+IMAGES, LABELS = torch.rand(2, 3, 4, 4), torch.tensor([1, 3])
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model: fedsim.observe(model, IMAGES, LABELS),
+        lambda model: fedsim.observe(model, IMAGES, LABELS, defense=["local_dp"]),
+        lambda model: fedsim.audit(model, (IMAGES, LABELS), ["labels"], [["local_dp"]], num_images=2, bounds=["pairs"]),
+        lambda model: fedsim.Observation.of(model, list(model.parameters()), image_shape=(3, 4, 4)),
+    ],
+    ids=["observe", "defended", "audit", "of"],
+)
+def test_complex_parameters_are_refused_before_anything_is_shared(use):
+    with pytest.raises(ConfigError, match=r"^model=Complex: must be .* parameters are real: weight is complex64$"):
+        use(Complex())
+    with pytest.raises(ConfigError, match="real parameters"):
+        use(WHOLLY_COMPLEX)
+
+
+def test_complex_parameters_that_are_not_trained_do_no_harm():
+    seen = fedsim.observe(Complex(), IMAGES, LABELS, defense=["local_dp"], finetune="head")
+    assert sorted(seen.update.tensors) == ["head.bias", "head.weight"]
