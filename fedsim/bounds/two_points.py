@@ -32,16 +32,13 @@ def right_at_most(distance: float) -> float:
 
 
 def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor], std: float) -> float:
-    """‖f(x) - f(x')‖ / std over all floating-point tensors together, summed in float64.
+    """‖f(x) - f(x')‖ / std over all tensors together, of whatever type, summed in float64.
 
     Args:
         std: of the noise in every coordinate; 0: no noise, where any difference is told apart.
     """
-    squares = [
-        float((tensor.double() - other[name].double()).square().sum())
-        for name, tensor in one.items()
-        if tensor.is_floating_point()
-    ]
+    wide = {name: torch.promote_types(tensor.dtype, torch.float64) for name, tensor in one.items()}
+    squares = [float((one[n].to(kind) - other[n].to(kind)).abs().square().sum()) for n, kind in wide.items()]
     apart = math.sqrt(math.fsum(squares))
     return apart / std if std > 0 else (math.inf if apart > 0 else 0.0)
 

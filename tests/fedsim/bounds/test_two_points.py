@@ -39,6 +39,11 @@ def test_equal_images_are_a_coin_and_without_noise_any_difference_tells():
     assert right_at_most(distance(one, {"a": torch.zeros(3), "count": torch.tensor(9)}, 0.0)) == 1.0
 
 
+@pytest.mark.parametrize(("one", "other"), [(torch.tensor(2), torch.tensor(5)), (torch.tensor(1j), torch.tensor(4j))])
+def test_tensors_of_every_type_count(one, other):
+    assert distance({"f": one}, {"f": other}, 2.0) == 1.5
+
+
 def test_the_blur_is_scipys(rng):
     image = torch.rand(2, 3, 12, 14, generator=rng, dtype=torch.float64)
     found = blurred(image, 0.9)
