@@ -146,7 +146,7 @@ def _of_this_model(
                 f"{tuple(state[name].shape)} as the model has it, not {tuple(tensor.shape)}: is it another model's?"
             )
             raise ConfigError(key, name, expected)
-    kept = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    kept = {name: tensor.detach().cpu().to_dense().clone() for name, tensor in tensors.items()}
     shared = {name: tensor for name, tensor in kept.items() if name in parameters}
     if not shared:
         raise ConfigError(key, "nothing", "at least one parameter's tensor: the update shares none")

@@ -209,6 +209,9 @@ class Architecture:
         for wrapper in self.wrappers:
             model = wrapper.wrap_model(model)
         _refuse_complex(model)
+        for module in model.modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                module.sparse = False  # the same gradient, laid out as defenses and attacks read it
         return model
 
 

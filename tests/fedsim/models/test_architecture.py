@@ -152,3 +152,35 @@ def test_complex_parameters_are_refused_before_anything_is_shared(use):
 def test_complex_parameters_that_are_not_trained_do_no_harm():
     seen = fedsim.observe(Complex(), IMAGES, LABELS, defense=["local_dp"], finetune="head")
     assert sorted(seen.update.tensors) == ["head.bias", "head.weight"]
+
+
+class Lookup(nn.Module):
+    """Each pixel's value is a row of a table."""
+
+    def __init__(self, sparse=True):
+        super().__init__()
+        self.table = nn.Embedding(8, 4, sparse=sparse)
+        self.bag = nn.EmbeddingBag(8, 4, mode="sum", sparse=sparse)
+        self.head = nn.Linear(49 * 4, 5)
+
+    def forward(self, images):
+        pixels = (images.flatten(1) * 7).long().clamp(0, 7)
+        return self.head(torch.cat([self.table(pixels).flatten(1), self.bag(pixels)], dim=1))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.parametrize("defense", [[], ["local_dp"], ["gradient_noise"], ["topk"], ["dp_sgd"]], ids=str)
+def test_a_sparse_gradient_is_shared_and_defended_as_the_dense_one_that_it_is(defense):
+    model, dense = Lookup(), Lookup(sparse=False)
+    dense.load_state_dict(model.state_dict())
+    ours, expected = (fedsim.observe(one, IMAGES, LABELS, defense=defense).update.tensors for one in (model, dense))
+    assert all(torch.equal(ours[name], tensor) for name, tensor in expected.items())
+    assert model.table.sparse
+
+
+def test_a_sparse_gradient_from_elsewhere_is_observed_as_a_dense_one():
+    model = Lookup()
+    nn.functional.cross_entropy(model(IMAGES[:1]), LABELS[:1]).backward()
+    given = {name: parameter.grad for name, parameter in model.named_parameters()}
+    seen = fedsim.Observation.of(model, given, image_shape=(3, 4, 4))
+    assert torch.equal(seen.update.tensors["table.weight"], given["table.weight"].to_dense())
